@@ -1,0 +1,71 @@
+"""Collective: one call that a group of ranks makes together.
+
+Sizes follow nccl-tests: all-reduce, broadcast, reduce and send/recv count the
+buffer, all-gather the gathered total, reduce-scatter the input, all-to-all
+the whole send buffer of one rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import InputError
+
+
+class CollectiveKind(Enum):
+    """What is asked of the group; the value is the word used in files."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    SEND_RECV = "send_recv"
+    BARRIER = "barrier"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective call, the same value on every rank of the group.
+
+    *byte_matrix* is for uneven all-to-all: row i is what member i sends to
+    each member, in bytes. *root* is the member that sends a broadcast or
+    receives a reduction.
+    """
+
+    kind: CollectiveKind
+    size_bytes: int
+    dtype: DType = DType.FP32
+    byte_matrix: tuple[tuple[int, ...], ...] | None = None
+    root: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0:
+            raise InputError(
+                f"{self.kind.value}: size must not be negative, got {self.size_bytes} bytes. "
+                "Count the buffer as nccl-tests does."
+            )
+        if self.byte_matrix is not None:
+            self._check_byte_matrix(self.byte_matrix)
+
+    def _check_byte_matrix(self, byte_matrix: tuple[tuple[int, ...], ...]) -> None:
+        if self.kind is not CollectiveKind.ALL_TO_ALL:
+            raise InputError(
+                f"{self.kind.value}: only all_to_all takes a byte matrix. Leave it out."
+            )
+        size = len(byte_matrix)
+        for sender, row in enumerate(byte_matrix):
+            if len(row) != size:
+                raise InputError(
+                    f"all_to_all: byte matrix must be square, row {sender} has {len(row)} "
+                    f"entries and there are {size} rows."
+                )
+            for receiver, sent_bytes in enumerate(row):
+                if sent_bytes < 0:
+                    raise InputError(
+                        f"all_to_all: bytes must not be negative, member {sender} sends "
+                        f"{sent_bytes} to member {receiver}."
+                    )

@@ -1,0 +1,1 @@
+"""What every room stands on: units, errors, number formats, safe reading of documents."""

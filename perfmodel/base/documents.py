@@ -1,0 +1,112 @@
+"""Documents: reading YAML that strangers wrote, and reporting all its faults at once.
+
+Aliases are refused: a few hundred bytes of nested aliases expand to gigabytes,
+and none of our formats needs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.units import format_size
+
+MAX_DOCUMENT_BYTES = 8 * 2**20
+
+
+@dataclass(slots=True)
+class FaultList:
+    """Faults of one document, collected so that a person can mend them in one go."""
+
+    document: str
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, place: str, fault: str) -> None:
+        """Note a *fault* at *place*, a path inside the document."""
+        self.faults.append(f"{place}: {fault}")
+
+    def check(self, error_type: type[InputError]) -> None:
+        """Raise *error_type* with every fault, if there are any."""
+        if self.faults:
+            count = len(self.faults)
+            heading = f"{self.document}: {count} fault{'s' if count > 1 else ''}"
+            raise error_type("\n".join([heading, *(f"  {fault}" for fault in self.faults)]))
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML without aliases and without repeated keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.constructor.ConstructorError(
+                None, None, "aliases (*name) are not allowed; write the value out", mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a plain word", key_node.start_mark
+                )
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key_node.value!r} stands twice", key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(path: Path, *, error_type: type[InputError] = InputError) -> dict[str, Any]:
+    """Read the mapping in the YAML file at *path*; anything else raises *error_type*."""
+    return parse_yaml(_read_text(path, error_type), document=str(path), error_type=error_type)
+
+
+def parse_yaml(
+    text: str, *, document: str, error_type: type[InputError] = InputError
+) -> dict[str, Any]:
+    """Read the mapping in *text*; *document* names it in errors."""
+    try:
+        content = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a SafeLoader, made stricter
+    except yaml.YAMLError as fault:
+        raise error_type(f"{document}: not valid YAML. {_one_line(fault)}") from None
+    except (RecursionError, ValueError) as fault:
+        raise error_type(f"{document}: not readable as YAML ({type(fault).__name__}).") from None
+    if content is None:
+        raise error_type(f"{document}: must hold a mapping of keys, but it is empty.")
+    if not isinstance(content, dict):
+        raise error_type(
+            f"{document}: must hold a mapping of keys, got a {type(content).__name__}. "
+            "Write `key: value` lines."
+        )
+    return content
+
+
+def _read_text(path: Path, error_type: type[InputError]) -> str:
+    if path.is_dir():
+        raise error_type(f"{path}: must be a file, but it is a directory.")
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_DOCUMENT_BYTES:
+            raise error_type(
+                f"{path}: must be at most {format_size(MAX_DOCUMENT_BYTES)}, "
+                f"is {format_size(size_bytes)}."
+            )
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise error_type(f"{path}: must be text (UTF-8), but it holds binary data.") from None
+    except OSError as fault:
+        raise error_type(f"{path}: cannot be read ({fault.strerror}).") from None
+
+
+def _one_line(fault: yaml.YAMLError) -> str:
+    if isinstance(fault, yaml.MarkedYAMLError) and fault.problem_mark is not None:
+        mark = fault.problem_mark
+        return f"Line {mark.line + 1}, column {mark.column + 1}: {fault.problem}."
+    return " ".join(str(fault).split())

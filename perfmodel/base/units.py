@@ -1,0 +1,114 @@
+"""Units: the only place that knows what giga, gibi, bit and microsecond mean.
+
+Giga is 10**9 and gibi is 2**30. A quantity in a file carries its unit
+(`450 GB/s`); a bare number is refused, because every reader would guess.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from perfmodel.base.errors import UnitError
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+BYTES_PER_GIB = 2**30
+BYTES_PER_MIB = 2**20
+
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_PREFIX = {**_DECIMAL, **_BINARY}
+_TIME_NS = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*)?\.?\d*(?:[eE][+-]?\d+)?)\s*([^\d\s].*?)\s*")
+
+
+def parse_size(text: str) -> int:
+    """Bytes in *text*, such as `80 GiB` or `25 MB`."""
+    value, unit = _split(text, "80 GiB")
+    return round(value * _scale(text, unit, ("B",), "80 GiB"))
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second in *text*, such as `450 GB/s` or `400 Gbit/s`."""
+    value, unit = _split(text, "450 GB/s")
+    is_bit = unit.endswith("bit/s")
+    factor = _scale(text, unit, ("bit/s",) if is_bit else ("B/s",), "450 GB/s or 400 Gbit/s")
+    return value * factor / (8 if is_bit else 1)
+
+
+def parse_duration_ns(text: str) -> float:
+    """Nanoseconds in *text*, such as `1.5 us`."""
+    value, unit = _split(text, "1.5 us")
+    if unit not in _TIME_NS:
+        raise _wrong_unit(text, unit, "1.5 us")
+    return value * _TIME_NS[unit]
+
+
+def parse_rate_flops(text: str) -> float:
+    """Operations per second in *text*, such as `989 TFLOP/s`."""
+    value, unit = _split(text, "989 TFLOP/s")
+    return value * _scale(text, unit, ("FLOP/s", "OP/s"), "989 TFLOP/s")
+
+
+def parse_frequency_hz(text: str) -> float:
+    """Hertz in *text*, such as `1.98 GHz`."""
+    value, unit = _split(text, "1.98 GHz")
+    return value * _scale(text, unit, ("Hz",), "1.98 GHz")
+
+
+def format_size(size_bytes: float) -> str:
+    """*size_bytes* for people: `64 MiB`."""
+    for prefix, factor in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if abs(size_bytes) >= factor:
+            return f"{size_bytes / factor:.4g} {prefix}B"
+    return f"{size_bytes:.4g} B"
+
+
+def format_duration(duration_ns: float) -> str:
+    """*duration_ns* for people: `12.3 ms`."""
+    for unit, factor in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US)):
+        if abs(duration_ns) >= factor:
+            return f"{duration_ns / factor:.4g} {unit}"
+    return f"{duration_ns:.4g} ns"
+
+
+def format_bandwidth(bandwidth_bytes_per_s: float) -> str:
+    """*bandwidth_bytes_per_s* for people: `450 GB/s`."""
+    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(bandwidth_bytes_per_s) >= factor:
+            return f"{bandwidth_bytes_per_s / factor:.4g} {prefix}B/s"
+    return f"{bandwidth_bytes_per_s:.4g} B/s"
+
+
+def _split(text: str, example: str) -> tuple[float, str]:
+    if not isinstance(text, str):
+        raise UnitError(
+            f"quantity: must carry its unit, got {text!r} of type {type(text).__name__}. "
+            f"Write it like {example!r}."
+        )
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise UnitError(f"quantity: must carry its unit, got {text!r}. Write it like {example!r}.")
+    try:
+        value = float(match[1])
+    except ValueError:
+        raise UnitError(
+            f"quantity: must start with a number, got {text!r}. Write it like {example!r}."
+        ) from None
+    if not math.isfinite(value):
+        raise UnitError(f"quantity: must be finite, got {text!r}. Write it like {example!r}.")
+    return value, match[2]
+
+
+def _scale(text: str, unit: str, bases: tuple[str, ...], example: str) -> float:
+    for base in bases:
+        prefix = unit.removesuffix(base)
+        if unit.endswith(base) and prefix in _PREFIX:
+            return _PREFIX[prefix]
+    raise _wrong_unit(text, unit, example)
+
+
+def _wrong_unit(text: str, unit: str, example: str) -> UnitError:
+    return UnitError(f"quantity {text!r}: unknown unit {unit!r}. Write it like {example!r}.")
