@@ -42,7 +42,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML stubs
             raise yaml.constructor.ConstructorError(
                 None, None, "aliases (*name) are not allowed; write the value out", mark
             )
