@@ -1,0 +1,1 @@
+"""The job graph: what must run, where, after what."""

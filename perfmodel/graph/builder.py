@@ -1,0 +1,225 @@
+"""Builders: making programs and jobs one task at a time.
+
+Tasks may be added to any lane in any order; what counts is the order on each
+lane. `build` sorts them lane after lane and renumbers the dependencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfmodel.base.errors import GraphError
+from perfmodel.graph.job import NO_GROUP, Group, JobFacts, JobGraph
+from perfmodel.graph.ops import Op
+from perfmodel.graph.program import PLAIN, Anchor, Lane, LaneKind, Program, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """Wait for *task* of the same program: its end or start, plus *lag_ns*.
+
+    *distance* is how many iterations earlier that task ran; 0 is this one.
+    """
+
+    task: int
+    anchor: Anchor = Anchor.END
+    lag_ns: int = 0
+    distance: int = 0
+
+
+@dataclass(slots=True)
+class Tables:
+    """Ops and labels shared by all programs of a job, each kept once."""
+
+    op_index: dict[Op, int] = field(default_factory=dict)
+    label_index: dict[str, int] = field(default_factory=dict)
+
+    def op(self, op: Op) -> int:
+        """The index of *op*, added if it is new."""
+        return self.op_index.setdefault(op, len(self.op_index))
+
+    def label(self, label: str) -> int:
+        """The index of *label*, added if it is new."""
+        return self.label_index.setdefault(label, len(self.label_index))
+
+
+class ProgramBuilder:
+    """Collects the tasks of one rank's iteration."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._lanes: list[Lane] = []
+        self._rows: list[tuple[int, int, int, int, int, int]] = []
+        self._deps: list[list[Dependency]] = []
+        self._next_sequence: dict[int, int] = {}
+
+    @property
+    def task_count(self) -> int:
+        """Number of tasks added so far."""
+        return len(self._rows)
+
+    def add_lane(self, name: str, kind: LaneKind) -> int:
+        """Add a lane and return its number."""
+        self._lanes.append(Lane(name, kind))
+        return len(self._lanes) - 1
+
+    def add_task(
+        self, lane: int, op: Op, *, label: str, after: Iterable[Dependency | int] = ()
+    ) -> int:
+        """Append a plain task to *lane* and return its number for later dependencies."""
+        return self._add(
+            (lane, self._tables.op(op), self._tables.label(label), PLAIN, PLAIN, 0), after
+        )
+
+    def add_rendezvous(
+        self,
+        lane: int,
+        op: Op,
+        *,
+        label: str,
+        slot: int,
+        role: Role = Role.BOTH,
+        after: Iterable[Dependency | int] = (),
+    ) -> int:
+        """Append this rank's part in the next rendezvous of communicator *slot*."""
+        sequence = self._next_sequence.get(slot, 0)
+        self._next_sequence[slot] = sequence + 1
+        row = (lane, self._tables.op(op), self._tables.label(label), slot, sequence, int(role))
+        return self._add(row, after)
+
+    def add_dependency(self, task: int, dependency: Dependency | int) -> None:
+        """Let *task* also wait for *dependency*, which may be a task added later."""
+        self._deps[task].append(_as_dependency(dependency))
+
+    def build(self) -> Program:
+        """The program; the builder can go on being used."""
+        table = np.array(self._rows, dtype=np.int64).reshape(-1, 6)
+        order = np.argsort(table[:, 0], kind="stable")
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        lane_counts = np.bincount(table[:, 0], minlength=len(self._lanes))
+        deps = [self._deps[int(task)] for task in order]
+        flat = [dep for of_task in deps for dep in of_task]
+        self._check_sources(flat)
+        sources = np.array([dep.task for dep in flat], dtype=np.int64)
+        return Program(
+            lanes=tuple(self._lanes),
+            lane_start=_offsets(lane_counts),
+            op=table[order, 1].astype(np.int32),
+            label=table[order, 2].astype(np.int32),
+            slot=table[order, 3].astype(np.int32),
+            sequence=table[order, 4].astype(np.int32),
+            role=table[order, 5].astype(np.uint8),
+            dep_start=_offsets(np.array([len(of_task) for of_task in deps], dtype=np.int64)),
+            dep_task=place[sources].astype(np.int32),
+            dep_anchor=np.array([dep.anchor for dep in flat], dtype=np.uint8),
+            dep_distance=np.array([dep.distance for dep in flat], dtype=np.uint8),
+            dep_lag_ns=np.array([dep.lag_ns for dep in flat], dtype=np.int64),
+        )
+
+    def place_of_tasks(self) -> np.ndarray:
+        """Where each added task stands in the built program, by its number here."""
+        lanes = np.array([row[0] for row in self._rows], dtype=np.int64)
+        order = np.argsort(lanes, kind="stable")
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        return place
+
+    def _add(
+        self, row: tuple[int, int, int, int, int, int], after: Iterable[Dependency | int]
+    ) -> int:
+        if not 0 <= row[0] < len(self._lanes):
+            raise GraphError(f"task needs a lane that was added before, got lane {row[0]}.")
+        self._rows.append(row)
+        self._deps.append([_as_dependency(dependency) for dependency in after])
+        return len(self._rows) - 1
+
+    def _check_sources(self, dependencies: Sequence[Dependency]) -> None:
+        for dependency in dependencies:
+            if not 0 <= dependency.task < len(self._rows):
+                raise GraphError(
+                    f"dependency: must name a task of the same rank (0 to "
+                    f"{len(self._rows) - 1}), got {dependency.task}."
+                )
+            if not 0 <= dependency.distance <= 255:
+                raise GraphError(
+                    f"dependency on task {dependency.task}: distance must be 0 to 255 "
+                    f"iterations, got {dependency.distance}."
+                )
+
+
+class JobBuilder:
+    """Collects programs, ranks and groups into a job."""
+
+    def __init__(self) -> None:
+        self.tables = Tables()
+        self._programs: list[Program] = []
+        self._rank_program: list[int] = []
+        self._groups: list[Group] = []
+        self._endpoints: list[tuple[int, int, int]] = []
+
+    def new_program(self) -> ProgramBuilder:
+        """A builder for a program whose ops and labels this job keeps."""
+        return ProgramBuilder(self.tables)
+
+    def add_program(self, program: Program) -> int:
+        """Add a finished program and return its number."""
+        self._programs.append(program)
+        return len(self._programs) - 1
+
+    def add_rank(self, program: int) -> int:
+        """Add a rank that runs *program* and return it; ranks count from 0."""
+        self._rank_program.append(program)
+        return len(self._rank_program) - 1
+
+    def add_group(self, name: str, ranks: Sequence[int], *, slot: int | Sequence[int]) -> int:
+        """Add a group; *slot* is the communicator that it is for each of its ranks."""
+        slots = [slot] * len(ranks) if isinstance(slot, int) else list(slot)
+        self._groups.append(Group(name, tuple(ranks)))
+        group = len(self._groups) - 1
+        self._endpoints.extend(
+            (rank, of_rank, group) for rank, of_rank in zip(ranks, slots, strict=True)
+        )
+        return group
+
+    def build(self, facts: JobFacts) -> JobGraph:
+        """The job. Its audit is `perfmodel.graph.audit.check_job`."""
+        slot_count = max((program.slot_count for program in self._programs), default=0)
+        slot_count = max([slot_count, *(slot + 1 for _, slot, _ in self._endpoints)])
+        rank_group = np.full((len(self._rank_program), slot_count), NO_GROUP, dtype=np.int32)
+        for rank, slot, group in self._endpoints:
+            self._place_endpoint(rank_group, rank, slot, group)
+        return JobGraph(
+            ops=tuple(self.tables.op_index),
+            labels=tuple(self.tables.label_index),
+            programs=tuple(self._programs),
+            rank_program=np.array(self._rank_program, dtype=np.int32),
+            groups=tuple(self._groups),
+            rank_group=rank_group,
+            facts=facts,
+        )
+
+    def _place_endpoint(self, rank_group: np.ndarray, rank: int, slot: int, group: int) -> None:
+        name = self._groups[group].name
+        if not 0 <= rank < len(rank_group):
+            raise GraphError(
+                f"group {name!r}: must name ranks 0 to {len(rank_group) - 1}, got rank {rank}."
+            )
+        if rank_group[rank, slot] != NO_GROUP:
+            other = self._groups[int(rank_group[rank, slot])].name
+            raise GraphError(
+                f"group {name!r}: slot {slot} of rank {rank} is taken by group {other!r}. "
+                "Give each communicator of a rank its own slot."
+            )
+        rank_group[rank, slot] = group
+
+
+def _as_dependency(dependency: Dependency | int) -> Dependency:
+    return Dependency(dependency) if isinstance(dependency, int) else dependency
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -1,0 +1,126 @@
+"""Program: what one rank does in one iteration, as columns.
+
+Tasks are stored lane after lane, each lane in its order, so that the task
+before t on its lane is t - 1 and a lane is a slice. Ranks that do the same
+share one program; what differs between them is which group stands behind a
+communicator slot, and how long things take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum, IntFlag
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Bytes8 = NDArray[np.uint8]
+
+PLAIN = -1
+"""Slot and sequence of a task that takes part in no rendezvous."""
+
+
+class LaneKind(Enum):
+    """What works off a lane."""
+
+    HOST = "host"
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    COPY = "copy"
+    LOADER = "loader"
+
+    @property
+    def is_device(self) -> bool:
+        """Whether the lane is a stream of the GPU rather than a thread of the host."""
+        return self in (LaneKind.COMPUTE, LaneKind.COMMUNICATION, LaneKind.COPY)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One in-order line of work of a rank: a host thread or a device stream."""
+
+    name: str
+    kind: LaneKind
+
+
+class Anchor(IntEnum):
+    """Which moment of the earlier task a dependency waits for."""
+
+    END = 0
+    START = 1
+
+
+class Role(IntFlag):
+    """How a task takes part in a rendezvous.
+
+    A member that WAITS starts when every member that SIGNALS is ready. In most
+    collectives everybody does both; the root of a broadcast only signals and
+    the receivers only wait, so that an early root is not held up.
+    """
+
+    NONE = 0
+    SIGNALS = 1
+    WAITS = 2
+    BOTH = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """The columns of one rank's iteration; see `ProgramBuilder` for how to make one.
+
+    Task t carries out `op[t]` (an index into the job's ops), is shown as
+    `label[t]`, and takes part in the rendezvous number `sequence[t]` of
+    communicator `slot[t]` (both PLAIN for an ordinary task). Its dependencies
+    are rows `dep_start[t]` to `dep_start[t + 1]` of the dep columns:
+    *dep_distance* counts how many iterations earlier the source ran.
+    """
+
+    lanes: tuple[Lane, ...]
+    lane_start: Int32s
+    op: Int32s
+    label: Int32s
+    slot: Int32s
+    sequence: Int32s
+    role: Bytes8
+    dep_start: Int32s
+    dep_task: Int32s
+    dep_anchor: Bytes8
+    dep_distance: Bytes8
+    dep_lag_ns: Int64s
+
+    @property
+    def task_count(self) -> int:
+        """Number of tasks in one iteration."""
+        return len(self.op)
+
+    @property
+    def slot_count(self) -> int:
+        """Number of communicator slots that the tasks use."""
+        return int(self.slot.max(initial=PLAIN)) + 1
+
+    def task_lanes(self) -> Int32s:
+        """The lane of every task."""
+        lengths = np.diff(self.lane_start)
+        return np.repeat(np.arange(len(self.lanes), dtype=np.int32), lengths)
+
+    def columns(self) -> dict[str, NDArray[np.generic]]:
+        """All columns by name, in the order they are stored."""
+        return {name: getattr(self, name) for name in COLUMN_TYPES}
+
+
+COLUMN_TYPES: dict[str, type[np.generic]] = {
+    "lane_start": np.int32,
+    "op": np.int32,
+    "label": np.int32,
+    "slot": np.int32,
+    "sequence": np.int32,
+    "role": np.uint8,
+    "dep_start": np.int32,
+    "dep_task": np.int32,
+    "dep_anchor": np.uint8,
+    "dep_distance": np.uint8,
+    "dep_lag_ns": np.int64,
+}
+"""Every column of a program and the type it is held in."""
