@@ -1,0 +1,113 @@
+"""Estimates: durations of many ops as columns, with how sure we are and how we know.
+
+A relative sigma is the standard deviation of the natural logarithm of
+measured over predicted time, so a 90 % interval is
+duration x exp(-1.645 sigma) to duration x exp(+1.645 sigma).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.provenance import Provenance
+
+FloatColumn = NDArray[np.float64]
+CodeColumn = NDArray[np.int8]
+
+INTERVAL_SIGMAS = 1.6448536269514722
+"""Half-width of a 90 % interval of a normal distribution, in standard deviations."""
+
+
+class Bound(IntEnum):
+    """What a duration is limited by."""
+
+    COMPUTE = 0
+    MEMORY = 1
+    CACHE = 2
+    LATENCY = 3
+    LINK = 4
+    HOST = 5
+    UNKNOWN = 6
+
+    @property
+    def word(self) -> str:
+        """The word used in reports and files."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimates:
+    """One row an op: duration, relative sigma, provenance and bound as columns."""
+
+    duration_ns: FloatColumn
+    relative_sigma: FloatColumn
+    provenance: CodeColumn
+    bound: CodeColumn
+
+    def __post_init__(self) -> None:
+        count = len(self.duration_ns)
+        for column in (self.relative_sigma, self.provenance, self.bound):
+            assert len(column) == count, "columns of estimates must have one length"
+        assert bool(np.all(np.isfinite(self.duration_ns))), "a duration must be finite"
+        assert bool(np.all(self.duration_ns >= 0)), "a duration must not be negative"
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+    @property
+    def low_ns(self) -> FloatColumn:
+        """Lower ends of the 90 % intervals."""
+        return self.duration_ns * np.exp(-INTERVAL_SIGMAS * self.relative_sigma)
+
+    @property
+    def high_ns(self) -> FloatColumn:
+        """Upper ends of the 90 % intervals."""
+        return self.duration_ns * np.exp(INTERVAL_SIGMAS * self.relative_sigma)
+
+
+def build_estimates(
+    duration_ns: FloatColumn,
+    *,
+    relative_sigma: FloatColumn | float,
+    provenance: CodeColumn | Provenance,
+    bound: CodeColumn | Bound,
+) -> Estimates:
+    """Estimates of *duration_ns*; a single value stands for a whole column."""
+    count = len(duration_ns)
+    return Estimates(
+        duration_ns=np.ascontiguousarray(duration_ns, dtype=np.float64),
+        relative_sigma=np.broadcast_to(np.asarray(relative_sigma, dtype=np.float64), count).copy(),
+        provenance=np.broadcast_to(np.asarray(provenance, dtype=np.int8), count).copy(),
+        bound=np.broadcast_to(np.asarray(bound, dtype=np.int8), count).copy(),
+    )
+
+
+def concatenate_estimates(parts: Sequence[Estimates]) -> Estimates:
+    """The rows of all *parts*, in order."""
+    if not parts:
+        return build_estimates(
+            np.empty(0), relative_sigma=0.0, provenance=Provenance.ASSUMED, bound=Bound.UNKNOWN
+        )
+    return Estimates(
+        duration_ns=np.concatenate([part.duration_ns for part in parts]),
+        relative_sigma=np.concatenate([part.relative_sigma for part in parts]),
+        provenance=np.concatenate([part.provenance for part in parts]),
+        bound=np.concatenate([part.bound for part in parts]),
+    )
+
+
+def scatter_estimates(parts: Sequence[Estimates], rows: Sequence[NDArray[np.intp]]) -> Estimates:
+    """The rows of all *parts*, row j of part i going to place rows[i][j]."""
+    together = concatenate_estimates(parts)
+    order = np.argsort(np.concatenate([*rows, np.empty(0, dtype=np.intp)]), kind="stable")
+    return Estimates(
+        duration_ns=together.duration_ns[order],
+        relative_sigma=together.relative_sigma[order],
+        provenance=together.provenance[order],
+        bound=together.bound[order],
+    )

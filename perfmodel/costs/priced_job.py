@@ -1,0 +1,66 @@
+"""PricedJob: a job with a duration for every task of every rank, and samples of it.
+
+Ops of one family err together. A sample draws one factor a family, from the
+seed and the family's name alone, so that two plans priced with one seed get
+the same draws and their difference is not noise.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.provenance import Provenance
+from perfmodel.costs.estimates import CodeColumn, FloatColumn
+from perfmodel.costs.models import FAMILIES
+from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.job import JobGraph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PricedJob:
+    """Durations of *job*, and per row of the duration table how they are known.
+
+    *float_ns* are the durations before they were rounded to the clock. *family*
+    is an index into FAMILIES.
+    """
+
+    job: JobGraph
+    durations: DurationTable
+    float_ns: FloatColumn
+    relative_sigma: FloatColumn
+    provenance: CodeColumn
+    family: CodeColumn
+    bound: CodeColumn
+
+    def rows_of_rank(self, rank: int) -> slice:
+        """Where the tasks of *rank* stand in the columns."""
+        start = int(self.durations.rank_offset[rank])
+        return slice(start, start + self.job.program_of(rank).task_count)
+
+    def provenance_ns(self, rank: int) -> dict[Provenance, int]:
+        """Total duration of the tasks of *rank* by how it is known, waits left out."""
+        rows = self.rows_of_rank(rank)
+        totals = np.bincount(
+            self.provenance[rows],
+            weights=self.durations.values_ns[rows, 0],
+            minlength=len(Provenance),
+        )
+        return {kind: round(totals[kind]) for kind in Provenance if totals[kind] > 0}
+
+    def sample(self, count: int, *, seed: int) -> DurationTable:
+        """*count* duration vectors that the uncertainties allow."""
+        draws = np.stack([_family_draws(name, count, seed=seed) for name in FAMILIES])
+        exponents = self.relative_sigma[:, np.newaxis] * draws[self.family]
+        sampled = np.rint(self.float_ns[:, np.newaxis] * np.exp(exponents))
+        return DurationTable(
+            np.ascontiguousarray(sampled.astype(np.int64)), self.durations.rank_offset
+        )
+
+
+def _family_draws(family: str, count: int, *, seed: int) -> NDArray[np.float64]:
+    generator = np.random.default_rng([seed, zlib.crc32(family.encode())])
+    return generator.standard_normal(count)

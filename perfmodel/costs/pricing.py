@@ -1,0 +1,234 @@
+"""Pricing: durations for every task of a whole job.
+
+Ranks with the same program whose groups lie alike on the machine cost the
+same and share one row, so a job of thousands of ranks is priced once per
+distinct rank. Costs are rounded to the clock here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives import CollectiveSoftware, price_collective
+from perfmodel.base.errors import ScenarioError
+from perfmodel.costs.estimates import Bound, Estimates, build_estimates
+from perfmodel.costs.models import FAMILIES, family_of, price_ops
+from perfmodel.costs.priced_job import PricedJob
+from perfmodel.costs.stacks import SoftwareStack
+from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.job import NO_GROUP, JobGraph
+from perfmodel.graph.ops import Communication, Op
+from perfmodel.graph.program import Program
+from topologies import Cluster
+
+NO_POSITION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _CallPrice:
+    """What one collective costs a group: for each member, or the same for all."""
+
+    duration_ns: float
+    per_member_ns: tuple[float, ...] | None
+    relative_sigma: float
+    provenance: int
+    is_latency_bound: bool
+
+    def of_member(self, position: int) -> float:
+        if self.per_member_ns is None:
+            return self.duration_ns
+        return self.per_member_ns[position]
+
+
+def price_job(
+    job: JobGraph,
+    *,
+    cluster: Cluster,
+    stack: SoftwareStack,
+    collective_software: CollectiveSoftware | None = None,
+) -> PricedJob:
+    """Durations of every task of *job* on *cluster* under *stack*."""
+    _check_fits(job, cluster)
+    plain = _price_plain(job.ops, cluster, stack)
+    calls = _CallPricer(job, cluster, collective_software)
+    kinds = _rank_kinds(job, calls)
+    rows, offset_of_kind, total = [], [], 0
+    for representative in kinds.representative_rank:
+        program = job.program_of(representative)
+        rows.append(_price_rank(job, representative, plain, calls))
+        offset_of_kind.append(total)
+        total += program.task_count
+    columns = _join(rows)
+    offsets = np.array(offset_of_kind, dtype=np.int64)[kinds.kind_of_rank]
+    family = _families(job, [job.program_of(rank) for rank in kinds.representative_rank])
+    return PricedJob(
+        job=job,
+        durations=DurationTable(np.rint(columns.duration_ns).astype(np.int64)[:, None], offsets),
+        float_ns=columns.duration_ns,
+        relative_sigma=columns.relative_sigma,
+        provenance=columns.provenance,
+        family=family,
+        bound=columns.bound,
+    )
+
+
+def _check_fits(job: JobGraph, cluster: Cluster) -> None:
+    highest = max((rank for group in job.groups for rank in group.ranks), default=0)
+    needed = max(highest + 1, job.rank_count)
+    if needed > cluster.rank_count:
+        raise ScenarioError(
+            f"job {job.facts.name!r} has {needed} ranks and the cluster has {cluster.rank_count}. "
+            "Add hosts to the cluster or take fewer ranks."
+        )
+
+
+def _price_plain(ops: tuple[Op, ...], cluster: Cluster, stack: SoftwareStack) -> Estimates:
+    """Prices by index of op; a Communication holds zero until its group is known."""
+    places = [place for place, op in enumerate(ops) if not isinstance(op, Communication)]
+    priced = price_ops([ops[place] for place in places], device=cluster.device, stack=stack)
+    full = build_estimates(
+        np.zeros(len(ops)), relative_sigma=0.0, provenance=np.zeros(len(ops), np.int8),
+        bound=Bound.LINK,
+    )  # fmt: skip
+    full.duration_ns[places] = priced.duration_ns
+    full.relative_sigma[places] = priced.relative_sigma
+    full.provenance[places] = priced.provenance
+    full.bound[places] = priced.bound
+    return full
+
+
+class _CallPricer:
+    """Prices collectives, once for groups that lie alike on the machine."""
+
+    def __init__(
+        self, job: JobGraph, cluster: Cluster, software: CollectiveSoftware | None
+    ) -> None:
+        self._job = job
+        self._cluster = cluster
+        self._options = {} if software is None else {"software": software}
+        self._price_of: dict[tuple[int, int], _CallPrice] = {}
+        keys = [_placement(cluster, group.ranks) for group in job.groups]
+        kind_of_key = {key: kind for kind, key in enumerate(dict.fromkeys(keys))}
+        self.placement_of_group = np.array([kind_of_key[key] for key in keys], dtype=np.int64)
+
+    @property
+    def has_uneven(self) -> bool:
+        """Whether a member's place in its group matters for what it pays."""
+        return any(
+            isinstance(op, Communication) and op.collective.byte_matrix is not None
+            for op in self._job.ops
+        )
+
+    def price(self, op: int, group: int) -> _CallPrice:
+        """What the collective number *op* costs group number *group*."""
+        key = (op, int(self.placement_of_group[group]))
+        if key not in self._price_of:
+            self._price_of[key] = self._ask(op, group)
+        return self._price_of[key]
+
+    def _ask(self, op: int, group: int) -> _CallPrice:
+        communication = self._job.ops[op]
+        assert isinstance(communication, Communication)
+        cost = price_collective(
+            communication.collective,
+            cluster=self._cluster,
+            ranks=self._job.groups[group].ranks,
+            **self._options,
+        )
+        per_member = cost.per_rank_ns
+        return _CallPrice(
+            duration_ns=float(cost.duration_ns),
+            per_member_ns=None if per_member is None else tuple(float(ns) for ns in per_member),
+            relative_sigma=float(cost.relative_sigma),
+            provenance=int(cost.provenance),
+            is_latency_bound=cost.latency_ns > cost.duration_ns / 2,
+        )
+
+
+def _placement(cluster: Cluster, ranks: Sequence[int]) -> tuple[bytes, bytes]:
+    """How *ranks* lie on the machine: hosts numbered as they come, and the GPU in each.
+
+    Hosts of one cluster are alike, so which of them a group sits on does not matter.
+    """
+    members = np.asarray(ranks, dtype=np.intp)
+    hosts = np.asarray(cluster.host_of_rank)[members]
+    _, first, inverse = np.unique(hosts, return_index=True, return_inverse=True)
+    order = np.argsort(np.argsort(first))
+    return order[inverse].tobytes(), np.asarray(cluster.gpu_of_rank)[members].tobytes()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RankKinds:
+    """Ranks that must cost the same, and one of each kind."""
+
+    kind_of_rank: NDArray[np.intp]
+    representative_rank: tuple[int, ...]
+
+
+def _rank_kinds(job: JobGraph, calls: _CallPricer) -> _RankKinds:
+    if len(calls.placement_of_group):
+        placement = np.where(
+            job.rank_group == NO_GROUP, NO_GROUP, calls.placement_of_group[job.rank_group]
+        )
+    else:
+        placement = np.empty((job.rank_count, 0), dtype=np.int64)
+    signature = np.column_stack([job.rank_program.astype(np.int64), placement])
+    if calls.has_uneven:
+        signature = np.column_stack([signature, _positions(job)])
+    _, first, kind = np.unique(signature, axis=0, return_index=True, return_inverse=True)
+    return _RankKinds(kind.reshape(-1), tuple(int(rank) for rank in first))
+
+
+def _positions(job: JobGraph) -> NDArray[np.int64]:
+    """The place of every rank in the group behind every slot."""
+    positions = np.full(job.rank_group.shape, NO_POSITION, dtype=np.int64)
+    place_in = [{rank: place for place, rank in enumerate(group.ranks)} for group in job.groups]
+    for (rank, slot), group in np.ndenumerate(job.rank_group):
+        if group != NO_GROUP:
+            positions[rank, slot] = place_in[group].get(rank, 0)
+    return positions
+
+
+def _price_rank(job: JobGraph, rank: int, plain: Estimates, calls: _CallPricer) -> Estimates:
+    program = job.program_of(rank)
+    columns = Estimates(
+        duration_ns=plain.duration_ns[program.op],
+        relative_sigma=plain.relative_sigma[program.op],
+        provenance=plain.provenance[program.op],
+        bound=plain.bound[program.op],
+    )
+    for op, slot in _distinct_calls(job, program):
+        group = int(job.rank_group[rank, slot])
+        price = calls.price(op, group)
+        ranks = job.groups[group].ranks
+        tasks = (program.op == op) & (program.slot == slot)
+        columns.duration_ns[tasks] = price.of_member(ranks.index(rank) if rank in ranks else 0)
+        columns.relative_sigma[tasks] = price.relative_sigma
+        columns.provenance[tasks] = price.provenance
+        columns.bound[tasks] = Bound.LATENCY if price.is_latency_bound else Bound.LINK
+    return columns
+
+
+def _distinct_calls(job: JobGraph, program: Program) -> list[tuple[int, int]]:
+    tasks = np.flatnonzero(program.slot >= 0)
+    pairs = np.unique(np.column_stack([program.op[tasks], program.slot[tasks]]), axis=0)
+    return [(int(op), int(slot)) for op, slot in pairs if isinstance(job.ops[op], Communication)]
+
+
+def _join(rows: Sequence[Estimates]) -> Estimates:
+    return Estimates(
+        duration_ns=np.concatenate([row.duration_ns for row in rows]),
+        relative_sigma=np.concatenate([row.relative_sigma for row in rows]),
+        provenance=np.concatenate([row.provenance for row in rows]),
+        bound=np.concatenate([row.bound for row in rows]),
+    )
+
+
+def _families(job: JobGraph, programs: Sequence[Program]) -> NDArray[np.int8]:
+    code = {name: place for place, name in enumerate(FAMILIES)}
+    of_op = np.array([code[family_of(type(op))] for op in job.ops], dtype=np.int8)
+    return np.concatenate([of_op[program.op] for program in programs])

@@ -1,0 +1,142 @@
+"""Software stacks: what a framework does with an operator, and what that costs the host.
+
+A stack is data (`stacks/*.yaml`). `extends` takes over another stack and
+changes some of it; `host_speed_ratio` then divides every host time taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from perfmodel.base.dtypes import DType
+from perfmodel.graph.ops import HostPart
+
+
+class Fusion(Enum):
+    """Chains of operators that a stack may run as one kernel."""
+
+    NORM = "norm"
+    BIAS_ACTIVATION = "bias_activation"
+    DROPOUT_RESIDUAL = "dropout_residual"
+    SWIGLU = "swiglu"
+    ROTARY = "rotary"
+    SOFTMAX_MASK = "softmax_mask"
+    CROSS_ENTROPY = "cross_entropy"
+    ELEMENTWISE = "elementwise"
+    INTERACTION = "interaction"
+
+
+class Execution(Enum):
+    """How kernels get to the device."""
+
+    EAGER = "eager"
+    COMPILED = "compiled"
+    CUDA_GRAPH = "cuda_graph"
+
+
+class OptimizerKernels(Enum):
+    """How the optimizer runs over parameters: one by one, in lists, or in one kernel."""
+
+    PLAIN = "plain"
+    FOREACH = "foreach"
+    FUSED = "fused"
+
+
+class Overlap(Enum):
+    """What a stack runs at the same time."""
+
+    GRADIENT_REDUCTION = "gradient_reduction"
+    PARAMETER_GATHER = "parameter_gather"
+    PIPELINE_TRANSFER = "pipeline_transfer"
+    EMBEDDING_EXCHANGE = "embedding_exchange"
+    INPUT = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """A host duration and whether the stack states it or assumes it."""
+
+    duration_ns: float
+    is_assumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """Host time of one stack: by part, by operator, with a default for unknown operators."""
+
+    between_operators_ns: float
+    launch_ns: float
+    wait_ns: float
+    launch_latency_ns: float
+    kernel_gap_ns: float
+    operators: Mapping[str, Mapping[HostPart, float]]
+    default: Mapping[HostPart, float]
+
+    def time(self, operator: str, part: HostPart) -> HostTime:
+        """What *part* of *operator* takes."""
+        fixed_ns = {
+            HostPart.BETWEEN_OPERATORS: self.between_operators_ns,
+            HostPart.LAUNCH: self.launch_ns,
+            HostPart.WAIT: self.wait_ns,
+        }
+        stated = self.operators.get(canonical_operator(operator), {})
+        if part in stated:
+            return HostTime(stated[part], is_assumed=False)
+        if part in fixed_ns:
+            return HostTime(fixed_ns[part], is_assumed=False)
+        return HostTime(self.default[part], is_assumed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareStack:
+    """How a framework runs a model: kernels, fusions, overlaps and host times.
+
+    *attention_kernels* maps an architecture (or `default`) to a kernel name.
+    *sustained_slowdown* maps an architecture to how much longer a long run of
+    kernels bound by arithmetic takes than a short one.
+    """
+
+    name: str
+    description: str
+    source: str
+    execution: Execution
+    optimizer_kernels: OptimizerKernels
+    fusions: frozenset[Fusion]
+    overlaps: frozenset[Overlap]
+    attention_kernels: Mapping[str, str]
+    host: HostTimes
+    matmul_dtypes: Mapping[DType, DType] = MappingProxyType({})
+    sustained_slowdown: Mapping[str, float] = MappingProxyType({})
+    relative_sigma: float = 0.0
+
+    def attention_kernel(self, architecture: str) -> str:
+        """The attention kernel this stack takes on *architecture*."""
+        return self.attention_kernels.get(architecture, self.attention_kernels["default"])
+
+    def slowdown(self, architecture: str) -> float:
+        """How much longer arithmetic takes under long load on *architecture*, at least 1."""
+        return self.sustained_slowdown.get(
+            architecture, self.sustained_slowdown.get("default", 1.0)
+        )
+
+    def fuses(self, fusion: Fusion) -> bool:
+        """Whether this stack runs *fusion* as one kernel."""
+        return fusion in self.fusions
+
+    def overlaps_with_compute(self, overlap: Overlap) -> bool:
+        """Whether this stack runs *overlap* beside compute."""
+        return overlap in self.overlaps
+
+
+def canonical_operator(operator: str) -> str:
+    """*operator* without namespace and version digit: `aten::linear` is `linear`.
+
+    Autograd names end in a digit that counts overloads (`AddmmBackward0`).
+    """
+    word = operator.rsplit("::", 1)[-1]
+    if word.rstrip("0123456789").endswith("Backward"):
+        word = word.rstrip("0123456789")
+    return word
