@@ -114,13 +114,20 @@ class HostWork:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSpan:
+    """Pieces of host time one after the other, held as one task that takes their sum."""
+
+    parts: tuple[HostWork, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Communication:
     """This rank's part in a collective; the group is the rendezvous' business."""
 
     collective: Collective
 
 
-Work = Gemm | Attention | MemoryBound | EmbeddingOp | Copy | HostWork | Communication
+Work = Gemm | Attention | MemoryBound | EmbeddingOp | Copy | HostWork | HostSpan | Communication
 
 
 @dataclass(frozen=True, slots=True)
