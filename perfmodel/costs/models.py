@@ -24,6 +24,7 @@ from perfmodel.graph.ops import (
     EmbeddingOp,
     Fixed,
     Gemm,
+    HostSpan,
     HostWork,
     MemoryBound,
     Op,
@@ -37,13 +38,14 @@ MODELS: dict[type[object], KernelModel] = {
     EmbeddingOp: EmbeddingModel(),
     Copy: CopyModel(),
     HostWork: HostModel(),
+    HostSpan: HostModel(),
     Fixed: FixedModel(),
 }
 
 COMMUNICATION_FAMILY = "communication"
 
 FAMILIES: tuple[str, ...] = (
-    *sorted(model.family for model in MODELS.values()),
+    *sorted({model.family for model in MODELS.values()}),
     COMMUNICATION_FAMILY,
 )
 """Every family, in the order of its code."""
