@@ -1,0 +1,37 @@
+"""What is wired to what: GPUs, links, hosts, fabrics, and where ranks sit.
+
+Quantities are those of datasheets; what software reaches of them is for cost models to say.
+"""
+
+from topologies.cluster import Cluster, LinkLoad, build_cluster
+from topologies.device import Architecture, Device, HostLink, HostLinkKind, Multiprocessors
+from topologies.device_file import list_devices, load_device
+from topologies.fabric import Fabric, FabricKind
+from topologies.link import Link, LinkKind
+from topologies.route import Route
+from topologies.topology import Topology
+from topologies.topology_file import list_catalog, load_topology
+from topologies.vertex import Vertex, VertexKind
+
+__all__ = [
+    "Architecture",
+    "Cluster",
+    "Device",
+    "Fabric",
+    "FabricKind",
+    "HostLink",
+    "HostLinkKind",
+    "Link",
+    "LinkKind",
+    "LinkLoad",
+    "Multiprocessors",
+    "Route",
+    "Topology",
+    "Vertex",
+    "VertexKind",
+    "build_cluster",
+    "list_catalog",
+    "list_devices",
+    "load_device",
+    "load_topology",
+]

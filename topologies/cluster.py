@@ -1,0 +1,235 @@
+"""Clusters: a topology repeated behind its fabric, and where the ranks sit.
+
+Nothing is laid out per pair or per host: every rank's seat is arithmetic, and
+links across hosts are made when somebody asks for a route.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.errors import TopologyError
+from topologies.device import Device
+from topologies.fabric import Fabric
+from topologies.link import Link, LinkKind
+from topologies.route import Route
+from topologies.topology import Topology
+
+Ranks = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Ranks seated block by block.
+
+    A block is what one operating system sees: a host, or a tray where a host is a rack.
+    Each block seats *ranks_per_block* ranks on its first GPUs.
+    """
+
+    topology: Topology
+    block_count: int
+    ranks_per_block: int
+    gpus_per_block: int
+    blocks_per_host: int = 1
+
+    @property
+    def device(self) -> Device:
+        """The GPU of every rank."""
+        return self.topology.device
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks there are."""
+        return self.block_count * self.ranks_per_block
+
+    @property
+    def host_count(self) -> int:
+        """How many hosts (or racks) hold ranks."""
+        return -(-self.block_count // self.blocks_per_host)
+
+    @property
+    def ranks_per_host(self) -> int:
+        """How many ranks a full host holds."""
+        return min(self.block_count, self.blocks_per_host) * self.ranks_per_block
+
+    @property
+    def host_of_rank(self) -> Ranks:
+        """The host of every rank."""
+        blocks = np.arange(self.rank_count, dtype=np.int64) // self.ranks_per_block
+        return blocks // self.blocks_per_host
+
+    @property
+    def gpu_of_rank(self) -> Ranks:
+        """The GPU of every rank, counted inside its host."""
+        block, seat = np.divmod(np.arange(self.rank_count, dtype=np.int64), self.ranks_per_block)
+        return block % self.blocks_per_host * self.gpus_per_block + seat
+
+    def host_of(self, rank: int) -> int:
+        """The host of *rank*."""
+        self._check(rank)
+        return rank // self.ranks_per_block // self.blocks_per_host
+
+    def gpu_of(self, rank: int) -> int:
+        """The GPU of *rank*, counted inside its host."""
+        self._check(rank)
+        block, seat = divmod(rank, self.ranks_per_block)
+        return block % self.blocks_per_host * self.gpus_per_block + seat
+
+    def nic_of(self, rank: int) -> int:
+        """The NIC *rank* sends with, counted inside its host."""
+        if not self.topology.nic_of_gpu:
+            raise TopologyError(
+                f"topology {self.topology.name}: has no NIC, so rank {rank} cannot leave its host. "
+                "Add NICs and a fabric."
+            )
+        return self.topology.nic_of_gpu[self.gpu_of(rank)]
+
+    def route(self, rank_a: int, rank_b: int) -> Route:
+        """The links from *rank_a* to *rank_b*, each named with its host."""
+        host_a, host_b = self.host_of(rank_a), self.host_of(rank_b)
+        if host_a == host_b:
+            inside = self.topology.gpu_route(self.gpu_of(rank_a), self.gpu_of(rank_b))
+            return Route(_on_host(inside.links, host_a))
+        leave = self.topology.nic_route(self.gpu_of(rank_a))
+        nic_a, nic_b = self.nic_of(rank_a), self.nic_of(rank_b)
+        enter = self.topology.route(f"nic:{nic_b}", f"gpu:{self.gpu_of(rank_b)}")
+        return Route(
+            _on_host(leave.links, host_a)
+            + self._fabric_links(host_a, nic_a, host_b, nic_b)
+            + _on_host(enter.links, host_b)
+        )
+
+    def links_between(self, rank_a: int, rank_b: int) -> tuple[Link, ...]:
+        """The links of the route from *rank_a* to *rank_b*."""
+        return self.route(rank_a, rank_b).links
+
+    def busiest_link(self, transfers: Iterable[tuple[int, int]]) -> LinkLoad:
+        """The link that leaves least to each of *transfers* (pairs of ranks) under way at once."""
+        flows = Counter(link for a, b in transfers for link in self.links_between(a, b))
+        if not flows:
+            raise TopologyError("busiest link: must be given at least one transfer, got none.")
+        loads = (LinkLoad(link, count) for link, count in flows.items())
+        return min(loads, key=lambda load: load.share_bytes_per_s)
+
+    def _fabric_links(self, host_a: int, nic_a: int, host_b: int, nic_b: int) -> tuple[Link, ...]:
+        fabric = self._fabric()
+        leaf_a = fabric.leaf_of(host=host_a, nic=nic_a)
+        leaf_b = fabric.leaf_of(host=host_b, nic=nic_b)
+        port = Link(
+            source=f"host{host_a}/nic:{nic_a}",
+            target=leaf_a.name,
+            bandwidth_bytes_per_s=fabric.nic_bandwidth_bytes_per_s,
+            latency_ns=fabric.nic_latency_ns,
+            kind=LinkKind.NIC,
+            lanes=fabric.nic_lanes,
+        )
+        arrival = replace(port, source=leaf_b.name, target=f"host{host_b}/nic:{nic_b}")
+        if leaf_a == leaf_b:
+            return (port, arrival)
+        nics = self.topology.nics_per_host
+        up = Link(
+            source=leaf_a.name,
+            target="spine:0",
+            bandwidth_bytes_per_s=fabric.uplink_bandwidth_bytes_per_s(nics_per_host=nics),
+            latency_ns=fabric.spine_latency_ns,
+            kind=LinkKind.FABRIC,
+        )
+        return (port, up, replace(up, source="spine:0", target=leaf_b.name), arrival)
+
+    def _fabric(self) -> Fabric:
+        if self.topology.fabric is None:
+            raise TopologyError(
+                f"topology {self.topology.name}: has no fabric, so its hosts are not joined. "
+                "Add `fabric:` to the file."
+            )
+        return self.topology.fabric
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.rank_count:
+            raise TopologyError(
+                f"rank {rank}: must be from 0 to {self.rank_count - 1} on this cluster. "
+                "Ask for a rank that exists, or build a larger cluster."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLoad:
+    """A link and how many transfers share it."""
+
+    link: Link
+    flows: int
+
+    @property
+    def share_bytes_per_s(self) -> float:
+        """What each transfer gets."""
+        return self.link.bandwidth_bytes_per_s / self.flows
+
+
+def _on_host(links: tuple[Link, ...], host: int) -> tuple[Link, ...]:
+    return tuple(
+        replace(link, source=f"host{host}/{link.source}", target=f"host{host}/{link.target}")
+        for link in links
+    )
+
+
+def build_cluster(
+    topology: Topology,
+    *,
+    hosts: int = 1,
+    ranks: int | None = None,
+    ranks_per_host: int | None = None,
+) -> Cluster:
+    """Seat ranks on *hosts* copies of *topology*: one a GPU, or as many as asked for.
+
+    Where a host is a rack of trays and the ranks of each host fit on one tray, *hosts* counts
+    trays, because that is what a launcher calls a host there; otherwise it counts racks.
+    """
+    if hosts < 1:
+        raise TopologyError(
+            f"cluster: must have at least one host, got {hosts}. Ask for 1 or more."
+        )
+    per_host = _ranks_per_host(topology, hosts, ranks, ranks_per_host)
+    on_trays = topology.trays > 1 and per_host <= topology.gpus_per_tray
+    cluster = Cluster(
+        topology=topology,
+        block_count=hosts,
+        ranks_per_block=per_host,
+        gpus_per_block=topology.gpus_per_tray if on_trays else topology.gpus_per_host,
+        blocks_per_host=topology.trays if on_trays else 1,
+    )
+    if cluster.host_count > 1 and topology.fabric is None:
+        raise TopologyError(
+            f"topology {topology.name}: has no fabric to join {hosts} hosts. "
+            "Ask for one host, or add `fabric:` to the file."
+        )
+    return cluster
+
+
+def _ranks_per_host(
+    topology: Topology, hosts: int, ranks: int | None, ranks_per_host: int | None
+) -> int:
+    gpus = topology.gpus_per_host
+    per_host = ranks_per_host
+    if per_host is None:
+        if ranks is not None and ranks % hosts:
+            raise TopologyError(
+                f"cluster: {ranks} ranks cannot be spread evenly over {hosts} hosts. "
+                "Choose a number of ranks that the number of hosts divides."
+            )
+        per_host = gpus if ranks is None else ranks // hosts
+    elif ranks is not None and ranks != hosts * per_host:
+        raise TopologyError(
+            f"cluster: {hosts} hosts with {per_host} ranks each make {hosts * per_host} ranks, "
+            f"not {ranks}. Leave one of the three out."
+        )
+    if not 1 <= per_host <= gpus:
+        raise TopologyError(
+            f"cluster: {topology.name} seats 1 to {gpus} ranks a host, got {per_host}. "
+            f"Ask for {-(-hosts * max(per_host, 1) // gpus)} hosts or more."
+        )
+    return per_host

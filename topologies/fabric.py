@@ -1,0 +1,82 @@
+"""Fabrics: the network that joins hosts, as leaf switches under a spine.
+
+On a rail-optimised fabric NIC i of every host of a block meets on leaf i, so
+equal NICs are one leaf apart and unequal ones a spine apart. On a flat fabric
+all NICs of a block of hosts share one leaf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from perfmodel.base.errors import TopologyError
+
+
+class FabricKind(Enum):
+    """How NICs are dealt to leaf switches; the value is the word used in files."""
+
+    RAIL_OPTIMISED = "rail_optimised"
+    FLAT = "flat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """The network behind the NICs of a host.
+
+    *nic_bandwidth_bytes_per_s* is that of one NIC vertex with all its *nic_lanes*, each way.
+    *nic_latency_ns* is paid on the way into and out of the network, *spine_latency_ns* on
+    the way up and down again. *oversubscription* is what the NICs under a leaf can send
+    over what the leaf can pass up: 1 keeps every NIC busy across the spine.
+    """
+
+    kind: FabricKind
+    nic_bandwidth_bytes_per_s: float
+    nic_latency_ns: float
+    hosts_per_leaf: int
+    nic_lanes: int = 1
+    oversubscription: float = 1.0
+    spine_latency_ns: float = 0.0
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("NIC bandwidth must be above zero", self.nic_bandwidth_bytes_per_s > 0),
+            ("NIC lanes must be 1 or more", self.nic_lanes >= 1),
+            (
+                "latencies must be zero or more",
+                min(self.nic_latency_ns, self.spine_latency_ns) >= 0,
+            ),
+            ("hosts per leaf must be 1 or more", self.hosts_per_leaf >= 1),
+            ("oversubscription must be 1 or more", self.oversubscription >= 1),
+        )
+        broken = [rule for rule, holds in rules if not holds]
+        if broken:
+            raise TopologyError(f"fabric: {'; '.join(broken)}, got {self}. Correct these.")
+
+    @property
+    def spine_bandwidth_bytes_per_s(self) -> float:
+        """What is left to each NIC when all NICs send across the spine at once."""
+        return self.nic_bandwidth_bytes_per_s / self.oversubscription
+
+    def leaf_of(self, *, host: int, nic: int) -> LeafAddress:
+        """The leaf switch that *nic* of *host* is plugged into."""
+        rail = nic if self.kind is FabricKind.RAIL_OPTIMISED else 0
+        return LeafAddress(block=host // self.hosts_per_leaf, rail=rail)
+
+    def uplink_bandwidth_bytes_per_s(self, *, nics_per_host: int) -> float:
+        """What one leaf can pass up to the spine, all its uplinks together."""
+        on_leaf = 1 if self.kind is FabricKind.RAIL_OPTIMISED else nics_per_host
+        return self.spine_bandwidth_bytes_per_s * self.hosts_per_leaf * on_leaf
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LeafAddress:
+    """A leaf switch: the *block* of hosts it serves and, on rails, which rail."""
+
+    block: int
+    rail: int
+
+    @property
+    def name(self) -> str:
+        """The name links refer to it by, such as `leaf:2.0`."""
+        return f"leaf:{self.block}.{self.rail}"

@@ -1,0 +1,165 @@
+"""Reading typed fields out of a document, noting every fault instead of stopping.
+
+A reader returns a stand-in where it noted a fault. Nothing may be built from
+the values before the fault list was checked.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any, TypeVar
+
+from perfmodel.base.documents import FaultList
+from perfmodel.base.errors import InputError, UnitError
+
+E = TypeVar("E", bound=Enum)
+Q = TypeVar("Q", int, float)
+
+
+@dataclass(slots=True)
+class Section:
+    """A mapping of a document, at *place* inside it."""
+
+    content: dict[Any, Any]
+    place: str
+    faults: FaultList
+    read: set[str] = field(default_factory=set)
+
+    def at(self, key: str) -> str:
+        """The path of *key* inside the document."""
+        return f"{self.place}.{key}" if self.place else key
+
+    def fault(self, key: str, message: str) -> None:
+        """Note a fault at *key*."""
+        self.faults.add(self.at(key), message)
+
+    def has(self, key: str) -> bool:
+        """Whether *key* is there."""
+        return key in self.content
+
+    def raw(self, key: str) -> Any:
+        """The value as the parser left it, or a noted fault and None."""
+        self.read.add(key)
+        if key not in self.content:
+            self.fault(key, "must be given, but is missing")
+        return self.content.get(key)
+
+    def text(self, key: str) -> str:
+        """A line of text; a date counts as one."""
+        value = self.raw(key)
+        if isinstance(value, datetime.date):
+            return value.isoformat()
+        if isinstance(value, str) and value.strip():
+            return " ".join(value.split())
+        if key in self.content:
+            self.fault(key, f"must be text, got {_show(value)}")
+        return ""
+
+    def integer(self, key: str, *, minimum: int = 1, default: int | None = None) -> int:
+        """A count, which has no unit."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.raw(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
+            return value
+        if key in self.content:
+            self.fault(key, f"must be a whole number, {minimum} or more, got {_show(value)}")
+        return minimum
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """True or false."""
+        if not self.has(key):
+            return default
+        value = self.raw(key)
+        if not isinstance(value, bool):
+            self.fault(key, f"must be true or false, got {_show(value)}")
+            return default
+        return value
+
+    def quantity(
+        self, key: str, parse: Callable[[str], Q], *, zero: bool = False, default: Q | None = None
+    ) -> Q:
+        """A number with its unit, above zero (or *zero* itself where that makes sense)."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.raw(key)
+        stand_in = _stand_in(default)
+        if key not in self.content:
+            return stand_in
+        try:
+            number = parse(value)
+        except InputError as fault:
+            self.fault(key, str(fault))
+            return stand_in
+        if number < 0 or (number == 0 and not zero):
+            rule = "must be zero or more" if zero else "must be above zero"
+            self.fault(key, f"{rule}, got {_show(value)}")
+            return stand_in
+        return number
+
+    def word(self, key: str, choices: type[E], *, allowed: tuple[E, ...] | None = None) -> E:
+        """One word out of an enum."""
+        allowed = allowed or tuple(choices)
+        value = self.raw(key)
+        for member in allowed:
+            if member.value == value:
+                return member
+        if key in self.content:
+            known = ", ".join(str(member.value) for member in allowed)
+            self.fault(key, f"must be one of {known}, got {_show(value)}")
+        return allowed[0]
+
+    def section(self, key: str) -> Section:
+        """The mapping at *key*."""
+        value = self.raw(key)
+        if not isinstance(value, dict):
+            if key in self.content:
+                self.fault(key, f"must be a mapping of keys, got {_show(value)}")
+            value = {}
+        return Section(value, self.at(key), self.faults)
+
+    def sections(self, key: str) -> Iterator[Section]:
+        """The mappings in the list at *key*."""
+        value = self.raw(key)
+        if not isinstance(value, list):
+            if key in self.content:
+                self.fault(key, f"must be a list, got {_show(value)}")
+            return
+        for position, item in enumerate(value):
+            place = f"{key}[{position}]"
+            if isinstance(item, dict):
+                yield Section(item, self.at(place), self.faults)
+            else:
+                self.fault(place, f"must be a mapping of keys, got {_show(item)}")
+
+    def refuse_unknown(self, *also_known: str) -> None:
+        """Note every key that nobody read."""
+        known = sorted(self.read.union(also_known))
+        for key in self.content:
+            if key not in known:
+                near = get_close_matches(str(key), known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+                self.fault(str(key), f"unknown key; {hint}")
+
+
+def parse_power_w(text: str) -> float:
+    """Watts in *text*, such as `700 W`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?W", text) if isinstance(text, str) else None
+    if match is None:
+        raise UnitError(f"quantity: must carry its unit, got {text!r}. Write it like '700 W'.")
+    return float(match[1])
+
+
+def _stand_in(default: Q | None) -> Q:
+    """What a quantity holds after a fault was noted: never zero, never used."""
+    return 1 if default is None else default
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

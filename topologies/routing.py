@@ -1,0 +1,138 @@
+"""Routing: which links a transfer inside one host takes.
+
+Decided by a written rule, never by chance. NVLink goes first: a route of NVLinks
+alone wins over any other, through other GPUs only where the machine says that its GPUs
+forward. Among routes of a sort: fewest links, then the highest bandwidth of
+the slowest link, then the order in which the file has the links.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from topologies.link import Link, LinkKind
+from topologies.route import Route
+from topologies.vertex import Vertex, VertexKind
+
+
+@dataclass(frozen=True, slots=True)
+class RoutesTo:
+    """The best route to *target* from every vertex that has one."""
+
+    target: str
+    hops: dict[str, int]
+    width: dict[str, float]
+    leaving: dict[str, list[Link]]
+
+    def route(self, source: str) -> Route | None:
+        """The best route from *source*, or none."""
+        if source not in self.hops or source == self.target:
+            return None
+        chosen: list[Link] = []
+        place = source
+        while place != self.target:
+            link = next(
+                link
+                for link in self.leaving[place]
+                if self.hops.get(link.target) == self.hops[place] - 1
+                and min(link.bandwidth_bytes_per_s, self.width[link.target]) >= self.width[source]
+            )
+            chosen.append(link)
+            place = link.target
+        return Route(tuple(chosen))
+
+
+def build_routes_to(
+    target: str, links: Sequence[Link], *, may_pass: Callable[[str], bool]
+) -> RoutesTo:
+    """Find the routes to *target* over *links* that pass only where *may_pass* allows."""
+    leaving: dict[str, list[Link]] = {}
+    arriving: dict[str, list[Link]] = {}
+    for link in links:
+        if link.target == target or may_pass(link.target):
+            leaving.setdefault(link.source, []).append(link)
+            arriving.setdefault(link.target, []).append(link)
+    hops = {target: 0}
+    width = {target: float("inf")}
+    waiting = deque([target])
+    while waiting:
+        place = waiting.popleft()
+        for link in arriving.get(place, ()):
+            before = link.source
+            if before not in hops:
+                hops[before] = hops[place] + 1
+                width[before] = 0.0
+                waiting.append(before)
+            if hops[before] == hops[place] + 1:
+                through = min(link.bandwidth_bytes_per_s, width[place])
+                width[before] = max(width[before], through)
+    return RoutesTo(target, hops, width, leaving)
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Finds the routes of one host and remembers them."""
+
+    vertices: tuple[Vertex, ...]
+    links: tuple[Link, ...]
+    peer_to_peer: bool
+    gpus_forward: bool
+    _kinds: dict[str, VertexKind] = field(init=False, repr=False)
+    _tables: dict[tuple[str, str], RoutesTo] = field(default_factory=dict, init=False, repr=False)
+    _routes: dict[tuple[str, str], Route | None] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        kinds = {vertex.name: vertex.kind for vertex in self.vertices}
+        object.__setattr__(self, "_kinds", kinds)
+
+    def route(self, source: str, target: str) -> Route | None:
+        """The route from *source* to *target*, or none."""
+        key = (source, target)
+        if key not in self._routes:
+            found = (route for route in self._candidates(source, target) if route is not None)
+            self._routes[key] = next(found, None)
+        return self._routes[key]
+
+    def table(self, target: str) -> RoutesTo:
+        """The routes to *target* over all links, passing neither GPUs nor NICs."""
+        return self._table("any", target)
+
+    def _candidates(self, source: str, target: str) -> Iterator[Route | None]:
+        yield self._table("nvlink", target).route(source)
+        if self.gpus_forward:
+            yield self._table("nvlink through gpus", target).route(source)
+        ends = (self._kinds[source], self._kinds[target])
+        if self.peer_to_peer or ends != (VertexKind.GPU, VertexKind.GPU):
+            yield self._table("any", target).route(source)
+        else:
+            yield self._through_cpu(source, target)
+
+    def _through_cpu(self, source: str, target: str) -> Route | None:
+        found = []
+        for vertex in self.vertices:
+            if vertex.kind is VertexKind.CPU:
+                up = self._table("any", vertex.name).route(source)
+                down = self._table("any", target).route(vertex.name)
+                if up is not None and down is not None:
+                    found.append(Route(up.links + down.links))
+        return min(
+            found,
+            key=lambda route: (len(route.links), -route.bandwidth_bytes_per_s),
+            default=None,
+        )
+
+    def _table(self, sort: str, target: str) -> RoutesTo:
+        key = (sort, target)
+        if key not in self._tables:
+            links = self.links
+            if sort != "any":
+                links = tuple(link for link in links if link.kind is LinkKind.NVLINK)
+            closed = {VertexKind.NIC} if "through" in sort else {VertexKind.NIC, VertexKind.GPU}
+            self._tables[key] = build_routes_to(
+                target, links, may_pass=lambda name: self._kinds[name] not in closed
+            )
+        return self._tables[key]

@@ -1,0 +1,209 @@
+"""Topologies: one host, its GPUs and what is wired to what.
+
+GPUs that have no route between them are refused at birth, so whoever holds a
+Topology can ask for any route.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from perfmodel.base.errors import TopologyError
+from topologies.device import Device
+from topologies.fabric import Fabric
+from topologies.link import Link, LinkKind
+from topologies.route import Route
+from topologies.routing import Router
+from topologies.vertex import Vertex, VertexKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """One host.
+
+    *peer_to_peer* says whether GPUs reach each other over PCIe without a stop in host
+    memory; *gpus_forward* whether GPUs pass on NVLink traffic of others. *trays* above 1
+    makes it a rack: several machines, each with its own operating system, behind one NVLink.
+    """
+
+    name: str
+    description: str
+    source: str
+    device: Device
+    vertices: tuple[Vertex, ...]
+    links: tuple[Link, ...]
+    fabric: Fabric | None = None
+    host_cpu: str | None = None
+    peer_to_peer: bool = True
+    gpus_forward: bool = False
+    trays: int = 1
+    notes: tuple[str, ...] = ()
+    router: Router = field(init=False, repr=False, compare=False)
+    nic_of_gpu: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        faults = [*_vertex_faults(self), *_link_faults(self)]
+        if faults:
+            raise TopologyError(f"topology {self.name}: " + "; ".join(faults) + ".")
+        router = Router(self.vertices, self.links, self.peer_to_peer, self.gpus_forward)
+        object.__setattr__(self, "router", router)
+        object.__setattr__(self, "nic_of_gpu", _deal_nics(self))
+        faults = _reach_faults(self)
+        if faults:
+            raise TopologyError(f"topology {self.name}: " + "; ".join(faults) + ".")
+
+    def of_kind(self, kind: VertexKind) -> tuple[Vertex, ...]:
+        """The vertices of *kind*, by index."""
+        return tuple(vertex for vertex in self.vertices if vertex.kind is kind)
+
+    @property
+    def gpus_per_host(self) -> int:
+        """How many GPUs it has."""
+        return len(self.of_kind(VertexKind.GPU))
+
+    @property
+    def gpus_per_tray(self) -> int:
+        """How many GPUs one operating system sees."""
+        return self.gpus_per_host // self.trays
+
+    @property
+    def nics_per_host(self) -> int:
+        """How many NIC vertices it has."""
+        return len(self.of_kind(VertexKind.NIC))
+
+    @property
+    def has_nvswitch(self) -> bool:
+        """Whether NVLink goes through switches."""
+        return bool(self.of_kind(VertexKind.NVSWITCH))
+
+    @property
+    def has_nvls(self) -> bool:
+        """Whether its NVSwitches add up what passes through them (NVLink SHARP)."""
+        return any(vertex.reduces for vertex in self.of_kind(VertexKind.NVSWITCH))
+
+    def route(self, source: str, target: str) -> Route:
+        """The links from *source* to *target*, names of vertices."""
+        known = {vertex.name for vertex in self.vertices}
+        for name in (source, target):
+            if name not in known:
+                raise TopologyError(
+                    f"topology {self.name}: there is no vertex {name!r}. "
+                    f"It has {', '.join(_counts(self))}."
+                )
+        route = self.router.route(source, target)
+        if route is None:
+            raise TopologyError(
+                f"topology {self.name}: no links lead from {source} to {target}. "
+                "Ask for two different vertices, or add the missing link."
+            )
+        return route
+
+    def gpu_route(self, gpu_a: int, gpu_b: int) -> Route:
+        """The links from one GPU to another."""
+        return self.route(f"gpu:{gpu_a}", f"gpu:{gpu_b}")
+
+    def nic_route(self, gpu: int) -> Route:
+        """The links from *gpu* to the NIC it sends with."""
+        return self.route(f"gpu:{gpu}", f"nic:{self.nic_of_gpu[gpu]}")
+
+    def cpu_route(self, gpu: int) -> Route:
+        """The links from *gpu* to its nearest CPU socket."""
+        routes = [
+            route
+            for cpu in self.of_kind(VertexKind.CPU)
+            if (route := self.router.route(f"gpu:{gpu}", cpu.name)) is not None
+        ]
+        if not routes:
+            raise TopologyError(
+                f"topology {self.name}: gpu:{gpu} is wired to no CPU socket. Add the link."
+            )
+        return min(routes, key=lambda route: (len(route.links), -route.bandwidth_bytes_per_s))
+
+    def nvlink_lanes(self, gpu_a: int, gpu_b: int) -> int:
+        """How many NVLinks join two GPUs, directly or through a switch; 0 when none do."""
+        route = self.router.route(f"gpu:{gpu_a}", f"gpu:{gpu_b}")
+        if route is None or not route.is_nvlink or route.passes_gpu:
+            return 0
+        return min(link.lanes for link in route.links)
+
+    def nvlink_bandwidth_bytes_per_s(self, gpu: int) -> float:
+        """What all NVLinks that leave *gpu* carry together, one way."""
+        return sum(
+            link.bandwidth_bytes_per_s
+            for link in self.links
+            if link.source == f"gpu:{gpu}" and link.kind is LinkKind.NVLINK
+        )
+
+
+def _counts(topology: Topology) -> list[str]:
+    counts = Counter(vertex.kind.value for vertex in topology.vertices)
+    return [f"{kind}:0 to {kind}:{count - 1}" for kind, count in counts.items()]
+
+
+def _vertex_faults(topology: Topology) -> list[str]:
+    faults = []
+    for kind in VertexKind:
+        indices = [vertex.index for vertex in topology.of_kind(kind)]
+        if indices != list(range(len(indices))):
+            faults.append(f"{kind.value} vertices must be numbered 0, 1, 2 ..., got {indices}")
+    gpus = len(topology.of_kind(VertexKind.GPU))
+    if not gpus:
+        faults.append("must have at least one gpu, has none")
+    if topology.trays < 1 or gpus % topology.trays:
+        faults.append(f"{gpus} GPUs must divide evenly over {topology.trays} trays")
+    return faults
+
+
+def _link_faults(topology: Topology) -> list[str]:
+    names = {vertex.name for vertex in topology.vertices}
+    faults = []
+    for link in topology.links:
+        dangling = [end for end in (link.source, link.target) if end not in names]
+        if dangling:
+            faults.append(f"link {link.name} ends at {' and '.join(dangling)}, which is no vertex")
+    seen = Counter((link.name, link.kind) for link in topology.links)
+    faults += [
+        f"link {name} ({kind.value}) stands {count} times; write `lanes: {count}` instead"
+        for (name, kind), count in seen.items()
+        if count > 1
+    ]
+    return faults
+
+
+def _deal_nics(topology: Topology) -> tuple[int, ...]:
+    """The NIC each GPU sends with: the nearest, of these the least taken, of these the first."""
+    nics = topology.of_kind(VertexKind.NIC)
+    tables = [topology.router.table(nic.name) for nic in nics]
+    taken: Counter[int] = Counter()
+    chosen = []
+    for gpu in topology.of_kind(VertexKind.GPU):
+        reachable = [number for number, table in enumerate(tables) if gpu.name in table.hops]
+        if not reachable:
+            return ()
+        best = min(
+            reachable,
+            key=lambda number: (
+                tables[number].hops[gpu.name],
+                -tables[number].width[gpu.name],
+                taken[number],
+                number,
+            ),
+        )
+        taken[best] += 1
+        chosen.append(best)
+    return tuple(chosen)
+
+
+def _reach_faults(topology: Topology) -> list[str]:
+    gpus = [vertex.name for vertex in topology.of_kind(VertexKind.GPU)]
+    lost = [
+        f"{a} -> {b}" for b in gpus for a in gpus if a != b and topology.router.route(a, b) is None
+    ]
+    faults = []
+    if lost:
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        faults.append(f"no links lead {', '.join(lost[:3])}{more}; join them")
+    if topology.fabric is not None and not topology.nic_of_gpu:
+        faults.append("it has a fabric, but a GPU reaches no nic; add NICs and their links")
+    return faults
