@@ -1,1 +1,1 @@
-"""Scenario in, answer out."""
+"""Prediction: a scenario goes in, an answer with its reasons comes out."""

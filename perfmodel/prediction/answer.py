@@ -1,0 +1,146 @@
+"""Prediction: the answer to a scenario, and the parts it is made of.
+
+Times are integer nanoseconds of the replayed clock. The parts of a
+`TimeParts` add up to the iteration exactly, in every class of ranks and in
+their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from perfmodel.base.provenance import Provenance
+from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.scenario import Mode, Scenario
+
+
+class Part(Enum):
+    """What the GPU of a rank does with a nanosecond of the iteration."""
+
+    COMPUTE = "compute"
+    EXPOSED_COMMUNICATION = "exposed_communication"
+    WAITING_FOR_OTHER_RANKS = "waiting_for_other_ranks"
+    HOST_BOUND_IDLE = "host_bound_idle"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeParts:
+    """An iteration cut into its parts."""
+
+    of_part_ns: Mapping[Part, int]
+
+    @property
+    def total_ns(self) -> int:
+        """The whole iteration."""
+        return sum(self.of_part_ns.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """The largest memory a rank needs, by what it is needed for."""
+
+    of_purpose_bytes: Mapping[str, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        """All of it together."""
+        return sum(self.of_purpose_bytes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RankClass:
+    """Ranks that do the same at the same time, and need the same memory."""
+
+    ranks: tuple[int, ...]
+    time: TimeParts
+    memory: MemoryUse
+
+
+@dataclass(frozen=True, slots=True)
+class PathShare:
+    """What tasks of one name contribute to the critical path."""
+
+    name: str
+    duration_ns: int
+    task_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The chain of tasks that decides the iteration, summed up.
+
+    *rank_changes* counts how often the chain goes over to another rank.
+    """
+
+    by_kind: tuple[PathShare, ...]
+    by_label: tuple[PathShare, ...]
+    rank_changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ranks of one class that wait for another rank in rendezvous of one label.
+
+    *duration_ns* is what each of the waiting ranks loses in an iteration.
+    """
+
+    waiting_ranks: tuple[int, ...]
+    awaited_rank: int
+    label: str
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Where the iteration time lies with 90 % probability, as far as the costs are known."""
+
+    low_ns: int
+    high_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where the work was done and how long that took; never part of the answer."""
+
+    executor: str
+    phase_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How long one iteration takes, and why."""
+
+    scenario: Scenario
+    period_ns: int
+    isolated_ns: int
+    interval: Interval
+    time: TimeParts
+    rank_classes: tuple[RankClass, ...]
+    critical_path: CriticalPath
+    waits: tuple[Wait, ...]
+    memory_capacity_bytes: int
+    provenance_ratio: Mapping[Provenance, float]
+    assumptions: tuple[str, ...]
+    facts: Mapping[str, str | int | float]
+    run: Run
+    evidence: Evidence
+
+    @property
+    def iteration_ns(self) -> int:
+        """The answer: the period, or one isolated iteration."""
+        return self.period_ns if self.scenario.mode is Mode.PERIOD else self.isolated_ns
+
+    @property
+    def rank_count(self) -> int:
+        """Number of ranks of the job."""
+        return sum(len(rank_class.ranks) for rank_class in self.rank_classes)
+
+    @property
+    def fits_in_memory(self) -> bool:
+        """Whether every rank has the memory it needs."""
+        return all(
+            rank_class.memory.peak_bytes <= self.memory_capacity_bytes
+            for rank_class in self.rank_classes
+        )

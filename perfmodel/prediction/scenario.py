@@ -1,0 +1,75 @@
+"""Scenario: the question, complete enough to be asked again.
+
+Two equal scenarios give the same answer to the last byte. Where the work runs
+(in process, on Ray) is no part of it, because it cannot change the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from perfmodel.base.errors import ScenarioError
+
+DEFAULT_WORKLOAD = "dlrm_dcnv2"
+DEFAULT_SAMPLES = 64
+MAX_SAMPLES = 10_000
+
+
+class Mode(Enum):
+    """Which time is the answer.
+
+    PERIOD is what an iteration adds once the loop repeats; ISOLATED is one
+    iteration that starts with all ranks at a barrier and idle.
+    """
+
+    PERIOD = "period"
+    ISOLATED = "isolated"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A workload on a cluster under a software stack.
+
+    *overrides* change fields of the workload, as texts of `key=value`.
+    *ranks_per_host* of None takes every GPU of a host, and *stack* of None the
+    one that the workload names. *samples* is how many times the uncertain
+    costs are drawn for the interval, from *seed*.
+    """
+
+    topology: str
+    workload: str = DEFAULT_WORKLOAD
+    overrides: tuple[tuple[str, str], ...] = ()
+    hosts: int = 1
+    ranks_per_host: int | None = None
+    stack: str | None = None
+    mode: Mode = Mode.PERIOD
+    seed: int = 0
+    samples: int = DEFAULT_SAMPLES
+
+    def __post_init__(self) -> None:
+        _check_at_least(1, "hosts", self.hosts)
+        if self.ranks_per_host is not None:
+            _check_at_least(1, "ranks per host", self.ranks_per_host)
+        _check_at_least(0, "seed", self.seed)
+        _check_at_least(2, "samples", self.samples)
+        if self.samples > MAX_SAMPLES:
+            raise ScenarioError(
+                f"scenario: samples must be at most {MAX_SAMPLES}, got {self.samples}. "
+                "A few hundred already settle a 90 % interval."
+            )
+
+
+def parse_override(text: str) -> tuple[str, str]:
+    """Key and value of an override written as `key=value`."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip() or not value.strip():
+        raise ScenarioError(
+            f"override {text!r}: must be written key=value, for example batch=4096."
+        )
+    return key.strip(), value.strip()
+
+
+def _check_at_least(limit: int, name: str, value: int) -> None:
+    if value < limit:
+        raise ScenarioError(f"scenario: {name} must be at least {limit}, got {value}.")

@@ -1,0 +1,203 @@
+"""Console: a prediction for a person at a terminal of 80 columns.
+
+Parts of a bar differ in pattern as well as in colour, so that the picture
+survives a log file and a reader who does not see the colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from perfmodel.base.units import format_duration, format_size
+from perfmodel.prediction.answer import Part, PathShare, Prediction, RankClass, TimeParts
+from perfmodel.prediction.scenario import Mode
+from perfmodel.reports.rank_text import name_ranks
+
+WIDTH = 80
+BAR_WIDTH = 72
+TOP_LABELS = 6
+TOP_WAITS = 4
+TOP_CLASSES = 4
+
+PART_LOOKS = {
+    Part.COMPUTE: ("█", "green", "compute"),
+    Part.EXPOSED_COMMUNICATION: ("▓", "blue", "exposed communication"),
+    Part.WAITING_FOR_OTHER_RANKS: ("▒", "yellow", "waiting for other ranks"),
+    Part.HOST_BOUND_IDLE: ("░", "red", "idle, host-bound"),
+}
+"""How a part is drawn: pattern, colour, words."""
+
+
+def print_prediction(prediction: Prediction, console: Console) -> None:
+    """Print *prediction*, most important first."""
+    console.print(
+        Group(
+            *_heading(prediction),
+            *_section("Where the time goes", _time_parts(prediction)),
+            *_section("What decides it: the critical path", _critical_path(prediction)),
+            *_section("Who waits for whom", _waits(prediction)),
+            *_section("Memory", _memory(prediction)),
+            *_section("How we know", _provenance(prediction)),
+            *_section("Assumptions", _assumptions(prediction)),
+        )
+    )
+    console.print(Text(f"\nRan {_where(prediction)}.", style="dim"))
+
+
+def _section(title: str, body: Iterable[RenderableType]) -> list[RenderableType]:
+    parts = list(body)
+    if not parts:
+        return []
+    return [Text(f"\n{title}", style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts)]
+
+
+def _heading(prediction: Prediction) -> list[RenderableType]:
+    scenario = prediction.scenario
+    hosts = f"{scenario.hosts} host{'' if scenario.hosts == 1 else 's'} of {scenario.topology}"
+    title = Text(f"{scenario.workload} on {hosts}, {prediction.rank_count} ranks", style="bold")
+    answer = Text()
+    answer.append(f"\n  {format_duration(prediction.iteration_ns)}", style="bold green")
+    answer.append(" an iteration")
+    low_ns, high_ns = prediction.interval.low_ns, prediction.interval.high_ns
+    answer.append(
+        f"    90 % interval {format_duration(low_ns)} to {format_duration(high_ns)}", style="cyan"
+    )
+    return [title, answer, Text(f"  {_other_time(prediction)}", style="dim")]
+
+
+def _other_time(prediction: Prediction) -> str:
+    if prediction.scenario.mode is Mode.PERIOD:
+        other = format_duration(prediction.isolated_ns)
+        return f"steady state; an isolated iteration takes {other}"
+    other = format_duration(prediction.period_ns)
+    return f"isolated iteration; in steady state one takes {other}"
+
+
+def _time_parts(prediction: Prediction) -> list[RenderableType]:
+    table = _grid(3)
+    total_ns = max(prediction.time.total_ns, 1)
+    for part, duration_ns in prediction.time.of_part_ns.items():
+        glyph, colour, words = PART_LOOKS[part]
+        table.add_row(
+            Text(f"{glyph} ", style=colour).append(words, style="default"),
+            format_duration(duration_ns),
+            f"{duration_ns / total_ns:.1%}",
+        )
+    rows: list[RenderableType] = [draw_bar(prediction.time, BAR_WIDTH), table]
+    classes = prediction.rank_classes
+    if len(classes) > 1:
+        rows.append(Text(f"mean of {prediction.rank_count} ranks; by class of ranks:", style="dim"))
+        rows.append(_class_table(classes[:TOP_CLASSES]))
+        rows.extend(_left_out(len(classes) - TOP_CLASSES, "classes of ranks"))
+    return rows
+
+
+def _class_table(classes: Sequence[RankClass]) -> Table:
+    table = _grid(2)
+    for entry in classes:
+        name = name_ranks(entry.ranks)
+        table.add_row(Text(name, overflow="ellipsis", no_wrap=True), draw_bar(entry.time, 40))
+    return table
+
+
+def draw_bar(time: TimeParts, width: int) -> Text:
+    """The parts of *time* side by side on *width* characters."""
+    bar = Text()
+    total_ns = max(time.total_ns, 1)
+    done_ns, drawn = 0, 0
+    for part, duration_ns in time.of_part_ns.items():
+        glyph, colour, _ = PART_LOOKS[part]
+        done_ns += duration_ns
+        stop = round(done_ns * width / total_ns)
+        bar.append(glyph * (stop - drawn), style=colour)
+        drawn = stop
+    return bar
+
+
+def _critical_path(prediction: Prediction) -> list[RenderableType]:
+    path = prediction.critical_path
+    rows: list[RenderableType] = [_share_table(path.by_kind, prediction.iteration_ns)]
+    if path.by_label:
+        rows.append(Text("longest on it:", style="dim"))
+        rows.append(_share_table(path.by_label[:TOP_LABELS], prediction.iteration_ns))
+    if path.rank_changes:
+        rows.append(Text(f"it goes over to another rank {path.rank_changes} times", style="dim"))
+    return rows
+
+
+def _share_table(shares: Sequence[PathShare], total_ns: int) -> Table:
+    table = _grid(4)
+    for share in shares:
+        table.add_row(
+            Text(share.name, overflow="ellipsis", no_wrap=True),
+            format_duration(share.duration_ns),
+            f"{share.duration_ns / max(total_ns, 1):.1%}",
+            f"{share.task_count} task{'' if share.task_count == 1 else 's'}",
+        )
+    return table
+
+
+def _waits(prediction: Prediction) -> list[RenderableType]:
+    if not prediction.waits:
+        return [Text("no rank waits for another", style="dim")]
+    table = _grid(3)
+    for wait in prediction.waits[:TOP_WAITS]:
+        who = f"{name_ranks(wait.waiting_ranks)} for rank {wait.awaited_rank}"
+        table.add_row(
+            Text(who, overflow="ellipsis", no_wrap=True),
+            format_duration(wait.duration_ns),
+            Text(wait.label, overflow="ellipsis", no_wrap=True),
+        )
+    return [table, *_left_out(len(prediction.waits) - TOP_WAITS, "waits")]
+
+
+def _memory(prediction: Prediction) -> list[RenderableType]:
+    capacity_bytes = prediction.memory_capacity_bytes
+    fullest = max(prediction.rank_classes, key=lambda entry: entry.memory.peak_bytes)
+    peak_bytes = fullest.memory.peak_bytes
+    filled = min(round(30 * peak_bytes / capacity_bytes), 30)
+    style = "green" if prediction.fits_in_memory else "bold red"
+    line = Text("█" * filled, style=style).append("░" * (30 - filled), style="dim")
+    verdict = "fits" if prediction.fits_in_memory else "DOES NOT FIT"
+    line.append(f" {format_size(peak_bytes)} of {format_size(capacity_bytes)}: ", style="default")
+    line.append(verdict, style=style)
+    purposes = sorted(fullest.memory.of_purpose_bytes.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in purposes if size)
+    return [line, Text(f"fullest: {name_ranks(fullest.ranks)}; {parts}", style="dim")]
+
+
+def _provenance(prediction: Prediction) -> list[RenderableType]:
+    shares = [
+        f"{ratio:.0%} {kind.word}" if ratio >= 0.005 else f"under 1 % {kind.word}"
+        for kind, ratio in prediction.provenance_ratio.items()
+    ]
+    return [Text(" · ".join(shares) + " (share of task time)")]
+
+
+def _assumptions(prediction: Prediction) -> list[RenderableType]:
+    table = Table.grid(padding=(0, 1))
+    for sentence in prediction.assumptions:
+        table.add_row("-", Text(sentence))
+    return [table] if prediction.assumptions else []
+
+
+def _where(prediction: Prediction) -> str:
+    seconds = sum(prediction.run.phase_s.values())
+    return f"{prediction.run.executor}, in {format_duration(seconds * 1e9)}"
+
+
+def _left_out(count: int, what: str) -> list[RenderableType]:
+    return [Text(f"and {count} more {what}; all are in --json", style="dim")] if count > 0 else []
+
+
+def _grid(columns: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(max_width=40)
+    for _ in range(columns - 1):
+        table.add_column(justify="right" if columns != 2 else "left")
+    return table

@@ -1,0 +1,142 @@
+"""Document: a prediction as the JSON that `--json` writes; SCHEMA.md describes it.
+
+Everything outside the key `run` is a function of the scenario alone, so equal
+scenarios give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import perfmodel
+from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
+from perfmodel.prediction.answer import (
+    CriticalPath,
+    MemoryUse,
+    PathShare,
+    Prediction,
+    RankClass,
+    TimeParts,
+    Wait,
+)
+from perfmodel.prediction.scenario import Scenario
+from perfmodel.reports.rank_text import format_ranks
+
+SCHEMA_VERSION = 1
+EXACT = 10**9
+"""A limit of pieces that no job reaches: ranks in the document are never abbreviated."""
+
+
+def to_document(prediction: Prediction) -> dict[str, Any]:
+    """*prediction* as plain values, in the order they are written."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "perfmodel_version": perfmodel.__version__,
+        "iteration_time_ms": _ms(prediction.iteration_ns),
+        "interval_ms": [_ms(prediction.interval.low_ns), _ms(prediction.interval.high_ns)],
+        "mode": prediction.scenario.mode.value,
+        "period_ms": _ms(prediction.period_ns),
+        "isolated_ms": _ms(prediction.isolated_ns),
+        "breakdown_ms": _parts(prediction.time),
+        "ranks": [_rank_class(rank_class) for rank_class in prediction.rank_classes],
+        "critical_path": _critical_path(prediction.critical_path),
+        "waits": [_wait(wait) for wait in prediction.waits],
+        "memory_gib": _memory(prediction),
+        "provenance": {
+            kind.word: round(ratio, 6) for kind, ratio in prediction.provenance_ratio.items()
+        },
+        "assumptions": list(prediction.assumptions),
+        "scenario": to_scenario_document(prediction.scenario),
+        "facts": dict(prediction.facts),
+        "run": {
+            "executor": prediction.run.executor,
+            "phase_s": {
+                phase: round(seconds, 6) for phase, seconds in prediction.run.phase_s.items()
+            },
+        },
+    }
+
+
+def to_scenario_document(scenario: Scenario) -> dict[str, Any]:
+    """*scenario* as plain values: everything needed to ask again."""
+    return {
+        "workload": scenario.workload,
+        "overrides": dict(scenario.overrides),
+        "topology": scenario.topology,
+        "hosts": scenario.hosts,
+        "ranks_per_host": scenario.ranks_per_host,
+        "stack": scenario.stack,
+        "mode": scenario.mode.value,
+        "seed": scenario.seed,
+        "samples": scenario.samples,
+    }
+
+
+def to_json(document: dict[str, Any]) -> str:
+    """*document* as text, the same bytes for the same values."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _ms(duration_ns: int) -> float:
+    return duration_ns / NS_PER_MS
+
+
+def _gib(size_bytes: int) -> float:
+    return round(size_bytes / BYTES_PER_GIB, 6)
+
+
+def _parts(time: TimeParts) -> dict[str, float]:
+    return {part.value: _ms(duration_ns) for part, duration_ns in time.of_part_ns.items()}
+
+
+def _rank_class(rank_class: RankClass) -> dict[str, Any]:
+    return {
+        "ranks": format_ranks(rank_class.ranks, max_pieces=EXACT),
+        "count": len(rank_class.ranks),
+        "breakdown_ms": _parts(rank_class.time),
+        "memory_gib": _gib(rank_class.memory.peak_bytes),
+    }
+
+
+def _critical_path(path: CriticalPath) -> dict[str, Any]:
+    return {
+        "by_kind": [_share(share) for share in path.by_kind],
+        "by_label": [_share(share) for share in path.by_label],
+        "rank_changes": path.rank_changes,
+    }
+
+
+def _share(share: PathShare) -> dict[str, Any]:
+    return {"name": share.name, "ms": _ms(share.duration_ns), "tasks": share.task_count}
+
+
+def _wait(wait: Wait) -> dict[str, Any]:
+    return {
+        "waiting_ranks": format_ranks(wait.waiting_ranks, max_pieces=EXACT),
+        "waiting_count": len(wait.waiting_ranks),
+        "awaited_rank": wait.awaited_rank,
+        "label": wait.label,
+        "ms": _ms(wait.duration_ns),
+    }
+
+
+def _memory(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "capacity": _gib(prediction.memory_capacity_bytes),
+        "fits": prediction.fits_in_memory,
+        "peak": max(_gib(entry.memory.peak_bytes) for entry in prediction.rank_classes),
+        "by_rank": [
+            {
+                "ranks": format_ranks(entry.ranks, max_pieces=EXACT),
+                "count": len(entry.ranks),
+                "peak": _gib(entry.memory.peak_bytes),
+                "of_purpose": _purposes(entry.memory),
+            }
+            for entry in prediction.rank_classes
+        ],
+    }
+
+
+def _purposes(memory: MemoryUse) -> dict[str, float]:
+    return {name: _gib(size_bytes) for name, size_bytes in memory.of_purpose_bytes.items()}

@@ -1,0 +1,76 @@
+"""The command line as a whole: help, unknown words, faults."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from perfmodel.cli import main
+from perfmodel.cli.words import WORDS
+
+HEAVY = ("numpy", "scipy", "pandas", "matplotlib", "ray", "torch", "numba", "pyarrow", "rich")
+
+
+def run_main(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def test_help_names_every_installed_command(capsys):
+    assert run_main("--help") == 0
+
+    shown = capsys.readouterr().out
+    for word in WORDS:
+        if word.is_installed:
+            assert f"  {word.name}" in shown
+    assert "perfmodel predict --workload" in shown
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from perfmodel.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert shown.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_help_answers_in_under_half_a_second():
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-c", "from perfmodel.cli import main; main(['--help'])"],
+            capture_output=True,
+            check=True,
+        )
+        return time.perf_counter() - start
+
+    # The best of five: a busy machine can only make it slower.
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+@pytest.mark.parametrize("word", [word for word in WORDS if word.is_installed], ids=lambda w: w.name)
+def test_every_command_explains_itself(word, capsys):
+    assert run_main(word.name, "--help") == 0
+
+    assert "Usage: perfmodel " + word.name in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_a_wrong_command_line(capsys):
+    assert run_main("predikt") == 2
+
+    assert "predikt" in capsys.readouterr().err
+
+
+def test_the_version_is_shown(capsys):
+    assert run_main("--version") == 0
+
+    assert capsys.readouterr().out.startswith("perfmodel ")
