@@ -1,0 +1,64 @@
+"""Chakra execution traces, in and out."""
+
+import pytest
+
+from perfmodel.base.errors import TraceError
+from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace, load_chakra, write_chakra
+
+OPERATIONS = (
+    ChakraOperation(1, "start", ChakraKind.COMPUTE, duration_us=5, attributes={"is_cpu_op": True}),
+    ChakraOperation(
+        7, "all-reduce", ChakraKind.COLLECTIVE, control=(1,), data=(1,), start_us=2**40,
+        attributes={"comm_size": 2**33, "ranks": (0, 1, 2), "scale": 0.5, "note": "ü", "none": ()},
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a.et", "a.et.gz"])
+def test_what_is_written_is_read_back(tmp_path, name):
+    trace = ChakraTrace("x", "0.0.4", OPERATIONS, {"schema": "s", "rank": 3})
+    write_chakra(trace, tmp_path / name)
+
+    back = load_chakra(tmp_path / name)
+
+    assert back.operations == OPERATIONS
+    assert back.attributes == trace.attributes
+    assert back.faults == ()
+
+
+def test_the_first_message_is_framed_by_hand(tmp_path):
+    # 7 bytes of metadata: field 1, length 5, "0.0.4". Then an operation of 4 bytes:
+    # field 1 (id) = 9; field 7 (duration) = 3.
+    (tmp_path / "a.et").write_bytes(b"\x07\x0a\x050.0.4" + b"\x04\x08\x09\x38\x03")
+
+    trace = load_chakra(tmp_path / "a.et")
+
+    assert trace.version == "0.0.4"
+    assert (trace.operations[0].number, trace.operations[0].duration_us) == (9, 3)
+
+
+def test_a_wait_for_something_absent_is_reported(tmp_path):
+    operations = (ChakraOperation(1, "a", ChakraKind.COMPUTE, data=(5,)),)
+    write_chakra(ChakraTrace("x", "0.0.4", operations), tmp_path / "a.et")
+
+    assert "waits for 5" in load_chakra(tmp_path / "a.et").faults[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 20, b"\x05abc", b"\x03abc", b"\x02\x0a\x00"])
+def test_junk_is_refused(tmp_path, content):
+    (tmp_path / "junk.et").write_bytes(content)
+    with pytest.raises(TraceError, match=r"junk\.et"):
+        load_chakra(tmp_path / "junk.et")
+
+
+def test_repeated_ids_are_refused(tmp_path):
+    write_chakra(ChakraTrace("x", "0.0.4", OPERATIONS[:1] * 2), tmp_path / "a.et")
+    with pytest.raises(TraceError, match="stand twice"):
+        load_chakra(tmp_path / "a.et")
+
+
+def test_recorded_chakra_files_load(shared_data):
+    for rank in (0, 1):
+        trace = load_chakra(shared_data / "traces" / "gpt_tp2_v100x2" / f"chakra_rank{rank}.et.gz")
+        assert len(trace.operations) == 2128
+        assert sum(op.kind is ChakraKind.COLLECTIVE for op in trace.operations) == 39

@@ -1,0 +1,47 @@
+"""PyTorch execution traces."""
+
+import json
+
+import pytest
+
+from perfmodel.base.errors import TraceError
+from traces.execution_trace import load_execution_trace
+
+
+def test_both_schemas_give_the_same_operators(tmp_path):
+    old = {"id": 3, "name": "aten::mm", "parent": 2, "rf_id": 9, "seq_id": 4, "tid": 1, "fw_tid": 0,
+           "input_shapes": [[2, 3]], "input_types": ["Tensor(float)"]}  # fmt: skip
+    attributes = [{"name": k, "type": "uint64", "value": old[k]}
+                  for k in ("rf_id", "seq_id", "tid", "fw_tid")]  # fmt: skip
+    new = {"id": 3, "name": "aten::mm", "ctrl_deps": 2, "attrs": attributes,
+           "inputs": {"values": [], "shapes": [[2, 3]], "types": ["Tensor(float)"]}}  # fmt: skip
+    for name, schema, item in (("old", "1.0.1", old), ("new", "1.1.0", new)):
+        (tmp_path / name).write_text(json.dumps({"schema": schema, "nodes": [item]}))
+
+    first = load_execution_trace(tmp_path / "old")
+    second = load_execution_trace(tmp_path / "new")
+
+    assert first.operators == second.operators
+    assert first.operators[0].input_shapes == ([2, 3],)
+    assert first.operators[0].record == 9
+
+
+def test_a_faulty_operator_is_reported(tmp_path):
+    items = [{"id": 1, "name": "a"}, {"name": "no id"}]
+    (tmp_path / "a.json").write_text(json.dumps({"schema": "1.0.1", "nodes": items}))
+
+    trace = load_execution_trace(tmp_path / "a.json")
+
+    assert len(trace.operators) == 1
+    assert "left out" in trace.faults[0]
+
+
+def test_a_file_without_schema_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"nodes": [{"id": 1, "name": "a"}]}))
+    with pytest.raises(TraceError, match="schema"):
+        load_execution_trace(tmp_path / "a.json")
+
+
+def test_recorded_files_load(shared_data):
+    path = shared_data / "traces" / "dlrm_param_v100x8" / "pytorch_et" / "rank0.json.gz"
+    assert len(load_execution_trace(path).operators) == 1675

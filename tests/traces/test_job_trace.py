@@ -1,0 +1,93 @@
+"""Jobs: all ranks of a recording."""
+
+import pytest
+
+from perfmodel.base.errors import TraceError
+from tests.traces.builders import kernel, write_trace
+from traces.job_trace import TraceFormat, detect_format, load_job_trace, load_job_traces
+
+
+def write_job(folder, ranks, world_size=None):
+    folder.mkdir(exist_ok=True)
+    for rank in ranks:
+        info = {"rank": rank, "world_size": world_size or len(ranks)}
+        write_trace(folder / f"r{rank}.json", [kernel(1, rank, 1)], distributedInfo=info)
+    return folder
+
+
+def test_a_folder_with_one_file_a_rank_is_a_job(tmp_path):
+    job = load_job_trace(write_job(tmp_path / "run", [1, 0, 2]))
+
+    assert [trace.rank for trace in job.ranks] == [0, 1, 2]
+    assert job.missing_ranks == ()
+
+
+def test_a_folder_of_folders_is_several_jobs(tmp_path):
+    write_job(tmp_path / "first", [0, 1])
+    write_job(tmp_path / "second", [0, 1])
+
+    assert [job.name for job in load_job_traces(tmp_path)] == ["first", "second"]
+    with pytest.raises(TraceError, match="holds 2 recordings"):
+        load_job_trace(tmp_path)
+
+
+def test_ranks_come_from_file_names_where_the_file_is_silent(tmp_path):
+    for rank in (0, 1):
+        write_trace(tmp_path / f"kineto_rank{rank}.json.gz", [kernel(1, rank, 1)])
+
+    assert [trace.rank for trace in load_job_trace(tmp_path).ranks] == [0, 1]
+
+
+def test_a_missing_rank_is_named(tmp_path):
+    assert load_job_trace(write_job(tmp_path / "run", [0, 2], world_size=4)).missing_ranks == (1, 3)
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path):
+    folder = write_job(tmp_path / "run", [0, 1])
+    info = {"rank": 1, "world_size": 2}
+    write_trace(folder / "again.json", [kernel(1, 0, 1)], distributedInfo=info)
+
+    with pytest.raises(TraceError, match="rank 1, but so is"):
+        load_job_trace(folder)
+
+
+def test_all_broken_files_are_reported_at_once(tmp_path):
+    folder = write_job(tmp_path / "run", [0, 1])
+    for name in ("x.json", "y.json"):
+        (folder / name).write_text('{"traceEvents": []}')
+
+    with pytest.raises(TraceError) as caught:
+        load_job_trace(folder)
+    assert "x.json" in str(caught.value)
+    assert "y.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [[], ["absent.json"]])
+def test_nothing_to_read_is_refused(given):
+    with pytest.raises(TraceError):
+        load_job_trace(given)
+
+
+def test_a_folder_without_traces_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(TraceError, match="must hold Kineto traces"):
+        load_job_trace(tmp_path)
+
+
+def test_formats_are_told_by_content(shared_data):
+    folder = shared_data / "traces" / "gpt_tp2_v100x2"
+    assert detect_format(folder / "kineto_rank0.json.gz") is TraceFormat.KINETO
+    assert detect_format(folder / "pytorch_et_rank0.json.gz") is TraceFormat.EXECUTION_TRACE
+    assert detect_format(folder / "chakra_rank0.et.gz") is TraceFormat.CHAKRA
+    assert detect_format(folder / "comm.json") is TraceFormat.OTHER
+
+
+def test_every_recorded_set_loads(shared_data):
+    folder = shared_data / "traces"
+    for name, ranks in (("dlrm_param_v100x8", 8), ("resnet_ddp_mi300x4", 4), ("gpt_tp2_v100x2", 2)):
+        job = load_job_trace(folder / name)
+        assert len(job.ranks) == ranks
+        assert all(trace.report.faults == () for trace in job.ranks)
+    assert len(load_job_traces(folder / "dlrm_torchrec_v100x4")) == 5
+    with pytest.raises(TraceError, match="one by one"):
+        load_job_trace(folder / "single_rank")

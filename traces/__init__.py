@@ -1,0 +1,17 @@
+"""Recorded reality: what happened on each rank of a training job, read from trace files."""
+
+from traces.job_trace import JobTrace, load_job_trace, load_job_traces
+from traces.kineto import load_kineto
+from traces.trace import Category, Flow, ReadReport, Trace, TraceColumns
+
+__all__ = [
+    "Category",
+    "Flow",
+    "JobTrace",
+    "ReadReport",
+    "Trace",
+    "TraceColumns",
+    "load_job_trace",
+    "load_job_traces",
+    "load_kineto",
+]

@@ -1,0 +1,218 @@
+"""Reader of Kineto traces: the Chrome JSON that torch.profiler writes.
+
+Batches of objects become columns at once; only a batch with something odd in
+it is looked at object by object, and what is odd there is counted and reported.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from perfmodel.base.errors import TraceError
+from traces.json_stream import ObjectStream
+from traces.kineto_rows import CATEGORIES, Interner, RowBuffer, RowError, careful_row, quick_rows
+from traces.trace import Flow, ReadReport, Trace
+
+MAX_FAULTY_RATIO = 0.05
+_FLOW_CATEGORY = "fwdbwd"
+_ARROWS_AND_MARKS = frozenset("sfti")
+_RANK_IN_NAME = re.compile(r"(?:rank|worker)[_.-]?(\d+)", re.IGNORECASE)
+
+
+def load_kineto(path: Path | str) -> Trace:
+    """Read the Kineto trace at *path*, plain or gzip."""
+    path = Path(path)
+    stream = ObjectStream(path, "traceEvents")
+    reader = _Reader(stream)
+    with _collector_paused():
+        for batch in stream.batches():
+            reader.add(batch)
+    return reader.trace()
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Parsing makes many short-lived objects and no cycles; looking for cycles takes a third."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _Reader:
+    """Collects the columns of one trace."""
+
+    def __init__(self, stream: ObjectStream) -> None:
+        self.stream = stream
+        self.names = Interner()
+        self.details = Interner()
+        self.rows = RowBuffer()
+        self.objects = 0
+        self.left_out: dict[str, int] = {}
+        self.threads: dict[int, str] = {}
+        self.flow_starts: dict[Any, tuple[int, int]] = {}
+        self.flow_ends: dict[Any, tuple[int, int]] = {}
+
+    def add(self, batch: list[Any]) -> None:
+        """Take what is kept from a batch of objects."""
+        self.objects += len(batch)
+        try:
+            spans = [item for item in batch if item["ph"] == "X" and item["cat"] in CATEGORIES]
+            rows = quick_rows(spans, self.names, self.details)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            self._add_carefully(batch)
+            return
+        self.rows.add(rows)
+        if len(spans) == len(batch):
+            return
+        arrows = [item for item in batch if item["ph"] != "X"]
+        self._leave_out("arrows, names and marks", len(arrows))
+        for item in arrows:
+            if item.get("cat") == _FLOW_CATEGORY or item["ph"] not in _ARROWS_AND_MARKS:
+                self._add_other(item)
+        if len(spans) + len(arrows) < len(batch):
+            for item in batch:
+                if item["ph"] == "X" and item["cat"] not in CATEGORIES:
+                    self._leave_out_category(item["cat"])
+
+    def _add_carefully(self, batch: list[Any]) -> None:
+        for item in batch:
+            if not isinstance(item, dict):
+                self._fault("something that is no object")
+            elif item.get("ph") != "X":
+                self._leave_out("arrows, names and marks")
+                self._add_other(item)
+            elif not _is_kept(item.get("cat")):
+                self._leave_out_category(item.get("cat"))
+            else:
+                self._add_row(item)
+
+    def _add_row(self, item: dict[str, Any]) -> None:
+        try:
+            row, oddities = careful_row(item, self.names, self.details)
+        except RowError as fault:
+            self._fault(str(fault))
+            return
+        for oddity in oddities:
+            self.stream.faults.add(oddity, f"object {self.objects}")
+        self.rows.add(row)
+
+    def _add_other(self, item: dict[str, Any]) -> None:
+        phase = item.get("ph")
+        if not isinstance(phase, str) or len(phase) != 1:
+            self._leave_out("arrows, names and marks", -1)
+            self._fault("object without a phase `ph`")
+        elif phase in ("s", "f") and item.get("cat") == _FLOW_CATEGORY:
+            self._add_flow(item)
+        elif phase == "M" and item.get("name") == "thread_name":
+            self._add_thread_name(item)
+
+    def _add_flow(self, item: dict[str, Any]) -> None:
+        try:
+            stamp = (int(item["tid"]), round(float(item["ts"]) * 1000))
+            ends = self.flow_starts if item["ph"] == "s" else self.flow_ends
+            ends[item["id"]] = stamp
+        except (KeyError, TypeError, ValueError, OverflowError):
+            self.stream.faults.add("flow without id, thread or stamp", f"object {self.objects}")
+
+    def _add_thread_name(self, item: dict[str, Any]) -> None:
+        arguments = item.get("args")
+        thread = item.get("tid")
+        if isinstance(arguments, dict) and isinstance(thread, int):
+            self.threads[thread] = str(arguments.get("name", ""))
+
+    def _leave_out_category(self, category: object) -> None:
+        if isinstance(category, str):
+            self._leave_out(f"category {category}")
+        else:
+            self._fault("interval without a category `cat`")
+
+    def _leave_out(self, reason: str, count: int = 1) -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + count
+
+    def _fault(self, fault: str) -> None:
+        self._leave_out("faulty")
+        self.stream.faults.add(f"{fault}; left out", f"object {self.objects}")
+
+    def trace(self) -> Trace:
+        """The finished trace; refuses one that holds too little to trust."""
+        path, around = self.stream.path, self.stream.surroundings
+        faulty = self.left_out.get("faulty", 0)
+        if not len(self.rows) or faulty > MAX_FAULTY_RATIO * self.objects:
+            raise TraceError(_refusal(path, self.objects, faulty, self.stream.faults.sentences()))
+        rank, world_size, is_stated = _rank_of(path, around, self.stream)
+        base_ns = around.get("baseTimeNanoseconds", 0)
+        columns = self.rows.columns(base_ns if isinstance(base_ns, int) else 0)
+        report = ReadReport(
+            objects=self.objects,
+            kept=len(columns),
+            left_out={word: count for word, count in sorted(self.left_out.items()) if count},
+            faults=self.stream.faults.sentences(),
+        )
+        return Trace(
+            document=str(path),
+            rank=rank,
+            world_size=world_size,
+            columns=columns,
+            names=tuple(self.names),
+            details=tuple(self.details),
+            thread_names=self.threads,
+            flows=self._flows(base_ns if isinstance(base_ns, int) else 0),
+            devices=_devices_of(around),
+            properties={k: v for k, v in around.items() if k != "deviceProperties"},
+            report=report,
+            is_rank_stated=is_stated,
+        )
+
+    def _flows(self, base_ns: int) -> tuple[Flow, ...]:
+        flows = []
+        for key, (thread, stamp_ns) in self.flow_starts.items():
+            if key in self.flow_ends:
+                target, target_ns = self.flow_ends[key]
+                flows.append(Flow(thread, base_ns + stamp_ns, target, base_ns + target_ns))
+        return tuple(flows)
+
+
+def _is_kept(category: object) -> bool:
+    return isinstance(category, str) and category in CATEGORIES
+
+
+def _rank_of(path: Path, around: dict[str, Any], stream: ObjectStream) -> tuple[int, int, bool]:
+    info = around.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    rank, world_size = info.get("rank"), info.get("world_size")
+    if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or rank < 0):
+        stream.faults.add(f"distributedInfo.rank must be a whole number, is {rank!r}", "the head")
+        rank = None
+    if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:
+        world_size = 0
+    if rank is None:
+        match = _RANK_IN_NAME.search(path.name)
+        rank = int(match[1]) if match else None
+    if rank is None:
+        return 0, world_size or 1, False
+    return rank, max(world_size, 1), True
+
+
+def _devices_of(around: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    devices = around.get("deviceProperties")
+    if not isinstance(devices, list):
+        return ()
+    return tuple(device for device in devices if isinstance(device, dict))
+
+
+def _refusal(path: Path, objects: int, faulty: int, sentences: tuple[str, ...]) -> str:
+    if faulty:
+        heading = f"{path}: {faulty} of {objects} objects are faulty, more than can be left out."
+    else:
+        heading = f"{path}: none of its {objects} objects is an interval of host or device work."
+    advice = "Record it again with torch.profiler (CPU and CUDA activities)."
+    return "\n".join([heading, *(f"  {sentence}" for sentence in sentences), advice])

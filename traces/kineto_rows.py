@@ -1,0 +1,301 @@
+"""Rows of a Kineto trace: which fields are read, and how they become numbers.
+
+The quick way takes a whole batch and raises on anything odd; the careful way
+takes one object and says what was odd. Fields are described in schema_kineto.yaml.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+
+from traces.trace import ABSENT, Category, TraceColumns
+
+CATEGORIES = {
+    "cpu_op": Category.HOST_OPERATOR,
+    "Operator": Category.HOST_OPERATOR,
+    "user_annotation": Category.HOST_ANNOTATION,
+    "cuda_runtime": Category.RUNTIME_CALL,
+    "cuda_driver": Category.RUNTIME_CALL,
+    "hip_runtime": Category.RUNTIME_CALL,
+    "Runtime": Category.RUNTIME_CALL,
+    "kernel": Category.KERNEL,
+    "Kernel": Category.KERNEL,
+    "gpu_memcpy": Category.MEMORY_COPY,
+    "Memcpy": Category.MEMORY_COPY,
+    "gpu_memset": Category.MEMORY_SET,
+    "Memset": Category.MEMORY_SET,
+    "cuda_sync": Category.SYNCHRONISATION,
+    "gpu_user_annotation": Category.DEVICE_ANNOTATION,
+    "overhead": Category.OVERHEAD,
+}
+SHAPE_FIELDS = ("Input Dims", "Input type")
+GEOMETRY_FIELDS = (
+    "grid",
+    "block",
+    "blocks per SM",
+    "warps per SM",
+    "registers per thread",
+    "shared memory",
+    "est. achieved occupancy %",
+    "priority",
+)
+COLLECTIVE_FIELDS = (
+    "Collective name",
+    "In msg nelems",
+    "Out msg nelems",
+    "Group size",
+    "dtype",
+    "In split size",
+    "Out split size",
+    "Process Group Name",
+    "Process Group Description",
+    "Process Group Ranks",
+    "Src Rank",
+    "Dst Rank",
+    "Seq",
+)
+WAIT_FIELDS = (
+    "cuda_sync_kind",
+    "wait_on_stream",
+    "wait_on_cuda_event_record_corr_id",
+    "wait_on_cuda_event_id",
+)
+_ARGUMENTS = (
+    "correlation",
+    "External id",
+    "stream",
+    "device",
+    "Sequence number",
+    "Fwd thread id",
+    "bytes",
+    "graph node id",
+)
+# The columns that `tid` and then _ARGUMENTS become, in that order.
+_NUMBERS = (
+    "thread",
+    "correlation",
+    "external",
+    "stream",
+    "device",
+    "sequence",
+    "forward_thread",
+    "size_bytes",
+    "graph_task",
+)
+Stamps = np.ndarray[Any, np.dtype[np.int64]]
+_EMPTY: dict[str, Any] = {}
+_LARGEST = 2**63 - 1
+
+
+class RowError(Exception):
+    """An object cannot become a row; the text says why."""
+
+
+class Interner(dict[Any, int]):
+    """Gives equal values the same number, counting from 0."""
+
+    def __missing__(self, value: Any) -> int:
+        number = len(self)
+        self[value] = number
+        return number
+
+
+class RowBuffer:
+    """Rows as they come in; sorted and made columns at the end."""
+
+    def __init__(self) -> None:
+        self.stamps = array("q")
+        self.durations = array("q")
+        self.numbers = array("q")
+        self.categories = array("B")
+        self.names = array("i")
+        self.details = array("i")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, rows: Rows) -> None:
+        """Append *rows*."""
+        self.stamps.frombytes(rows.start_ns.tobytes())
+        self.durations.frombytes(rows.duration_ns.tobytes())
+        self.numbers.extend(rows.numbers)
+        self.categories.extend(array("B", rows.categories))
+        self.names.extend(array("i", rows.names))
+        self.details.extend(array("i", rows.details))
+
+    def columns(self, base_ns: int) -> TraceColumns:
+        """All rows by start; of those that start together the longest first."""
+        start_ns = np.frombuffer(self.stamps, dtype=np.int64)
+        duration_ns = np.frombuffer(self.durations, dtype=np.int64)
+        order = np.lexsort((-duration_ns, start_ns))
+        numbers = np.frombuffer(self.numbers, dtype=np.int64).reshape(-1, len(_NUMBERS))
+        return TraceColumns(
+            start_ns=start_ns[order] + np.int64(base_ns),
+            duration_ns=duration_ns[order],
+            category=np.frombuffer(self.categories, dtype=np.uint8)[order],
+            name=np.frombuffer(self.names, dtype=np.int32)[order],
+            detail=np.frombuffer(self.details, dtype=np.int32)[order],
+            **{name: numbers[order, place] for place, name in enumerate(_NUMBERS)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some intervals; `numbers` holds the values of `_NUMBERS` row after row."""
+
+    start_ns: Stamps
+    duration_ns: Stamps
+    numbers: array[int]
+    categories: list[Category]
+    names: list[int]
+    details: list[int]
+
+
+def quick_rows(spans: list[dict[str, Any]], names: Interner, details: Interner) -> Rows:
+    """A batch of intervals; raises on anything that is not as usual."""
+    arguments = [span.get("args", _EMPTY) for span in spans]
+    categories = [CATEGORIES[span["cat"]] for span in spans]
+    duration_ns = _quick_ns([span["dur"] for span in spans])
+    if len(spans) and duration_ns.min() < 0:
+        raise ValueError("negative duration")
+    return Rows(
+        start_ns=_quick_ns([span["ts"] for span in spans]),
+        duration_ns=duration_ns,
+        numbers=_quick_numbers(spans, arguments),
+        categories=categories,
+        names=[names[_text(span["name"])] for span in spans],
+        details=[
+            _detail(category, argument, details)
+            for category, argument in zip(categories, arguments, strict=True)
+        ],
+    )
+
+
+def careful_row(span: dict[str, Any], names: Interner, details: Interner) -> tuple[Rows, list[str]]:
+    """One interval, and what was odd about it."""
+    odd: list[str] = []
+    start_ns, duration_ns = _careful_ns(span.get("ts"), "ts"), _careful_ns(span.get("dur"), "dur")
+    if duration_ns < 0:
+        raise RowError("interval with a negative duration `dur`")
+    name = span.get("name")
+    if not isinstance(name, str):
+        raise RowError("interval without a name")
+    argument = span.get("args", _EMPTY)
+    if not isinstance(argument, dict):
+        odd.append("`args` must be an object; read as absent")
+        argument = _EMPTY
+    category = CATEGORIES[span["cat"]]
+    numbers = [_careful_thread(span.get("tid"), odd)]
+    numbers += [_careful_number(argument.get(word), word, odd) for word in _ARGUMENTS]
+    rows = Rows(
+        start_ns=np.array([start_ns]),
+        duration_ns=np.array([duration_ns]),
+        numbers=array("q", numbers),
+        categories=[category],
+        names=[names[name]],
+        details=[_detail(category, argument, details)],
+    )
+    return rows, odd
+
+
+def _quick_ns(stamps_us: list[Any]) -> Stamps:
+    """Microsecond stamps as whole nanoseconds."""
+    try:
+        return np.array(array("q", stamps_us), dtype=np.int64) * 1000
+    except TypeError:
+        stamps = np.array(array("d", stamps_us), dtype=np.float64) * 1000
+        if not (np.abs(stamps) < _LARGEST / 2).all():
+            raise ValueError("stamp out of range") from None
+        return np.rint(stamps).astype(np.int64)
+
+
+def _quick_numbers(spans: list[dict[str, Any]], arguments: list[dict[str, Any]]) -> array[int]:
+    # Written out, because this is where most of the time goes; same order as _NUMBERS.
+    rows = [
+        (
+            span["tid"],
+            take("correlation", ABSENT),
+            take("External id", ABSENT),
+            take("stream", ABSENT),
+            take("device", ABSENT),
+            take("Sequence number", ABSENT),
+            take("Fwd thread id", ABSENT),
+            take("bytes", ABSENT),
+            take("graph node id", ABSENT),
+        )
+        for span, take in zip(spans, [argument.get for argument in arguments], strict=True)
+    ]
+    try:
+        return array("q", chain.from_iterable(rows))
+    except TypeError:
+        # ROCm writes the stream of a call as an address in text.
+        values = chain.from_iterable(rows)
+        return array("q", [int(v, 0) if v.__class__ is str else v for v in values])
+
+
+def _careful_ns(stamp_us: Any, field: str) -> int:
+    if isinstance(stamp_us, str):
+        try:
+            stamp_us = float(stamp_us)
+        except ValueError:
+            raise RowError(f"interval whose `{field}` is not a number") from None
+    if isinstance(stamp_us, bool) or not isinstance(stamp_us, int | float):
+        raise RowError(f"interval without a number in `{field}`")
+    if not math.isfinite(stamp_us) or abs(stamp_us) * 1000 > _LARGEST / 2:
+        raise RowError(f"interval whose `{field}` is out of range")
+    return round(stamp_us * 1000)
+
+
+def _careful_number(value: Any, field: str, odd: list[str]) -> int:
+    if value is None:
+        return ABSENT
+    if isinstance(value, str):
+        try:
+            value = int(value, 0)
+        except ValueError:
+            odd.append(f"`{field}` is not a whole number; read as absent")
+            return ABSENT
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # noqa: PLR0124  only nan differs from itself
+        odd.append(f"`{field}` is not a whole number; read as absent")
+        return ABSENT
+    if abs(value) > _LARGEST:
+        odd.append(f"`{field}` does not fit in 64 bits; read as absent")
+        return ABSENT
+    return int(value)
+
+
+def _careful_thread(value: Any, odd: list[str]) -> int:
+    if value is None:
+        odd.append("interval without a thread `tid`; put on thread -1")
+        return ABSENT
+    return _careful_number(value, "tid", odd)
+
+
+def _text(name: Any) -> str:
+    if name.__class__ is not str:
+        raise TypeError("a name must be text")
+    text: str = name
+    return text
+
+
+def _detail(category: Category, argument: dict[str, Any], details: Interner) -> int:
+    if not argument:
+        return ABSENT
+    if "Collective name" in argument:
+        fields = COLLECTIVE_FIELDS + (GEOMETRY_FIELDS if category is Category.KERNEL else ())
+    elif category is Category.HOST_OPERATOR and "Input Dims" in argument:
+        fields = SHAPE_FIELDS
+    elif category is Category.SYNCHRONISATION:
+        fields = WAIT_FIELDS
+    elif "grid" in argument:
+        fields = GEOMETRY_FIELDS
+    else:
+        return ABSENT
+    return details[orjson.dumps({field: argument.get(field) for field in fields})]

@@ -1,0 +1,136 @@
+"""Traces: what one rank did, one row an interval, held as columns.
+
+All stamps are nanoseconds on the clock of the recording; host rows and device
+rows of one rank may be skewed against each other, and ranks against each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import orjson
+
+Int64Column = np.ndarray[Any, np.dtype[np.int64]]
+ABSENT = -1
+
+
+class Category(IntEnum):
+    """What kind of interval a row is."""
+
+    HOST_OPERATOR = 0
+    HOST_ANNOTATION = 1
+    RUNTIME_CALL = 2
+    KERNEL = 3
+    MEMORY_COPY = 4
+    MEMORY_SET = 5
+    SYNCHRONISATION = 6
+    DEVICE_ANNOTATION = 7
+    OVERHEAD = 8
+
+
+DEVICE_WORK = (Category.KERNEL, Category.MEMORY_COPY, Category.MEMORY_SET)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceColumns:
+    """The intervals of one rank, sorted by start; absent numbers are -1."""
+
+    start_ns: Int64Column
+    duration_ns: Int64Column
+    category: np.ndarray[Any, np.dtype[np.uint8]]
+    name: np.ndarray[Any, np.dtype[np.int32]]
+    thread: Int64Column
+    correlation: Int64Column
+    external: Int64Column
+    stream: Int64Column
+    device: Int64Column
+    sequence: Int64Column
+    forward_thread: Int64Column
+    size_bytes: Int64Column
+    graph_task: Int64Column
+    detail: np.ndarray[Any, np.dtype[np.int32]]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Int64Column:
+        """When each interval ended."""
+        return self.start_ns + self.duration_ns
+
+    def take(self, rows: Any) -> TraceColumns:
+        """The same columns with only *rows*, in that order."""
+        return TraceColumns(**{name: getattr(self, name)[rows] for name in self.__slots__})
+
+    def is_in(self, *categories: Category) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which rows are of one of *categories*."""
+        return np.isin(self.category, categories)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """An arrow from a forward operator to its backward operator, by thread and time."""
+
+    source_thread: int
+    source_ns: int
+    target_thread: int
+    target_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """What a reader did with a file: counts, and every fault it met."""
+
+    objects: int
+    kept: int
+    left_out: dict[str, int] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+
+    @property
+    def dropped_by_fault(self) -> int:
+        """Objects that were left out because something in them was wrong."""
+        return self.left_out.get("faulty", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one rank did. `names`, `details` and `thread_names` are looked up by number."""
+
+    document: str
+    rank: int
+    world_size: int
+    columns: TraceColumns
+    names: tuple[str, ...]
+    details: tuple[bytes, ...]
+    thread_names: dict[int, str]
+    flows: tuple[Flow, ...]
+    devices: tuple[dict[str, Any], ...]
+    properties: dict[str, Any]
+    report: ReadReport
+    is_rank_stated: bool = True
+
+    def name_of(self, row: int) -> str:
+        """The name of the interval in *row*."""
+        return self.names[int(self.columns.name[row])]
+
+    def detail_of(self, row: int) -> dict[str, Any]:
+        """Shapes, launch geometry or collective metadata of *row*; empty where none was kept."""
+        number = int(self.columns.detail[row])
+        if number == ABSENT:
+            return {}
+        detail: dict[str, Any] = orjson.loads(self.details[number])
+        return detail
+
+    def with_rank(self, rank: int, *, world_size: int) -> Trace:
+        """The same recording under another *rank*."""
+        return replace(self, rank=rank, world_size=world_size)
+
+    @property
+    def span_ns(self) -> int:
+        """From the first start to the last end."""
+        if not len(self.columns):
+            return 0
+        return int(self.columns.end_ns.max() - self.columns.start_ns.min())
