@@ -1,0 +1,263 @@
+"""Advance: the compiled pass that works out when every task starts and ends.
+
+There is no clock and no queue of moments: a lane is walked until its next
+task waits for something not yet known, and walked on once that is known. The
+order of walking cannot change the answer (max-plus algebra), so blocks of
+ranks may be advanced anywhere, in any order, and give the same nanoseconds.
+
+Only ends and the moments members were ready are kept; why a task started when
+it did follows from them (see `timeline`). Loops stand where slices would do,
+because numba compiles them many times faster.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.engine.layout import Int32s, Int64s, Layout
+
+NOT_DONE = -1
+"""The end of a task that has not run yet; the clock starts at 0."""
+NOTHING = -1
+"""No lane, no task: the link of an empty list."""
+SIGNALS = 1
+WAITS = 2
+
+ITERATION = 0
+STACK_HEIGHT = 1
+OUTBOX_LENGTH = 2
+
+
+class State(NamedTuple):
+    """Durations, and what is known so far. *end_ns* and *member_ready_ns* keep some iterations."""
+
+    values_ns: Int64s
+    r_offset: Int64s
+    end_ns: NDArray[np.int64]
+    member_ready_ns: NDArray[np.int64]
+    # lane: next task, time reached, what it waits for, who waits for it
+    head: Int32s
+    lane_now_ns: Int64s
+    waits_for: Int32s
+    first_waiter: Int32s
+    next_waiter: Int32s
+    stack: Int32s
+    # rendezvous: signals still missing, and the latest that came
+    missing: Int32s
+    signal_ns: Int64s
+    # member of a rendezvous: the lane that waits there
+    member_lane: Int32s
+    # the moment at which the task being looked at is ready
+    ready_ns: Int64s
+    # rendezvous to report, with their groups
+    outbox: Int64s
+    # ITERATION, STACK_HEIGHT, OUTBOX_LENGTH
+    counts: Int64s
+
+
+@numba.njit(cache=True, nogil=True)
+def begin_iteration(s: Layout, x: State, iteration: int) -> None:
+    """Make *x* ready for an iteration; lanes keep the time that they have reached."""
+    x.counts[ITERATION] = iteration
+    row = iteration % x.end_ns.shape[0]
+    for task in range(x.end_ns.shape[1]):
+        for v in range(x.end_ns.shape[2]):
+            x.end_ns[row, task, v] = NOT_DONE
+    _expect_signals(s, x)
+    for rank in range(len(s.r_program)):
+        program = s.r_program[rank]
+        for local in range(s.p_lane[program + 1] - s.p_lane[program]):
+            x.head[s.r_lane[rank] + local] = s.lane_first[s.p_lane[program] + local]
+    for lane in range(len(x.head)):
+        x.first_waiter[lane] = NOTHING
+        # The first rank is walked first: pushed last.
+        x.stack[lane] = len(x.head) - 1 - lane
+    x.counts[STACK_HEIGHT] = len(x.head)
+    x.counts[OUTBOX_LENGTH] = 0
+
+
+@numba.njit(cache=True, nogil=True)
+def advance(s: Layout, x: State) -> None:
+    """Walk all lanes on the stack, and those they wake, as far as they go."""
+    while x.counts[STACK_HEIGHT] > 0:
+        x.counts[STACK_HEIGHT] -= 1
+        lane = x.stack[x.counts[STACK_HEIGHT]]
+        _walk_lane(s, x, lane)
+        _wake_waiters(x, lane)
+
+
+@numba.njit(cache=True, nogil=True)
+def resolve(s: Layout, x: State, found: Int64s, signal_ns: Int64s) -> None:
+    """Take in rendezvous that were resolved outside: rows (rendezvous, group)."""
+    for i in range(len(found)):
+        rendezvous = found[i, 0]
+        x.missing[rendezvous] = 0
+        for v in range(signal_ns.shape[1]):
+            x.signal_ns[rendezvous, v] = signal_ns[i, v]
+        _release(s, x, found[i, 1], rendezvous)
+
+
+@numba.njit(cache=True, nogil=True)
+def _expect_signals(s: Layout, x: State) -> None:
+    """Count, for every rendezvous, the members that others wait for."""
+    for rendezvous in range(len(x.missing)):
+        x.missing[rendezvous] = 0
+        for v in range(x.signal_ns.shape[1]):
+            x.signal_ns[rendezvous, v] = 0
+    for member in range(len(x.member_lane)):
+        x.member_lane[member] = NOTHING
+    for group in range(len(s.g_size)):
+        if s.g_is_external[group]:
+            # The members elsewhere count as one, until `resolve` brings their word.
+            for rendezvous in range(s.g_rendezvous[group], s.g_rendezvous[group + 1]):
+                x.missing[rendezvous] = 1
+    for rank in range(len(s.r_program)):
+        program = s.r_program[rank]
+        for i in range(s.p_member[program], s.p_member[program + 1]):
+            place = s.p_task[program] + s.member_task[i]
+            if s.role[place] & SIGNALS:
+                group = s.r_group[rank, s.slot[place]]
+                x.missing[s.g_rendezvous[group] + s.sequence[place]] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _walk_lane(s: Layout, x: State, lane: int) -> None:  # noqa: C901, PLR0912, PLR0915  see below
+    """Run tasks of *lane* in order until one waits for something unknown.
+
+    The one hot loop. It is long because a call for every task would count
+    the references of every array in *s* and *x*: ten times slower.
+    """
+    rank = s.lane_rank[lane]
+    program = s.r_program[rank]
+    stop = s.lane_stop[s.p_lane[program] + (lane - s.r_lane[rank])]
+    task_base, flat_base, offset = s.p_task[program], s.r_task[rank], x.r_offset[rank]
+    iteration, kept, width = x.counts[ITERATION], x.end_ns.shape[0], x.end_ns.shape[2]
+    end_ns = x.end_ns[iteration % kept]
+    now = x.lane_now_ns[lane, 0]
+    task = x.head[lane]
+    while task < stop:
+        here = task_base + task
+        ready = now
+        for v in range(1, width):
+            x.ready_ns[v] = x.lane_now_ns[lane, v]
+        blocker = NOTHING
+        for d in range(s.dep_start[here], s.dep_start[here + 1]):
+            distance = s.dep_distance[d]
+            if distance > iteration:
+                continue
+            source = s.dep_task[d]
+            lag = s.dep_lag_ns[d]
+            if distance == 0:
+                moment = end_ns[flat_base + source, 0]
+                if moment == NOT_DONE:
+                    blocker = source
+                    break
+            else:
+                moment = x.end_ns[(iteration - distance) % kept, flat_base + source, 0]
+            if s.dep_anchor[d]:
+                moment -= x.values_ns[offset + source, 0]
+            ready = max(ready, moment + lag)
+            for v in range(1, width):
+                moment = x.end_ns[(iteration - distance) % kept, flat_base + source, v]
+                if s.dep_anchor[d]:
+                    moment -= x.values_ns[offset + source, v]
+                x.ready_ns[v] = max(x.ready_ns[v], moment + lag)
+        if blocker != NOTHING:
+            source_lane = s.r_lane[rank] + s.task_lane[task_base + blocker]
+            x.waits_for[lane] = blocker
+            x.next_waiter[lane] = x.first_waiter[source_lane]
+            x.first_waiter[source_lane] = lane
+            break
+        if s.slot[here] >= 0:
+            x.ready_ns[0] = ready
+            if not _arrive(s, x, lane, task):
+                break
+            now = x.lane_now_ns[lane, 0]
+        else:
+            now = ready + x.values_ns[offset + task, 0]
+            end_ns[flat_base + task, 0] = now
+            for v in range(1, width):
+                x.lane_now_ns[lane, v] = x.ready_ns[v] + x.values_ns[offset + task, v]
+                end_ns[flat_base + task, v] = x.lane_now_ns[lane, v]
+        task += 1
+    x.head[lane] = task
+    x.lane_now_ns[lane, 0] = now
+
+
+@numba.njit(cache=True, nogil=True)
+def _arrive(s: Layout, x: State, lane: int, task: int) -> bool:
+    """Bring a member, ready at `x.ready_ns`, to its rendezvous; False where it must wait there."""
+    rank = s.lane_rank[lane]
+    here = s.p_task[s.r_program[rank]] + task
+    slot, sequence, role = s.slot[here], s.sequence[here], s.role[here]
+    group = s.r_group[rank, slot]
+    rendezvous = s.g_rendezvous[group] + sequence
+    member = s.g_member[group] + sequence * s.g_size[group] + s.r_position[rank, slot]
+    row = x.counts[ITERATION] % x.end_ns.shape[0]
+    for v in range(len(x.ready_ns)):
+        x.member_ready_ns[row, member, v] = x.ready_ns[v]
+    if role & SIGNALS:
+        x.missing[rendezvous] -= 1
+        for v in range(len(x.ready_ns)):
+            x.signal_ns[rendezvous, v] = max(x.signal_ns[rendezvous, v], x.ready_ns[v])
+        if x.missing[rendezvous] == 0:
+            # The members that came before are let go; this one goes on by itself below.
+            _release(s, x, group, rendezvous)
+        elif x.missing[rendezvous] == 1 and s.g_is_external[group]:
+            x.outbox[x.counts[OUTBOX_LENGTH], 0] = rendezvous
+            x.outbox[x.counts[OUTBOX_LENGTH], 1] = group
+            x.counts[OUTBOX_LENGTH] += 1
+    if (role & WAITS) and x.missing[rendezvous] > 0:
+        x.member_lane[member] = lane
+        return False
+    _start_member(s, x, lane, task, rendezvous, member)
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _start_member(s: Layout, x: State, lane: int, task: int, rendezvous: int, member: int) -> None:
+    """Start a member that is ready, when those it waits for are too."""
+    rank = s.lane_rank[lane]
+    row = x.counts[ITERATION] % x.end_ns.shape[0]
+    role = s.role[s.p_task[s.r_program[rank]] + task]
+    for v in range(len(x.ready_ns)):
+        start = x.member_ready_ns[row, member, v]
+        if role & WAITS:
+            start = max(start, x.signal_ns[rendezvous, v])
+        end = start + x.values_ns[x.r_offset[rank] + task, v]
+        x.end_ns[row, s.r_task[rank] + task, v] = end
+        x.lane_now_ns[lane, v] = end
+
+
+@numba.njit(cache=True, nogil=True)
+def _release(s: Layout, x: State, group: int, rendezvous: int) -> None:
+    """Start every member that waits in a rendezvous, and put its lane back to work."""
+    first = s.g_member[group] + (rendezvous - s.g_rendezvous[group]) * s.g_size[group]
+    for member in range(first, first + s.g_size[group]):
+        lane = x.member_lane[member]
+        if lane != NOTHING:
+            x.member_lane[member] = NOTHING
+            _start_member(s, x, lane, x.head[lane], rendezvous, member)
+            x.head[lane] += 1
+            x.stack[x.counts[STACK_HEIGHT]] = lane
+            x.counts[STACK_HEIGHT] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _wake_waiters(x: State, lane: int) -> None:
+    """Put lanes back to work whose awaited task on *lane* is done now."""
+    waiter = x.first_waiter[lane]
+    x.first_waiter[lane] = NOTHING
+    while waiter != NOTHING:
+        following = x.next_waiter[waiter]
+        if x.waits_for[waiter] < x.head[lane]:
+            x.stack[x.counts[STACK_HEIGHT]] = waiter
+            x.counts[STACK_HEIGHT] += 1
+        else:
+            x.next_waiter[waiter] = x.first_waiter[lane]
+            x.first_waiter[lane] = waiter
+        waiter = following

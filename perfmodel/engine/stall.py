@@ -1,0 +1,137 @@
+"""Stall: why a replay can go no further, in words.
+
+Works on the next task of every lane alone, so that it can be asked of one
+block or of many put together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.base.errors import ReplayStalledError
+from perfmodel.engine.layout import Int32s
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.program import PLAIN, Program
+
+MOST_LINES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Stuck:
+    """The next task of a lane that cannot start; *source* is what it waits for, or PLAIN."""
+
+    rank: int
+    lane: int
+    task: int
+    source: int
+
+
+def explain_stall(job: JobGraph, heads: Int32s) -> ReplayStalledError:
+    """The error that names who waits for whom, given the next task of every lane in *heads*."""
+    stuck = _find_stuck(job, heads)
+    lines = _rendezvous_lines(job, stuck) or _cycle_lines(job, stuck)
+    shown = lines[:MOST_LINES]
+    if len(lines) > len(shown):
+        shown.append(f"... and {len(lines) - len(shown)} more.")
+    heading = f"replay of {job.facts.name!r} stopped with tasks left:"
+    return ReplayStalledError("\n".join([heading, *shown]))
+
+
+def _find_stuck(job: JobGraph, heads: Int32s) -> list[_Stuck]:
+    stuck, place = [], 0
+    for rank in range(job.rank_count):
+        program = job.program_of(rank)
+        of_rank = heads[place : place + len(program.lanes)]
+        place += len(program.lanes)
+        for lane in np.flatnonzero(of_rank < program.lane_start[1:]):
+            task = int(of_rank[lane])
+            stuck.append(_Stuck(rank, int(lane), task, _first_undone(program, of_rank, task)))
+    return stuck
+
+
+def _first_undone(program: Program, heads: Int32s, task: int) -> int:
+    lane_of = np.searchsorted(program.lane_start, np.arange(program.task_count), side="right") - 1
+    for row in range(program.dep_start[task], program.dep_start[task + 1]):
+        source = int(program.dep_task[row])
+        if program.dep_distance[row] == 0 and source >= heads[lane_of[source]]:
+            return source
+    return PLAIN
+
+
+def _rendezvous_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
+    """One line for each rendezvous that some members have reached and others have not."""
+    reached: dict[tuple[int, int], list[_Stuck]] = {}
+    for waiting in stuck:
+        program = job.program_of(waiting.rank)
+        slot = int(program.slot[waiting.task])
+        if slot != PLAIN and waiting.source == PLAIN:
+            group = int(job.rank_group[waiting.rank, slot])
+            reached.setdefault((group, int(program.sequence[waiting.task])), []).append(waiting)
+    lines = []
+    for (group, sequence), members in sorted(reached.items()):
+        present = sorted({member.rank for member in members})
+        missing = [rank for rank in job.groups[group].ranks if rank not in present]
+        label = job.label_of(members[0].rank, members[0].task)
+        lines.append(
+            f"{_name_ranks(present)} wait in {label!r} (#{sequence} of group "
+            f"{job.groups[group].name!r}) for {_name_ranks(missing)}: "
+            f"{_whereabouts(job, stuck, missing)}"
+        )
+    return lines
+
+
+def _whereabouts(job: JobGraph, stuck: list[_Stuck], ranks: list[int]) -> str:
+    """What the first of the missing *ranks* is doing instead."""
+    if not ranks:
+        return "the ranks that folding put together are not alike."
+    first = ranks[0]
+    own = [waiting for waiting in stuck if waiting.rank == first]
+    if not own:
+        return f"rank {first} has no task left. The ranks do not contain the same collectives."
+    waiting = own[0]
+    lane = job.program_of(first).lanes[waiting.lane].name
+    label = job.label_of(first, waiting.task)
+    group = job.group_of(first, waiting.task)
+    if waiting.source != PLAIN:
+        return (
+            f"on lane {lane!r}, rank {first} is held at {label!r}, which waits for "
+            f"{job.label_of(first, waiting.source)!r}."
+        )
+    where = f" of group {group.name!r}" if group else ""
+    return (
+        f"on lane {lane!r}, rank {first} is held in {label!r}{where}. "
+        "The order of collectives differs between these ranks."
+    )
+
+
+def _cycle_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
+    """The ring of tasks that wait for each other, on the first rank that has one."""
+    rank = stuck[0].rank
+    program = job.program_of(rank)
+    by_lane = {waiting.lane: waiting for waiting in stuck if waiting.rank == rank}
+    seen: list[int] = []
+    lane = stuck[0].lane
+    while lane not in seen:
+        seen.append(lane)
+        source = by_lane[lane].source
+        lane = int(np.searchsorted(program.lane_start, source, side="right")) - 1
+    ring = [by_lane[place] for place in seen[seen.index(lane) :]]
+    return [
+        f"cycle on rank {rank}: task {waiting.task} {job.label_of(rank, waiting.task)!r} on lane "
+        f"{program.lanes[waiting.lane].name!r} waits for task {waiting.source} "
+        f"{job.label_of(rank, waiting.source)!r}"
+        for waiting in ring
+    ]
+
+
+def _name_ranks(ranks: list[int]) -> str:
+    if not ranks:
+        return "nobody"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    shown = ", ".join(str(rank) for rank in ranks[:6])
+    return f"ranks {shown}" + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")

@@ -1,0 +1,203 @@
+"""Audit: refusing a job graph that cannot run, with the place and the first divergence.
+
+What only shows when the graph runs (a cycle, collectives in an order that
+blocks) is found by the replay itself, which then says who waits for whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.base.errors import GraphError
+from perfmodel.graph.job import NO_GROUP, JobGraph
+from perfmodel.graph.ops import Communication, Fixed, Op
+from perfmodel.graph.program import PLAIN, Int32s, Program, Role
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Calls:
+    """The tasks of one program behind one slot, in the order of their sequence."""
+
+    program: int
+    slot: int
+    tasks: Int32s
+
+
+def check_job(job: JobGraph) -> None:
+    """Raise a GraphError unless *job* is sound."""
+    if job.rank_count == 0:
+        raise GraphError(f"job {job.facts.name!r}: must have at least one rank, has none.")
+    _check_rank_programs(job)
+    for index, program in enumerate(job.programs):
+        _check_program(job, index, program)
+    _check_groups(job)
+
+
+def _check_rank_programs(job: JobGraph) -> None:
+    wrong = np.flatnonzero((job.rank_program < 0) | (job.rank_program >= len(job.programs)))
+    if len(wrong):
+        rank = int(wrong[0])
+        raise GraphError(
+            f"rank {rank}: must run one of the {len(job.programs)} programs, "
+            f"names program {int(job.rank_program[rank])}."
+        )
+
+
+def _check_program(job: JobGraph, index: int, program: Program) -> None:
+    where = f"program {index} (rank {_first_rank(job, index)})"
+    count = program.task_count
+    if count == 0:
+        raise GraphError(f"{where}: a rank must have an end, but it has no task at all.")
+    if program.lane_start[0] != 0 or program.lane_start[-1] != count:
+        raise GraphError(f"{where}: its lanes do not cover its {count} tasks.")
+    _check_range(where, "op", program.op, len(job.ops))
+    _check_range(where, "label", program.label, len(job.labels))
+    _check_range(where, "source of a dependency", program.dep_task, count)
+    if (program.dep_lag_ns < 0).any():
+        raise GraphError(f"{where}: the lag of a dependency must not be negative.")
+    tasks = np.repeat(np.arange(count), np.diff(program.dep_start))
+    own = np.flatnonzero((tasks == program.dep_task) & (program.dep_distance == 0))
+    if len(own):
+        label = job.labels[int(program.label[tasks[own[0]]])]
+        raise GraphError(f"{where}: cycle, task {tasks[own[0]]} {label!r} waits for itself.")
+
+
+def _check_range(where: str, what: str, column: Int32s, count: int) -> None:
+    wrong = np.flatnonzero((column < 0) | (column >= count))
+    if len(wrong):
+        raise GraphError(
+            f"{where}: {what} must be 0 to {count - 1}, row {int(wrong[0])} holds "
+            f"{int(column[wrong[0]])}."
+        )
+
+
+def _check_groups(job: JobGraph) -> None:
+    if (job.rank_group >= len(job.groups)).any():
+        raise GraphError(f"a slot names a group beyond the {len(job.groups)} that exist.")
+    calls = [
+        {of_slot.slot: of_slot for of_slot in _calls_by_slot(job, index)}
+        for index in range(len(job.programs))
+    ]
+    _check_slots(job, calls)
+    endpoints = job.endpoints()
+    checked: set[tuple[tuple[int, int], ...]] = set()
+    for group in range(len(job.groups)):
+        rows = slice(endpoints.group_start[group], endpoints.group_start[group + 1])
+        ranks, slots = endpoints.rank[rows], endpoints.slot[rows]
+        _check_members(job, group, ranks)
+        pairs = np.unique(np.column_stack([job.rank_program[ranks], slots]), axis=0)
+        # Groups made of the same programs behind the same slots need one look only.
+        key = tuple((int(program), int(slot)) for program, slot in pairs)
+        if key not in checked:
+            checked.add(key)
+            empty = np.empty(0, dtype=np.int32)
+            of_group = [calls[p].get(s, _Calls(p, s, empty)) for p, s in key]
+            _check_same_calls(job, group, of_group)
+
+
+def _calls_by_slot(job: JobGraph, index: int) -> Iterable[_Calls]:
+    program = job.programs[index]
+    members = np.flatnonzero(program.slot != PLAIN)
+    for slot in np.unique(program.slot[members]):
+        tasks = members[program.slot[members] == slot]
+        tasks = tasks[np.argsort(program.sequence[tasks], kind="stable")].astype(np.int32)
+        if not np.array_equal(program.sequence[tasks], np.arange(len(tasks))):
+            raise GraphError(
+                f"program {index} (rank {_first_rank(job, index)}): the collectives of slot "
+                f"{slot} must be numbered 0 to {len(tasks) - 1}, each once."
+            )
+        yield _Calls(index, int(slot), tasks)
+
+
+def _check_slots(job: JobGraph, calls: list[dict[int, _Calls]]) -> None:
+    for index, by_slot in enumerate(calls):
+        ranks = np.flatnonzero(job.rank_program == index)
+        for slot, of_slot in by_slot.items():
+            lost = ranks[
+                job.rank_group[ranks, slot] == NO_GROUP
+                if slot < job.rank_group.shape[1]
+                else slice(None)
+            ]
+            if len(lost):
+                label = job.label_of(int(lost[0]), int(of_slot.tasks[0]))
+                raise GraphError(
+                    f"rank {int(lost[0])}: {label!r} uses communicator slot {slot}, "
+                    "but no group stands behind it. Add the rank to a group with that slot."
+                )
+
+
+def _check_members(job: JobGraph, group: int, ranks: Int32s) -> None:
+    stated = job.groups[group]
+    outside = [rank for rank in stated.ranks if not 0 <= rank < job.rank_count]
+    if outside:
+        raise GraphError(
+            f"group {stated.name!r}: must name ranks 0 to {job.rank_count - 1}, "
+            f"names rank {outside[0]}."
+        )
+    missing = np.setdiff1d(np.array(stated.ranks, dtype=np.int64), ranks)
+    if len(missing):
+        raise GraphError(
+            f"group {stated.name!r}: rank {int(missing[0])} is a member but no slot of it leads "
+            "to the group, so its part in the collectives is missing."
+        )
+
+
+def _check_same_calls(job: JobGraph, group: int, calls: list[_Calls]) -> None:
+    """The programs of a group must call the same collectives in the same order."""
+    name, first = job.groups[group].name, calls[0]
+    for other in calls[1:]:
+        for sequence in range(min(len(first.tasks), len(other.tasks))):
+            mine, theirs = _call(job, first, sequence), _call(job, other, sequence)
+            if _signature(mine) != _signature(theirs):
+                raise GraphError(
+                    f"group {name!r}: members must make the same collectives in the same order; "
+                    f"the first that differs is #{sequence}: rank "
+                    f"{_first_rank(job, first.program)} makes {_words(mine)}, rank "
+                    f"{_first_rank(job, other.program)} makes {_words(theirs)}."
+                )
+        if len(first.tasks) != len(other.tasks):
+            raise GraphError(
+                f"group {name!r}: rank {_first_rank(job, first.program)} makes "
+                f"{len(first.tasks)} collectives, rank {_first_rank(job, other.program)} makes "
+                f"{len(other.tasks)}; #{min(len(first.tasks), len(other.tasks))} has no partner."
+            )
+    _check_signals(job, name, calls)
+
+
+def _check_signals(job: JobGraph, name: str, calls: list[_Calls]) -> None:
+    roles = [job.programs[of.program].role[of.tasks] & int(Role.SIGNALS) for of in calls]
+    lone = np.flatnonzero(np.sum(roles, axis=0) == 0)
+    if len(lone):
+        raise GraphError(
+            f"group {name!r}: in #{int(lone[0])} every member waits and nobody signals. "
+            "Give one of them the role SIGNALS."
+        )
+
+
+def _call(job: JobGraph, calls: _Calls, sequence: int) -> Op:
+    return job.ops[int(job.programs[calls.program].op[calls.tasks[sequence]])]
+
+
+def _signature(op: Op) -> object:
+    """What the members of a rendezvous must agree on."""
+    work = op.work if isinstance(op, Fixed) else op
+    if isinstance(work, Communication):
+        return work.collective
+    return None
+
+
+def _words(op: Op) -> str:
+    signature = _signature(op)
+    if signature is None:
+        return f"{type(op).__name__} work"
+    assert isinstance(op, Communication | Fixed)
+    collective = op.collective if isinstance(op, Communication) else op.work.collective  # type: ignore[union-attr]  # _signature found it
+    return f"{collective.kind.value} of {collective.size_bytes} bytes ({collective.dtype.value})"
+
+
+def _first_rank(job: JobGraph, program: int) -> int:
+    ranks = np.flatnonzero(job.rank_program == program)
+    return int(ranks[0]) if len(ranks) else -1
