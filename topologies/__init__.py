@@ -7,6 +7,7 @@ from topologies.cluster import Cluster, LinkLoad, build_cluster
 from topologies.device import Architecture, Device, HostLink, HostLinkKind, Multiprocessors
 from topologies.device_file import list_devices, load_device
 from topologies.fabric import Fabric, FabricKind
+from topologies.layout import GroupLayout, build_layout
 from topologies.link import Link, LinkKind
 from topologies.route import Route
 from topologies.topology import Topology
@@ -19,6 +20,7 @@ __all__ = [
     "Device",
     "Fabric",
     "FabricKind",
+    "GroupLayout",
     "HostLink",
     "HostLinkKind",
     "Link",
@@ -30,6 +32,7 @@ __all__ = [
     "Vertex",
     "VertexKind",
     "build_cluster",
+    "build_layout",
     "list_catalog",
     "list_devices",
     "load_device",

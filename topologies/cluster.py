@@ -21,6 +21,7 @@ from topologies.route import Route
 from topologies.topology import Topology
 
 Ranks = NDArray[np.int64]
+Seat = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,27 +83,36 @@ class Cluster:
 
     def nic_of(self, rank: int) -> int:
         """The NIC *rank* sends with, counted inside its host."""
-        if not self.topology.nic_of_gpu:
-            raise TopologyError(
-                f"topology {self.topology.name}: has no NIC, so rank {rank} cannot leave its host. "
-                "Add NICs and a fabric."
-            )
-        return self.topology.nic_of_gpu[self.gpu_of(rank)]
+        return self._nic(self.gpu_of(rank))
 
     def route(self, rank_a: int, rank_b: int) -> Route:
         """The links from *rank_a* to *rank_b*, each named with its host."""
-        host_a, host_b = self.host_of(rank_a), self.host_of(rank_b)
+        return self.seat_route(self.seat_of(rank_a), self.seat_of(rank_b))
+
+    def seat_of(self, rank: int) -> Seat:
+        """The host of *rank* and its GPU there."""
+        return self.host_of(rank), self.gpu_of(rank)
+
+    def seat_route(self, seat_a: Seat, seat_b: Seat) -> Route:
+        """The links from one seat (host and GPU) to another, each named with its host."""
+        (host_a, gpu_a), (host_b, gpu_b) = seat_a, seat_b
         if host_a == host_b:
-            inside = self.topology.gpu_route(self.gpu_of(rank_a), self.gpu_of(rank_b))
-            return Route(_on_host(inside.links, host_a))
-        leave = self.topology.nic_route(self.gpu_of(rank_a))
-        nic_a, nic_b = self.nic_of(rank_a), self.nic_of(rank_b)
-        enter = self.topology.route(f"nic:{nic_b}", f"gpu:{self.gpu_of(rank_b)}")
+            return Route(_on_host(self.topology.gpu_route(gpu_a, gpu_b).links, host_a))
+        nic_a, nic_b = self._nic(gpu_a), self._nic(gpu_b)
+        enter = self.topology.route(f"nic:{nic_b}", f"gpu:{gpu_b}")
         return Route(
-            _on_host(leave.links, host_a)
+            _on_host(self.topology.nic_route(gpu_a).links, host_a)
             + self._fabric_links(host_a, nic_a, host_b, nic_b)
             + _on_host(enter.links, host_b)
         )
+
+    def shares_leaf(self, seat_a: Seat, seat_b: Seat) -> bool:
+        """Whether the NICs of two seats (host and GPU) are plugged into one leaf switch."""
+        fabric = self._fabric()
+        leaf_a, leaf_b = (
+            fabric.leaf_of(host=host, nic=self._nic(gpu)) for host, gpu in (seat_a, seat_b)
+        )
+        return leaf_a == leaf_b
 
     def links_between(self, rank_a: int, rank_b: int) -> tuple[Link, ...]:
         """The links of the route from *rank_a* to *rank_b*."""
@@ -140,6 +150,14 @@ class Cluster:
             kind=LinkKind.FABRIC,
         )
         return (port, up, replace(up, source="spine:0", target=leaf_b.name), arrival)
+
+    def _nic(self, gpu: int) -> int:
+        if not self.topology.nic_of_gpu:
+            raise TopologyError(
+                f"topology {self.topology.name}: has no NIC, so gpu:{gpu} cannot leave its host. "
+                "Add NICs and a fabric."
+            )
+        return self.topology.nic_of_gpu[gpu]
 
     def _fabric(self) -> Fabric:
         if self.topology.fabric is None:

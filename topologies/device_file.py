@@ -13,8 +13,8 @@ from perfmodel.base.units import (
     parse_rate_flops,
     parse_size,
 )
-from topologies.lookup import DEVICES, find_document, list_documents
 from topologies.device import Architecture, Device, HostLink, HostLinkKind, Multiprocessors
+from topologies.lookup import DEVICES, find_document, list_documents
 from topologies.reading import Section, parse_power_w
 
 

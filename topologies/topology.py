@@ -25,6 +25,8 @@ class Topology:
     *peer_to_peer* says whether GPUs reach each other over PCIe without a stop in host
     memory; *gpus_forward* whether GPUs pass on NVLink traffic of others. *trays* above 1
     makes it a rack: several machines, each with its own operating system, behind one NVLink.
+    *host_copy_bytes_per_s* is what a large copy from host memory reaches where somebody
+    measured it on this very machine; otherwise it is the device's.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Topology:
     peer_to_peer: bool = True
     gpus_forward: bool = False
     trays: int = 1
+    host_copy_bytes_per_s: float | None = None
     notes: tuple[str, ...] = ()
     router: Router = field(init=False, repr=False, compare=False)
     nic_of_gpu: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -119,6 +122,12 @@ class Topology:
                 f"topology {self.name}: gpu:{gpu} is wired to no CPU socket. Add the link."
             )
         return min(routes, key=lambda route: (len(route.links), -route.bandwidth_bytes_per_s))
+
+    @property
+    def host_copy_bandwidth_bytes_per_s(self) -> float:
+        """What a large copy between pinned host memory and one GPU reaches, one way."""
+        measured = self.host_copy_bytes_per_s
+        return self.device.host_link.effective_bytes_per_s if measured is None else measured
 
     def nvlink_lanes(self, gpu_a: int, gpu_b: int) -> int:
         """How many NVLinks join two GPUs, directly or through a switch; 0 when none do."""

@@ -11,12 +11,12 @@ from pathlib import Path
 from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.errors import InputError, TopologyError
 from perfmodel.base.units import parse_bandwidth, parse_duration_ns
-from topologies.lookup import CATALOG, find_document, list_documents
 from topologies.device import Device
 from topologies.device_file import load_device
 from topologies.fabric import Fabric, FabricKind
 from topologies.link import Link
 from topologies.link_notation import read_links
+from topologies.lookup import CATALOG, find_document, list_documents
 from topologies.reading import Section
 from topologies.topology import Topology
 from topologies.vertex import HOST_KINDS, Vertex, VertexKind
@@ -52,6 +52,7 @@ def parse_topology(content: dict[str, object], *, path: Path) -> Topology:
     peer_to_peer = root.flag("peer_to_peer", default=True)
     gpus_forward = root.flag("gpus_forward", default=False)
     trays = root.integer("trays", default=1)
+    host_copy = root.quantity("host_copy", parse_bandwidth) if root.has("host_copy") else None
     notes = _read_notes(root)
     root.refuse_unknown()
     faults.check(TopologyError)
@@ -69,6 +70,7 @@ def parse_topology(content: dict[str, object], *, path: Path) -> Topology:
             peer_to_peer=peer_to_peer,
             gpus_forward=gpus_forward,
             trays=trays,
+            host_copy_bytes_per_s=host_copy,
             notes=notes,
         )
     except TopologyError as fault:
