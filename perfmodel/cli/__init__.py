@@ -36,7 +36,7 @@ def _run(words: list[str], *, is_debug: bool) -> int:
         # not complain again when the interpreter closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as fault:  # noqa: BLE001  the one place that catches broadly
+    except Exception as fault:  # The one place that catches broadly.
         _report(fault, is_debug=is_debug)
         return 1
     return 0

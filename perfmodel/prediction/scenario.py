@@ -31,7 +31,7 @@ class Mode(Enum):
 class Scenario:
     """A workload on a cluster under a software stack.
 
-    *overrides* change fields of the workload, as texts of `key=value`.
+    *overrides* change fields of the workload, each a text like `batch=4096`.
     *ranks_per_host* of None takes every GPU of a host, and *stack* of None the
     one that the workload names. *samples* is how many times the uncertain
     costs are drawn for the interval, from *seed*.
@@ -39,7 +39,7 @@ class Scenario:
 
     topology: str
     workload: str = DEFAULT_WORKLOAD
-    overrides: tuple[tuple[str, str], ...] = ()
+    overrides: tuple[str, ...] = ()
     hosts: int = 1
     ranks_per_host: int | None = None
     stack: str | None = None
@@ -58,16 +58,6 @@ class Scenario:
                 f"scenario: samples must be at most {MAX_SAMPLES}, got {self.samples}. "
                 "A few hundred already settle a 90 % interval."
             )
-
-
-def parse_override(text: str) -> tuple[str, str]:
-    """Key and value of an override written as `key=value`."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip() or not value.strip():
-        raise ScenarioError(
-            f"override {text!r}: must be written key=value, for example batch=4096."
-        )
-    return key.strip(), value.strip()
 
 
 def _check_at_least(limit: int, name: str, value: int) -> None:

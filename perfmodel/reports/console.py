@@ -15,8 +15,8 @@ from rich.text import Text
 
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankClass, TimeParts
-from perfmodel.prediction.scenario import Mode
 from perfmodel.reports.rank_text import name_ranks
+from perfmodel.reports.sentences import describe_other_time, describe_run, describe_title
 
 WIDTH = 80
 BAR_WIDTH = 72
@@ -46,7 +46,7 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
             *_section("Assumptions", _assumptions(prediction)),
         )
     )
-    console.print(Text(f"\nRan {_where(prediction)}.", style="dim"))
+    console.print(Text(f"\nRan {describe_run(prediction)}.", style="dim"))
 
 
 def _section(title: str, body: Iterable[RenderableType]) -> list[RenderableType]:
@@ -57,9 +57,7 @@ def _section(title: str, body: Iterable[RenderableType]) -> list[RenderableType]
 
 
 def _heading(prediction: Prediction) -> list[RenderableType]:
-    scenario = prediction.scenario
-    hosts = f"{scenario.hosts} host{'' if scenario.hosts == 1 else 's'} of {scenario.topology}"
-    title = Text(f"{scenario.workload} on {hosts}, {prediction.rank_count} ranks", style="bold")
+    title = Text(describe_title(prediction), style="bold")
     answer = Text()
     answer.append(f"\n  {format_duration(prediction.iteration_ns)}", style="bold green")
     answer.append(" an iteration")
@@ -67,15 +65,7 @@ def _heading(prediction: Prediction) -> list[RenderableType]:
     answer.append(
         f"    90 % interval {format_duration(low_ns)} to {format_duration(high_ns)}", style="cyan"
     )
-    return [title, answer, Text(f"  {_other_time(prediction)}", style="dim")]
-
-
-def _other_time(prediction: Prediction) -> str:
-    if prediction.scenario.mode is Mode.PERIOD:
-        other = format_duration(prediction.isolated_ns)
-        return f"steady state; an isolated iteration takes {other}"
-    other = format_duration(prediction.period_ns)
-    return f"isolated iteration; in steady state one takes {other}"
+    return [title, answer, Text(f"  {describe_other_time(prediction)}", style="dim")]
 
 
 def _time_parts(prediction: Prediction) -> list[RenderableType]:
@@ -184,11 +174,6 @@ def _assumptions(prediction: Prediction) -> list[RenderableType]:
     for sentence in prediction.assumptions:
         table.add_row("-", Text(sentence))
     return [table] if prediction.assumptions else []
-
-
-def _where(prediction: Prediction) -> str:
-    seconds = sum(prediction.run.phase_s.values())
-    return f"{prediction.run.executor}, in {format_duration(seconds * 1e9)}"
 
 
 def _left_out(count: int, what: str) -> list[RenderableType]:

@@ -62,7 +62,7 @@ def to_scenario_document(scenario: Scenario) -> dict[str, Any]:
     """*scenario* as plain values: everything needed to ask again."""
     return {
         "workload": scenario.workload,
-        "overrides": dict(scenario.overrides),
+        "overrides": list(scenario.overrides),
         "topology": scenario.topology,
         "hosts": scenario.hosts,
         "ranks_per_host": scenario.ranks_per_host,

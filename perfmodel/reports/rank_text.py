@@ -41,9 +41,7 @@ def _split(ranks: list[int]) -> list[list[int]]:
 
 def _run_end(ranks: list[int], start: int) -> int:
     stop = start + 1
-    while (
-        stop < len(ranks) and ranks[stop] - ranks[stop - 1] == ranks[start + 1] - ranks[start]
-    ):
+    while stop < len(ranks) and ranks[stop] - ranks[stop - 1] == ranks[start + 1] - ranks[start]:
         stop += 1
     return stop
 

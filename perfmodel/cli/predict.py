@@ -1,0 +1,150 @@
+"""`perfmodel predict`: one scenario, its answer on the screen and in files.
+
+Files that cannot be written are found out before the work, not after it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.cli.outputs import Outputs
+from perfmodel.prediction.scenario import (
+    DEFAULT_SAMPLES,
+    DEFAULT_WORKLOAD,
+    Mode,
+    Scenario,
+)
+
+app = typer.Typer(rich_markup_mode=None)
+
+EPILOG = """\b
+Examples:
+  perfmodel predict --topology dgx_h100.yaml
+  perfmodel predict --workload llama3_70b --topology dgx_h100 --hosts 16 --json -
+  perfmodel predict --workload my_model.yaml --topology my_machine.yaml
+  perfmodel predict --topology dgx_a100 --set batch=16384 --report report.html
+  perfmodel predict --list
+\b
+--debug, anywhere on the line, shows the traceback of an error.
+"""
+
+
+class ExecutorChoice(Enum):
+    """The places where replays can run."""
+
+    AUTO = "auto"
+    SERIAL = "serial"
+    RAY = "ray"
+
+
+@app.command(epilog=EPILOG)
+def predict(
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="Machine: a file or a name from `perfmodel topology list`."
+        ),
+    ] = None,
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE", help="Model: a file or a name from --list, e.g. llama3_8b."
+        ),
+    ] = DEFAULT_WORKLOAD,
+    list_workloads: Annotated[
+        bool, typer.Option("--list", help="List the workloads and stacks that come along.")
+    ] = False,
+    hosts: Annotated[int, typer.Option(metavar="N", min=1, help="Number of hosts, e.g. 16.")] = 1,
+    ranks_per_host: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Ranks on each host, e.g. 4; default: one a GPU."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a workload field, e.g. batch=4096; repeatable.",
+        ),
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="Software stack, e.g. pytorch_eager; default: the workload's."
+        ),
+    ] = None,
+    isolated: Annotated[
+        bool,
+        typer.Option("--isolated", help="Answer with one iteration that starts at a barrier."),
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Seed of the interval's samples.")
+    ] = 0,
+    samples: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=2, help="How often uncertain costs are drawn for the interval."
+        ),
+    ] = DEFAULT_SAMPLES,
+    executor: Annotated[
+        ExecutorChoice, typer.Option(help="Where replays run; auto takes Ray for big jobs.")
+    ] = ExecutorChoice.AUTO,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one a CPU core.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="Join this Ray cluster, e.g. host:6379.")
+    ] = None,
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
+    ] = None,
+    trace_file: Annotated[
+        Path | None,
+        typer.Option("--trace-out", metavar="FILE", help="Write a timeline for Perfetto."),
+    ] = None,
+    report_file: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE.html", help="Write a web page.")
+    ] = None,
+) -> None:
+    """Predict how long one training iteration takes, and why."""
+    if list_workloads:
+        from perfmodel.cli.listing import print_workloads
+
+        print_workloads()
+        return
+    if topology is None:
+        raise typer.BadParameter(
+            "say which machine, for example --topology dgx_h100.yaml; "
+            "`perfmodel topology list` shows them",
+            param_hint="--topology",
+        )
+    outputs = Outputs(json_file=json_file, trace_file=trace_file, report_file=report_file)
+    outputs.check()
+    scenario = Scenario(
+        topology=topology,
+        workload=workload,
+        overrides=tuple(overrides or ()),
+        hosts=hosts,
+        ranks_per_host=ranks_per_host,
+        stack=stack,
+        mode=Mode.ISOLATED if isolated else Mode.PERIOD,
+        seed=seed,
+        samples=samples,
+    )
+    from perfmodel import api
+    from perfmodel.reports.progress import show_progress
+
+    with show_progress() as progress:
+        prediction = api.predict(
+            scenario,
+            executor=executor.value,
+            workers=workers,
+            ray_address=ray_address,
+            on_phase=progress,
+        )
+    outputs.write(prediction)

@@ -1,0 +1,155 @@
+"""Timeline picture: the lanes of a few ranks as boxes for an SVG.
+
+Tasks narrower than a pixel are merged with their neighbours, so that the
+picture of ten thousand tasks stays a few hundred boxes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.base.units import format_duration
+from perfmodel.graph.program import LaneKind
+from perfmodel.prediction.evidence import Evidence
+from perfmodel.reports.rank_text import format_ranks
+
+WIDTH = 930
+LEFT = 170
+ROW_HEIGHT = 20
+RANK_GAP = 8
+MAX_RANKS = 4
+TICKS = 6
+
+LANE_COLOURS = {
+    LaneKind.HOST: "#8a97a5",
+    LaneKind.LOADER: "#b9a5c9",
+    LaneKind.COMPUTE: "#3f9a54",
+    LaneKind.COMMUNICATION: "#3b74c4",
+    LaneKind.COPY: "#c98f2e",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A task, or several that are too small to be told apart."""
+
+    x: float
+    width: float
+    colour: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One lane."""
+
+    y: int
+    name: str
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A moment on the axis."""
+
+    x: float
+    anchor: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePicture:
+    """Everything the page needs to draw the lanes."""
+
+    width: int
+    height: int
+    left: int
+    rows: tuple[Row, ...]
+    ticks: tuple[Tick, ...]
+    note: str
+
+
+def build_timeline_picture(evidence: Evidence) -> TimelinePicture:
+    """The lanes of the first ranks of *evidence* over one iteration."""
+    shown = min(evidence.job.rank_count, MAX_RANKS)
+    start_ns = min(int(evidence.starts_of(rank).min()) for rank in range(shown))
+    stop_ns = max(int(evidence.ends_of(rank).max()) for rank in range(shown))
+    scale = (WIDTH - LEFT) / max(stop_ns - start_ns, 1)
+    rows: list[Row] = []
+    y = 0
+    for rank in range(shown):
+        for lane, _ in enumerate(evidence.job.program_of(rank).lanes):
+            row = _build_row(evidence, rank, lane, start_ns=start_ns, scale=scale, y=y)
+            if row.boxes:
+                rows.append(row)
+                y += ROW_HEIGHT
+        y += RANK_GAP
+    return TimelinePicture(
+        width=WIDTH,
+        height=y + 14,
+        left=LEFT,
+        rows=tuple(rows),
+        ticks=_build_ticks(stop_ns - start_ns),
+        note=_note(evidence, shown),
+    )
+
+
+def _build_row(
+    evidence: Evidence, rank: int, lane: int, *, start_ns: int, scale: float, y: int
+) -> Row:
+    program = evidence.job.program_of(rank)
+    tasks = slice(int(program.lane_start[lane]), int(program.lane_start[lane + 1]))
+    starts_ns, ends_ns = evidence.starts_of(rank)[tasks], evidence.ends_of(rank)[tasks]
+    labels = [evidence.job.labels[index] for index in program.label[tasks]]
+    colour = LANE_COLOURS[program.lanes[lane].kind]
+    boxes: list[Box] = []
+    for first, last in _merge(starts_ns, ends_ns, gap_ns=1.0 / scale):
+        duration = format_duration(float(ends_ns[last] - starts_ns[first]))
+        more = f" and {last - first} more" if last > first else ""
+        boxes.append(
+            Box(
+                x=round(LEFT + float(starts_ns[first] - start_ns) * scale, 2),
+                width=round(max(float(ends_ns[last] - starts_ns[first]) * scale, 0.4), 2),
+                colour=colour,
+                words=f"{labels[first]}{more}: {duration}",
+            )
+        )
+    name = f"rank {evidence.class_ranks[rank][0]} {program.lanes[lane].name}"
+    return Row(y=y, name=name if len(name) <= 28 else f"{name[:27]}…", boxes=tuple(boxes))
+
+
+def _merge(starts_ns: np.ndarray, ends_ns: np.ndarray, *, gap_ns: float) -> list[tuple[int, int]]:
+    """First and last task of each box: a box takes in what comes within less than *gap_ns*."""
+    kept = np.flatnonzero(ends_ns > starts_ns)
+    boxes: list[tuple[int, int]] = []
+    for task in kept.tolist():
+        is_small = ends_ns[task] - starts_ns[task] < gap_ns
+        if boxes and is_small and starts_ns[task] - ends_ns[boxes[-1][1]] < gap_ns:
+            boxes[-1] = (boxes[-1][0], task)
+        else:
+            boxes.append((task, task))
+    return boxes
+
+
+def _build_ticks(length_ns: int) -> tuple[Tick, ...]:
+    ticks = []
+    for number in range(TICKS):
+        share = number / (TICKS - 1)
+        anchor = {0: "start", TICKS - 1: "end"}.get(number, "middle")
+        x = round(LEFT + share * (WIDTH - LEFT), 2)
+        ticks.append(Tick(x=x, anchor=anchor, words=format_duration(length_ns * share)))
+    return tuple(ticks)
+
+
+def _note(evidence: Evidence, shown: int) -> str:
+    sentences = [
+        f"Rank {ranks[0]} stands for {format_ranks(ranks)}."
+        for ranks in evidence.class_ranks[:shown]
+        if len(ranks) > 1
+    ]
+    left_out = evidence.job.rank_count - shown
+    if left_out:
+        sentences.append(f"{left_out} more classes of ranks are not drawn.")
+    return " ".join(sentences)
