@@ -1,1 +1,30 @@
 """What a group of ranks does together: collectives, and how long they take on a cluster."""
+
+from collectives.calibration import Calibration, load_calibration, load_default_calibration
+from collectives.collective import Collective, CollectiveKind
+from collectives.cost import CollectiveCost
+from collectives.group import GroupShape, group_shape, wiring_of
+from collectives.pricing import CollectiveCall, price_collective, price_collectives, price_sizes
+from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
+from collectives.wiring import HostLinkClass, Wiring
+
+__all__ = [
+    "Calibration",
+    "Collective",
+    "CollectiveAlgorithm",
+    "CollectiveCall",
+    "CollectiveCost",
+    "CollectiveKind",
+    "CollectiveSoftware",
+    "GroupShape",
+    "HostLinkClass",
+    "Protocol",
+    "Wiring",
+    "group_shape",
+    "load_calibration",
+    "load_default_calibration",
+    "price_collective",
+    "price_collectives",
+    "price_sizes",
+    "wiring_of",
+]

@@ -1,0 +1,57 @@
+"""Applied constants: a calibration as it holds for one wiring and one release of NCCL."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collectives.calibration import Calibration
+from collectives.collective import CollectiveKind
+from collectives.constants import HostConstants
+from collectives.software import CollectiveSoftware
+from collectives.timing import WireSpeeds
+from collectives.tuner import Tuner
+from collectives.wiring import Wiring
+from perfmodel.base.dtypes import DType
+
+_REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
+
+
+def build_tuner(wiring: Wiring, calibration: Calibration) -> Tuner:
+    """NCCL's tuner as it sees *wiring*."""
+    entry = calibration.fabric_entry(wiring)
+    if wiring.host_count == 1:
+        return Tuner(calibration.tuner, wiring, calibration.fabrics[0].protocols)
+    return Tuner(calibration.tuner, wiring, entry.protocols, entry.has_trees)
+
+
+def wire_speeds(wiring: Wiring) -> WireSpeeds:
+    """The datasheet bandwidths of *wiring*."""
+    return WireSpeeds(
+        ring_bytes_per_s=wiring.ring_bandwidth_bytes_per_s,
+        pair_bytes_per_s=wiring.pair_bandwidth_bytes_per_s,
+        nic_bytes_per_s=wiring.nic_bandwidth_bytes_per_s or np.inf,
+        ranks_per_host=wiring.ranks_per_host,
+        oversubscription=wiring.pair_oversubscription,
+    )
+
+
+def host_constants_for(
+    software: CollectiveSoftware, calibration: Calibration, wiring: Wiring
+) -> HostConstants:
+    """The host constants, with what the release of NCCL changes in them."""
+    host = calibration.host_constants(wiring)
+    if software.is_before_2_24:
+        return host.with_plateau_ratio(calibration.software.before_2_24_plateau_ratio)
+    return host
+
+
+def software_factor(
+    kind: CollectiveKind, dtype: DType, software: CollectiveSoftware, calibration: Calibration
+) -> float:
+    """How much slower the release and the number format make *kind*."""
+    factor = 1.0
+    if software.is_before_2_24 and kind is not CollectiveKind.ALL_TO_ALL:
+        factor *= calibration.software.before_2_24_ratio
+    if dtype.size_bytes == 1 and kind in _REDUCTIONS:
+        factor *= calibration.software.byte_reduction_ratio
+    return factor

@@ -1,0 +1,188 @@
+"""Calibration: the file of fitted constants, and which of them apply to a group.
+
+A host entry belongs to a GPU generation on a class of links, or to named machines only
+when it describes an odd host. A machine without an entry takes the one of its generation, then of
+its class of links, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from collectives.calibration_file import (
+    parse_fabric,
+    parse_host,
+    parse_software,
+    parse_spans,
+    parse_tuner,
+    parse_uncertainty,
+)
+from collectives.collective import CollectiveKind
+from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
+from collectives.entries import FabricEntry, HostEntry, MeasuredSpan
+from collectives.tuner import TunerConstants
+from collectives.wiring import HostLinkClass, Wiring
+from perfmodel.base.documents import FaultList, load_yaml
+from perfmodel.base.errors import CalibrationError
+from perfmodel.base.provenance import Provenance
+
+CALIBRATIONS = Path(__file__).parent / "calibrations"
+SCHEMA_VERSION = 1
+TRANSFER_SIGMA = 0.2
+
+__all__ = ["Calibration", "load_calibration", "load_default_calibration"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """All fitted constants, with what they were fitted on."""
+
+    about: Mapping[str, str]
+    hosts: tuple[HostEntry, ...]
+    fabrics: tuple[FabricEntry, ...]
+    software: SoftwareConstants
+    uncertainty: Mapping[str, float]
+    spans: tuple[MeasuredSpan, ...]
+    tuner: TunerConstants
+    _spans: Mapping[tuple[str, CollectiveKind], tuple[MeasuredSpan, ...]] = field(
+        init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        if not self.hosts or not self.fabrics:
+            raise CalibrationError(
+                "calibration: must hold host and fabric entries. Fit it from tables of both."
+            )
+        table: dict[tuple[str, CollectiveKind], tuple[MeasuredSpan, ...]] = {}
+        for span in self.spans:
+            key = (span.topology, span.kind)
+            table[key] = (*table.get(key, ()), span)
+        object.__setattr__(self, "_spans", table)
+
+    def host_entry(self, wiring: Wiring) -> HostEntry:
+        """The entry nearest to *wiring*: machine, generation and class, class, generation."""
+        return min(self.hosts, key=lambda entry: _distance(entry, wiring))
+
+    def host_constants(self, wiring: Wiring) -> HostConstants:
+        """What applies inside the hosts of *wiring*."""
+        return self.host_entry(wiring).constants
+
+    def fabric_entry(self, wiring: Wiring) -> FabricEntry:
+        """The entry of the machine's network; the first one where nobody measured it."""
+        for entry in self.fabrics:
+            if wiring.topology_name in entry.machines:
+                return entry
+        return self.fabrics[0]
+
+    def fabric_constants(self, wiring: Wiring) -> FabricConstants | None:
+        """What applies between the hosts of *wiring*; none on one host."""
+        return self.fabric_entry(wiring).constants if wiring.host_count > 1 else None
+
+    def provenance(self, wiring: Wiring, kind: CollectiveKind, size_bytes: float) -> Provenance:
+        """How well this call is covered by what was measured."""
+        spans = self._spans.get((wiring.topology_name, kind), ())
+        for span in spans:
+            if span.holds(wiring.host_count, wiring.rank_count, size_bytes):
+                return Provenance.INTERPOLATED
+        entry = self.host_entry(wiring)
+        is_known = entry.architecture == wiring.architecture
+        return Provenance.EXTRAPOLATED if is_known or spans else Provenance.ANALYTIC
+
+    def relative_sigma(self, wiring: Wiring, kind: CollectiveKind, latency_ratio: float) -> float:
+        """One standard deviation of the relative error, from rows held out of the fit."""
+        spread = "one_host" if wiring.host_count == 1 else "several_hosts"
+        regime = "latency" if latency_ratio > 0.5 else "bandwidth"
+        for machine, word in (
+            (wiring.topology_name, kind.value),
+            (wiring.topology_name, "any"),
+        ):
+            sigma = self.uncertainty.get(f"{machine}/{spread}/{word}/{regime}")
+            if sigma is not None:
+                return sigma
+        return self.uncertainty.get(f"unseen/{spread}/any/{regime}", TRANSFER_SIGMA)
+
+
+_GENERATIONS = ("pascal", "volta", "ampere", "ada", "hopper", "blackwell")
+
+
+def _distance(entry: HostEntry, wiring: Wiring) -> tuple[int, int, int]:
+    """How far *entry* is from *wiring*; the smallest wins, ties by order in the file."""
+    if wiring.topology_name in entry.machines:
+        return (-1, 0, 0)
+    link_class = wiring.link_class
+    if link_class is HostLinkClass.NONE:
+        link_class = HostLinkClass.NVSWITCH
+    if entry.machines:
+        return (9, 0, 0)
+    if entry.link_class is link_class:
+        far_class = 0
+    else:
+        far_class = 1 if entry.link_class.is_nvlink == link_class.is_nvlink else 4
+    return (far_class, _generations_apart(entry.architecture, wiring.architecture), 0)
+
+
+def _generations_apart(first: str, second: str) -> int:
+    if first not in _GENERATIONS or second not in _GENERATIONS:
+        return 0 if first == second else len(_GENERATIONS)
+    return abs(_GENERATIONS.index(first) - _GENERATIONS.index(second))
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read a calibration file, with NCCL's planning table beside it; all faults at once."""
+    document = load_yaml(path, error_type=CalibrationError)
+    faults = FaultList(str(path))
+    _check_keys(document, faults)
+    faults.check(CalibrationError)
+    if document["schema_version"] != SCHEMA_VERSION:
+        raise CalibrationError(
+            f"{path}: schema_version must be {SCHEMA_VERSION}, got {document['schema_version']!r}."
+            " Fit it again with this version of perfmodel."
+        )
+    tuner = load_yaml(CALIBRATIONS / "nccl_tuner.yaml", error_type=CalibrationError)
+    return Calibration(
+        about={key: str(document[key]) for key in _ABOUT},
+        hosts=tuple(parse_host(item) for item in _items(document, "hosts")),
+        fabrics=tuple(parse_fabric(item) for item in _items(document, "fabrics")),
+        software=parse_software(document["software_constants"]),
+        uncertainty=parse_uncertainty(document["uncertainty"]),
+        spans=parse_spans(document["measured"]),
+        tuner=parse_tuner(tuner),
+    )
+
+
+_ABOUT = ("source", "hardware", "software", "date", "licence", "command")
+_KEYS = (
+    *_ABOUT,
+    "schema_version",
+    "hosts",
+    "fabrics",
+    "software_constants",
+    "uncertainty",
+    "measured",
+)
+
+
+def _check_keys(document: Mapping[str, Any], faults: FaultList) -> None:
+    for key in _KEYS:
+        if key not in document:
+            faults.add(key, "is missing")
+    for key in document:
+        if key not in _KEYS:
+            faults.add(str(key), "is no key of a calibration of collectives; remove it")
+
+
+def _items(document: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:
+    items = document[key]
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise CalibrationError(f"calibration.{key}: must be a list of mappings.")
+    return items
+
+
+@lru_cache(maxsize=1)
+def load_default_calibration() -> Calibration:
+    """The calibration that ships with the package."""
+    return load_calibration(CALIBRATIONS / "nccl.yaml")

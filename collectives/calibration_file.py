@@ -1,0 +1,160 @@
+"""The file format of calibrations: mappings to entries and back.
+
+Numbers are rounded to six digits when written, so that a file is readable and a fit that is
+repeated gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+from collectives.collective import CollectiveKind
+from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
+from collectives.entries import FabricEntry, HostEntry, MeasuredSpan
+from collectives.software import CollectiveAlgorithm, Protocol
+from collectives.tuner import GenerationPlan, TunerConstants
+from collectives.wiring import HostLinkClass
+from perfmodel.base.documents import FaultList
+from perfmodel.base.errors import CalibrationError
+
+Constants = TypeVar("Constants", HostConstants, FabricConstants, SoftwareConstants)
+
+
+def _parse_constants(kind: type[Constants], content: Any, place: str) -> Constants:
+    faults = FaultList(place)
+    names = [field.name for field in fields(kind)]
+    given = content if isinstance(content, dict) else {}
+    for name in names:
+        if not isinstance(given.get(name), (int, float)):
+            faults.add(name, f"must be a number, got {given.get(name)!r}")
+    for name in given:
+        if name not in names:
+            faults.add(str(name), "is no constant of this block; remove it")
+    faults.check(CalibrationError)
+    return kind(**{name: float(given[name]) for name in names})
+
+
+def parse_host(content: Mapping[str, Any]) -> HostEntry:
+    """Read a host entry."""
+    name = str(content.get("name"))
+    return HostEntry(
+        name=name,
+        architecture=str(content.get("architecture")),
+        link_class=HostLinkClass(content.get("link_class")),
+        constants=_parse_constants(HostConstants, content.get("constants"), f"hosts.{name}"),
+        machines=tuple(content.get("machines", ())),
+    )
+
+
+def parse_fabric(content: Mapping[str, Any]) -> FabricEntry:
+    """Read a fabric entry."""
+    name = str(content.get("name"))
+    return FabricEntry(
+        name=name,
+        machines=tuple(content.get("machines", ())),
+        constants=_parse_constants(FabricConstants, content.get("constants"), f"fabrics.{name}"),
+        protocols=tuple(Protocol(word) for word in content.get("protocols", ())),
+        has_trees=bool(content.get("has_trees", True)),
+    )
+
+
+def parse_software(content: Any) -> SoftwareConstants:
+    """Read the software constants."""
+    return _parse_constants(SoftwareConstants, content, "software_constants")
+
+
+def parse_uncertainty(content: Any) -> dict[str, float]:
+    """Read relative standard deviations by machine/spread/kind/regime."""
+    if not isinstance(content, dict) or not all(
+        isinstance(value, (int, float)) and 0 <= value < 10 for value in content.values()
+    ):
+        raise CalibrationError("uncertainty: must map scopes to numbers from 0 to 10.")
+    return {str(key): float(value) for key, value in content.items()}
+
+
+def parse_spans(content: Any) -> tuple[MeasuredSpan, ...]:
+    """Read the measured spans: rows of topology, kind, hosts, ranks, low, high."""
+    try:
+        return tuple(
+            MeasuredSpan(
+                str(topology), CollectiveKind(kind), int(hosts), int(ranks), int(low), int(high)
+            )
+            for topology, kind, hosts, ranks, low, high in content
+        )
+    except (TypeError, ValueError) as fault:
+        raise CalibrationError(
+            f"measured: rows must be [topology, kind, hosts, ranks, low bytes, high bytes]. {fault}"
+        ) from None
+
+
+def parse_tuner(content: Mapping[str, Any]) -> TunerConstants:
+    """Read NCCL's planning table; its latencies are in microseconds, bandwidths in GB/s."""
+    return TunerConstants(
+        base_ns=_latencies(content["base_us"]),
+        nvlink_ns=_latencies(content["nvlink_us"]),
+        pcie_ns=_latencies(content["pcie_us"]),
+        net_ns=_latencies(content["net_us"]),
+        nvls_ratio=float(content["nvls_ratio"]),
+        generations={str(name): _generation(plan) for name, plan in content["generations"].items()},
+        tree_correction={
+            Protocol(word): tuple(float(value) for value in values)
+            for word, values in content["tree_correction"].items()
+        },
+    )
+
+
+def _latencies(content: Mapping[str, Sequence[float]]) -> dict[Any, dict[Protocol, float]]:
+    return {
+        CollectiveAlgorithm(word): {
+            protocol: 1e3 * float(value) for protocol, value in zip(Protocol, values, strict=True)
+        }
+        for word, values in content.items()
+    }
+
+
+def _generation(content: Mapping[str, Any]) -> GenerationPlan:
+    def rates(key: str) -> tuple[float, ...]:
+        return tuple(1e9 * float(value) for value in content[key])
+
+    return GenerationPlan(
+        link_ratio=float(content["link_ratio"]),
+        channels=int(content["channels"]),
+        ll_max_bytes_per_s=rates("ll_max_gb_per_s"),
+        ring_ll128_channel_bytes_per_s=rates("ring_ll128_channel_gb_per_s"),
+        tree_ll128_channel_bytes_per_s=rates("tree_ll128_channel_gb_per_s"),
+        tree_channel_bytes_per_s=rates("tree_channel_gb_per_s"),
+        nvls_tree_channel_bytes_per_s=rates("nvls_tree_channel_gb_per_s"),
+    )
+
+
+def to_document(hosts: Sequence[HostEntry], fabrics: Sequence[FabricEntry]) -> dict[str, Any]:
+    """The entries as plain mappings, for writing."""
+    return {
+        "hosts": [
+            {
+                "name": entry.name,
+                "architecture": entry.architecture,
+                "link_class": entry.link_class.value,
+                "machines": list(entry.machines),
+                "constants": to_numbers(entry.constants),
+            }
+            for entry in hosts
+        ],
+        "fabrics": [
+            {
+                "name": entry.name,
+                "machines": list(entry.machines),
+                "protocols": [protocol.value for protocol in entry.protocols],
+                "has_trees": entry.has_trees,
+                "constants": to_numbers(entry.constants),
+            }
+            for entry in fabrics
+        ],
+    }
+
+
+def to_numbers(constants: HostConstants | FabricConstants | SoftwareConstants) -> dict[str, float]:
+    """The constants by name, six digits each."""
+    return {name: float(f"{value:.6g}") for name, value in asdict(constants).items()}

@@ -1,0 +1,109 @@
+"""Constants: what a generation of GPUs and a fabric reach of their datasheets, as fitted.
+
+Times are nanoseconds, ratios are of the datasheet's bandwidth, so that constants carry over
+to a machine of the same generation with other wires.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from perfmodel.base.errors import CalibrationError
+
+
+def _check_positive(owner: str, constants: object) -> None:
+    for field in fields(constants):  # type: ignore[arg-type]  # a dataclass instance
+        value = getattr(constants, field.name)
+        if not (isinstance(value, float) and math.isfinite(value) and value >= 0):
+            raise CalibrationError(
+                f"{owner}.{field.name}: must be a number of zero or more, got {value!r}. "
+                "Fit the calibration again."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostConstants:
+    """Inside a host, for one GPU generation on one class of links.
+
+    *spread_ns* is the cost of using all channels, reached when a chunk is much larger than
+    *spread_bytes*. *ll_overlap* is the exponent by which waiting and sending hide each other in LL
+    and LL128 (1: not at all). *copy_ratio* is how much of a link step the copy inside the GPU's
+    own memory costs. *fill_ns* is the time constant of filling the pipeline of chunks, whose cost
+    grows with the square root of the transfer. *crowding* is the power by which bandwidth
+    falls with the number of ranks beyond what shared links explain. *plateau_ns* is what
+    spreading a pairwise exchange over all channels costs once a slice exceeds *plateau_bytes*.
+    """
+
+    launch_ns: float
+    spread_ns: float
+    spread_bytes: float
+    ll_hop_ns: float
+    ll_ratio: float
+    ll_overlap: float
+    ll128_hop_ns: float
+    ll128_ratio: float
+    simple_launch_ns: float
+    simple_hop_ns: float
+    simple_ratio: float
+    copy_ratio: float
+    fill_ns: float
+    crowding: float
+    nvls_launch_ns: float
+    nvls_ratio: float
+    nvls_fill_ns: float
+    pair_launch_ns: float
+    pair_peer_ns: float
+    pair_ratio: float
+    pair_fill_ns: float
+    pair_crowding: float
+    plateau_ns: float
+    plateau_bytes: float
+
+    def __post_init__(self) -> None:
+        _check_positive("host constants", self)
+
+    def with_plateau_ratio(self, ratio: float) -> HostConstants:
+        """The same with another cost of spreading a pairwise exchange."""
+        return replace(self, plateau_ns=self.plateau_ns * ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricConstants:
+    """Between hosts, for one kind of network with its NCCL plugin.
+
+    *spread_ns* a hop is what messages of more than a few packets cost over the smallest ones;
+    *fill_ns* a hop what waiting for the first chunk costs once chunks exceed *fill_bytes*.
+    """
+
+    launch_ns: float
+    ll_hop_ns: float
+    ll128_hop_ns: float
+    simple_hop_ns: float
+    spread_ns: float
+    spread_bytes: float
+    ll_ratio: float
+    ll128_ratio: float
+    simple_ratio: float
+    fill_ns: float
+    fill_bytes: float
+    nvls_tree_launch_ns: float
+    pair_launch_ns: float
+    pair_peer_ns: float
+    pair_ratio: float
+    pair_fill_ns: float
+
+    def __post_init__(self) -> None:
+        _check_positive("fabric constants", self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftwareConstants:
+    """What the release of NCCL and the number format change, as factors of the time."""
+
+    before_2_24_ratio: float
+    before_2_24_plateau_ratio: float
+    byte_reduction_ratio: float
+
+    def __post_init__(self) -> None:
+        _check_positive("software constants", self)

@@ -1,0 +1,255 @@
+"""Groups: which hosts and GPUs a group of ranks sits on, and what wiring that gives.
+
+Only the pattern counts: how many hosts hold which set of GPUs, and over how many
+blocks of leaf switches they spread. Equal patterns are worked out once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.rings import chain_bandwidth, pack_rings
+from collectives.wiring import HostLinkClass, Wiring
+from perfmodel.base.errors import InputError
+from topologies import Cluster, LinkKind, Topology
+
+_BITS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What distinguishes groups: *patterns* are (GPUs of a host, how many hosts have these)."""
+
+    patterns: tuple[tuple[tuple[int, ...], int], ...]
+    leaf_blocks: int
+
+    @property
+    def host_count(self) -> int:
+        """Over how many hosts it spreads."""
+        return sum(count for _, count in self.patterns)
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks it has."""
+        return sum(len(gpus) * count for gpus, count in self.patterns)
+
+
+def group_shape(ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster) -> GroupShape:
+    """The pattern of *ranks* on *cluster*: equal for groups that are translations of each other."""
+    members = _checked_ranks(ranks, cluster)
+    block, seat = np.divmod(members, cluster.ranks_per_block)
+    host = block // cluster.blocks_per_host
+    gpu = block % cluster.blocks_per_host * cluster.gpus_per_block + seat
+    order = np.argsort(host, kind="stable")
+    hosts, starts = np.unique(host[order], return_index=True)
+    words = []
+    for low in range(0, int(gpu.max()) + 1, _BITS):
+        inside = (gpu >= low) & (gpu < low + _BITS)
+        bits = np.where(inside, np.int64(1) << np.where(inside, gpu - low, 0), 0)
+        words.append(np.add.reduceat(bits[order], starts))
+    masks, counts = np.unique(np.stack(words, axis=1), axis=0, return_counts=True)
+    patterns = tuple(
+        (_gpus_in(mask), int(count)) for mask, count in zip(masks, counts, strict=True)
+    )
+    fabric = cluster.topology.fabric
+    blocks = 1 if fabric is None else len(np.unique(hosts // fabric.hosts_per_leaf))
+    return GroupShape(patterns, blocks)
+
+
+def _gpus_in(mask: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    return tuple(
+        number * _BITS + bit
+        for number, word in enumerate(mask)
+        for bit in range(_BITS)
+        if int(word) >> bit & 1
+    )
+
+
+def _checked_ranks(
+    ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster
+) -> npt.NDArray[np.int64]:
+    members = np.asarray(ranks, dtype=np.int64)
+    if members.ndim != 1 or not members.size:
+        raise InputError("group: must hold at least one rank, got none.")
+    low, high = int(members.min()), int(members.max())
+    if low < 0 or high >= cluster.rank_count:
+        wrong = low if low < 0 else high
+        raise InputError(
+            f"group: ranks must be from 0 to {cluster.rank_count - 1} on "
+            f"{cluster.topology.name}, got rank {wrong}. Use more hosts, or other ranks."
+        )
+    ordered = np.sort(members)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if twice.size:
+        raise InputError(f"group: every rank may stand once, rank {int(twice[0])} stands twice.")
+    return members
+
+
+def build_wiring(shape: GroupShape, topology: Topology) -> Wiring:
+    """Work out what a group of *shape* sees on *topology*."""
+    inside = max(
+        (_host_wiring(gpus, topology) for gpus, _ in shape.patterns),
+        key=lambda wires: (len(wires.gpus), -wires.ring_bandwidth_bytes_per_s),
+    )
+    nets = [_net_wiring(gpus, topology) for gpus, _ in shape.patterns]
+    net = min(nets, key=lambda wires: wires.bandwidth_bytes_per_s)
+    is_wide = shape.host_count > 1
+    if is_wide and topology.fabric is None:
+        raise InputError(
+            f"group on {topology.name}: spreads over {shape.host_count} hosts, which no fabric "
+            "joins. Keep it on one host, or add `fabric:` to the topology."
+        )
+    return Wiring(
+        topology_name=topology.name,
+        architecture=topology.device.architecture.value,
+        rank_count=shape.rank_count,
+        host_count=shape.host_count,
+        ranks_per_host=len(inside.gpus),
+        link_class=inside.link_class,
+        ring_bandwidth_bytes_per_s=inside.ring_bandwidth_bytes_per_s,
+        pair_bandwidth_bytes_per_s=inside.pair_bandwidth_bytes_per_s,
+        is_chain=inside.is_chain,
+        can_reduce_in_switch=topology.has_nvls and len(inside.gpus) > 1,
+        nic_bandwidth_bytes_per_s=net.bandwidth_bytes_per_s if is_wide else 0.0,
+        nic_sharing=net.sharing,
+        nic_count=net.nic_count if is_wide else 0,
+        pair_oversubscription=_pair_oversubscription(shape, topology),
+        host_link=inside.link,
+        nic_link=net.link,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _HostWires:
+    gpus: tuple[int, ...]
+    link_class: HostLinkClass
+    ring_bandwidth_bytes_per_s: float
+    pair_bandwidth_bytes_per_s: float
+    link: str
+    is_chain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _NetWires:
+    bandwidth_bytes_per_s: float
+    nic_count: int
+    sharing: int
+    link: str
+
+
+def _host_wiring(gpus: tuple[int, ...], topology: Topology) -> _HostWires:
+    if len(gpus) == 1:
+        return _HostWires(gpus, HostLinkClass.NONE, math.inf, math.inf, "")
+    if topology.has_nvswitch:
+        bandwidth = min(topology.nvlink_bandwidth_bytes_per_s(gpu) for gpu in gpus)
+        link = topology.gpu_route(gpus[0], gpus[1]).links[0].name
+        return _HostWires(gpus, HostLinkClass.NVSWITCH, bandwidth, bandwidth, link)
+    capacities = _direct_nvlinks(gpus, topology)
+    for bandwidth, is_chain in (
+        (pack_rings(capacities), False),
+        (chain_bandwidth(capacities) if _is_nvlink_only(gpus, topology) else 0.0, True),
+    ):
+        if bandwidth > 0:
+            pair, link = _pair_bandwidth(gpus, topology)
+            lane = _lane_bandwidth(topology) if is_chain else bandwidth
+            return _HostWires(gpus, HostLinkClass.NVLINK_MESH, lane, pair, link, is_chain)
+    return _pcie_wiring(gpus, topology)
+
+
+def _is_nvlink_only(gpus: tuple[int, ...], topology: Topology) -> bool:
+    return all(any(topology.nvlink_lanes(a, b) for b in gpus if b != a) for a in gpus)
+
+
+def _lane_bandwidth(topology: Topology) -> float:
+    return min(
+        link.bandwidth_bytes_per_s / link.lanes
+        for link in topology.links
+        if link.kind is LinkKind.NVLINK
+    )
+
+
+def _direct_nvlinks(gpus: tuple[int, ...], topology: Topology) -> tuple[tuple[float, ...], ...]:
+    direct = {
+        (link.source, link.target): link.bandwidth_bytes_per_s
+        for link in topology.links
+        if link.kind is LinkKind.NVLINK
+    }
+    return tuple(
+        tuple(direct.get((f"gpu:{a}", f"gpu:{b}"), 0.0) if a != b else 0.0 for b in gpus)
+        for a in gpus
+    )
+
+
+def _pcie_wiring(gpus: tuple[int, ...], topology: Topology) -> _HostWires:
+    ring = list(zip(gpus, gpus[1:] + gpus[:1], strict=True))
+    bandwidth, link = _busiest(ring, topology)
+    pair, _ = _pair_bandwidth(gpus, topology)
+    kind = HostLinkClass.PCIE_PEER if topology.peer_to_peer else HostLinkClass.PCIE_HOST
+    return _HostWires(gpus, kind, bandwidth, pair, link)
+
+
+def _pair_bandwidth(gpus: tuple[int, ...], topology: Topology) -> tuple[float, str]:
+    pairs = [(a, b) for a in gpus for b in gpus if a != b]
+    share, link = _busiest(pairs, topology)
+    return share * (len(gpus) - 1), link
+
+
+def _busiest(pairs: list[tuple[int, int]], topology: Topology) -> tuple[float, str]:
+    """What each of *pairs* gets when all send at once, and the link that decides it."""
+    flows = Counter(link for a, b in pairs for link in topology.gpu_route(a, b).links)
+    link = min(flows, key=lambda link: link.bandwidth_bytes_per_s / flows[link])
+    return link.bandwidth_bytes_per_s / flows[link], link.name
+
+
+def _net_wiring(gpus: tuple[int, ...], topology: Topology) -> _NetWires:
+    if topology.fabric is None:
+        return _NetWires(0.0, 0, 1, "")
+    port = topology.fabric.nic_bandwidth_bytes_per_s
+    taken = Counter(topology.nic_of_gpu[gpu] for gpu in gpus)
+    nearest = {topology.nic_of_gpu[gpu]: gpu for gpu in reversed(gpus)}
+    bandwidths = {
+        nic: min(port, topology.nic_route(gpu).bandwidth_bytes_per_s)
+        for nic, gpu in nearest.items()
+    }
+    busiest = max(sorted(taken), key=lambda nic: taken[nic])
+    return _NetWires(sum(bandwidths.values()), len(taken), taken[busiest], f"nic:{busiest} -> leaf")
+
+
+def _pair_oversubscription(shape: GroupShape, topology: Topology) -> float:
+    """How much slower the spine makes traffic between all pairs of hosts."""
+    if topology.fabric is None or shape.leaf_blocks == 1:
+        return 1.0
+    crossing = 1.0 - 1.0 / shape.leaf_blocks
+    return max(1.0, topology.fabric.oversubscription * crossing)
+
+
+@lru_cache(maxsize=4096)
+def _wiring_of_shape(shape: GroupShape, topology_key: _ByIdentity) -> Wiring:
+    return build_wiring(shape, topology_key.topology)
+
+
+class _ByIdentity:
+    """A topology as a key: equal when it is the same object, which it keeps alive."""
+
+    __slots__ = ("topology",)
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+
+    def __hash__(self) -> int:
+        return id(self.topology)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and other.topology is self.topology
+
+
+def wiring_of(ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster) -> Wiring:
+    """What the group of *ranks* sees on *cluster*; equal shapes are worked out once."""
+    return _wiring_of_shape(group_shape(ranks, cluster), _ByIdentity(cluster.topology))

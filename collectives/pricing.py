@@ -1,0 +1,211 @@
+"""Pricing: from a collective and a group on a cluster to a cost.
+
+Calls with equal kind on groups of equal wiring are priced together as arrays; a group of one is
+free. An uneven all-to-all is priced by its byte matrix, alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.applied import build_tuner, host_constants_for, software_factor, wire_speeds
+from collectives.calibration import Calibration, load_default_calibration
+from collectives.collective import Collective, CollectiveKind
+from collectives.cost import FREE, CollectiveCost, bus_bandwidth
+from collectives.group import wiring_of
+from collectives.movement import FloatArray, Movement, build_movement
+from collectives.software import CollectiveSoftware
+from collectives.timing import predict_duration_ns
+from collectives.tuner import Choice
+from collectives.uneven import build_rank_load, price_uneven
+from collectives.wiring import Wiring
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import InputError
+from perfmodel.base.units import NS_PER_S
+from topologies import Cluster
+
+Ranks = Sequence[int] | npt.NDArray[np.int64]
+DEFAULT_SOFTWARE = CollectiveSoftware()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """A collective and the ranks that make it."""
+
+    collective: Collective
+    ranks: Ranks
+
+
+def price_collective(
+    collective: Collective,
+    *,
+    cluster: Cluster,
+    ranks: Ranks,
+    software: CollectiveSoftware = DEFAULT_SOFTWARE,
+    calibration: Calibration | None = None,
+) -> CollectiveCost:
+    """Predict how long *collective* takes for the group *ranks* on *cluster*.
+
+    Leaves out: waiting for late ranks, and other traffic (see `sharing.share_links`).
+    Source: step counts of each algorithm, NCCL's tuner for the choice, fitted constants.
+    """
+    call = CollectiveCall(collective, ranks)
+    return price_collectives([call], cluster=cluster, software=software, calibration=calibration)[0]
+
+
+def price_collectives(
+    calls: Sequence[CollectiveCall],
+    *,
+    cluster: Cluster,
+    software: CollectiveSoftware = DEFAULT_SOFTWARE,
+    calibration: Calibration | None = None,
+) -> list[CollectiveCost]:
+    """Predict many calls; equal kinds on equal wirings are priced together. Order is kept."""
+    constants = calibration or load_default_calibration()
+    costs: list[CollectiveCost] = [FREE] * len(calls)
+    batches: dict[tuple[Wiring, CollectiveKind, bool], list[int]] = {}
+    wirings: dict[int, Wiring] = {}
+    for number, call in enumerate(calls):
+        # Callers hand the same rank sequence again and again; its identity saves the pattern.
+        wiring = wirings.get(id(call.ranks)) or wiring_of(call.ranks, cluster)
+        wirings[id(call.ranks)] = wiring
+        _check_call(call, wiring)
+        if wiring.rank_count == 1:
+            continue
+        if call.collective.byte_matrix is not None:
+            mean_bytes = np.array([np.sum(call.collective.byte_matrix) / wiring.rank_count])
+            even = price_sizes(
+                call.collective.kind,
+                mean_bytes,
+                wiring=wiring,
+                software=software,
+                calibration=constants,
+            )[0]
+            members = np.asarray(call.ranks, dtype=np.int64)
+            load = build_rank_load(call.collective.byte_matrix, members, cluster)
+            costs[number] = price_uneven(
+                load, wiring=wiring, software=software, calibration=constants, even=even
+            )
+            continue
+        is_byte = call.collective.dtype.size_bytes == 1
+        batches.setdefault((wiring, call.collective.kind, is_byte), []).append(number)
+    for (wiring, kind, is_byte), numbers in batches.items():
+        sizes = np.array([float(calls[number].collective.size_bytes) for number in numbers])
+        priced = price_sizes(
+            kind,
+            sizes,
+            wiring=wiring,
+            software=software,
+            calibration=constants,
+            dtype=DType.INT8 if is_byte else DType.FP32,
+        )
+        for number, cost in zip(numbers, priced, strict=True):
+            costs[number] = cost
+    return costs
+
+
+def price_sizes(
+    kind: CollectiveKind,
+    sizes: FloatArray,
+    *,
+    wiring: Wiring,
+    software: CollectiveSoftware = DEFAULT_SOFTWARE,
+    calibration: Calibration | None = None,
+    dtype: DType = DType.FP32,
+) -> list[CollectiveCost]:
+    """Predict *kind* at each of *sizes* bytes on one *wiring*."""
+    constants = calibration or load_default_calibration()
+    pricer = _Pricer(kind, wiring, software, constants, dtype)
+    candidates, chosen = build_tuner(wiring, constants).choose(kind, sizes, software)
+    costs: list[CollectiveCost | None] = [None] * len(sizes)
+    for number in np.unique(chosen):
+        rows = np.nonzero(chosen == number)[0]
+        for row, cost in zip(rows, pricer.price(candidates[number], sizes[rows]), strict=True):
+            costs[row] = cost
+    return [cost for cost in costs if cost is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pricer:
+    """Prices sizes of one kind on one wiring."""
+
+    kind: CollectiveKind
+    wiring: Wiring
+    software: CollectiveSoftware
+    calibration: Calibration
+    dtype: DType
+
+    def price(self, choice: Choice, sizes: FloatArray) -> list[CollectiveCost]:
+        durations = self.durations_ns(choice, sizes)
+        latency = float(self.durations_ns(choice, np.zeros(1))[0])
+        movement = build_movement(self.kind, choice[0], sizes, self.wiring)
+        link, busy = _busiest_link(movement, self.wiring)
+        return [
+            self._cost(choice, float(size), float(duration), latency, link, float(wire))
+            for size, duration, wire in zip(sizes, durations, busy, strict=True)
+        ]
+
+    def durations_ns(self, choice: Choice, sizes: FloatArray) -> FloatArray:
+        algorithm, protocol = choice
+        host = host_constants_for(self.software, self.calibration, self.wiring)
+        duration = predict_duration_ns(
+            build_movement(self.kind, algorithm, sizes, self.wiring),
+            algorithm=algorithm,
+            protocol=protocol,
+            wires=wire_speeds(self.wiring),
+            host=host,
+            fabric=self.calibration.fabric_constants(self.wiring),
+        )
+        return duration * software_factor(self.kind, self.dtype, self.software, self.calibration)
+
+    def _cost(
+        self, choice: Choice, size: float, duration: float, latency: float, link: str, busy: float
+    ) -> CollectiveCost:
+        ratio = latency / duration if duration > 0 else 1.0
+        return CollectiveCost(
+            duration_ns=duration,
+            relative_sigma=self.calibration.relative_sigma(self.wiring, self.kind, ratio),
+            provenance=self.calibration.provenance(self.wiring, self.kind, size),
+            algorithm=choice[0].value,
+            protocol=choice[1].value,
+            busiest_link=link,
+            latency_ns=min(latency, duration),
+            bus_bandwidth_bytes_per_s=bus_bandwidth(
+                self.kind, size_bytes=size, rank_count=self.wiring.rank_count, duration_ns=duration
+            ),
+            link_busy_ns=busy,
+        )
+
+
+def _busiest_link(movement: Movement, wiring: Wiring) -> tuple[str, FloatArray]:
+    """The link that the call keeps busy longest, and how long, at datasheet speed."""
+    inside = movement.gpu_bytes * NS_PER_S / wiring.ring_bandwidth_bytes_per_s
+    if wiring.host_count == 1:
+        return wiring.host_link, np.asarray(inside)
+    outside = movement.nic_bytes * NS_PER_S / wiring.nic_bandwidth_bytes_per_s
+    is_net = float(np.sum(outside)) >= float(np.sum(inside))
+    return (wiring.nic_link, outside) if is_net else (wiring.host_link, np.asarray(inside))
+
+
+def _check_call(call: CollectiveCall, wiring: Wiring) -> None:
+    collective = call.collective
+    matrix = collective.byte_matrix
+    if matrix is not None and len(matrix) != wiring.rank_count:
+        raise InputError(
+            f"all_to_all: byte matrix has {len(matrix)} rows and the group {wiring.rank_count} "
+            "ranks. Give one row and one column a rank."
+        )
+    if collective.kind is CollectiveKind.SEND_RECV and wiring.rank_count > 2:
+        raise InputError(
+            f"send_recv: the group must be the sender and the receiver, got {wiring.rank_count} "
+            "ranks. Price each pair alone."
+        )
+    if not 0 <= collective.root < wiring.rank_count:
+        raise InputError(
+            f"{collective.kind.value}: root must be a member from 0 to {wiring.rank_count - 1}, "
+            f"got {collective.root}."
+        )

@@ -1,0 +1,163 @@
+"""Timing: how long a movement takes with fitted constants.
+
+For a fixed algorithm and protocol every term grows with the size and none jumps, so time is
+continuous and never falls when bytes grow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from collectives.constants import FabricConstants, HostConstants
+from collectives.movement import FloatArray, Movement
+from collectives.software import CollectiveAlgorithm, Protocol
+from perfmodel.base.units import NS_PER_S
+
+
+def predict_duration_ns(
+    movement: Movement,
+    *,
+    algorithm: CollectiveAlgorithm,
+    protocol: Protocol,
+    wires: WireSpeeds,
+    host: HostConstants,
+    fabric: FabricConstants | None,
+) -> FloatArray:
+    """Predict how long *movement* takes; *fabric* is needed where it leaves the host.
+
+    Leaves out: other traffic on the same wires (see `sharing`), and jitter of the hosts.
+    Source: shape from the ring, tree and pairwise step counts; constants fitted.
+    """
+    if algorithm is CollectiveAlgorithm.PAIRWISE:
+        return _pairwise_ns(movement, wires, host, fabric)
+    latency = _latency_ns(movement, algorithm, host)
+    inside = _inside_ns(movement, algorithm, protocol, wires, host)
+    if protocol is Protocol.SIMPLE or algorithm is CollectiveAlgorithm.NVLS:
+        duration = latency + inside
+    else:
+        duration = host.launch_ns + _spread_ns(movement, host)
+        duration = duration + _norm(
+            movement.host_hops * _host_hop_ns(protocol, host), inside, host.ll_overlap
+        )
+    if fabric is not None:
+        duration = duration + _net_ns(movement, algorithm, protocol, wires, fabric, inside)
+    return np.asarray(duration, dtype=np.float64)
+
+
+class WireSpeeds:
+    """Datasheet bandwidths of a wiring, and how many ranks of the group share a host."""
+
+    __slots__ = (
+        "nic_bytes_per_s",
+        "oversubscription",
+        "pair_bytes_per_s",
+        "ranks_per_host",
+        "ring_bytes_per_s",
+    )
+
+    def __init__(
+        self,
+        *,
+        ring_bytes_per_s: Any,
+        pair_bytes_per_s: Any,
+        nic_bytes_per_s: Any,
+        ranks_per_host: Any,
+        oversubscription: Any = 1.0,
+    ) -> None:
+        self.ring_bytes_per_s = ring_bytes_per_s
+        self.pair_bytes_per_s = pair_bytes_per_s
+        self.nic_bytes_per_s = nic_bytes_per_s
+        self.ranks_per_host = ranks_per_host
+        self.oversubscription = oversubscription
+
+
+def _latency_ns(movement: Movement, algorithm: CollectiveAlgorithm, host: HostConstants) -> Any:
+    if algorithm in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE):
+        return host.launch_ns + host.nvls_launch_ns
+    hops = movement.host_hops * host.simple_hop_ns
+    return host.launch_ns + host.simple_launch_ns + hops
+
+
+def _inside_ns(
+    movement: Movement,
+    algorithm: CollectiveAlgorithm,
+    protocol: Protocol,
+    wires: WireSpeeds,
+    host: HostConstants,
+) -> Any:
+    crowd = np.maximum(wires.ranks_per_host / 2.0, 1.0) ** host.crowding
+    ns_per_byte = NS_PER_S * crowd / wires.ring_bytes_per_s
+    if algorithm in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE):
+        sending = movement.gpu_bytes * ns_per_byte / host.nvls_ratio
+        return sending + np.sqrt(host.nvls_fill_ns * sending)
+    if protocol is Protocol.LL:
+        return movement.gpu_bytes * ns_per_byte / host.ll_ratio
+    if protocol is Protocol.LL128:
+        return movement.gpu_bytes * ns_per_byte / host.ll128_ratio
+    moved = movement.gpu_bytes + host.copy_ratio * movement.local_bytes
+    sending = moved * ns_per_byte / host.simple_ratio
+    return sending + np.sqrt(host.fill_ns * sending)
+
+
+def _host_hop_ns(protocol: Protocol, host: HostConstants) -> float:
+    return host.ll_hop_ns if protocol is Protocol.LL else host.ll128_hop_ns
+
+
+def _spread_ns(movement: Movement, host: HostConstants) -> Any:
+    return host.spread_ns * _ramp(movement.chunk_bytes / host.spread_bytes)
+
+
+def _net_ns(
+    movement: Movement,
+    algorithm: CollectiveAlgorithm,
+    protocol: Protocol,
+    wires: WireSpeeds,
+    fabric: FabricConstants,
+    inside_ns: Any,
+) -> Any:
+    """What leaving the host adds: latency, and the time NICs need beyond that of the GPUs."""
+    hop, ratio = {
+        Protocol.LL: (fabric.ll_hop_ns, fabric.ll_ratio),
+        Protocol.LL128: (fabric.ll128_hop_ns, fabric.ll128_ratio),
+        Protocol.SIMPLE: (fabric.simple_hop_ns, fabric.simple_ratio),
+    }[protocol]
+    hop = hop + fabric.spread_ns * _ramp(movement.chunk_bytes / fabric.spread_bytes)
+    launch = fabric.launch_ns
+    if algorithm is CollectiveAlgorithm.NVLS_TREE:
+        launch = launch + fabric.nvls_tree_launch_ns
+    if protocol is Protocol.SIMPLE:
+        hop = hop + fabric.fill_ns * _ramp(movement.chunk_bytes / fabric.fill_bytes)
+    sending = movement.nic_bytes * NS_PER_S / (wires.nic_bytes_per_s * ratio)
+    return launch + movement.net_hops * hop + np.maximum(sending - inside_ns, 0.0)
+
+
+def _pairwise_ns(
+    movement: Movement, wires: WireSpeeds, host: HostConstants, fabric: FabricConstants | None
+) -> FloatArray:
+    """Every pair at once: set-up per peer, then the busier of GPU links and NICs."""
+    crowd = np.maximum(wires.ranks_per_host / 2.0, 1.0) ** (host.pair_crowding + host.crowding)
+    moved = movement.gpu_bytes + host.copy_ratio * movement.local_bytes
+    inside = moved * NS_PER_S * crowd / (wires.pair_bytes_per_s * host.pair_ratio)
+    plateau = host.plateau_ns * _ramp((movement.chunk_bytes / host.plateau_bytes) ** 2)
+    duration = host.launch_ns + host.pair_launch_ns
+    duration = duration + host.pair_peer_ns * np.log2(1.0 + movement.peers)
+    duration = duration + _norm(plateau, inside, 4.0) + np.sqrt(host.pair_fill_ns * inside)
+    if fabric is not None:
+        slow = wires.oversubscription / (wires.nic_bytes_per_s * fabric.pair_ratio)
+        outside = movement.nic_bytes * NS_PER_S * slow
+        duration = duration + fabric.pair_launch_ns + fabric.pair_peer_ns * movement.net_peers
+        duration = duration + np.maximum(outside - inside, 0.0)
+        duration = duration + np.sqrt(fabric.pair_fill_ns * outside)
+    return np.asarray(duration, dtype=np.float64)
+
+
+def _ramp(ratio: Any) -> Any:
+    return ratio / (1.0 + ratio)
+
+
+def _norm(first: Any, second: Any, power: float) -> Any:
+    """Between the sum (power 1) and the larger (power without bound) of two times."""
+    larger = np.maximum(np.maximum(first, second), 1e-9)
+    return larger * ((first / larger) ** power + (second / larger) ** power) ** (1.0 / power)

@@ -1,0 +1,223 @@
+"""Tuner: which algorithm and protocol NCCL takes, by its own planning estimate.
+
+NCCL does not measure: it adds up latencies and divides by bandwidths from a
+table written into its source, and takes the smallest. The estimate is often wrong, which is why
+measured time jumps where the choice changes. Only the choice is used here, never the estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from collectives.collective import CollectiveKind
+from collectives.movement import FloatArray
+from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
+from collectives.wiring import HostLinkClass, Wiring
+from perfmodel.base.errors import InputError
+
+Choice = tuple[CollectiveAlgorithm, Protocol]
+Latencies = Mapping[Protocol, float]
+
+_REDUCED = (CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER)
+_GATHERED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+_NS_PER_US = 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """NCCL's bandwidth table for one GPU generation; lists go by 1, 2, and 4 or more hosts."""
+
+    link_ratio: float
+    channels: int
+    ll_max_bytes_per_s: tuple[float, ...]
+    ring_ll128_channel_bytes_per_s: tuple[float, ...]
+    tree_ll128_channel_bytes_per_s: tuple[float, ...]
+    tree_channel_bytes_per_s: tuple[float, ...]
+    nvls_tree_channel_bytes_per_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerConstants:
+    """NCCL's planning table: latencies in nanoseconds by algorithm and protocol."""
+
+    base_ns: Mapping[CollectiveAlgorithm, Latencies]
+    nvlink_ns: Mapping[CollectiveAlgorithm, Latencies]
+    pcie_ns: Mapping[CollectiveAlgorithm, Latencies]
+    net_ns: Mapping[CollectiveAlgorithm, Latencies]
+    nvls_ratio: float
+    generations: Mapping[str, GenerationPlan]
+    tree_correction: Mapping[Protocol, tuple[float, ...]]
+
+    def plan_of(self, architecture: str) -> GenerationPlan:
+        """The table of *architecture*, or of the newest generation for one NCCL does not know."""
+        return self.generations.get(architecture, self.generations["hopper"])
+
+
+@dataclass(frozen=True, slots=True)
+class Tuner:
+    """Estimates and chooses for one wiring."""
+
+    constants: TunerConstants
+    wiring: Wiring
+    protocols: tuple[Protocol, ...]
+    has_trees: bool = True
+
+    def choose(
+        self, kind: CollectiveKind, sizes: FloatArray, software: CollectiveSoftware
+    ) -> tuple[list[Choice], np.ndarray]:
+        """The candidates in order, and for each size the number of the one taken."""
+        candidates = self.candidates(kind, software)
+        if len(candidates) == 1:
+            return candidates, np.zeros(len(sizes), dtype=np.int64)
+        estimates = np.stack([self._estimate_ns(kind, choice, sizes) for choice in candidates])
+        return candidates, np.argmin(estimates, axis=0)
+
+    def candidates(self, kind: CollectiveKind, software: CollectiveSoftware) -> list[Choice]:
+        """What NCCL could take for *kind*; pairwise exchanges leave it no choice."""
+        if kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV):
+            return [(CollectiveAlgorithm.PAIRWISE, Protocol.SIMPLE)]
+        algorithms = self._algorithms(kind, software)
+        found = [
+            (algorithm, protocol)
+            for algorithm in algorithms
+            for protocol in self._protocols(algorithm)
+        ]
+        kept = [choice for choice in found if software.protocol in (None, choice[1])]
+        return kept or found
+
+    def _algorithms(
+        self, kind: CollectiveKind, software: CollectiveSoftware
+    ) -> tuple[CollectiveAlgorithm, ...]:
+        possible = [CollectiveAlgorithm.RING]
+        wiring = self.wiring
+        if kind in _REDUCED:
+            is_wide = wiring.host_count > 1
+            if (self.has_trees and wiring.rank_count > 2) or (
+                software.algorithm is CollectiveAlgorithm.TREE
+            ):
+                possible.append(CollectiveAlgorithm.TREE)
+            if wiring.can_reduce_in_switch and wiring.ranks_per_host > 2:
+                possible.append(
+                    CollectiveAlgorithm.NVLS_TREE if is_wide else CollectiveAlgorithm.NVLS
+                )
+        if kind in _GATHERED and wiring.ranks_per_host == 1 and software.nccl_version >= (2, 23):
+            possible.append(CollectiveAlgorithm.PAT)
+        return _forced(kind, possible, wiring, software)
+
+    def _protocols(self, algorithm: CollectiveAlgorithm) -> tuple[Protocol, ...]:
+        if algorithm in (CollectiveAlgorithm.RING, CollectiveAlgorithm.TREE):
+            return self.protocols
+        return (Protocol.SIMPLE,)
+
+    def _estimate_ns(self, kind: CollectiveKind, choice: Choice, sizes: FloatArray) -> FloatArray:
+        algorithm, protocol = choice
+        latency = self._latency_ns(kind, algorithm, protocol)
+        bandwidth = self._bandwidth(kind, algorithm, protocol) * np.ones_like(sizes)
+        if algorithm is CollectiveAlgorithm.TREE:
+            steps = np.log2(np.maximum(sizes, 64.0) / 64.0).astype(np.int64)
+            correction = np.array([*self.constants.tree_correction[protocol], 1.0])
+            bandwidth = bandwidth * correction[np.minimum(steps, len(correction) - 1)]
+        elif protocol is Protocol.SIMPLE and self.wiring.host_count > 1 and kind in _REDUCED:
+            per_channel = sizes / (self._channels * self.wiring.rank_count)
+            latency = np.where(per_channel >= 64, latency * 1.4, latency)
+        estimate: FloatArray = latency + sizes * 1e9 / bandwidth
+        return estimate
+
+    @property
+    def _column(self) -> int:
+        return min(self.wiring.host_count, 3) - 1
+
+    @property
+    def _channels(self) -> int:
+        channels = self.constants.plan_of(self.wiring.architecture).channels
+        return channels if self.wiring.host_count == 1 else min(channels, 16)
+
+    def _latency_ns(
+        self, kind: CollectiveKind, algorithm: CollectiveAlgorithm, protocol: Protocol
+    ) -> float | np.ndarray:
+        table, wiring = self.constants, self.wiring
+        hosts, n = wiring.host_count, wiring.rank_count
+        base = table.base_ns[algorithm][protocol]
+        is_pcie = wiring.link_class in (HostLinkClass.PCIE_PEER, HostLinkClass.PCIE_HOST)
+        inside = (table.pcie_ns if is_pcie else table.nvlink_ns)[algorithm][protocol]
+        net = table.net_ns[algorithm][protocol] + _NS_PER_US
+        if algorithm is CollectiveAlgorithm.TREE:
+            return base + 2 * ((wiring.ranks_per_host - 1) * inside + math.log2(hosts) * net)
+        if algorithm is CollectiveAlgorithm.NVLS:
+            return base + inside
+        if algorithm is CollectiveAlgorithm.NVLS_TREE:
+            return base + inside + 2 * math.log2(hosts) * net
+        if algorithm is CollectiveAlgorithm.PAT:
+            return base + math.log2(hosts) * net / 3.5 + n * 2.8 * _NS_PER_US
+        if wiring.ranks_per_host == 1:
+            net = table.net_ns[CollectiveAlgorithm.TREE][protocol] + _NS_PER_US
+        steps = 2 * (n - 1) if kind in _REDUCED else n - 1
+        crossing = 0 if hosts == 1 else min(steps, 2 * hosts if kind in _REDUCED else hosts - 1)
+        return base + (steps - crossing) * inside + crossing * net
+
+    def _bandwidth(
+        self, kind: CollectiveKind, algorithm: CollectiveAlgorithm, protocol: Protocol
+    ) -> float:
+        """What NCCL expects in bytes of the buffer per second."""
+        wiring, hosts = self.wiring, self.wiring.host_count
+        plan = self.constants.plan_of(wiring.architecture)
+        inside = wiring.ring_bandwidth_bytes_per_s * plan.link_ratio
+        outside = wiring.nic_bandwidth_bytes_per_s
+        bus = inside if hosts == 1 else min(inside, outside)
+        if algorithm is CollectiveAlgorithm.NVLS:
+            return inside * self.constants.nvls_ratio
+        per_channel = self._channels * plan.nvls_tree_channel_bytes_per_s[self._column]
+        reach = min(inside, (2 if hosts == 2 else 1) * outside)
+        if algorithm is CollectiveAlgorithm.NVLS_TREE:
+            return 0.5 * min(per_channel, reach)
+        if algorithm is CollectiveAlgorithm.TREE:
+            return 0.5 * self._tree_bus(plan, protocol, inside if hosts == 1 else reach)
+        if algorithm is CollectiveAlgorithm.PAT:
+            bus *= 0.75
+        steps = wiring.rank_count - 1
+        if kind not in (*_REDUCED, *_GATHERED):
+            return self._ring_bus(plan, protocol, bus)
+        rounds = 2 * steps if kind in _REDUCED else steps
+        return self._ring_bus(plan, protocol, bus) * wiring.rank_count / rounds
+
+    def _ring_bus(self, plan: GenerationPlan, protocol: Protocol, bus: float) -> float:
+        if protocol is Protocol.LL:
+            share = 0.5 if self.wiring.host_count == 1 else 0.25
+            return min(plan.ll_max_bytes_per_s[self._column], bus * share)
+        if protocol is Protocol.LL128:
+            share = 0.92 if self.wiring.ranks_per_host > 1 else 0.7
+            per_channel = plan.ring_ll128_channel_bytes_per_s[self._column]
+            return min(bus * share, self._channels * per_channel)
+        return bus
+
+    def _tree_bus(self, plan: GenerationPlan, protocol: Protocol, bus: float) -> float:
+        if protocol is Protocol.LL:
+            return min(plan.ll_max_bytes_per_s[self._column], bus / 3.8)
+        if protocol is Protocol.LL128:
+            share = 7 / 9 if self.wiring.host_count == 1 else 120 / 128
+            per_channel = plan.tree_ll128_channel_bytes_per_s[self._column]
+            return min(bus * share, self._channels * per_channel)
+        return min(bus * 0.92, self._channels * plan.tree_channel_bytes_per_s[self._column])
+
+
+def _forced(
+    kind: CollectiveKind,
+    possible: list[CollectiveAlgorithm],
+    wiring: Wiring,
+    software: CollectiveSoftware,
+) -> tuple[CollectiveAlgorithm, ...]:
+    """*possible*, or what the user forced of it. As in NCCL, kinds that lack it keep theirs."""
+    wanted = software.algorithm
+    by_switch = (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE)
+    if wanted in by_switch and kind in _REDUCED:
+        if not wiring.can_reduce_in_switch:
+            raise InputError(
+                f"{kind.value} on {wiring.topology_name}: {wanted.value} needs a switch that "
+                "reduces (NVLink SHARP), which the group does not have. Force ring or tree instead."
+            )
+        return (by_switch[int(wiring.host_count > 1)],)
+    return (wanted,) if wanted in possible else tuple(possible)

@@ -1,0 +1,118 @@
+"""Uneven all-to-all: the whole byte matrix in, one end time a rank out.
+
+A rank is done when it has sent and received everything, and not before its NIC has
+carried what all ranks that share it move. The even matrix gives exactly the even cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.applied import host_constants_for, wire_speeds
+from collectives.calibration import Calibration
+from collectives.collective import CollectiveKind
+from collectives.cost import CollectiveCost, bus_bandwidth
+from collectives.movement import FloatArray, Movement
+from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
+from collectives.timing import predict_duration_ns
+from collectives.wiring import Wiring
+from topologies import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """What each rank moves, in bytes, the larger of sending and receiving.
+
+    *nic_bytes* is what goes through the NIC of the rank, by all ranks that share it.
+    """
+
+    inside_bytes: FloatArray
+    local_bytes: FloatArray
+    nic_bytes: FloatArray
+    mean_slice_bytes: FloatArray
+
+
+def build_rank_load(
+    byte_matrix: Sequence[Sequence[int]], members: npt.NDArray[np.int64], cluster: Cluster
+) -> RankLoad:
+    """Sum up *byte_matrix* by rank, host and NIC of the group *members*."""
+    matrix = np.array(byte_matrix, dtype=np.float64)
+    block, seat = np.divmod(members, cluster.ranks_per_block)
+    host = block // cluster.blocks_per_host
+    gpu = block % cluster.blocks_per_host * cluster.gpus_per_block + seat
+    own = np.diag(matrix)
+    inside = np.where(host[:, None] == host[None, :], matrix, 0.0)
+    sent, received = inside.sum(axis=1) - own, inside.sum(axis=0) - own
+    away_sent = matrix.sum(axis=1) - own - sent
+    away_received = matrix.sum(axis=0) - own - received
+    return RankLoad(
+        inside_bytes=np.maximum(sent, received),
+        local_bytes=own.copy(),
+        nic_bytes=_by_nic(host, gpu, np.stack([away_sent, away_received]), cluster),
+        mean_slice_bytes=np.maximum(matrix.sum(axis=1), matrix.sum(axis=0)) / len(matrix),
+    )
+
+
+def _by_nic(
+    host: npt.NDArray[np.int64], gpu: npt.NDArray[np.int64], away: FloatArray, cluster: Cluster
+) -> FloatArray:
+    nics = cluster.topology.nic_of_gpu
+    if not nics:
+        return np.zeros(away.shape[1])
+    nic = np.array(nics, dtype=np.int64)[gpu]
+    _, place = np.unique(host * len(nics) + nic, return_inverse=True)
+    totals = np.stack([np.bincount(place, weights=way) for way in away])
+    busier: FloatArray = totals.max(axis=0)[place]
+    return busier
+
+
+def price_uneven(
+    load: RankLoad,
+    *,
+    wiring: Wiring,
+    software: CollectiveSoftware,
+    calibration: Calibration,
+    even: CollectiveCost,
+) -> CollectiveCost:
+    """Predict when each rank of an all-to-all by byte matrix is done.
+
+    Leaves out: packets of different sizes that wait for each other inside a NIC.
+    Source: the pairwise cost with the bytes of each rank put in. Only one uneven measurement is
+    public, so the spread between ranks could not be verified. *even* is the cost of the same
+    bytes spread evenly: algorithm, provenance and uncertainty are taken from it.
+    """
+    movement = Movement(
+        host_hops=int(wiring.ranks_per_host > 1),
+        net_hops=int(wiring.host_count > 1),
+        gpu_bytes=load.inside_bytes,
+        local_bytes=load.local_bytes,
+        nic_bytes=load.nic_bytes * max(wiring.nic_count, 1),
+        chunk_bytes=load.mean_slice_bytes,
+        peers=wiring.ranks_per_host - 1,
+        net_peers=wiring.rank_count - wiring.ranks_per_host,
+    )
+    per_rank = predict_duration_ns(
+        movement,
+        algorithm=CollectiveAlgorithm.PAIRWISE,
+        protocol=Protocol.SIMPLE,
+        wires=wire_speeds(wiring),
+        host=host_constants_for(software, calibration, wiring),
+        fabric=calibration.fabric_constants(wiring),
+    )
+    worst = float(per_rank.max())
+    return replace(
+        even,
+        duration_ns=worst,
+        per_rank_ns=per_rank,
+        latency_ns=min(even.latency_ns, worst),
+        bus_bandwidth_bytes_per_s=bus_bandwidth(
+            CollectiveKind.ALL_TO_ALL,
+            size_bytes=float(load.mean_slice_bytes.max()) * wiring.rank_count,
+            rank_count=wiring.rank_count,
+            duration_ns=worst,
+        ),
+    )
