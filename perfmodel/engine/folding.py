@@ -1,0 +1,117 @@
+"""Folding: ranks that do exactly the same are replayed once.
+
+Ranks are told apart by what they run and how long it takes, then by whom
+they meet, until nothing new is learnt (colour refinement). Ranks of a class
+then have equal times to the nanosecond, so that one can stand for all: a
+rendezvous starts when the last member is ready, however many there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.engine.layout import Int32s, Int64s
+from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.job import NO_GROUP, Endpoints, Group, JobGraph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """A job with one rank a class. Class c stands for `class_size[c]` ranks.
+
+    *representative* is the lowest rank of each class.
+    """
+
+    job: JobGraph
+    durations: DurationTable
+    class_of_rank: Int32s
+    representative: Int32s
+    class_size: Int64s
+
+
+def fold(job: JobGraph, durations: DurationTable) -> Folded:
+    """Fold the ranks of *job* that are alike under *durations*."""
+    endpoints = job.endpoints()
+    colours = _first_colours(job, durations)
+    while True:
+        group_colours = _colour_groups(job, endpoints, colours)
+        refined = _refine(job, colours, group_colours)
+        if refined.max() == colours.max():
+            break
+        colours = refined
+    _, representative, class_of_rank, class_size = np.unique(
+        colours, return_index=True, return_inverse=True, return_counts=True
+    )
+    return Folded(
+        job=_folded_job(job, representative, class_of_rank, group_colours),
+        durations=DurationTable(durations.values_ns, durations.rank_offset[representative]),
+        class_of_rank=class_of_rank.astype(np.int32),
+        representative=representative.astype(np.int32),
+        class_size=class_size.astype(np.int64),
+    )
+
+
+def _first_colours(job: JobGraph, durations: DurationTable) -> Int64s:
+    """Ranks by program, durations and used slots; numbered in order of appearance."""
+    rows: dict[tuple[int, int], bytes] = {}
+    keys = []
+    used = job.rank_group != NO_GROUP
+    for rank in range(job.rank_count):
+        place = (int(durations.rank_offset[rank]), int(job.rank_program[rank]))
+        if place not in rows:
+            row = np.ascontiguousarray(durations.of_rank(job, rank))
+            rows[place] = hashlib.blake2b(row.tobytes(), digest_size=32).digest()
+        keys.append((place[1], rows[place], used[rank].tobytes()))
+    return _number(keys)
+
+
+def _colour_groups(job: JobGraph, endpoints: Endpoints, colours: Int64s) -> Int64s:
+    """Groups by the set of (colour, slot) that meet in them."""
+    slots = max(job.rank_group.shape[1], 1)
+    codes = colours[endpoints.rank] * slots + endpoints.slot
+    bounds = endpoints.group_start
+    return _number(
+        np.unique(codes[bounds[group] : bounds[group + 1]]).tobytes()
+        for group in range(len(job.groups))
+    )
+
+
+def _refine(job: JobGraph, colours: Int64s, group_colours: Int64s) -> Int64s:
+    """Ranks by their colour so far and the colours of their groups, slot by slot."""
+    padded = np.append(group_colours, NO_GROUP)
+    met = np.column_stack([colours, padded[job.rank_group]])
+    return _number(row.tobytes() for row in np.ascontiguousarray(met))
+
+
+def _number(keys: Iterable[Hashable]) -> Int64s:
+    """Equal keys get equal numbers, counted in order of appearance."""
+    seen: dict[Hashable, int] = {}
+    return np.array([seen.setdefault(key, len(seen)) for key in keys], dtype=np.int64)
+
+
+def _folded_job(
+    job: JobGraph, representative: Int64s, class_of_rank: Int64s, group_colours: Int64s
+) -> JobGraph:
+    padded = np.append(group_colours, NO_GROUP)
+    rank_group = padded[job.rank_group[representative]].astype(np.int32)
+    _, first_of_colour = np.unique(group_colours, return_index=True)
+    groups = tuple(
+        Group(
+            job.groups[int(first)].name,
+            tuple(sorted({int(class_of_rank[rank]) for rank in job.groups[int(first)].ranks})),
+        )
+        for first in first_of_colour
+    )
+    return JobGraph(
+        ops=job.ops,
+        labels=job.labels,
+        programs=job.programs,
+        rank_program=job.rank_program[representative],
+        groups=groups,
+        rank_group=rank_group,
+        facts=job.facts,
+    )
