@@ -1,0 +1,1 @@
+"""Predictions beside measurements: scoreboards of kernels, collectives and runs."""

@@ -1,0 +1,161 @@
+"""Scoreboard: predictions beside measurements, by group and overall.
+
+Errors are relative to the measurement. The geometric mean is of absolute errors, none
+counted below 0.01 %, so that one lucky row does not make it zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+SCHEMA_VERSION = 1
+Z_OF_90_PCT = 1.6448536269514722
+_SMALLEST_PCT = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """One measurement and its prediction with the 90 % interval, all in the table's unit."""
+
+    row: str | int
+    group: str
+    measured: float
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def error_pct(self) -> float:
+        """How far the prediction is off, positive when too long."""
+        return 100.0 * (self.predicted / self.measured - 1.0)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measurement lies in the interval."""
+        return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A row that could not be predicted, and why."""
+
+    row: str | int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How well a set of rows was predicted."""
+
+    rows: int
+    mape_pct: float
+    median_pct: float
+    geomean_pct: float
+    p90_pct: float
+    bias_pct: float
+    inside_interval_pct: float
+
+
+def build_score(deviations: Sequence[Deviation]) -> Score:
+    """Sum up *deviations*; there must be at least one."""
+    errors = np.array([deviation.error_pct for deviation in deviations])
+    sizes = np.abs(errors)
+    return Score(
+        rows=len(deviations),
+        mape_pct=float(sizes.mean()),
+        median_pct=float(np.median(sizes)),
+        geomean_pct=float(np.exp(np.log(np.maximum(sizes, _SMALLEST_PCT)).mean())),
+        p90_pct=float(np.quantile(sizes, 0.9)),
+        bias_pct=float(errors.mean()),
+        inside_interval_pct=100.0 * float(np.mean([one.is_inside for one in deviations])),
+    )
+
+
+def interval_of(predicted: float, relative_sigma: float) -> tuple[float, float]:
+    """The 90 % interval of a prediction whose logarithm has that standard deviation."""
+    factor = math.exp(Z_OF_90_PCT * relative_sigma)
+    return predicted / factor, predicted * factor
+
+
+@dataclass(frozen=True, slots=True)
+class Scoreboard:
+    """All rows of a validation: predicted ones, and those that could not be."""
+
+    kind: str
+    deviations: tuple[Deviation, ...]
+    unsupported: tuple[Unsupported, ...] = ()
+
+    @property
+    def overall(self) -> Score | None:
+        """The score of all predicted rows; none where there are none."""
+        return build_score(self.deviations) if self.deviations else None
+
+    @property
+    def groups(self) -> dict[str, Score]:
+        """The score of each group, in the order the groups first appear."""
+        members: dict[str, list[Deviation]] = {}
+        for deviation in self.deviations:
+            members.setdefault(deviation.group, []).append(deviation)
+        return {name: build_score(rows) for name, rows in members.items()}
+
+    def exceeds(self, limit_pct: float) -> bool:
+        """Whether the mean error is beyond *limit_pct*, or nothing could be predicted."""
+        overall = self.overall
+        return overall is None or overall.mape_pct > limit_pct
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable answer."""
+        overall = self.overall
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": self.kind,
+            "overall": None if overall is None else asdict(overall),
+            "groups": {name: asdict(score) for name, score in self.groups.items()},
+            "unsupported": [asdict(one) for one in self.unsupported],
+            "rows": [_row_of(deviation) for deviation in self.deviations],
+        }
+
+    def lines(self) -> list[str]:
+        """The scoreboard for people: one line a group, the overall, then what was left out."""
+        width = max([len(name) for name in self.groups] + [len("overall")])
+        heading = f"{'group':<{width}} {'rows':>6} " + " ".join(
+            f"{word:>8}" for word in ("MAPE%", "median%", "geomean%", "p90%", "bias%", "inside%")
+        )
+        lines = [heading]
+        lines += [_line(name, score, width) for name, score in self.groups.items()]
+        if self.overall is not None:
+            lines.append(_line("overall", self.overall, width))
+        return lines + list(_unsupported_lines(self.unsupported))
+
+
+def _row_of(deviation: Deviation) -> dict[str, Any]:
+    return {
+        "row": deviation.row,
+        "measured": deviation.measured,
+        "predicted": deviation.predicted,
+        "low": deviation.low,
+        "high": deviation.high,
+        "error_pct": deviation.error_pct,
+    }
+
+
+def _line(name: str, score: Score, width: int) -> str:
+    return (
+        f"{name:<{width}} {score.rows:>6} {score.mape_pct:>8.1f} {score.median_pct:>8.1f} "
+        f"{score.geomean_pct:>8.1f} {score.p90_pct:>8.1f} {score.bias_pct:>+8.1f} "
+        f"{score.inside_interval_pct:>8.0f}"
+    )
+
+
+def _unsupported_lines(rows: Iterable[Unsupported]) -> Iterable[str]:
+    by_reason: dict[str, list[str]] = {}
+    for one in rows:
+        by_reason.setdefault(one.reason, []).append(str(one.row))
+    for reason, names in by_reason.items():
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        yield f"not supported: row {shown}: {reason}"
