@@ -1,0 +1,1 @@
+"""Workloads: a model's specification and its parallelism become a job graph."""

@@ -1,0 +1,141 @@
+"""The catalog: workloads that come with perfmodel, own files, and changes to single fields."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from perfmodel.base.documents import FaultList, load_yaml
+from perfmodel.base.errors import WorkloadError
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.transformer.spec import TransformerSpec
+
+Workload = TransformerSpec | DlrmSpec
+
+SPEC_FOLDER = Path(__file__).parent / "specs"
+DEFAULT_WORKLOAD = "dlrm_dcnv2"
+
+_FAMILIES: dict[str, type[TransformerSpec] | type[DlrmSpec]] = {
+    "transformer": TransformerSpec,
+    "dlrm": DlrmSpec,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadTitle:
+    """A workload's name and what it is, in one line."""
+
+    name: str
+    description: str
+
+
+def list_workloads() -> tuple[WorkloadTitle, ...]:
+    """The workloads that come with perfmodel, by name."""
+    contents = [load_yaml(path) for path in sorted(SPEC_FOLDER.glob("*.yaml"))]
+    return tuple(WorkloadTitle(content["name"], content["description"]) for content in contents)
+
+
+def load_workload(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Workload:
+    """The workload in a file or of that name, with *overrides* such as `parallel.tp=4`."""
+    path = _find(name_or_path)
+    content = load_yaml(path, error_type=WorkloadError)
+    return parse_workload(content, document=str(name_or_path), overrides=overrides)
+
+
+def parse_workload(
+    content: dict[str, Any], *, document: str, overrides: Sequence[str] = ()
+) -> Workload:
+    """The workload that *content* states; *document* names it in errors."""
+    family = content.get("family")
+    if not isinstance(family, str) or family not in _FAMILIES:
+        raise WorkloadError(
+            f"{document}: family must be one of {', '.join(sorted(_FAMILIES))}, got {family!r}."
+        )
+    spec_type = _FAMILIES[family]
+    faults = FaultList(document)
+    for override in overrides:
+        _apply(override, content, spec_type, faults)
+    faults.check(WorkloadError)
+    try:
+        return spec_type.model_validate(content)
+    except ValidationError as error:
+        for fault in error.errors():
+            _add_fault(faults, fault, spec_type)
+        faults.check(WorkloadError)
+        raise
+
+
+def _find(name_or_path: str | Path) -> Path:
+    path = Path(name_or_path)
+    bundled = SPEC_FOLDER / f"{path.name.removesuffix('.yaml')}.yaml"
+    if path.exists() and not (path.is_dir() and bundled.exists()):
+        return path
+    if path.parent == Path() and bundled.exists():
+        return bundled
+    names = [title.name for title in list_workloads()]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    raise WorkloadError(
+        f"workload {str(name_or_path)!r}: must be a file or one of {', '.join(names)}; found "
+        f"neither. {f'Did you mean {near[0]}?' if near else 'Check the spelling.'}"
+    )
+
+
+def _apply(
+    override: str, content: dict[str, Any], spec_type: type[BaseModel], faults: FaultList
+) -> None:
+    key, sign, text = override.partition("=")
+    key = key.strip()
+    if not sign or not key:
+        faults.add(repr(override), "a change must be written as field=value, like batch=4096")
+        return
+    fields = sorted(_iter_fields(spec_type))
+    if key not in fields:
+        faults.add(key, f"no such field. {_near(key, fields)}")
+        return
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        faults.add(key, f"cannot be read as a value, got {text!r}")
+        return
+    *sections, name = key.split(".")
+    section = content
+    for word in sections:
+        section = section.setdefault(word, {})
+    section[name] = value
+
+
+def _iter_fields(spec_type: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in spec_type.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _iter_fields(kind, f"{prefix}{name}.")
+        elif name != "family":
+            yield f"{prefix}{name}"
+
+
+def _near(key: str, fields: Sequence[str]) -> str:
+    leaf = key.rsplit(".", 1)[-1]
+    same_leaf = [field for field in fields if field.rsplit(".", 1)[-1] == leaf]
+    leaves = {field.rsplit(".", 1)[-1]: field for field in fields}
+    close = difflib.get_close_matches(key, fields, n=3)
+    close += [leaves[near] for near in difflib.get_close_matches(leaf, leaves, n=2)]
+    names = list(dict.fromkeys(same_leaf + close))
+    return f"Near: {', '.join(names)}." if names else f"Fields: {', '.join(fields)}."
+
+
+def _add_fault(faults: FaultList, fault: Any, spec_type: type[BaseModel]) -> None:
+    place = ".".join(str(part) for part in fault["loc"]) or "file"
+    if fault["type"] == "extra_forbidden":
+        fields = sorted(_iter_fields(spec_type))
+        faults.add(place, f"unknown key. {_near(place, fields)}")
+    elif fault["type"] == "missing":
+        faults.add(place, "must be given")
+    else:
+        message = fault["msg"].removeprefix("Value error, ")
+        faults.add(place, message[0].lower() + message[1:])

@@ -1,0 +1,1 @@
+"""Recommendation models: specification, exchanges, memory, and the job of one iteration."""

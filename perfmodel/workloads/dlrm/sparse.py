@@ -1,0 +1,161 @@
+"""The sparse part of a recommendation model: lookups and exchanges, operator by operator.
+
+Every rank looks its pieces up for the whole batch, then all ranks exchange the
+pooled vectors so that each has all vectors of its own samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collectives.collective import Collective
+from embeddings.lookup import Lookup
+from embeddings.plan import ShardingKind, ShardingPlan
+from embeddings.table import EmbeddingTable
+from perfmodel.base.dtypes import DType
+from perfmodel.graph.ops import EmbeddingOp, MemoryBound, Pass
+from perfmodel.workloads.dlrm.exchange import Exchanges
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.eager import EagerWriter, Stream
+from perfmodel.workloads.kernels import cast, elementwise
+from perfmodel.workloads.reduction import GradientReduction
+
+EXCHANGE_SLOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SparsePart:
+    """What one rank looks up, and what all ranks exchange (None on a single rank)."""
+
+    lookup: Lookup | None
+    copied: Lookup | None
+    exchanges: Exchanges | None
+    partial_width: int
+    pooled_width: int
+
+
+def build_sparse_part(
+    spec: DlrmSpec, plan: ShardingPlan, *, rank: int, exchanges: Exchanges | None
+) -> SparsePart:
+    """The lookups of *rank* under *plan*."""
+    held = tuple(plan.table_of(shard) for shard in plan.shards_of_rank[rank])
+    copied = tuple(plan.tables[place] for place in plan.data_parallel)
+    local_batch = spec.batch // plan.rank_count
+    optimizer = spec.embedding.optimizer
+    by_rows = {
+        place
+        for place in range(len(plan.tables))
+        if plan.kind_of(place) in (ShardingKind.ROW_WISE, ShardingKind.GRID)
+    }
+    return SparsePart(
+        lookup=Lookup(held, spec.batch, optimizer) if held else None,
+        copied=Lookup(copied, local_batch, optimizer) if copied else None,
+        exchanges=exchanges,
+        partial_width=sum(shard.width for shard in plan.shards if shard.table in by_rows),
+        pooled_width=sum(table.width for table in plan.tables),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LookupTasks:
+    """The first lookup kernel and the exchange of what was looked up, where there are any."""
+
+    lookup: int | None
+    exchange: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SparseWriter:
+    """Writes the sparse part of one rank."""
+
+    writer: EagerWriter
+    spec: DlrmSpec
+    part: SparsePart
+    samples: int
+    stream: Stream | None
+    reduction: GradientReduction | None
+
+    def distribute_indices(self) -> int | None:
+        """Send indices to the ranks that hold their tables; the task, if there is one."""
+        if self.part.exchanges is None:
+            return None
+        return self._exchange(self.part.exchanges.indices, "embedding/indices all_to_all")
+
+    def look_up(self) -> LookupTasks:
+        """Look up, and start the exchange of pooled vectors."""
+        tasks = [
+            self.writer.run(
+                "LookupFunction",
+                [EmbeddingOp(lookup, Pass.FORWARD)],
+                label="embedding/lookup forward",
+            )
+            for lookup in (self.part.lookup, self.part.copied)
+            if lookup is not None
+        ]
+        first = tasks[0] if self.part.lookup is not None else None
+        if self.part.exchanges is None:
+            return LookupTasks(first, None)
+        self._cast_sent(DType.FP32, self.spec.embedding.exchange_dtype, "forward")
+        label = "embedding/pooled all_to_all forward"
+        return LookupTasks(first, self._exchange(self.part.exchanges.pooled, label))
+
+    @property
+    def copied_tables(self) -> tuple[EmbeddingTable, ...]:
+        """The data-parallel tables."""
+        return self.part.copied.tables if self.part.copied is not None else ()
+
+    def join(self, task: int | None) -> None:
+        """Let compute wait for the pooled vectors and add up partial sums."""
+        if task is None:
+            return
+        self.writer.note("All2All_Wait")
+        self.writer.hold(self.writer.compute, [task])
+        dtype = self.spec.embedding.exchange_dtype
+        if self.part.partial_width:
+            kernel = elementwise("reduce_sum", self.samples * self.part.partial_width, dtype)
+            self.writer.run("sum", [kernel], label="embedding/partial sums forward")
+
+    def return_gradients(self) -> int | None:
+        """Start the exchange of gradients of pooled vectors; the task to wait for."""
+        if self.part.exchanges is None:
+            return None
+        return self._exchange(
+            self.part.exchanges.gradients, "embedding/gradients all_to_all backward"
+        )
+
+    def update(self, task: int | None) -> None:
+        """Wait for the gradients, then update the tables in the same kernel."""
+        if task is not None:
+            self.writer.note("All2All_ReqBackward")
+            self.writer.hold(self.writer.compute, [task])
+            self._cast_sent(self.spec.embedding.exchange_dtype, DType.FP32, "backward")
+        if self.part.copied is not None:
+            self._reduce_copied(self.part.copied)
+        if self.part.lookup is not None:
+            op = EmbeddingOp(self.part.lookup, Pass.BACKWARD)
+            label = "embedding/update backward"
+            self.writer.run("LookupFunctionBackward", [op], label=label)
+
+    def _reduce_copied(self, lookup: Lookup) -> None:
+        numbers = sum(table.rows * table.width for table in lookup.tables)
+        sent = sum(round(lookup.lookup_count(table)) * table.width for table in lookup.tables)
+        size = DType.FP32.size_bytes
+        zero = MemoryBound("zero", 0, numbers * size, DType.FP32)
+        add = MemoryBound("embedding_grad", 2 * sent * size, sent * size, DType.FP32)
+        label = "embedding/data-parallel gradients backward"
+        self.writer.run("EmbeddingBagBackward", [zero, add], label=label)
+        if self.reduction is not None:
+            self.reduction.add(numbers)
+
+    def _cast_sent(self, source: DType, target: DType, way: str) -> None:
+        if source is target or self.part.lookup is None:
+            return
+        width = sum(table.width for table in self.part.lookup.tables)
+        kernel = cast(self.spec.batch * width, source, target)
+        self.writer.run("to", [kernel], label=f"embedding/cast {way}")
+
+    def _exchange(self, collective: Collective, label: str) -> int:
+        assert self.stream is not None
+        return self.writer.communicate(
+            "All2All_Req", collective, label=label, stream=self.stream, slot=EXCHANGE_SLOT
+        )

@@ -1,0 +1,147 @@
+"""DlrmSpec: a recommendation model: dense features, embedding tables, interaction, top layers.
+
+`batch` counts samples over all ranks.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from embeddings.table import EmbeddingTable
+from perfmodel.base.dtypes import DType
+from perfmodel.workloads.fields import (
+    CommonSpec,
+    Count,
+    Number,
+    NumberFormat,
+    Section,
+    Size,
+    Switch,
+)
+
+Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
+
+
+class Interaction(Enum):
+    """How dense and sparse features meet."""
+
+    DOT = "dot"
+    CROSS = "cross"
+    CONCAT = "concat"
+
+
+class CrossSection(Section):
+    """Low-rank cross layers: x <- x0 * (V (U x) + b) + x, with U of *rank* rows."""
+
+    layers: Count = 3
+    rank: Count = 512
+
+
+class EmbeddingSection(Section):
+    """The tables. A single *width* or *pooling_factors* stands for all of them.
+
+    *exchange_dtype* is what pooled rows and their gradients travel in.
+    """
+
+    rows: Widths
+    width: Count | Widths
+    pooling_factors: Number | tuple[Number, ...] = 1.0
+    dtype: NumberFormat = DType.FP32
+    exchange_dtype: NumberFormat = DType.FP32
+    index_dtype: NumberFormat = DType.INT64
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd"
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        for name in ("width", "pooling_factors"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != len(self.rows):
+                raise ValueError(
+                    f"{name} must be one number or one a table, got {len(value)} for "
+                    f"{len(self.rows)} tables"
+                )
+        return self
+
+    def tables(self) -> tuple[EmbeddingTable, ...]:
+        """The tables, named by their place."""
+        count = len(self.rows)
+        widths = self.width if isinstance(self.width, tuple) else (self.width,) * count
+        pools = self.pooling_factors
+        pooling = pools if isinstance(pools, tuple) else (pools,) * count
+        return tuple(
+            EmbeddingTable(f"table_{place}", rows, widths[place], pooling[place], self.dtype)
+            for place, rows in enumerate(self.rows)
+        )
+
+
+class ShardingSection(Section):
+    """How tables are placed when no plan is given.
+
+    Tables below *data_parallel_below* stand on every rank. A table that would
+    be more than its rank's share is split by columns, in pieces of at least
+    *min_width*; a piece above *max_shard* is split by rows.
+    """
+
+    data_parallel_below: Size = 0
+    min_width: Count = 32
+    max_shard: Size = 24 * 2**30
+
+
+class DenseSection(Section):
+    """The dense part: two stacks of fully connected layers and what stands between them."""
+
+    features: Count
+    bottom_mlp: Widths
+    top_mlp: Widths
+    interaction: Interaction = Interaction.DOT
+    cross: CrossSection = CrossSection()
+
+
+class DlrmTraining(Section):
+    """How the model is trained. *optimizer* is that of the dense part.
+
+    With *distribute_ahead* the indices of the next batch travel while this one is worked on.
+    """
+
+    precision: NumberFormat = DType.FP32
+    optimizer: Literal["sgd", "adagrad", "adam"] = "sgd"
+    bucket_size: Size = 25 * 2**20
+    distribute_ahead: Switch = True
+
+
+class DlrmSpec(CommonSpec):
+    """A recommendation workload."""
+
+    family: Literal["dlrm"]
+    dense: DenseSection
+    embedding: EmbeddingSection
+    sharding: ShardingSection = ShardingSection()
+    training: DlrmTraining = DlrmTraining()
+
+    @model_validator(mode="after")
+    def _check_interaction(self) -> Self:
+        if self.dense.interaction is not Interaction.DOT:
+            return self
+        widths = {table.width for table in self.embedding.tables()} | {self.dense.bottom_mlp[-1]}
+        if len(widths) > 1:
+            raise ValueError(
+                "dot interaction needs tables as wide as the last bottom layer, got widths "
+                f"{', '.join(map(str, sorted(widths)))}; or take interaction concat"
+            )
+        return self
+
+    @property
+    def interaction_inputs(self) -> int:
+        """Numbers a sample brings to the interaction."""
+        return self.dense.bottom_mlp[-1] + sum(table.width for table in self.embedding.tables())
+
+    @property
+    def top_inputs(self) -> int:
+        """Numbers a sample brings to the top layers."""
+        if self.dense.interaction is not Interaction.DOT:
+            return self.interaction_inputs
+        vectors = len(self.embedding.rows) + 1
+        return self.dense.bottom_mlp[-1] + vectors * (vectors - 1) // 2

@@ -1,0 +1,166 @@
+"""EagerWriter: one rank's iteration, issued operator by operator as eager PyTorch does.
+
+A host thread spends T2 before an operator's first launch, T4 in each launch,
+T5 between launches, T3 after the last and T1 before the next operator. Pieces
+up to a launch are one host task, and the kernel depends on that task. The
+launch queue is unbounded here: the host may run ahead as far as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from collectives.collective import Collective
+from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, Op
+from perfmodel.graph.program import LaneKind, Program, Role
+
+_PARTS = tuple(HostPart)
+_T1, _T2, _T3 = (
+    _PARTS.index(part)
+    for part in (HostPart.BETWEEN_OPERATORS, HostPart.BEFORE_LAUNCH, HostPart.AFTER_LAUNCH)
+)
+_T4, _T5, _WAIT = (
+    _PARTS.index(part) for part in (HostPart.LAUNCH, HostPart.BETWEEN_LAUNCHES, HostPart.WAIT)
+)
+
+
+@dataclass(slots=True)
+class HostThread:
+    """A host thread while its tasks are written: pieces not yet in a task, and what they await."""
+
+    lane: int
+    pieces: list[tuple[str, int]] = field(default_factory=list)
+    awaited: list[Dependency | int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Stream:
+    """A device stream while its tasks are written: what its next task must wait for."""
+
+    lane: int
+    awaited: list[Dependency | int] = field(default_factory=list)
+    last_task: int | None = None
+
+
+class EagerWriter:
+    """Writes operators to host threads and their kernels to streams."""
+
+    def __init__(self, program: ProgramBuilder) -> None:
+        self._program = program
+        self._spans: dict[tuple[tuple[str, int], ...], HostSpan] = {}
+        self.main = self.add_thread("main thread")
+        self.autograd = self.add_thread("autograd thread")
+        self.compute = self.add_stream("compute stream", LaneKind.COMPUTE)
+        self._thread = self.main
+
+    def add_thread(self, name: str) -> HostThread:
+        """Add a host thread."""
+        return HostThread(self._program.add_lane(name, LaneKind.HOST))
+
+    def add_stream(self, name: str, kind: LaneKind) -> Stream:
+        """Add a device stream."""
+        return Stream(self._program.add_lane(name, kind))
+
+    def run(
+        self,
+        operator: str,
+        kernels: Sequence[Op],
+        *,
+        label: str,
+        stream: Stream | None = None,
+    ) -> int:
+        """Issue *operator* with its *kernels* and return its last task."""
+        stream = stream or self.compute
+        self._thread.pieces += [(operator, _T1), (operator, _T2)]
+        task = -1
+        for number, kernel in enumerate(kernels):
+            if number:
+                self._thread.pieces.append((operator, _T5))
+            launch = self._launch(operator, label)
+            task = self._program.add_task(
+                stream.lane, kernel, label=label, after=[launch, *stream.awaited]
+            )
+            stream.awaited.clear()
+        self._thread.pieces.append((operator, _T3))
+        stream.last_task = task
+        return task
+
+    def note(self, operator: str) -> None:
+        """Issue an *operator* that launches nothing."""
+        self._thread.pieces += [(operator, _T1), (operator, _T5)]
+
+    def communicate(
+        self,
+        operator: str,
+        collective: Collective,
+        *,
+        label: str,
+        stream: Stream,
+        slot: int,
+        role: Role = Role.BOTH,
+    ) -> int:
+        """Issue a collective on *stream*; it waits for all compute issued so far."""
+        self._thread.pieces += [(operator, _T1), (operator, _T2)]
+        launch = self._launch(operator, label)
+        self._thread.pieces.append((operator, _T3))
+        after: list[Dependency | int] = [launch, *stream.awaited]
+        if self.compute.last_task is not None:
+            after.append(self.compute.last_task)
+        task = self._program.add_rendezvous(
+            stream.lane,
+            Communication(collective),
+            label=label,
+            slot=slot,
+            role=role,
+            after=after,
+        )
+        stream.awaited.clear()
+        stream.last_task = task
+        return task
+
+    def hold(self, stream: Stream, awaited: Iterable[Dependency | int]) -> None:
+        """Let the next task of *stream* wait for *awaited*, as a stream wait does."""
+        stream.awaited.extend(awaited)
+
+    def hand_over(self, thread: HostThread, *, label: str) -> None:
+        """Let *thread* go on where the current one stops and waits."""
+        if thread is self._thread:
+            return
+        self._thread.pieces.append(("hand_over", _T1))
+        thread.awaited.append(self._write_pieces(f"{label} hand-over"))
+        self._thread = thread
+
+    def block(self, awaited: Iterable[Dependency | int], *, label: str) -> int:
+        """Let the current thread wait for *awaited*, as a synchronising call does."""
+        if self._thread.pieces:
+            self._write_pieces(label)
+        self._thread.pieces.append(("synchronize", _WAIT))
+        self._thread.awaited.extend(awaited)
+        return self._write_pieces(label)
+
+    def finish(self) -> Program:
+        """The program; host time after the last launch becomes a last task."""
+        for thread in (self.autograd, self.main):
+            self._thread = thread
+            if thread.pieces or thread.awaited:
+                thread.pieces = thread.pieces or [("hand_over", _T1)]
+                self._write_pieces("end of iteration")
+        return self._program.build()
+
+    def _launch(self, operator: str, label: str) -> int:
+        self._thread.pieces.append((operator, _T4))
+        return self._write_pieces(label)
+
+    def _write_pieces(self, label: str) -> int:
+        thread = self._thread
+        key = tuple(thread.pieces)
+        span = self._spans.get(key)
+        if span is None:
+            span = HostSpan(tuple(HostWork(operator, _PARTS[part]) for operator, part in key))
+            self._spans[key] = span
+        task = self._program.add_task(thread.lane, span, label=label, after=thread.awaited)
+        thread.pieces = []
+        thread.awaited = []
+        return task

@@ -1,0 +1,70 @@
+"""Kernels: ops that both families use, with the bytes they move."""
+
+from __future__ import annotations
+
+from perfmodel.base.dtypes import DType
+from perfmodel.graph.ops import Gemm, MemoryBound
+
+
+def forward_gemm(rows: int, inputs: int, outputs: int, dtype: DType) -> Gemm:
+    """The product of a fully connected layer: rows x inputs by inputs x outputs."""
+    return Gemm(m=rows, n=outputs, k=inputs, dtype=dtype)
+
+
+def input_gemm(rows: int, inputs: int, outputs: int, dtype: DType) -> Gemm:
+    """The gradient of that layer's input: rows x outputs by outputs x inputs."""
+    return Gemm(m=rows, n=inputs, k=outputs, dtype=dtype)
+
+
+def weight_gemm(rows: int, inputs: int, outputs: int, dtype: DType) -> Gemm:
+    """The gradient of that layer's weight: outputs x rows by rows x inputs."""
+    return Gemm(m=outputs, n=inputs, k=rows, dtype=dtype)
+
+
+def elementwise(
+    operator: str, elements: int, dtype: DType, *, reads: int = 1, writes: int = 1
+) -> MemoryBound:
+    """A kernel that reads and writes *reads* and *writes* tensors of *elements* numbers."""
+    size_bytes = elements * dtype.size_bytes
+    return MemoryBound(
+        operator, read_bytes=reads * size_bytes, write_bytes=writes * size_bytes, dtype=dtype
+    )
+
+
+def cast(elements: int, source: DType, target: DType) -> MemoryBound:
+    """Numbers turned from one format into another."""
+    return MemoryBound(
+        "cast",
+        read_bytes=elements * source.size_bytes,
+        write_bytes=elements * target.size_bytes,
+        dtype=target,
+    )
+
+
+def row_sum(rows: int, columns: int, dtype: DType) -> MemoryBound:
+    """The sum over rows that is the gradient of a bias."""
+    return MemoryBound(
+        "reduce_sum",
+        read_bytes=rows * columns * dtype.size_bytes,
+        write_bytes=columns * dtype.size_bytes,
+        dtype=dtype,
+        row_length=rows,
+    )
+
+
+def optimizer_step(
+    optimizer: str, elements: int, *, gradient_dtype: DType, weight_dtype: DType
+) -> MemoryBound:
+    """One pass over weights in fp32, their state and gradients.
+
+    Where weights are used in a shorter format, a copy in it is written too.
+    """
+    state_tensors = {"sgd": 0, "adagrad": 1, "adam": 2}[optimizer]
+    full_bytes = DType.FP32.size_bytes * (1 + state_tensors)
+    copy_bytes = weight_dtype.size_bytes if weight_dtype.size_bytes < 4 else 0
+    return MemoryBound(
+        optimizer,
+        read_bytes=elements * (gradient_dtype.size_bytes + full_bytes),
+        write_bytes=elements * (full_bytes + copy_bytes),
+        dtype=DType.FP32,
+    )

@@ -1,0 +1,1 @@
+"""Transformers: specification, parallel layout, memory, and the job of one iteration."""
