@@ -97,6 +97,10 @@ class Router:
             self._routes[key] = next(found, None)
         return self._routes[key]
 
+    def has_vertex(self, name: str) -> bool:
+        """Whether the host has a vertex of this *name*."""
+        return name in self._kinds
+
     def table(self, target: str) -> RoutesTo:
         """The routes to *target* over all links, passing neither GPUs nor NICs."""
         return self._table("any", target)

@@ -87,9 +87,8 @@ class Topology:
 
     def route(self, source: str, target: str) -> Route:
         """The links from *source* to *target*, names of vertices."""
-        known = {vertex.name for vertex in self.vertices}
         for name in (source, target):
-            if name not in known:
+            if not self.router.has_vertex(name):
                 raise TopologyError(
                     f"topology {self.name}: there is no vertex {name!r}. "
                     f"It has {', '.join(_counts(self))}."

@@ -1,0 +1,75 @@
+"""`perfmodel topology`: list, show and check machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, show and check machines. Example: perfmodel topology show dgx_h100",
+)
+
+
+@app.command("list")
+def list_machines() -> None:
+    """List the machines and GPUs that come with perfmodel.
+
+    Example: perfmodel topology list
+    """
+    from rich.console import Console
+
+    from perfmodel.reports.topology_list import build_device_list, build_machine_list
+
+    console = Console(width=80, highlight=False)
+    console.print(build_machine_list())
+    console.print()
+    console.print(build_device_list())
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A name of the catalog, or a file.")],
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it into this file too, .png or .svg.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(help="How many of them, behind their fabric.")] = 1,
+) -> None:
+    """Show a machine: what it has, what is wired to what, and how fast.
+
+    Example: perfmodel topology show dgx_h100 --hosts 64 --plot dgx_h100.png
+    """
+    from perfmodel.reports.topology_text import draw_topology
+    from topologies import build_cluster, load_topology
+
+    topology = load_topology(name)
+    cluster = build_cluster(topology, hosts=hosts)
+    if plot is not None:
+        from perfmodel.reports.topology_drawing import write_picture
+
+        write_picture(topology, plot, cluster)
+    print(draw_topology(topology, cluster), end="")
+    if plot is not None:
+        print(f"\nWrote {plot}")
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(help="A topology file.")],
+) -> None:
+    """Check a topology file and name every fault in it.
+
+    Example: perfmodel topology check my_cluster.yaml
+    """
+    from topologies import load_topology
+
+    topology = load_topology(file)
+    print(
+        f"{file}: good. {topology.name} has {topology.gpus_per_host} GPUs "
+        f"({topology.device.name}), {len(topology.vertices)} vertices, "
+        f"{len(topology.links)} one-way links, "
+        f"{'a fabric' if topology.fabric else 'no fabric'}."
+    )
