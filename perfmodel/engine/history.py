@@ -53,6 +53,7 @@ class History:
         self._endpoints = job.endpoints()
         self._timelines = {timeline.iteration: timeline for timeline in replay.timelines}
         self._member_tasks: dict[tuple[int, int], dict[int, int]] = {}
+        self._last_members: dict[tuple[int, int, int], Occurrence] = {}
 
     @property
     def iterations(self) -> list[int]:
@@ -106,22 +107,24 @@ class History:
         """The member that the rendezvous of *at* waited for."""
         program = self.job.program_of(at.rank)
         group = int(self.job.rank_group[at.rank, program.slot[at.task]])
-        sequence = int(program.sequence[at.task])
-        first = self._layout.g_member[group] + sequence * self._layout.g_size[group]
-        ready = self._timelines[at.iteration].member_ready_ns[
-            first : first + self._layout.g_size[group], 0
-        ]
-        rows = slice(self._endpoints.group_start[group], self._endpoints.group_start[group + 1])
-        best: tuple[int, int, int] | None = None
-        for moment, rank, slot in zip(
-            ready, self._endpoints.rank[rows], self._endpoints.slot[rows], strict=True
-        ):
-            task = self._member_task(int(rank), int(slot), sequence)
-            if self.job.program_of(int(rank)).role[task] & Role.SIGNALS:
-                key = (-int(moment), int(rank), task)
-                best = key if best is None else min(best, key)
-        assert best is not None  # the audit refuses a rendezvous without signals
-        return Occurrence(at.iteration, best[1], best[2])
+        key = (at.iteration, group, int(program.sequence[at.task]))
+        if key not in self._last_members:
+            self._last_members[key] = self._find_last_member(*key)
+        return self._last_members[key]
+
+    def _find_last_member(self, iteration: int, group: int, sequence: int) -> Occurrence:
+        size = int(self._layout.g_size[group])
+        first = int(self._layout.g_member[group]) + sequence * size
+        ready_ns = self._timelines[iteration].member_ready_ns[first : first + size, 0]
+        row = int(self._endpoints.group_start[group])
+        candidates = []
+        for place, moment_ns in enumerate(ready_ns):
+            rank = int(self._endpoints.rank[row + place])
+            task = self._member_task(rank, int(self._endpoints.slot[row + place]), sequence)
+            if self.job.program_of(rank).role[task] & Role.SIGNALS:
+                candidates.append((-int(moment_ns), rank, task))
+        _, rank, task = min(candidates)
+        return Occurrence(iteration, rank, task)
 
     def binding(self, at: Occurrence) -> Binding:
         """What *at* waited for last, another rank included."""
@@ -149,8 +152,9 @@ class History:
     def _members(self, rank: int, slots: Int32s, sequences: Int32s) -> Int64s:
         """The numbers of the members that stand behind *slots* of *rank*."""
         group = self.job.rank_group[rank, slots]
-        first: Int64s = self._layout.g_member[group] + sequences * self._layout.g_size[group]
-        return first + self._layout.r_position[rank, slots]
+        first = self._layout.g_member[group] + sequences * self._layout.g_size[group]
+        members: Int64s = first + self._layout.r_position[rank, slots]
+        return members
 
     def _previous_on_lane(self, at: Occurrence) -> Occurrence | None:
         lane_start = self.job.program_of(at.rank).lane_start

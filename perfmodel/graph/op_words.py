@@ -1,0 +1,88 @@
+"""Op words: ops as plain values that JSON can hold, and back.
+
+Each op is a mapping with its type under `op`. Reading checks every field, so
+that a file made by hand or by a newer version is refused, not misread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from perfmodel.base.errors import GraphError
+from perfmodel.graph.ops import (
+    Attention,
+    Communication,
+    Copy,
+    EmbeddingOp,
+    Fixed,
+    Gemm,
+    HostSpan,
+    HostWork,
+    MemoryBound,
+    Op,
+)
+
+_TYPES: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        Gemm, Attention, MemoryBound, EmbeddingOp, Copy, HostWork, HostSpan, Communication, Fixed,
+    )
+}  # fmt: skip
+
+
+def op_to_words(op: Op) -> dict[str, Any]:
+    """*op* as a mapping of plain values."""
+    words = {"op": type(op).__name__, **_plain_fields(op)}
+    if isinstance(op, Fixed) and op.work is not None:
+        words["work"] = op_to_words(op.work)
+    return words
+
+
+def op_from_words(words: Any, *, where: str) -> Op:
+    """The op that *words* describe; *where* names them in errors."""
+    if not isinstance(words, dict) or words.get("op") not in _TYPES:
+        raise GraphError(f"{where}: must be an op of a known type, got {words!r:.80}.")
+    kind = _TYPES[words["op"]]
+    values = {key: value for key, value in words.items() if key != "op"}
+    work = values.pop("work", None) if kind is Fixed else None
+    try:
+        op: Op = _adapter(words["op"]).validate_python(values)
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise GraphError(
+            f"{where}: {words['op']} field {place!r}: {first['msg']}, got {first['input']!r:.80}."
+        ) from None
+    if isinstance(op, Fixed) and work is not None:
+        inner = op_from_words(work, where=f"{where}.work")
+        assert not isinstance(inner, Fixed)
+        op = Fixed(op.name, op.duration_ns, op.provenance, inner)
+    return op
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_TYPES[name])
+
+
+def _plain_fields(value: Any) -> dict[str, Any]:
+    return {
+        field.name: _plain(getattr(value, field.name))
+        for field in fields(value)
+        if not (isinstance(value, Fixed) and field.name == "work")
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain_fields(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

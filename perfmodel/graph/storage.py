@@ -1,0 +1,186 @@
+"""Storage: a job as a folder of Parquet columns and one small JSON header.
+
+The header is written last and names every file with its size and checksum.
+A folder appears under its own name only when it is whole, and one that was
+cut or changed afterwards is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from perfmodel.base.errors import GraphError
+from perfmodel.graph.audit import check_job
+from perfmodel.graph.job import Group, JobFacts, JobGraph
+from perfmodel.graph.op_words import op_from_words, op_to_words
+from perfmodel.graph.program import COLUMN_TYPES, Lane, LaneKind, Program
+
+SCHEMA_VERSION = 1
+HEADER = "job.json"
+_BY_DEPENDENCY = ("dep_task", "dep_anchor", "dep_distance", "dep_lag_ns")
+_BY_TASK = ("op", "label", "slot", "sequence", "role")
+
+
+def save_job(job: JobGraph, folder: Path) -> None:
+    """Write *job* to *folder*, which must not exist or hold a job already."""
+    if folder.exists() and not (folder / HEADER).is_file():
+        raise GraphError(
+            f"{folder}: exists and is not a job, so it is not overwritten. Name another folder."
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        _write_columns(job, draft)
+        files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
+        header = _header(job) | {"files": files}
+        (draft / HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(draft, folder)  # noqa: PTH105  one step, or not at all
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def load_job(folder: Path) -> JobGraph:
+    """Read the job in *folder*; anything but a whole, sound job is refused."""
+    header = _read_header(folder)
+    for name, expected in header["files"].items():
+        path = folder / name
+        if not path.is_file() or _fingerprint(path) != expected:
+            raise GraphError(
+                f"{folder}: {name} is missing or was changed after the job was written. "
+                "Write the job again."
+            )
+    try:
+        job = _assemble(folder, header)
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as fault:
+        raise GraphError(
+            f"{folder}: not a readable job ({type(fault).__name__}: {fault})."
+        ) from None
+    check_job(job)
+    return job
+
+
+def _read_header(folder: Path) -> dict[str, Any]:
+    path = folder / HEADER
+    if not path.is_file():
+        raise GraphError(
+            f"{folder}: must be a folder with a {HEADER}, as `perfmodel import` writes it."
+        )
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+        version, files = header["schema_version"], header["files"]
+    except (ValueError, KeyError, TypeError):
+        raise GraphError(f"{path}: not the header of a job.") from None
+    if version != SCHEMA_VERSION or not isinstance(files, dict):
+        raise GraphError(
+            f"{path}: must have schema_version {SCHEMA_VERSION}, has {version!r}. "
+            "Write the job again with this version of perfmodel."
+        )
+    return dict(header)
+
+
+def _header(job: JobGraph) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": job.facts.name,
+        "source": job.facts.source,
+        "assumptions": list(job.facts.assumptions),
+        "programs": [
+            {
+                "lanes": [[lane.name, lane.kind.value] for lane in program.lanes],
+                "lane_start": program.lane_start.tolist(),
+            }
+            for program in job.programs
+        ],
+        "groups": [{"name": group.name, "ranks": list(group.ranks)} for group in job.groups],
+        "slot_count": int(job.rank_group.shape[1]),
+    }
+
+
+def _write_columns(job: JobGraph, draft: Path) -> None:
+    ops = [orjson.dumps(op_to_words(op)).decode() for op in job.ops]
+    _write(draft / "ops.parquet", {"op": ops})
+    _write(draft / "labels.parquet", {"label": list(job.labels)})
+    _write(
+        draft / "ranks.parquet",
+        {"program": job.rank_program, "groups": list(job.rank_group)},
+    )
+    _write(
+        draft / "tasks.parquet",
+        {
+            **{name: _stack(job, name) for name in _BY_TASK},
+            "dep_count": np.concatenate([np.diff(p.dep_start) for p in job.programs]),
+        },
+    )
+    _write(draft / "dependencies.parquet", {name: _stack(job, name) for name in _BY_DEPENDENCY})
+
+
+def _stack(job: JobGraph, column: str) -> NDArray[Any]:
+    return np.concatenate([getattr(program, column) for program in job.programs])
+
+
+def _write(path: Path, columns: dict[str, Any]) -> None:
+    pq.write_table(pa.table(columns), path, compression="zstd")
+
+
+def _assemble(folder: Path, header: dict[str, Any]) -> JobGraph:
+    ops = pq.read_table(folder / "ops.parquet")["op"].to_pylist()
+    ranks = pq.read_table(folder / "ranks.parquet")
+    groups = np.array(ranks["groups"].to_pylist(), dtype=np.int32)
+    return JobGraph(
+        ops=tuple(
+            op_from_words(orjson.loads(words), where=f"{folder}: op {index}")
+            for index, words in enumerate(ops)
+        ),
+        labels=tuple(pq.read_table(folder / "labels.parquet")["label"].to_pylist()),
+        programs=tuple(_read_programs(folder, header["programs"])),
+        rank_program=ranks["program"].to_numpy().astype(np.int32),
+        groups=tuple(Group(group["name"], tuple(group["ranks"])) for group in header["groups"]),
+        rank_group=groups.reshape(len(ranks), header["slot_count"]),
+        facts=JobFacts(header["name"], header["source"], tuple(header["assumptions"])),
+    )
+
+
+def _read_programs(folder: Path, descriptions: list[dict[str, Any]]) -> list[Program]:
+    tasks = pq.read_table(folder / "tasks.parquet")
+    dependencies = pq.read_table(folder / "dependencies.parquet")
+    by_task = {name: tasks[name].to_numpy() for name in (*_BY_TASK, "dep_count")}
+    by_dependency = {name: dependencies[name].to_numpy() for name in _BY_DEPENDENCY}
+    programs, task, dependency = [], 0, 0
+    for description in descriptions:
+        task_stop = task + description["lane_start"][-1]
+        counts = by_task["dep_count"][task:task_stop]
+        dependency_stop = dependency + int(counts.sum())
+        columns = {
+            "lane_start": np.array(description["lane_start"]),
+            "dep_start": np.concatenate([[0], np.cumsum(counts)]),
+            **{name: by_task[name][task:task_stop] for name in _BY_TASK},
+            **{name: by_dependency[name][dependency:dependency_stop] for name in _BY_DEPENDENCY},
+        }
+        lanes = tuple(Lane(name, LaneKind(kind)) for name, kind in description["lanes"])
+        typed: dict[str, Any] = {
+            name: columns[name].astype(dtype) for name, dtype in COLUMN_TYPES.items()
+        }
+        programs.append(Program(lanes=lanes, **typed))
+        task, dependency = task_stop, dependency_stop
+    return programs
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}

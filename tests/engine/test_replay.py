@@ -1,0 +1,87 @@
+"""The compiled pass says what the plain rules say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from perfmodel.base.errors import GraphError
+from perfmodel.engine.history import History
+from perfmodel.engine.occurrence import Occurrence
+from perfmodel.engine.reference import replay_reference
+from perfmodel.engine.replay import replay
+from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.program import LaneKind
+from tests.builders import JobSketch
+from tests.strategies import RandomJob, random_job, random_jobs
+
+
+def check_against_reference(made: RandomJob) -> None:
+    answer = replay(made.job, made.durations, iterations=made.iterations)
+    times = replay_reference(made.job, made.durations, iterations=made.iterations)
+    history = History(made.job, made.durations, answer)
+    for iteration in history.iterations:
+        for rank in range(made.job.rank_count):
+            for task in range(made.job.program_of(rank).task_count):
+                expected = times[Occurrence(iteration, rank, task)]
+                assert history.end_ns(iteration, rank)[task] == expected.end_ns
+                assert history.start_ns(iteration, rank)[task] == expected.start_ns
+                assert history.ready_ns(iteration, rank)[task] == expected.ready_ns
+
+
+@pytest.mark.parametrize("hundred", range(10))
+def test_a_thousand_random_jobs_replay_as_the_reference_does(hundred):
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        check_against_reference(random_job(seed))
+
+
+@given(made=random_jobs())
+def test_vectors_replayed_side_by_side_equal_vectors_replayed_alone(made):
+    together = replay(made.job, made.durations, iterations=made.iterations)
+    for vector in range(made.durations.vector_count):
+        alone = replay(made.job, made.durations.vector(vector), iterations=made.iterations)
+        assert np.array_equal(together.last.end_ns[:, vector], alone.last.end_ns[:, 0])
+        assert np.array_equal(together.lane_now_ns[:, :, vector], alone.lane_now_ns[:, :, 0])
+
+
+@given(made=random_jobs())
+def test_the_same_job_replayed_twice_gives_the_same_bytes(made):
+    first = replay(made.job, made.durations, iterations=made.iterations)
+    second = replay(made.job, made.durations, iterations=made.iterations)
+    assert first.last.end_ns.tobytes() == second.last.end_ns.tobytes()
+
+
+@given(made=random_jobs())
+def test_tasks_of_one_lane_do_not_overlap(made):
+    history = History(made.job, made.durations, replay(made.job, made.durations))
+    for rank in range(made.job.rank_count):
+        lane_start = made.job.program_of(rank).lane_start
+        starts, ends = history.start_ns(0, rank), history.end_ns(0, rank)
+        for first, stop in zip(lane_start[:-1], lane_start[1:], strict=True):
+            assert (starts[first + 1 : stop] >= ends[first : max(stop - 1, first)]).all()
+
+
+@given(made=random_jobs())
+def test_longer_tasks_never_make_anything_end_earlier(made):
+    longer = DurationTable(made.durations.values_ns + 3, made.durations.rank_offset)
+    before = replay(made.job, made.durations, iterations=made.iterations)
+    after = replay(made.job, longer, iterations=made.iterations)
+    assert (after.last.end_ns >= before.last.end_ns).all()
+
+
+def test_a_negative_duration_is_refused_with_rank_and_task():
+    sketch = JobSketch()
+    sketch.rank(host=LaneKind.HOST).task("load", "host", 5)
+    job, durations = sketch.build()
+    broken = DurationTable(durations.values_ns - 6, durations.rank_offset)
+    with pytest.raises(GraphError, match=r"rank 0, task 0 'load': .* negative, got -1 ns"):
+        replay(job, broken)
+
+
+def test_durations_for_the_wrong_number_of_ranks_are_refused():
+    sketch = JobSketch()
+    sketch.rank(host=LaneKind.HOST).task("load", "host", 5)
+    job, durations = sketch.build()
+    with pytest.raises(GraphError, match="2 rows for 1 ranks"):
+        replay(job, DurationTable(durations.values_ns, np.zeros(2, dtype=np.int64)))
