@@ -6,7 +6,7 @@ import numpy as np
 
 from collectives.calibration import Calibration
 from collectives.collective import CollectiveKind
-from collectives.constants import HostConstants
+from collectives.constants import HostConstants, SoftwareConstants
 from collectives.software import CollectiveSoftware
 from collectives.timing import WireSpeeds
 from collectives.tuner import Tuner
@@ -21,7 +21,9 @@ def build_tuner(wiring: Wiring, calibration: Calibration) -> Tuner:
     entry = calibration.fabric_entry(wiring)
     if wiring.host_count == 1:
         return Tuner(calibration.tuner, wiring, calibration.fabrics[0].protocols)
-    return Tuner(calibration.tuner, wiring, entry.protocols, entry.has_trees)
+    return Tuner(
+        calibration.tuner, wiring, entry.protocols, entry.tree_protocols, entry.pair_ll_bytes
+    )
 
 
 def wire_speeds(wiring: Wiring) -> WireSpeeds:
@@ -46,12 +48,12 @@ def host_constants_for(
 
 
 def software_factor(
-    kind: CollectiveKind, dtype: DType, software: CollectiveSoftware, calibration: Calibration
+    kind: CollectiveKind, dtype: DType, software: CollectiveSoftware, constants: SoftwareConstants
 ) -> float:
     """How much slower the release and the number format make *kind*."""
     factor = 1.0
     if software.is_before_2_24 and kind is not CollectiveKind.ALL_TO_ALL:
-        factor *= calibration.software.before_2_24_ratio
+        factor *= constants.before_2_24_ratio
     if dtype.size_bytes == 1 and kind in _REDUCTIONS:
-        factor *= calibration.software.byte_reduction_ratio
+        factor *= constants.byte_reduction_ratio
     return factor

@@ -56,7 +56,8 @@ def parse_fabric(content: Mapping[str, Any]) -> FabricEntry:
         machines=tuple(content.get("machines", ())),
         constants=_parse_constants(FabricConstants, content.get("constants"), f"fabrics.{name}"),
         protocols=tuple(Protocol(word) for word in content.get("protocols", ())),
-        has_trees=bool(content.get("has_trees", True)),
+        tree_protocols=tuple(Protocol(word) for word in content.get("tree_protocols", ())),
+        pair_ll_bytes=int(content.get("pair_ll_bytes", 0)),
     )
 
 
@@ -147,7 +148,8 @@ def to_document(hosts: Sequence[HostEntry], fabrics: Sequence[FabricEntry]) -> d
                 "name": entry.name,
                 "machines": list(entry.machines),
                 "protocols": [protocol.value for protocol in entry.protocols],
-                "has_trees": entry.has_trees,
+                "tree_protocols": [protocol.value for protocol in entry.tree_protocols],
+                "pair_ll_bytes": entry.pair_ll_bytes,
                 "constants": to_numbers(entry.constants),
             }
             for entry in fabrics

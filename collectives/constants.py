@@ -33,6 +33,7 @@ class HostConstants:
     grows with the square root of the transfer. *crowding* is the power by which bandwidth
     falls with the number of ranks beyond what shared links explain. *plateau_ns* is what
     spreading a pairwise exchange over all channels costs once a slice exceeds *plateau_bytes*.
+    *root_launch_ns* is what a broadcast or reduction to one root pays more at the start.
     """
 
     launch_ns: float
@@ -49,6 +50,7 @@ class HostConstants:
     copy_ratio: float
     fill_ns: float
     crowding: float
+    root_launch_ns: float
     nvls_launch_ns: float
     nvls_ratio: float
     nvls_fill_ns: float
@@ -92,6 +94,7 @@ class FabricConstants:
     pair_peer_ns: float
     pair_ratio: float
     pair_fill_ns: float
+    pair_ll_peer_ns: float
 
     def __post_init__(self) -> None:
         _check_positive("fabric constants", self)

@@ -25,15 +25,16 @@ class HostEntry:
 class FabricEntry:
     """Constants between hosts, for the networks of *machines*.
 
-    *protocols* are those the network plugin leaves NCCL; *has_trees* is false where logs show
-    that NCCL never takes a tree.
+    *protocols* are those the network plugin leaves NCCL, *tree_protocols* those with which logs
+    show trees. A pairwise exchange with slices up to *pair_ll_bytes* goes by LL.
     """
 
     name: str
     machines: tuple[str, ...]
     constants: FabricConstants
     protocols: tuple[Protocol, ...] = (Protocol.LL, Protocol.LL128, Protocol.SIMPLE)
-    has_trees: bool = True
+    tree_protocols: tuple[Protocol, ...] = (Protocol.LL, Protocol.LL128, Protocol.SIMPLE)
+    pair_ll_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

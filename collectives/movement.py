@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ class Movement:
     *host_hops* and *net_hops* are the steps in sequence inside a host and between hosts;
     *gpu_bytes* what the busiest GPU sends inside its host, *local_bytes* what it copies in its own
     memory besides, *nic_bytes* what the busiest host sends through all its NICs; *chunk_bytes* is
-    the piece handed over in one step; *peers* and *net_peers* count the partners of a pairwise
+    the piece handed over in one step; *roots* is 1 where one rank
+    starts or ends it; *peers* and *net_peers* count the partners of a pairwise
     exchange.
     """
 
@@ -41,6 +42,11 @@ class Movement:
     chunk_bytes: Any
     peers: Any = 0.0
     net_peers: Any = 0.0
+    roots: int = 0
+
+    def without_bytes(self) -> Movement:
+        """The same steps with nothing to carry: what is left is latency."""
+        return replace(self, gpu_bytes=0.0, local_bytes=0.0, nic_bytes=0.0, chunk_bytes=0.0)
 
 
 def _ring(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
@@ -72,6 +78,7 @@ def _chain(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement
         local_bytes=sizes * 0.0,
         nic_bytes=sizes if hosts > 1 else sizes * 0.0,
         chunk_bytes=sizes / n,
+        roots=1,
     )
 
 

@@ -160,7 +160,9 @@ class _Pricer:
             host=host,
             fabric=self.calibration.fabric_constants(self.wiring),
         )
-        return duration * software_factor(self.kind, self.dtype, self.software, self.calibration)
+        return duration * software_factor(
+            self.kind, self.dtype, self.software, self.calibration.software
+        )
 
     def _cost(
         self, choice: Choice, size: float, duration: float, latency: float, link: str, busy: float

@@ -31,13 +31,14 @@ def predict_duration_ns(
     Source: shape from the ring, tree and pairwise step counts; constants fitted.
     """
     if algorithm is CollectiveAlgorithm.PAIRWISE:
-        return _pairwise_ns(movement, wires, host, fabric)
-    latency = _latency_ns(movement, algorithm, host)
+        return _pairwise_ns(movement, protocol, wires, host, fabric)
+    latency = _latency_ns(movement, algorithm, host) + movement.roots * host.root_launch_ns
     inside = _inside_ns(movement, algorithm, protocol, wires, host)
     if protocol is Protocol.SIMPLE or algorithm is CollectiveAlgorithm.NVLS:
         duration = latency + inside
     else:
-        duration = host.launch_ns + _spread_ns(movement, host)
+        duration = host.launch_ns + movement.roots * host.root_launch_ns
+        duration = duration + _spread_ns(movement, host)
         duration = duration + _norm(
             movement.host_hops * _host_hop_ns(protocol, host), inside, host.ll_overlap
         )
@@ -134,10 +135,14 @@ def _net_ns(
 
 
 def _pairwise_ns(
-    movement: Movement, wires: WireSpeeds, host: HostConstants, fabric: FabricConstants | None
+    movement: Movement,
+    protocol: Protocol,
+    wires: WireSpeeds,
+    host: HostConstants,
+    fabric: FabricConstants | None,
 ) -> FloatArray:
     """Every pair at once: set-up per peer, then the busier of GPU links and NICs."""
-    crowd = np.maximum(wires.ranks_per_host / 2.0, 1.0) ** (host.pair_crowding + host.crowding)
+    crowd = np.maximum(wires.ranks_per_host / 2.0, 1.0) ** host.pair_crowding
     moved = movement.gpu_bytes + host.copy_ratio * movement.local_bytes
     inside = moved * NS_PER_S * crowd / (wires.pair_bytes_per_s * host.pair_ratio)
     plateau = host.plateau_ns * _ramp((movement.chunk_bytes / host.plateau_bytes) ** 2)
@@ -147,7 +152,9 @@ def _pairwise_ns(
     if fabric is not None:
         slow = wires.oversubscription / (wires.nic_bytes_per_s * fabric.pair_ratio)
         outside = movement.nic_bytes * NS_PER_S * slow
-        duration = duration + fabric.pair_launch_ns + fabric.pair_peer_ns * movement.net_peers
+        is_ll = protocol is Protocol.LL
+        peer = fabric.pair_ll_peer_ns if is_ll else fabric.pair_peer_ns
+        duration = duration + fabric.pair_launch_ns + peer * movement.net_peers
         duration = duration + np.maximum(outside - inside, 0.0)
         duration = duration + np.sqrt(fabric.pair_fill_ns * outside)
     return np.asarray(duration, dtype=np.float64)

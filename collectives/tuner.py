@@ -24,6 +24,7 @@ Latencies = Mapping[Protocol, float]
 
 _REDUCED = (CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER)
 _GATHERED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+_PAIRWISE = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
 _NS_PER_US = 1e3
 
 
@@ -64,13 +65,17 @@ class Tuner:
     constants: TunerConstants
     wiring: Wiring
     protocols: tuple[Protocol, ...]
-    has_trees: bool = True
+    tree_protocols: tuple[Protocol, ...] = tuple(Protocol)
+    pair_ll_bytes: int = 0
 
     def choose(
         self, kind: CollectiveKind, sizes: FloatArray, software: CollectiveSoftware
     ) -> tuple[list[Choice], np.ndarray]:
         """The candidates in order, and for each size the number of the one taken."""
         candidates = self.candidates(kind, software)
+        if kind in _PAIRWISE:
+            slices = sizes / (self.wiring.rank_count if kind is CollectiveKind.ALL_TO_ALL else 1)
+            return candidates, (slices <= self.pair_ll_bytes).astype(np.int64)
         if len(candidates) == 1:
             return candidates, np.zeros(len(sizes), dtype=np.int64)
         estimates = np.stack([self._estimate_ns(kind, choice, sizes) for choice in candidates])
@@ -78,8 +83,11 @@ class Tuner:
 
     def candidates(self, kind: CollectiveKind, software: CollectiveSoftware) -> list[Choice]:
         """What NCCL could take for *kind*; pairwise exchanges leave it no choice."""
-        if kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV):
-            return [(CollectiveAlgorithm.PAIRWISE, Protocol.SIMPLE)]
+        if kind in _PAIRWISE:
+            return [
+                (CollectiveAlgorithm.PAIRWISE, Protocol.SIMPLE),
+                (CollectiveAlgorithm.PAIRWISE, Protocol.LL),
+            ]
         algorithms = self._algorithms(kind, software)
         found = [
             (algorithm, protocol)
@@ -96,9 +104,7 @@ class Tuner:
         wiring = self.wiring
         if kind in _REDUCED:
             is_wide = wiring.host_count > 1
-            if (self.has_trees and wiring.rank_count > 2) or (
-                software.algorithm is CollectiveAlgorithm.TREE
-            ):
+            if wiring.rank_count > 2 or software.algorithm is CollectiveAlgorithm.TREE:
                 possible.append(CollectiveAlgorithm.TREE)
             if wiring.can_reduce_in_switch and wiring.ranks_per_host > 2:
                 possible.append(
@@ -109,8 +115,11 @@ class Tuner:
         return _forced(kind, possible, wiring, software)
 
     def _protocols(self, algorithm: CollectiveAlgorithm) -> tuple[Protocol, ...]:
-        if algorithm in (CollectiveAlgorithm.RING, CollectiveAlgorithm.TREE):
+        if algorithm is CollectiveAlgorithm.RING:
             return self.protocols
+        if algorithm is CollectiveAlgorithm.TREE:
+            kept = tuple(one for one in self.protocols if one in self.tree_protocols)
+            return kept or self.protocols
         return (Protocol.SIMPLE,)
 
     def _estimate_ns(self, kind: CollectiveKind, choice: Choice, sizes: FloatArray) -> FloatArray:
@@ -170,12 +179,14 @@ class Tuner:
         bus = inside if hosts == 1 else min(inside, outside)
         if algorithm is CollectiveAlgorithm.NVLS:
             return inside * self.constants.nvls_ratio
-        per_channel = self._channels * plan.nvls_tree_channel_bytes_per_s[self._column]
-        reach = min(inside, (2 if hosts == 2 else 1) * outside)
+        reach = (2 if hosts == 2 else 1) * outside
         if algorithm is CollectiveAlgorithm.NVLS_TREE:
-            return 0.5 * min(per_channel, reach)
+            per_channel = plan.nvls_tree_channel_bytes_per_s[self._column]
+            return 0.5 * min(self._channels * per_channel, reach)
         if algorithm is CollectiveAlgorithm.TREE:
-            return 0.5 * self._tree_bus(plan, protocol, inside if hosts == 1 else reach)
+            # Between hosts the links inside carry what goes up and what comes down.
+            tree_bus = inside if hosts == 1 else min(0.9 * inside, reach)
+            return 0.5 * self._tree_bus(plan, protocol, tree_bus)
         if algorithm is CollectiveAlgorithm.PAT:
             bus *= 0.75
         steps = wiring.rank_count - 1

@@ -1,0 +1,145 @@
+"""Measurements: tables of measured collectives, one row a call.
+
+Columns: topology, hosts, nranks (spread evenly over the hosts), collective, size_bytes (as
+nccl-tests counts), dtype, nccl_version, time_us, source; dtype, version and source may be empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from collectives.collective import CollectiveKind
+from collectives.group import wiring_of
+from collectives.software import CollectiveSoftware, parse_nccl_version
+from collectives.wiring import Wiring
+from perfmodel.base.documents import FaultList
+from perfmodel.base.dtypes import DType, parse_dtype
+from perfmodel.base.errors import InputError, MeasurementError
+from topologies import build_cluster, load_topology
+
+COLUMNS = ("topology", "hosts", "nranks", "collective", "size_bytes", "time_us")
+_NS_PER_US = 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveMeasurement:
+    """One measured call; *row* names it in reports."""
+
+    row: str
+    topology: str
+    hosts: int
+    ranks: int
+    kind: CollectiveKind
+    size_bytes: int
+    duration_ns: float
+    dtype: DType = DType.FP32
+    nccl_version: tuple[int, ...] | None = None
+    source: str = ""
+
+    @property
+    def software(self) -> CollectiveSoftware:
+        """The library it ran with, or today's where the table does not say."""
+        if self.nccl_version is None:
+            return CollectiveSoftware()
+        return CollectiveSoftware(nccl_version=self.nccl_version)
+
+    @property
+    def group(self) -> str:
+        """Topology, hosts, collective and library: what a scoreboard has one line for."""
+        parts = [self.topology, f"{self.hosts}x{self.ranks // self.hosts}"]
+        if self.hosts == 1:
+            parts[1] = "one host"
+        version = self.nccl_version
+        parts += [self.kind.value, "nccl ?" if version is None else f"nccl {_dotted(version)}"]
+        return " ".join(parts)
+
+    def wiring(self) -> Wiring:
+        """What its group saw."""
+        return wiring_of_run(self.topology, self.hosts, self.ranks)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(str(part) for part in version)
+
+
+@lru_cache(maxsize=1024)
+def wiring_of_run(topology: str, hosts: int, ranks: int) -> Wiring:
+    """The wiring of all *ranks*, spread evenly over *hosts* machines of the catalog."""
+    cluster = build_cluster(load_topology(topology), hosts=hosts, ranks=ranks)
+    return wiring_of(np.arange(cluster.rank_count), cluster)
+
+
+def load_measurements(paths: Sequence[Path]) -> tuple[CollectiveMeasurement, ...]:
+    """Read tables; every fault of a table is reported at once."""
+    found: list[CollectiveMeasurement] = []
+    for path in paths:
+        found += _load_table(path, prefix=f"{path.stem}:" if len(paths) > 1 else "")
+    if not found:
+        raise MeasurementError(
+            f"{', '.join(str(path) for path in paths)}: must hold at least one measurement."
+        )
+    return tuple(found)
+
+
+def _load_table(path: Path, prefix: str) -> list[CollectiveMeasurement]:
+    faults = FaultList(str(path))
+    rows: list[CollectiveMeasurement] = []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise MeasurementError(
+                    f"{path}: columns {', '.join(missing)} are missing. "
+                    f"A table of collectives has {', '.join(COLUMNS)}."
+                )
+            for number, record in enumerate(reader):
+                _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
+    except (OSError, UnicodeDecodeError, csv.Error) as fault:
+        raise MeasurementError(f"{path}: cannot be read as a table ({fault}).") from None
+    faults.check(MeasurementError)
+    return rows
+
+
+def _read_row(
+    record: Mapping[str, str | None],
+    row: str,
+    rows: list[CollectiveMeasurement],
+    faults: FaultList,
+) -> None:
+    try:
+        rows.append(_parse_row(record, row))
+    except (InputError, ValueError, TypeError) as fault:
+        faults.add(f"row {row}", " ".join(str(fault).split()))
+
+
+def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurement:
+    time_us = float(record["time_us"] or "nan")
+    hosts, ranks = int(record["hosts"] or 0), int(record["nranks"] or 0)
+    size_bytes = int(record["size_bytes"] or -1)
+    if not (math.isfinite(time_us) and time_us > 0):
+        raise MeasurementError(f"time_us must be above zero, got {record['time_us']!r}")
+    if hosts < 1 or ranks < 1 or ranks % hosts:
+        raise MeasurementError(f"{ranks} ranks must spread evenly over {hosts} hosts")
+    if size_bytes < 0:
+        raise MeasurementError(f"size_bytes must be zero or more, got {record['size_bytes']!r}")
+    dtype, version = record.get("dtype"), record.get("nccl_version")
+    return CollectiveMeasurement(
+        row=row,
+        topology=str(record["topology"]).strip(),
+        hosts=hosts,
+        ranks=ranks,
+        kind=CollectiveKind(str(record["collective"]).strip()),
+        size_bytes=size_bytes,
+        duration_ns=time_us * _NS_PER_US,
+        dtype=parse_dtype(dtype) if dtype else DType.FP32,
+        nccl_version=parse_nccl_version(version) if version else None,
+        source=str(record.get("source") or ""),
+    )

@@ -1,0 +1,150 @@
+"""Fitting one block of collective constants: least squares of the logarithm, outliers held down.
+
+NCCL's choice does not depend on what is fitted, so it is made once; each batch of rows with the
+same wiring, kind, choice and software is one array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from collectives.applied import build_tuner, software_factor, wire_speeds
+from collectives.calibration import Calibration
+from collectives.collective import CollectiveKind
+from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
+from collectives.measurements import CollectiveMeasurement
+from collectives.movement import FloatArray, Movement, build_movement
+from collectives.software import CollectiveSoftware
+from collectives.timing import predict_duration_ns
+from collectives.tuner import Choice
+from collectives.wiring import Wiring
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import CalibrationError
+
+PRIOR_WEIGHT = 0.02
+OUTLIER_SCALE = 0.1
+_CURVE_ROWS = 20
+
+Constants = TypeVar("Constants", HostConstants, FabricConstants, SoftwareConstants)
+Residuals = Callable[[Constants], FloatArray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows of one wiring, kind, choice and software, as arrays."""
+
+    wiring: Wiring
+    kind: CollectiveKind
+    choice: Choice
+    software: CollectiveSoftware
+    dtype: DType
+    movement: Movement
+    measured_ns: FloatArray
+    weights: FloatArray
+    rows: tuple[int, ...]
+
+    def predict_ns(
+        self,
+        host: HostConstants,
+        fabric: FabricConstants | None,
+        software: SoftwareConstants,
+    ) -> FloatArray:
+        """Predict the rows with other constants than those of the calibration."""
+        if self.software.is_before_2_24:
+            host = host.with_plateau_ratio(software.before_2_24_plateau_ratio)
+        duration = predict_duration_ns(
+            self.movement,
+            algorithm=self.choice[0],
+            protocol=self.choice[1],
+            wires=wire_speeds(self.wiring),
+            host=host,
+            fabric=fabric if self.wiring.host_count > 1 else None,
+        )
+        return duration * software_factor(self.kind, self.dtype, self.software, software)
+
+
+def build_batches(
+    measurements: Sequence[CollectiveMeasurement], calibration: Calibration
+) -> list[Batch]:
+    """Let NCCL's tuner choose for every row and gather equal rows."""
+    gathered: dict[tuple[Wiring, CollectiveKind, bool, bool], list[int]] = {}
+    for number, row in enumerate(measurements):
+        key = (
+            row.wiring(),
+            row.kind,
+            row.software.is_before_2_24,
+            row.dtype.size_bytes == 1,
+        )
+        gathered.setdefault(key, []).append(number)
+    batches: list[Batch] = []
+    for (wiring, kind, _, _), rows in gathered.items():
+        batches += _by_choice(wiring, kind, rows, measurements, calibration)
+    return batches
+
+
+def _by_choice(
+    wiring: Wiring,
+    kind: CollectiveKind,
+    rows: list[int],
+    measurements: Sequence[CollectiveMeasurement],
+    calibration: Calibration,
+) -> Iterable[Batch]:
+    first = measurements[rows[0]]
+    sizes = np.array([float(measurements[row].size_bytes) for row in rows])
+    measured = np.array([measurements[row].duration_ns for row in rows])
+    tuner = build_tuner(wiring, calibration)
+    candidates, chosen = tuner.choose(kind, sizes, first.software)
+    weight = min(1.0, _CURVE_ROWS / len(rows)) ** 0.5
+    for number in np.unique(chosen):
+        taken = np.nonzero(chosen == number)[0]
+        yield Batch(
+            wiring=wiring,
+            kind=kind,
+            choice=candidates[number],
+            software=first.software,
+            dtype=first.dtype,
+            movement=build_movement(kind, candidates[number][0], sizes[taken], wiring),
+            measured_ns=measured[taken],
+            weights=np.full(len(taken), weight),
+            rows=tuple(rows[place] for place in taken),
+        )
+
+
+def fit_constants(
+    prior: Constants, residuals: Residuals[Constants], *, frozen: Sequence[str] = ()
+) -> Constants:
+    """The constants that make weighted *residuals* smallest, pulled weakly to *prior*."""
+    from scipy.optimize import least_squares  # heavy, and only fitting needs it
+
+    start = asdict(prior)
+    names = [name for name, value in start.items() if name not in frozen and value > 0]
+    origin = np.log([start[name] for name in names])
+
+    def constants_at(place: FloatArray) -> Constants:
+        values = dict(zip(names, np.exp(np.clip(place, origin - 4, origin + 4)), strict=True))
+        return replace(prior, **{name: float(value) for name, value in values.items()})
+
+    def cost(place: FloatArray) -> FloatArray:
+        pull = PRIOR_WEIGHT * (place - origin)
+        return np.concatenate([residuals(constants_at(place)), pull])
+
+    answer = least_squares(
+        cost, origin, loss="soft_l1", f_scale=OUTLIER_SCALE, max_nfev=60, x_scale="jac"
+    )
+    if not np.all(np.isfinite(answer.x)):
+        raise CalibrationError("fit of collectives did not converge. Check the table for junk.")
+    return constants_at(answer.x)
+
+
+def log_residuals(batches: Sequence[Batch], predicted: Sequence[FloatArray]) -> FloatArray:
+    """Weighted logarithms of predicted over measured."""
+    return np.concatenate(
+        [
+            batch.weights * np.log(one / batch.measured_ns)
+            for batch, one in zip(batches, predicted, strict=True)
+        ]
+    )
