@@ -1,1 +1,25 @@
 """Workloads: a model's specification and its parallelism become a job graph."""
+
+from perfmodel.workloads.catalog import (
+    DEFAULT_WORKLOAD,
+    Workload,
+    WorkloadTitle,
+    list_workloads,
+    load_workload,
+    parse_workload,
+)
+from perfmodel.workloads.jobs import build_job, memory_by_rank
+from perfmodel.workloads.memory import MemoryPart, RankMemory
+
+__all__ = [
+    "DEFAULT_WORKLOAD",
+    "MemoryPart",
+    "RankMemory",
+    "Workload",
+    "WorkloadTitle",
+    "build_job",
+    "list_workloads",
+    "load_workload",
+    "memory_by_rank",
+    "parse_workload",
+]

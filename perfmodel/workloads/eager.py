@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from collectives.collective import Collective
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, Op
-from perfmodel.graph.program import LaneKind, Program, Role
+from perfmodel.graph.program import LaneKind, Program
 
 _PARTS = tuple(HostPart)
 _T1, _T2, _T3 = (
@@ -99,21 +99,20 @@ class EagerWriter:
         label: str,
         stream: Stream,
         slot: int,
-        role: Role = Role.BOTH,
+        is_behind_compute: bool = True,
     ) -> int:
-        """Issue a collective on *stream*; it waits for all compute issued so far."""
+        """Issue a collective on *stream*, as a rule behind all compute issued so far."""
         self._thread.pieces += [(operator, _T1), (operator, _T2)]
         launch = self._launch(operator, label)
         self._thread.pieces.append((operator, _T3))
         after: list[Dependency | int] = [launch, *stream.awaited]
-        if self.compute.last_task is not None:
+        if is_behind_compute and self.compute.last_task is not None:
             after.append(self.compute.last_task)
         task = self._program.add_rendezvous(
             stream.lane,
             Communication(collective),
             label=label,
             slot=slot,
-            role=role,
             after=after,
         )
         stream.awaited.clear()

@@ -21,6 +21,7 @@ class GradientReduction:
     fill: BucketFill
     kind: CollectiveKind = CollectiveKind.ALL_REDUCE
     tasks: list[int] = field(default_factory=list)
+    bucket_elements: list[int] = field(default_factory=list)
 
     def add(self, elements: int) -> None:
         """Note that gradients of *elements* parameters were just issued."""
@@ -34,6 +35,7 @@ class GradientReduction:
     def _reduce(self, size_bytes: int) -> None:
         if not size_bytes:
             return
+        self.bucket_elements.append(size_bytes // self.dtype.size_bytes)
         self.tasks.append(
             self.writer.communicate(
                 self.kind.value,

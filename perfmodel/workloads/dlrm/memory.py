@@ -1,0 +1,76 @@
+"""The memory of a DLRM rank: its pieces of tables, the dense part, and what a batch leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from embeddings.plan import ShardingPlan
+from embeddings.table import EmbeddingTable
+from perfmodel.base.dtypes import DType
+from perfmodel.workloads.dlrm.dense import dense_layers, dense_parameters
+from perfmodel.workloads.dlrm.job import build_plan, local_batch
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.memory import RUNTIME_BYTES, MemoryPart, RankMemory
+
+_STATE_TENSORS = {"sgd": 0, "adagrad": 1, "adam": 2}
+
+
+def dlrm_memory(
+    spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan | None = None
+) -> tuple[RankMemory, ...]:
+    """Peak memory of every rank."""
+    samples = local_batch(spec, rank_count=rank_count)
+    plan = plan or build_plan(spec, rank_count=rank_count)
+    copied = [plan.tables[place] for place in plan.data_parallel]
+    return tuple(
+        _rank_memory(spec, [plan.table_of(shard) for shard in shards], copied, samples)
+        for shards in plan.shards_of_rank
+    )
+
+
+def _rank_memory(
+    spec: DlrmSpec, held: list[EmbeddingTable], copied: list[EmbeddingTable], samples: int
+) -> RankMemory:
+    size = DType.FP32.size_bytes
+    elements = dense_parameters(spec)
+    copied_bytes = sum(table.size_bytes for table in copied)
+    state_tensors = _STATE_TENSORS[spec.training.optimizer]
+    return RankMemory(
+        (
+            MemoryPart("embedding tables", sum(table.size_bytes for table in held) + copied_bytes),
+            MemoryPart("embedding optimizer state", _table_state_bytes(spec, [*held, *copied])),
+            MemoryPart("dense weights", elements * size),
+            # Gradients and the buckets they are copied to, dense ones of copied tables too.
+            MemoryPart("dense gradients", 2 * (elements * size + copied_bytes)),
+            MemoryPart("dense optimizer state", state_tensors * elements * size),
+            MemoryPart("activations", samples * _activation_bytes(spec)),
+            MemoryPart("exchange buffers", _exchange_bytes(spec, held, samples)),
+            MemoryPart("runtime and buffers", RUNTIME_BYTES),
+        )
+    )
+
+
+def _table_state_bytes(spec: DlrmSpec, tables: Iterable[EmbeddingTable]) -> int:
+    size = DType.FP32.size_bytes
+    optimizer = spec.embedding.optimizer
+    if optimizer == "rowwise_adagrad":
+        return sum(table.rows for table in tables) * size
+    numbers = sum(table.rows * table.width for table in tables)
+    return _STATE_TENSORS[optimizer] * numbers * size
+
+
+def _activation_bytes(spec: DlrmSpec) -> int:
+    """Bytes a sample leaves for the backward pass: input and output of every layer."""
+    numbers = sum(layer.inputs + layer.outputs for layer in dense_layers(spec))
+    return (numbers + 2 * spec.interaction_inputs) * spec.training.precision.size_bytes
+
+
+def _exchange_bytes(spec: DlrmSpec, held: list[EmbeddingTable], samples: int) -> int:
+    """Pooled vectors and their gradients, sent and received, and two batches of indices."""
+    width_sent = sum(table.width for table in held)
+    width_received = sum(table.width for table in spec.embedding.tables())
+    size = DType.FP32.size_bytes + spec.embedding.exchange_dtype.size_bytes
+    vectors = size * (spec.batch * width_sent + samples * width_received)
+    lookups = sum(table.pooling_factor for table in held)
+    indices = 2 * round(spec.batch * lookups) * spec.embedding.index_dtype.size_bytes
+    return vectors + indices

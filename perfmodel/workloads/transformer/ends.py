@@ -1,0 +1,152 @@
+"""The ends of a Transformer as steps: tokens to vectors, and vectors to loss.
+
+The vocabulary is split over the tensor group, so a look-up is followed by a
+reduction, and the loss takes three small ones (largest logit, sum, target).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collectives.collective import Collective, CollectiveKind
+from perfmodel.base.dtypes import DType
+from perfmodel.graph.ops import MemoryBound
+from perfmodel.workloads.kernels import cast
+from perfmodel.workloads.transformer.layers import norm_step
+from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.products import ProductSteps
+from perfmodel.workloads.transformer.shapes import (
+    Linear,
+    embedding_parameters,
+    head_parameters,
+)
+from perfmodel.workloads.transformer.spec import Head, TransformerSpec
+from perfmodel.workloads.transformer.steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class EndSteps:
+    """Forward and backward steps of one end of the model."""
+
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+
+
+def build_embedding_steps(spec: TransformerSpec, layout: Layout) -> EndSteps:
+    """Look-up of token vectors, positions added."""
+    tokens = layout.micro_batch * spec.sequence_length
+    products = ProductSteps(spec, layout, tokens)
+    hidden, size = spec.model.hidden, products.dtype.size_bytes
+    moved_bytes = tokens * hidden * size
+    gather = MemoryBound("embedding_gather", moved_bytes, moved_bytes, products.dtype)
+    forward = [Step("embedding", "embedding/look-up forward", (gather,))]
+    if layout.tp > 1:
+        reduce = _reduction(layout, moved_bytes, products.dtype)
+        forward.append(
+            Step(reduce.kind.value, f"embedding/output {reduce.kind.value}", collective=reduce)
+        )
+    if spec.model.max_positions is not None:
+        elements = products.split_tokens * hidden
+        forward.append(
+            products.pointwise(
+                "residual_add",
+                "embedding/positions forward",
+                elements=elements,
+                operator="add",
+                reads=2,
+            )
+        )
+    parameters = embedding_parameters(spec.model, tp=layout.tp)
+    zero = MemoryBound("zero", 0, parameters * size, products.dtype)
+    add = MemoryBound("embedding_grad", 2 * moved_bytes, moved_bytes, products.dtype)
+    label = "embedding/look-up backward"
+    backward = [Step("EmbeddingBackward", label, (zero, add))]
+    if layout.is_sequence_parallel:
+        again = Collective(CollectiveKind.ALL_GATHER, moved_bytes, products.dtype)
+        backward.insert(
+            0, Step("all_gather", "embedding/output gradient all_gather", collective=again)
+        )
+    return EndSteps(tuple(forward), (*backward, products.accumulate(parameters, label)))
+
+
+def build_head_steps(spec: TransformerSpec, layout: Layout) -> EndSteps:
+    """Final norm or transformation, logits, and the loss."""
+    tokens = layout.micro_batch * spec.predicted_tokens
+    products = ProductSteps(spec, layout, tokens)
+    logits = Linear(spec.model.hidden, -(-spec.model.vocab // layout.tp))
+    forward = [
+        *_transform(products, spec),
+        norm_step(products, "head/norm forward"),
+        *products.wide(logits, "head/logits"),
+        *_loss(products, logits.outputs, layout),
+    ]
+    parameters = head_parameters(spec.model, tp=layout.tp)
+    if not spec.model.tied_embeddings:
+        parameters -= logits.parameters
+    backward = [
+        Step(
+            "CrossEntropyBackward", "head/loss backward", (_loss_kernel(products, logits.outputs),)
+        ),
+        *products.wide_backward(logits, "head/logits"),
+        norm_step(products, "head/norm backward", is_backward=True),
+        *_transform(products, spec, is_backward=True),
+        products.accumulate(parameters, "head/norm backward"),
+    ]
+    if spec.model.tied_embeddings and layout.pp == 1:
+        backward = [_without_parameters(step, logits.parameters) for step in backward]
+    return EndSteps(tuple(forward), tuple(backward))
+
+
+def _without_parameters(step: Step, parameters: int) -> Step:
+    """A tied weight's gradient is complete only after the look-up's backward pass."""
+    if step.parameters != parameters:
+        return step
+    return Step(step.operator, step.label, step.kernels)
+
+
+def _transform(
+    products: ProductSteps, spec: TransformerSpec, *, is_backward: bool = False
+) -> list[Step]:
+    """The dense layer that a model of masked tokens has before its logits."""
+    if spec.model.head is not Head.MASKED_TOKENS:
+        return []
+    hidden = spec.model.hidden
+    elements = products.tokens * hidden
+    way = "backward" if is_backward else "forward"
+    gelu = products.pointwise(
+        "gelu",
+        f"head/transform {way}",
+        elements=elements,
+        operator="GeluBackward" if is_backward else "gelu",
+        reads=2 if is_backward else 1,
+    )
+    linear = Linear(hidden, hidden, hidden)
+    dense = products.dense(linear, f"head/transform {way}", is_backward=is_backward)
+    return [gelu, dense] if is_backward else [dense, gelu]
+
+
+def _loss(products: ProductSteps, vocab: int, layout: Layout) -> list[Step]:
+    elements = products.tokens * vocab
+    steps = [Step("to", "head/logits cast forward", (cast(elements, products.dtype, DType.FP32),))]
+    kernel = _loss_kernel(products, vocab)
+    small = Collective(
+        CollectiveKind.ALL_REDUCE, products.tokens * DType.FP32.size_bytes, DType.FP32
+    )
+    if layout.tp > 1:
+        steps += [
+            Step("all_reduce", f"head/loss {what} all_reduce", collective=small)
+            for what in ("maximum", "sum", "target")
+        ]
+    return [*steps, Step("cross_entropy_loss", "head/loss forward", (kernel,))]
+
+
+def _loss_kernel(products: ProductSteps, vocab: int) -> MemoryBound:
+    size_bytes = products.tokens * vocab * DType.FP32.size_bytes
+    return MemoryBound("cross_entropy", size_bytes, size_bytes, DType.FP32, row_length=vocab)
+
+
+def _reduction(layout: Layout, size_bytes: int, dtype: DType) -> Collective:
+    kind = CollectiveKind.ALL_REDUCE
+    if layout.is_sequence_parallel:
+        kind = CollectiveKind.REDUCE_SCATTER
+    return Collective(kind, size_bytes=size_bytes, dtype=dtype)

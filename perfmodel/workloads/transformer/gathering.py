@@ -1,0 +1,52 @@
+"""LayerGathering: fully sharded weights, gathered layer by layer just ahead of their use.
+
+At most two layers are gathered at a time: the gather of a layer waits until
+compute is done with the layer two before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from collectives.collective import Collective, CollectiveKind
+from perfmodel.base.dtypes import DType
+from perfmodel.workloads.eager import EagerWriter, Stream
+from perfmodel.workloads.transformer.slots import Slot
+
+_AHEAD = 2
+
+
+@dataclass(slots=True)
+class LayerGathering:
+    """Gathers of weights in *dtype* on *stream*; *used* are the last kernels of past layers."""
+
+    writer: EagerWriter
+    stream: Stream
+    dtype: DType
+    used: list[int] = field(default_factory=list)
+    gathered: dict[str, int] = field(default_factory=dict)
+
+    def gather(self, name: str, parameters: int) -> None:
+        """Start to gather the weights called *name*, unless that was done."""
+        if name in self.gathered:
+            return
+        kind = CollectiveKind.ALL_GATHER
+        if len(self.used) >= _AHEAD:
+            self.writer.hold(self.stream, [self.used[-_AHEAD]])
+        self.gathered[name] = self.writer.communicate(
+            kind.value,
+            Collective(kind, parameters * self.dtype.size_bytes, self.dtype),
+            label=f"{name}/weights all_gather",
+            stream=self.stream,
+            slot=Slot.DATA,
+            is_behind_compute=False,
+        )
+
+    def use(self, name: str) -> None:
+        """Let compute wait for the weights called *name*."""
+        self.writer.hold(self.writer.compute, [self.gathered.pop(name)])
+
+    def release(self) -> None:
+        """Note that compute is done with the weights it used last."""
+        if self.writer.compute.last_task is not None:
+            self.used.append(self.writer.compute.last_task)

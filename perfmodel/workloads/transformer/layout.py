@@ -1,0 +1,189 @@
+"""Layout: how a Transformer job is spread over ranks, given or chosen.
+
+Chosen is the layout with the fewest ranks a model copy that fits in memory,
+tensor parallelism inside a host before pipeline stages. Ranks count tensor
+position first, then data-parallel position, then pipeline stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from perfmodel.base.errors import WorkloadError
+from perfmodel.base.units import format_size
+from perfmodel.workloads.transformer.memory import stage_memory
+from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
+
+DEFAULT_MEMORY_BYTES = 80 * 10**9
+_USABLE_SHARE = 0.9
+_MICRO_BATCHES_A_STAGE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLayout:
+    """A layout, and whether it fits in the memory it was chosen for."""
+
+    layout: Layout
+    fits: bool
+    sentence: str
+
+
+def choose_layout(
+    spec: TransformerSpec,
+    *,
+    rank_count: int,
+    ranks_per_host: int,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+) -> ChosenLayout:
+    """The layout that *spec* states, completed for *rank_count* ranks of *memory_bytes* each."""
+    candidates = [
+        layout
+        for tp, pp in _iter_splits(spec, rank_count, ranks_per_host)
+        if (layout := _smallest_micro_batch(spec, tp, pp, rank_count)) is not None
+    ]
+    if not candidates:
+        raise WorkloadError(_explain(spec, rank_count, ranks_per_host))
+    usable_bytes = int(memory_bytes * _USABLE_SHARE)
+    for layout in candidates:
+        if _peak_bytes(spec, layout) <= usable_bytes:
+            return _described(spec, _grow_micro_batch(spec, layout, usable_bytes), usable_bytes)
+    smallest = min(candidates, key=lambda layout: _peak_bytes(spec, layout))
+    return _described(spec, smallest, usable_bytes)
+
+
+def _iter_splits(
+    spec: TransformerSpec, rank_count: int, ranks_per_host: int
+) -> Iterable[tuple[int, int]]:
+    parallel, model = spec.parallel, spec.model
+    most = parallel.tp or min(ranks_per_host, rank_count)
+    tps = (
+        [parallel.tp] if parallel.tp else [tp for tp in _powers(most) if _tp_fault(spec, tp) == ""]
+    )
+    if parallel.pp:
+        pps: list[int] = [parallel.pp]
+    elif parallel.sharding is StateSharding.FULL:
+        pps = [1]
+    else:
+        pps = [pp for pp in _powers(rank_count) if model.layers % pp == 0]
+    splits = [(tp, pp) for tp in tps for pp in pps if not _split_fault(spec, tp, pp, rank_count)]
+    # A stage more is dearer than a wider tensor split, so pipelines come last among equals.
+    return sorted(splits, key=lambda split: (split[0] * split[1], split[1]))
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent <= most]
+
+
+def _tp_fault(spec: TransformerSpec, tp: int) -> str:
+    model = spec.model
+    key_heads = model.key_heads
+    if model.heads % tp:
+        return f"heads ({model.heads}) do not divide by tp={tp}"
+    if key_heads % tp and tp % key_heads:
+        return f"kv_heads ({key_heads}) neither divide by tp={tp} nor divide it"
+    if model.ffn % tp:
+        return f"ffn ({model.ffn}) does not divide by tp={tp}"
+    if tp > 1 and spec.parallel.sequence_parallel is not False and spec.sequence_length % tp:
+        return f"sequence_length ({spec.sequence_length}) does not divide by tp={tp}"
+    return ""
+
+
+def _split_fault(spec: TransformerSpec, tp: int, pp: int, rank_count: int) -> str:
+    """The first reason why tp x pp is impossible, or nothing."""
+    parallel = spec.parallel
+    dp = rank_count // (tp * pp)
+    step = max(1, dp) * (parallel.micro_batch or 1)
+    near = spec.batch // step * step
+    reasons = (
+        (_tp_fault(spec, tp), _tp_fault(spec, tp)),
+        (spec.model.layers % pp, f"layers ({spec.model.layers}) do not divide by pp={pp}"),
+        (
+            pp > 1 and parallel.sharding is StateSharding.FULL,
+            "sharding full does not go with pipeline stages",
+        ),
+        (
+            rank_count % (tp * pp),
+            f"{rank_count} ranks do not divide by tp x pp = {tp} x {pp}",
+        ),
+        (
+            parallel.dp is not None and parallel.dp != dp,
+            f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}) = {dp}",
+        ),
+        (
+            spec.batch % step,
+            f"batch ({spec.batch}) does not divide by dp x micro_batch = {step}; "
+            f"near: batch={near or step} or batch={near + step}",
+        ),
+    )
+    return next((sentence for is_fault, sentence in reasons if is_fault), "")
+
+
+def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str:
+    tp, pp = spec.parallel.tp, spec.parallel.pp
+    fault = _split_fault(spec, tp or 1, pp or 1, rank_count)
+    stated = ", ".join(
+        f"{name}={value}"
+        for name, value in spec.parallel.model_dump(
+            include={"tp", "pp", "dp", "micro_batch"}
+        ).items()
+        if value is not None
+    )
+    return (
+        f"{spec.name} on {rank_count} ranks ({ranks_per_host} a host): no layout is possible"
+        f"{f' with {stated}' if stated else ''}: {fault or 'nothing divides'}. "
+        "Change parallel.*, batch or the number of ranks."
+    )
+
+
+def _smallest_micro_batch(
+    spec: TransformerSpec, tp: int, pp: int, rank_count: int
+) -> Layout | None:
+    dp = rank_count // (tp * pp)
+    micro_batch = spec.parallel.micro_batch or 1
+    sequences = spec.batch // dp
+    if sequences % micro_batch:
+        return None
+    is_split = spec.parallel.sequence_parallel
+    return Layout(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        micro_batch=micro_batch,
+        micro_batches=sequences // micro_batch,
+        is_sequence_parallel=tp > 1 and is_split is not False,
+    )
+
+
+def _grow_micro_batch(spec: TransformerSpec, layout: Layout, usable_bytes: int) -> Layout:
+    """The largest micro-batch that divides, fits, and leaves a pipeline enough of them."""
+    if spec.parallel.micro_batch:
+        return layout
+    sequences = layout.micro_batch * layout.micro_batches
+    least = 1 if layout.pp == 1 else min(sequences, _MICRO_BATCHES_A_STAGE * layout.pp)
+    for count in range(least, sequences + 1):
+        larger = layout.with_micro_batch(sequences // count)
+        if sequences % count == 0 and _peak_bytes(spec, larger) <= usable_bytes:
+            return larger
+    return layout
+
+
+def _peak_bytes(spec: TransformerSpec, layout: Layout) -> int:
+    stages = {0, layout.pp - 1}
+    return max(stage_memory(spec, layout, stage=stage).total_bytes for stage in stages)
+
+
+def _described(spec: TransformerSpec, layout: Layout, usable_bytes: int) -> ChosenLayout:
+    peak_bytes = _peak_bytes(spec, layout)
+    fits = peak_bytes <= usable_bytes
+    sentence = (
+        f"Layout: tp={layout.tp}, pp={layout.pp}, dp={layout.dp}, {layout.micro_batches} "
+        f"micro-batches of {layout.micro_batch} sequences a rank"
+    )
+    if not fits:
+        sentence += (
+            f"; no layout fits in {format_size(usable_bytes)}, this one needs "
+            f"{format_size(peak_bytes)}"
+        )
+    return ChosenLayout(layout, fits, sentence + ".")

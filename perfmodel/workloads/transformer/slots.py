@@ -1,0 +1,87 @@
+"""Slots: the communicators of a Transformer rank, and the groups behind them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from itertools import pairwise
+
+from perfmodel.graph.builder import JobBuilder
+from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
+
+
+class Slot(IntEnum):
+    """What a communicator is for."""
+
+    TENSOR = 0
+    DATA = 1
+    FORWARD_IN = 2
+    FORWARD_OUT = 3
+    BACKWARD_IN = 4
+    BACKWARD_OUT = 5
+    NORM = 6
+    TIED = 7
+
+
+def add_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
+    """Add every group of two ranks or more."""
+    for stage in range(layout.pp):
+        if layout.tp > 1:
+            for data in range(layout.dp):
+                ranks = layout.tensor_group(data=data, stage=stage)
+                job.add_group(f"tensor {stage}.{data}", ranks, slot=Slot.TENSOR)
+        if layout.dp > 1:
+            for tensor in range(layout.tp):
+                ranks = layout.data_group(tensor=tensor, stage=stage)
+                job.add_group(f"data {stage}.{tensor}", ranks, slot=Slot.DATA)
+    _add_norm_groups(job, spec, layout)
+    if layout.pp > 1:
+        _add_pipeline_groups(job, spec, layout)
+
+
+def has_norm_group(spec: TransformerSpec, layout: Layout) -> bool:
+    """Whether the norm of all gradients is spread over several ranks."""
+    if not spec.training.clip_gradients:
+        return False
+    is_sharded = spec.parallel.sharding is not StateSharding.NONE
+    return layout.tp * layout.pp * (layout.dp if is_sharded else 1) > 1
+
+
+def has_tied_group(spec: TransformerSpec, layout: Layout) -> bool:
+    """Whether the first and the last stage hold the same weight."""
+    return spec.model.tied_embeddings and layout.pp > 1
+
+
+def _add_norm_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
+    if not has_norm_group(spec, layout):
+        return
+    if spec.parallel.sharding is not StateSharding.NONE:
+        job.add_group("gradient norm", range(layout.rank_count), slot=Slot.NORM)
+        return
+    for data in range(layout.dp):
+        ranks = [
+            rank
+            for stage in range(layout.pp)
+            for rank in layout.tensor_group(data=data, stage=stage)
+        ]
+        job.add_group(f"gradient norm {data}", ranks, slot=Slot.NORM)
+
+
+def _add_pipeline_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
+    for data in range(layout.dp):
+        for tensor in range(layout.tp):
+            ranks = layout.stage_ranks(tensor=tensor, data=data)
+            for before, after in pairwise(ranks):
+                job.add_group(
+                    f"forward {before} to {after}",
+                    (before, after),
+                    slot=(Slot.FORWARD_OUT, Slot.FORWARD_IN),
+                )
+                job.add_group(
+                    f"backward {after} to {before}",
+                    (after, before),
+                    slot=(Slot.BACKWARD_OUT, Slot.BACKWARD_IN),
+                )
+            if has_tied_group(spec, layout):
+                ends = (ranks[0], ranks[-1])
+                job.add_group(f"tied weight {ends[0]}, {ends[1]}", ends, slot=Slot.TIED)

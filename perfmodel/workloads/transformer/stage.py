@@ -1,0 +1,197 @@
+"""StageWriter: the program of the ranks of one pipeline stage.
+
+The main thread issues forwards, transfers and the optimizer; the autograd
+thread issues backwards and the reductions of gradients, while the main thread waits.
+"""
+
+from __future__ import annotations
+
+from collectives.collective import Collective, CollectiveKind
+from perfmodel.base.dtypes import DType
+from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.ops import Pass
+from perfmodel.graph.program import LaneKind, Program
+from perfmodel.workloads.buckets import BucketFill
+from perfmodel.workloads.eager import EagerWriter, Stream
+from perfmodel.workloads.feeding import feed_batch
+from perfmodel.workloads.reduction import GradientReduction
+from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
+from perfmodel.workloads.transformer.finishing import FinishWriter
+from perfmodel.workloads.transformer.gathering import LayerGathering
+from perfmodel.workloads.transformer.layers import build_layer_steps
+from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.schedule import build_schedule
+from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
+from perfmodel.workloads.transformer.slots import Slot
+from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
+from perfmodel.workloads.transformer.steps import Step, StepWriter
+
+_ROOT = "embedding and head"
+
+
+class StageWriter:
+    """Writes one program; use it once."""
+
+    def __init__(
+        self, program: ProgramBuilder, spec: TransformerSpec, layout: Layout, *, stage: int
+    ) -> None:
+        self._program, self._spec, self._layout = program, spec, layout
+        self._is_first, self._is_last = stage == 0, stage == layout.pp - 1
+        layers = spec.model.layers // layout.pp
+        self._layer_numbers = range(stage * layers, (stage + 1) * layers)
+        self._turns = build_schedule(
+            stage=stage, stages=layout.pp, micro_batches=layout.micro_batches
+        )
+        self._layer = build_layer_steps(spec, layout)
+        self._embedding = build_embedding_steps(spec, layout)
+        self._head = build_head_steps(spec, layout)
+        self._layer_size = layer_shape(spec.model, tp=layout.tp).parameters
+        all_sizes = stage_parameters(spec.model, tp=layout.tp, pp=layout.pp, stage=stage)
+        self._root_size = all_sizes - layers * self._layer_size
+        self._writer = EagerWriter(program)
+        tensor = self._add_stream("tensor stream") if layout.tp > 1 else None
+        self._steps = StepWriter(self._writer, tensor, Slot.TENSOR)
+        self._data = self._add_stream("data stream") if layout.dp > 1 else None
+        self._transfers = self._add_transfers()
+        self._reduction, self._gathering = self._build_sharing()
+        self._is_reducing = False
+
+    def write(self) -> Program:
+        """The program."""
+        writer = self._writer
+        if self._is_first or self._is_last:
+            sequences = self._layout.micro_batch * self._layout.micro_batches
+            size_bytes = sequences * self._spec.sequence_length * DType.INT64.size_bytes
+            feed_batch(writer, self._program, section=self._spec.input, size_bytes=size_bytes)
+        finish = FinishWriter(writer, self._spec, self._layout, self._data)
+        sizes = [self._layer_size] * len(self._layer_numbers)
+        sizes += [self._root_size] if self._root_size else []
+        first_task = finish.zero_gradients(sum(sizes))
+        for turn in self._turns:
+            if turn.direction is Pass.FORWARD:
+                self._forward()
+            else:
+                self._backward(turn.micro_batch)
+        if self._is_first or self._is_last:
+            finish.reduce_tied_weight(is_sole_end=self._is_first and self._is_last)
+        if self._reduction is not None:
+            self._reduction.finish()
+        finish.step(sizes)
+        for task in finish.gather_weights(self._reduction):
+            self._program.add_dependency(first_task, Dependency(task, distance=1))
+        if self._spec.sync_each_iteration:
+            last = writer.compute.last_task
+            writer.block([] if last is None else [last], label="loss/read on the host")
+        return writer.finish()
+
+    def _forward(self) -> None:
+        if not self._is_first:
+            self._receive(Slot.FORWARD_IN, "receive forward")
+        self._use_root()
+        if self._is_first:
+            self._write(self._embedding.forward, "")
+        for number in self._layer_numbers:
+            self._use_layer(number, number + 1)
+            self._write(self._layer.forward, f"layer {number}/")
+            self._release_layer()
+        if self._is_last:
+            self._write(self._head.forward, "")
+        else:
+            self._send(Slot.FORWARD_OUT, "send forward")
+
+    def _backward(self, micro_batch: int) -> None:
+        is_final = micro_batch == self._layout.micro_batches - 1
+        self._is_reducing = is_final and self._gathering is None
+        if not self._is_last:
+            self._receive(Slot.BACKWARD_IN, "receive backward")
+        self._writer.hand_over(self._writer.autograd, label="backward")
+        if self._is_last:
+            self._write(self._head.backward, "")
+        for number in reversed(self._layer_numbers):
+            self._use_layer(number, number - 1)
+            self._write(self._layer.recompute, f"layer {number}/recompute/")
+            self._write(self._layer.backward, f"layer {number}/")
+            self._release_layer(reduces=True)
+        if self._is_first:
+            self._write(self._embedding.backward, "")
+        if self._gathering is not None and self._reduction is not None and self._root_size:
+            self._reduction.add(self._root_size)
+        self._writer.hand_over(self._writer.main, label="forward")
+        if not self._is_first:
+            self._send(Slot.BACKWARD_OUT, "send backward")
+
+    def _write(self, steps: tuple[Step, ...], prefix: str) -> None:
+        for step in steps:
+            self._steps.write(step, prefix=prefix)
+            if self._is_reducing and step.parameters and self._reduction is not None:
+                self._reduction.add(step.parameters)
+
+    def _build_sharing(self) -> tuple[GradientReduction | None, LayerGathering | None]:
+        if self._data is None:
+            return None, None
+        training, sharding = self._spec.training, self._spec.parallel.sharding
+        is_sharded = sharding is StateSharding.FULL
+        kind = CollectiveKind.REDUCE_SCATTER
+        if sharding is StateSharding.NONE:
+            kind = CollectiveKind.ALL_REDUCE
+        # Fully sharded gradients are reduced a layer at a time: every layer fills its bucket.
+        fill = BucketFill(1 if is_sharded else training.bucket_size)
+        reduction = GradientReduction(
+            self._writer, self._data, Slot.DATA, training.gradient_dtype, fill, kind
+        )
+        if not is_sharded:
+            return reduction, None
+        return reduction, LayerGathering(self._writer, self._data, training.precision)
+
+    def _use_root(self) -> None:
+        if self._gathering is not None and self._root_size:
+            self._gathering.gather(_ROOT, self._root_size)
+            self._gathering.use(_ROOT)
+
+    def _use_layer(self, number: int, following: int) -> None:
+        if self._gathering is None:
+            return
+        self._gathering.gather(f"layer {number}", self._layer_size)
+        if following in self._layer_numbers:
+            self._gathering.gather(f"layer {following}", self._layer_size)
+        self._gathering.use(f"layer {number}")
+
+    def _release_layer(self, *, reduces: bool = False) -> None:
+        if self._gathering is None:
+            return
+        self._gathering.release()
+        if reduces and self._reduction is not None:
+            self._reduction.add(self._layer_size)
+
+    def _add_stream(self, name: str) -> Stream:
+        return self._writer.add_stream(name, LaneKind.COMMUNICATION)
+
+    def _add_transfers(self) -> dict[Slot, Stream]:
+        slots = [] if self._is_first else [Slot.FORWARD_IN, Slot.BACKWARD_OUT]
+        slots += [] if self._is_last else [Slot.FORWARD_OUT, Slot.BACKWARD_IN]
+        return {
+            slot: self._add_stream(slot.name.lower().replace("_", " ") + " stream")
+            for slot in slots
+        }
+
+    def _receive(self, slot: Slot, label: str) -> None:
+        task = self._transfer(slot, label, is_behind_compute=False)
+        self._writer.hold(self._writer.compute, [task])
+
+    def _send(self, slot: Slot, label: str) -> None:
+        self._transfer(slot, label, is_behind_compute=True)
+
+    def _transfer(self, slot: Slot, label: str, *, is_behind_compute: bool) -> int:
+        layout, dtype = self._layout, self._spec.training.precision
+        tokens = layout.micro_batch * self._spec.sequence_length
+        size_bytes = tokens * self._spec.model.hidden * dtype.size_bytes
+        if layout.is_sequence_parallel:
+            size_bytes //= layout.tp
+        return self._writer.communicate(
+            "send_recv",
+            Collective(CollectiveKind.SEND_RECV, size_bytes=size_bytes, dtype=dtype),
+            label=f"pipeline/{label}",
+            stream=self._transfers[slot],
+            slot=slot,
+            is_behind_compute=is_behind_compute,
+        )
