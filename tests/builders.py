@@ -88,7 +88,9 @@ class JobSketch:
         return job, build_shared_durations(job, rows)
 
 
-def times_by_label(job: JobGraph, durations: DurationTable, timeline: object) -> dict[str, tuple[int, int]]:
+def times_by_label(
+    job: JobGraph, durations: DurationTable, timeline: object
+) -> dict[str, tuple[int, int]]:
     """(start, end) of every task by `rank/label`."""
     times, place = {}, 0
     for rank in range(job.rank_count):

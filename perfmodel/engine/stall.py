@@ -31,7 +31,8 @@ class _Stuck:
 def explain_stall(job: JobGraph, heads: Int32s) -> ReplayStalledError:
     """The error that names who waits for whom, given the next task of every lane in *heads*."""
     stuck = _find_stuck(job, heads)
-    lines = _rendezvous_lines(job, stuck) or _cycle_lines(job, stuck)
+    # A cycle is the cause; that others wait for its rank is the effect.
+    lines = _cycle_lines(job, stuck) + _rendezvous_lines(job, stuck)
     shown = lines[:MOST_LINES]
     if len(lines) > len(shown):
         shown.append(f"... and {len(lines) - len(shown)} more.")
@@ -108,22 +109,30 @@ def _whereabouts(job: JobGraph, stuck: list[_Stuck], ranks: list[int]) -> str:
 
 def _cycle_lines(job: JobGraph, stuck: list[_Stuck]) -> list[str]:
     """The ring of tasks that wait for each other, on the first rank that has one."""
-    rank = stuck[0].rank
-    program = job.program_of(rank)
-    by_lane = {waiting.lane: waiting for waiting in stuck if waiting.rank == rank}
+    by_rank: dict[int, dict[int, _Stuck]] = {}
+    for waiting in stuck:
+        by_rank.setdefault(waiting.rank, {})[waiting.lane] = waiting
+    for rank, by_lane in by_rank.items():
+        lane_start, lanes = job.program_of(rank).lane_start, job.program_of(rank).lanes
+        for ring in filter(None, (_ring(by_lane, lane, lane_start) for lane in by_lane)):
+            return [
+                f"cycle on rank {rank}: task {waiting.task} {job.label_of(rank, waiting.task)!r} "
+                f"on lane {lanes[waiting.lane].name!r} waits for task {waiting.source} "
+                f"{job.label_of(rank, waiting.source)!r}."
+                for waiting in ring
+            ]
+    return []
+
+
+def _ring(by_lane: dict[int, _Stuck], lane: int, lane_start: Int32s) -> list[_Stuck]:
+    """The lanes that wait for each other, met by going from *lane* to what it waits for."""
     seen: list[int] = []
-    lane = stuck[0].lane
     while lane not in seen:
+        if lane not in by_lane or by_lane[lane].source == PLAIN:
+            return []
         seen.append(lane)
-        source = by_lane[lane].source
-        lane = int(np.searchsorted(program.lane_start, source, side="right")) - 1
-    ring = [by_lane[place] for place in seen[seen.index(lane) :]]
-    return [
-        f"cycle on rank {rank}: task {waiting.task} {job.label_of(rank, waiting.task)!r} on lane "
-        f"{program.lanes[waiting.lane].name!r} waits for task {waiting.source} "
-        f"{job.label_of(rank, waiting.source)!r}"
-        for waiting in ring
-    ]
+        lane = int(np.searchsorted(lane_start, by_lane[lane].source, side="right")) - 1
+    return [by_lane[place] for place in seen[seen.index(lane) :]]
 
 
 def _name_ranks(ranks: list[int]) -> str:

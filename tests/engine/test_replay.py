@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -58,7 +60,7 @@ def test_tasks_of_one_lane_do_not_overlap(made):
     for rank in range(made.job.rank_count):
         lane_start = made.job.program_of(rank).lane_start
         starts, ends = history.start_ns(0, rank), history.end_ns(0, rank)
-        for first, stop in zip(lane_start[:-1], lane_start[1:], strict=True):
+        for first, stop in pairwise(lane_start):
             assert (starts[first + 1 : stop] >= ends[first : max(stop - 1, first)]).all()
 
 

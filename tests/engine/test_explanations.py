@@ -1,0 +1,124 @@
+"""Critical path, breakdown and waits say why a replay took as long as it did."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from perfmodel.engine.breakdown import Breakdown, Window, break_down
+from perfmodel.engine.critical_path import critical_path
+from perfmodel.engine.history import History, Hop
+from perfmodel.engine.occurrence import Occurrence
+from perfmodel.engine.replay import replay
+from perfmodel.engine.waiting import Wait, who_waits
+from perfmodel.graph.builder import Dependency
+from perfmodel.graph.program import LaneKind
+from tests.builders import JobSketch
+from tests.strategies import random_jobs
+
+
+def two_ranks() -> History:
+    """Rank 1 computes longer, so rank 0 waits for it in the all-reduce."""
+    sketch = JobSketch()
+    for compute_ns in (30, 50):
+        rank = sketch.rank(host=LaneKind.HOST, gpu=LaneKind.COMPUTE, comm=LaneKind.COMMUNICATION)
+        rank.task("launch", "host", 10)
+        rank.task("compute", "gpu", compute_ns, after=["launch"])
+        rank.meet("all-reduce", "comm", 20, after=["compute"])
+        rank.task("update", "gpu", 5, after=["all-reduce"])
+    sketch.group(0, 1)
+    job, durations = sketch.build()
+    return History(job, durations, replay(job, durations))
+
+
+def test_the_path_goes_through_the_rank_that_was_late():
+    history = two_ranks()
+    steps = critical_path(history, from_ns=0)
+    named = [
+        (step.at.rank, history.job.label_of(step.at.rank, step.at.task), step.from_ns, step.to_ns)
+        for step in steps
+    ]
+    # Rank 1 launches 0-10 and computes 10-60; the all-reduce runs 60-80 and
+    # the update 80-85. Both ranks end at 85: the tie goes to rank 0.
+    assert named == [
+        (1, "launch", 0, 10),
+        (1, "compute", 10, 60),
+        (0, "all-reduce", 60, 80),
+        (0, "update", 80, 85),
+    ]
+    assert [step.hop for step in steps] == [
+        Hop.NOTHING,
+        Hop.DEPENDENCY,
+        Hop.RENDEZVOUS,
+        Hop.DEPENDENCY,
+    ]
+
+
+def test_the_breakdown_of_a_rank_that_waits():
+    history = two_ranks()
+    # Rank 0: idle 0-10 until the launch, computes 10-40 and 80-85, waits
+    # 40-60 for rank 1, communicates 60-80.
+    assert break_down(history, 0, Window(0, 85)) == Breakdown(
+        compute_ns=35,
+        exposed_communication_ns=20,
+        exposed_copy_ns=0,
+        waiting_for_ranks_ns=20,
+        host_bound_idle_ns=10,
+    )
+
+
+def test_who_waits_names_both_ranks_and_the_collective():
+    # Rank 0 is ready at 40, rank 1 at 60.
+    assert who_waits(two_ranks(), 0) == [Wait(0, 1, "all-reduce", 20, 1)]
+
+
+def test_a_lag_on_the_path_is_told_apart_from_the_task():
+    sketch = JobSketch()
+    rank = sketch.rank(gpu=LaneKind.COMPUTE, other=LaneKind.COMPUTE)
+    first = rank.task("first", "gpu", 10)
+    rank.task("second", "other", 5, after=[Dependency(first, lag_ns=4)])
+    job, durations = sketch.build()
+    steps = critical_path(History(job, durations, replay(job, durations)), from_ns=0)
+    # first 0-10, lag 10-14, second 14-19.
+    assert [(step.from_ns, step.to_ns, step.lag_ns) for step in steps] == [(0, 10, 0), (10, 19, 4)]
+
+
+def test_the_task_before_on_the_lane_binds_rather_than_a_dependency_at_the_same_moment():
+    sketch = JobSketch()
+    rank = sketch.rank(gpu=LaneKind.COMPUTE, other=LaneKind.COMPUTE)
+    rank.task("here", "gpu", 10)
+    rank.task("there", "other", 10)
+    last = rank.task("last", "gpu", 1, after=["there"])
+    job, durations = sketch.build()
+    history = History(job, durations, replay(job, durations))
+    place = int(rank.builder.place_of_tasks()[last])
+    assert history.binding(Occurrence(0, 0, place)).hop is Hop.LANE
+
+
+@given(made=random_jobs())
+def test_the_path_fills_its_window_without_gap_or_overlap(made):
+    answer = replay(made.job, made.durations, iterations=made.iterations)
+    history = History(made.job, made.durations, answer)
+    ends = answer.iteration_end_ns[:, 0]
+    from_ns = 0 if made.iterations == 1 else int(ends[-2])
+    steps = critical_path(history, from_ns=from_ns)
+    moment = from_ns
+    for step in steps:
+        assert step.from_ns == moment
+        assert step.to_ns > step.from_ns
+        assert 0 <= step.lag_ns <= step.to_ns - step.from_ns
+        moment = step.to_ns
+    last = max(
+        int(history.end_ns(history.iterations[-1], r).max()) for r in range(made.job.rank_count)
+    )
+    assert moment == max(last, from_ns)
+
+
+@given(made=random_jobs())
+def test_the_breakdown_adds_up_to_its_window(made):
+    answer = replay(made.job, made.durations, iterations=made.iterations)
+    history = History(made.job, made.durations, answer)
+    window = Window(0, int(answer.iteration_end_ns[-1, 0]))
+    for rank in range(made.job.rank_count):
+        parts = break_down(history, rank, window)
+        assert parts.total_ns == window.length_ns
+        assert min(parts.compute_ns, parts.waiting_for_ranks_ns, parts.host_bound_idle_ns) >= 0

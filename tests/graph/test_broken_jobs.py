@@ -1,0 +1,191 @@
+"""Jobs that cannot run are refused, and the message names what is wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collectives.collective import Collective, CollectiveKind
+from perfmodel.base.errors import GraphError, ReplayStalledError
+from perfmodel.engine.replay import replay
+from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.durations import DurationTable, build_shared_durations
+from perfmodel.graph.job import Group, JobFacts, JobGraph
+from perfmodel.graph.ops import Communication
+from perfmodel.graph.program import LaneKind
+
+MIB = 2**20
+
+
+class Job:
+    """A valid job of a few ranks that a test then breaks in one place."""
+
+    def __init__(self, seed: int) -> None:
+        self.source = random.Random(seed)
+        self.rank_count = self.source.randint(2, 6)
+        self.victim = self.source.randrange(self.rank_count)
+        self.calls = self.source.randint(2, 6)
+        self.extra: dict[int, list[Communication]] = {}
+        self.cycle: int | None = None
+        self.skipped_rank: int | None = None
+
+    def call(self, number: int, slot: int) -> Communication:
+        size_bytes = (number + 1) * (slot + 1) * MIB
+        return Communication(Collective(CollectiveKind.ALL_REDUCE, size_bytes))
+
+    def build(self) -> tuple[JobGraph, DurationTable]:
+        builder = JobBuilder()
+        rows = []
+        for rank in range(self.rank_count):
+            program = builder.new_program()
+            gpu = program.add_lane("gpu", LaneKind.COMPUTE)
+            host = program.add_lane("host", LaneKind.HOST)
+            order = self.extra.get(rank) or [self.call(n, 0) for n in range(self.calls)]
+            for number, call in enumerate(order):
+                launched = program.add_task(host, call, label=f"launch {number}")
+                program.add_rendezvous(
+                    gpu, call, label=f"all-reduce {number}", slot=0, after=[launched]
+                )
+            if self.cycle is not None and rank == self.victim:
+                program.add_dependency(2 * self.cycle, Dependency(2 * self.cycle + 1))
+            rows.append(np.full(program.task_count, 5, dtype=np.int64))
+            builder.add_rank(builder.add_program(program.build()))
+        builder.add_group("world", range(self.rank_count), slot=0)
+        job = builder.build(JobFacts("broken"))
+        return job, build_shared_durations(job, rows)
+
+
+def break_by_cycle(job: Job) -> tuple[JobGraph, DurationTable, str]:
+    job.cycle = job.source.randrange(job.calls)
+    return *job.build(), rf"cycle on rank {job.victim}: .*'launch {job.cycle}'"
+
+
+def break_by_missing_member(job: Job) -> tuple[JobGraph, DurationTable, str]:
+    graph, durations = job.build()
+    rank_group = graph.rank_group.copy()
+    rank_group[job.victim, 0] = -1
+    return replace(graph, rank_group=rank_group), durations, rf"rank {job.victim}: .* no group"
+
+
+def break_by_missing_call(job: Job) -> tuple[JobGraph, DurationTable, str]:
+    job.extra[job.victim] = [job.call(n, 0) for n in range(job.calls - 1)]
+    return *job.build(), rf"'world': .*rank {job.victim} makes.*#{job.calls - 1} has no partner"
+
+
+def break_by_order(job: Job) -> tuple[JobGraph, DurationTable, str]:
+    order = [job.call(n, 0) for n in range(job.calls)]
+    first = job.source.randrange(job.calls - 1)
+    order[first], order[first + 1] = order[first + 1], order[first]
+    job.extra[job.victim] = order
+    return *job.build(), rf"'world': .*first that differs is #{first}: .*all_reduce of"
+
+
+def break_by_unknown_rank(job: Job) -> tuple[JobGraph, DurationTable, str]:
+    graph, durations = job.build()
+    wrong = job.rank_count + job.source.randint(0, 9)
+    groups = (Group("world", (*graph.groups[0].ranks, wrong)),)
+    return replace(graph, groups=groups), durations, rf"'world': .*names rank {wrong}"
+
+
+def break_by_negative_duration(job: Job) -> tuple[JobGraph, DurationTable, str]:
+    graph, durations = job.build()
+    values = durations.values_ns.copy()
+    task = job.source.randrange(graph.program_of(job.victim).task_count)
+    values[int(durations.rank_offset[job.victim]) + task] = -job.source.randint(1, 99)
+    table = DurationTable(values, durations.rank_offset)
+    return graph, table, rf"rank {job.victim}, task {task} .*must not be negative"
+
+
+def break_by_size(job: Job) -> tuple[JobGraph, DurationTable, str]:
+    order = [job.call(n, 0) for n in range(job.calls)]
+    number = job.source.randrange(job.calls)
+    order[number] = Communication(Collective(CollectiveKind.ALL_REDUCE, 7))
+    job.extra[job.victim] = order
+    return *job.build(), rf"'world': .*differs is #{number}: .*of 7 bytes"
+
+
+def break_by_empty_rank(job: Job) -> tuple[JobGraph, DurationTable, str]:
+    graph, durations = job.build()
+    empty = JobBuilder().new_program().build()
+    programs = list(graph.programs)
+    programs[job.victim] = empty
+    return replace(graph, programs=tuple(programs)), durations, "a rank must have an end"
+
+
+BREAKAGES = [
+    break_by_cycle,
+    break_by_missing_member,
+    break_by_missing_call,
+    break_by_order,
+    break_by_unknown_rank,
+    break_by_negative_duration,
+    break_by_size,
+    break_by_empty_rank,
+]
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_two_hundred_broken_jobs_are_each_refused_by_name(breakage):
+    for seed in range(25):
+        graph, durations, message = breakage(Job(seed))
+        with pytest.raises(GraphError, match=f"(?s){message}"):
+            replay(graph, durations)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_unbroken_job_runs(seed):
+    graph, durations = Job(seed).build()
+    # Launches take 5 each and run ahead; each all-reduce takes 5 after them.
+    assert replay(graph, durations).iteration_end_ns[0, 0] == 5 + 5 * Job(seed).calls
+
+
+def two_communicators(orders: list[list[int]]) -> tuple[JobGraph, DurationTable]:
+    """Ranks that call two communicators on one stream, each in its own order."""
+    builder = JobBuilder()
+    rows = []
+    for order in orders:
+        program = builder.new_program()
+        gpu = program.add_lane("gpu", LaneKind.COMPUTE)
+        for slot in order:
+            call = Communication(Collective(CollectiveKind.ALL_REDUCE, (slot + 1) * MIB))
+            program.add_rendezvous(gpu, call, label=f"reduce on {'ab'[slot]}", slot=slot)
+        rows.append(np.full(program.task_count, 5, dtype=np.int64))
+        builder.add_rank(builder.add_program(program.build()))
+    for slot, name in enumerate("ab"):
+        builder.add_group(name, range(len(orders)), slot=slot)
+    job = builder.build(JobFacts("two communicators"))
+    return job, build_shared_durations(job, rows)
+
+
+def test_collectives_in_an_order_that_blocks_are_named_with_who_waits_for_whom():
+    job, durations = two_communicators([[0, 1], [0, 1], [1, 0]])
+    with pytest.raises(ReplayStalledError) as caught:
+        replay(job, durations)
+    message = str(caught.value)
+    assert "ranks 0-1 wait in 'reduce on a' (#0 of group 'a') for rank 2" in message
+    assert "rank 2 is held in 'reduce on b' of group 'b'" in message
+    assert "The order of collectives differs" in message
+
+
+def test_a_dependency_on_a_task_that_is_not_there_is_refused_when_it_is_built():
+    program = JobBuilder().new_program()
+    lane = program.add_lane("gpu", LaneKind.COMPUTE)
+    call = Communication(Collective(CollectiveKind.BARRIER, 0))
+    program.add_task(lane, call, label="only", after=[5])
+    with pytest.raises(GraphError, match=r"must name a task of the same rank \(0 to 0\), got 5"):
+        program.build()
+
+
+def test_two_groups_behind_one_slot_are_refused():
+    builder = JobBuilder()
+    program = builder.new_program()
+    program.add_task(program.add_lane("gpu", LaneKind.COMPUTE), Communication(
+        Collective(CollectiveKind.BARRIER, 0)), label="only")  # fmt: skip
+    builder.add_rank(builder.add_program(program.build()))
+    builder.add_group("a", [0], slot=0)
+    builder.add_group("b", [0], slot=0)
+    with pytest.raises(GraphError, match="slot 0 of rank 0 is taken by group 'a'"):
+        builder.build(JobFacts("twice"))

@@ -1,0 +1,103 @@
+"""A job written to a folder is read back the same, or not at all."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from collectives.collective import Collective, CollectiveKind
+from embeddings.lookup import Lookup
+from embeddings.table import EmbeddingTable
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import GraphError
+from perfmodel.base.provenance import Provenance
+from perfmodel.engine.replay import replay
+from perfmodel.graph.op_words import op_from_words, op_to_words
+from perfmodel.graph.ops import (
+    Attention,
+    Communication,
+    Copy,
+    CopyRoute,
+    EmbeddingOp,
+    Fixed,
+    Gemm,
+    HostPart,
+    HostSpan,
+    HostWork,
+    MemoryBound,
+    Pass,
+)
+from perfmodel.graph.storage import HEADER, load_job, save_job
+from tests.strategies import random_job, random_jobs
+
+GEMM = Gemm(m=2, n=3, k=4, dtype=DType.BF16)
+OPS = [
+    GEMM,
+    Attention(1, 8, 8, 4, 2, 16, DType.FP16, is_causal=True, direction=Pass.BACKWARD),
+    MemoryBound("layer_norm", 10, 20, DType.FP32, row_length=5),
+    EmbeddingOp(Lookup((EmbeddingTable("user", 10, 4, 2.5),), batch_size=3), Pass.BACKWARD),
+    Copy(CopyRoute.HOST_TO_DEVICE, 99, is_pinned=False),
+    HostWork("aten::linear", HostPart.BEFORE_LAUNCH),
+    HostSpan((HostWork("aten::linear", HostPart.LAUNCH),)),
+    Communication(
+        Collective(CollectiveKind.ALL_TO_ALL, 8, DType.FP16, byte_matrix=((1, 2), (3, 4)))
+    ),
+    Fixed("gemm", 12, Provenance.RECORDED, work=GEMM),
+]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
+def test_every_op_survives_being_written_as_json(op):
+    words = json.loads(json.dumps(op_to_words(op)))
+    assert op_from_words(words, where="op 0") == op
+
+
+def test_an_op_with_a_wrong_field_is_refused_with_its_place():
+    words = op_to_words(GEMM) | {"m": "many"}
+    with pytest.raises(GraphError, match=r"op 3: Gemm field 'm': .*got 'many'"):
+        op_from_words(words, where="op 3")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(made=random_jobs())
+def test_a_job_read_back_replays_to_the_same_nanoseconds(made, tmp_path):
+    save_job(made.job, tmp_path / "job")
+    job = load_job(tmp_path / "job")
+    assert job.facts == made.job.facts
+    assert job.groups == made.job.groups
+    first, second = replay(made.job, made.durations), replay(job, made.durations)
+    assert np.array_equal(first.last.end_ns, second.last.end_ns)
+
+
+def test_a_folder_cut_short_is_refused(tmp_path):
+    save_job(random_job(1).job, tmp_path / "job")
+    tasks = tmp_path / "job" / "tasks.parquet"
+    tasks.write_bytes(tasks.read_bytes()[:-10])
+    with pytest.raises(GraphError, match=r"tasks\.parquet is missing or was changed"):
+        load_job(tmp_path / "job")
+
+
+def test_a_folder_without_its_header_is_no_job(tmp_path):
+    save_job(random_job(1).job, tmp_path / "job")
+    (tmp_path / "job" / HEADER).unlink()
+    with pytest.raises(GraphError, match=r"must be a folder with a job\.json"):
+        load_job(tmp_path / "job")
+
+
+def test_a_job_of_another_version_is_refused(tmp_path):
+    save_job(random_job(1).job, tmp_path / "job")
+    header = tmp_path / "job" / HEADER
+    header.write_text(header.read_text().replace('"schema_version": 1', '"schema_version": 9'))
+    with pytest.raises(GraphError, match="must have schema_version 1, has 9"):
+        load_job(tmp_path / "job")
+
+
+def test_a_folder_that_is_no_job_is_not_overwritten(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
+    with pytest.raises(GraphError, match="is not overwritten"):
+        save_job(random_job(1).job, tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter1.txt").exists()
