@@ -1,1 +1,1 @@
-"""Fitting constants to tables of measurements."""
+"""Calibration: constants fitted to measured tables, and how well they hold on rows not fitted."""

@@ -38,7 +38,7 @@ class AttentionModel:
 
 
 def _work(op: Attention, device: Device, stack: SoftwareStack) -> tuple[float, float]:
-    kernel = stack.attention_kernel(device.architecture) if op.kernel == "auto" else op.kernel
+    kernel = stack.attention_kernel(device.architecture.value) if op.kernel == "auto" else op.kernel
     pairs = op.batch * op.heads * op.query_length * op.key_length
     useful = 0.5 if op.is_causal and kernel != "unfused" else 1.0
     passes = 3.0 if op.direction is Pass.BACKWARD else 1.0
@@ -54,4 +54,4 @@ def _work(op: Attention, device: Device, stack: SoftwareStack) -> tuple[float, f
         np.array([passes * elements * op.dtype.size_bytes], dtype=np.float64),
         0.85 * device.memory_bandwidth_bytes_per_s,
     )
-    return compute_ns * stack.slowdown(device.architecture), float(memory_ns[0])
+    return compute_ns * stack.slowdown(device.architecture.value), float(memory_ns[0])

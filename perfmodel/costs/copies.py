@@ -18,8 +18,8 @@ from perfmodel.graph.ops import Copy, CopyRoute
 from topologies import Device
 
 COPY_FLOOR_NS = 2_000.0
-BUS_EFFICIENCY = 0.8
-"""Share of the bus rate that a large pinned copy reaches (protocol overhead of PCIe)."""
+
+
 PAGEABLE_RATIO = 0.5
 DEVICE_EFFICIENCY = 0.85
 
@@ -47,4 +47,4 @@ def _bandwidth_bytes_per_s(op: Copy, device: Device) -> float:
         # A copy inside a device reads and writes every byte.
         return DEVICE_EFFICIENCY * device.memory_bandwidth_bytes_per_s / 2
     ratio = 1.0 if op.is_pinned else PAGEABLE_RATIO
-    return ratio * BUS_EFFICIENCY * device.pcie_bandwidth_bytes_per_s
+    return ratio * device.pcie_bandwidth_bytes_per_s

@@ -1,23 +1,56 @@
 """GEMM: batches of matrix products on tensor cores or vector units.
 
-First form: a roofline with a launch floor.
+Physics first (tiles, waves, split k, cache, memory, clock under load), then a
+small fitted correction of what the library really does. A device nobody
+measured borrows constants, which are ratios of its datasheet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
-from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.estimates import Estimates, build_estimates
-from perfmodel.costs.roofline import FLOOR_NS, name_bound, soft_maximum, traffic_ns
+from perfmodel.costs.calibration_files import Entry, Match, load_entries, match_entry
+from perfmodel.costs.correction import Correction
+from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
+from perfmodel.costs.gemm_features import gemm_features
+from perfmodel.costs.gemm_physics import (
+    GemmConstants,
+    GemmShapes,
+    MachineRates,
+    Residency,
+    predict_gemm_times,
+)
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.ops import Gemm
 from topologies import Device
 
-EFFICIENCY = 0.7
+TENSOR = "tensor"
+VECTOR = "vector"
+_TENSOR_DTYPES = frozenset({DType.BF16, DType.FP16, DType.FP8, DType.TF32, DType.INT8})
+_FITTED_DTYPES = frozenset({DType.BF16, DType.FP16, DType.FP32})
+OTHER_DTYPE_SIGMA = 0.12
+"""How unsure the step from half precision to a dtype without measurements makes us."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GemmCalibration:
+    """Constants and correction that price products of one variant on a device."""
+
+    constants: GemmConstants
+    correction: Correction | None
+    relative_sigma: float
+    borrowed_sigma: float
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it was fitted on the device itself."""
+        return self.borrowed_sigma == 0.0
 
 
 class GemmModel:
@@ -25,24 +58,125 @@ class GemmModel:
 
     family = "gemm"
 
+    def __init__(self, entries: Sequence[Entry] | None = None) -> None:
+        self._entries = entries
+
     def price(self, ops: Sequence[Gemm], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
-        shape = np.array([(op.batch, op.m, op.n, op.k) for op in ops], dtype=np.float64)
-        batch, m, n, k = shape.reshape(-1, 4).T
-        rate = np.array([_rate_flops(op, device) for op in ops], dtype=np.float64)
-        width = np.array([op.dtype.size_bytes for op in ops], dtype=np.float64)
-        compute_ns = 2 * batch * m * n * k * NS_PER_S / (rate * EFFICIENCY)
-        memory_ns = traffic_ns(
-            width * batch * (m * n + m * k + n * k), device.memory_bandwidth_bytes_per_s * 0.85
-        )
-        compute_ns = compute_ns * stack.slowdown(device.architecture)
-        return build_estimates(
-            FLOOR_NS + soft_maximum(compute_ns, memory_ns),
-            relative_sigma=0.25,
-            provenance=Provenance.ANALYTIC,
-            bound=name_bound(compute_ns, memory_ns, FLOOR_NS),
+        dtypes = [stack.matmul_dtypes.get(op.dtype, op.dtype) for op in ops]
+        parts, places = [], []
+        for dtype in dict.fromkeys(dtypes):
+            rows = [row for row, kind in enumerate(dtypes) if kind is dtype]
+            shapes = gemm_shapes([ops[row] for row in rows])
+            parts.append(self._price_dtype(shapes, dtype, device, stack))
+            places.append(np.array(rows, dtype=np.intp))
+        return parts[0] if len(parts) == 1 else scatter_estimates(parts, places)
+
+    def _price_dtype(
+        self, shapes: GemmShapes, dtype: DType, device: Device, stack: SoftwareStack
+    ) -> Estimates:
+        calibration = self._calibration(device, variant_of(dtype))
+        extra = 0.0 if dtype in _FITTED_DTYPES else OTHER_DTYPE_SIGMA
+        return price_gemms(
+            shapes,
+            machine_rates(device, dtype),
+            calibration,
+            residency=stack.residency,
+            slowdown=stack.slowdown(device.architecture.value),
+            extra_sigma=extra,
         )
 
+    def _calibration(self, device: Device, variant: str) -> GemmCalibration:
+        entries = load_entries("gemm") if self._entries is None else tuple(self._entries)
+        match = match_entry(entries, device, variant)
+        if match is None:
+            raise CalibrationError(
+                f"gemm: no constants for {variant} arithmetic in the calibration. "
+                "Make them with `perfmodel calibrate gemm`."
+            )
+        return gemm_calibration(match)
 
-def _rate_flops(op: Gemm, device: Device) -> float:
-    return float(device.peak_flops.get(op.dtype, device.vector_flops))
+
+def gemm_calibration(match: Match) -> GemmCalibration:
+    """What *match* says, ready to price with."""
+    entry = match.entry
+    return GemmCalibration(
+        constants=GemmConstants(**entry.constants),
+        correction=entry.correction,
+        relative_sigma=entry.relative_sigma,
+        borrowed_sigma=match.borrowed_sigma,
+    )
+
+
+def price_gemms(
+    shapes: GemmShapes,
+    machine: MachineRates,
+    calibration: GemmCalibration,
+    *,
+    residency: Residency,
+    slowdown: float = 1.0,
+    extra_sigma: float = 0.0,
+) -> Estimates:
+    """Predict *shapes*, all of one dtype."""
+    times = predict_gemm_times(shapes, machine, calibration.constants, residency)
+    duration_ns = times.duration_ns
+    sigma = np.full(len(shapes), calibration.relative_sigma)
+    is_inside = np.full(len(shapes), calibration.is_own)
+    if calibration.correction is not None:
+        corrected = calibration.correction.apply(gemm_features(shapes, machine, times))
+        duration_ns = duration_ns * np.exp(corrected.log_ratio)
+        sigma = corrected.relative_sigma
+        is_inside &= corrected.is_inside
+    floor_ns = calibration.constants.floor_ns
+    is_memory = times.memory_ns > 0.8 * (times.duration_ns - floor_ns)
+    duration_ns = duration_ns * np.where(is_memory, 1.0, slowdown)
+    bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
+    spread = np.sqrt(sigma**2 + calibration.borrowed_sigma**2 + extra_sigma**2)
+    return build_estimates(
+        duration_ns,
+        relative_sigma=spread,
+        provenance=np.where(
+            is_inside & (extra_sigma == 0.0), Provenance.INTERPOLATED, Provenance.EXTRAPOLATED
+        ),
+        bound=np.where(times.duration_ns < 2 * floor_ns, Bound.LATENCY, bound),
+    )
+
+
+def gemm_shapes(ops: Sequence[Gemm]) -> GemmShapes:
+    """*ops* as columns."""
+    rows = [(op.batch, op.m, op.n, op.k, op.dtype.size_bytes) for op in ops]
+    batch, m, n, k, width = np.array(rows, dtype=np.float64).reshape(-1, 5).T.copy()
+    return GemmShapes(batch=batch, m=m, n=n, k=k, width_bytes=width)
+
+
+def variant_of(dtype: DType) -> str:
+    """Whether products of *dtype* run on tensor cores or vector units."""
+    return TENSOR if dtype in _TENSOR_DTYPES else VECTOR
+
+
+def machine_rates(device: Device, dtype: DType) -> MachineRates:
+    """What the datasheet of *device* says about products of *dtype*.
+
+    A dtype the chip cannot multiply at its own rate runs as the next wider one
+    it can, which for lack of tensor cores is the vector rate.
+    """
+    rate = next(
+        (device.peak_flops[kind] for kind in (dtype, *_WIDER.get(dtype, ()))
+         if kind in device.peak_flops),
+        device.vector_flops,
+    )  # fmt: skip
+    return MachineRates(
+        sm_count=device.sm_count,
+        clock_hz=device.clock_hz,
+        peak_flops=float(rate),
+        memory_bytes_per_s=float(device.memory_bandwidth_bytes_per_s),
+        l2_bytes=float(device.l2_bytes),
+    )
+
+
+_WIDER = {
+    DType.FP8: (DType.BF16, DType.FP16),
+    DType.INT8: (DType.BF16, DType.FP16),
+    DType.BF16: (DType.FP32,),
+    DType.TF32: (DType.FP32,),
+}

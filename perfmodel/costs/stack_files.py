@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import CalibrationError, InputError
 from perfmodel.base.units import parse_duration_ns
+from perfmodel.costs.gemm_physics import Residency
 from perfmodel.costs.stacks import (
     Execution,
     Fusion,
@@ -31,7 +31,7 @@ STACK_FOLDER = Path(__file__).parent / "stacks"
 _KEYS = {
     "name", "description", "source", "date", "licence", "hardware", "extends", "execution",
     "optimizer_kernels", "fusions", "overlaps", "attention_kernels", "matmul_dtypes",
-    "sustained_slowdown", "relative_sigma", "host", "host_speed_ratio",
+    "sustained_slowdown", "relative_sigma", "residency", "host", "host_speed_ratio",
 }  # fmt: skip
 _HOST_KEYS = {
     "between_operators", "launch", "wait", "launch_latency", "kernel_gap", "operators", "default",
@@ -143,6 +143,7 @@ class _Reader:
             "attention_kernels": self._attention(),
             "matmul_dtypes": self._dtypes(),
             "sustained_slowdown": self._slowdowns(),
+            "residency": self._word("residency", Residency, default="cold"),
             "relative_sigma": self._number("relative_sigma", 0.0),
         }
         if self._faults.faults or host is None:
@@ -163,8 +164,8 @@ class _Reader:
             return default
         return float(value)
 
-    def _word(self, key: str, kind: Any) -> Any:
-        value = self._content.get(key)
+    def _word(self, key: str, kind: Any, default: str | None = None) -> Any:
+        value = self._content.get(key, default)
         try:
             return kind(value)
         except ValueError:
@@ -196,15 +197,15 @@ class _Reader:
         kernels = {key: str(value) for key, value in self._mapping("attention_kernels").items()}
         if "default" not in kernels:
             self._faults.add("attention_kernels", "must name a `default` kernel")
-        return MappingProxyType(kernels)
+        return kernels
 
     def _dtypes(self) -> Mapping[DType, DType]:
         try:
             pairs = self._mapping("matmul_dtypes").items()
-            return MappingProxyType({parse_dtype(key): parse_dtype(val) for key, val in pairs})
+            return {parse_dtype(key): parse_dtype(val) for key, val in pairs}
         except InputError as fault:
             self._faults.add("matmul_dtypes", str(fault))
-            return MappingProxyType({})
+            return {}
 
     def _slowdowns(self) -> Mapping[str, float]:
         result = {}
@@ -215,7 +216,7 @@ class _Reader:
                 )
             else:
                 result[key] = float(value)
-        return MappingProxyType(result)
+        return result
 
     def _host(self) -> HostTimes | None:
         host = self._mapping("host")
@@ -233,7 +234,7 @@ class _Reader:
                 self._faults.add("host.default", f"must state {part.name.lower()}")
         if self._faults.faults:
             return None
-        return HostTimes(operators=MappingProxyType(operators), default=default, **times)
+        return HostTimes(operators=operators, default=default, **times)
 
     def _parts(self, place: str, parts: Any) -> Mapping[HostPart, float]:
         if not isinstance(parts, dict):
@@ -247,7 +248,7 @@ class _Reader:
                 )
             else:
                 result[_PART_WORDS[word]] = self._duration(f"{place}.{word}", value)
-        return MappingProxyType(result)
+        return result
 
     def _duration(self, place: str, value: Any) -> float:
         try:

@@ -7,11 +7,11 @@ changes some of it; `host_speed_ratio` then divides every host time taken over.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
 
 from perfmodel.base.dtypes import DType
+from perfmodel.costs.gemm_physics import Residency
 from perfmodel.graph.ops import HostPart
 
 
@@ -108,9 +108,10 @@ class SoftwareStack:
     overlaps: frozenset[Overlap]
     attention_kernels: Mapping[str, str]
     host: HostTimes
-    matmul_dtypes: Mapping[DType, DType] = MappingProxyType({})
-    sustained_slowdown: Mapping[str, float] = MappingProxyType({})
+    matmul_dtypes: Mapping[DType, DType] = field(default_factory=dict)
+    sustained_slowdown: Mapping[str, float] = field(default_factory=dict)
     relative_sigma: float = 0.0
+    residency: Residency = Residency.COLD
 
     def attention_kernel(self, architecture: str) -> str:
         """The attention kernel this stack takes on *architecture*."""

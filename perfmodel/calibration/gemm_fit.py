@@ -1,0 +1,134 @@
+"""GEMM fit: physics constants and the correction of one device, from measured products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from perfmodel.base.dtypes import DType
+from perfmodel.calibration.bounded_fit import Limit, fit_constants
+from perfmodel.calibration.networks import OrderedPairs, TrainingPlan, fit_correction
+from perfmodel.costs.calibration_files import Entry
+from perfmodel.costs.correction import Matrix
+from perfmodel.costs.gemm import TENSOR, gemm_shapes, machine_rates, variant_of
+from perfmodel.costs.gemm_features import gemm_features
+from perfmodel.costs.gemm_physics import (
+    GemmConstants,
+    GemmShapes,
+    MachineRates,
+    Residency,
+    predict_gemm_times,
+)
+from perfmodel.costs.tables.kernel_table import KernelTable
+from topologies import load_device
+
+PHYSICS_ROWS = 2500
+PAIR_ROWS = 4000
+FLOOR_ROWS_NS = 5_000.0
+"""Measurements shorter than this are mostly timer and launch; the physics is not fitted to them."""
+
+LIMITS = {
+    "floor_ns": Limit(2000, 500, 40_000),
+    "compute_ratio": Limit(0.85, 0.3, 1.1),
+    "loss_k": Limit(100, 1, 800),
+    "loss_intensity": Limit(10, 0.5, 60),
+    "tail_ratio": Limit(0.7, 0.0, 1.0, is_positive=False),
+    "load_bytes_per_clock": Limit(60, 8, 300),
+    "cache_ratio": Limit(0.7, 0.1, 3),
+    "memory_ratio": Limit(0.9, 0.5, 1.0),
+    "sustained_loss": Limit(0.1, 0.001, 1.0),
+    "sustained_after_ns": Limit(3e5, 1e4, 1e8),
+    "split_ns": Limit(1500, 10, 2e4),
+    "resident_ratio": Limit(1.0, 0.1, 1.5),
+    "resident_sharpness": Limit(15, 1, 60),
+    "activation_resident_ratio": Limit(0.5, 0.02, 3),
+}
+
+PLANS = {
+    TENSOR: TrainingPlan(),
+    "vector": TrainingPlan(hidden=24, steps=3000, batch=512, weight_decay=1e-3, spread_hidden=8),
+}
+
+
+def residency_of(dtype: DType) -> Residency:
+    """How the tables were taken: half precision over rotating weights, fp32 on one set."""
+    return Residency.REPEATED if dtype is DType.FP32 else Residency.ROTATING
+
+
+def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> Entry:
+    """Constants and correction from the rows of *table*, all of one device and arithmetic."""
+    device = load_device(device_name)
+    ops = [kernel.op for kernel in table.kernels]
+    dtype = ops[0].dtype
+    shapes, machine = gemm_shapes(ops), machine_rates(device, dtype)
+    measured = table.measured_ns
+    constants = _fit_physics(shapes, machine, measured, residency_of(dtype), seed)
+    times = predict_gemm_times(shapes, machine, constants, residency_of(dtype))
+    log_ratio = np.log(measured / times.duration_ns)
+    correction = fit_correction(
+        gemm_features(shapes, machine, times),
+        log_ratio,
+        PLANS[variant_of(dtype)],
+        _ordered_pairs(shapes, machine, constants, seed),
+    )
+    return Entry(
+        device=device.name,
+        architecture=device.architecture.value,
+        compute_capability=device.compute_capability,
+        variant=variant_of(dtype),
+        constants={name: getattr(constants, name) for name in LIMITS},
+        correction=correction,
+        relative_sigma=float(np.std(log_ratio)),
+    )
+
+
+def _fit_physics(
+    shapes: GemmShapes,
+    machine: MachineRates,
+    measured: Matrix,
+    residency: Residency,
+    seed: int,
+) -> GemmConstants:
+    rows = np.flatnonzero(measured > FLOOR_ROWS_NS)
+    chooser = np.random.default_rng(seed)
+    chosen = np.sort(chooser.choice(rows, min(PHYSICS_ROWS, len(rows)), replace=False))
+    few = _pick(shapes, chosen)
+
+    def predict(constants: Mapping[str, float]) -> Matrix:
+        return predict_gemm_times(few, machine, GemmConstants(**constants), residency).duration_ns
+
+    return GemmConstants(**fit_constants(LIMITS, predict, measured[chosen]))
+
+
+def _ordered_pairs(
+    shapes: GemmShapes, machine: MachineRates, constants: GemmConstants, seed: int
+) -> OrderedPairs:
+    """Products and the same with m, n or k doubled, weights cold as in training."""
+    chooser = np.random.default_rng(seed)
+    base = _pick(shapes, chooser.integers(0, len(shapes), PAIR_ROWS))
+    which = chooser.integers(0, 3, PAIR_ROWS)
+    larger = GemmShapes(
+        batch=base.batch,
+        m=base.m * np.where(which == 0, 2, 1),
+        n=base.n * np.where(which == 1, 2, 1),
+        k=base.k * np.where(which == 2, 2, 1),
+        width_bytes=base.width_bytes,
+    )
+    small_times = predict_gemm_times(base, machine, constants, Residency.COLD)
+    large_times = predict_gemm_times(larger, machine, constants, Residency.COLD)
+    return OrderedPairs(
+        smaller=gemm_features(base, machine, small_times),
+        larger=gemm_features(larger, machine, large_times),
+        log_step=np.log(large_times.duration_ns / small_times.duration_ns),
+    )
+
+
+def _pick(shapes: GemmShapes, rows: Sequence[int] | Matrix) -> GemmShapes:
+    return GemmShapes(
+        batch=shapes.batch[rows],
+        m=shapes.m[rows],
+        n=shapes.n[rows],
+        k=shapes.k[rows],
+        width_bytes=shapes.width_bytes[rows],
+    )

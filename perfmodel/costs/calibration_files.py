@@ -1,0 +1,134 @@
+"""Calibration files: fitted constants with their origin, and which to take for a device.
+
+A device without constants of its own borrows from the nearest relative: the
+same architecture, else the same class of chip (data centre or graphics), else
+any. Constants are ratios of datasheet values, so they travel; the borrowed
+distance widens the interval.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from perfmodel.base.errors import CalibrationError
+from perfmodel.costs.correction import (
+    Correction,
+    correction_from_document,
+    correction_to_document,
+)
+from topologies import Device
+
+DATA_CENTRE_CAPABILITIES = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
+HEADER_KEYS = ("source", "hardware", "software", "date", "licence", "command")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Constants fitted for one device (and *variant*: a kind of arithmetic, a kernel)."""
+
+    device: str
+    architecture: str
+    compute_capability: str
+    variant: str
+    constants: Mapping[str, float]
+    correction: Correction | None
+    relative_sigma: float
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The entry to use for a device, and how far it was fetched from."""
+
+    entry: Entry
+    borrowed_sigma: float
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the constants were fitted on this very device."""
+        return self.borrowed_sigma == 0.0
+
+
+@cache
+def load_entries(name: str) -> tuple[Entry, ...]:
+    """All entries of the calibration file *name* that comes with perfmodel."""
+    file = resources.files("perfmodel.costs") / "calibrations" / f"{name}.json"
+    if not file.is_file():
+        raise CalibrationError(f"calibration {name!r}: no such file among perfmodel's own.")
+    return parse_entries(file.read_text(encoding="utf-8"), document=f"{name}.json")
+
+
+def parse_entries(text: str, *, document: str) -> tuple[Entry, ...]:
+    """The entries in *text*; *document* names it in errors."""
+    try:
+        content = json.loads(text)
+    except ValueError as fault:
+        raise CalibrationError(f"{document}: not valid JSON ({fault}).") from None
+    missing = [key for key in (*HEADER_KEYS, "entries") if key not in content]
+    if missing:
+        raise CalibrationError(
+            f"{document}: must say {', '.join(missing)}. Make it with `perfmodel calibrate`."
+        )
+    try:
+        return tuple(
+            Entry(**{**entry, "correction": _correction(entry, document)})
+            for entry in content["entries"]
+        )
+    except TypeError as fault:
+        raise CalibrationError(f"{document}: an entry does not fit ({fault}).") from None
+
+
+def _correction(entry: Mapping[str, Any], document: str) -> Correction | None:
+    if entry.get("correction") is None:
+        return None
+    return correction_from_document(entry["correction"], place=f"{document}, {entry['device']}")
+
+
+def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:
+    """A calibration file of *entries*, one entry a line."""
+    missing = [key for key in HEADER_KEYS if not header.get(key)]
+    if missing:
+        raise CalibrationError(f"calibration: must say {', '.join(missing)}.")
+    lines = []
+    for entry in entries:
+        document = {
+            "device": entry.device,
+            "architecture": entry.architecture,
+            "compute_capability": entry.compute_capability,
+            "variant": entry.variant,
+            "constants": {key: float(f"{value:.5g}") for key, value in entry.constants.items()},
+            "correction": None
+            if entry.correction is None
+            else correction_to_document(entry.correction),
+            "relative_sigma": round(entry.relative_sigma, 4),
+        }
+        lines.append(json.dumps(document, separators=(",", ":")))
+    head = json.dumps(dict(header), indent=1).rstrip("}\n")
+    return head + ',\n "entries": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def match_entry(entries: Sequence[Entry], device: Device, variant: str) -> Match | None:
+    """The nearest entry of *variant* for *device*, or None where there is none at all."""
+    candidates = [entry for entry in entries if entry.variant == variant]
+    if not candidates:
+        return None
+    return min(
+        (Match(entry, _distance_sigma(entry, device)) for entry in candidates),
+        key=lambda match: (match.borrowed_sigma, match.entry.device),
+    )
+
+
+def _distance_sigma(entry: Entry, device: Device) -> float:
+    """How unsure borrowing makes us; from leave-one-device-out errors."""
+    if entry.device == device.name:
+        return 0.0
+    is_same_class = (entry.compute_capability in DATA_CENTRE_CAPABILITIES) == (
+        device.compute_capability in DATA_CENTRE_CAPABILITIES
+    )
+    if entry.architecture == device.architecture.value and is_same_class:
+        return 0.06
+    return 0.12 if is_same_class else 0.25

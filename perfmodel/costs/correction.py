@@ -1,0 +1,134 @@
+"""Correction: a small network that knows how far measured times are from the physics.
+
+It gives the logarithm of measured over predicted time, and how far off that
+may be. Inputs are held inside the range seen in fitting and the answer inside
+fixed limits, so that far away the physics decides. Smooth between tile steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.errors import CalibrationError
+
+Matrix = NDArray[np.float64]
+
+LARGEST_CORRECTION = 0.7
+"""Limit of the logarithm: a factor of two either way."""
+SMALLEST_SIGMA = 0.005
+LARGEST_SIGMA = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One linear layer: inputs x outputs, and what is added."""
+
+    weight: Matrix
+    bias: Matrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """Linear layers with x sigmoid(x) between them, one answer a row."""
+
+    layers: tuple[Layer, ...]
+
+    def answer(self, inputs: Matrix) -> Matrix:
+        """One number for each row of *inputs*."""
+        values = inputs
+        for place, layer in enumerate(self.layers):
+            values = values @ layer.weight + layer.bias
+            if place + 1 < len(self.layers):
+                values = values / (1.0 + np.exp(-np.clip(values, -60, 60)))
+        return values[:, 0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Correction:
+    """Networks for the correction and its spread, and the range they were fitted in."""
+
+    mean: Matrix
+    scale: Matrix
+    low: Matrix
+    high: Matrix
+    shift: Network
+    spread: Network
+
+    def apply(self, features: Matrix) -> Corrected:
+        """Corrections for rows of *features*."""
+        inside = np.clip(features, self.low, self.high)
+        inputs = (inside - self.mean) / self.scale
+        slack = 1e-6 * self.scale
+        is_inside = np.all((features >= self.low - slack) & (features <= self.high + slack), axis=1)
+        return Corrected(
+            log_ratio=np.clip(self.shift.answer(inputs), -LARGEST_CORRECTION, LARGEST_CORRECTION),
+            relative_sigma=np.clip(
+                np.exp(np.clip(self.spread.answer(inputs), -20, 5)), SMALLEST_SIGMA, LARGEST_SIGMA
+            ),
+            is_inside=is_inside,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corrected:
+    """Log of measured over physics, its spread, and whether the row lies in the fitted range."""
+
+    log_ratio: Matrix
+    relative_sigma: Matrix
+    is_inside: NDArray[np.bool_]
+
+
+def correction_to_document(correction: Correction) -> dict[str, Any]:
+    """*correction* as plain lists, five digits, for a calibration file."""
+    return {
+        "mean": _rounded(correction.mean),
+        "scale": _rounded(correction.scale),
+        "low": _rounded(correction.low),
+        "high": _rounded(correction.high),
+        "shift": [_layer_document(layer) for layer in correction.shift.layers],
+        "spread": [_layer_document(layer) for layer in correction.spread.layers],
+    }
+
+
+def correction_from_document(document: Mapping[str, Any], *, place: str) -> Correction:
+    """The correction in *document*; *place* names it in errors."""
+    try:
+        return Correction(
+            mean=np.array(document["mean"], dtype=np.float64),
+            scale=np.array(document["scale"], dtype=np.float64),
+            low=np.array(document["low"], dtype=np.float64),
+            high=np.array(document["high"], dtype=np.float64),
+            shift=_network(document["shift"]),
+            spread=_network(document["spread"]),
+        )
+    except (KeyError, TypeError, ValueError) as fault:
+        raise CalibrationError(
+            f"{place}: correction must hold mean, scale, low, high, shift and spread as lists of "
+            f"numbers ({fault}). Make the file again with `perfmodel calibrate`."
+        ) from None
+
+
+def _layer_document(layer: Layer) -> dict[str, Any]:
+    return {"weight": _rounded(layer.weight), "bias": _rounded(layer.bias)}
+
+
+def _network(layers: list[Mapping[str, Any]]) -> Network:
+    return Network(
+        tuple(
+            Layer(
+                np.array(layer["weight"], dtype=np.float64),
+                np.array(layer["bias"], dtype=np.float64),
+            )
+            for layer in layers
+        )
+    )
+
+
+def _rounded(values: Matrix) -> Any:
+    flat = [float(f"{value:.5g}") for value in values.ravel()]
+    return np.array(flat).reshape(values.shape).tolist()

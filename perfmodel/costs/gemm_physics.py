@@ -1,0 +1,231 @@
+"""GEMM physics: tiles dealt to multiprocessors, fed from cache and memory.
+
+A product is cut into tiles; each multiprocessor works off tiles one after the
+other. The library takes the tile shape and the split of k that is fastest, so
+the time is the minimum over them. Every candidate takes longer with more m, n
+or k, hence so does the minimum; steps come from whole tiles and whole waves,
+as on the hardware.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from perfmodel.base.units import NS_PER_S
+from perfmodel.costs.estimates import FloatColumn
+
+TILES = (
+    (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128),
+    (64, 64), (128, 32), (32, 128), (64, 32), (32, 64), (64, 16), (16, 64),
+)  # fmt: skip
+"""Tile shapes (rows, columns) that libraries have kernels for."""
+
+SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
+"""Into how many parts k may be split, each part its own tile."""
+
+K_STEP = 32
+"""Elements of k that a tile consumes at a time."""
+
+CACHE_BYTES_PER_CLOCK = 64.0
+"""What one multiprocessor can ask of the cache per clock, by datasheet."""
+
+LARGEST_INTENSITY = 256 * 128 / (256 + 128)
+ROTATED_COPIES = 5
+CHUNK_ROWS = 8192
+"""Rows worked on at once, so that intermediate columns stay in the CPU's cache."""
+
+
+class Residency(Enum):
+    """Where the operands are when a product begins.
+
+    COLD is training: weights come from memory, activations from the cache if
+    they fit. ROTATING is a benchmark that takes turns over enough copies of
+    the weights to fill the cache, at most five; if the copies fit, weights are
+    hot, which makes time jump with size. REPEATED runs on the same operands.
+    """
+
+    COLD = "cold"
+    ROTATING = "rotating"
+    REPEATED = "repeated"
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConstants:
+    """What is fitted for one device and kind of arithmetic; ratios are of the datasheet.
+
+    *tail_ratio* is how far the last wave counts as a whole one.
+    *loss_k* is the length of k that a tile's start and end cost;
+    *loss_intensity* how fast efficiency falls with smaller tiles.
+    """
+
+    floor_ns: float
+    compute_ratio: float
+    loss_k: float
+    loss_intensity: float
+    tail_ratio: float
+    load_bytes_per_clock: float
+    cache_ratio: float
+    memory_ratio: float
+    sustained_loss: float
+    sustained_after_ns: float
+    split_ns: float
+    resident_ratio: float
+    resident_sharpness: float
+    activation_resident_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """What the datasheet says about one device and kind of arithmetic."""
+
+    sm_count: int
+    clock_hz: float
+    peak_flops: float
+    memory_bytes_per_s: float
+    l2_bytes: float
+
+    @property
+    def cache_bytes_per_s(self) -> float:
+        """Bandwidth between the cache and all multiprocessors."""
+        return CACHE_BYTES_PER_CLOCK * self.sm_count * self.clock_hz
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GemmShapes:
+    """Products as columns; *width_bytes* is the size of one element."""
+
+    batch: FloatColumn
+    m: FloatColumn
+    n: FloatColumn
+    k: FloatColumn
+    width_bytes: FloatColumn
+
+    def __len__(self) -> int:
+        return len(self.m)
+
+    def rows(self, chosen: slice) -> GemmShapes:
+        """The products in *chosen*."""
+        return GemmShapes(
+            batch=self.batch[chosen],
+            m=self.m[chosen],
+            n=self.n[chosen],
+            k=self.k[chosen],
+            width_bytes=self.width_bytes[chosen],
+        )
+
+    @property
+    def activation_bytes(self) -> FloatColumn:
+        """Bytes of the left operand."""
+        return self.batch * self.m * self.k * self.width_bytes
+
+    @property
+    def weight_bytes(self) -> FloatColumn:
+        """Bytes of the right operand."""
+        return self.batch * self.n * self.k * self.width_bytes
+
+    @property
+    def output_bytes(self) -> FloatColumn:
+        """Bytes of the product."""
+        return self.batch * self.m * self.n * self.width_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GemmTimes:
+    """Predicted durations and the part that is traffic with memory."""
+
+    duration_ns: FloatColumn
+    memory_ns: FloatColumn
+    weight_miss_ratio: FloatColumn
+
+
+def predict_gemm_times(
+    shapes: GemmShapes, machine: MachineRates, constants: GemmConstants, residency: Residency
+) -> GemmTimes:
+    """Predict every product of *shapes*.
+
+    Leaves out: which kernel the library has for a layout, and bias or
+    activation in the epilogue.
+    """
+    parts = [
+        _predict_chunk(shapes.rows(slice(start, start + CHUNK_ROWS)), machine, constants, residency)
+        for start in range(0, len(shapes), CHUNK_ROWS)
+    ]
+    return GemmTimes(
+        duration_ns=np.concatenate([part.duration_ns for part in parts] or [np.empty(0)]),
+        memory_ns=np.concatenate([part.memory_ns for part in parts] or [np.empty(0)]),
+        weight_miss_ratio=np.concatenate(
+            [part.weight_miss_ratio for part in parts] or [np.empty(0)]
+        ),
+    )
+
+
+def weight_miss_ratio(
+    shapes: GemmShapes, machine: MachineRates, constants: GemmConstants, residency: Residency
+) -> FloatColumn:
+    """Share of the weights that comes from memory rather than from the cache."""
+    weights = shapes.weight_bytes
+    if residency is Residency.COLD:
+        return np.ones_like(weights)
+    copies: FloatColumn = np.ones_like(weights)
+    if residency is Residency.ROTATING:
+        # Slightly below, so that a size that divides the cache exactly counts as dividing it.
+        needed = np.ceil(machine.l2_bytes / weights * 0.9999)
+        copies = np.clip(needed, 1, ROTATED_COPIES)
+    footprint = copies * weights + shapes.activation_bytes + shapes.output_bytes
+    room = constants.resident_ratio * machine.l2_bytes
+    miss: FloatColumn = 1.0 / (1.0 + (room / footprint) ** constants.resident_sharpness)
+    return miss
+
+
+def _predict_chunk(
+    shapes: GemmShapes, machine: MachineRates, constants: GemmConstants, residency: Residency
+) -> GemmTimes:
+    miss = weight_miss_ratio(shapes, machine, constants, residency)
+    activations = shapes.activation_bytes
+    room = constants.activation_resident_ratio * machine.l2_bytes
+    activation_miss = 1.0 / (1.0 + (room / activations) ** 4)
+    memory_bytes = shapes.weight_bytes * miss + activations * activation_miss + shapes.output_bytes
+    memory_ns = memory_bytes * (NS_PER_S / (machine.memory_bytes_per_s * constants.memory_ratio))
+    memory_fourth = memory_ns**4
+    best: FloatColumn = np.full(len(shapes), np.inf)
+    for tile in TILES:
+        _improve(best, tile, shapes, machine, constants, memory_fourth)
+    return GemmTimes(constants.floor_ns + best, memory_ns, miss)
+
+
+def _improve(
+    best: FloatColumn,
+    tile: tuple[int, int],
+    shapes: GemmShapes,
+    machine: MachineRates,
+    constants: GemmConstants,
+    memory_fourth: FloatColumn,
+) -> None:
+    """Lower *best* where one of the splits of *tile* is faster."""
+    rows, columns = tile
+    intensity = rows * columns / (rows + columns)
+    loss = constants.loss_intensity
+    efficiency = intensity / (intensity + loss) * (1 + loss / LARGEST_INTENSITY)
+    rate_per_sm = machine.peak_flops * constants.compute_ratio * efficiency / machine.sm_count
+    multiply_ns = 2 * rows * columns * NS_PER_S / rate_per_sm
+    load_bytes = (rows + columns) * shapes.width_bytes
+    load_rate = constants.load_bytes_per_clock * machine.clock_hz
+    # A tile's multiplying and loading overlap: fourth-power soft maximum, per element of k.
+    per_k_ns = np.sqrt(np.sqrt(multiply_ns**4 + (load_bytes * (NS_PER_S / load_rate)) ** 4))
+    cache_rate = machine.cache_bytes_per_s * constants.cache_ratio
+    tiles = np.ceil(shapes.m / rows) * np.ceil(shapes.n / columns) * shapes.batch
+    sum_ns = shapes.batch * shapes.m * shapes.n * (8 * NS_PER_S / cache_rate)
+    for split in SPLITS:
+        length = np.ceil(shapes.k / (split * K_STEP)) * K_STEP
+        waves = tiles * (split / machine.sm_count)
+        whole = constants.tail_ratio * np.ceil(waves) + (1 - constants.tail_ratio) * waves
+        compute_ns = np.maximum(whole, 1.0) * per_k_ns * (length + constants.loss_k)
+        cache_ns = tiles * split * length * load_bytes * (NS_PER_S / cache_rate)
+        busy_ns = np.sqrt(np.sqrt(compute_ns**4 + cache_ns**4 + memory_fourth))
+        busy_ns *= 1 + constants.sustained_loss * busy_ns / (busy_ns + constants.sustained_after_ns)
+        if split > 1:
+            busy_ns += constants.split_ns + split * sum_ns
+        np.minimum(best, busy_ns, out=best)

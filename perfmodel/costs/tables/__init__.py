@@ -1,0 +1,1 @@
+"""Tables of measured kernels, read as ops with the time the hardware took."""
