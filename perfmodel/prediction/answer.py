@@ -14,6 +14,7 @@ from enum import Enum
 from perfmodel.base.provenance import Provenance
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.scenario import Mode, Scenario
+from perfmodel.workloads.memory import RankMemory
 
 
 class Part(Enum):
@@ -21,6 +22,7 @@ class Part(Enum):
 
     COMPUTE = "compute"
     EXPOSED_COMMUNICATION = "exposed_communication"
+    EXPOSED_COPIES = "exposed_copies"
     WAITING_FOR_OTHER_RANKS = "waiting_for_other_ranks"
     HOST_BOUND_IDLE = "host_bound_idle"
 
@@ -38,24 +40,12 @@ class TimeParts:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """The largest memory a rank needs, by what it is needed for."""
-
-    of_purpose_bytes: Mapping[str, int]
-
-    @property
-    def peak_bytes(self) -> int:
-        """All of it together."""
-        return sum(self.of_purpose_bytes.values())
-
-
-@dataclass(frozen=True, slots=True)
 class RankClass:
-    """Ranks that do the same at the same time, and need the same memory."""
+    """Ranks that do the same at the same time; *memory* is that of the fullest of them."""
 
     ranks: tuple[int, ...]
     time: TimeParts
-    memory: MemoryUse
+    memory: RankMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +68,14 @@ class CriticalPath:
     by_label: tuple[PathShare, ...]
     rank_changes: int
 
+    @property
+    def length_ns(self) -> int:
+        """All of the chain."""
+        return sum(share.duration_ns for share in self.by_kind)
+
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class RankWait:
     """Ranks of one class that wait for another rank in rendezvous of one label.
 
     *duration_ns* is what each of the waiting ranks loses in an iteration.
@@ -101,6 +96,31 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why the iteration takes as long as it does."""
+
+    time: TimeParts
+    rank_classes: tuple[RankClass, ...]
+    critical_path: CriticalPath
+    waits: tuple[RankWait, ...]
+    provenance_ratio: Mapping[Provenance, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the scenario came down to: names and sizes. *batch* counts samples of all ranks."""
+
+    job: str
+    device: str
+    device_memory_bytes: int
+    stack: str
+    batch: int
+    rank_count: int
+    task_count: int
+    iterations_replayed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Where the work was done and how long that took; never part of the answer."""
 
@@ -116,14 +136,9 @@ class Prediction:
     period_ns: int
     isolated_ns: int
     interval: Interval
-    time: TimeParts
-    rank_classes: tuple[RankClass, ...]
-    critical_path: CriticalPath
-    waits: tuple[Wait, ...]
-    memory_capacity_bytes: int
-    provenance_ratio: Mapping[Provenance, float]
+    explanation: Explanation
     assumptions: tuple[str, ...]
-    facts: Mapping[str, str | int | float]
+    facts: Facts
     run: Run
     evidence: Evidence
 
@@ -133,14 +148,11 @@ class Prediction:
         return self.period_ns if self.scenario.mode is Mode.PERIOD else self.isolated_ns
 
     @property
-    def rank_count(self) -> int:
-        """Number of ranks of the job."""
-        return sum(len(rank_class.ranks) for rank_class in self.rank_classes)
+    def fullest_class(self) -> RankClass:
+        """The ranks that need most memory; the first of equals."""
+        return max(self.explanation.rank_classes, key=lambda entry: entry.memory.total_bytes)
 
     @property
     def fits_in_memory(self) -> bool:
         """Whether every rank has the memory it needs."""
-        return all(
-            rank_class.memory.peak_bytes <= self.memory_capacity_bytes
-            for rank_class in self.rank_classes
-        )
+        return self.fullest_class.memory.total_bytes <= self.facts.device_memory_bytes

@@ -15,8 +15,16 @@ from rich.text import Text
 
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankClass, TimeParts
+from perfmodel.reports.crowds import gather_waits
+from perfmodel.reports.duration_text import build_scale
 from perfmodel.reports.rank_text import name_ranks
-from perfmodel.reports.sentences import describe_other_time, describe_run, describe_title
+from perfmodel.reports.sentences import (
+    describe_other_time,
+    describe_rank_changes,
+    describe_run,
+    describe_speed,
+    describe_title,
+)
 
 WIDTH = 80
 BAR_WIDTH = 72
@@ -27,6 +35,7 @@ TOP_CLASSES = 4
 PART_LOOKS = {
     Part.COMPUTE: ("█", "green", "compute"),
     Part.EXPOSED_COMMUNICATION: ("▓", "blue", "exposed communication"),
+    Part.EXPOSED_COPIES: ("▚", "magenta", "exposed copies"),
     Part.WAITING_FOR_OTHER_RANKS: ("▒", "yellow", "waiting for other ranks"),
     Part.HOST_BOUND_IDLE: ("░", "red", "idle, host-bound"),
 }
@@ -46,7 +55,7 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
             *_section("Assumptions", _assumptions(prediction)),
         )
     )
-    console.print(Text(f"\nRan {describe_run(prediction)}.", style="dim"))
+    console.print(Text(f"\nWhere it ran: {describe_run(prediction)}", style="dim"))
 
 
 def _section(title: str, body: Iterable[RenderableType]) -> list[RenderableType]:
@@ -65,23 +74,33 @@ def _heading(prediction: Prediction) -> list[RenderableType]:
     answer.append(
         f"    90 % interval {format_duration(low_ns)} to {format_duration(high_ns)}", style="cyan"
     )
-    return [title, answer, Text(f"  {describe_other_time(prediction)}", style="dim")]
+    return [
+        title,
+        answer,
+        Text(f"  {describe_speed(prediction)}"),
+        Text(f"  {describe_other_time(prediction)}", style="dim"),
+    ]
 
 
 def _time_parts(prediction: Prediction) -> list[RenderableType]:
     table = _grid(3)
-    total_ns = max(prediction.time.total_ns, 1)
-    for part, duration_ns in prediction.time.of_part_ns.items():
+    total_ns = max(prediction.explanation.time.total_ns, 1)
+    scale = build_scale(total_ns)
+    for part, duration_ns in prediction.explanation.time.of_part_ns.items():
+        if not duration_ns:
+            continue
         glyph, colour, words = PART_LOOKS[part]
         table.add_row(
             Text(f"{glyph} ", style=colour).append(words, style="default"),
-            format_duration(duration_ns),
+            scale.text(duration_ns),
             f"{duration_ns / total_ns:.1%}",
         )
-    rows: list[RenderableType] = [draw_bar(prediction.time, BAR_WIDTH), table]
-    classes = prediction.rank_classes
+    rows: list[RenderableType] = [draw_bar(prediction.explanation.time, BAR_WIDTH), table]
+    classes = prediction.explanation.rank_classes
     if len(classes) > 1:
-        rows.append(Text(f"mean of {prediction.rank_count} ranks; by class of ranks:", style="dim"))
+        rows.append(
+            Text(f"mean of {prediction.facts.rank_count} ranks; by class of ranks:", style="dim")
+        )
         rows.append(_class_table(classes[:TOP_CLASSES]))
         rows.extend(_left_out(len(classes) - TOP_CLASSES, "classes of ranks"))
     return rows
@@ -90,8 +109,7 @@ def _time_parts(prediction: Prediction) -> list[RenderableType]:
 def _class_table(classes: Sequence[RankClass]) -> Table:
     table = _grid(2)
     for entry in classes:
-        name = name_ranks(entry.ranks)
-        table.add_row(Text(name, overflow="ellipsis", no_wrap=True), draw_bar(entry.time, 40))
+        table.add_row(_one_line(name_ranks(entry.ranks)), draw_bar(entry.time, 40))
     return table
 
 
@@ -110,22 +128,23 @@ def draw_bar(time: TimeParts, width: int) -> Text:
 
 
 def _critical_path(prediction: Prediction) -> list[RenderableType]:
-    path = prediction.critical_path
-    rows: list[RenderableType] = [_share_table(path.by_kind, prediction.iteration_ns)]
+    path = prediction.explanation.critical_path
+    rows: list[RenderableType] = [_share_table(path.by_kind, path.length_ns)]
     if path.by_label:
         rows.append(Text("longest on it:", style="dim"))
-        rows.append(_share_table(path.by_label[:TOP_LABELS], prediction.iteration_ns))
+        rows.append(_share_table(path.by_label[:TOP_LABELS], path.length_ns))
     if path.rank_changes:
-        rows.append(Text(f"it goes over to another rank {path.rank_changes} times", style="dim"))
+        rows.append(Text(describe_rank_changes(path.rank_changes), style="dim"))
     return rows
 
 
 def _share_table(shares: Sequence[PathShare], total_ns: int) -> Table:
     table = _grid(4)
+    scale = build_scale(total_ns)
     for share in shares:
         table.add_row(
-            Text(share.name, overflow="ellipsis", no_wrap=True),
-            format_duration(share.duration_ns),
+            _one_line(share.name),
+            scale.text(share.duration_ns),
             f"{share.duration_ns / max(total_ns, 1):.1%}",
             f"{share.task_count} task{'' if share.task_count == 1 else 's'}",
         )
@@ -133,40 +152,41 @@ def _share_table(shares: Sequence[PathShare], total_ns: int) -> Table:
 
 
 def _waits(prediction: Prediction) -> list[RenderableType]:
-    if not prediction.waits:
+    if not prediction.explanation.waits:
         return [Text("no rank waits for another", style="dim")]
     table = _grid(3)
-    for wait in prediction.waits[:TOP_WAITS]:
-        who = f"{name_ranks(wait.waiting_ranks)} for rank {wait.awaited_rank}"
-        table.add_row(
-            Text(who, overflow="ellipsis", no_wrap=True),
-            format_duration(wait.duration_ns),
-            Text(wait.label, overflow="ellipsis", no_wrap=True),
-        )
-    return [table, *_left_out(len(prediction.waits) - TOP_WAITS, "waits")]
+    crowds = gather_waits(prediction.explanation.waits)
+    scale = build_scale(prediction.iteration_ns)
+    for crowd in crowds[:TOP_WAITS]:
+        who = f"{name_ranks(crowd.waiting_ranks)} for rank {crowd.awaited_rank}"
+        most = f", at most {scale.text(crowd.longest_ns)}" if len(crowd.waiting_ranks) > 1 else ""
+        table.add_row(_one_line(who), f"{scale.text(crowd.mean_ns)}{most}", _one_line(crowd.label))
+    return [table, *_left_out(len(crowds) - TOP_WAITS, "waits")]
 
 
 def _memory(prediction: Prediction) -> list[RenderableType]:
-    capacity_bytes = prediction.memory_capacity_bytes
-    fullest = max(prediction.rank_classes, key=lambda entry: entry.memory.peak_bytes)
-    peak_bytes = fullest.memory.peak_bytes
+    capacity_bytes = prediction.facts.device_memory_bytes
+    fullest = prediction.fullest_class
+    peak_bytes = fullest.memory.total_bytes
     filled = min(round(30 * peak_bytes / capacity_bytes), 30)
     style = "green" if prediction.fits_in_memory else "bold red"
     line = Text("█" * filled, style=style).append("░" * (30 - filled), style="dim")
     verdict = "fits" if prediction.fits_in_memory else "DOES NOT FIT"
     line.append(f" {format_size(peak_bytes)} of {format_size(capacity_bytes)}: ", style="default")
     line.append(verdict, style=style)
-    purposes = sorted(fullest.memory.of_purpose_bytes.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{name} {format_size(size)}" for name, size in purposes if size)
+    largest_first = sorted(fullest.memory.parts, key=lambda part: -part.size_bytes)
+    parts = ", ".join(
+        f"{part.name} {format_size(part.size_bytes)}" for part in largest_first if part.size_bytes
+    )
     return [line, Text(f"fullest: {name_ranks(fullest.ranks)}; {parts}", style="dim")]
 
 
 def _provenance(prediction: Prediction) -> list[RenderableType]:
     shares = [
         f"{ratio:.0%} {kind.word}" if ratio >= 0.005 else f"under 1 % {kind.word}"
-        for kind, ratio in prediction.provenance_ratio.items()
+        for kind, ratio in prediction.explanation.provenance_ratio.items()
     ]
-    return [Text(" · ".join(shares) + " (share of task time)")]
+    return [Text(" · ".join(shares) + " (share of the critical path)")]
 
 
 def _assumptions(prediction: Prediction) -> list[RenderableType]:
@@ -174,6 +194,10 @@ def _assumptions(prediction: Prediction) -> list[RenderableType]:
     for sentence in prediction.assumptions:
         table.add_row("-", Text(sentence))
     return [table] if prediction.assumptions else []
+
+
+def _one_line(words: str) -> Text:
+    return Text(words, overflow="ellipsis", no_wrap=True)
 
 
 def _left_out(count: int, what: str) -> list[RenderableType]:

@@ -13,12 +13,12 @@ import perfmodel
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
 from perfmodel.prediction.answer import (
     CriticalPath,
-    MemoryUse,
+    Facts,
     PathShare,
     Prediction,
     RankClass,
+    RankWait,
     TimeParts,
-    Wait,
 )
 from perfmodel.prediction.scenario import Scenario
 from perfmodel.reports.rank_text import format_ranks
@@ -30,6 +30,7 @@ EXACT = 10**9
 
 def to_document(prediction: Prediction) -> dict[str, Any]:
     """*prediction* as plain values, in the order they are written."""
+    why = prediction.explanation
     return {
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
@@ -38,17 +39,15 @@ def to_document(prediction: Prediction) -> dict[str, Any]:
         "mode": prediction.scenario.mode.value,
         "period_ms": _ms(prediction.period_ns),
         "isolated_ms": _ms(prediction.isolated_ns),
-        "breakdown_ms": _parts(prediction.time),
-        "ranks": [_rank_class(rank_class) for rank_class in prediction.rank_classes],
-        "critical_path": _critical_path(prediction.critical_path),
-        "waits": [_wait(wait) for wait in prediction.waits],
+        "breakdown_ms": _parts(why.time),
+        "ranks": [_rank_class(entry) for entry in why.rank_classes],
+        "critical_path": _critical_path(why.critical_path),
+        "waits": [_wait(wait) for wait in why.waits],
         "memory_gib": _memory(prediction),
-        "provenance": {
-            kind.word: round(ratio, 6) for kind, ratio in prediction.provenance_ratio.items()
-        },
+        "provenance": {kind.word: round(ratio, 6) for kind, ratio in why.provenance_ratio.items()},
         "assumptions": list(prediction.assumptions),
         "scenario": to_scenario_document(prediction.scenario),
-        "facts": dict(prediction.facts),
+        "facts": _facts(prediction.facts),
         "run": {
             "executor": prediction.run.executor,
             "phase_s": {
@@ -95,7 +94,7 @@ def _rank_class(rank_class: RankClass) -> dict[str, Any]:
         "ranks": format_ranks(rank_class.ranks, max_pieces=EXACT),
         "count": len(rank_class.ranks),
         "breakdown_ms": _parts(rank_class.time),
-        "memory_gib": _gib(rank_class.memory.peak_bytes),
+        "memory_gib": _gib(rank_class.memory.total_bytes),
     }
 
 
@@ -111,7 +110,7 @@ def _share(share: PathShare) -> dict[str, Any]:
     return {"name": share.name, "ms": _ms(share.duration_ns), "tasks": share.task_count}
 
 
-def _wait(wait: Wait) -> dict[str, Any]:
+def _wait(wait: RankWait) -> dict[str, Any]:
     return {
         "waiting_ranks": format_ranks(wait.waiting_ranks, max_pieces=EXACT),
         "waiting_count": len(wait.waiting_ranks),
@@ -123,20 +122,28 @@ def _wait(wait: Wait) -> dict[str, Any]:
 
 def _memory(prediction: Prediction) -> dict[str, Any]:
     return {
-        "capacity": _gib(prediction.memory_capacity_bytes),
+        "capacity": _gib(prediction.facts.device_memory_bytes),
         "fits": prediction.fits_in_memory,
-        "peak": max(_gib(entry.memory.peak_bytes) for entry in prediction.rank_classes),
+        "peak": _gib(prediction.fullest_class.memory.total_bytes),
         "by_rank": [
             {
                 "ranks": format_ranks(entry.ranks, max_pieces=EXACT),
                 "count": len(entry.ranks),
-                "peak": _gib(entry.memory.peak_bytes),
-                "of_purpose": _purposes(entry.memory),
+                "peak": _gib(entry.memory.total_bytes),
+                "parts": {part.name: _gib(part.size_bytes) for part in entry.memory.parts},
             }
-            for entry in prediction.rank_classes
+            for entry in prediction.explanation.rank_classes
         ],
     }
 
 
-def _purposes(memory: MemoryUse) -> dict[str, float]:
-    return {name: _gib(size_bytes) for name, size_bytes in memory.of_purpose_bytes.items()}
+def _facts(facts: Facts) -> dict[str, Any]:
+    return {
+        "job": facts.job,
+        "device": facts.device,
+        "stack": facts.stack,
+        "batch": facts.batch,
+        "ranks": facts.rank_count,
+        "tasks": facts.task_count,
+        "iterations_replayed": facts.iterations_replayed,
+    }

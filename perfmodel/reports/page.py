@@ -13,9 +13,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import perfmodel
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, TimeParts
+from perfmodel.reports.crowds import gather_waits
 from perfmodel.reports.document import to_scenario_document
+from perfmodel.reports.duration_text import build_scale
 from perfmodel.reports.rank_text import name_ranks
-from perfmodel.reports.sentences import describe_other_time, describe_run, describe_title
+from perfmodel.reports.sentences import (
+    describe_other_time,
+    describe_rank_changes,
+    describe_run,
+    describe_speed,
+    describe_title,
+)
 from perfmodel.reports.timeline_picture import build_timeline_picture
 
 MAX_CLASSES = 16
@@ -25,6 +33,7 @@ MAX_WAITS = 20
 PART_COLOURS = {
     Part.COMPUTE: ("#3f9a54", "compute"),
     Part.EXPOSED_COMMUNICATION: ("#3b74c4", "exposed communication"),
+    Part.EXPOSED_COPIES: ("#8d63b5", "exposed copies"),
     Part.WAITING_FOR_OTHER_RANKS: ("#e0b43a", "waiting for other ranks"),
     Part.HOST_BOUND_IDLE: ("#c8553d", "idle, host-bound"),
 }
@@ -43,25 +52,26 @@ def build_page(prediction: Prediction) -> str:
 
 
 def _values(prediction: Prediction) -> dict[str, Any]:
-    path = prediction.critical_path
-    total_ns = prediction.iteration_ns
+    why = prediction.explanation
+    path = why.critical_path
     return {
         "title": describe_title(prediction),
-        "answer": format_duration(total_ns),
+        "answer": format_duration(prediction.iteration_ns),
         "low": format_duration(prediction.interval.low_ns),
         "high": format_duration(prediction.interval.high_ns),
+        "speed": describe_speed(prediction),
         "other_time": describe_other_time(prediction),
-        "parts": _parts(prediction.time),
+        "parts": _parts(why.time),
         "classes": _classes(prediction),
-        "classes_left_out": max(len(prediction.rank_classes) - MAX_CLASSES, 0),
+        "classes_left_out": max(len(why.rank_classes) - MAX_CLASSES, 0),
         "timeline": build_timeline_picture(prediction.evidence),
-        "path_kinds": [_share(share, total_ns) for share in path.by_kind],
-        "path_labels": [_share(share, total_ns) for share in path.by_label[:MAX_LABELS]],
-        "rank_changes": path.rank_changes,
+        "path_kinds": [_share(share, path.length_ns) for share in path.by_kind],
+        "path_labels": [_share(share, path.length_ns) for share in path.by_label[:MAX_LABELS]],
+        "rank_changes": describe_rank_changes(path.rank_changes) if path.rank_changes else "",
         "waits": _waits(prediction),
         "memory": _memory(prediction),
         "provenance": ", ".join(
-            f"{ratio:.1%} {kind.word}" for kind, ratio in prediction.provenance_ratio.items()
+            f"{ratio:.1%} {kind.word}" for kind, ratio in why.provenance_ratio.items()
         ),
         "assumptions": prediction.assumptions,
         "scenario": _scenario(prediction),
@@ -72,6 +82,7 @@ def _values(prediction: Prediction) -> dict[str, Any]:
 
 def _parts(time: TimeParts) -> list[dict[str, Any]]:
     total_ns = max(time.total_ns, 1)
+    scale = build_scale(total_ns)
     rows, done_ns = [], 0
     for part, duration_ns in time.of_part_ns.items():
         colour, words = PART_COLOURS[part]
@@ -79,7 +90,7 @@ def _parts(time: TimeParts) -> list[dict[str, Any]]:
             {
                 "colour": colour,
                 "words": words,
-                "time": format_duration(duration_ns),
+                "time": scale.text(duration_ns),
                 "percent": f"{duration_ns / total_ns:.1%}",
                 "start": done_ns / total_ns,
                 "share": duration_ns / total_ns,
@@ -94,42 +105,46 @@ def _classes(prediction: Prediction) -> list[dict[str, Any]]:
         {
             "name": name_ranks(entry.ranks),
             "parts": _parts(entry.time),
-            "memory": format_size(entry.memory.peak_bytes),
+            "memory": format_size(entry.memory.total_bytes),
         }
-        for entry in prediction.rank_classes[:MAX_CLASSES]
+        for entry in prediction.explanation.rank_classes[:MAX_CLASSES]
     ]
 
 
 def _share(share: PathShare, total_ns: int) -> dict[str, Any]:
     return {
         "name": share.name,
-        "time": format_duration(share.duration_ns),
+        "time": build_scale(total_ns).text(share.duration_ns),
         "percent": f"{share.duration_ns / max(total_ns, 1):.1%}",
         "tasks": share.task_count,
     }
 
 
 def _waits(prediction: Prediction) -> list[dict[str, str]]:
+    scale = build_scale(prediction.iteration_ns)
     return [
         {
-            "who": name_ranks(wait.waiting_ranks),
-            "awaited": f"rank {wait.awaited_rank}",
-            "label": wait.label,
-            "time": format_duration(wait.duration_ns),
+            "who": name_ranks(crowd.waiting_ranks),
+            "awaited": f"rank {crowd.awaited_rank}",
+            "label": crowd.label,
+            "mean": scale.text(crowd.mean_ns),
+            "longest": scale.text(crowd.longest_ns),
         }
-        for wait in prediction.waits[:MAX_WAITS]
+        for crowd in gather_waits(prediction.explanation.waits)[:MAX_WAITS]
     ]
 
 
 def _memory(prediction: Prediction) -> dict[str, Any]:
-    fullest = max(prediction.rank_classes, key=lambda entry: entry.memory.peak_bytes)
-    purposes = sorted(fullest.memory.of_purpose_bytes.items(), key=lambda item: -item[1])
+    fullest = prediction.fullest_class
+    largest_first = sorted(fullest.memory.parts, key=lambda part: -part.size_bytes)
     return {
-        "peak": format_size(fullest.memory.peak_bytes),
-        "capacity": format_size(prediction.memory_capacity_bytes),
+        "peak": format_size(fullest.memory.total_bytes),
+        "capacity": format_size(prediction.facts.device_memory_bytes),
         "ranks": name_ranks(fullest.ranks),
         "fits": prediction.fits_in_memory,
-        "purposes": [{"name": name, "size": format_size(size)} for name, size in purposes],
+        "purposes": [
+            {"name": part.name, "size": format_size(part.size_bytes)} for part in largest_first
+        ],
     }
 
 

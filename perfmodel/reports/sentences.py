@@ -11,7 +11,7 @@ def describe_title(prediction: Prediction) -> str:
     """The question in a line."""
     scenario = prediction.scenario
     hosts = f"{scenario.hosts} host{'' if scenario.hosts == 1 else 's'}"
-    ranks = f"{prediction.rank_count} rank{'' if prediction.rank_count == 1 else 's'}"
+    ranks = f"{prediction.facts.rank_count} rank{'' if prediction.facts.rank_count == 1 else 's'}"
     topology = scenario.topology.removesuffix(".yaml")
     return f"{scenario.workload} on {hosts} of {topology}, {ranks}"
 
@@ -25,7 +25,20 @@ def describe_other_time(prediction: Prediction) -> str:
     return f"isolated iteration; in steady state one takes {other}"
 
 
+def describe_speed(prediction: Prediction) -> str:
+    """How many samples a second that makes."""
+    batch = prediction.facts.batch
+    per_s = batch * NS_PER_S / max(prediction.iteration_ns, 1)
+    rate = f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+    return f"{rate} samples/s at a batch of {batch:,}"
+
+
 def describe_run(prediction: Prediction) -> str:
     """Where the work was done, and how long it took."""
     seconds = sum(prediction.run.phase_s.values())
-    return f"{prediction.run.executor}, in {format_duration(seconds * NS_PER_S)}"
+    return f"{prediction.run.executor}, {format_duration(seconds * NS_PER_S)}"
+
+
+def describe_rank_changes(count: int) -> str:
+    """How often the critical path changes ranks."""
+    return f"it goes over to another rank {'once' if count == 1 else f'{count} times'}"

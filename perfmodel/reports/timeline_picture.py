@@ -74,8 +74,8 @@ class TimelinePicture:
 def build_timeline_picture(evidence: Evidence) -> TimelinePicture:
     """The lanes of the first ranks of *evidence* over one iteration."""
     shown = min(evidence.job.rank_count, MAX_RANKS)
-    start_ns = min(int(evidence.starts_of(rank).min()) for rank in range(shown))
-    stop_ns = max(int(evidence.ends_of(rank).max()) for rank in range(shown))
+    start_ns = min(int(evidence.starts_ns(rank).min()) for rank in range(shown))
+    stop_ns = max(int(evidence.ends_ns(rank).max()) for rank in range(shown))
     scale = (WIDTH - LEFT) / max(stop_ns - start_ns, 1)
     rows: list[Row] = []
     y = 0
@@ -101,7 +101,7 @@ def _build_row(
 ) -> Row:
     program = evidence.job.program_of(rank)
     tasks = slice(int(program.lane_start[lane]), int(program.lane_start[lane + 1]))
-    starts_ns, ends_ns = evidence.starts_of(rank)[tasks], evidence.ends_of(rank)[tasks]
+    starts_ns, ends_ns = evidence.starts_ns(rank)[tasks], evidence.ends_ns(rank)[tasks]
     labels = [evidence.job.labels[index] for index in program.label[tasks]]
     colour = LANE_COLOURS[program.lanes[lane].kind]
     boxes: list[Box] = []

@@ -1,0 +1,140 @@
+"""Explaining a replay: parts of the time, critical path, waits, and how it is known.
+
+Provenance is that of the critical path: what the answer would change with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from perfmodel.base.provenance import Provenance
+from perfmodel.costs.priced_job import PricedJob
+from perfmodel.engine.breakdown import break_down
+from perfmodel.engine.critical_path import PathStep, critical_path
+from perfmodel.engine.waiting import who_waits
+from perfmodel.prediction.answer import (
+    CriticalPath,
+    Explanation,
+    PathShare,
+    RankClass,
+    RankWait,
+)
+from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.kinds import name_kind
+from perfmodel.prediction.labels import merge_numbers
+from perfmodel.prediction.time_parts import from_breakdown, mean_parts
+from perfmodel.workloads.memory import RankMemory
+
+LAG = "launch latency and gaps"
+"""What the path spends between tasks."""
+
+
+def explain(
+    evidence: Evidence,
+    *,
+    priced: PricedJob,
+    memory_of_rank: Sequence[RankMemory],
+    iteration_ns: int,
+) -> Explanation:
+    """Why an iteration takes *iteration_ns*, from the replay in *evidence*."""
+    classes = _rank_classes(evidence, memory_of_rank, iteration_ns)
+    steps = critical_path(evidence.history, from_ns=_path_start_ns(evidence))
+    return Explanation(
+        time=mean_parts([entry.time for entry in classes], [len(entry.ranks) for entry in classes]),
+        rank_classes=classes,
+        critical_path=_sum_up(evidence, steps),
+        waits=_waits(evidence),
+        provenance_ratio=_provenance(evidence, priced, steps),
+    )
+
+
+def _path_start_ns(evidence: Evidence) -> int:
+    """The path is walked over the last iteration, as long as the window."""
+    ends_ns = evidence.history.replay.iteration_end_ns[:, 0]
+    return int(ends_ns[-2]) if len(ends_ns) > 1 else 0
+
+
+def _rank_classes(
+    evidence: Evidence, memory_of_rank: Sequence[RankMemory], iteration_ns: int
+) -> tuple[RankClass, ...]:
+    classes = []
+    for folded_rank, ranks in enumerate(evidence.class_ranks):
+        breakdown = break_down(evidence.history, folded_rank, evidence.window)
+        classes.append(
+            RankClass(
+                ranks=ranks,
+                time=from_breakdown(breakdown, total_ns=iteration_ns),
+                memory=max((memory_of_rank[rank] for rank in ranks), key=_total_bytes),
+            )
+        )
+    return tuple(classes)
+
+
+def _total_bytes(memory: RankMemory) -> int:
+    return memory.total_bytes
+
+
+def _sum_up(evidence: Evidence, steps: Sequence[PathStep]) -> CriticalPath:
+    job = evidence.job
+    lag_ns = sum(step.lag_ns for step in steps)
+    kinds = _shares(steps, lambda step: name_kind(job, step.at.rank, step.at.task))
+    if lag_ns:
+        gaps = PathShare(LAG, lag_ns, sum(step.lag_ns > 0 for step in steps))
+        kinds = tuple(sorted((*kinds, gaps), key=_longest_first))
+    changes = sum(
+        before.at.rank != after.at.rank for before, after in zip(steps, steps[1:], strict=False)
+    )
+    return CriticalPath(
+        by_kind=kinds,
+        by_label=_shares(
+            steps, lambda step: merge_numbers(job.label_of(step.at.rank, step.at.task))
+        ),
+        rank_changes=changes,
+    )
+
+
+def _shares(steps: Iterable[PathStep], name_of: Callable[[PathStep], str]) -> tuple[PathShare, ...]:
+    """Time and number of tasks by name, longest first, lags left out."""
+    totals: dict[str, tuple[int, int]] = {}
+    for step in steps:
+        duration_ns, count = totals.get(name_of(step), (0, 0))
+        totals[name_of(step)] = (duration_ns + step.to_ns - step.from_ns - step.lag_ns, count + 1)
+    shares = [PathShare(name, duration_ns, count) for name, (duration_ns, count) in totals.items()]
+    return tuple(sorted((share for share in shares if share.duration_ns), key=_longest_first))
+
+
+def _longest_first(share: PathShare) -> tuple[int, str]:
+    return -share.duration_ns, share.name
+
+
+def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
+    """Waits by who waits, for whom, and in what; longest first."""
+    totals: dict[tuple[int, int, str], int] = {}
+    for wait in who_waits(evidence.history, evidence.iteration):
+        key = (wait.waiting_rank, wait.late_rank, merge_numbers(wait.label))
+        totals[key] = totals.get(key, 0) + wait.waited_ns
+    waits = [
+        RankWait(
+            waiting_ranks=evidence.class_ranks[waiting],
+            awaited_rank=evidence.class_ranks[late][0],
+            label=label,
+            duration_ns=waited_ns,
+        )
+        for (waiting, late, label), waited_ns in totals.items()
+    ]
+    return tuple(
+        sorted(waits, key=lambda wait: (-wait.duration_ns, wait.waiting_ranks, wait.label))
+    )
+
+
+def _provenance(
+    evidence: Evidence, priced: PricedJob, steps: Sequence[PathStep]
+) -> dict[Provenance, float]:
+    """Share of the critical path by how its durations are known, best first."""
+    totals = dict.fromkeys(Provenance, 0)
+    for step in steps:
+        rank = evidence.class_ranks[step.at.rank][0]
+        row = int(priced.durations.rank_offset[rank]) + step.at.task
+        totals[Provenance(int(priced.provenance[row]))] += step.to_ns - step.from_ns
+    whole_ns = max(sum(totals.values()), 1)
+    return {kind: total_ns / whole_ns for kind, total_ns in totals.items() if total_ns}

@@ -1,0 +1,38 @@
+"""Phases: how far the work is, for whoever watches, and how long each step took.
+
+Seconds are read from the wall clock and go only into the `run` part of an
+answer; nothing that is predicted depends on them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+OnPhase = Callable[[str, float], None]
+"""Told the name of the phase that begins and the share (0..1) of the work that is done."""
+
+
+def ignore_phase(phase: str, done: float) -> None:
+    """Nobody is watching."""
+
+
+@dataclass(slots=True)
+class PhaseClock:
+    """Announces phases and keeps how long each took."""
+
+    on_phase: OnPhase = ignore_phase
+    phase_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str, *, done: float) -> Iterator[None]:
+        """Announce *name*, with *done* of all work behind it, and time what follows."""
+        self.on_phase(name, done)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed_s = time.perf_counter() - start
+            self.phase_s[name] = self.phase_s.get(name, 0.0) + elapsed_s

@@ -1,0 +1,169 @@
+"""Predicting: from a scenario to its answer, step by step.
+
+Everything but the executor and the clock of phases is decided by the
+scenario, so that equal scenarios have equal answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.costs.priced_job import PricedJob
+from perfmodel.costs.pricing import price_job
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.costs.stacks import SoftwareStack
+from perfmodel.engine.breakdown import Window
+from perfmodel.engine.folding import Folded, fold
+from perfmodel.engine.history import History
+from perfmodel.engine.replay import Replay
+from perfmodel.engine.steady import SteadyState, find_period
+from perfmodel.execution.executor import Executor
+from perfmodel.graph.job import JobGraph
+from perfmodel.prediction.answer import Facts, Prediction, Run
+from perfmodel.prediction.assumptions import list_assumptions
+from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.explain import explain
+from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
+from perfmodel.prediction.sampling import build_interval, draw_vectors, replay_samples
+from perfmodel.prediction.scenario import Mode, Scenario
+from perfmodel.workloads.catalog import load_workload
+from perfmodel.workloads.jobs import build_job, memory_by_rank
+from perfmodel.workloads.memory import RankMemory
+from topologies import Cluster, build_cluster, load_topology
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """A scenario with everything it names loaded and built."""
+
+    scenario: Scenario
+    cluster: Cluster
+    stack: SoftwareStack
+    batch: int
+    job: JobGraph
+    memory_of_rank: Sequence[RankMemory]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Replays:
+    """The nominal replays of a folded job."""
+
+    isolated: Replay
+    steady: SteadyState
+
+    def of(self, mode: Mode) -> Replay:
+        """The replay that the answer in *mode* is read from."""
+        return self.steady.replay if mode is Mode.PERIOD else self.isolated
+
+    def iteration_ns(self, mode: Mode) -> int:
+        """The answer in *mode*."""
+        if mode is Mode.PERIOD:
+            return int(self.steady.period_ns[0])
+        return int(self.isolated.iteration_end_ns[0, 0])
+
+
+def predict_scenario(
+    scenario: Scenario, *, executor: Executor, on_phase: OnPhase = ignore_phase
+) -> Prediction:
+    """Answer *scenario*, replaying on *executor*."""
+    clock = PhaseClock(on_phase)
+    with clock.phase("building the job", done=0.0):
+        question = build_question(scenario)
+    return answer_question(question, executor=executor, clock=clock)
+
+
+def build_question(scenario: Scenario) -> Question:
+    """Load what *scenario* names and build its job."""
+    topology = load_topology(scenario.topology)
+    cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
+    spec = load_workload(scenario.workload, scenario.overrides)
+    stack = load_stack(scenario.stack or spec.stack)
+    where = {
+        "rank_count": cluster.rank_count,
+        "ranks_per_host": cluster.ranks_per_host,
+        "memory_bytes": cluster.device.memory_bytes,
+    }
+    return Question(
+        scenario=replace(scenario, stack=scenario.stack or spec.stack),
+        cluster=cluster,
+        stack=stack,
+        batch=spec.batch,
+        job=build_job(spec, **where),
+        memory_of_rank=memory_by_rank(spec, **where),
+    )
+
+
+def answer_question(question: Question, *, executor: Executor, clock: PhaseClock) -> Prediction:
+    """Price and replay the job of *question*, and explain what came out."""
+    scenario = question.scenario
+    with clock.phase("pricing", done=0.2):
+        priced = price_job(question.job, cluster=question.cluster, stack=question.stack)
+        vectors = draw_vectors(priced, samples=scenario.samples, seed=scenario.seed)
+    with clock.phase("folding equal ranks", done=0.35):
+        folded = fold(question.job, vectors)
+    with clock.phase("replaying", done=0.45):
+        nominal = folded.durations.vector(0)
+        replays = _Replays(
+            isolated=executor.replay(folded.job, nominal, 1),
+            steady=find_period(executor.replay, folded.job, nominal),
+        )
+    iteration_ns = replays.iteration_ns(scenario.mode)
+    with clock.phase("replaying samples", done=0.55):
+        iterations = replays.of(scenario.mode).iteration_count
+        times_ns = replay_samples(
+            executor.replay, folded.job, folded.durations, iterations=iterations
+        )
+    with clock.phase("explaining", done=0.9):
+        evidence = _build_evidence(folded, replays.of(scenario.mode))
+        explanation = explain(
+            evidence,
+            priced=priced,
+            memory_of_rank=question.memory_of_rank,
+            iteration_ns=iteration_ns,
+        )
+    return Prediction(
+        scenario=scenario,
+        period_ns=replays.iteration_ns(Mode.PERIOD),
+        isolated_ns=replays.iteration_ns(Mode.ISOLATED),
+        interval=build_interval(times_ns, nominal_ns=iteration_ns),
+        explanation=explanation,
+        assumptions=list_assumptions(priced, replays.steady),
+        facts=_facts(question, priced, iterations),
+        run=Run(executor.description, dict(clock.phase_s)),
+        evidence=evidence,
+    )
+
+
+def _build_evidence(folded: Folded, answer: Replay) -> Evidence:
+    """What is shown: the last iteration but one of several.
+
+    There the replay knows what ranks that are ahead did next; in the very last
+    they would seem to idle.
+    """
+    ends_ns = answer.iteration_end_ns[:, 0]
+    shown = max(len(ends_ns) - 2, 0)
+    order = np.argsort(folded.class_of_rank, kind="stable")
+    bounds = np.cumsum(folded.class_size)[:-1]
+    return Evidence(
+        history=History(folded.job, folded.durations, answer),
+        iteration=shown,
+        window=Window(int(ends_ns[shown - 1]) if shown else 0, int(ends_ns[shown])),
+        class_ranks=tuple(tuple(part.tolist()) for part in np.split(order, bounds)),
+    )
+
+
+def _facts(question: Question, priced: PricedJob, iterations: int) -> Facts:
+    device = question.cluster.device
+    return Facts(
+        job=question.job.facts.name,
+        device=device.name,
+        device_memory_bytes=device.memory_bytes,
+        stack=question.stack.name,
+        batch=question.batch,
+        rank_count=priced.job.rank_count,
+        task_count=priced.job.task_count,
+        iterations_replayed=iterations,
+    )

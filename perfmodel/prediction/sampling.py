@@ -1,0 +1,52 @@
+"""Sampling: the interval, from replays of costs drawn again and again.
+
+Samples are further duration vectors of one pass. A big job replays them a few
+at a time, to bound memory; the answer does not depend on how many.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.costs.priced_job import PricedJob
+from perfmodel.engine.steady import Replayer
+from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.job import JobGraph
+from perfmodel.prediction.answer import Interval
+
+LOW, HIGH = 0.05, 0.95
+MAX_MOMENTS = 2**25
+"""Tasks x vectors that one replay of samples may hold: 256 MiB an iteration kept."""
+
+
+def draw_vectors(priced: PricedJob, *, samples: int, seed: int) -> DurationTable:
+    """The nominal durations as vector 0, then *samples* drawn ones."""
+    drawn = priced.sample(samples, seed=seed)
+    values_ns = np.concatenate([priced.durations.values_ns[:, :1], drawn.values_ns], axis=1)
+    return DurationTable(values_ns, priced.durations.rank_offset)
+
+
+def replay_samples(
+    replay: Replayer, job: JobGraph, vectors: DurationTable, *, iterations: int
+) -> NDArray[np.float64]:
+    """The iteration time of every vector but the nominal one.
+
+    Of several iterations it is the mean over the second half.
+    """
+    at_once = max(MAX_MOMENTS // max(job.task_count, 1), 1)
+    times = []
+    for first in range(1, vectors.vector_count, at_once):
+        part = np.ascontiguousarray(vectors.values_ns[:, first : first + at_once])
+        answer = replay(job, DurationTable(part, vectors.rank_offset), iterations)
+        ends_ns = answer.iteration_end_ns
+        span = max(iterations // 2, 1)
+        before_ns = ends_ns[-1 - span] if iterations > 1 else 0
+        times.append((ends_ns[-1] - before_ns) / span)
+    return np.concatenate(times)
+
+
+def build_interval(times_ns: NDArray[np.float64], *, nominal_ns: int) -> Interval:
+    """The middle 90 % of *times_ns*, stretched to hold *nominal_ns* where it must be."""
+    low_ns, high_ns = np.quantile(times_ns, [LOW, HIGH])
+    return Interval(min(round(low_ns), nominal_ns), max(round(high_ns), nominal_ns))

@@ -1,0 +1,120 @@
+"""Chrome trace: the predicted timeline as JSON that Perfetto opens.
+
+Records are written one by one, so that a timeline is never held a second
+time. A job too big to look at is cut to the ranks that matter most, and the
+file says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from perfmodel.base.units import NS_PER_US
+from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.evidence import Evidence
+from perfmodel.reports.arrows import ArrowEnd, iter_launch_arrows, iter_wait_arrows
+from perfmodel.reports.rank_text import format_ranks
+
+MAX_TASKS = 400_000
+
+Record = dict[str, Any]
+
+
+def write_trace(prediction: Prediction, path: Path, *, max_tasks: int = MAX_TASKS) -> None:
+    """Write the iteration that *prediction* shows to *path*."""
+    evidence = prediction.evidence
+    ranks = choose_ranks(evidence, max_tasks=max_tasks)
+    with path.open("wb") as file:
+        file.write(b'{"displayTimeUnit":"ns","otherData":')
+        file.write(orjson.dumps(_describe(evidence, ranks)))
+        file.write(b',"traceEvents":[\n')
+        for number, record in enumerate(iter_records(evidence, ranks)):
+            file.write(b",\n" if number else b"")
+            file.write(orjson.dumps(record))
+        file.write(b"\n]}\n")
+
+
+def choose_ranks(evidence: Evidence, *, max_tasks: int) -> tuple[int, ...]:
+    """The ranks to show: those that others wait for first, as many as *max_tasks* allows."""
+    counts = evidence.job.task_counts()
+    waited_ns = [int(evidence.waits_ns(rank).sum()) for rank in range(evidence.job.rank_count)]
+    # Who waits least is waited for most. Ties: the lower rank.
+    order = sorted(range(evidence.job.rank_count), key=lambda rank: (waited_ns[rank], rank))
+    chosen, total = [], 0
+    for rank in order:
+        total += int(counts[rank])
+        if total > max_tasks and chosen:
+            break
+        chosen.append(rank)
+    return tuple(sorted(chosen))
+
+
+def iter_records(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[Record]:
+    """All records of *ranks*: names and spans, then arrows from launches and between ranks."""
+    origin_ns = min(int(evidence.starts_ns(rank).min()) for rank in ranks)
+    for rank in ranks:
+        yield from _names(evidence, rank)
+        yield from _spans(evidence, rank, origin_ns)
+    arrows = chain(iter_launch_arrows(evidence, ranks), iter_wait_arrows(evidence, ranks))
+    for number, arrow in enumerate(arrows):
+        both = {"cat": arrow.name, "name": arrow.name, "id": number}
+        yield {**both, "ph": "s", **_place(evidence, arrow.source, origin_ns)}
+        yield {**both, "ph": "f", "bp": "e", **_place(evidence, arrow.target, origin_ns)}
+
+
+def _describe(evidence: Evidence, ranks: tuple[int, ...]) -> Record:
+    left_out = evidence.job.rank_count - len(ranks)
+    note = "every class of ranks is shown"
+    if left_out:
+        note = f"{left_out} of {evidence.job.rank_count} classes of ranks are left out: too big"
+    return {"job": evidence.job.facts.name, "shown": note}
+
+
+def _names(evidence: Evidence, rank: int) -> Iterator[Record]:
+    ranks = evidence.class_ranks[rank]
+    name = f"rank {ranks[0]}"
+    if len(ranks) > 1:
+        name += f" (stands for {format_ranks(ranks)})"
+    pid = ranks[0]
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    for lane, described in enumerate(evidence.job.program_of(rank).lanes):
+        yield _lane_record("thread_name", pid, lane, {"name": described.name})
+        yield _lane_record("thread_sort_index", pid, lane, {"sort_index": lane})
+
+
+def _lane_record(name: str, pid: int, lane: int, args: Record) -> Record:
+    return {"ph": "M", "name": name, "pid": pid, "tid": lane, "args": args}
+
+
+def _spans(evidence: Evidence, rank: int, origin_ns: int) -> Iterator[Record]:
+    program = evidence.job.program_of(rank)
+    starts_ns = (evidence.starts_ns(rank) - origin_ns).tolist()
+    ends_ns = (evidence.ends_ns(rank) - origin_ns).tolist()
+    waits_ns = evidence.waits_ns(rank).tolist()
+    lanes = program.task_lanes().tolist()
+    labels = program.label.tolist()
+    pid = evidence.class_ranks[rank][0]
+    for task, start_ns in enumerate(starts_ns):
+        label = evidence.job.labels[labels[task]]
+        kind = program.lanes[lanes[task]].kind.value
+        span = {"ph": "X", "pid": pid, "tid": lanes[task], "cat": kind}
+        if waits_ns[task] > 0:
+            begin = _us(start_ns - waits_ns[task])
+            yield {**span, "cat": "wait", "name": f"wait: {label}", "ts": begin,
+                   "dur": _us(waits_ns[task])}  # fmt: skip
+        yield {**span, "name": label, "ts": _us(start_ns), "dur": _us(ends_ns[task] - start_ns)}
+
+
+def _place(evidence: Evidence, end: ArrowEnd, origin_ns: int) -> Record:
+    pid = evidence.class_ranks[end.rank][0]
+    return {"pid": pid, "tid": end.lane, "ts": _us(end.moment_ns - origin_ns)}
+
+
+def _us(duration_ns: int) -> float:
+    return duration_ns / NS_PER_US
