@@ -1,0 +1,77 @@
+"""Documents that strangers wrote are read, or refused with one clear message."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.base.documents import FaultList, load_yaml, parse_yaml
+from perfmodel.base.dtypes import DType, parse_dtype
+from perfmodel.base.errors import InputError, TopologyError
+
+BOMB = "a: &a [x,x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]\n"
+
+
+def read(text: str) -> dict:
+    return parse_yaml(text, document="machine.yaml", error_type=TopologyError)
+
+
+def test_a_mapping_is_read():
+    assert read("name: dgx\nlinks: [1, 2]") == {"name": "dgx", "links": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, "aliases .* are not allowed"),
+        ("a: 1\na: 2", "key 'a' stands twice"),
+        ("", "it is empty"),
+        ("- 1\n- 2", "got a list"),
+        ("a: [1, 2", "not valid YAML"),
+        ("a: !!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("? [1, 2]\n: x", "a key must be a plain word"),
+        ("[" * 5000, "not (valid|readable)"),
+    ],
+)
+def test_what_is_no_plain_mapping_is_refused(text, message):
+    with pytest.raises(TopologyError, match=rf"machine\.yaml: .*{message}"):
+        read(text)
+
+
+def test_files_that_are_no_text_are_refused(tmp_path):
+    junk = tmp_path / "junk.yaml"
+    junk.write_bytes(bytes(range(256)))
+    with pytest.raises(InputError, match="must be text"):
+        load_yaml(junk)
+    with pytest.raises(InputError, match="it is a directory"):
+        load_yaml(tmp_path)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_yaml(tmp_path / "missing.yaml")
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
+    huge = tmp_path / "huge.yaml"
+    with huge.open("wb") as stream:
+        stream.truncate(9 * 2**20)
+    with pytest.raises(InputError, match="must be at most 8 MiB, is 9 MiB"):
+        load_yaml(huge)
+
+
+def test_all_faults_are_reported_at_once():
+    faults = FaultList("machine.yaml")
+    faults.check(TopologyError)
+    faults.add("links[0].bandwidth", "must be above zero, got -1 GB/s")
+    faults.add("hosts", "unknown key")
+    with pytest.raises(TopologyError) as caught:
+        faults.check(TopologyError)
+    assert str(caught.value).splitlines() == [
+        "machine.yaml: 2 faults",
+        "  links[0].bandwidth: must be above zero, got -1 GB/s",
+        "  hosts: unknown key",
+    ]
+
+
+def test_number_formats_have_their_frameworks_names_too():
+    assert parse_dtype("torch.bfloat16") is parse_dtype("bf16") is DType.BF16
+    assert DType.TF32.size_bytes == 4
+    with pytest.raises(InputError, match="got 'fp13'"):
+        parse_dtype("fp13")
