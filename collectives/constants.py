@@ -74,8 +74,10 @@ class HostConstants:
 class FabricConstants:
     """Between hosts, for one kind of network with its NCCL plugin.
 
-    *spread_ns* a hop is what messages of more than a few packets cost over the smallest ones;
-    *fill_ns* a hop what waiting for the first chunk costs once chunks exceed *fill_bytes*.
+    *spread_ns* a hop is what messages well above *spread_bytes* cost over the smallest ones;
+    *ring_hop_ratio* how much dearer a hop of a ring is than one of a tree; *fill_ns* a level what
+    waiting for the first chunk costs once messages exceed *fill_bytes*. A pairwise exchange pays
+    *pair_peer_ns* for each partner on another host, *pair_ll_peer_ns* where it goes by LL.
     """
 
     launch_ns: float
@@ -89,6 +91,7 @@ class FabricConstants:
     simple_ratio: float
     fill_ns: float
     fill_bytes: float
+    ring_hop_ratio: float
     nvls_tree_launch_ns: float
     pair_launch_ns: float
     pair_peer_ns: float

@@ -29,9 +29,8 @@ class Movement:
     *host_hops* and *net_hops* are the steps in sequence inside a host and between hosts;
     *gpu_bytes* what the busiest GPU sends inside its host, *local_bytes* what it copies in its own
     memory besides, *nic_bytes* what the busiest host sends through all its NICs; *chunk_bytes* is
-    the piece handed over in one step; *roots* is 1 where one rank
-    starts or ends it; *peers* and *net_peers* count the partners of a pairwise
-    exchange.
+    the piece handed over in one step, *message_bytes* that between hosts; *roots* is 1 where one
+    rank starts or ends it; *peers* and *net_peers* count the partners of a pairwise exchange.
     """
 
     host_hops: Any
@@ -40,13 +39,16 @@ class Movement:
     local_bytes: Any
     nic_bytes: Any
     chunk_bytes: Any
+    message_bytes: Any
     peers: Any = 0.0
     net_peers: Any = 0.0
     roots: int = 0
 
     def without_bytes(self) -> Movement:
         """The same steps with nothing to carry: what is left is latency."""
-        return replace(self, gpu_bytes=0.0, local_bytes=0.0, nic_bytes=0.0, chunk_bytes=0.0)
+        return replace(
+            self, gpu_bytes=0.0, local_bytes=0.0, nic_bytes=0.0, chunk_bytes=0.0, message_bytes=0.0
+        )
 
 
 def _ring(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
@@ -65,6 +67,7 @@ def _ring(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
         local_bytes=sizes / n,
         nic_bytes=sizes * share if hosts > 1 else sizes * 0.0,
         chunk_bytes=sizes / n,
+        message_bytes=sizes / n,
     )
 
 
@@ -78,6 +81,7 @@ def _chain(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement
         local_bytes=sizes * 0.0,
         nic_bytes=sizes if hosts > 1 else sizes * 0.0,
         chunk_bytes=sizes / n,
+        message_bytes=sizes / n,
         roots=1,
     )
 
@@ -97,6 +101,7 @@ def _tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
         local_bytes=sizes / wiring.rank_count,
         nic_bytes=sizes * nic_share,
         chunk_bytes=sizes / wiring.rank_count,
+        message_bytes=sizes * 1.0,
     )
 
 
@@ -109,6 +114,7 @@ def _nvls(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
         local_bytes=sizes * 0.0,
         nic_bytes=sizes * 0.0,
         chunk_bytes=sizes / wiring.rank_count,
+        message_bytes=sizes / wiring.rank_count,
     )
 
 
@@ -122,6 +128,7 @@ def _nvls_tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Move
         local_bytes=sizes * 0.0,
         nic_bytes=sizes * (1.0 if hosts == 2 else 2.0),
         chunk_bytes=sizes / wiring.rank_count,
+        message_bytes=sizes * 1.0,
     )
 
 
@@ -135,6 +142,7 @@ def _pat(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
         local_bytes=sizes / n,
         nic_bytes=sizes * (n - 1) / n,
         chunk_bytes=sizes / n,
+        message_bytes=sizes / n,
     )
 
 
@@ -150,6 +158,7 @@ def _pairwise(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Moveme
             local_bytes=sizes * 0.0,
             nic_bytes=sizes * float(outside),
             chunk_bytes=sizes * 1.0,
+            message_bytes=sizes * 1.0,
             peers=1 - outside,
             net_peers=outside,
         )
@@ -160,6 +169,7 @@ def _pairwise(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Moveme
         local_bytes=sizes / n,
         nic_bytes=sizes * (outside / n) * inside,
         chunk_bytes=sizes / n,
+        message_bytes=sizes / n,
         peers=inside - 1,
         net_peers=outside,
     )

@@ -124,12 +124,17 @@ def _net_ns(
         Protocol.LL128: (fabric.ll128_hop_ns, fabric.ll128_ratio),
         Protocol.SIMPLE: (fabric.simple_hop_ns, fabric.simple_ratio),
     }[protocol]
-    hop = hop + fabric.spread_ns * _ramp(movement.chunk_bytes / fabric.spread_bytes)
+    hop = hop + fabric.spread_ns * _ramp((movement.message_bytes / fabric.spread_bytes) ** 2)
+    if algorithm is CollectiveAlgorithm.RING:
+        hop = hop * fabric.ring_hop_ratio
     launch = fabric.launch_ns
     if algorithm is CollectiveAlgorithm.NVLS_TREE:
         launch = launch + fabric.nvls_tree_launch_ns
     if protocol is Protocol.SIMPLE:
-        hop = hop + fabric.fill_ns * _ramp(movement.chunk_bytes / fabric.fill_bytes)
+        # A ring streams: only its first chunk waits. A tree waits at every level.
+        levels = 1.0 if algorithm is CollectiveAlgorithm.RING else movement.net_hops
+        fill = levels * fabric.fill_ns * _ramp(movement.message_bytes / fabric.fill_bytes)
+        launch = launch + fill
     sending = movement.nic_bytes * NS_PER_S / (wires.nic_bytes_per_s * ratio)
     return launch + movement.net_hops * hop + np.maximum(sending - inside_ns, 0.0)
 

@@ -185,7 +185,7 @@ class Tuner:
             return 0.5 * min(self._channels * per_channel, reach)
         if algorithm is CollectiveAlgorithm.TREE:
             # Between hosts the links inside carry what goes up and what comes down.
-            tree_bus = inside if hosts == 1 else min(0.9 * inside, reach)
+            tree_bus = inside if hosts == 1 else min(0.8 * inside, reach)
             return 0.5 * self._tree_bus(plan, protocol, tree_bus)
         if algorithm is CollectiveAlgorithm.PAT:
             bus *= 0.75
@@ -197,7 +197,7 @@ class Tuner:
 
     def _ring_bus(self, plan: GenerationPlan, protocol: Protocol, bus: float) -> float:
         if protocol is Protocol.LL:
-            share = 0.5 if self.wiring.host_count == 1 else 0.25
+            share = 0.5 if self.wiring.host_count == 1 else 0.32
             return min(plan.ll_max_bytes_per_s[self._column], bus * share)
         if protocol is Protocol.LL128:
             share = 0.92 if self.wiring.ranks_per_host > 1 else 0.7

@@ -92,6 +92,7 @@ def price_uneven(
         local_bytes=load.local_bytes,
         nic_bytes=load.nic_bytes * max(wiring.nic_count, 1),
         chunk_bytes=load.mean_slice_bytes,
+        message_bytes=load.mean_slice_bytes,
         peers=wiring.ranks_per_host - 1,
         net_peers=wiring.rank_count - wiring.ranks_per_host,
     )

@@ -59,6 +59,6 @@ def fit_constants(
         ),
         loss="soft_l1",
         max_nfev=evaluations,
-        diff_step=1e-3,
+        diff_step=[1e-3] * len(names),
     )
     return to_constants(answer.x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -93,7 +93,7 @@ def _fit_physics(
     rows = np.flatnonzero(measured > FLOOR_ROWS_NS)
     chooser = np.random.default_rng(seed)
     chosen = np.sort(chooser.choice(rows, min(PHYSICS_ROWS, len(rows)), replace=False))
-    few = _pick(shapes, chosen)
+    few = shapes.rows(chosen)
 
     def predict(constants: Mapping[str, float]) -> Matrix:
         return predict_gemm_times(few, machine, GemmConstants(**constants), residency).duration_ns
@@ -106,7 +106,7 @@ def _ordered_pairs(
 ) -> OrderedPairs:
     """Products and the same with m, n or k doubled, weights cold as in training."""
     chooser = np.random.default_rng(seed)
-    base = _pick(shapes, chooser.integers(0, len(shapes), PAIR_ROWS))
+    base = shapes.rows(chooser.integers(0, len(shapes), PAIR_ROWS))
     which = chooser.integers(0, 3, PAIR_ROWS)
     larger = GemmShapes(
         batch=base.batch,
@@ -121,14 +121,4 @@ def _ordered_pairs(
         smaller=gemm_features(base, machine, small_times),
         larger=gemm_features(larger, machine, large_times),
         log_step=np.log(large_times.duration_ns / small_times.duration_ns),
-    )
-
-
-def _pick(shapes: GemmShapes, rows: Sequence[int] | Matrix) -> GemmShapes:
-    return GemmShapes(
-        batch=shapes.batch[rows],
-        m=shapes.m[rows],
-        n=shapes.n[rows],
-        k=shapes.k[rows],
-        width_bytes=shapes.width_bytes[rows],
     )

@@ -129,7 +129,9 @@ def _train_spread(inputs: Matrix, sizes: Matrix, plan: TrainingPlan) -> nn.Seque
     network = _build(inputs.shape[1], plan.spread_hidden, plan.seed)
     wanted = _tensor(np.log(np.maximum(sizes, 1e-4) / INTERVAL_SIGMAS))
     with torch.no_grad():
-        network[-1].bias.fill_(float(torch.quantile(wanted, INTERVAL_SHARE)))
+        last = network[-1]
+        assert isinstance(last, nn.Linear)
+        last.bias.fill_(float(torch.quantile(wanted, INTERVAL_SHARE)))
     rows = _tensor(inputs)
     chooser = torch.Generator().manual_seed(plan.seed)
     optimizer, schedule = _optimizer(network, plan)
