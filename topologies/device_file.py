@@ -88,7 +88,7 @@ def _read_l2(section: Section) -> tuple[int, float | None]:
     size = section.quantity("size", parse_size)
     known = section.has("bandwidth")
     bandwidth = section.quantity("bandwidth", parse_bandwidth) if known else None
-    section.refuse_unknown("bandwidth")
+    section.refuse_unknown()
     return size, bandwidth
 
 
@@ -100,7 +100,7 @@ def _read_peaks(section: Section) -> dict[DType, float]:
     }
     if DType.FP32 not in peaks:
         section.fault("fp32", "must be given, but is missing")
-    section.refuse_unknown(*(dtype.value for dtype in DType))
+    section.refuse_unknown()
     return peaks
 
 

@@ -35,7 +35,7 @@ def read_links(entry: Section, counts: Mapping[str, int]) -> list[Link]:
     lanes = entry.integer("lanes", default=1)
     bandwidth = entry.quantity("bandwidth", parse_bandwidth)
     latency = entry.quantity("latency", parse_duration_ns, zero=True)
-    entry.refuse_unknown("pattern")
+    entry.refuse_unknown()
     if len(entry.faults.faults) > before:
         return []
     return [
@@ -56,7 +56,7 @@ def _read_pairs(entry: Section, counts: Mapping[str, int]) -> Pairs:
     if len(ways) != 1:
         rule = "must name its ends once: `between: [A, B]`, `mesh: A`, or `from: A` with `to: B`"
         entry.faults.add(entry.place, f"{rule}, got {ways or 'none'}")
-        entry.read.update(("between", "mesh", "from", "to"))
+        entry.read.update(("to", "pattern"))
         return []
     if ways == ["mesh"]:
         members = _read_selection(entry, "mesh", entry.raw("mesh"), counts)

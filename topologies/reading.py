@@ -39,7 +39,8 @@ class Section:
         self.faults.add(self.at(key), message)
 
     def has(self, key: str) -> bool:
-        """Whether *key* is there."""
+        """Whether *key*, which may be left out, is there."""
+        self.read.add(key)
         return key in self.content
 
     def raw(self, key: str) -> Any:
@@ -137,9 +138,9 @@ class Section:
             else:
                 self.fault(place, f"must be a mapping of keys, got {_show(item)}")
 
-    def refuse_unknown(self, *also_known: str) -> None:
-        """Note every key that nobody read."""
-        known = sorted(self.read.union(also_known))
+    def refuse_unknown(self) -> None:
+        """Note every key that nobody asked for."""
+        known = sorted(self.read)
         for key in self.content:
             if key not in known:
                 near = get_close_matches(str(key), known, n=1)

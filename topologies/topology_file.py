@@ -96,7 +96,6 @@ def _read_vertices(section: Section) -> list[Vertex]:
             continue
         value = section.content[kind.value]
         entry = section.section(kind.value) if isinstance(value, dict) else None
-        section.read.add(kind.value)
         if entry is None:
             count, chips, reduces = section.integer(kind.value), 1, False
         else:
@@ -111,7 +110,7 @@ def _read_vertices(section: Section) -> list[Vertex]:
             continue
         can_reduce = reduces and kind is VertexKind.NVSWITCH
         vertices += [Vertex(kind, index, chips, can_reduce) for index in range(count)]
-    section.refuse_unknown(*(kind.value for kind in HOST_KINDS))
+    section.refuse_unknown()
     return vertices
 
 

@@ -1,0 +1,163 @@
+from itertools import permutations
+
+import pytest
+import yaml
+
+from topologies import list_catalog, load_topology
+from topologies.lookup import CATALOG, DEVICES
+
+GB = 1e9
+WANTED = {
+    "dgx1_v100", "dgx2_v100", "quad_gv100", "quad_a100", "dgx_a100", "dgx_h100", "hgx_h200",
+    "dgx_b200", "gb200_nvl72", "a100_pcie", "h100_pcie", "l40s_pcie", "rtx_pro_6000_pcie",
+    "aws_p4d", "aws_p5", "aws_p5en", "polaris", "alps_gh200",
+}  # fmt: skip
+
+
+def test_the_catalog_has_every_machine_that_was_asked_for():
+    assert set(list_catalog()) >= WANTED
+
+
+@pytest.mark.parametrize("name", list_catalog())
+def test_every_gpu_reaches_every_gpu_socket_and_nic(name):
+    topology = load_topology(name)
+
+    assert topology.name == name
+    for gpu_a, gpu_b in permutations(range(topology.gpus_per_host), 2):
+        route = topology.gpu_route(gpu_a, gpu_b)
+        assert (route.source, route.target) == (f"gpu:{gpu_a}", f"gpu:{gpu_b}")
+    for gpu in range(topology.gpus_per_host):
+        assert topology.cpu_route(gpu).target.startswith("cpu")
+        if topology.fabric is not None:
+            assert topology.nic_route(gpu).target.startswith("nic")
+
+
+@pytest.mark.parametrize("name", list_catalog())
+def test_routes_there_and_back_pass_the_same_number_of_links_at_the_same_rate(name):
+    topology = load_topology(name)
+    for gpu in range(1, topology.gpus_per_host):
+        there, back = topology.gpu_route(0, gpu), topology.gpu_route(gpu, 0)
+        assert len(there.links) == len(back.links)
+        assert there.bandwidth_bytes_per_s == back.bandwidth_bytes_per_s
+
+
+@pytest.mark.parametrize("name", list_catalog())
+def test_nics_are_shared_evenly(name):
+    topology = load_topology(name)
+    taken = [topology.nic_of_gpu.count(nic) for nic in range(topology.nics_per_host)]
+    assert len(set(taken)) <= 1
+
+
+@pytest.mark.parametrize("path", sorted([*CATALOG.glob("*.yaml"), *DEVICES.glob("*.yaml")]))
+def test_every_file_names_its_source_date_and_licence(path):
+    content = yaml.safe_load(path.read_text())
+    assert all(content[key] for key in ("source", "date", "licence"))
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "nvlink_gb_per_s"),
+    [
+        # Datasheets count both ways together: 300, 600, 900 and 1800 GB/s a GPU.
+        ("dgx1_v100", 8, 300 / 2),
+        ("dgx2_v100", 16, 300 / 2),
+        ("dgx_a100", 8, 600 / 2),
+        ("polaris", 4, 600 / 2),
+        ("dgx_h100", 8, 900 / 2),
+        ("hgx_h200", 8, 900 / 2),
+        ("alps_gh200", 4, 900 / 2),
+        ("dgx_b200", 8, 1800 / 2),
+        ("gb200_nvl72", 72, 1800 / 2),
+        ("a100_pcie", 8, 0),
+    ],
+)
+def test_gpus_have_the_nvlink_bandwidth_of_their_datasheet(name, gpus, nvlink_gb_per_s):
+    topology = load_topology(name)
+
+    assert topology.gpus_per_host == gpus
+    for gpu in range(gpus):
+        assert topology.nvlink_bandwidth_bytes_per_s(gpu) == nvlink_gb_per_s * GB
+
+
+def test_switches_of_a_machine_carry_what_the_datasheet_says():
+    dgx, rack = load_topology("dgx_b200"), load_topology("gb200_nvl72")
+
+    # DGX B200: 14.4 TB/s both ways together = 8 GPUs x 1.8 TB/s.
+    assert 2 * sum(dgx.nvlink_bandwidth_bytes_per_s(gpu) for gpu in range(8)) == 14.4e12
+    # GB200 NVL72: 130 TB/s = 72 x 1.8 TB/s, rounded.
+    total = 2 * sum(rack.nvlink_bandwidth_bytes_per_s(gpu) for gpu in range(72))
+    assert round(total / 1e12) == 130
+
+
+@pytest.mark.parametrize(
+    ("name", "gbit_per_s"),
+    [
+        ("dgx_a100", 8 * 200),
+        ("dgx_h100", 8 * 400),
+        ("aws_p4d", 400),
+        ("aws_p5", 3200),
+        ("aws_p5en", 3200),
+        ("polaris", 2 * 200),
+        ("alps_gh200", 4 * 200),
+        ("gb200_nvl72", 72 * 400),
+        ("dgx1_v100", 4 * 100),
+    ],
+)
+def test_hosts_send_what_their_nics_add_up_to(name, gbit_per_s):
+    topology = load_topology(name)
+    total = topology.nics_per_host * topology.fabric.nic_bandwidth_bytes_per_s
+
+    # 8 bits a byte.
+    assert total * 8 == pytest.approx(gbit_per_s * 1e9)
+
+
+def test_switches_reduce_from_hopper_on():
+    reducing = {name for name in list_catalog() if load_topology(name).has_nvls}
+    assert reducing == {"dgx_h100", "hgx_h200", "dgx_b200", "gb200_nvl72", "aws_p5", "aws_p5en"}
+
+
+# NVLinks between each two GPUs as `nvidia-smi topo -m` prints them on a DGX-1 with V100.
+CUBE_MESH = [
+    [0, 1, 1, 2, 2, 0, 0, 0],
+    [1, 0, 2, 1, 0, 2, 0, 0],
+    [1, 2, 0, 2, 0, 0, 1, 0],
+    [2, 1, 2, 0, 0, 0, 0, 1],
+    [2, 0, 0, 0, 0, 1, 1, 2],
+    [0, 2, 0, 0, 1, 0, 2, 1],
+    [0, 0, 1, 0, 1, 2, 0, 2],
+    [0, 0, 0, 1, 2, 1, 2, 0],
+]
+
+
+def test_the_hybrid_cube_mesh_has_the_links_of_a_real_dgx1():
+    topology = load_topology("dgx1_v100")
+    for a, row in enumerate(CUBE_MESH):
+        assert sum(row) == 6  # a V100 has six NVLinks
+        for b, lanes in enumerate(row):
+            if a != b:
+                assert topology.nvlink_lanes(a, b) == lanes
+
+
+def test_far_corners_of_the_cube_mesh_are_reached_through_one_gpu():
+    topology = load_topology("dgx1_v100")
+    for a, b in permutations(range(8), 2):
+        route = topology.gpu_route(a, b)
+        assert route.is_nvlink
+        assert route.passes_gpu == (CUBE_MESH[a][b] == 0)
+
+    # gpu:0 -> gpu:7 through gpu:4 has two links on both legs, through gpu:3 two and one.
+    assert topology.gpu_route(0, 7).stops == ("gpu:4",)
+    assert topology.gpu_route(0, 7).bandwidth_bytes_per_s == 50 * GB
+
+
+def test_bridged_pairs_meet_over_pcie():
+    topology = load_topology("quad_a100")
+
+    assert topology.nvlink_lanes(0, 1) == topology.nvlink_lanes(2, 3) == 12
+    assert topology.nvlink_lanes(1, 2) == 0
+    assert topology.gpu_route(1, 2).stops == ("cpu:0",)
+
+
+def test_grace_hopper_sends_through_its_cpu():
+    route = load_topology("alps_gh200").nic_route(2)
+    assert [kind.value for kind in route.kinds] == ["nvlink_c2c", "pcie"]
+    assert route.target == "nic:2"

@@ -1,0 +1,172 @@
+import pickle
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.base.errors import TopologyError
+from tests.topologies.machines import both_ways, build_pcie_host, build_topology
+from topologies import FabricKind, LinkKind, build_cluster, load_topology
+
+
+def test_ranks_fill_host_after_host():
+    cluster = build_cluster(build_pcie_host(), hosts=3)
+
+    assert cluster.rank_count == 12
+    assert cluster.host_of_rank.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert cluster.gpu_of_rank.tolist() == [0, 1, 2, 3] * 3
+    assert (cluster.host_of(6), cluster.gpu_of(6), cluster.nic_of(6)) == (1, 2, 1)
+
+
+@given(hosts=st.integers(1, 40), per_host=st.integers(1, 4))
+def test_the_seat_of_one_rank_is_that_of_the_arrays(hosts, per_host):
+    cluster = build_cluster(build_pcie_host(), hosts=hosts, ranks_per_host=per_host)
+    ranks = range(cluster.rank_count)
+
+    assert cluster.rank_count == hosts * per_host
+    assert cluster.host_count == hosts
+    assert [cluster.host_of(rank) for rank in ranks] == cluster.host_of_rank.tolist()
+    assert [cluster.gpu_of(rank) for rank in ranks] == cluster.gpu_of_rank.tolist()
+    assert len({cluster.seat_of(rank) for rank in ranks}) == cluster.rank_count
+
+
+def test_ranks_are_spread_evenly_over_hosts():
+    assert build_cluster(build_pcie_host(), hosts=2, ranks=4).gpu_of_rank.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "complaint"),
+    [
+        ({"hosts": 0}, "at least one host"),
+        ({"hosts": 2, "ranks": 3}, "3 ranks cannot be spread evenly over 2 hosts"),
+        ({"ranks": 12}, "seats 1 to 4 ranks a host, got 12. Ask for 3 hosts or more"),
+        ({"hosts": 2, "ranks_per_host": 0}, "seats 1 to 4 ranks a host, got 0"),
+        ({"hosts": 2, "ranks": 6, "ranks_per_host": 2}, "make 4 ranks, not 6"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(request_, complaint):
+    with pytest.raises(TopologyError, match=complaint):
+        build_cluster(build_pcie_host(), **request_)
+
+
+def test_hosts_without_fabric_cannot_be_joined():
+    with pytest.raises(TopologyError, match="no fabric to join 2 hosts"):
+        build_cluster(build_pcie_host(fabric=None), hosts=2)
+
+
+def test_a_rank_that_does_not_exist_is_refused():
+    with pytest.raises(TopologyError, match="rank 4: must be from 0 to 3"):
+        build_cluster(build_pcie_host()).host_of(4)
+
+
+def test_a_route_inside_a_host_is_that_of_the_topology():
+    topology = build_pcie_host()
+    route = build_cluster(topology, hosts=2).route(4, 7)
+
+    assert route.source == "host1/gpu:0"
+    assert route.target == "host1/gpu:3"
+    assert route.latency_ns == topology.gpu_route(0, 3).latency_ns
+
+
+def test_equal_nics_of_a_block_meet_on_their_leaf():
+    route = build_cluster(build_pcie_host(), hosts=4).route(0, 4)
+
+    assert route.stops == (
+        "host0/pcie_switch:0", "host0/nic:0", "leaf:0.0", "host1/nic:0", "host1/pcie_switch:0",
+    )  # fmt: skip
+    # Two PCIe links of 100 ns on each side and 500 ns at each NIC.
+    assert route.latency_ns == 4 * 100 + 2 * 500
+    assert route.bandwidth_bytes_per_s == 12.5e9
+    assert [kind for kind in route.kinds if kind is LinkKind.NIC] == [LinkKind.NIC] * 2
+
+
+def test_other_rails_and_other_blocks_are_a_spine_away():
+    cluster = build_cluster(build_pcie_host(), hosts=4)
+
+    for rank_a, rank_b in ((0, 6), (0, 8)):  # NIC 0 to NIC 1; block 0 to block 1
+        route = cluster.route(rank_a, rank_b)
+        assert "spine:0" in route.stops
+        # As above, and 200 ns up and down the spine.
+        assert route.latency_ns == 4 * 100 + 2 * 500 + 2 * 200
+
+
+def test_on_a_flat_fabric_only_other_blocks_are_a_spine_away():
+    fabric = build_pcie_host().fabric
+    from dataclasses import replace
+
+    flat = build_pcie_host(fabric=replace(fabric, kind=FabricKind.FLAT))
+    cluster = build_cluster(flat, hosts=4)
+
+    assert "spine:0" not in cluster.route(0, 6).stops
+    assert "spine:0" in cluster.route(0, 8).stops
+
+
+def test_the_busiest_link_is_the_one_that_leaves_least():
+    cluster = build_cluster(build_pcie_host())
+
+    # 0 -> 2 and 1 -> 3 share the 16 GB/s from the first switch to the socket: 8 GB/s each.
+    load = cluster.busiest_link([(0, 2), (1, 3)])
+    assert load.link.name == "host0/pcie_switch:0 -> host0/cpu:0"
+    assert (load.flows, load.share_bytes_per_s) == (2, 8e9)
+    # Back and forth use different wires.
+    assert cluster.busiest_link([(0, 2), (2, 0)]).flows == 1
+    with pytest.raises(TopologyError, match="at least one transfer"):
+        cluster.busiest_link([])
+
+
+def test_trays_of_a_rack_are_hosts_to_a_launcher():
+    rack = load_topology("gb200_nvl72")
+    two_trays = build_cluster(rack, hosts=2, ranks_per_host=4)
+
+    # One rack, so NVLink all the way.
+    assert two_trays.host_count == 1
+    assert two_trays.gpu_of_rank.tolist() == list(range(8))
+    assert two_trays.route(0, 7).is_nvlink
+    assert build_cluster(rack, hosts=2, ranks=4).gpu_of_rank.tolist() == [0, 1, 4, 5]
+
+
+def test_trays_beyond_a_rack_go_to_the_next():
+    cluster = build_cluster(load_topology("gb200_nvl72"), hosts=36, ranks_per_host=4)
+
+    assert cluster.host_count == 2
+    assert cluster.ranks_per_host == 72
+    assert cluster.seat_of(72) == (1, 0)
+    assert not cluster.route(71, 72).is_nvlink
+
+
+def test_hosts_that_hold_more_than_a_tray_are_racks():
+    rack = load_topology("gb200_nvl72")
+
+    assert build_cluster(rack, hosts=1, ranks=8).gpu_of_rank.tolist() == list(range(8))
+    assert build_cluster(rack, hosts=2).rank_count == 144
+    assert build_cluster(rack, hosts=2, ranks=16).host_count == 2
+
+
+def test_clusters_are_values():
+    cluster = build_cluster(load_topology("dgx_h100"), hosts=512)
+    copy = pickle.loads(pickle.dumps(cluster))
+
+    assert copy == cluster
+    assert hash(copy) == hash(cluster)
+    assert copy.route(0, 4095) == cluster.route(0, 4095)
+
+
+def test_a_cluster_of_16384_ranks_costs_nothing_to_build():
+    topology = load_topology("dgx_h100")
+    start = time.perf_counter()
+    cluster = build_cluster(topology, hosts=2048)
+    hosts = cluster.host_of_rank
+    for rank in range(0, 16_384, 64):
+        cluster.route(0, rank + 1)
+
+    assert cluster.rank_count == 16_384
+    assert np.bincount(hosts).tolist() == [8] * 2048
+    assert time.perf_counter() - start < 2.0
+
+
+def test_a_host_without_nic_says_so():
+    topology = build_topology(both_ways("gpu:0", "gpu:1"), counts={"gpu": 2})
+    with pytest.raises(TopologyError, match="has no NIC"):
+        build_cluster(topology).nic_of(0)

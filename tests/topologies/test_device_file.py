@@ -1,0 +1,102 @@
+import pytest
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import TopologyError
+from topologies import Architecture, list_devices, load_device
+from topologies.lookup import DEVICES
+
+TERA = 1e12
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_every_device_loads_and_bears_the_name_of_its_file(name):
+    device = load_device(name)
+
+    assert device.name == name
+    assert device.source
+    assert device.vector_flops == device.peak_flops[DType.FP32]
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_narrower_numbers_never_multiply_slower(name):
+    peaks = load_device(name).peak_flops
+    order = [DType.FP64, DType.FP32, DType.TF32, DType.BF16, DType.FP8]
+    rates = [peaks[dtype] for dtype in order if dtype in peaks]
+
+    assert rates == sorted(rates)
+    if DType.BF16 in peaks:
+        assert peaks[DType.FP16] == peaks[DType.BF16]
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_the_vector_rate_is_lanes_times_two_times_clock(name):
+    device = load_device(name)
+    # FP32 lanes in a multiprocessor: 64 on Volta, GP100 and A100, 128 on later and consumer chips.
+    # CDNA 3 has 64 lanes that issue twice: 128.
+    wide = (Architecture.ADA, Architecture.HOPPER, Architecture.BLACKWELL, Architecture.CDNA3)
+    lanes = 128 if device.architecture in wide or name == "titan_xp" else 64
+    by_hand = device.sm_count * lanes * 2 * device.clock_hz
+
+    assert device.vector_flops == pytest.approx(by_hand, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tera", "memory_gb_per_s"),
+    [
+        ("v100_sxm2_16gb", DType.FP16, 125, 900),
+        ("a100_sxm_80gb", DType.BF16, 312, 2039),
+        ("a100_sxm_40gb", DType.TF32, 156, 1555),
+        ("h100_sxm", DType.BF16, 989.4, 3350),
+        ("h100_sxm", DType.FP8, 1978.9, 3350),
+        ("h100_pcie", DType.BF16, 756, 2039),
+        ("h200_sxm", DType.BF16, 989.4, 4800),
+        ("b200_sxm", DType.BF16, 2250, 7700),
+        ("gb200", DType.FP8, 5000, 8000),
+        ("l40s", DType.BF16, 362.05, 864),
+        ("mi300x", DType.BF16, 1307.4, 5300),
+    ],
+)
+def test_devices_have_the_figures_of_their_datasheets(name, dtype, tera, memory_gb_per_s):
+    device = load_device(name)
+
+    assert device.gemm_flops(dtype) == pytest.approx(tera * TERA)
+    assert device.memory_bandwidth_bytes_per_s == memory_gb_per_s * 1e9
+
+
+def test_tensor_rates_are_operations_a_clock_times_multiprocessors():
+    # A100: 108 x 2048 FLOP a clock x 1.41 GHz = 311.9 TFLOP/s.
+    device = load_device("a100_sxm_80gb")
+    assert device.gemm_flops(DType.BF16) == pytest.approx(108 * 2048 * 1.41e9, rel=0.01)
+
+
+def test_volta_has_neither_bf16_nor_tf32():
+    device = load_device("v100_sxm2_32gb")
+
+    assert not device.supports(DType.BF16)
+    assert not device.supports(DType.TF32)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "complaint"),
+    [
+        ("power: 700 W", "power: 700", "power: quantity: must carry its unit"),
+        ("power: 700 W", "power: 0 W", "power: must be above zero"),
+        ("clock: 1.98 GHz", "clock: 1.98 GB", "clock: quantity '1.98 GB': unknown unit"),
+        ("fp32: 66.9 TFLOP/s", "fp31: 66.9 TFLOP/s", "peak.fp31: unknown key"),
+        ("fp32: 66.9 TFLOP/s", "tf16: 1 TFLOP/s", "peak.fp32: must be given"),
+        ("count: 132", "count: many", "multiprocessors.count: must be a whole number"),
+        ("architecture: hopper", "architecture: gothic", "architecture: must be one of"),
+        ("generation: 5", "generation: 5, colour: red", "host_link.colour: unknown key"),
+        ("81559 MiB", "81559", "memory.size: quantity: must carry its unit"),
+    ],
+)
+def test_a_fault_in_a_device_file_is_named_with_its_place(tmp_path, good, bad, complaint):
+    text = (DEVICES / "h100_sxm.yaml").read_text()
+    assert good in text
+    path = tmp_path / "gpu.yaml"
+    path.write_text(text.replace(good, bad, 1))
+
+    with pytest.raises(TopologyError) as caught:
+        load_device(path)
+    assert complaint in str(caught.value)
+    assert str(path) in str(caught.value)

@@ -1,0 +1,26 @@
+import pytest
+
+from perfmodel.base.errors import TopologyError
+from tests.topologies.machines import wire
+from topologies import Link, LinkKind
+
+
+def test_latency_delays_arrival_but_does_not_keep_the_wire_busy():
+    link = Link("gpu:0", "gpu:1", 100e9, latency_ns=500, kind=LinkKind.NVLINK)
+
+    # 1 MB over 100 GB/s: 10**6 / 10**11 s = 10 us.
+    assert link.occupancy_ns(1_000_000) == 10_000
+    assert link.arrival_ns(1_000_000) == 10_500
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_link_needs_a_real_bandwidth(bandwidth):
+    with pytest.raises(TopologyError, match="gpu:0 -> gpu:1: bandwidth must be above zero"):
+        Link("gpu:0", "gpu:1", bandwidth, latency_ns=0, kind=LinkKind.PCIE)
+
+
+def test_a_link_refuses_negative_latency_and_itself():
+    with pytest.raises(TopologyError, match="latency must be zero or more"):
+        Link("gpu:0", "gpu:1", 1e9, latency_ns=-1, kind=LinkKind.PCIE)
+    with pytest.raises(TopologyError, match="two different vertices"):
+        wire("gpu:0", "gpu:0")

@@ -1,0 +1,240 @@
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.base.errors import PerfModelError, TopologyError
+from topologies import Link, LinkKind, list_catalog, load_topology
+
+GOOD = """
+name: pair
+description: two GPUs
+source: made up
+date: 2026-01-01
+licence: ours
+device: a100_sxm_40gb
+vertices:
+  gpu: 2
+  cpu: 1
+  nic: 1
+links:
+  - {between: [gpu:0, gpu:1], kind: nvlink, lanes: 4, bandwidth: 25 GB/s, latency: 700 ns}
+  - {between: ["gpu:*", cpu:0], kind: pcie, bandwidth: 16 GB/s, latency: 0.3 us}
+  - {between: [nic:0, cpu:0], kind: pcie, bandwidth: 16 GB/s, latency: 0.3 us}
+fabric:
+  kind: flat
+  nic: {lanes: 2, bandwidth: 100 Gbit/s, latency: 1 us}
+  leaf: {hosts: 4}
+  spine: {oversubscription: 3 to 2, latency: 0 ns}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def _write(text, name="machine.yaml"):
+        path = tmp_path / name
+        if isinstance(text, bytes):
+            path.write_bytes(text)
+        else:
+            path.write_text(text)
+        return path
+
+    return _write
+
+
+def refusal(path) -> str:
+    with pytest.raises(TopologyError) as caught:
+        load_topology(path)
+    return str(caught.value)
+
+
+def test_a_file_becomes_a_topology(write):
+    topology = load_topology(write(GOOD))
+
+    assert topology.gpus_per_host == 2
+    # 4 lanes x 25 GB/s.
+    assert topology.links[0] == Link("gpu:0", "gpu:1", 100e9, 700.0, LinkKind.NVLINK, lanes=4)
+    assert topology.links[1] == Link("gpu:1", "gpu:0", 100e9, 700.0, LinkKind.NVLINK, lanes=4)
+    assert topology.fabric is not None
+    # 2 lanes x 100 Gbit/s = 200 Gbit/s = 25 GB/s.
+    assert topology.fabric.nic_bandwidth_bytes_per_s == 25e9
+    assert topology.fabric.oversubscription == 1.5
+    assert topology.source == "made up (2026-01-01; ours)"
+
+
+def test_the_catalog_answers_with_and_without_the_ending():
+    assert load_topology("dgx_h100") == load_topology("dgx_h100.yaml")
+
+
+def test_a_file_wins_over_a_name_of_the_catalog(write, monkeypatch):
+    path = write(GOOD, "dgx_h100.yaml")
+    monkeypatch.chdir(path.parent)
+
+    assert load_topology("dgx_h100.yaml").name == "pair"
+
+
+def test_one_way_links_have_one_way(write):
+    one_way = GOOD.replace("between: [gpu:0, gpu:1]", "from: gpu:0, to: gpu:1")
+    topology = load_topology(write(one_way))
+
+    assert topology.gpu_route(0, 1).is_nvlink
+    assert topology.gpu_route(1, 0).passes_cpu
+
+
+@pytest.mark.parametrize(
+    ("pattern", "pairs"),
+    [
+        ("all", {(g, c) for g in range(4) for c in range(2)}),
+        ("spread", {(0, 0), (1, 0), (2, 1), (3, 1)}),
+    ],
+)
+def test_patterns_say_who_meets_whom(write, pattern, pairs):
+    text = GOOD.replace("gpu: 2", "gpu: 4").replace("cpu: 1", "cpu: 2")
+    text = text.replace(
+        '["gpu:*", cpu:0], kind', f'["gpu:*", "cpu:*"], pattern: {pattern}, kind'
+    ).replace(
+        "  - {between: [nic",
+        "  - {mesh: cpu:*, kind: cpu, bandwidth: 9 GB/s, latency: 0 ns}\n  - {between: [nic",
+    )
+    links = load_topology(write(text)).links
+
+    assert {
+        (int(link.source[4:]), int(link.target[4:]))
+        for link in links
+        if link.source.startswith("gpu") and link.target.startswith("cpu")
+    } == pairs
+
+
+FAULTS = [
+    ("gpu: 2", "gpu: 2\n  gpus: 3", "vertices.gpus: unknown key; did you mean 'gpu'?"),
+    ("name: pair", "name: pair\ncolour: red", "colour: unknown key"),
+    ("lanes: 4", "lane: 4", "links[0].lane: unknown key; did you mean 'lanes'?"),
+    ("25 GB/s", "25", "links[0].bandwidth: quantity: must carry its unit"),
+    ("25 GB/s", "25 GB", "links[0].bandwidth: quantity '25 GB': unknown unit"),
+    ("25 GB/s", "-25 GB/s", "links[0].bandwidth: must be above zero, got '-25 GB/s'"),
+    ("700 ns", "-1 ns", "links[0].latency: must be zero or more, got '-1 ns'"),
+    ("gpu:0, gpu:1]", "gpu:0, gpu:7]", "links[0].between[1]: 'gpu:7' dangles: there is no gpu:7"),
+    ("gpu:0, gpu:1]", "gpu:0, gpu:0]", "links[0]: must join different vertices"),
+    ("gpu:0, gpu:1]", "gpu:0]", "links[0].between: must be a list of two ends"),
+    ("between: [gpu:0, gpu:1], ", "", "links[0]: must name its ends once"),
+    ("between: [gpu:0, gpu:1]", "from: gpu:0", "links[0].to: must be given with `from`"),
+    ("kind: nvlink", "kind: string", "links[0].kind: must be one of nvlink, nvlink_c2c, pcie, cpu"),
+    ("kind: nvlink", "kind: fabric", "links[0].kind: must be one of nvlink, nvlink_c2c, pcie, cpu"),
+    ("lanes: 4", "lanes: 0", "links[0].lanes: must be a whole number, 1 or more, got 0"),
+    ("gpu: 2", "gpu: true", "vertices.gpu: must be a whole number, 1 or more, got True"),
+    ("gpu: 2", "gpu: 99999999", "vertices.gpu: at most 1024 allowed"),
+    ("cpu: 1", "cpu: {reduces: true}", "vertices.cpu.reduces: only an nvswitch can reduce"),
+    ("device: a100_sxm_40gb", "device: a100", "device: device 'a100': must be a file or a known"),
+    ("device: a100_sxm_40gb", "", "device: must be given, but is missing"),
+    ("source: made up", "source: ''", "source: must be text"),
+    ("kind: flat", "kind: round", "fabric.kind: must be one of rail_optimised, flat"),
+    ("3 to 2", "1 to 2", "fabric.spine.oversubscription: must look like `2 to 1`"),
+    ("3 to 2", "'2:1'", "fabric.spine.oversubscription: must look like `2 to 1`"),
+    ("{hosts: 4}", "4", "fabric.leaf: must be a mapping of keys, got 4"),
+    ("links:", "links: none\nlines:", "links: must be a list, got 'none'"),
+    ("nic: 1", "nic: 1\npeer_to_peer: maybe", "peer_to_peer: must be true or false, got 'maybe'"),
+    ("nic: 1", "nic: 1\nnotes: hello", "notes: must be a list of sentences"),
+]
+
+
+@pytest.mark.parametrize(("good", "bad", "complaint"), FAULTS)
+def test_a_fault_is_named_with_its_place(write, good, bad, complaint):
+    assert good in GOOD
+    message = refusal(write(GOOD.replace(good, bad, 1)))
+
+    assert complaint in message
+    assert "machine.yaml" in message
+
+
+def test_all_faults_are_reported_at_once(write):
+    text = (
+        GOOD.replace("25 GB/s", "25", 1).replace("700 ns", "700").replace("hosts: 4", "hosts: no")
+    )
+    message = refusal(write(text.replace("name: pair", "nome: pair")))
+
+    assert message.startswith("topology ")
+    assert "5 faults" in message
+    for place in (
+        "name:",
+        "nome:",
+        "links[0].bandwidth:",
+        "links[0].latency:",
+        "fabric.leaf.hosts:",
+    ):
+        assert f"\n  {place}" in message
+
+
+def test_gpus_out_of_reach_are_named_with_the_file(write):
+    text = GOOD.replace("gpu: 2", "gpu: 3").replace('"gpu:*"', "gpu:0-1")
+    message = refusal(write(text))
+
+    assert "machine.yaml" in message
+    assert "gpu:2" in message
+
+
+BOMB = "a: &a [1,1]\nb: &b [*a,*a]\nc: &c [*b,*b]\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "it is empty"),
+        (b"\x00\xff\xfe\x80" * 50, "binary data"),
+        (BOMB, "aliases"),
+        ("- 1\n- 2\n", "must hold a mapping"),
+        ("name: [", "not valid YAML"),
+        ("name: a\nname: b", "stands twice"),
+        ("[" * 1000, "YAML"),
+    ],
+)
+def test_what_is_no_topology_is_refused_with_one_message(write, content, complaint):
+    message = refusal(write(content))
+
+    assert complaint in message
+    assert "machine.yaml" in message
+
+
+def test_a_directory_is_refused(tmp_path):
+    assert "it is a directory" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "no/such/file.yaml", "", "x" * 5000, "a\0b"])
+def test_a_name_that_means_nothing_is_refused(name):
+    assert "must be a file or a known name" in refusal(name)
+
+
+def test_a_near_name_is_suggested():
+    assert "dgx_h100" in refusal("dgx-h100")
+
+
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=8), st.floats())
+places = st.sampled_from(["name", "device", "vertices", "links", "fabric", "trays", "notes", "cpu"])
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzz") / "machine.yaml"
+
+
+@given(place=places, value=st.recursive(scalars, lambda inner: st.lists(inner, max_size=2)))
+def test_any_value_in_any_place_gives_a_topology_or_a_clear_error(fuzzed, place, value):
+    fuzzed.write_text(yaml.safe_dump({**yaml.safe_load(GOOD), place: value}))
+    message = ""
+    try:
+        load_topology(fuzzed)
+    except PerfModelError as fault:
+        message = str(fault)
+    assert not message or "machine.yaml" in message
+
+
+def test_a_device_file_may_lie_beside_the_topology(write):
+    from topologies.lookup import DEVICES
+
+    write((DEVICES / "l40s.yaml").read_text().replace("name: l40s", "name: mine"), "my_gpu.yaml")
+    topology = load_topology(write(GOOD.replace("a100_sxm_40gb", "my_gpu.yaml")))
+
+    assert topology.device.name == "mine"
+
+
+def test_the_catalog_lists_its_machines_in_order():
+    assert list(list_catalog()) == sorted(list_catalog())
