@@ -1,0 +1,85 @@
+"""Surroundings of Ray: quiet, in a folder of its own, gone when we are.
+
+Nothing of this needs Ray itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from perfmodel.base.errors import ExecutionError
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Keeps Ray from reporting home and from talking about that, and about GPUs that are not there."""
+CONNECT_TIMEOUT_S = 10.0
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Set what keeps Ray quiet, for as long as it runs; what a person has set stays."""
+    mine = {name: value for name, value in QUIET.items() if name not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def private_folder() -> Iterator[str]:
+    """A folder for Ray's sockets and logs, removed at the end.
+
+    Its name is short because the path of a socket must not exceed 107 characters.
+    """
+    folder = tempfile.mkdtemp(prefix="pm-ray-")
+    try:
+        yield folder
+    finally:
+        # The last processes may be writing their last lines.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Let a request to terminate unwind the stack, as Ctrl-C does, so that nothing is left."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  signal's signature
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def check_reachable(address: str) -> None:
+    """Raise unless somebody listens at *address*; Ray would try for a minute."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if address in ("auto", "local") or not separator:
+        return
+    if not port.isdigit():
+        raise ExecutionError(f"ray address: must look like host:6379, got {address!r}.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ExecutionError(
+            f"ray: nobody answers at {address!r} ({error}). Start a cluster there with "
+            "`ray start --head`, or leave the address out to start one here."
+        ) from error
