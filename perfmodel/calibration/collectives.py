@@ -7,7 +7,7 @@ of sizes, so that a held-out row has no twin in the fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from collectives.calibration import Calibration, load_default_calibration
 from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
 from collectives.entries import FabricEntry, HostEntry
 from collectives.measurements import CollectiveMeasurement
+from collectives.wiring import HostLinkClass
 from perfmodel.base.errors import CalibrationError
 from perfmodel.calibration.collectives_fit import (
     Batch,
@@ -22,6 +23,7 @@ from perfmodel.calibration.collectives_fit import (
     fit_constants,
     log_residuals,
 )
+from perfmodel.calibration.collectives_rows import HeldOut, LeftOut, measured_spans
 from perfmodel.calibration.collectives_specs import (
     ALL_PROTOCOLS,
     FABRIC_PRIOR,
@@ -33,16 +35,11 @@ from perfmodel.calibration.collectives_specs import (
     FabricSpec,
     HostSpec,
 )
+from perfmodel.calibration.collectives_uncertainty import fit_uncertainty, with_sigma
 
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A row and what constants fitted without it predict."""
-
-    measurement: CollectiveMeasurement
-    predicted_ns: float
-    latency_ratio: float
-    relative_sigma: float = 0.0
+# Machines whose generation or network others share: what leaving them out costs is what an
+# unseen machine can expect. Odd hosts say nothing about others.
+TRANSFER_MACHINES = ("dgx_a100", "dgx_h100", "alps_gh200", "aws_p4d")
 
 
 def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibration:
@@ -93,8 +90,6 @@ def _host_entries(constants: dict[str, HostConstants]) -> tuple[HostEntry, ...]:
 
 def _pcie_entries(constants: dict[str, HostConstants]) -> list[HostEntry]:
     """Other PCIe machines: latencies of the measured one, but not its odd loss of bandwidth."""
-    from collectives.wiring import HostLinkClass
-
     odd = constants.get("l40s_pcie", PCIE_PRIOR)
     usual = replace(
         odd,
@@ -190,7 +185,9 @@ def predict_rows(
         empty = replace(batch, movement=batch.movement.without_bytes())
         latency = empty.predict_ns(host, fabric, calibration.software) * np.ones_like(predicted)
         for row, duration, floor in zip(batch.rows, predicted, latency, strict=True):
-            found[row] = HeldOut(measurements[row], float(duration), float(floor / duration))
+            ratio = float(floor / duration)
+            sigma = calibration.relative_sigma(batch.wiring, batch.kind, ratio)
+            found[row] = HeldOut(measurements[row], float(duration), ratio, sigma)
     return [found[number] for number in range(len(measurements))]
 
 
@@ -204,7 +201,35 @@ def cross_validate(measurements: Sequence[CollectiveMeasurement], *, folds: int)
         fitted = fit_collectives(inside)
         predicted = predict_rows([measurements[place] for place in places], fitted)
         held.update(zip(places, predicted, strict=True))
-    return [held[place] for place in range(len(measurements))]
+    rows = [held[place] for place in range(len(measurements))]
+    return with_sigma(rows, fold_of_row)
+
+
+def predict_left_out(
+    measurements: Sequence[CollectiveMeasurement], left_out: Sequence[LeftOut]
+) -> list[HeldOut]:
+    """Predict the rows of machines left out from a fit on all others and the datasheet."""
+    kept = [row for row in measurements if not any(one.covers(row) for one in left_out)]
+    rest = [row for row in measurements if any(one.covers(row) for one in left_out)]
+    if not rest:
+        names = ", ".join(one.name for one in left_out)
+        raise CalibrationError(f"leave-out {names}: no row of the tables is of that machine.")
+    return predict_rows(rest, fit_collectives(kept))
+
+
+def fit_with_uncertainty(
+    measurements: Sequence[CollectiveMeasurement], *, folds: int
+) -> Calibration:
+    """Fit all rows, with the uncertainty that held-out sizes and left-out machines show."""
+    held = cross_validate(measurements, folds=folds)
+    unseen: list[HeldOut] = []
+    for machine in TRANSFER_MACHINES:
+        left_out = LeftOut(machine)
+        if any(left_out.covers(row) for row in measurements):
+            unseen += predict_left_out(measurements, [left_out])
+    fitted = fit_collectives(measurements)
+    spans = measured_spans(measurements)
+    return replace(fitted, uncertainty=fit_uncertainty(held, unseen), spans=spans)
 
 
 def deal_folds(measurements: Sequence[CollectiveMeasurement], folds: int) -> list[int]:

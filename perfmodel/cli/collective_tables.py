@@ -1,0 +1,139 @@
+"""`perfmodel validate collectives` and `perfmodel calibrate collectives`: tables in, scores out."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.base.errors import InputError
+
+if TYPE_CHECKING:
+    from perfmodel.calibration.collectives_rows import HeldOut
+    from perfmodel.validation.scoreboard import Scoreboard
+
+DEFAULT_FOLDS = 5
+STDOUT = "-"
+
+Tables = Annotated[
+    list[Path],
+    typer.Argument(metavar="TABLE...", help="CSV tables of measured collectives."),
+]
+JsonFile = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Machine-readable answer; - is stdout."),
+]
+Limit = Annotated[
+    float | None,
+    typer.Option(
+        metavar="PCT", min=0.0, help="Exit 1 when the mean error is beyond this, e.g. 10."
+    ),
+]
+
+
+class FoldColumn(Enum):
+    """The columns whose values can be dealt into folds."""
+
+    SIZE_BYTES = "size_bytes"
+
+
+def validate_collectives_command(
+    tables: Tables, limit: Limit = None, json_file: JsonFile = None
+) -> None:
+    """Compare predicted with measured collectives, one line a group."""
+    from collectives.measurements import load_measurements
+    from perfmodel.validation.collectives import validate_collectives
+
+    show(validate_collectives(load_measurements(tables)), json_file, limit)
+
+
+def calibrate_collectives_command(
+    tables: Tables,
+    cross_validate: Annotated[
+        int | None,
+        typer.Option(metavar="K", min=2, help="Fit on K - 1 of K folds, score the other, e.g. 5."),
+    ] = None,
+    by: Annotated[
+        FoldColumn, typer.Option(help="Column whose values are dealt into folds.")
+    ] = FoldColumn.SIZE_BYTES,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:HOSTS]",
+            help="Fit without a machine and score it, e.g. dgx_h100:10; repeatable.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the constants here."),
+    ] = None,
+    limit: Limit = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Fit the constants of collectives, or check a fit on rows it has not seen."""
+    from collectives.measurements import load_measurements
+    from perfmodel.calibration import collectives as fitting
+    from perfmodel.calibration.collectives_rows import parse_left_out
+
+    del by  # one column so far; the option is there so that a command line says what it did
+    measurements = load_measurements(tables)
+    if leave_out:
+        left_out = [parse_left_out(text) for text in leave_out]
+        show(_board(fitting.predict_left_out(measurements, left_out)), json_file, limit)
+    if cross_validate is not None:
+        held = fitting.cross_validate(measurements, folds=cross_validate)
+        show(_board(held), json_file, limit)
+    if output is not None:
+        _fit_and_write(tables, output)
+    elif cross_validate is None and not leave_out:
+        raise InputError(
+            "calibrate collectives: nothing to do. Give --output FILE to write the constants, "
+            "or --cross-validate or --leave-out to check a fit."
+        )
+
+
+def _fit_and_write(tables: list[Path], output: Path) -> None:
+    import datetime
+
+    from collectives.measurements import load_measurements
+    from perfmodel.calibration.collectives import fit_with_uncertainty
+    from perfmodel.calibration.collectives_file import about_shipped, write_calibration
+
+    fitted = fit_with_uncertainty(load_measurements(tables), folds=DEFAULT_FOLDS)
+    names = " ".join(f"../shared/data/collectives/{table.name}" for table in tables)
+    command = f"perfmodel calibrate collectives {names} --output {output}"
+    day = datetime.datetime.now(tz=datetime.UTC).date()
+    write_calibration(fitted, output, about=about_shipped(command=command, day=day))
+    print(f"wrote {output}: {len(fitted.hosts)} host and {len(fitted.fabrics)} fabric blocks")
+
+
+def _board(held: list[HeldOut]) -> Scoreboard:
+    from perfmodel.validation.collectives import deviation_of
+    from perfmodel.validation.scoreboard import Scoreboard
+
+    deviations = tuple(
+        deviation_of(one.measurement, one.predicted_ns, one.relative_sigma) for one in held
+    )
+    return Scoreboard("collectives", deviations)
+
+
+def show(board: Scoreboard, json_file: str | None, limit: float | None) -> None:
+    """Print *board*, write it where asked, and exit 1 beyond the limit."""
+    if json_file is not None:
+        import orjson
+
+        content = orjson.dumps(board.to_json(), option=orjson.OPT_INDENT_2)
+        if json_file == STDOUT:
+            sys.stdout.write(content.decode() + "\n")
+        else:
+            Path(json_file).write_bytes(content + b"\n")
+    if json_file != STDOUT:
+        print("\n".join(board.lines()))
+    if limit is not None and board.exceeds(limit):
+        overall = board.overall
+        found = "nothing could be predicted" if overall is None else f"{overall.mape_pct:.1f} %"
+        print(f"perfmodel: mean error beyond the limit of {limit} %: {found}", file=sys.stderr)
+        raise typer.Exit(1)
