@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from perfmodel.execution import open_executor
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.predict import OnPhase, ignore_phase, predict_scenario
+from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.predict import predict_scenario
 from perfmodel.prediction.scenario import Mode, Scenario
 
 __all__ = ["Mode", "Prediction", "Scenario", "predict"]

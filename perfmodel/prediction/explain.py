@@ -6,12 +6,12 @@ Provenance is that of the critical path: what the answer would change with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.breakdown import break_down
 from perfmodel.engine.critical_path import PathStep, critical_path
-from perfmodel.engine.waiting import who_waits
 from perfmodel.prediction.answer import (
     CriticalPath,
     Explanation,
@@ -20,6 +20,7 @@ from perfmodel.prediction.answer import (
     RankWait,
 )
 from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.exposed_waits import find_exposed_waits
 from perfmodel.prediction.kinds import name_kind
 from perfmodel.prediction.labels import merge_numbers
 from perfmodel.prediction.time_parts import from_breakdown, mean_parts
@@ -36,7 +37,11 @@ def explain(
     memory_of_rank: Sequence[RankMemory],
     iteration_ns: int,
 ) -> Explanation:
-    """Why an iteration takes *iteration_ns*, from the replay in *evidence*."""
+    """Why an iteration takes *iteration_ns*, from the replay in *evidence*.
+
+    *priced* is the folded job that was replayed; *memory_of_rank* is by rank of
+    the whole job.
+    """
     classes = _rank_classes(evidence, memory_of_rank, iteration_ns)
     steps = critical_path(evidence.history, from_ns=_path_start_ns(evidence))
     return Explanation(
@@ -44,7 +49,7 @@ def explain(
         rank_classes=classes,
         critical_path=_sum_up(evidence, steps),
         waits=_waits(evidence),
-        provenance_ratio=_provenance(evidence, priced, steps),
+        provenance_ratio=_provenance(priced, steps),
     )
 
 
@@ -81,9 +86,7 @@ def _sum_up(evidence: Evidence, steps: Sequence[PathStep]) -> CriticalPath:
     if lag_ns:
         gaps = PathShare(LAG, lag_ns, sum(step.lag_ns > 0 for step in steps))
         kinds = tuple(sorted((*kinds, gaps), key=_longest_first))
-    changes = sum(
-        before.at.rank != after.at.rank for before, after in zip(steps, steps[1:], strict=False)
-    )
+    changes = sum(before.at.rank != after.at.rank for before, after in pairwise(steps))
     return CriticalPath(
         by_kind=kinds,
         by_label=_shares(
@@ -110,9 +113,12 @@ def _longest_first(share: PathShare) -> tuple[int, str]:
 def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
     """Waits by who waits, for whom, and in what; longest first."""
     totals: dict[tuple[int, int, str], int] = {}
-    for wait in who_waits(evidence.history, evidence.iteration):
-        key = (wait.waiting_rank, wait.late_rank, merge_numbers(wait.label))
-        totals[key] = totals.get(key, 0) + wait.waited_ns
+    for waiting in range(evidence.job.rank_count):
+        for wait in find_exposed_waits(evidence.history, waiting, evidence.window):
+            late = evidence.history.last_member(wait.at).rank
+            label = merge_numbers(evidence.job.label_of(waiting, wait.at.task))
+            key = (waiting, late, label)
+            totals[key] = totals.get(key, 0) + wait.duration_ns
     waits = [
         RankWait(
             waiting_ranks=evidence.class_ranks[waiting],
@@ -127,14 +133,11 @@ def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
     )
 
 
-def _provenance(
-    evidence: Evidence, priced: PricedJob, steps: Sequence[PathStep]
-) -> dict[Provenance, float]:
+def _provenance(priced: PricedJob, steps: Sequence[PathStep]) -> dict[Provenance, float]:
     """Share of the critical path by how its durations are known, best first."""
     totals = dict.fromkeys(Provenance, 0)
     for step in steps:
-        rank = evidence.class_ranks[step.at.rank][0]
-        row = int(priced.durations.rank_offset[rank]) + step.at.task
+        row = int(priced.durations.rank_offset[step.at.rank]) + step.at.task
         totals[Provenance(int(priced.provenance[row]))] += step.to_ns - step.from_ns
     whole_ns = max(sum(totals.values()), 1)
     return {kind: total_ns / whole_ns for kind, total_ns in totals.items() if total_ns}

@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.costs.stack_files import load_stack
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.engine.breakdown import Window
-from perfmodel.engine.folding import Folded, fold
 from perfmodel.engine.history import History
 from perfmodel.engine.replay import Replay
 from perfmodel.engine.steady import SteadyState, find_period
@@ -26,8 +22,9 @@ from perfmodel.prediction.answer import Facts, Prediction, Run
 from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.explain import explain
+from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
 from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
-from perfmodel.prediction.sampling import build_interval, draw_vectors, replay_samples
+from perfmodel.prediction.sampling import build_interval, replay_samples
 from perfmodel.prediction.scenario import Mode, Scenario
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.jobs import build_job, memory_by_rank
@@ -81,18 +78,23 @@ def build_question(scenario: Scenario) -> Question:
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
     spec = load_workload(scenario.workload, scenario.overrides)
     stack = load_stack(scenario.stack or spec.stack)
-    where = {
-        "rank_count": cluster.rank_count,
-        "ranks_per_host": cluster.ranks_per_host,
-        "memory_bytes": cluster.device.memory_bytes,
-    }
     return Question(
         scenario=replace(scenario, stack=scenario.stack or spec.stack),
         cluster=cluster,
         stack=stack,
         batch=spec.batch,
-        job=build_job(spec, **where),
-        memory_of_rank=memory_by_rank(spec, **where),
+        job=build_job(
+            spec,
+            rank_count=cluster.rank_count,
+            ranks_per_host=cluster.ranks_per_host,
+            memory_bytes=cluster.device.memory_bytes,
+        ),
+        memory_of_rank=memory_by_rank(
+            spec,
+            rank_count=cluster.rank_count,
+            ranks_per_host=cluster.ranks_per_host,
+            memory_bytes=cluster.device.memory_bytes,
+        ),
     )
 
 
@@ -100,27 +102,25 @@ def answer_question(question: Question, *, executor: Executor, clock: PhaseClock
     """Price and replay the job of *question*, and explain what came out."""
     scenario = question.scenario
     with clock.phase("pricing", done=0.2):
-        priced = price_job(question.job, cluster=question.cluster, stack=question.stack)
-        vectors = draw_vectors(priced, samples=scenario.samples, seed=scenario.seed)
+        whole = price_job(question.job, cluster=question.cluster, stack=question.stack)
     with clock.phase("folding equal ranks", done=0.35):
-        folded = fold(question.job, vectors)
+        folded = fold_costs(whole)
+    job, durations = folded.priced.job, folded.priced.durations
     with clock.phase("replaying", done=0.45):
-        nominal = folded.durations.vector(0)
         replays = _Replays(
-            isolated=executor.replay(folded.job, nominal, 1),
-            steady=find_period(executor.replay, folded.job, nominal),
+            isolated=executor.replay(job, durations, 1),
+            steady=find_period(executor.replay, job, durations),
         )
+    answer = replays.of(scenario.mode)
     iteration_ns = replays.iteration_ns(scenario.mode)
     with clock.phase("replaying samples", done=0.55):
-        iterations = replays.of(scenario.mode).iteration_count
-        times_ns = replay_samples(
-            executor.replay, folded.job, folded.durations, iterations=iterations
-        )
+        samples = folded.priced.sample(scenario.samples, seed=scenario.seed)
+        times_ns = replay_samples(executor.replay, job, samples, iterations=answer.iteration_count)
     with clock.phase("explaining", done=0.9):
-        evidence = _build_evidence(folded, replays.of(scenario.mode))
+        evidence = _build_evidence(folded, answer)
         explanation = explain(
             evidence,
-            priced=priced,
+            priced=folded.priced,
             memory_of_rank=question.memory_of_rank,
             iteration_ns=iteration_ns,
         )
@@ -130,14 +130,14 @@ def answer_question(question: Question, *, executor: Executor, clock: PhaseClock
         isolated_ns=replays.iteration_ns(Mode.ISOLATED),
         interval=build_interval(times_ns, nominal_ns=iteration_ns),
         explanation=explanation,
-        assumptions=list_assumptions(priced, replays.steady),
-        facts=_facts(question, priced, iterations),
+        assumptions=list_assumptions(folded.priced, replays.steady),
+        facts=_facts(question, answer),
         run=Run(executor.description, dict(clock.phase_s)),
         evidence=evidence,
     )
 
 
-def _build_evidence(folded: Folded, answer: Replay) -> Evidence:
+def _build_evidence(folded: FoldedCosts, answer: Replay) -> Evidence:
     """What is shown: the last iteration but one of several.
 
     There the replay knows what ranks that are ahead did next; in the very last
@@ -145,17 +145,15 @@ def _build_evidence(folded: Folded, answer: Replay) -> Evidence:
     """
     ends_ns = answer.iteration_end_ns[:, 0]
     shown = max(len(ends_ns) - 2, 0)
-    order = np.argsort(folded.class_of_rank, kind="stable")
-    bounds = np.cumsum(folded.class_size)[:-1]
     return Evidence(
-        history=History(folded.job, folded.durations, answer),
+        history=History(folded.priced.job, folded.priced.durations, answer),
         iteration=shown,
         window=Window(int(ends_ns[shown - 1]) if shown else 0, int(ends_ns[shown])),
-        class_ranks=tuple(tuple(part.tolist()) for part in np.split(order, bounds)),
+        class_ranks=folded.class_ranks,
     )
 
 
-def _facts(question: Question, priced: PricedJob, iterations: int) -> Facts:
+def _facts(question: Question, answer: Replay) -> Facts:
     device = question.cluster.device
     return Facts(
         job=question.job.facts.name,
@@ -163,7 +161,7 @@ def _facts(question: Question, priced: PricedJob, iterations: int) -> Facts:
         device_memory_bytes=device.memory_bytes,
         stack=question.stack.name,
         batch=question.batch,
-        rank_count=priced.job.rank_count,
-        task_count=priced.job.task_count,
-        iterations_replayed=iterations,
+        rank_count=question.job.rank_count,
+        task_count=question.job.task_count,
+        iterations_replayed=answer.iteration_count,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.steady import Replayer
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
@@ -20,25 +19,18 @@ MAX_MOMENTS = 2**25
 """Tasks x vectors that one replay of samples may hold: 256 MiB an iteration kept."""
 
 
-def draw_vectors(priced: PricedJob, *, samples: int, seed: int) -> DurationTable:
-    """The nominal durations as vector 0, then *samples* drawn ones."""
-    drawn = priced.sample(samples, seed=seed)
-    values_ns = np.concatenate([priced.durations.values_ns[:, :1], drawn.values_ns], axis=1)
-    return DurationTable(values_ns, priced.durations.rank_offset)
-
-
 def replay_samples(
-    replay: Replayer, job: JobGraph, vectors: DurationTable, *, iterations: int
+    replay: Replayer, job: JobGraph, samples: DurationTable, *, iterations: int
 ) -> NDArray[np.float64]:
-    """The iteration time of every vector but the nominal one.
+    """The iteration time of every vector of *samples*.
 
     Of several iterations it is the mean over the second half.
     """
     at_once = max(MAX_MOMENTS // max(job.task_count, 1), 1)
     times = []
-    for first in range(1, vectors.vector_count, at_once):
-        part = np.ascontiguousarray(vectors.values_ns[:, first : first + at_once])
-        answer = replay(job, DurationTable(part, vectors.rank_offset), iterations)
+    for first in range(0, samples.vector_count, at_once):
+        part = np.ascontiguousarray(samples.values_ns[:, first : first + at_once])
+        answer = replay(job, DurationTable(part, samples.rank_offset), iterations)
         ends_ns = answer.iteration_end_ns
         span = max(iterations // 2, 1)
         before_ns = ends_ns[-1 - span] if iterations > 1 else 0

@@ -45,7 +45,8 @@ def choose_ranks(evidence: Evidence, *, max_tasks: int) -> tuple[int, ...]:
     waited_ns = [int(evidence.waits_ns(rank).sum()) for rank in range(evidence.job.rank_count)]
     # Who waits least is waited for most. Ties: the lower rank.
     order = sorted(range(evidence.job.rank_count), key=lambda rank: (waited_ns[rank], rank))
-    chosen, total = [], 0
+    chosen: list[int] = []
+    total = 0
     for rank in order:
         total += int(counts[rank])
         if total > max_tasks and chosen:

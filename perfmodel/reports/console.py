@@ -30,7 +30,8 @@ WIDTH = 80
 BAR_WIDTH = 72
 TOP_LABELS = 6
 TOP_WAITS = 4
-TOP_CLASSES = 4
+TOP_CLASSES = 8
+TOP_PURPOSES = 4
 
 PART_LOOKS = {
     Part.COMPUTE: ("█", "green", "compute"),
@@ -107,7 +108,7 @@ def _time_parts(prediction: Prediction) -> list[RenderableType]:
 
 
 def _class_table(classes: Sequence[RankClass]) -> Table:
-    table = _grid(2)
+    table = _grid(2, left=2)
     for entry in classes:
         table.add_row(_one_line(name_ranks(entry.ranks)), draw_bar(entry.time, 40))
     return table
@@ -154,14 +155,23 @@ def _share_table(shares: Sequence[PathShare], total_ns: int) -> Table:
 def _waits(prediction: Prediction) -> list[RenderableType]:
     if not prediction.explanation.waits:
         return [Text("no rank waits for another", style="dim")]
-    table = _grid(3)
     crowds = gather_waits(prediction.explanation.waits)
     scale = build_scale(prediction.iteration_ns)
+    table = _grid(4, left=2)
+    table.add_row(*(Text(words, style="dim") for words in ("in", "who", "each loses", "at most")))
     for crowd in crowds[:TOP_WAITS]:
-        who = f"{name_ranks(crowd.waiting_ranks)} for rank {crowd.awaited_rank}"
-        most = f", at most {scale.text(crowd.longest_ns)}" if len(crowd.waiting_ranks) > 1 else ""
-        table.add_row(_one_line(who), f"{scale.text(crowd.mean_ns)}{most}", _one_line(crowd.label))
+        table.add_row(
+            _one_line(crowd.label),
+            f"{_few_words(crowd.waiting_ranks)} for rank {crowd.awaited_rank}",
+            scale.text(crowd.mean_ns),
+            scale.text(crowd.longest_ns),
+        )
     return [table, *_left_out(len(crowds) - TOP_WAITS, "waits")]
+
+
+def _few_words(ranks: Sequence[int]) -> str:
+    exact = name_ranks(ranks)
+    return exact if len(exact) <= 12 else f"{len(ranks)} ranks"
 
 
 def _memory(prediction: Prediction) -> list[RenderableType]:
@@ -175,10 +185,9 @@ def _memory(prediction: Prediction) -> list[RenderableType]:
     line.append(f" {format_size(peak_bytes)} of {format_size(capacity_bytes)}: ", style="default")
     line.append(verdict, style=style)
     largest_first = sorted(fullest.memory.parts, key=lambda part: -part.size_bytes)
-    parts = ", ".join(
-        f"{part.name} {format_size(part.size_bytes)}" for part in largest_first if part.size_bytes
-    )
-    return [line, Text(f"fullest: {name_ranks(fullest.ranks)}; {parts}", style="dim")]
+    parts = [f"{part.name} {format_size(part.size_bytes)}" for part in largest_first]
+    most = ", ".join(parts[:TOP_PURPOSES])
+    return [line, Text(f"fullest: {name_ranks(fullest.ranks)}; {most}, ...", style="dim")]
 
 
 def _provenance(prediction: Prediction) -> list[RenderableType]:
@@ -186,7 +195,7 @@ def _provenance(prediction: Prediction) -> list[RenderableType]:
         f"{ratio:.0%} {kind.word}" if ratio >= 0.005 else f"under 1 % {kind.word}"
         for kind, ratio in prediction.explanation.provenance_ratio.items()
     ]
-    return [Text(" · ".join(shares) + " (share of the critical path)")]
+    return [Text(" · ".join(shares) + " of the path")]
 
 
 def _assumptions(prediction: Prediction) -> list[RenderableType]:
@@ -204,9 +213,11 @@ def _left_out(count: int, what: str) -> list[RenderableType]:
     return [Text(f"and {count} more {what}; all are in --json", style="dim")] if count > 0 else []
 
 
-def _grid(columns: int) -> Table:
+def _grid(columns: int, *, left: int = 1) -> Table:
+    """A table without lines; its first *left* columns hold words, the others numbers."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(max_width=40)
-    for _ in range(columns - 1):
-        table.add_column(justify="right" if columns != 2 else "left")
+    for column in range(columns):
+        table.add_column(
+            justify="left" if column < left else "right", max_width=40 if column == 0 else None
+        )
     return table

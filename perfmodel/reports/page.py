@@ -85,6 +85,8 @@ def _parts(time: TimeParts) -> list[dict[str, Any]]:
     scale = build_scale(total_ns)
     rows, done_ns = [], 0
     for part, duration_ns in time.of_part_ns.items():
+        if not duration_ns:
+            continue
         colour, words = PART_COLOURS[part]
         rows.append(
             {
