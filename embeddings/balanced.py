@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 from embeddings.plan import Shard, ShardingPlan
@@ -38,6 +39,7 @@ def build_balanced_plan(
 ) -> ShardingPlan:
     """Place *tables* on *rank_count* ranks."""
     rule = rule or PlacementRule()
+    costs = _Costs(tuple(tables))
     copied = tuple(
         place
         for place, table in enumerate(tables)
@@ -47,23 +49,52 @@ def build_balanced_plan(
         piece
         for place, table in enumerate(tables)
         if place not in copied
-        for piece in _split(place, table, _share(tables, _whole(place, table)) * rank_count, rule)
+        for piece in _split(costs.whole(place), table, costs, rank_count, rule)
     ]
-    pieces.sort(key=lambda piece: (-_share(tables, piece), piece))
-    shards = _place(tables, pieces, rank_count)
+    pieces.sort(key=lambda piece: (-costs.share(piece), piece))
     return ShardingPlan(
         tables=tuple(tables),
         rank_count=rank_count,
-        shards=tuple(sorted(shards)),
+        shards=tuple(sorted(_place(pieces, costs, rank_count))),
         data_parallel=copied,
         name="balanced",
     )
 
 
-def _place(
-    tables: Sequence[EmbeddingTable], pieces: Sequence[Shard], rank_count: int
-) -> list[Shard]:
-    sizes = [_size_bytes(tables, piece) for piece in pieces]
+@dataclass(frozen=True)
+class _Costs:
+    tables: tuple[EmbeddingTable, ...]
+
+    def whole(self, place: int) -> Shard:
+        """The table at *place* as one piece."""
+        return Shard(place, 0, 0, self.tables[place].rows, 0, self.tables[place].width)
+
+    def work(self, piece: Shard) -> float:
+        """Numbers a sample makes a piece read and, pooled, write."""
+        table = self.tables[piece.table]
+        return (table.pooling_factor * piece.rows / table.rows + 1) * piece.width
+
+    def size_bytes(self, piece: Shard) -> int:
+        """Bytes of the weights of a piece."""
+        return piece.rows * piece.width * self.tables[piece.table].dtype.size_bytes
+
+    @cached_property
+    def all_work(self) -> float:
+        """Work of all tables."""
+        return sum(self.work(self.whole(place)) for place in range(len(self.tables)))
+
+    @cached_property
+    def all_bytes(self) -> int:
+        """Bytes of all tables."""
+        return sum(table.size_bytes for table in self.tables)
+
+    def share(self, piece: Shard) -> float:
+        """The larger of a piece's shares of all work and of all bytes."""
+        return max(self.work(piece) / self.all_work, self.size_bytes(piece) / self.all_bytes)
+
+
+def _place(pieces: Sequence[Shard], costs: _Costs, rank_count: int) -> list[Shard]:
+    sizes = [costs.size_bytes(piece) for piece in pieces]
     room_bytes = max([_ROOM * sum(sizes) / rank_count, *sizes])
     work = [0.0] * rank_count
     used_bytes = [0] * rank_count
@@ -75,37 +106,16 @@ def _place(
             if roomy
             else min(range(rank_count), key=lambda rank: (used_bytes[rank], rank))
         )
-        work[rank] += _work(tables, piece)
+        work[rank] += costs.work(piece)
         used_bytes[rank] += size_bytes
         shards.append(replace(piece, rank=rank))
     return shards
 
 
-def _whole(place: int, table: EmbeddingTable) -> Shard:
-    return Shard(place, 0, 0, table.rows, 0, table.width)
-
-
-def _work(tables: Sequence[EmbeddingTable], piece: Shard) -> float:
-    """Numbers a sample makes a piece read and, pooled, write."""
-    table = tables[piece.table]
-    return (table.pooling_factor * piece.rows / table.rows + 1) * piece.width
-
-
-def _size_bytes(tables: Sequence[EmbeddingTable], piece: Shard) -> int:
-    return piece.rows * piece.width * tables[piece.table].dtype.size_bytes
-
-
-def _share(tables: Sequence[EmbeddingTable], piece: Shard) -> float:
-    """The larger of a piece's shares of all work and of all bytes."""
-    wholes = [_whole(place, table) for place, table in enumerate(tables)]
-    all_work = sum(_work(tables, whole) for whole in wholes)
-    all_bytes = sum(_size_bytes(tables, whole) for whole in wholes)
-    return max(_work(tables, piece) / all_work, _size_bytes(tables, piece) / all_bytes)
-
-
 def _split(
-    place: int, table: EmbeddingTable, rank_shares: float, rule: PlacementRule
+    whole: Shard, table: EmbeddingTable, costs: _Costs, rank_count: int, rule: PlacementRule
 ) -> list[Shard]:
+    rank_shares = costs.share(whole) * rank_count
     columns = 1
     while (
         rank_shares / columns > _TOLERATED_EXCESS
@@ -115,10 +125,13 @@ def _split(
         columns *= 2
     width = table.width // columns
     row_pieces = max(1, math.ceil(table.size_bytes / columns / max(1, rule.max_shard_bytes)))
-    row_pieces = min(row_pieces, table.rows)
+    # More pieces than ranks would not make a rank's part smaller.
+    row_pieces = min(row_pieces, table.rows, rank_count)
     bounds = [table.rows * piece // row_pieces for piece in range(row_pieces + 1)]
     return [
-        Shard(place, 0, first, after - first, column * width, width)
+        replace(
+            whole, first_row=first, rows=after - first, first_column=column * width, width=width
+        )
         for column in range(columns)
         for first, after in pairwise(bounds)
     ]

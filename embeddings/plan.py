@@ -73,16 +73,16 @@ class ShardingPlan:
             held[shard.rank].append(shard)
         return tuple(tuple(shards) for shards in held)
 
-    def kind_of(self, place: int) -> ShardingKind:
-        """How the table at *place* is spread."""
-        if place in self.data_parallel:
-            return ShardingKind.DATA_PARALLEL
-        pieces = [shard for shard in self.shards if shard.table == place]
-        row_pieces = len({shard.first_row for shard in pieces})
-        column_pieces = len({shard.first_column for shard in pieces})
-        if row_pieces == 1:
-            return ShardingKind.TABLE_WISE if column_pieces == 1 else ShardingKind.COLUMN_WISE
-        return ShardingKind.ROW_WISE if column_pieces == 1 else ShardingKind.GRID
+    @cached_property
+    def kinds(self) -> tuple[ShardingKind, ...]:
+        """How every table is spread."""
+        pieces: dict[int, list[Shard]] = defaultdict(list)
+        for shard in self.shards:
+            pieces[shard.table].append(shard)
+        return tuple(
+            ShardingKind.DATA_PARALLEL if place in self.data_parallel else _kind(pieces[place])
+            for place in range(len(self.tables))
+        )
 
     def table_of(self, shard: Shard) -> EmbeddingTable:
         """The piece as a table of its own; it is asked for its share of the rows looked up."""
@@ -144,3 +144,11 @@ class ShardingPlan:
                         f"{where}: shards on ranks {shard.rank} and {other.rank} overlap. "
                         "Place every row and column once."
                     )
+
+
+def _kind(pieces: Sequence[Shard]) -> ShardingKind:
+    row_pieces = len({shard.first_row for shard in pieces})
+    column_pieces = len({shard.first_column for shard in pieces})
+    if row_pieces == 1:
+        return ShardingKind.TABLE_WISE if column_pieces == 1 else ShardingKind.COLUMN_WISE
+    return ShardingKind.ROW_WISE if column_pieces == 1 else ShardingKind.GRID

@@ -138,4 +138,6 @@ def _add_fault(faults: FaultList, fault: Any, spec_type: type[BaseModel]) -> Non
         faults.add(place, "must be given")
     else:
         message = fault["msg"].removeprefix("Value error, ")
-        faults.add(place, message[0].lower() + message[1:])
+        is_ours = fault["type"] == "value_error"
+        got = "" if is_ours or isinstance(fault["input"], dict) else f", got {fault['input']!r}"
+        faults.add(place, message[0].lower() + message[1:] + got)

@@ -31,7 +31,6 @@ class SparsePart:
     copied: Lookup | None
     exchanges: Exchanges | None
     partial_width: int
-    pooled_width: int
 
 
 def build_sparse_part(
@@ -42,17 +41,20 @@ def build_sparse_part(
     copied = tuple(plan.tables[place] for place in plan.data_parallel)
     local_batch = spec.batch // plan.rank_count
     optimizer = spec.embedding.optimizer
-    by_rows = {
-        place
-        for place in range(len(plan.tables))
-        if plan.kind_of(place) in (ShardingKind.ROW_WISE, ShardingKind.GRID)
-    }
     return SparsePart(
         lookup=Lookup(held, spec.batch, optimizer) if held else None,
         copied=Lookup(copied, local_batch, optimizer) if copied else None,
         exchanges=exchanges,
-        partial_width=sum(shard.width for shard in plan.shards if shard.table in by_rows),
-        pooled_width=sum(table.width for table in plan.tables),
+        partial_width=_partial_width(plan),
+    )
+
+
+def _partial_width(plan: ShardingPlan) -> int:
+    """Numbers a sample gets as partial sums, from pieces by rows."""
+    return sum(
+        shard.width
+        for shard in plan.shards
+        if plan.kinds[shard.table] in (ShardingKind.ROW_WISE, ShardingKind.GRID)
     )
 
 

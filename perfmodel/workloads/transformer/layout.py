@@ -113,8 +113,10 @@ def _split_fault(spec: TransformerSpec, tp: int, pp: int, rank_count: int) -> st
         ),
         (
             spec.batch % step,
-            f"batch ({spec.batch}) does not divide by dp x micro_batch = {step}; "
-            f"near: batch={near or step} or batch={near + step}",
+            (
+                f"batch ({spec.batch}) does not divide by dp x micro_batch = {step}; "
+                f"near: batch={near or step} or batch={near + step}"
+            ),
         ),
     )
     return next((sentence for is_fault, sentence in reasons if is_fault), "")

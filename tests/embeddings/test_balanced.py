@@ -1,0 +1,49 @@
+"""The balanced placement."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embeddings.balanced import PlacementRule, build_balanced_plan
+from embeddings.plan import ShardingKind
+from embeddings.table import EmbeddingTable
+
+tables = st.lists(
+    st.builds(
+        EmbeddingTable,
+        st.just("t"),
+        rows=st.integers(1, 10**6),
+        width=st.sampled_from([1, 16, 64, 128]),
+        pooling_factor=st.floats(0, 100),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(tables=tables, rank_count=st.integers(1, 20), max_shard=st.integers(1000, 10**9))
+def test_every_table_is_placed_exactly_once(tables, rank_count, max_shard):
+    rule = PlacementRule(max_shard_bytes=max_shard, data_parallel_below_bytes=5000)
+    plan = build_balanced_plan(tables, rank_count=rank_count, rule=rule)
+    # The plan checks itself; here: nothing is both copied and placed, nothing is left out.
+    placed = {shard.table for shard in plan.shards}
+    assert placed.isdisjoint(plan.data_parallel)
+    assert placed | set(plan.data_parallel) == set(range(len(tables)))
+
+
+def test_a_hot_table_is_split_by_columns():
+    hot = EmbeddingTable("hot", 1000, 128, pooling_factor=100)
+    cold = [EmbeddingTable(f"cold{place}", 1000, 128) for place in range(7)]
+    plan = build_balanced_plan([hot, *cold], rank_count=4)
+    assert plan.kinds[0] is ShardingKind.COLUMN_WISE
+    assert len({shard.rank for shard in plan.shards if shard.table == 0}) == 4
+
+
+def test_a_piece_above_the_limit_is_split_by_rows():
+    table = EmbeddingTable("long", 1000, 16)
+    # 1000 x 16 x 4 bytes = 64,000: three pieces of at most 25,000.
+    rule = PlacementRule(max_shard_bytes=25_000)
+    plan = build_balanced_plan([table], rank_count=4, rule=rule)
+    assert plan.kinds[0] is ShardingKind.ROW_WISE
+    assert sorted(shard.rows for shard in plan.shards) == [333, 333, 334]

@@ -1,0 +1,60 @@
+"""Sharding plans are complete or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from embeddings.plan import Shard, ShardingKind, ShardingPlan
+from embeddings.table import EmbeddingTable
+from perfmodel.base.errors import PlanError
+
+TABLE = EmbeddingTable("a", 10, 8, pooling_factor=5.0)
+
+
+def _plan(*shards: Shard, data_parallel: tuple[int, ...] = ()) -> ShardingPlan:
+    return ShardingPlan((TABLE,), 4, shards, data_parallel)
+
+
+@pytest.mark.parametrize(
+    ("shards", "kind"),
+    [
+        ((Shard(0, 1, 0, 10, 0, 8),), ShardingKind.TABLE_WISE),
+        ((Shard(0, 0, 0, 4, 0, 8), Shard(0, 1, 4, 6, 0, 8)), ShardingKind.ROW_WISE),
+        ((Shard(0, 0, 0, 10, 0, 4), Shard(0, 1, 0, 10, 4, 4)), ShardingKind.COLUMN_WISE),
+        (
+            tuple(Shard(0, r + 2 * c, 5 * r, 5, 4 * c, 4) for r in range(2) for c in range(2)),
+            ShardingKind.GRID,
+        ),
+    ],
+)
+def test_the_kind_follows_from_the_pieces(shards, kind):
+    assert _plan(*shards).kinds[0] is kind
+
+
+def test_a_data_parallel_table_has_no_pieces():
+    assert _plan(data_parallel=(0,)).kinds[0] is ShardingKind.DATA_PARALLEL
+    with pytest.raises(PlanError, match="has no shards"):
+        _plan(Shard(0, 0, 0, 10, 0, 8), data_parallel=(0,))
+
+
+def test_a_piece_by_rows_is_asked_for_its_share():
+    plan = _plan(Shard(0, 0, 0, 4, 0, 8), Shard(0, 1, 4, 6, 0, 8))
+    # 4 of 10 rows: 4 / 10 of 5 lookups.
+    assert [plan.table_of(shard).pooling_factor for shard in plan.shards] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("shards", "fault"),
+    [
+        ((), "got 0 places for 80 numbers"),
+        ((Shard(0, 0, 0, 10, 0, 4),), "got 40 places"),
+        ((Shard(0, 4, 0, 10, 0, 8),), "rank 0 to 3, got 4"),
+        ((Shard(1, 0, 0, 10, 0, 8),), "table 0 to 0, got 1"),
+        ((Shard(0, 0, 0, 11, 0, 8),), "inside 10 x 8"),
+        ((Shard(0, 0, 0, 5, 0, 8), Shard(0, 1, 4, 5, 0, 8)), "ranks 0 and 1 overlap"),
+    ],
+)
+def test_a_plan_that_is_not_whole_is_refused(shards, fault):
+    with pytest.raises(PlanError) as error:
+        _plan(*shards)
+    assert fault in str(error.value)

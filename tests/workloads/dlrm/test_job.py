@@ -1,0 +1,166 @@
+"""Jobs of recommendation models."""
+
+from __future__ import annotations
+
+import pytest
+
+from collectives.collective import CollectiveKind
+from embeddings.plan import Shard, ShardingPlan
+from perfmodel.base.errors import WorkloadError
+from perfmodel.graph.audit import check_job
+from perfmodel.graph.ops import EmbeddingOp, Gemm, HostSpan, Pass
+from perfmodel.workloads import build_job, load_workload, memory_by_rank
+from perfmodel.workloads.dlrm.dense import dense_parameters
+from tests.workloads.reading import collectives_of, iter_ops
+
+SMALL = ["embedding.rows=[1000, 2000, 3000]", "embedding.pooling_factors=1", "batch=64"]
+
+
+def _build(name: str, rank_count: int, *overrides: str, plan: ShardingPlan | None = None):
+    spec = load_workload(name, overrides)
+    return build_job(spec, rank_count=rank_count, ranks_per_host=8, plan=plan)
+
+
+def test_dense_parameters_of_the_mlperf_model_by_hand():
+    # Bottom 13-512-256-128, top 479-1024-1024-512-256-1, each with biases.
+    bottom = 14 * 512 + 513 * 256 + 257 * 128
+    top = 480 * 1024 + 1025 * 1024 + 1025 * 512 + 513 * 256 + 257
+    assert dense_parameters(load_workload("dlrm_mlperf")) == bottom + top
+
+
+def test_the_interaction_feeds_479_numbers_to_the_top():
+    spec = load_workload("dlrm_mlperf")
+    # 27 vectors: 27 * 26 / 2 = 351 products, and the 128 dense numbers.
+    assert spec.top_inputs == 479
+    assert load_workload("dlrm_dcnv2").top_inputs == 27 * 128
+
+
+def test_cross_layers_are_of_low_rank():
+    job = _build("dlrm_dcnv2", 8)
+    shapes = {
+        (op.m, op.n, op.k)
+        for label, op in iter_ops(job)
+        if isinstance(op, Gemm) and label.startswith("cross") and label.endswith("forward")
+    }
+    assert shapes == {(6912, 512, 3456), (6912, 3456, 512)}
+
+
+@pytest.mark.parametrize("name", ["dlrm_mlperf", "dlrm_dcnv2"])
+@pytest.mark.parametrize("rank_count", [1, 2, 8, 64])
+def test_jobs_pass_the_audit_and_look_every_number_up_once(name, rank_count):
+    job = _build(name, rank_count)
+    check_job(job)
+    for direction in Pass:
+        looked_up = sum(
+            table.pooling_factor * table.width
+            for rank in range(rank_count)
+            for _, op in iter_ops(job, rank)
+            if isinstance(op, EmbeddingOp) and op.direction is direction
+            for table in op.lookup.tables
+        )
+        tables = load_workload(name).embedding.tables()
+        assert looked_up == pytest.approx(sum(t.pooling_factor * t.width for t in tables))
+
+
+def test_dense_gradients_are_reduced_once():
+    job = _build("dlrm_dcnv2", 8)
+    reduced = collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients/bucket")
+    spec = load_workload("dlrm_dcnv2")
+    assert sum(call.size_bytes for call in reduced) == 4 * dense_parameters(spec)
+    assert len(reduced) > 1
+
+
+def test_copied_tables_join_the_gradients_and_leave_the_exchange():
+    job = _build("dlrm_mlperf", 4, "sharding.data_parallel_below=1 MiB", *SMALL)
+    reduced = collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients/bucket")
+    spec = load_workload("dlrm_mlperf", SMALL)
+    # Tables of 1000 and 2000 rows x 512 bytes are below 1 MiB, that of 3000 is not.
+    assert sum(call.size_bytes for call in reduced) == 4 * (dense_parameters(spec) + 3000 * 128)
+    check_job(job)
+
+
+def test_one_rank_exchanges_nothing():
+    job = _build("dlrm_dcnv2", 1)
+    assert not job.groups
+    for kind in CollectiveKind:
+        assert not collectives_of(job, kind, "")
+
+
+def test_ranks_with_different_tables_have_different_programs_and_the_rest_share():
+    job = _build("dlrm_mlperf", 8, *SMALL)
+    # Each of the three tables is split into columns of 32: twelve pieces on eight ranks.
+    assert 1 < len(job.programs) <= 8
+    without = _build("dlrm_mlperf", 8, "sharding.min_width=128", *SMALL)
+    # Three ranks with one table each; five without share one program.
+    assert len(without.programs) == 4
+    assert any("5 of 8 ranks hold no piece" in line for line in without.facts.assumptions)
+
+
+def test_a_given_plan_is_followed():
+    spec = load_workload("dlrm_mlperf", SMALL)
+    tables = spec.embedding.tables()
+    shards = tuple(
+        Shard(place, 1, 0, table.rows, 0, table.width) for place, table in enumerate(tables)
+    )
+    job = _build("dlrm_mlperf", 2, *SMALL, plan=ShardingPlan(tables, 2, shards))
+    check_job(job)
+    held = [
+        sum(len(op.lookup.tables) for _, op in iter_ops(job, rank) if isinstance(op, EmbeddingOp))
+        for rank in range(2)
+    ]
+    assert held == [0, 6]  # three tables, forward and backward
+
+
+def test_partial_sums_of_row_shards_are_added():
+    job = _build("dlrm_mlperf", 4, "sharding.max_shard=300 kB", *SMALL)
+    check_job(job)
+    assert any(label == "embedding/partial sums forward" for label, _ in iter_ops(job))
+
+
+def test_a_batch_that_does_not_divide_names_its_neighbours():
+    with pytest.raises(WorkloadError, match="batch=55293 or batch=55300"):
+        _build("dlrm_dcnv2", 7)
+
+
+def test_the_host_can_be_made_to_wait_every_iteration():
+    def waits(*overrides: str) -> int:
+        job = _build("dlrm_mlperf", 1, *overrides, *SMALL)
+        return sum(
+            part.operator == "synchronize"
+            for _, op in iter_ops(job)
+            if isinstance(op, HostSpan)
+            for part in op.parts
+        )
+
+    assert waits() == 0
+    assert waits("sync_each_iteration=true") == 1
+
+
+def test_prefetch_lets_compute_wait_for_the_copy_of_the_iteration_before():
+    ahead = _build("dlrm_mlperf", 1, *SMALL).programs[0]
+    behind = _build("dlrm_mlperf", 1, "input.prefetch=false", *SMALL).programs[0]
+    assert 1 in ahead.dep_distance
+    assert 1 not in behind.dep_distance
+
+
+def test_a_loader_is_two_batches_ahead_at_most():
+    job = _build("dlrm_mlperf", 1, "input.load_time=2 ms", *SMALL)
+    check_job(job)
+    assert 2 in job.programs[0].dep_distance
+    assert any("2 ms" in sentence for sentence in job.facts.assumptions)
+
+
+def test_memory_holds_every_table_once_and_its_state():
+    spec = load_workload("dlrm_dcnv2")
+    memory = memory_by_rank(spec, rank_count=8, ranks_per_host=8)
+    tables = spec.embedding.tables()
+    held = sum(memory_of.parts[0].size_bytes for memory_of in memory)
+    assert held == sum(table.size_bytes for table in tables)
+    assert all(memory_of.largest.name == "embedding tables" for memory_of in memory)
+
+
+@pytest.mark.parametrize(("optimizer", "tensors"), [("sgd", 0), ("adagrad", 1), ("adam", 2)])
+def test_state_of_tables_by_optimizer(optimizer, tensors):
+    spec = load_workload("dlrm_mlperf", [f"embedding.optimizer={optimizer}", *SMALL])
+    memory = memory_by_rank(spec, rank_count=1, ranks_per_host=1)[0]
+    assert memory.parts[1].size_bytes == tensors * memory.parts[0].size_bytes

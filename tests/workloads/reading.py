@@ -1,0 +1,26 @@
+"""Questions that several tests put to a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from collectives.collective import Collective, CollectiveKind
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.ops import Communication, Op
+
+
+def iter_ops(job: JobGraph, rank: int = 0) -> Iterator[tuple[str, Op]]:
+    """Label and op of every task of *rank*, lane after lane."""
+    for task in range(job.program_of(rank).task_count):
+        yield job.label_of(rank, task), job.op_of(rank, task)
+
+
+def collectives_of(
+    job: JobGraph, kind: CollectiveKind, prefix: str, rank: int = 0
+) -> list[Collective]:
+    """Collectives of *kind* whose label starts with *prefix*."""
+    return [
+        op.collective
+        for label, op in iter_ops(job, rank)
+        if isinstance(op, Communication) and op.collective.kind is kind and label.startswith(prefix)
+    ]

@@ -1,0 +1,164 @@
+"""Reading workloads: shipped ones, own files, and changed fields."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import WorkloadError
+from perfmodel.workloads import list_workloads, load_workload, parse_workload
+
+SHIPPED = [title.name for title in list_workloads()]
+
+TINY = """
+name: tiny
+family: transformer
+description: a tiny model
+source: made up for a test
+batch: 4
+sequence_length: 16
+model: {layers: 2, hidden: 8, heads: 2, ffn: 32, vocab: 10, max_positions: 16}
+"""
+
+
+def test_the_promised_workloads_are_shipped():
+    assert SHIPPED == [
+        "bert_large",
+        "dlrm_dcnv2",
+        "dlrm_mlperf",
+        "gpt2_xl",
+        "gpt3_175b",
+        "llama3_70b",
+        "llama3_8b",
+    ]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_workload_is_read_by_its_name_and_by_its_file_name(name):
+    assert load_workload(name) == load_workload(f"{name}.yaml")
+    assert load_workload(name).name == name
+
+
+def test_the_default_workload_has_the_batch_of_mlperf():
+    assert load_workload("dlrm_dcnv2").batch == 55_296
+
+
+def test_a_field_can_be_changed_with_its_unit_and_type():
+    workload = load_workload(
+        "llama3_8b",
+        ["batch=4096", "parallel.tp=4", "training.bucket_size=1 MiB", "training.precision=fp16"],
+    )
+    assert workload.batch == 4096
+    assert workload.parallel.tp == 4
+    assert workload.training.bucket_size == 2**20
+    assert workload.training.precision is DType.FP16
+
+
+def test_a_list_can_be_changed():
+    workload = load_workload("dlrm_mlperf", ["embedding.rows=[10, 20]", "embedding.width=128"])
+    assert [table.rows for table in workload.embedding.tables()] == [10, 20]
+
+
+def test_changing_one_load_does_not_change_the_next():
+    load_workload("llama3_8b", ["batch=1"])
+    assert load_workload("llama3_8b").batch == 128
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [("tp=4", "parallel.tp"), ("bach=4", "batch"), ("model.layer=2", "model.layers")],
+)
+def test_an_unknown_field_names_its_neighbours(override, near):
+    with pytest.raises(WorkloadError, match=near):
+        load_workload("llama3_8b", [override])
+
+
+def test_the_family_cannot_be_changed():
+    with pytest.raises(WorkloadError, match="no such field"):
+        load_workload("llama3_8b", ["family=dlrm"])
+
+
+def test_all_faults_are_reported_at_once():
+    with pytest.raises(WorkloadError) as error:
+        load_workload(
+            "llama3_8b",
+            [
+                "batch=0",
+                "model.layers=true",
+                "model.heads=2.5",
+                "training.recompute=sometimes",
+                "training.bucket_size=25",
+                "training.precision=fp7",
+            ],
+        )
+    message = str(error.value)
+    assert message.startswith("llama3_8b: 6 faults")
+    for place in ("batch", "model.layers", "model.heads", "training.recompute", "fp7", "got 25"):
+        assert place in message
+
+
+def test_an_own_file_is_read(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    assert load_workload(path).model.head_width == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("batch: 4", "batch: 4\nbatches: 5", "batches: unknown key. Near: batch"),
+        ("batch: 4\n", "", "batch: must be given"),
+        ("heads: 2", "heads: 3", "hidden must divide by heads, got 8 and 3"),
+        ("heads: 2", "heads: 2, kv_heads: 4", "heads must divide by kv_heads, got 2 and 4"),
+        (", max_positions: 16", "", "learned positions need max_positions"),
+        ("sequence_length: 16", "sequence_length: 17", "at most model.max_positions 16, got 17"),
+        ("family: transformer", "family: forest", "one of dlrm, transformer, got 'forest'"),
+        ("batch: 4", "batch: '4'", "batch: input should be a valid integer, got '4'"),
+        ("batch: 4", "batch: 4\ninput: {load_time: 3}", "must carry its unit"),
+    ],
+)
+def test_a_fault_in_a_file_is_named(tmp_path, before, after, fault):
+    path = tmp_path / "tiny.yaml"
+    assert before in TINY
+    path.write_text(TINY.replace(before, after))
+    with pytest.raises(WorkloadError) as error:
+        load_workload(path)
+    assert fault in str(error.value)
+
+
+def test_a_workload_that_is_nowhere_names_a_near_one():
+    with pytest.raises(WorkloadError, match="Did you mean llama3_8b"):
+        load_workload("lama3_8b")
+
+
+def test_a_directory_is_no_workload(tmp_path):
+    with pytest.raises(WorkloadError, match="directory"):
+        load_workload(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\x00\xff\x01", b"", b"- 1\n- 2\n", b"a: &a 1\nb: *a\n"])
+def test_junk_is_no_workload(tmp_path, content):
+    path = tmp_path / "junk.yaml"
+    path.write_bytes(content)
+    with pytest.raises(WorkloadError, match=r"junk\.yaml"):
+        load_workload(path)
+
+
+def test_dot_interaction_needs_equal_widths():
+    with pytest.raises(WorkloadError, match="widths 64, 128"):
+        load_workload("dlrm_mlperf", ["embedding.width=64"])
+
+
+def test_one_pooling_factor_a_table():
+    with pytest.raises(WorkloadError, match="got 2 for 26 tables"):
+        load_workload("dlrm_dcnv2", ["embedding.pooling_factors=[1, 2]"])
+
+
+def test_a_change_without_a_value_is_refused():
+    with pytest.raises(WorkloadError, match="field=value"):
+        load_workload("dlrm_dcnv2", ["batch"])
+
+
+def test_content_without_a_family_is_refused():
+    with pytest.raises(WorkloadError, match="family must be one of"):
+        parse_workload({}, document="nothing")

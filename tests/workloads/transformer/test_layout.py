@@ -1,0 +1,66 @@
+"""Layouts, given and chosen."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.base.errors import WorkloadError
+from perfmodel.workloads import load_workload
+from perfmodel.workloads.transformer.layout import choose_layout
+from perfmodel.workloads.transformer.placement import Layout
+
+
+def _choose(name: str, rank_count: int, *overrides: str):
+    return choose_layout(load_workload(name, overrides), rank_count=rank_count, ranks_per_host=8)
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "llama3_70b", "gpt3_175b", "bert_large", "gpt2_xl"])
+@pytest.mark.parametrize("rank_count", [1, 8, 64, 128])
+def test_every_shipped_model_has_a_layout(name, rank_count):
+    layout = _choose(name, rank_count).layout
+    assert layout.rank_count == rank_count
+    assert layout.dp * layout.micro_batch * layout.micro_batches == load_workload(name).batch
+
+
+def test_a_large_model_stays_inside_a_host_before_it_takes_stages():
+    layout = _choose("llama3_70b", 128).layout
+    assert (layout.tp, layout.pp, layout.dp) == (8, 1, 16)
+
+
+def test_what_is_stated_is_kept():
+    chosen = _choose("llama3_8b", 16, "parallel.tp=4", "parallel.pp=2", "parallel.micro_batch=4")
+    # 16 ranks / (4 x 2) = 2 copies; 128 sequences / 2 / 4 = 16 micro-batches.
+    assert chosen.layout == Layout(
+        tp=4, pp=2, dp=2, micro_batch=4, micro_batches=16, is_sequence_parallel=True
+    )
+
+
+def test_a_model_that_cannot_fit_says_so():
+    chosen = _choose("gpt3_175b", 8)
+    assert not chosen.fits
+    assert "no layout fits" in chosen.sentence
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (["parallel.tp=5"], "heads (32) do not divide by tp=5"),
+        (["parallel.pp=3"], "layers (32) do not divide by pp=3"),
+        (["parallel.tp=8", "parallel.pp=2"], "8 ranks do not divide by tp x pp = 8 x 2"),
+        (["batch=3", "parallel.tp=1", "parallel.pp=1"], "batch (3) does not divide by dp x"),
+        (["parallel.dp=3"], "dp=3 is not 8 ranks"),
+        (["parallel.sharding=full", "parallel.pp=2"], "full does not go with pipeline"),
+    ],
+)
+def test_what_does_not_divide_is_named(overrides, fault):
+    with pytest.raises(WorkloadError) as error:
+        _choose("llama3_8b", 8, *overrides)
+    assert fault in str(error.value)
+
+
+def test_groups_of_a_layout_by_hand():
+    layout = Layout(tp=2, pp=2, dp=2, micro_batch=1, micro_batches=1)
+    # Rank = tensor + 2 (data + 2 stage).
+    assert list(layout.tensor_group(data=1, stage=0)) == [2, 3]
+    assert list(layout.data_group(tensor=1, stage=1)) == [5, 7]
+    assert list(layout.stage_ranks(tensor=0, data=1)) == [2, 6]

@@ -1,0 +1,79 @@
+"""Memory of Transformer ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.workloads import load_workload, memory_by_rank
+from perfmodel.workloads.transformer.memory import layer_activation_bytes, stage_memory
+from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.shapes import parameter_count
+
+ONE_RANK = Layout(tp=1, pp=1, dp=1, micro_batch=1, micro_batches=1)
+
+
+def _part(memory, name: str) -> int:
+    return next(part.size_bytes for part in memory.parts if part.name == name)
+
+
+def test_activations_of_a_gpt_layer_are_as_published():
+    spec = load_workload("gpt3_175b", ["training.attention=unfused", "training.recompute=none"])
+    s, h, a = 2048, 12288, 96
+    # Korthikanti et al., equation 1: s b h (34 + 5 a s / h).
+    assert layer_activation_bytes(spec, ONE_RANK) == 34 * s * h + 5 * a * s * s
+
+
+def test_sequence_parallelism_divides_all_of_them():
+    spec = load_workload("gpt3_175b", ["training.attention=unfused", "training.recompute=none"])
+    layout = Layout(tp=8, pp=1, dp=1, micro_batch=1, micro_batches=1, is_sequence_parallel=True)
+    whole = layer_activation_bytes(spec, ONE_RANK)
+    assert layer_activation_bytes(spec, layout) * 8 == whole
+
+
+def test_mixed_precision_adam_takes_eighteen_bytes_a_parameter_with_fp32_gradients():
+    spec = load_workload("gpt2_xl")
+    memory = stage_memory(spec, ONE_RANK, stage=0)
+    elements = parameter_count(spec.model)
+    state = sum(_part(memory, name) for name in ("weights", "gradients", "optimizer state"))
+    # 2 weight + 4 gradient + 4 master weight + 8 moments.
+    assert state == 18 * elements
+
+
+def test_full_sharding_divides_weights_gradients_and_state():
+    layout = Layout(tp=1, pp=1, dp=4, micro_batch=1, micro_batches=1)
+    spec = load_workload("gpt2_xl", ["parallel.sharding=full"])
+    memory = stage_memory(spec, layout, stage=0)
+    elements = parameter_count(spec.model)
+    assert _part(memory, "weights") == 2 * elements // 4
+    assert _part(memory, "optimizer state") == 12 * elements // 4
+    assert _part(memory, "gathered layers") > 0
+
+
+def test_recompute_saves_memory():
+    needs = {
+        recompute: stage_memory(
+            load_workload(
+                "gpt2_xl", [f"training.recompute={recompute}", "training.attention=unfused"]
+            ),
+            ONE_RANK,
+            stage=0,
+        ).total_bytes
+        for recompute in ("none", "selective", "full")
+    }
+    assert needs["full"] < needs["selective"] < needs["none"]
+
+
+def test_early_stages_hold_more_micro_batches():
+    spec = load_workload("gpt3_175b")
+    layout = Layout(tp=8, pp=8, dp=1, micro_batch=1, micro_batches=16, is_sequence_parallel=True)
+    first, last = (stage_memory(spec, layout, stage=stage) for stage in (0, 7))
+    assert _part(first, "activations") == 8 * _part(last, "activations")
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "llama3_70b"])
+def test_every_rank_is_listed_and_names_its_largest_part(name):
+    memory = memory_by_rank(load_workload(name), rank_count=64, ranks_per_host=8)
+    assert len(memory) == 64
+    for of_rank in set(memory):
+        assert of_rank.largest.size_bytes == max(part.size_bytes for part in of_rank.parts)
+        assert of_rank.total_bytes < 80e9
