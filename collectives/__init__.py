@@ -5,6 +5,7 @@ from collectives.collective import Collective, CollectiveKind
 from collectives.cost import CollectiveCost
 from collectives.group import GroupShape, group_shape, wiring_of
 from collectives.pricing import CollectiveCall, price_collective, price_collectives, price_sizes
+from collectives.sharing import share_links
 from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
 from collectives.wiring import HostLinkClass, Wiring
 
@@ -26,5 +27,6 @@ __all__ = [
     "price_collective",
     "price_collectives",
     "price_sizes",
+    "share_links",
     "wiring_of",
 ]

@@ -64,7 +64,7 @@ class Calibration:
         object.__setattr__(self, "_spans", table)
 
     def host_entry(self, wiring: Wiring) -> HostEntry:
-        """The entry nearest to *wiring*: machine, generation and class, class, generation."""
+        """The entry nearest to *wiring*: its machine, then NVLink or not, generation and class."""
         return min(self.hosts, key=lambda entry: _distance(entry, wiring))
 
     def host_constants(self, wiring: Wiring) -> HostConstants:
@@ -88,9 +88,8 @@ class Calibration:
         for span in spans:
             if span.holds(wiring.host_count, wiring.rank_count, size_bytes):
                 return Provenance.INTERPOLATED
-        entry = self.host_entry(wiring)
-        is_known = entry.architecture == wiring.architecture
-        return Provenance.EXTRAPOLATED if is_known or spans else Provenance.ANALYTIC
+        is_scaled = spans or self.host_entry(wiring).link_class.is_nvlink
+        return Provenance.EXTRAPOLATED if is_scaled else Provenance.ANALYTIC
 
     def relative_sigma(self, wiring: Wiring, kind: CollectiveKind, latency_ratio: float) -> float:
         """One standard deviation of the relative error, from rows held out of the fit."""
@@ -118,11 +117,11 @@ def _distance(entry: HostEntry, wiring: Wiring) -> tuple[int, int, int]:
         link_class = HostLinkClass.NVSWITCH
     if entry.machines:
         return (9, 0, 0)
-    if entry.link_class is link_class:
-        far_class = 0
-    else:
-        far_class = 1 if entry.link_class.is_nvlink == link_class.is_nvlink else 4
-    return (far_class, _generations_apart(entry.architecture, wiring.architecture), 0)
+    far_family = int(entry.link_class.is_nvlink != link_class.is_nvlink)
+    far_class = int(entry.link_class is not link_class)
+    if not link_class.is_nvlink:  # PCIe is the same wire in every generation of GPU
+        return (far_family, far_class, _generations_apart(entry.architecture, wiring.architecture))
+    return (far_family, _generations_apart(entry.architecture, wiring.architecture), far_class)
 
 
 def _generations_apart(first: str, second: str) -> int:

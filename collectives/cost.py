@@ -23,7 +23,8 @@ class CollectiveCost:
     """The predicted cost of one call, the same on every rank unless *per_rank_ns* is given.
 
     *latency_ns* is the share that a call of no bytes would take as well. *busiest_link* names
-    the link that decides and *link_busy_ns* how long the call keeps it busy.
+    the link that decides; *gpu_busy_ns* and *nic_busy_ns* say how long the call keeps the links
+    of a GPU and a NIC busy.
     """
 
     duration_ns: float
@@ -34,7 +35,8 @@ class CollectiveCost:
     busiest_link: str
     latency_ns: float
     bus_bandwidth_bytes_per_s: float
-    link_busy_ns: float = 0.0
+    gpu_busy_ns: float = 0.0
+    nic_busy_ns: float = 0.0
     per_rank_ns: npt.NDArray[np.float64] | None = None
 
     @property

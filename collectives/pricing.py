@@ -142,11 +142,10 @@ class _Pricer:
     def price(self, choice: Choice, sizes: FloatArray) -> list[CollectiveCost]:
         durations = self.durations_ns(choice, sizes)
         latency = float(self.durations_ns(choice, np.zeros(1))[0])
-        movement = build_movement(self.kind, choice[0], sizes, self.wiring)
-        link, busy = _busiest_link(movement, self.wiring)
+        busy = _link_times(build_movement(self.kind, choice[0], sizes, self.wiring), self.wiring)
         return [
-            self._cost(choice, float(size), float(duration), latency, link, float(wire))
-            for size, duration, wire in zip(sizes, durations, busy, strict=True)
+            self._cost(choice, float(size), float(duration), latency, wires)
+            for size, duration, wires in zip(sizes, durations, busy, strict=True)
         ]
 
     def durations_ns(self, choice: Choice, sizes: FloatArray) -> FloatArray:
@@ -165,32 +164,42 @@ class _Pricer:
         )
 
     def _cost(
-        self, choice: Choice, size: float, duration: float, latency: float, link: str, busy: float
+        self, choice: Choice, size: float, duration: float, latency: float, busy: _LinkTimes
     ) -> CollectiveCost:
+        wiring = self.wiring
+        latency = min(latency, duration)
         ratio = latency / duration if duration > 0 else 1.0
+        # At the speed software reaches, the deciding link is busy for all but the latency.
+        slowest = max(busy.gpu_ns, busy.nic_ns)
+        stretch = (duration - latency) / slowest if slowest > 0 else 0.0
         return CollectiveCost(
             duration_ns=duration,
-            relative_sigma=self.calibration.relative_sigma(self.wiring, self.kind, ratio),
-            provenance=self.calibration.provenance(self.wiring, self.kind, size),
+            relative_sigma=self.calibration.relative_sigma(wiring, self.kind, ratio),
+            provenance=self.calibration.provenance(wiring, self.kind, size),
             algorithm=choice[0].value,
             protocol=choice[1].value,
-            busiest_link=link,
-            latency_ns=min(latency, duration),
+            busiest_link=wiring.nic_link if busy.nic_ns > busy.gpu_ns else wiring.host_link,
+            latency_ns=latency,
             bus_bandwidth_bytes_per_s=bus_bandwidth(
-                self.kind, size_bytes=size, rank_count=self.wiring.rank_count, duration_ns=duration
+                self.kind, size_bytes=size, rank_count=wiring.rank_count, duration_ns=duration
             ),
-            link_busy_ns=busy,
+            gpu_busy_ns=busy.gpu_ns * stretch,
+            nic_busy_ns=busy.nic_ns * stretch,
         )
 
 
-def _busiest_link(movement: Movement, wiring: Wiring) -> tuple[str, FloatArray]:
-    """The link that the call keeps busy longest, and how long, at datasheet speed."""
-    inside = movement.gpu_bytes * NS_PER_S / wiring.ring_bandwidth_bytes_per_s
-    if wiring.host_count == 1:
-        return wiring.host_link, np.asarray(inside)
-    outside = movement.nic_bytes * NS_PER_S / wiring.nic_bandwidth_bytes_per_s
-    is_net = float(np.sum(outside)) >= float(np.sum(inside))
-    return (wiring.nic_link, outside) if is_net else (wiring.host_link, np.asarray(inside))
+@dataclass(frozen=True, slots=True)
+class _LinkTimes:
+    """How long the busiest GPU's links and NIC would be busy at datasheet speed."""
+
+    gpu_ns: float
+    nic_ns: float
+
+
+def _link_times(movement: Movement, wiring: Wiring) -> list[_LinkTimes]:
+    gpu = movement.gpu_bytes * NS_PER_S / wiring.ring_bandwidth_bytes_per_s
+    nic = movement.nic_bytes * NS_PER_S / (wiring.nic_bandwidth_bytes_per_s or np.inf)
+    return [_LinkTimes(float(one), float(other)) for one, other in zip(gpu, nic, strict=True)]
 
 
 def _check_call(call: CollectiveCall, wiring: Wiring) -> None:

@@ -1,0 +1,147 @@
+"""`perfmodel collective`: one collective, a sweep over sizes, or two at the same time."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from collectives.collective import CollectiveKind
+from perfmodel.base.errors import InputError
+
+if TYPE_CHECKING:
+    from perfmodel.cli.collective_request import CollectiveRequest
+
+app = typer.Typer(rich_markup_mode=None)
+STDOUT = "-"
+
+EPILOG = """\b
+Examples:
+  perfmodel collective --topology dgx_h100 --kind all_reduce --size 64MiB
+  perfmodel collective --topology dgx_h100 --hosts 4 --kind all_to_all --size 256MiB
+  perfmodel collective --topology dgx_a100 --kind all_gather --ranks 4 --sweep --plot sweep.png
+  perfmodel collective --topology dgx_h100 --hosts 2 --kind all_reduce --size 1GiB \\
+      --ranks 0,8 --with all_reduce:1GiB:1,9
+"""
+
+
+class KindChoice(Enum):
+    """The collectives that can be asked for."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    SEND_RECV = "send_recv"
+    BARRIER = "barrier"
+
+
+@app.command(epilog=EPILOG)
+def collective(
+    topology: Annotated[
+        str,
+        typer.Option(metavar="NAME|FILE", help="Machine: a file or a name of the catalog."),
+    ],
+    kind: Annotated[KindChoice, typer.Option(help="What the group does.")],
+    size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Bytes as nccl-tests counts them, e.g. 64MiB."),
+    ] = None,
+    hosts: Annotated[int, typer.Option(metavar="N", min=1, help="Number of hosts, e.g. 4.")] = 1,
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="N|LIST", help="How many ranks, or which: 8, or 0-3,8-11."),
+    ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="KIND:SIZE:LIST",
+            help="Another collective at the same time, e.g. all_reduce:1GiB:1,9; repeatable.",
+        ),
+    ] = None,
+    byte_matrix: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Uneven all_to_all: CSV, row i is what rank i sends."),
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="All sizes from 512 B to 1 GiB instead of one.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Picture of the sweep, e.g. sweep.png.")
+    ] = None,
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="TABLE", help="Measured points beside the sweep; repeatable."),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option("--collective-algorithm", metavar="NAME", help="Force ring, tree, nvls ..."),
+    ] = None,
+    protocol: Annotated[
+        str | None, typer.Option("--nccl-proto", metavar="NAME", help="Force ll, ll128 or simple.")
+    ] = None,
+    nccl_version: Annotated[
+        str, typer.Option(metavar="X.Y", help="Release of NCCL, e.g. 2.23.")
+    ] = "2.27",
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="Number format, e.g. int8.")] = "fp32",
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Machine-readable answer; - is stdout."),
+    ] = None,
+) -> None:
+    """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
+    from perfmodel.cli.collective_request import build_request
+
+    request = build_request(
+        topology=topology,
+        hosts=hosts,
+        ranks=ranks,
+        kind=CollectiveKind(kind.value),
+        software=(nccl_version, algorithm, protocol),
+        dtype=dtype,
+    )
+    if sweep:
+        answer, lines = _sweep(request, plot, measured or [])
+    else:
+        _check_single(plot, measured)
+        answer, lines = _single(request, size, beside or [], byte_matrix)
+    _put(answer, lines, json_file)
+
+
+def _check_single(plot: Path | None, measured: list[Path] | None) -> None:
+    if plot is not None or measured:
+        raise InputError("collective: --plot and --measured go with --sweep. Add --sweep.")
+
+
+def _single(
+    request: CollectiveRequest, size: str | None, beside: list[str], byte_matrix: Path | None
+) -> tuple[dict[str, object], list[str]]:
+    from perfmodel.cli.collective_answer import answer_single
+
+    return answer_single(request, size=size, beside=beside, byte_matrix=byte_matrix)
+
+
+def _sweep(
+    request: CollectiveRequest, plot: Path | None, measured: list[Path]
+) -> tuple[dict[str, object], list[str]]:
+    from perfmodel.cli.collective_sweep import answer_sweep
+
+    return answer_sweep(request, plot=plot, tables=measured)
+
+
+def _put(answer: dict[str, object], lines: list[str], json_file: str | None) -> None:
+    if json_file is not None:
+        import orjson
+
+        content = orjson.dumps(answer, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
+        if json_file == STDOUT:
+            sys.stdout.write(content.decode() + "\n")
+            return
+        Path(json_file).write_bytes(content + b"\n")
+    print("\n".join(lines))
