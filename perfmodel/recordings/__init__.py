@@ -1,0 +1,1 @@
+"""Recordings: traces of real jobs become job graphs that can be replayed and changed."""

@@ -1,0 +1,135 @@
+"""Collective calls: what the communication kernels of a trace say about themselves.
+
+Newer traces name the collective, its size and its group. Older ones have only
+the name of the kernel; then all ranks are one group and order alone counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collectives.collective import Collective, CollectiveKind
+from perfmodel.base.dtypes import DType, parse_dtype
+from perfmodel.base.errors import InputError
+from perfmodel.recordings.rank_view import RankView
+
+WORLD = "world"
+_KIND_WORDS = (
+    ("reduce_scatter", CollectiveKind.REDUCE_SCATTER),
+    ("reducescatter", CollectiveKind.REDUCE_SCATTER),
+    ("all_gather", CollectiveKind.ALL_GATHER),
+    ("allgather", CollectiveKind.ALL_GATHER),
+    ("all_to_all", CollectiveKind.ALL_TO_ALL),
+    ("alltoall", CollectiveKind.ALL_TO_ALL),
+    ("all_reduce", CollectiveKind.ALL_REDUCE),
+    ("allreduce", CollectiveKind.ALL_REDUCE),
+    ("broadcast", CollectiveKind.BROADCAST),
+    ("barrier", CollectiveKind.BARRIER),
+    ("reduce", CollectiveKind.REDUCE),
+    ("sendrecv", CollectiveKind.ALL_TO_ALL),
+    ("send", CollectiveKind.SEND_RECV),
+    ("recv", CollectiveKind.SEND_RECV),
+)
+_TORCH_DTYPES = {"byte": DType.INT8, "char": DType.INT8, "bool": DType.INT8}
+_NUMBERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """One communication kernel: the device task, its group, and what it must have in common.
+
+    *collective* is None where the trace does not tell the size.
+    """
+
+    task: int
+    group: str
+    ranks: tuple[int, ...] | None
+    signature: tuple[object, ...]
+    kind: CollectiveKind | None
+    collective: Collective | None
+
+
+def find_collective_calls(view: RankView) -> tuple[CollectiveCall, ...]:
+    """The communication kernels of a rank by start."""
+    streams: dict[int, int] = {}
+    groups = _stated_groups(view)
+    calls = []
+    for task in np.flatnonzero(view.device.is_collective).tolist():
+        row = int(view.device.row[task])
+        detail = view.trace.detail_of(row)
+        if detail.get("Collective name"):
+            calls.append(_stated(task, detail, groups))
+        else:
+            place = streams.setdefault(int(view.device.stream[task]), len(streams))
+            calls.append(_unstated(task, view.trace.name_of(row), place))
+    return tuple(calls)
+
+
+def _stated(
+    task: int, detail: dict[str, Any], groups: dict[str, tuple[int, ...]]
+) -> CollectiveCall:
+    name, word = str(detail["Collective name"]), str(detail.get("Process Group Name", WORLD))
+    kind = _kind_of(name)
+    ranks = _ranks(detail.get("Process Group Ranks")) or groups.get(word)
+    group = f"{word} {detail.get('Process Group Description') or ''}".strip()
+    peers = (detail.get("Src Rank"), detail.get("Dst Rank"))
+    if kind is CollectiveKind.SEND_RECV and all(isinstance(peer, int) for peer in peers):
+        low, high = sorted(peer for peer in peers if isinstance(peer, int))
+        group, ranks = f"{group} {low}-{high}", (low, high)
+    values = max(_whole(detail.get("In msg nelems")), _whole(detail.get("Out msg nelems")))
+    is_even = kind not in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
+    signature = (kind or name, values if is_even else 0)
+    return CollectiveCall(task, group, ranks, signature, kind, _collective(kind, values, detail))
+
+
+def _unstated(task: int, kernel: str, place: int) -> CollectiveCall:
+    word = kernel.split("(")[0].split("<")[0]
+    group = WORLD if place == 0 else f"{WORLD} {place}"
+    return CollectiveCall(task, group, None, (word,), _kind_of(word), None)
+
+
+def _collective(
+    kind: CollectiveKind | None, values: int, detail: dict[str, Any]
+) -> Collective | None:
+    word = str(detail.get("dtype", ""))
+    if kind is None or not values:
+        return None
+    try:
+        dtype = _TORCH_DTYPES.get(word.lower()) or parse_dtype(word)
+    except InputError:
+        return None
+    return Collective(kind, values * dtype.size_bytes, dtype)
+
+
+def _kind_of(name: str) -> CollectiveKind | None:
+    word = name.lower()
+    return next((kind for prefix, kind in _KIND_WORDS if prefix in word), None)
+
+
+def _stated_groups(view: RankView) -> dict[str, tuple[int, ...]]:
+    info = view.trace.properties.get("distributedInfo")
+    groups = info.get("pg_config") if isinstance(info, dict) else None
+    found = {}
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, dict) and "pg_name" in group:
+            ranks = _ranks(group.get("ranks"))
+            if ranks:
+                found[str(group["pg_name"])] = ranks
+    return found
+
+
+def _ranks(value: object) -> tuple[int, ...] | None:
+    """Ranks of a group; long lists are cut short with dots by the profiler and not usable."""
+    if isinstance(value, list) and all(isinstance(rank, int) for rank in value):
+        return tuple(value) or None
+    if isinstance(value, str) and "..." not in value:
+        return tuple(int(number) for number in _NUMBERS.findall(value)) or None
+    return None
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,0 +1,260 @@
+"""Importing: the recordings of all ranks become one job graph.
+
+Ranks are looked at one by one, then their collectives are matched, their
+clocks aligned on them, and what each rank spent waiting is told from transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.base.documents import FaultList
+from perfmodel.base.errors import TraceError
+from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.program import Role
+from perfmodel.recordings.arrivals import find_arrivals
+from perfmodel.recordings.collective_calls import find_collective_calls
+from perfmodel.recordings.host_chain import build_host_chain
+from perfmodel.recordings.matching import (
+    MatchedGroup,
+    check_overlap,
+    match_collectives,
+    rank_offsets_ns,
+    root_of,
+    transfer_ns,
+)
+from perfmodel.recordings.rank_program import (
+    Member,
+    RankFindings,
+    RankProgram,
+    build_rank_program,
+    places,
+)
+from perfmodel.recordings.rank_view import Int64s, RankView, view_rank
+from perfmodel.recordings.recorded_job import ImportReport, RankReport, RecordedJob
+from perfmodel.recordings.steps import (
+    count_profiler_steps,
+    last_tasks_of_profiler_steps,
+    step_ends,
+)
+from perfmodel.recordings.stream_edges import find_stream_edges
+from traces.job_trace import JobTrace
+
+MIN_LINKED_RATIO = 0.5
+
+
+def import_job(traces: JobTrace) -> RecordedJob:
+    """The job graph of *traces*; refuses recordings that cannot be one job."""
+    views = [view_rank(trace) for trace in traces.ranks]
+    _check_views(traces.name, views)
+    calls = [find_collective_calls(view) for view in views]
+    groups = match_collectives(calls)
+    offsets_ns = _offsets_ns(views, groups)
+    views = [view.shifted(offset) for view, offset in zip(views, offsets_ns, strict=True)]
+    for group in groups:
+        check_overlap(views, group)
+    findings = [
+        RankFindings(view, build_host_chain(view), find_stream_edges(view), of_rank)
+        for view, of_rank in zip(views, calls, strict=True)
+    ]
+    _add_members(findings, views, groups)
+    _add_arrivals(findings)
+    return _build(traces, findings, groups, offsets_ns)
+
+
+def _check_views(name: str, views: Sequence[RankView]) -> None:
+    faults = FaultList(f"job {name!r}")
+    for view in views:
+        count, place = len(view.device), f"rank {view.trace.rank}"
+        if not count:
+            faults.add(place, "holds no device work. Record with CUDA activities.")
+        elif view.linked_count < MIN_LINKED_RATIO * count:
+            faults.add(
+                place,
+                f"only {view.linked_count} of {count} device tasks have a launching call with "
+                "the same correlation. Record longer, and with CPU activities.",
+            )
+    faults.check(TraceError)
+
+
+def _offsets_ns(views: Sequence[RankView], groups: Sequence[MatchedGroup]) -> list[int]:
+    """Clocks of other hosts aligned, and the first moment of all moved to zero."""
+    offsets = rank_offsets_ns(views, groups)
+    first = min(
+        min(
+            int(view.device.start_ns.min()),
+            int(view.calls.start_ns.min()) if len(view.calls) else 2**62,
+        )
+        + offset
+        for view, offset in zip(views, offsets, strict=True)
+    )
+    return [offset - first for offset in offsets]
+
+
+def _add_members(
+    findings: Sequence[RankFindings], views: Sequence[RankView], groups: Sequence[MatchedGroup]
+) -> None:
+    for slot, group in enumerate(groups):
+        for number in range(group.count):
+            root = root_of(group, number)
+            lengths = transfer_ns(views, group, number)
+            for member, rank in enumerate(group.members):
+                role = Role.SIGNALS if member == root else Role.BOTH
+                task = group.calls[member][number].task
+                findings[rank].members[task] = Member(slot, lengths[member], role)
+
+
+def _add_arrivals(findings: Sequence[RankFindings]) -> None:
+    """Collectives of groups of which only this rank was recorded."""
+    for of_rank in findings:
+        lone = [call for call in of_rank.collectives if call.task not in of_rank.members]
+        groups_with_members = {
+            call.group for call in of_rank.collectives if call.task in of_rank.members
+        }
+        alone = [call for call in lone if call.group not in groups_with_members]
+        of_rank.arrivals.update(find_arrivals(of_rank.view, alone))
+
+
+def _build(
+    traces: JobTrace,
+    findings: Sequence[RankFindings],
+    groups: Sequence[MatchedGroup],
+    offsets_ns: Sequence[int],
+) -> RecordedJob:
+    job = JobBuilder()
+    programs = []
+    for rank, of_rank in enumerate(findings):
+        described = _with_shared_sizes(of_rank, rank, groups)
+        programs.append(build_rank_program(described, job.new_program()))
+        job.add_rank(job.add_program(programs[-1].program))
+    for slot, group in enumerate(groups):
+        job.add_group(group.name, group.members, slot=slot)
+    ends = _step_ends(findings, groups, programs)
+    report = ImportReport(
+        ranks=tuple(
+            _rank_report(of_rank, offset)
+            for of_rank, offset in zip(findings, offsets_ns, strict=True)
+        ),
+        rendezvous=sum(group.count for group in groups),
+        steps=max(len(ends), 1),
+        recorded_starts=_sum_counts([program.recorded_starts for program in programs]),
+        faults=_job_faults(traces),
+    )
+    facts = JobFacts(traces.name, source="recorded traces", assumptions=_assumptions(findings))
+    return RecordedJob(
+        graph=job.build(facts),
+        recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
+        recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
+        hold_ratio=np.concatenate([program.hold_ratio for program in programs]),
+        step_ends=ends,
+        report=report,
+    )
+
+
+def _with_shared_sizes(
+    of_rank: RankFindings, rank: int, groups: Sequence[MatchedGroup]
+) -> RankFindings:
+    """Members of a rendezvous describe it alike: as its first member does."""
+    shared = {
+        call.task: group.calls[0][number].collective
+        for group in groups
+        if rank in group.members
+        for number, call in enumerate(group.calls[group.members.index(rank)])
+    }
+    calls = tuple(
+        replace(call, collective=shared.get(call.task, call.collective))
+        for call in of_rank.collectives
+    )
+    return replace(of_rank, collectives=calls)
+
+
+def _step_ends(
+    findings: Sequence[RankFindings],
+    groups: Sequence[MatchedGroup],
+    programs: Sequence[RankProgram],
+) -> tuple[Int64s, ...]:
+    """Rows of the tasks that end each step."""
+    offsets = np.concatenate([[0], np.cumsum([len(program.start_ns) for program in programs])])
+    first = findings[0]
+    profiler_steps = count_profiler_steps(first.view)
+    main = max(groups, key=lambda group: (len(group.members), group.count), default=None)
+    if main is not None:
+        ends = step_ends([call.signature for call in main.calls[0]], profiler_steps)
+        if ends:
+            return tuple(
+                np.array(
+                    [
+                        offsets[rank] + places(programs[rank], [main.calls[m][end].task])[0]
+                        for m, rank in enumerate(main.members)
+                    ],
+                    dtype=np.int64,
+                )
+                for end in ends
+            )
+        return ()
+    signatures = [(call.group, call.signature) for call in first.collectives]
+    ends = step_ends(signatures, profiler_steps) if signatures else []
+    tasks = [first.collectives[end].task for end in ends]
+    tasks = tasks or last_tasks_of_profiler_steps(first.view)
+    return tuple(places(programs[0], [task]) for task in tasks) if len(tasks) > 1 else ()
+
+
+def _rank_report(of_rank: RankFindings, offset_ns: int) -> RankReport:
+    view, trace = of_rank.view, of_rank.view.trace
+    before = int(view.is_before_window().sum())
+    lost = len(view.device) - view.linked_count - before
+    faults = list(trace.report.faults)
+    if view.repeated_correlations:
+        faults.append(
+            f"{view.repeated_correlations} calls repeat the correlation of an earlier call; "
+            "the earlier one was taken"
+        )
+    if lost:
+        faults.append(f"{lost} device tasks have no launching call; only stream order holds them")
+    return RankReport(
+        rank=trace.rank,
+        objects=trace.report.objects,
+        rows_kept=trace.report.kept,
+        device_tasks=len(view.device),
+        launches_linked=view.linked_count,
+        launched_before=before,
+        launch_lost=lost,
+        collectives=len(of_rank.collectives),
+        collectives_matched=len(of_rank.members),
+        stream_edges=len(of_rank.edges),
+        hidden_waits=of_rank.chain.hidden_waits,
+        skew_ns=view.skew_ns,
+        offset_ns=offset_ns,
+        faults=tuple(faults),
+    )
+
+
+def _job_faults(traces: JobTrace) -> tuple[str, ...]:
+    missing = traces.missing_ranks
+    if not missing:
+        return ()
+    named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    return (f"{len(missing)} of {traces.world_size} ranks are not recorded ({named})",)
+
+
+def _assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
+    sentences = [
+        "kernels of several waves hold back other streams until their last wave",
+        "an allocation waits for the device only where all launched work had ended by its return",
+    ]
+    arrivals = sum(len(of_rank.arrivals) for of_rank in findings)
+    if arrivals:
+        sentences.append(
+            f"other ranks were not recorded: when they came to {arrivals} collectives is taken "
+            "from the recording, as time since the collective before"
+        )
+    return tuple(sentences)
+
+
+def _sum_counts(counts: Sequence[dict[str, int]]) -> dict[str, int]:
+    words = list(dict.fromkeys(word for of_rank in counts for word in of_rank))
+    return {word: sum(of_rank.get(word, 0) for of_rank in counts) for word in words}

@@ -1,0 +1,226 @@
+"""Rank program: the tasks of one recorded rank, with what each waits for.
+
+No recorded start enters, except the first call of a chain of host steps and
+device work that was launched before the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork
+from perfmodel.graph.program import Anchor, LaneKind, Program, Role
+from perfmodel.recordings.collective_calls import CollectiveCall
+from perfmodel.recordings.host_chain import HostChain, HostStep, StepKind
+from perfmodel.recordings.occupancy import hold_ratios
+from perfmodel.recordings.rank_view import Int64s, RankView
+from perfmodel.recordings.stream_edges import StreamEdge
+from perfmodel.recordings.work_of_rows import WorkReader
+
+_HOST_PARTS = {
+    StepKind.FIRST: HostPart.BETWEEN_OPERATORS,
+    StepKind.WORK: HostPart.BETWEEN_LAUNCHES,
+    StepKind.LAUNCH: HostPart.LAUNCH,
+    StepKind.WAIT: HostPart.WAIT,
+    StepKind.ALLOCATION: HostPart.WAIT,
+    StepKind.CALL: HostPart.BETWEEN_LAUNCHES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A device task's part in a rendezvous."""
+
+    slot: int
+    duration_ns: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Other ranks, not recorded, came *lag_ns* after the collective *previous* had ended.
+
+    Then the transfer took *transfer_ns*. Without a *previous* the lag counts
+    from the beginning of the window.
+    """
+
+    previous: int | None
+    lag_ns: int
+    transfer_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankFindings:
+    """Everything that was found out about one rank."""
+
+    view: RankView
+    chain: HostChain
+    edges: tuple[StreamEdge, ...]
+    collectives: tuple[CollectiveCall, ...]
+    members: dict[int, Member] = field(default_factory=dict)
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankProgram:
+    """The program, and the recorded times and hold ratios of its tasks in program order."""
+
+    program: Program
+    start_ns: Int64s
+    end_ns: Int64s
+    hold_ratio: NDArray[np.float64]
+    place_of_device_task: Int64s
+    recorded_starts: dict[str, int]
+
+
+def build_rank_program(findings: RankFindings, builder: ProgramBuilder) -> RankProgram:
+    """Write the tasks of a rank with *builder*."""
+    writer = _Writer(findings, builder)
+    writer.add_host_steps()
+    writer.add_device_tasks()
+    writer.connect_host_steps()
+    writer.connect_device_tasks()
+    return writer.finish()
+
+
+class _Writer:
+    """Adds tasks first and dependencies then, because waits point both ways."""
+
+    def __init__(self, findings: RankFindings, builder: ProgramBuilder) -> None:
+        self.findings, self.builder = findings, builder
+        self.times: list[tuple[int, int]] = []
+        self.recorded_starts = {"first call of a chain": 0, "work launched before the window": 0}
+        self.origin = self._add_origin()
+        self.of_step: list[int] = []
+        self.of_device: list[int] = []
+
+    def _add_origin(self) -> int:
+        lane = self.builder.add_lane("window", LaneKind.HOST)
+        self.times.append((0, 0))
+        return self.builder.add_task(lane, Fixed("window", 0), label="beginning of the window")
+
+    def add_host_steps(self) -> None:
+        """One lane a thread."""
+        lanes: dict[int, int] = {}
+        for step in self.findings.chain.steps:
+            if step.thread not in lanes:
+                lanes[step.thread] = self.builder.add_lane(f"thread {step.thread}", LaneKind.HOST)
+            op = Fixed(
+                step.kind.value,
+                step.duration_ns,
+                work=HostWork(step.label, _HOST_PARTS[step.kind]),
+            )
+            self.of_step.append(self.builder.add_task(lanes[step.thread], op, label=step.label))
+            self.times.append((step.start_ns, step.end_ns))
+
+    def add_device_tasks(self) -> None:
+        """One lane a stream."""
+        view, lanes = self.findings.view, self._add_stream_lanes()
+        reader = WorkReader(view)
+        described = {call.task: call.collective for call in self.findings.collectives}
+        for task in range(len(view.device)):
+            label = view.trace.name_of(int(view.device.row[task]))
+            lane = lanes[int(view.device.stream[task])]
+            start_ns, end_ns = int(view.device.start_ns[task]), int(view.device.end_ns[task])
+            self.times.append((start_ns, end_ns))
+            collective = described.get(task)
+            member = self.findings.members.get(task)
+            if member is not None:
+                work = None if collective is None else Communication(collective)
+                op = Fixed("collective", member.duration_ns, work=work)
+                self.of_device.append(
+                    self.builder.add_rendezvous(
+                        lane, op, label=label, slot=member.slot, role=member.role
+                    )
+                )
+            else:
+                arrival = self.findings.arrivals.get(task)
+                length_ns = end_ns - start_ns if arrival is None else arrival.transfer_ns
+                op = Fixed("device work", length_ns, work=reader.work_of(task))
+                self.of_device.append(self.builder.add_task(lane, op, label=label))
+
+    def _add_stream_lanes(self) -> dict[int, int]:
+        device = self.findings.view.device
+        lanes = {}
+        for stream in np.unique(device.stream).tolist():
+            chosen = device.stream == stream
+            if device.is_collective[chosen].mean() > 0.5:
+                kind = LaneKind.COMMUNICATION
+            else:
+                kind = LaneKind.COPY if device.is_copy[chosen].all() else LaneKind.COMPUTE
+            lanes[stream] = self.builder.add_lane(f"stream {stream & 0xFFFFFFFF}", kind)
+        return lanes
+
+    def connect_host_steps(self) -> None:
+        """A step follows the one before it in its chain, and what it waited for."""
+        for step, task in zip(self.findings.chain.steps, self.of_step, strict=True):
+            self._connect_step(step, task)
+
+    def _connect_step(self, step: HostStep, task: int) -> None:
+        if step.kind is StepKind.FIRST:
+            self._pin(task, step.start_ns, "first call of a chain")
+        if step.previous >= 0:
+            self.builder.add_dependency(task, self.of_step[step.previous])
+        for awaited in step.awaited:
+            self.builder.add_dependency(task, self.of_device[awaited])
+
+    def connect_device_tasks(self) -> None:
+        """A device task follows its launch, what other streams had to do, and other ranks."""
+        before = self.findings.view.is_before_window()
+        starts = self.findings.view.device.start_ns
+        for task, number in enumerate(self.of_device):
+            release = self.findings.chain.releases.get(task)
+            if release is not None:
+                anchor = Anchor.START if release.is_from_start else Anchor.END
+                source = self.of_step[release.step]
+                self.builder.add_dependency(number, Dependency(source, anchor, release.lag_ns))
+            elif before[task]:
+                self._pin(number, int(starts[task]), "work launched before the window")
+            arrival = self.findings.arrivals.get(task)
+            if arrival is not None:
+                self._connect_arrival(number, arrival)
+        for edge in self.findings.edges:
+            self.builder.add_dependency(self.of_device[edge.target], self.of_device[edge.source])
+
+    def _connect_arrival(self, number: int, arrival: Arrival) -> None:
+        if arrival.previous is None:
+            source = Dependency(self.origin, Anchor.START, max(arrival.lag_ns, 0))
+        else:
+            previous = self.of_device[arrival.previous]
+            source = Dependency(previous, Anchor.END, max(arrival.lag_ns, 0))
+        self.builder.add_dependency(number, source)
+
+    def _pin(self, task: int, start_ns: int, reason: str) -> None:
+        self.recorded_starts[reason] += 1
+        pinned = Dependency(self.origin, Anchor.START, max(start_ns, 0))
+        self.builder.add_dependency(task, pinned)
+
+    def finish(self) -> RankProgram:
+        """The program and its columns in program order."""
+        place: Int64s = self.builder.place_of_tasks()
+        times = np.array(self.times, dtype=np.int64)
+        ordered = np.empty_like(times)
+        ordered[place] = times
+        ratios = np.zeros(len(times))
+        of_device = np.array(self.of_device, dtype=np.int64)
+        if len(of_device):
+            ratios[place[of_device]] = hold_ratios(self.findings.view)
+        return RankProgram(
+            program=self.builder.build(),
+            start_ns=ordered[:, 0],
+            end_ns=ordered[:, 1],
+            hold_ratio=ratios,
+            place_of_device_task=place[of_device],
+            recorded_starts=self.recorded_starts,
+        )
+
+
+def places(program: RankProgram, tasks: Sequence[int]) -> Int64s:
+    """Where device *tasks* stand in the program."""
+    found: Int64s = program.place_of_device_task[np.array(tasks, dtype=np.int64)]
+    return found

@@ -1,0 +1,92 @@
+"""Recorded job: the graph of a recording, and what the recording says beside it.
+
+Rows count the tasks of rank 0 in program order, then those of rank 1, and so
+on, as a `Timeline` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.errors import TraceError
+from perfmodel.graph.durations import DurationTable, build_durations
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.ops import Fixed
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What was found in the trace of one rank."""
+
+    rank: int
+    objects: int
+    rows_kept: int
+    device_tasks: int
+    launches_linked: int
+    launched_before: int
+    launch_lost: int
+    collectives: int
+    collectives_matched: int
+    stream_edges: int
+    hidden_waits: int
+    skew_ns: int
+    offset_ns: int
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What was found in all traces, and which recorded starts entered the graph."""
+
+    ranks: tuple[RankReport, ...]
+    rendezvous: int
+    steps: int
+    recorded_starts: dict[str, int]
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedJob:
+    """A job graph made from traces.
+
+    *hold_ratio* is the share of a task in which it holds back other streams.
+    *step_ends* has a row of tasks for every end of a step: the step ended when
+    the last of them did.
+    """
+
+    graph: JobGraph
+    recorded_start_ns: Int64s
+    recorded_end_ns: Int64s
+    hold_ratio: NDArray[np.float64]
+    step_ends: tuple[Int64s, ...]
+    report: ImportReport
+
+    def __post_init__(self) -> None:
+        for column in (self.recorded_start_ns, self.recorded_end_ns, self.hold_ratio):
+            if len(column) != self.graph.task_count:
+                raise TraceError(
+                    f"recorded job {self.graph.facts.name!r}: must have one recorded time a task, "
+                    f"has {len(column)} for {self.graph.task_count} tasks. Import it again."
+                )
+
+    def rank_rows(self) -> Int64s:
+        """Where the rows of each rank begin, and the end."""
+        return np.concatenate([[0], np.cumsum(self.graph.task_counts())])
+
+    def durations(self) -> DurationTable:
+        """The durations that the ops carry."""
+        return recorded_durations(self.graph)
+
+
+def recorded_durations(graph: JobGraph) -> DurationTable:
+    """The durations that the ops of a recorded *graph* carry."""
+    of_op = np.array(
+        [op.duration_ns if isinstance(op, Fixed) else -1 for op in graph.ops], dtype=np.int64
+    )
+    rows = [of_op[program.op] for program in graph.programs]
+    return build_durations(graph, [rows[int(number)] for number in graph.rank_program])

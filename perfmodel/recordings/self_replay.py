@@ -1,0 +1,172 @@
+"""Self-replay: a recorded job replayed with its own durations, beside the recording.
+
+Reproducing a recording proves little by itself: what counts is that no start
+was copied. The score is shown with every later answer from the job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.graph.program import PLAIN
+from perfmodel.recordings.hold_back import HeldReplay, ready_ns_of, replay_held
+from perfmodel.recordings.recorded_job import Int64s, RecordedJob
+
+MAX_TRUSTED_ERROR_PCT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A recorded length and the replayed one."""
+
+    name: str
+    recorded_ns: int
+    replayed_ns: int
+
+    @property
+    def error_pct(self) -> float:
+        """How far the replay is off, in percent of the recording."""
+        if not self.recorded_ns:
+            return 0.0
+        return 100.0 * (self.replayed_ns - self.recorded_ns) / self.recorded_ns
+
+
+@dataclass(frozen=True, slots=True)
+class SelfReplay:
+    """How well a job replays itself."""
+
+    periods: tuple[Compared, ...]
+    ranks: tuple[Compared, ...]
+    streams: tuple[Compared, ...]
+    collective_start_median_error_ns: float
+    unexplained_delay_ns: int
+    rounds: int
+    unsettled: int
+
+    @property
+    def iteration(self) -> Compared:
+        """All periods together; the span of the slowest rank where there is no period."""
+        if self.periods:
+            return Compared(
+                "iteration",
+                sum(period.recorded_ns for period in self.periods) // len(self.periods),
+                sum(period.replayed_ns for period in self.periods) // len(self.periods),
+            )
+        longest = max(self.ranks, key=lambda rank: rank.recorded_ns)
+        return Compared("iteration", longest.recorded_ns, longest.replayed_ns)
+
+    @property
+    def worst_error_pct(self) -> float:
+        """The largest error of a period, or of a rank where there is no period."""
+        return max(abs(part.error_pct) for part in self.periods or self.ranks)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether what-ifs on the job mean something."""
+        return abs(self.iteration.error_pct) <= MAX_TRUSTED_ERROR_PCT
+
+
+def self_replay(job: RecordedJob) -> SelfReplay:
+    """Replay *job* with its own durations and compare."""
+    held = replay_held(job.graph, job.durations(), job.hold_ratio)
+    return compare(job, held)
+
+
+def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:
+    """The replay *held* beside the recording of *job*."""
+    return SelfReplay(
+        periods=_periods(job, held),
+        ranks=_ranks(job, held),
+        streams=_streams(job),
+        collective_start_median_error_ns=_collective_error_ns(job, held),
+        unexplained_delay_ns=_unexplained_ns(job),
+        rounds=held.rounds,
+        unsettled=held.unsettled,
+    )
+
+
+def step_moments_ns(job: RecordedJob, end_ns: Int64s) -> list[int]:
+    """When each step ended."""
+    return [int(end_ns[rows].max()) for rows in job.step_ends]
+
+
+def _periods(job: RecordedJob, held: HeldReplay) -> tuple[Compared, ...]:
+    recorded = np.diff(step_moments_ns(job, job.recorded_end_ns))
+    replayed = np.diff(step_moments_ns(job, held.end_ns))
+    return tuple(
+        Compared(f"period {number}", int(then), int(now))
+        for number, (then, now) in enumerate(zip(recorded, replayed, strict=True))
+    )
+
+
+def _ranks(job: RecordedJob, held: HeldReplay) -> tuple[Compared, ...]:
+    rows = job.rank_rows()
+    compared = []
+    for rank, of_rank in enumerate(job.report.ranks):
+        part = slice(rows[rank] + 1, rows[rank + 1])
+        first_ns = int(job.recorded_start_ns[part].min())
+        compared.append(
+            Compared(
+                f"rank {of_rank.rank}",
+                int(job.recorded_end_ns[part].max()) - first_ns,
+                int(held.end_ns[part].max()) - first_ns,
+            )
+        )
+    return tuple(compared)
+
+
+def _streams(job: RecordedJob) -> tuple[Compared, ...]:
+    """Busy time of each stream: recorded, and without the waiting inside collectives."""
+    rows, durations = job.rank_rows(), job.durations()
+    compared: list[Compared] = []
+    for rank, of_rank in enumerate(job.report.ranks):
+        program = job.graph.program_of(rank)
+        lanes = program.task_lanes()
+        part = slice(rows[rank], rows[rank + 1])
+        recorded_ns = (job.recorded_end_ns - job.recorded_start_ns)[part]
+        kept_ns = durations.of_rank(job.graph, rank)[:, 0]
+        compared.extend(
+            Compared(
+                f"rank {of_rank.rank} {lane.name}",
+                int(recorded_ns[lanes == number].sum()),
+                int(kept_ns[lanes == number].sum()),
+            )
+            for number, lane in enumerate(program.lanes)
+            if lane.kind.is_device
+        )
+    return tuple(compared)
+
+
+def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
+    """Median error of the moment when the last member of a rendezvous came."""
+    rows = job.rank_rows()
+    came: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for rank in range(job.graph.rank_count):
+        program = job.graph.program_of(rank)
+        for task in np.flatnonzero(program.slot != PLAIN).tolist():
+            group = int(job.graph.rank_group[rank, program.slot[task]])
+            row = int(rows[rank]) + task
+            moment = (int(job.recorded_start_ns[row]), int(held.start_ns[row]))
+            came.setdefault((group, int(program.sequence[task])), []).append(moment)
+    errors = [
+        abs(max(now for _, now in moments) - max(then for then, _ in moments))
+        for moments in came.values()
+    ]
+    return float(np.median(errors)) if errors else 0.0
+
+
+def _unexplained_ns(job: RecordedJob) -> int:
+    """Total time by which device tasks were recorded to start after all they waited for."""
+    rows, total = job.rank_rows(), 0
+    for rank in range(job.graph.rank_count):
+        program = job.graph.program_of(rank)
+        part = slice(rows[rank], rows[rank + 1])
+        start_ns, end_ns = job.recorded_start_ns[part], job.recorded_end_ns[part]
+        lanes = program.task_lanes()
+        is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)[lanes]
+        ready_ns = ready_ns_of(program, start_ns, end_ns)
+        delay_ns = np.where(is_device, np.maximum(start_ns - ready_ns, 0), 0)
+        total += int(delay_ns.sum())
+    return total
