@@ -19,7 +19,7 @@ def list_assumptions(priced: PricedJob, steady: SteadyState) -> tuple[str, ...]:
     if names:
         shown = ", ".join(names[:MOST_NAMES])
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        sentences.append(f"Nobody has modelled the duration of: {shown}{more}; it is assumed.")
+        sentences.append(f"Some durations are assumed, not modelled, in: {shown}{more}.")
     if not steady.is_settled:
         sentences.append(
             f"The loop had not settled after {MOST_ITERATIONS} iterations; its period is the mean "

@@ -20,7 +20,7 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.prediction.scenario import Scenario
+from perfmodel.prediction.scenario import Mode, Scenario
 from perfmodel.reports.rank_text import format_ranks
 
 SCHEMA_VERSION = 1
@@ -70,6 +70,17 @@ def to_scenario_document(scenario: Scenario) -> dict[str, Any]:
         "seed": scenario.seed,
         "samples": scenario.samples,
     }
+
+
+def from_scenario_document(document: dict[str, Any]) -> Scenario:
+    """The scenario that `to_scenario_document` wrote."""
+    return Scenario(
+        **{
+            **document,
+            "overrides": tuple(document["overrides"]),
+            "mode": Mode(document["mode"]),
+        }
+    )
 
 
 def to_json(document: dict[str, Any]) -> str:

@@ -57,7 +57,9 @@ def test_help_answers_in_under_half_a_second():
     assert min(seconds() for _ in range(5)) < 0.5
 
 
-@pytest.mark.parametrize("word", [word for word in WORDS if word.is_installed], ids=lambda w: w.name)
+@pytest.mark.parametrize(
+    "word", [word for word in WORDS if word.is_installed], ids=lambda w: w.name
+)
 def test_every_command_explains_itself(word, capsys):
     assert run_main(word.name, "--help") == 0
 

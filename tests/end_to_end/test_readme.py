@@ -1,0 +1,60 @@
+"""Every command of the README does what the README says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from perfmodel.cli import main
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+README = (CHECKOUT / "README.md").read_text()
+PREFIX = ".venv/bin/perfmodel "
+COMMANDS = [
+    line.strip().removeprefix(PREFIX)
+    for line in README.splitlines()
+    if line.strip().startswith(PREFIX)
+]
+
+
+def test_the_readme_has_commands():
+    assert len(COMMANDS) >= 5
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_readme_works(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(shlex.split(command))
+
+    assert stop.value.code == 0, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+def test_the_python_example_of_the_readme_works(capsys):
+    [example] = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+    exec(example, {})
+
+    assert re.fullmatch(r"[\d.]+ ms\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([^)#]+)\)", README))
+def test_a_link_of_the_readme_leads_somewhere(link):
+    assert (CHECKOUT / link).exists()
+
+
+def test_make_predict_asks_for_the_default_workload_on_a_dgx_h100():
+    shown = subprocess.run(
+        ["make", "--dry-run", "--always-make", "predict"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert shown.stdout.splitlines()[-1].endswith("perfmodel predict --topology dgx_h100.yaml")

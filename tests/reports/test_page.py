@@ -1,0 +1,59 @@
+"""The answer as a page."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from perfmodel.reports.page import build_page
+from tests.reports.predictions import build_prediction
+
+VOID = {"meta", "rect", "line"}
+
+
+class Nesting(HTMLParser):
+    """Checks that every element is closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_says_the_answer():
+    page = build_page(build_prediction())
+    nesting = Nesting()
+    nesting.feed(page)
+
+    assert nesting.open == []
+    assert "36 us" in page
+    assert "fits" in page
+
+
+def test_names_from_outside_cannot_become_markup():
+    page = build_page(build_prediction(label="<script>alert(1)</script>"))
+
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    page = build_page(build_prediction())
+
+    assert re.findall(r"""(?:src|href)\s*=|url\(|@import""", page) == []
+
+
+def test_the_timeline_draws_every_lane_that_worked():
+    page = build_page(build_prediction())
+
+    for lane in ("rank 0 host", "rank 0 compute", "rank 1 compute", "rank 1 network"):
+        assert lane in page
