@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from collectives.applied import build_tuner, software_factor, wire_speeds
+from collectives.applied import build_tuner, byte_factor, wire_speeds
 from collectives.calibration import Calibration
 from collectives.collective import CollectiveKind
 from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
@@ -55,7 +55,7 @@ class Batch:
     ) -> FloatArray:
         """Predict the rows with other constants than those of the calibration."""
         if self.software.is_before_2_24:
-            host = host.with_plateau_ratio(software.before_2_24_plateau_ratio)
+            host = host.before_2_24(software)
         duration = predict_duration_ns(
             self.movement,
             algorithm=self.choice[0],
@@ -64,7 +64,7 @@ class Batch:
             host=host,
             fabric=fabric if self.wiring.host_count > 1 else None,
         )
-        return duration * software_factor(self.kind, self.dtype, self.software, software)
+        return duration * byte_factor(self.kind, self.dtype, software)
 
 
 def build_batches(

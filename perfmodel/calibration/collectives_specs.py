@@ -190,7 +190,8 @@ FABRIC_PRIOR = FabricConstants(
 )
 
 SOFTWARE_PRIOR = SoftwareConstants(
-    before_2_24_ratio=1.06,
+    before_2_24_step_ratio=1.1,
     before_2_24_plateau_ratio=0.4,
+    before_2_24_peer_ratio=1.5,
     byte_reduction_ratio=1.03,
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import numpy as np
 
-from perfmodel.base.dtypes import DType
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
 from perfmodel.calibration.networks import OrderedPairs, TrainingPlan, fit_correction
+from perfmodel.costs.benchmark import benchmark_residency
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.correction import Matrix
 from perfmodel.costs.gemm import TENSOR, gemm_shapes, machine_rates, variant_of
@@ -29,7 +30,7 @@ FLOOR_ROWS_NS = 5_000.0
 """Measurements shorter than this are mostly timer and launch; the physics is not fitted to them."""
 
 LIMITS = {
-    "floor_ns": Limit(2000, 500, 40_000),
+    "floor_ns": Limit(2000, 500, 5_000),
     "compute_ratio": Limit(0.85, 0.3, 1.1),
     "loss_k": Limit(100, 1, 800),
     "loss_intensity": Limit(10, 0.5, 60),
@@ -45,15 +46,13 @@ LIMITS = {
     "activation_resident_ratio": Limit(0.5, 0.02, 3),
 }
 
+TIMING_LIMIT = Limit(10_000, 1, 40_000)
+"""Tables timed from the host hold its launches; those from CUDA graphs do not."""
+
 PLANS = {
-    TENSOR: TrainingPlan(),
+    TENSOR: TrainingPlan(hidden=64, steps=6000, learning_rate=8e-3),
     "vector": TrainingPlan(hidden=24, steps=3000, batch=512, weight_decay=1e-3, spread_hidden=8),
 }
-
-
-def residency_of(dtype: DType) -> Residency:
-    """How the tables were taken: half precision over rotating weights, fp32 on one set."""
-    return Residency.REPEATED if dtype is DType.FP32 else Residency.ROTATING
 
 
 def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> Entry:
@@ -63,8 +62,8 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
     dtype = ops[0].dtype
     shapes, machine = gemm_shapes(ops), machine_rates(device, dtype)
     measured = table.measured_ns
-    constants = _fit_physics(shapes, machine, measured, residency_of(dtype), seed)
-    times = predict_gemm_times(shapes, machine, constants, residency_of(dtype))
+    constants = _fit_physics(shapes, machine, measured, benchmark_residency(dtype), seed)
+    times = predict_gemm_times(shapes, machine, constants, benchmark_residency(dtype))
     log_ratio = np.log(measured / times.duration_ns)
     correction = fit_correction(
         gemm_features(shapes, machine, times),
@@ -77,7 +76,7 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
         architecture=device.architecture.value,
         compute_capability=device.compute_capability,
         variant=variant_of(dtype),
-        constants={name: getattr(constants, name) for name in LIMITS},
+        constants=asdict(constants),
         correction=correction,
         relative_sigma=float(np.std(log_ratio)),
     )
@@ -96,9 +95,12 @@ def _fit_physics(
     few = shapes.rows(chosen)
 
     def predict(constants: Mapping[str, float]) -> Matrix:
-        return predict_gemm_times(few, machine, GemmConstants(**constants), residency).duration_ns
+        whole = GemmConstants(**{"timing_ns": 0.0, **constants})
+        return predict_gemm_times(few, machine, whole, residency).duration_ns
 
-    return GemmConstants(**fit_constants(LIMITS, predict, measured[chosen]))
+    is_host_timed = residency is Residency.REPEATED
+    limits = {**LIMITS, "timing_ns": TIMING_LIMIT} if is_host_timed else LIMITS
+    return GemmConstants(**{"timing_ns": 0.0, **fit_constants(limits, predict, measured[chosen])})
 
 
 def _ordered_pairs(

@@ -1,23 +1,58 @@
-"""Attention: fused (flash) or unfused, forward and backward.
+"""Attention: fused kernels by name, or unfused as products and passes over the scores.
 
-First form: a roofline with a launch floor.
+The kernel is an input: on one GPU kernels differ by 14 to 40 %. A name stands
+for one implementation measured by one collector, or for a generation
+(`flash2`, `flash3`), which takes the best-known member the device has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
-from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.estimates import Estimates, build_estimates
-from perfmodel.costs.roofline import FLOOR_NS, name_bound, soft_maximum, traffic_ns
+from perfmodel.costs.attention_physics import (
+    AttentionConstants,
+    AttentionShapes,
+    attention_features,
+    predict_attention_times,
+)
+from perfmodel.costs.calibration_files import Entry, Match, load_entries, match_entry
+from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
+from perfmodel.costs.gemm import machine_rates
+from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.stacks import SoftwareStack
+from perfmodel.costs.unfused_attention import UNFUSED, price_unfused
 from perfmodel.graph.ops import Attention, Pass
 from topologies import Device
 
-EFFICIENCY = 0.55
+GENERATIONS: dict[str, tuple[str, ...]] = {
+    "flash2": ("flash_attention", "vllm_flash_attn", "vllm_flash_attn_fa2",
+               "vllm_vit_flash_attn_fa2"),
+    "flash3": ("fa3", "vllm_flash_attn_fa3", "flash_attention_v3", "vllm_vit_flash_attn_fa3"),
+    "flash4": ("vllm_flash_attn_fa4",),
+    "trtllm": ("torch_flow",),
+    "triton": ("triton",),
+    "cudnn": ("cudnn",),
+}  # fmt: skip
+"""Which measured kernels a generation stands for, best measured first."""
+
+OTHER_MASK_SIGMA = 0.08
+OTHER_DTYPE_SIGMA = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Calls that one set of constants prices."""
+
+    kernel: str
+    is_causal: bool
+    is_backward: bool
+    dtype: DType
 
 
 class AttentionModel:
@@ -25,33 +60,114 @@ class AttentionModel:
 
     family = "attention"
 
+    def __init__(self, entries: Sequence[Entry] | None = None) -> None:
+        self._entries = entries
+
     def price(self, ops: Sequence[Attention], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
-        rows = [_work(op, device, stack) for op in ops]
-        compute_ns, memory_ns = np.array(rows, dtype=np.float64).reshape(-1, 2).T
-        return build_estimates(
-            FLOOR_NS + soft_maximum(compute_ns, memory_ns),
-            relative_sigma=0.3,
-            provenance=Provenance.ANALYTIC,
-            bound=name_bound(compute_ns, memory_ns, FLOOR_NS),
+        kinds = [_kind(op, device, stack) for op in ops]
+        parts, places = [], []
+        for kind in dict.fromkeys(kinds):
+            rows = [row for row, other in enumerate(kinds) if other == kind]
+            chosen = [ops[row] for row in rows]
+            parts.append(self._price_kind(chosen, kind, device, stack))
+            places.append(np.array(rows, dtype=np.intp))
+        return parts[0] if len(parts) == 1 else scatter_estimates(parts, places)
+
+    def _price_kind(
+        self, ops: Sequence[Attention], kind: _Kind, device: Device, stack: SoftwareStack
+    ) -> Estimates:
+        if kind.kernel == UNFUSED:
+            return price_unfused(ops, device, stack)
+        entries = load_entries("attention") if self._entries is None else tuple(self._entries)
+        match, extra = match_kernel(entries, device, kind)
+        extra = extra if kind.dtype in (DType.BF16, DType.FP16) else extra + OTHER_DTYPE_SIGMA
+        return price_attentions(
+            attention_shapes(ops),
+            machine_rates(device, kind.dtype),
+            match,
+            slowdown=stack.slowdown(device.architecture.value),
+            extra_sigma=extra,
         )
 
 
-def _work(op: Attention, device: Device, stack: SoftwareStack) -> tuple[float, float]:
-    kernel = stack.attention_kernel(device.architecture.value) if op.kernel == "auto" else op.kernel
-    pairs = op.batch * op.heads * op.query_length * op.key_length
-    useful = 0.5 if op.is_causal and kernel != "unfused" else 1.0
-    passes = 3.0 if op.direction is Pass.BACKWARD else 1.0
-    rate = float(device.peak_flops.get(op.dtype, device.vector_flops))
-    compute_ns = passes * 4 * pairs * useful * op.head_dim * NS_PER_S / (rate * EFFICIENCY)
-    elements = (
-        op.batch * op.head_dim * (2 * op.heads * op.query_length + 2 * op.kv_heads * op.key_length)
+def match_kernel(entries: Sequence[Entry], device: Device, kind: _Kind) -> tuple[Match, float]:
+    """The nearest entry for a kind of call, and what standing in for another mask costs."""
+    direction = "backward" if kind.is_backward else "forward"
+    masks = ("causal", "full") if kind.is_causal else ("full", "causal")
+    names = GENERATIONS.get(kind.kernel, (kind.kernel,))
+    found: list[tuple[Match, float]] = []
+    for place, name in enumerate(names):
+        for mask, extra in zip(masks, (0.0, OTHER_MASK_SIGMA), strict=True):
+            match = match_entry(entries, device, f"{name}/{direction}/{mask}")
+            if match is not None:
+                found.append((match, extra + 0.001 * place))
+    if not found and kind.is_backward:
+        # Backward was measured for one kernel only; the others run the same five products.
+        return match_kernel(entries, device, _Kind("cudnn", kind.is_causal, True, kind.dtype))
+    if not found:
+        raise CalibrationError(
+            f"attention kernel {kind.kernel!r}: must be `unfused`, `auto` or one of "
+            f"{', '.join([*GENERATIONS, *sorted({one.variant.split('/')[0] for one in entries})])}."
+        )
+    return min(found, key=lambda pair: (pair[0].borrowed_sigma + pair[1], pair[0].entry.variant))
+
+
+def price_attentions(
+    shapes: AttentionShapes,
+    machine: MachineRates,
+    match: Match,
+    *,
+    slowdown: float = 1.0,
+    extra_sigma: float = 0.0,
+) -> Estimates:
+    """Predict *shapes* with the constants of *match*."""
+    constants = AttentionConstants(**match.entry.constants)
+    times = predict_attention_times(shapes, machine, constants)
+    duration_ns = times.duration_ns
+    sigma = np.full(len(shapes), match.entry.relative_sigma)
+    is_inside = np.full(len(shapes), match.is_own)
+    if match.entry.correction is not None:
+        corrected = match.entry.correction.apply(attention_features(shapes, machine, times))
+        duration_ns = duration_ns * np.exp(corrected.log_ratio)
+        sigma = corrected.relative_sigma
+        is_inside &= corrected.is_inside
+    is_memory = times.memory_ns > 0.5 * times.duration_ns
+    bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
+    return build_estimates(
+        duration_ns * np.where(is_memory, 1.0, slowdown),
+        relative_sigma=np.sqrt(sigma**2 + match.borrowed_sigma**2 + extra_sigma**2),
+        provenance=np.where(
+            is_inside & (extra_sigma < 0.01), Provenance.INTERPOLATED, Provenance.EXTRAPOLATED
+        ),
+        bound=np.where(times.duration_ns < 2 * constants.floor_ns, Bound.LATENCY, bound),
     )
-    if kernel == "unfused":
-        # Scores and probabilities are written and read again: mask, softmax, dropout.
-        elements += 6 * pairs
-    memory_ns = traffic_ns(
-        np.array([passes * elements * op.dtype.size_bytes], dtype=np.float64),
-        0.85 * device.memory_bandwidth_bytes_per_s,
+
+
+def attention_shapes(ops: Sequence[Attention]) -> AttentionShapes:
+    """*ops* as columns."""
+    rows = [
+        (op.batch, op.query_length, op.key_length, op.heads, op.kv_heads, op.head_dim,
+         op.dtype.size_bytes, op.is_causal, op.direction is Pass.BACKWARD)
+        for op in ops
+    ]  # fmt: skip
+    columns = np.array(rows, dtype=np.float64).reshape(-1, 9).T
+    batch, queries, keys, heads, kv_heads, head_dim, width, is_causal, is_backward = columns
+    return AttentionShapes(
+        batch=batch,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        width_bytes=width,
+        is_causal=is_causal > 0,
+        is_backward=is_backward > 0,
     )
-    return compute_ns * stack.slowdown(device.architecture.value), float(memory_ns[0])
+
+
+def _kind(op: Attention, device: Device, stack: SoftwareStack) -> _Kind:
+    kernel = op.kernel
+    if kernel == "auto":
+        kernel = stack.attention_kernel(device.architecture.value)
+    return _Kind(kernel, op.is_causal, op.direction is Pass.BACKWARD, op.dtype)

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.estimates import FloatColumn
+from perfmodel.costs.gemm_candidates import fastest_candidate_ns
 
 TILES = (
     (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128),
@@ -26,16 +28,11 @@ TILES = (
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
 """Into how many parts k may be split, each part its own tile."""
 
-K_STEP = 32
-"""Elements of k that a tile consumes at a time."""
-
 CACHE_BYTES_PER_CLOCK = 64.0
 """What one multiprocessor can ask of the cache per clock, by datasheet."""
 
 LARGEST_INTENSITY = 256 * 128 / (256 + 128)
 ROTATED_COPIES = 5
-CHUNK_ROWS = 8192
-"""Rows worked on at once, so that intermediate columns stay in the CPU's cache."""
 
 
 class Residency(Enum):
@@ -56,12 +53,14 @@ class Residency(Enum):
 class GemmConstants:
     """What is fitted for one device and kind of arithmetic; ratios are of the datasheet.
 
-    *tail_ratio* is how far the last wave counts as a whole one.
+    *timing_ns* is what a benchmark's own timing adds to a kernel; it is left
+    out in training. *tail_ratio* is how far the last wave counts as a whole one.
     *loss_k* is the length of k that a tile's start and end cost;
     *loss_intensity* how fast efficiency falls with smaller tiles.
     """
 
     floor_ns: float
+    timing_ns: float
     compute_ratio: float
     loss_k: float
     loss_intensity: float
@@ -106,8 +105,8 @@ class GemmShapes:
     def __len__(self) -> int:
         return len(self.m)
 
-    def rows(self, chosen: slice) -> GemmShapes:
-        """The products in *chosen*."""
+    def rows(self, chosen: NDArray[np.intp]) -> GemmShapes:
+        """The products numbered *chosen*."""
         return GemmShapes(
             batch=self.batch[chosen],
             m=self.m[chosen],
@@ -149,17 +148,31 @@ def predict_gemm_times(
     Leaves out: which kernel the library has for a layout, and bias or
     activation in the epilogue.
     """
-    parts = [
-        _predict_chunk(shapes.rows(slice(start, start + CHUNK_ROWS)), machine, constants, residency)
-        for start in range(0, len(shapes), CHUNK_ROWS)
-    ]
-    return GemmTimes(
-        duration_ns=np.concatenate([part.duration_ns for part in parts] or [np.empty(0)]),
-        memory_ns=np.concatenate([part.memory_ns for part in parts] or [np.empty(0)]),
-        weight_miss_ratio=np.concatenate(
-            [part.weight_miss_ratio for part in parts] or [np.empty(0)]
+    miss = weight_miss_ratio(shapes, machine, constants, residency)
+    activations = shapes.activation_bytes
+    room = constants.activation_resident_ratio * machine.l2_bytes
+    activation_miss = 1.0 / (1.0 + (room / activations) ** 4)
+    memory_bytes = shapes.weight_bytes * miss + activations * activation_miss + shapes.output_bytes
+    memory_ns = memory_bytes * (NS_PER_S / (machine.memory_bytes_per_s * constants.memory_ratio))
+    candidates = _candidates(machine, constants)
+    busy_ns = fastest_candidate_ns(
+        np.stack([shapes.batch, shapes.m, shapes.n, shapes.k, shapes.width_bytes, memory_ns]),
+        candidates,
+        np.array(SPLITS, dtype=np.float64),
+        np.array(
+            [
+                machine.sm_count,
+                constants.tail_ratio,
+                constants.loss_k,
+                NS_PER_S / (machine.cache_bytes_per_s * constants.cache_ratio),
+                constants.sustained_loss,
+                constants.sustained_after_ns,
+                constants.split_ns,
+            ]
         ),
     )
+    timing_ns = 0.0 if residency is Residency.COLD else constants.timing_ns
+    return GemmTimes(timing_ns + constants.floor_ns + busy_ns, memory_ns, miss)
 
 
 def weight_miss_ratio(
@@ -180,52 +193,14 @@ def weight_miss_ratio(
     return miss
 
 
-def _predict_chunk(
-    shapes: GemmShapes, machine: MachineRates, constants: GemmConstants, residency: Residency
-) -> GemmTimes:
-    miss = weight_miss_ratio(shapes, machine, constants, residency)
-    activations = shapes.activation_bytes
-    room = constants.activation_resident_ratio * machine.l2_bytes
-    activation_miss = 1.0 / (1.0 + (room / activations) ** 4)
-    memory_bytes = shapes.weight_bytes * miss + activations * activation_miss + shapes.output_bytes
-    memory_ns = memory_bytes * (NS_PER_S / (machine.memory_bytes_per_s * constants.memory_ratio))
-    memory_fourth = memory_ns**4
-    best: FloatColumn = np.full(len(shapes), np.inf)
-    for tile in TILES:
-        _improve(best, tile, shapes, machine, constants, memory_fourth)
-    return GemmTimes(constants.floor_ns + best, memory_ns, miss)
-
-
-def _improve(
-    best: FloatColumn,
-    tile: tuple[int, int],
-    shapes: GemmShapes,
-    machine: MachineRates,
-    constants: GemmConstants,
-    memory_fourth: FloatColumn,
-) -> None:
-    """Lower *best* where one of the splits of *tile* is faster."""
-    rows, columns = tile
+def _candidates(machine: MachineRates, constants: GemmConstants) -> FloatColumn:
+    """Per tile: rows, columns, and per element of k the time to multiply and to load a byte."""
+    rows, columns = np.array(TILES, dtype=np.float64).T
     intensity = rows * columns / (rows + columns)
     loss = constants.loss_intensity
     efficiency = intensity / (intensity + loss) * (1 + loss / LARGEST_INTENSITY)
     rate_per_sm = machine.peak_flops * constants.compute_ratio * efficiency / machine.sm_count
     multiply_ns = 2 * rows * columns * NS_PER_S / rate_per_sm
-    load_bytes = (rows + columns) * shapes.width_bytes
     load_rate = constants.load_bytes_per_clock * machine.clock_hz
-    # A tile's multiplying and loading overlap: fourth-power soft maximum, per element of k.
-    per_k_ns = np.sqrt(np.sqrt(multiply_ns**4 + (load_bytes * (NS_PER_S / load_rate)) ** 4))
-    cache_rate = machine.cache_bytes_per_s * constants.cache_ratio
-    tiles = np.ceil(shapes.m / rows) * np.ceil(shapes.n / columns) * shapes.batch
-    sum_ns = shapes.batch * shapes.m * shapes.n * (8 * NS_PER_S / cache_rate)
-    for split in SPLITS:
-        length = np.ceil(shapes.k / (split * K_STEP)) * K_STEP
-        waves = tiles * (split / machine.sm_count)
-        whole = constants.tail_ratio * np.ceil(waves) + (1 - constants.tail_ratio) * waves
-        compute_ns = np.maximum(whole, 1.0) * per_k_ns * (length + constants.loss_k)
-        cache_ns = tiles * split * length * load_bytes * (NS_PER_S / cache_rate)
-        busy_ns = np.sqrt(np.sqrt(compute_ns**4 + cache_ns**4 + memory_fourth))
-        busy_ns *= 1 + constants.sustained_loss * busy_ns / (busy_ns + constants.sustained_after_ns)
-        if split > 1:
-            busy_ns += constants.split_ns + split * sum_ns
-        np.minimum(best, busy_ns, out=best)
+    load_ns = (rows + columns) * (NS_PER_S / load_rate)
+    return np.stack([rows, columns, multiply_ns, load_ns], axis=1)

@@ -109,7 +109,7 @@ class _CallPricer:
     ) -> None:
         self._job = job
         self._cluster = cluster
-        self._options = {} if software is None else {"software": software}
+        self._software = CollectiveSoftware() if software is None else software
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
         keys = [_placement(cluster, group.ranks) for group in job.groups]
         kind_of_key = {key: kind for kind, key in enumerate(dict.fromkeys(keys))}
@@ -137,7 +137,7 @@ class _CallPricer:
             communication.collective,
             cluster=self._cluster,
             ranks=self._job.groups[group].ranks,
-            **self._options,
+            software=self._software,
         )
         per_member = cost.per_rank_ns
         return _CallPrice(

@@ -90,7 +90,7 @@ def _read(frame: pd.DataFrame, rows: list[tuple[str, Gemm | str]]) -> KernelTabl
                 MeasuredKernel(
                     row=name,
                     group=(source, str(device), "gemm"),
-                    shape=(op.batch, op.m, op.n, op.k),
+                    columns={"batch": op.batch, "m": op.m, "n": op.n, "k": op.k},
                     op=op,
                     device=DEVICE_OF_MARKETING_NAME.get(str(device), str(device)),
                     measured_ns=float(latency_ms) * NS_PER_MS,

@@ -6,12 +6,13 @@ GPU and op, as the table names them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.errors import MeasurementError
 from perfmodel.costs.estimates import FloatColumn
@@ -42,11 +43,15 @@ DEVICE_OF_MARKETING_NAME = {
 
 @dataclass(frozen=True, slots=True)
 class MeasuredKernel:
-    """One row: what ran, where, and how long it took."""
+    """One row: what ran, where, and how long it took.
+
+    *group* is source, GPU and op, as a report names them; *columns* are what
+    rows can be told apart by in cross-validation.
+    """
 
     row: str
     group: tuple[str, ...]
-    shape: tuple[object, ...]
+    columns: Mapping[str, object]
     op: Any
     device: str
     measured_ns: float
@@ -81,7 +86,7 @@ class KernelTable:
         chosen = tuple(kernel for kernel in self.kernels if kernel.device == device)
         return KernelTable(chosen, ())
 
-    def take(self, rows: Sequence[int]) -> KernelTable:
+    def take(self, rows: NDArray[np.intp]) -> KernelTable:
         """The rows numbered *rows*."""
         return KernelTable(tuple(self.kernels[row] for row in rows), ())
 
