@@ -43,17 +43,11 @@ def host_constants_for(
     """The host constants, with what the release of NCCL changes in them."""
     host = calibration.host_constants(wiring)
     if software.is_before_2_24:
-        return host.with_plateau_ratio(calibration.software.before_2_24_plateau_ratio)
+        return host.before_2_24(calibration.software)
     return host
 
 
-def software_factor(
-    kind: CollectiveKind, dtype: DType, software: CollectiveSoftware, constants: SoftwareConstants
-) -> float:
-    """How much slower the release and the number format make *kind*."""
-    factor = 1.0
-    if software.is_before_2_24 and kind is not CollectiveKind.ALL_TO_ALL:
-        factor *= constants.before_2_24_ratio
-    if dtype.size_bytes == 1 and kind in _REDUCTIONS:
-        factor *= constants.byte_reduction_ratio
-    return factor
+def byte_factor(kind: CollectiveKind, dtype: DType, constants: SoftwareConstants) -> float:
+    """How much slower numbers of one byte make *kind*: adding them takes longer."""
+    is_slow = dtype.size_bytes == 1 and kind in _REDUCTIONS
+    return constants.byte_reduction_ratio if is_slow else 1.0

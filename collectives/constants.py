@@ -65,9 +65,16 @@ class HostConstants:
     def __post_init__(self) -> None:
         _check_positive("host constants", self)
 
-    def with_plateau_ratio(self, ratio: float) -> HostConstants:
-        """The same with another cost of spreading a pairwise exchange."""
-        return replace(self, plateau_ns=self.plateau_ns * ratio)
+    def before_2_24(self, software: SoftwareConstants) -> HostConstants:
+        """The same for older releases of NCCL: dearer steps, other costs of pairwise exchanges."""
+        steps = ("launch_ns", "spread_ns", "ll_hop_ns", "ll128_hop_ns", "simple_launch_ns")
+        slower = {name: getattr(self, name) * software.before_2_24_step_ratio for name in steps}
+        return replace(
+            self,
+            **slower,
+            plateau_ns=self.plateau_ns * software.before_2_24_plateau_ratio,
+            pair_peer_ns=self.pair_peer_ns * software.before_2_24_peer_ratio,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +112,14 @@ class FabricConstants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftwareConstants:
-    """What the release of NCCL and the number format change, as factors of the time."""
+    """What the release of NCCL and the number format change, as factors.
 
-    before_2_24_ratio: float
+    Steps, the plateau and the cost of a peer are those of the host constants.
+    """
+
+    before_2_24_step_ratio: float
     before_2_24_plateau_ratio: float
+    before_2_24_peer_ratio: float
     byte_reduction_ratio: float
 
     def __post_init__(self) -> None:

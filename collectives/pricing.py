@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from collectives.applied import build_tuner, host_constants_for, software_factor, wire_speeds
+from collectives.applied import build_tuner, byte_factor, host_constants_for, wire_speeds
 from collectives.calibration import Calibration, load_default_calibration
 from collectives.collective import Collective, CollectiveKind
 from collectives.cost import FREE, CollectiveCost, bus_bandwidth
@@ -159,9 +159,7 @@ class _Pricer:
             host=host,
             fabric=self.calibration.fabric_constants(self.wiring),
         )
-        return duration * software_factor(
-            self.kind, self.dtype, self.software, self.calibration.software
-        )
+        return duration * byte_factor(self.kind, self.dtype, self.calibration.software)
 
     def _cost(
         self, choice: Choice, size: float, duration: float, latency: float, busy: _LinkTimes
