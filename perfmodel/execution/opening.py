@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 from perfmodel.base.errors import InputError
 from perfmodel.execution.auto import AutoExecutor
 from perfmodel.execution.executor import Executor, ExecutorKind, OnRound, ignore_round
+from perfmodel.execution.ray_surroundings import quiet
 from perfmodel.execution.serial import SerialExecutor
 
 
@@ -54,12 +55,15 @@ def _open_serial(place: Place) -> Iterator[Executor]:
 
 @contextmanager
 def _open_ray(place: Place) -> Iterator[Executor]:
-    # Imported here: Ray takes half a second to import, and most questions never need it.
-    from perfmodel.execution.ray_cluster import open_cluster
-    from perfmodel.execution.ray_executor import RayExecutor
+    with quiet():
+        # Imported here: it takes half a second, and most questions never need it.
+        from perfmodel.execution.ray_cluster import open_cluster
+        from perfmodel.execution.ray_executor import RayExecutor
 
-    with open_cluster(workers=place.workers, address=place.address) as cluster:
-        yield RayExecutor(cluster, on_round=place.on_round)
+        with open_cluster(workers=place.workers, address=place.address) as cluster:
+            executor = RayExecutor(cluster, on_round=place.on_round)
+            with closing(executor):
+                yield executor
 
 
 @contextmanager

@@ -33,7 +33,6 @@ from perfmodel.execution.ray_surroundings import (
     check_reachable,
     ended_in_order,
     private_folder,
-    quiet,
 )
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
@@ -149,7 +148,7 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
     if ray.is_initialized():
         yield _connected(workers, is_local=False)
         return
-    with quiet(), ended_in_order(), private_folder() as folder:
+    with ended_in_order(), private_folder() as folder:
         try:
             if address is None:
                 count = workers or len(os.sched_getaffinity(0))
@@ -158,7 +157,9 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
                 check_reachable(address)
                 _start(address=address)
                 _check_versions(address)
-            yield _connected(workers, is_local=address is None)
+            # Once more, because Ray has put its own answer to that signal in place.
+            with ended_in_order():
+                yield _connected(workers, is_local=address is None)
         finally:
             ray.shutdown()
 

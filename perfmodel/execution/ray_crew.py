@@ -48,9 +48,10 @@ class RayCrew:
         self._logs: list[list[bytes]] = [[] for _ in material.assignments]
         self.rounds = 0
         self.rebuilds = 0
+        self._places: list[WorkerPlace] = []
         taken = self._ask_all("take", {block: self._to_take(block) for block in self._blocks})
         self.awaited: Sequence[Bools] = [awaited for awaited, _ in taken]
-        self._places: list[WorkerPlace] = [place for _, place in taken]
+        self._places = [place for _, place in taken]
 
     def advance(self, iteration: int, news: Mapping[int, Arrivals]) -> Mapping[int, Report]:
         """Tell blocks their *news* in an *iteration*; what each of these reports."""
@@ -121,5 +122,5 @@ class RayCrew:
             [seat.take.remote(*self._to_take(block)), seat.catch_up.remote(self._logs[block])]
         )
         # Lost again: whoever asks next hears of it.
-        if not isinstance(taken, Lost) and self.rounds:
+        if self._places and not isinstance(taken, Lost):
             self._places[block] = taken[1]

@@ -94,6 +94,11 @@ class RayExecutor:
         answers = self._cluster.map_chunks(function, shared, chunks)
         return [answer for chunk in answers for answer in chunk]
 
+    def close(self) -> None:
+        """End the worker processes; the cluster itself stays."""
+        while self._seats:
+            self._cluster.give_up(self._seats.pop())
+
     def _send_job(self, job: JobGraph) -> Any:
         """A reference to the structure of *job*, which is sent once for replays in a row."""
         if self._sent_job is None or self._sent_job[0] is not job:

@@ -18,17 +18,23 @@ from types import FrameType
 from perfmodel.base.errors import ExecutionError
 
 QUIET = {
+    # Ray prints what raylets complain about to standard output, log_to_driver or not. It
+    # leaves out repetitions, and among them lines that match this: all.
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
+    # Or it warns of a change in how it hides GPUs, which nobody here uses.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Keeps Ray from reporting home and from talking about that, and about GPUs that are not there."""
 CONNECT_TIMEOUT_S = 10.0
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Set what keeps Ray quiet, for as long as it runs; what a person has set stays."""
+    """Set what keeps Ray quiet, for as long as it runs; what a person has set stays.
+
+    Ray looks when it is imported, so this comes before.
+    """
     mine = {name: value for name, value in QUIET.items() if name not in os.environ}
     os.environ.update(mine)
     try:

@@ -1,0 +1,143 @@
+"""Replays and fan-out on a real Ray cluster, started here."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from hypothesis import given, settings
+
+from perfmodel.base.errors import ExecutionError, ReplayStalledError, WorkloadError
+from perfmodel.engine.replay import replay
+from perfmodel.execution import open_executor, ray_crew
+from tests.execution.comparison import assert_same
+from tests.execution.jobs import alternating_job, crossed_job
+from tests.execution.questions import die_once, multiply, refuse_odd
+from tests.strategies import random_jobs
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def three_workers():
+    with open_executor("ray", workers=3) as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
+def executors(three_workers):
+    """By the number of workers; all on the cluster that the one with three has started."""
+    with open_executor("ray", workers=1) as one, open_executor("ray", workers=2) as two:
+        yield {1: one, 2: two, 3: three_workers}
+
+
+@settings(max_examples=25)
+@given(made=random_jobs())
+def test_any_number_of_workers_gives_the_same_bits_as_one_process(executors, made):
+    wanted = replay(made.job, made.durations, iterations=made.iterations)
+
+    for executor in executors.values():
+        assert_same(executor.replay(made.job, made.durations, made.iterations), wanted)
+
+
+def test_the_answer_says_where_it_ran(three_workers):
+    job, durations = alternating_job(ranks=4, meetings=10)
+
+    with open_executor("ray", workers=2) as executor:
+        assert executor.description == "ray, 2 workers of a running cluster"
+        executor.replay(job, durations)
+        # A round for each of ten meetings, and one to begin.
+        assert executor.description == "ray, 2 workers of a running cluster, 2 blocks, 11 rounds"
+    assert three_workers.description.startswith("ray, 3 workers")
+    assert "running cluster" not in three_workers.description
+
+
+def test_a_worker_that_is_killed_half_way_costs_time_but_not_the_answer(three_workers):
+    job, durations = alternating_job(ranks=6, meetings=10)
+    killed = []
+
+    def kill_in_round_15(status):
+        if status.number == 15:
+            os.kill(status.places[1].pid, signal.SIGKILL)
+            killed.append(status.places[1].pid)
+
+    # Two iterations of 11 rounds each: round 15 is in the middle of the second.
+    with open_executor("ray", workers=2, on_round=kill_in_round_15) as executor:
+        found = executor.replay(job, durations, 2)
+
+        assert executor.description.endswith("2 blocks, 22 rounds, 1 lost block rebuilt")
+    assert len(killed) == 1
+    assert_same(found, replay(job, durations, iterations=2))
+
+
+def test_a_worker_that_is_killed_between_two_replays_costs_time_but_not_the_answer(three_workers):
+    job, durations = alternating_job(ranks=6, meetings=3)
+    seen = []
+
+    with open_executor("ray", workers=2, on_round=seen.append) as executor:
+        executor.replay(job, durations)
+        os.kill(seen[-1].places[0].pid, signal.SIGKILL)
+
+        assert_same(executor.replay(job, durations), replay(job, durations))
+
+
+def test_a_cluster_that_loses_workers_again_and_again_is_an_error_that_says_so(
+    three_workers, monkeypatch
+):
+    job, durations = alternating_job(ranks=2, meetings=4)
+    monkeypatch.setattr(ray_crew, "MOST_REBUILDS", 2)
+
+    def kill_always(status):
+        os.kill(status.places[0].pid, signal.SIGKILL)
+
+    # One block alone needs one round an iteration.
+    with (
+        open_executor("ray", workers=1, on_round=kill_always) as executor,
+        pytest.raises(ExecutionError, match=r"lost 3 times in one replay, .* ranks 0-1"),
+    ):
+        executor.replay(job, durations, 4)
+
+
+def test_a_stalled_job_is_reported_as_it_is_in_one_process(executors):
+    job, durations = crossed_job()
+    with pytest.raises(ReplayStalledError) as wanted:
+        replay(job, durations)
+
+    with pytest.raises(ReplayStalledError) as found:
+        executors[2].replay(job, durations)
+
+    assert str(found.value) == str(wanted.value)
+
+
+def test_an_executor_goes_on_after_a_stalled_job(executors):
+    with pytest.raises(ReplayStalledError):
+        executors[2].replay(*crossed_job())
+
+    job, durations = alternating_job(ranks=3, meetings=2)
+    assert_same(executors[2].replay(job, durations), replay(job, durations))
+
+
+def test_answers_keep_the_order_of_the_items(executors):
+    items = list(range(100))
+
+    for executor in executors.values():
+        assert executor.map(multiply, 7, items) == [7 * item for item in items]
+        assert executor.map(multiply, 7, []) == []
+
+
+def test_the_error_of_the_first_item_that_fails_comes_through_as_it_is(executors):
+    for executor in executors.values():
+        with pytest.raises(WorkloadError) as found:
+            executor.map(refuse_odd, "batch", [2, 4, 5, 6, 7, 9])
+
+        assert str(found.value) == "batch: must be even, got 5."
+
+
+def test_a_worker_that_is_killed_while_it_answers_costs_time_but_not_the_answers(
+    executors, tmp_path
+):
+    answers = executors[2].map(die_once, str(tmp_path), list(range(8)))
+
+    assert (tmp_path / "killed").exists()
+    assert answers == [0, 1, 4, 9, 16, 25, 36, 49]

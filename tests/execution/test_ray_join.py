@@ -1,0 +1,82 @@
+"""A Ray cluster that was running before, with two raylets, one of which gets lost."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from perfmodel.base.errors import ExecutionError
+from perfmodel.engine.replay import replay
+from perfmodel.execution import open_executor
+from tests.execution.comparison import assert_same
+from tests.execution.jobs import alternating_job
+from tests.execution.questions import multiply
+
+pytestmark = pytest.mark.ray
+
+# Ray asks a raylet every 3 s whether it lives and gives up after 5 silent answers.
+IMPATIENT = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 200,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    running = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": IMPATIENT}
+    )
+    yield running
+    running.shutdown()
+
+
+def test_a_running_cluster_is_joined_by_its_address_and_left_running(cluster):
+    job, durations = alternating_job(ranks=4, meetings=5)
+
+    with open_executor("ray", address=cluster.address) as executor:
+        assert_same(executor.replay(job, durations), replay(job, durations))
+        assert executor.map(multiply, 3, [1, 2, 3]) == [3, 6, 9]
+        assert executor.description == (
+            "ray, 2 workers of a running cluster, 2 blocks, 6 rounds, 3 questions fanned out"
+        )
+
+    assert cluster.head_node.any_processes_alive()
+    assert cluster.head_node.remaining_processes_alive()
+
+
+def test_a_cluster_with_another_version_of_perfmodel_is_refused(cluster, monkeypatch):
+    monkeypatch.setattr("perfmodel.__version__", "99.0")
+
+    with (
+        pytest.raises(ExecutionError, match=r"must have perfmodel 99\.0 installed\. .* is 0\."),
+        open_executor("ray", address=cluster.address),
+    ):
+        pass
+
+
+def test_a_raylet_that_is_lost_half_way_costs_time_but_not_the_answer(cluster):
+    second = cluster.add_node(num_cpus=2)
+    cluster.wait_for_nodes()
+    job, durations = alternating_job(ranks=4, meetings=10)
+    lost = []
+
+    def lose_in_round_5(status):
+        if status.number == 5:
+            there = [place for place in status.places if place.raylet_id == second.node_id]
+            lost.extend(psutil.Process(place.pid) for place in there)
+            cluster.remove_node(second, allow_graceful=False)
+            # Workers live on until they miss their raylet; some would finish the job.
+            _, alive = psutil.wait_procs(lost, timeout=20)
+            assert alive == []
+
+    with open_executor("ray", workers=3, address=cluster.address, on_round=lose_in_round_5) as on:
+        found = on.replay(job, durations)
+
+        assert len(lost) >= 1, "no block was on the raylet that was lost"
+        count = "1 lost block" if len(lost) == 1 else f"{len(lost)} lost blocks"
+        assert on.description.endswith(f"3 blocks, 11 rounds, {count} rebuilt")
+    assert_same(found, replay(job, durations))
