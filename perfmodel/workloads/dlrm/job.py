@@ -9,7 +9,7 @@ from __future__ import annotations
 from embeddings.balanced import PlacementRule, build_balanced_plan
 from embeddings.plan import ShardingPlan
 from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import WorkloadError
+from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Gemm, MemoryBound, Op
@@ -38,8 +38,13 @@ from perfmodel.workloads.reduction import GradientReduction
 _REDUCTION_SLOT = 1
 
 
-def build_plan(spec: DlrmSpec, *, rank_count: int) -> ShardingPlan:
-    """The placement that *spec*'s sharding section leads to."""
+def build_plan(
+    spec: DlrmSpec, *, rank_count: int, given: ShardingPlan | None = None
+) -> ShardingPlan:
+    """The plan that was *given*, checked, or the one that *spec*'s sharding section leads to."""
+    if given is not None:
+        _check_plan(spec, given, rank_count)
+        return given
     rule = PlacementRule(
         data_parallel_below_bytes=spec.sharding.data_parallel_below,
         min_width=spec.sharding.min_width,
@@ -53,7 +58,7 @@ def build_dlrm_job(
 ) -> JobGraph:
     """One iteration of *spec* on *rank_count* ranks; *plan* overrides the placement."""
     samples = local_batch(spec, rank_count=rank_count)
-    plan = plan or build_plan(spec, rank_count=rank_count)
+    plan = build_plan(spec, rank_count=rank_count, given=plan)
     exchanges = None
     if rank_count > 1 and plan.shards:
         exchanges = build_exchanges(
@@ -85,6 +90,21 @@ def local_batch(spec: DlrmSpec, *, rank_count: int) -> int:
             f"{rank_count} ranks. Take batch={below or rank_count} or batch={below + rank_count}."
         )
     return spec.batch // rank_count
+
+
+def _check_plan(spec: DlrmSpec, plan: ShardingPlan, rank_count: int) -> None:
+    if plan.rank_count != rank_count:
+        raise PlanError(
+            f"plan {plan.name!r}: must be for the ranks of the job, is for {plan.rank_count} and "
+            f"there are {rank_count}. Make a plan for {rank_count} ranks."
+        )
+    shapes = [(table.rows, table.width) for table in plan.tables]
+    wanted = [(table.rows, table.width) for table in spec.embedding.tables()]
+    if shapes != wanted:
+        raise PlanError(
+            f"plan {plan.name!r}: must place the tables of {spec.name}, in their order: "
+            f"{len(wanted)} tables; it places {len(shapes)} or others. Make it from those tables."
+        )
 
 
 class _RankWriter:

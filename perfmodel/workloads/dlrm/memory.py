@@ -20,7 +20,7 @@ def dlrm_memory(
 ) -> tuple[RankMemory, ...]:
     """Peak memory of every rank."""
     samples = local_batch(spec, rank_count=rank_count)
-    plan = plan or build_plan(spec, rank_count=rank_count)
+    plan = build_plan(spec, rank_count=rank_count, given=plan)
     copied = [plan.tables[place] for place in plan.data_parallel]
     return tuple(
         _rank_memory(spec, [plan.table_of(shard) for shard in shards], copied, samples)

@@ -6,11 +6,12 @@ import pytest
 
 from collectives.collective import CollectiveKind
 from embeddings.plan import Shard, ShardingPlan
-from perfmodel.base.errors import WorkloadError
+from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import EmbeddingOp, Gemm, HostSpan, Pass
 from perfmodel.workloads import build_job, load_workload, memory_by_rank
 from perfmodel.workloads.dlrm.dense import dense_parameters
+from perfmodel.workloads.dlrm.job import build_plan
 from tests.workloads.reading import collectives_of, iter_ops
 
 SMALL = ["embedding.rows=[1000, 2000, 3000]", "embedding.pooling_factors=1", "batch=64"]
@@ -109,6 +110,16 @@ def test_a_given_plan_is_followed():
         for rank in range(2)
     ]
     assert held == [0, 6]  # three tables, forward and backward
+
+
+@pytest.mark.parametrize(
+    ("rank_count", "rows", "fault"),
+    [(4, "[1000, 2000, 3000]", "is for 2 and there are 4"), (2, "[7]", "must place the tables")],
+)
+def test_a_plan_for_another_job_is_refused(rank_count, rows, fault):
+    plan = build_plan(load_workload("dlrm_mlperf", SMALL), rank_count=2)
+    with pytest.raises(PlanError, match=fault):
+        _build("dlrm_mlperf", rank_count, *SMALL, f"embedding.rows={rows}", plan=plan)
 
 
 def test_partial_sums_of_row_shards_are_added():
