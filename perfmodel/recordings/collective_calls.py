@@ -57,6 +57,7 @@ def find_collective_calls(view: RankView) -> tuple[CollectiveCall, ...]:
     """The communication kernels of a rank by start."""
     streams: dict[int, int] = {}
     groups = _stated_groups(view)
+    group_of_stream = _groups_of_streams(view)
     calls = []
     for task in np.flatnonzero(view.device.is_collective).tolist():
         row = int(view.device.row[task])
@@ -64,9 +65,27 @@ def find_collective_calls(view: RankView) -> tuple[CollectiveCall, ...]:
         if detail.get("Collective name"):
             calls.append(_stated(task, detail, groups))
         else:
-            place = streams.setdefault(int(view.device.stream[task]), len(streams))
-            calls.append(_unstated(task, view.trace.name_of(row), place))
+            stream = int(view.device.stream[task])
+            place = streams.setdefault(stream, len(streams))
+            group = group_of_stream.get(stream) or (WORLD if not place else f"{WORLD} {place}")
+            calls.append(_unstated(task, view.trace.name_of(row), group))
     return tuple(calls)
+
+
+def _groups_of_streams(view: RankView) -> dict[int, str]:
+    """The group of each stream that has only one: kernels launched before the window say none."""
+    found: dict[int, set[str]] = {}
+    for task in np.flatnonzero(view.device.is_collective).tolist():
+        detail = view.trace.detail_of(int(view.device.row[task]))
+        if detail.get("Collective name"):
+            stream = int(view.device.stream[task])
+            found.setdefault(stream, set()).add(_group_name(detail))
+    return {stream: names.pop() for stream, names in found.items() if len(names) == 1}
+
+
+def _group_name(detail: dict[str, Any]) -> str:
+    word = str(detail.get("Process Group Name", WORLD))
+    return f"{word} {detail.get('Process Group Description') or ''}".strip()
 
 
 def _stated(
@@ -75,7 +94,7 @@ def _stated(
     name, word = str(detail["Collective name"]), str(detail.get("Process Group Name", WORLD))
     kind = _kind_of(name)
     ranks = _ranks(detail.get("Process Group Ranks")) or groups.get(word)
-    group = f"{word} {detail.get('Process Group Description') or ''}".strip()
+    group = _group_name(detail)
     peers = (detail.get("Src Rank"), detail.get("Dst Rank"))
     if kind is CollectiveKind.SEND_RECV and all(isinstance(peer, int) for peer in peers):
         low, high = sorted(peer for peer in peers if isinstance(peer, int))
@@ -86,9 +105,8 @@ def _stated(
     return CollectiveCall(task, group, ranks, signature, kind, _collective(kind, values, detail))
 
 
-def _unstated(task: int, kernel: str, place: int) -> CollectiveCall:
+def _unstated(task: int, kernel: str, group: str) -> CollectiveCall:
     word = kernel.split("(")[0].split("<")[0]
-    group = WORLD if place == 0 else f"{WORLD} {place}"
     return CollectiveCall(task, group, None, (word,), _kind_of(word), None)
 
 

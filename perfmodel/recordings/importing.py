@@ -150,6 +150,7 @@ def _build(
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
         hold_ratio=np.concatenate([program.hold_ratio for program in programs]),
+        can_be_held=np.concatenate([program.can_be_held for program in programs]),
         step_ends=ends,
         report=report,
     )
@@ -183,7 +184,7 @@ def _step_ends(
     profiler_steps = count_profiler_steps(first.view)
     main = max(groups, key=lambda group: (len(group.members), group.count), default=None)
     if main is not None:
-        ends = step_ends([call.signature for call in main.calls[0]], profiler_steps)
+        ends = step_ends(main.calls[0], profiler_steps)
         if ends:
             return tuple(
                 np.array(
@@ -196,8 +197,7 @@ def _step_ends(
                 for end in ends
             )
         return ()
-    signatures = [(call.group, call.signature) for call in first.collectives]
-    ends = step_ends(signatures, profiler_steps) if signatures else []
+    ends = step_ends(first.collectives, profiler_steps)
     tasks = [first.collectives[end].task for end in ends]
     tasks = tasks or last_tasks_of_profiler_steps(first.view)
     return tuple(places(programs[0], [task]) for task in tasks) if len(tasks) > 1 else ()

@@ -39,6 +39,19 @@ def hold_ratios(view: RankView) -> NDArray[np.float64]:
     return ratios
 
 
+def can_be_held(view: RankView) -> NDArray[np.bool_]:
+    """Which device tasks need a multiprocessor: all but copies to and from the host."""
+    is_dma = np.array(
+        [
+            "memcpy htod" in name.lower() or "memcpy dtoh" in name.lower()
+            for name in view.trace.names
+        ],
+        dtype=bool,
+    )
+    held: NDArray[np.bool_] = ~is_dma[view.trace.columns.name[view.device.row]]
+    return held
+
+
 def _waves(geometry: dict[str, Any], device: dict[str, Any] | None) -> float:
     """Blocks of the kernel over the blocks that fit on *device* at once."""
     try:

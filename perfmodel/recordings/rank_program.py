@@ -16,8 +16,9 @@ from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork
 from perfmodel.graph.program import Anchor, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
+from perfmodel.recordings.hold_back import HoldRule, exempt_tasks
 from perfmodel.recordings.host_chain import HostChain, HostStep, StepKind
-from perfmodel.recordings.occupancy import hold_ratios
+from perfmodel.recordings.occupancy import can_be_held, hold_ratios
 from perfmodel.recordings.rank_view import Int64s, RankView
 from perfmodel.recordings.stream_edges import StreamEdge
 from perfmodel.recordings.work_of_rows import WorkReader
@@ -74,6 +75,7 @@ class RankProgram:
     start_ns: Int64s
     end_ns: Int64s
     hold_ratio: NDArray[np.float64]
+    can_be_held: NDArray[np.bool_]
     place_of_device_task: Int64s
     recorded_starts: dict[str, int]
 
@@ -206,15 +208,23 @@ class _Writer:
         times = np.array(self.times, dtype=np.int64)
         ordered = np.empty_like(times)
         ordered[place] = times
-        ratios = np.zeros(len(times))
+        ratios, held = np.zeros(len(times)), np.zeros(len(times), dtype=bool)
         of_device = np.array(self.of_device, dtype=np.int64)
         if len(of_device):
             ratios[place[of_device]] = hold_ratios(self.findings.view)
+            held[place[of_device]] = can_be_held(self.findings.view)
+        # A collective that waits for other ranks is on the device already.
+        arriving = np.array([self.of_device[t] for t in self.findings.arrivals], dtype=np.int64)
+        held[place[arriving]] = False
+        program = self.builder.build()
+        rule = HoldRule(ratios, held)
+        held &= ~exempt_tasks(program, ordered[:, 0], ordered[:, 1], rule)
         return RankProgram(
-            program=self.builder.build(),
+            program=program,
             start_ns=ordered[:, 0],
             end_ns=ordered[:, 1],
             hold_ratio=ratios,
+            can_be_held=held,
             place_of_device_task=place[of_device],
             recorded_starts=self.recorded_starts,
         )

@@ -54,7 +54,8 @@ class ImportReport:
 class RecordedJob:
     """A job graph made from traces.
 
-    *hold_ratio* is the share of a task in which it holds back other streams.
+    *hold_ratio* is the share of a task in which it holds back other streams;
+    *can_be_held* says which tasks it holds back.
     *step_ends* has a row of tasks for every end of a step: the step ended when
     the last of them did.
     """
@@ -63,16 +64,21 @@ class RecordedJob:
     recorded_start_ns: Int64s
     recorded_end_ns: Int64s
     hold_ratio: NDArray[np.float64]
+    can_be_held: NDArray[np.bool_]
     step_ends: tuple[Int64s, ...]
     report: ImportReport
 
     def __post_init__(self) -> None:
-        for column in (self.recorded_start_ns, self.recorded_end_ns, self.hold_ratio):
+        for column in self._columns():
             if len(column) != self.graph.task_count:
                 raise TraceError(
                     f"recorded job {self.graph.facts.name!r}: must have one recorded time a task, "
                     f"has {len(column)} for {self.graph.task_count} tasks. Import it again."
                 )
+
+    def _columns(self) -> tuple[NDArray[np.generic], ...]:
+        times = (self.recorded_start_ns, self.recorded_end_ns)
+        return (*times, self.hold_ratio, self.can_be_held)
 
     def rank_rows(self) -> Int64s:
         """Where the rows of each rank begin, and the end."""

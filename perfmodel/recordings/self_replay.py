@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.graph.program import PLAIN
-from perfmodel.recordings.hold_back import HeldReplay, ready_ns_of, replay_held
+from perfmodel.recordings.hold_back import HeldReplay, HoldRule, ready_ns_of, replay_held
 from perfmodel.recordings.recorded_job import Int64s, RecordedJob
 
 MAX_TRUSTED_ERROR_PCT = 10.0
@@ -70,7 +70,7 @@ class SelfReplay:
 
 def self_replay(job: RecordedJob) -> SelfReplay:
     """Replay *job* with its own durations and compare."""
-    held = replay_held(job.graph, job.durations(), job.hold_ratio)
+    held = replay_held(job.graph, job.durations(), HoldRule(job.hold_ratio, job.can_be_held))
     return compare(job, held)
 
 

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.rank_view import RankView
 from traces.trace import Category
 
+_MIN_REPEATED_RATIO = 0.7
 _STEP_WORD = "ProfilerStep#"
 
 
@@ -22,23 +24,44 @@ def count_profiler_steps(view: RankView) -> int:
     return sum(view.trace.name_of(row).startswith(_STEP_WORD) for row in rows.tolist())
 
 
-def step_ends(signatures: Sequence[object], profiler_steps: int) -> list[int]:
-    """Positions in *signatures* that end a step: the last one, and its like before it.
+def step_ends(calls: Sequence[CollectiveCall], profiler_steps: int) -> list[int]:
+    """Positions in *calls* that end a step: the last one, and its like before it.
 
-    The sequence must repeat all the way. Of several lengths that fit, the one
-    that comes nearest to the number of marked steps is taken, then the shortest.
+    The sequence must repeat over most of its length; at the beginning of the
+    window some may be missing. Of several lengths that fit, the one that comes
+    nearest to the number of marked steps is taken, then the shortest.
     """
-    length = len(signatures)
+    length = len(calls)
+    repeated = {period: _repeated(calls, period) for period in range(1, length // 2 + 1)}
     fitting = [
         period
-        for period in range(1, length // 2 + 1)
-        if all(signatures[i] == signatures[i + period] for i in range(length - period))
+        for period, count in repeated.items()
+        if count >= max(period, _MIN_REPEATED_RATIO * (length - period))
     ]
     if not fitting:
         return []
     wanted = max(profiler_steps, 1)
     period = min(fitting, key=lambda period: (abs(length / period - wanted), period))
-    return list(range(length - 1, -1, -period))[::-1]
+    first = length - period - repeated[period]
+    return list(range(length - 1, first - 1, -period))[::-1]
+
+
+def _repeated(calls: Sequence[CollectiveCall], period: int) -> int:
+    """How many calls, counted from the end, are like the one a *period* later."""
+    count = 0
+    while count < len(calls) - period:
+        later = calls[len(calls) - 1 - count]
+        if not _are_alike(calls[len(calls) - 1 - count - period], later):
+            break
+        count += 1
+    return count
+
+
+def _are_alike(one: CollectiveCall, other: CollectiveCall) -> bool:
+    """Same signature; where one of the two has no metadata, same kind."""
+    if (one.collective is None) == (other.collective is None):
+        return one.signature == other.signature and one.group == other.group
+    return one.kind is other.kind
 
 
 def last_tasks_of_profiler_steps(view: RankView) -> list[int]:
