@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from embeddings.table import EmbeddingTable
+
+OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+"""Updates that are fused into the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,5 @@ class Lookup:
         return self.batch_size * table.pooling_factor
 
     def distinct_rows(self, table: EmbeddingTable) -> float:
-        """Expected number of different rows of *table* in the batch, for uniform indices.
-
-        A row is missed by every draw with probability (1 - 1/rows) ** draws.
-        """
-        if table.rows == 1:
-            return min(1.0, self.lookup_count(table))
-        draws = self.lookup_count(table)
-        return -table.rows * math.expm1(draws * math.log1p(-1 / table.rows))
+        """Expected number of different rows of *table* in the batch."""
+        return table.popularity.distinct_rows(self.lookup_count(table))

@@ -93,6 +93,7 @@ class ShardingPlan:
             rows=shard.rows,
             width=shard.width,
             pooling_factor=table.pooling_factor * share,
+            whole_rows=table.rows if shard.rows < table.rows else table.whole_rows,
         )
 
     def _check_shard(self, shard: Shard) -> None:

@@ -2,33 +2,84 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from enum import Enum
 
+from embeddings.distribution import UNIFORM, IndexDistribution, popularity_of
+from embeddings.popularity import Popularity
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
 
 
+class TableMemory(Enum):
+    """Where the rows are kept; the value is the word used in files.
+
+    HOST_CACHED rows stand in host memory and the most recent ones on the device too.
+    """
+
+    DEVICE = "device"
+    HOST_CACHED = "host_cached"
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddingTable:
-    """A table of *rows* x *width* numbers; a sample looks up *pooling_factor* rows on average."""
+    """A table of *rows* x *width* numbers; a sample looks up *pooling_factor* rows on average.
+
+    *pooling_deviation* is the standard deviation of that number over samples.
+    *whole_rows* is, for a piece by rows, the size of the table that
+    *distribution* describes. A table that is not *is_pooled* hands out every
+    row it was asked for. *cached_ratio* is the share of a HOST_CACHED table
+    that the device has room for.
+    """
 
     name: str
     rows: int
     width: int
     pooling_factor: float = 1.0
     dtype: DType = DType.FP32
+    distribution: IndexDistribution = UNIFORM
+    pooling_deviation: float = 0.0
+    whole_rows: int | None = None
+    is_weighted: bool = False
+    is_pooled: bool = True
+    memory: TableMemory = TableMemory.DEVICE
+    cached_ratio: float = 0.2
 
     def __post_init__(self) -> None:
         for what, value in (("rows", self.rows), ("width", self.width)):
             if value < 1:
                 raise PlanError(f"table {self.name!r}: {what} must be at least 1, got {value}.")
-        if not self.pooling_factor >= 0:
+        for what, number in (
+            ("pooling factor", self.pooling_factor),
+            ("pooling deviation", self.pooling_deviation),
+        ):
+            if not (number >= 0 and math.isfinite(number)):
+                raise PlanError(
+                    f"table {self.name!r}: {what} must be finite and not negative, got {number}."
+                )
+        if not 0 < self.cached_ratio <= 1:
             raise PlanError(
-                f"table {self.name!r}: pooling factor must not be negative, "
-                f"got {self.pooling_factor}."
+                f"table {self.name!r}: cached ratio must be above 0 and at most 1, "
+                f"got {self.cached_ratio}."
             )
 
     @property
     def size_bytes(self) -> int:
         """Bytes the weights take, optimizer state aside."""
         return self.rows * self.width * self.dtype.size_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of weights that must have room on the device."""
+        if self.memory is TableMemory.DEVICE:
+            return self.size_bytes
+        return math.ceil(self.size_bytes * self.cached_ratio)
+
+    @property
+    def popularity(self) -> Popularity:
+        """How often each row is asked for; of a piece by rows, those of a random piece."""
+        if self.whole_rows is None or self.whole_rows == self.rows:
+            return popularity_of(self.distribution, self.rows)
+        whole = popularity_of(self.distribution, self.whole_rows)
+        return whole.thinned(self.rows / self.whole_rows)

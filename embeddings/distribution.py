@@ -1,0 +1,193 @@
+"""Index distributions: which rows of a table a batch asks for.
+
+A distribution is a small frozen value; `popularity_of` turns it into classes
+of rows for a table of a given size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from embeddings.popularity import Floats, Popularity, build_popularity
+from perfmodel.base.errors import PlanError
+
+HISTOGRAM_EDGES = tuple(2.0**power for power in range(16))
+"""Upper edges of the first 16 bins of reuse: up to 1, 2, 4 ... 32,768; the 17th is open."""
+
+_EXACT_RANKS = 512
+_BIN_RATIO = 1.05
+_EXACT_TIMES = 64
+_MEAN_IN_BIN = 1 / (2 * math.log(2))
+"""Mean of what is spread evenly in logarithm over (u / 2, u], over u."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every row is as likely as any other."""
+
+    def popularity(self, rows: int) -> Popularity:
+        """One class of all *rows*."""
+        return build_popularity(np.array([float(rows)]), np.ones(1))
+
+    def __str__(self) -> str:
+        return "uniform"
+
+
+@dataclass(frozen=True, slots=True)
+class Zipf:
+    """The i-th most popular row is drawn in proportion to i ** -exponent."""
+
+    exponent: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.exponent) and self.exponent >= 0):
+            raise PlanError(
+                f"zipf: the exponent must be a number of at least 0, got {self.exponent}. "
+                "0 is uniform; click data lies around 1."
+            )
+
+    def popularity(self, rows: int) -> Popularity:
+        """The most popular rows one by one, the others in bins 5 % wide."""
+        exact = min(rows, _EXACT_RANKS)
+        first = np.arange(1, exact + 1, dtype=np.float64)
+        counts, weights = [np.ones(exact)], [first**-self.exponent]
+        if rows > exact:
+            steps = math.ceil(math.log(rows / exact) / math.log(_BIN_RATIO))
+            edges = np.unique(np.rint(np.geomspace(exact, rows, steps + 1)))
+            counts.append(np.diff(edges))
+            weights.append(_power_sums(edges, self.exponent) / np.diff(edges))
+        return build_popularity(np.concatenate(counts), np.concatenate(weights))
+
+    def __str__(self) -> str:
+        return f"zipf({self.exponent:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseHistogram:
+    """How often rows occurred in *draws* lookups: the share of lookups in each reuse bin.
+
+    *mean_reuse* is the mean of a bin's rows; a bin may be empty. A table with
+    fewer rows than occurred keeps the shape.
+    """
+
+    lookup_shares: tuple[float, ...]
+    mean_reuse: tuple[float, ...]
+    draws: float
+
+    def __post_init__(self) -> None:
+        bins = len(self.lookup_shares)
+        if bins == 0 or bins != len(self.mean_reuse):
+            raise PlanError(
+                f"reuse histogram: needs one mean reuse a bin, got {len(self.mean_reuse)} for "
+                f"{bins} bins."
+            )
+        values = (*self.lookup_shares, *self.mean_reuse, self.draws)
+        if not all(math.isfinite(value) and value >= 0 for value in values):
+            raise PlanError("reuse histogram: shares, reuse and draws must be finite and not < 0.")
+        if not (sum(self.lookup_shares) > 0 and self.draws > 0 and min(self.mean_reuse) > 0):
+            raise PlanError(
+                "reuse histogram: draws, every mean reuse and the sum of shares must be above 0."
+            )
+
+    @property
+    def distinct_rows(self) -> float:
+        """Rows that occurred."""
+        return sum(self._counts())
+
+    def scaled(self, draws: float) -> ReuseHistogram:
+        """The same reuse counted over another number of lookups, so of other many rows."""
+        return ReuseHistogram(self.lookup_shares, self.mean_reuse, draws)
+
+    def popularity(self, rows: int) -> Popularity:
+        """One class a bin."""
+        counts = np.array(self._counts())
+        shares = np.array(self.lookup_shares) / sum(self.lookup_shares)
+        if counts.sum() > rows:
+            # The same shares over fewer rows, but no class with less than one row of it.
+            counts = np.where(counts > 0, np.maximum(counts * rows / counts.sum(), 1e-9), 0.0)
+        safe = np.where(counts > 0, counts, 1.0)
+        return build_popularity(counts, shares / safe)
+
+    def _counts(self) -> tuple[float, ...]:
+        total = sum(self.lookup_shares)
+        return tuple(
+            self.draws * share / total / reuse
+            for share, reuse in zip(self.lookup_shares, self.mean_reuse, strict=True)
+        )
+
+    def __str__(self) -> str:
+        return f"reuse histogram (mean {self.draws / self.distinct_rows:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRows:
+    """Real indices, counted: *rows_seen* rows occurred *times* each."""
+
+    times: tuple[float, ...]
+    rows_seen: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.times or len(self.times) != len(self.rows_seen):
+            raise PlanError("observed rows: need at least one index, and one count a class.")
+
+    def popularity(self, rows: int) -> Popularity:
+        """Rows that never occurred are left out."""
+        del rows
+        return build_popularity(np.array(self.rows_seen, dtype=float), np.array(self.times))
+
+    def __str__(self) -> str:
+        return f"{sum(self.rows_seen)} observed rows"
+
+
+UNIFORM = Uniform()
+IndexDistribution = Uniform | Zipf | ReuseHistogram | ObservedRows
+
+
+@lru_cache(maxsize=4096)
+def popularity_of(distribution: IndexDistribution, rows: int) -> Popularity:
+    """The classes of rows of a table of *rows* rows."""
+    return distribution.popularity(rows)
+
+
+def histogram_from_bins(
+    row_shares: tuple[float, ...], lookup_shares: tuple[float, ...], *, draws: float, reuse: float
+) -> ReuseHistogram:
+    """A histogram from the shares of distinct rows and of lookups by power-of-two bin.
+
+    *reuse* is the mean over all rows. Where a share of rows is printed too
+    coarsely to divide by, rows are taken to be spread evenly in logarithm.
+    """
+    means = []
+    edges = (*HISTOGRAM_EDGES, 2 * HISTOGRAM_EDGES[-1])
+    for row_share, lookup_share, edge in zip(row_shares, lookup_shares, edges, strict=True):
+        spread = max(edge * _MEAN_IN_BIN, 1.0)
+        mean = lookup_share * reuse / row_share if row_share >= 0.01 else spread
+        means.append(min(max(mean, edge / 2 if edge > 1 else 1.0), edge))
+    return ReuseHistogram(lookup_shares, tuple(means), draws)
+
+
+def observe(indices: np.ndarray) -> ObservedRows:
+    """Count real *indices*; classes of rows seen often are merged 5 % wide."""
+    _, counts = np.unique(indices, return_counts=True)
+    times, rows = np.unique(counts, return_counts=True)
+    far = np.floor(np.log(np.maximum(times / _EXACT_TIMES, 1)) / math.log(_BIN_RATIO))
+    key = np.where(times <= _EXACT_TIMES, times, _EXACT_TIMES + 1 + far).astype(np.int64)
+    _, place = np.unique(key, return_inverse=True)
+    merged = np.bincount(place, weights=rows)
+    lookups = np.bincount(place, weights=rows * times)
+    return ObservedRows(
+        tuple((lookups / merged).tolist()), tuple(int(count) for count in merged.tolist())
+    )
+
+
+def _power_sums(edges: Floats, exponent: float) -> Floats:
+    """Sums of i ** -exponent over edges[j] < i <= edges[j + 1], by the midpoint integral."""
+    shifted = edges + 0.5
+    is_one = abs(exponent - 1) < 1e-9
+    integral = np.log(shifted) if is_one else shifted ** (1 - exponent) / (1 - exponent)
+    result: Floats = np.diff(integral)
+    return result

@@ -1,0 +1,136 @@
+"""Index files: real indices from NumPy, Parquet and torch files, read without running anything.
+
+NumPy files are read without pickle, torch files as plain tensors only.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embeddings.index_data import IndexData, build_index_data, lengths_from_offsets
+from perfmodel.base.errors import InputError
+from perfmodel.base.units import format_size
+
+MAX_FILE_BYTES = 64 * 2**30
+_KEYS = {"indices", "offsets", "lengths", "tables"}
+
+
+def load_index_data(path: str | Path) -> IndexData:
+    """Read the indices in *path*: `.npz`, `.npy`, `.parquet`, `.pt` or `.pth`."""
+    path = Path(path)
+    if path.is_dir() or not path.exists():
+        what = "a directory" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: must be a file of indices, but it is {what}.")
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(
+            f"{path}: must end in one of {', '.join(READERS)}, got {path.suffix or 'no ending'!r}."
+        )
+    if path.stat().st_size == 0:
+        raise InputError(f"{path}: holds nothing.")
+    return reader(path)
+
+
+def _load_npz(path: Path) -> IndexData:
+    try:
+        with zipfile.ZipFile(path) as packed:
+            size_bytes = sum(entry.file_size for entry in packed.infolist())
+        if size_bytes > MAX_FILE_BYTES:
+            raise InputError(f"{path}: unpacks to {format_size(size_bytes)}, more than is read.")
+        with np.load(path, allow_pickle=False) as arrays:
+            content = {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as fault:
+        raise InputError(f"{path}: not a readable NumPy archive ({fault}).") from None
+    unknown = sorted(set(content) - _KEYS)
+    if unknown or "indices" not in content or not ({"lengths", "offsets"} & set(content)):
+        raise InputError(
+            f"{path}: must hold `indices` and `lengths` (tables x samples), or `indices`, "
+            f"`offsets` and `tables`; got {', '.join(sorted(content)) or 'nothing'}."
+        )
+    if "lengths" in content:
+        return build_index_data(str(path), indices=content["indices"], lengths=content["lengths"])
+    tables = int(np.asarray(content.get("tables", 1)).reshape(-1)[0])
+    if tables < 1:
+        raise InputError(f"{path}, tables: must be at least 1, got {tables}.")
+    lengths = lengths_from_offsets(
+        str(path),
+        content["offsets"],
+        index_count=len(np.asarray(content["indices"]).reshape(-1)),
+        table_count=tables,
+    )
+    return build_index_data(str(path), indices=content["indices"], lengths=lengths)
+
+
+def _load_npy(path: Path) -> IndexData:
+    """One index a sample: a row for one table, or tables x samples."""
+    try:
+        values = np.load(path, allow_pickle=False, mmap_mode="r")
+    except (ValueError, OSError, EOFError) as fault:
+        raise InputError(f"{path}: not a readable NumPy array ({fault}).") from None
+    if values.ndim not in (1, 2):
+        raise InputError(f"{path}: must be samples, or tables x samples, got {values.ndim} axes.")
+    table_rows = np.atleast_2d(np.asarray(values))
+    return build_index_data(
+        str(path), indices=table_rows.reshape(-1), lengths=np.ones(table_rows.shape, np.int64)
+    )
+
+
+def _load_parquet(path: Path) -> IndexData:
+    """One column a table, one row a sample: an index or a list of indices."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        content = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as fault:
+        raise InputError(f"{path}: not a readable Parquet file ({fault}).") from None
+    columns = [
+        _parquet_column(path, name, content.column(name).combine_chunks())
+        for name in content.column_names
+    ]
+    if not columns:
+        raise InputError(f"{path}: must have a column a table, got none.")
+    return build_index_data(
+        str(path),
+        indices=np.concatenate([values for values, _ in columns]),
+        lengths=np.stack([lengths for _, lengths in columns]),
+        names=tuple(content.column_names),
+    )
+
+
+def _parquet_column(path: Path, name: str, column: Any) -> tuple[Any, Any]:
+    import pyarrow
+
+    if column.null_count:
+        raise InputError(f"{path}, column {name!r}: must not have empty cells; [] is an empty bag.")
+    if pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type):
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        values = column.flatten()
+    else:
+        lengths, values = np.ones(len(column), np.int64), column
+    kind = values.type
+    if values.null_count or not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
+        raise InputError(f"{path}, column {name!r}: must hold whole numbers, got {kind}.")
+    return values.to_numpy(zero_copy_only=False), lengths
+
+
+def _load_torch(path: Path) -> IndexData:
+    # Imported here: torch is an extra, needed for files of torch only.
+    from embeddings.torch_files import load_torch_indices
+
+    return load_torch_indices(path)
+
+
+READERS: dict[str, Callable[[Path], IndexData]] = {
+    ".npz": _load_npz,
+    ".npy": _load_npy,
+    ".parquet": _load_parquet,
+    ".pt": _load_torch,
+    ".pth": _load_torch,
+}
+"""Every ending and who reads it."""

@@ -1,0 +1,115 @@
+"""Popularity: how often the rows of a table are asked for, as classes of equal rows.
+
+Draws are independent. From that follow the distinct rows of a batch and what
+an LRU cache serves (Che's approximation): a row is in the cache if it was
+drawn within the last T draws, where T draws touch as many rows as the cache holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_ALMOST_SURE = 1.0 - 1e-12
+_BISECTIONS = 60
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Popularity:
+    """Classes of rows: *row_counts* rows that a draw hits with *probabilities* each.
+
+    Counts are expectations and need not be whole.
+    """
+
+    row_counts: Floats
+    probabilities: Floats
+
+    @property
+    def rows(self) -> float:
+        """Rows that are ever asked for."""
+        return float(self.row_counts.sum())
+
+    @property
+    def hottest_share(self) -> float:
+        """The share of draws that go to the most popular row."""
+        return float(self.probabilities.max())
+
+    def thinned(self, share: float) -> Popularity:
+        """The rows of a random piece of the table that holds *share* of them."""
+        return Popularity(
+            self.row_counts * share, np.minimum(self.probabilities / share, _ALMOST_SURE)
+        )
+
+    def distinct_rows(self, draws: float) -> float:
+        """Expected number of different rows in *draws* draws.
+
+        A row is missed by every draw with probability (1 - p) ** draws.
+        """
+        return float(self.row_counts @ -np.expm1(draws * self._log_missed()))
+
+    def new_row_chance(self, draws: float) -> float:
+        """The chance that a draw goes to a row that none of the last *draws* draws went to."""
+        weights = self.row_counts * self.probabilities
+        return float(weights @ np.exp(draws * self._log_missed()))
+
+    def window_draws(self, capacity_rows: float) -> float:
+        """How many draws touch *capacity_rows* rows; infinite if all rows together are fewer."""
+        if capacity_rows <= 0:
+            return 0.0
+        if capacity_rows >= self.rows * (1 - 1e-9):
+            return float("inf")
+        low, high = 0.0, capacity_rows
+        while self.distinct_rows(high) < capacity_rows:
+            low, high = high, 2 * high
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            if self.distinct_rows(middle) < capacity_rows:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def lru_misses(self, draws: float, *, capacity_rows: float) -> float:
+        """Expected misses of *draws* draws in an LRU cache of *capacity_rows*, empty at first.
+
+        Until the cache is full every distinct row is missed once; from then on a
+        draw misses if its row was not drawn within the window.
+
+        Leaves out: sets, sectors, and that the window is not the same for all rows.
+        Source: Che, Tung and Wang, IEEE JSAC 20(7), 2002.
+        """
+        window = self.window_draws(capacity_rows)
+        if window >= draws:
+            return self.distinct_rows(draws)
+        later = (draws - window) * self.new_row_chance(window)
+        return self.distinct_rows(window) + later
+
+    def rows_drawn_more_than(self, times: int, *, draws: float) -> float:
+        """Expected rows that *draws* draws hit more than *times* times (Poisson)."""
+        from scipy.special import gammainc
+
+        return float(self.row_counts @ gammainc(times + 1, draws * self.probabilities))
+
+    def draws_of_rows_drawn_more_than(self, times: int, *, draws: float) -> float:
+        """Expected draws that go to those rows."""
+        from scipy.special import gammainc
+
+        means = draws * self.probabilities
+        # Sum of x Pois(x; m) over x > k is m P(X >= k), and P(X >= 0) is 1.
+        reached = gammainc(times, means) if times > 0 else np.ones_like(means)
+        return float(self.row_counts @ (means * reached))
+
+    def _log_missed(self) -> Floats:
+        result: Floats = np.log1p(-np.minimum(self.probabilities, _ALMOST_SURE))
+        return result
+
+
+def build_popularity(row_counts: Floats, weights: Floats) -> Popularity:
+    """Classes of *row_counts* rows, each row drawn in proportion to its *weights*."""
+    kept = (row_counts > 0) & (weights > 0)
+    counts, chosen = row_counts[kept].astype(np.float64), weights[kept].astype(np.float64)
+    return Popularity(counts, np.minimum(chosen / float(counts @ chosen), _ALMOST_SURE))

@@ -1,0 +1,96 @@
+"""Index files: what is read, and what is refused with its place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from embeddings.index_data import build_index_data
+from embeddings.index_files import load_index_data
+from embeddings.statistics import describe_data
+from embeddings.table import EmbeddingTable
+from perfmodel.base.errors import InputError
+
+INDICES = np.array([1, 2, 2, 0, 5, 5, 5])
+LENGTHS = np.array([[2, 1], [0, 4]])
+
+
+def test_every_format_gives_the_same_data(tmp_path):
+    torch = pytest.importorskip("torch")
+    np.savez(tmp_path / "a.npz", indices=INDICES, lengths=LENGTHS)
+    np.savez(tmp_path / "b.npz", indices=INDICES, offsets=[0, 2, 3, 3, 7], tables=2)
+    columns = {"u": [[1, 2], [2]], "v": [[], [0, 5, 5, 5]]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "c.parquet")
+    tensors = (torch.tensor(INDICES), torch.tensor([0, 2, 3, 3, 7]), torch.tensor(LENGTHS))
+    torch.save(tensors, tmp_path / "d.pt")
+    for name in ("a.npz", "b.npz", "c.parquet", "d.pt"):
+        data = load_index_data(tmp_path / name)
+        assert data.lengths.tolist() == LENGTHS.tolist()
+        assert data.indices.tolist() == INDICES.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fault"),
+    [
+        ({"indices": [1, -2, 3], "lengths": [[2, 1]]}, "indices[1]: must not be negative, got -2"),
+        ({"indices": [1.0, np.nan], "lengths": [[2]]}, "indices[1]: must be finite, got nan"),
+        ({"indices": [1.0, np.inf], "lengths": [[2]]}, "indices[1]: must be finite, got inf"),
+        ({"indices": [0.5], "lengths": [[1]]}, "indices[0]: must be a whole number, got 0.5"),
+        ({"indices": [2.0**60], "lengths": [[1]]}, "indices[0]: is out of range"),
+        ({"indices": [1, 2, 3], "lengths": [[2, 2]]}, "ragged: the lengths add up to 4"),
+        ({"indices": [1, 2], "lengths": [[3, -1]]}, "lengths[0][1]: must not be negative"),
+        ({"indices": [1, 2, 3], "offsets": [0, 9], "tables": 1}, "offsets[2]: must not be below"),
+        ({"indices": [1, 2, 3], "offsets": [0, 2, 1, 3]}, "offsets[2]: must not be below"),
+        ({"indices": [1, 2, 3]}, "must hold `indices` and `lengths`"),
+        ({"indices": [1], "lengths": [[1]], "more": [1]}, "more"),
+        ({"indices": ["a"], "lengths": [[1]]}, "must be whole numbers"),
+    ],
+)
+def test_a_faulty_file_is_refused_with_the_place(tmp_path, arrays, fault):
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(InputError) as error:
+        load_index_data(tmp_path / "x.npz")
+    assert fault in str(error.value)
+    assert "x.npz" in str(error.value)
+
+
+def test_pickled_objects_are_not_loaded(tmp_path):
+    torch = pytest.importorskip("torch")
+    np.savez(tmp_path / "x.npz", indices=np.array([{}], dtype=object), lengths=[[1]])
+    torch.save({"a": object}, tmp_path / "x.pt")
+    (tmp_path / "y.pt").write_bytes(b"\x80\x04junk")
+    (tmp_path / "y.parquet").write_bytes(b"junk")
+    (tmp_path / "y.npy").write_bytes(b"junk")
+    for name in ("x.npz", "x.pt", "y.pt", "y.parquet", "y.npy"):
+        with pytest.raises(InputError, match=name):
+            load_index_data(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["none.npz", "words.txt", "", "empty.npz"])
+def test_what_is_no_file_of_indices_is_refused(tmp_path, name):
+    (tmp_path / "words.txt").write_text("1 2 3")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    with pytest.raises(InputError):
+        load_index_data(tmp_path / name)
+
+
+def test_a_table_takes_over_pooling_and_distribution_but_not_indices_beyond_its_rows():
+    data = build_index_data("here", indices=INDICES, lengths=LENGTHS)
+    table = data.describe_table(EmbeddingTable("t", 6, 4), 1)
+    # Bags of 0 and 4: mean 2, deviation 2. Three of four lookups go to row 5.
+    assert (table.pooling_factor, table.pooling_deviation) == (2.0, 2.0)
+    assert table.popularity.hottest_share == pytest.approx(0.75)
+    with pytest.raises(InputError, match="below the 5 rows"):
+        data.describe_table(EmbeddingTable("t", 5, 4), 1)
+
+
+def test_statistics_count_reuse_in_the_set_and_in_batches():
+    data = build_index_data("here", indices=[7, 7, 8, 7], lengths=[[1, 1, 1, 1]])
+    found = describe_data(data, batch_size=2)
+    # Set: row 7 three times, row 8 once. Batches (7,7), (7,8), (8,7): 1/2, 1, 1.
+    assert found.tables[0].distinct_rows == 2
+    assert found.tables[0].set_distinct_ratio == 0.5
+    assert found.tables[0].batch_distinct_ratio == pytest.approx((0.5 + 1 + 1) / 3)
+    assert found.set_reuse.of_lookups[:3].tolist() == [0.25, 0.0, 0.75]

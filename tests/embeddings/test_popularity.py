@@ -1,0 +1,130 @@
+"""Formulas of popularity against brute force."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+from embeddings.distribution import ReuseHistogram, Uniform, Zipf, observe, popularity_of
+from embeddings.popularity import Popularity
+from embeddings.table import EmbeddingTable
+
+
+def _draw(popularity: Popularity, draws: int, generator: np.random.Generator) -> np.ndarray:
+    """Indices drawn row by row from classes with whole counts."""
+    counts = np.rint(popularity.row_counts).astype(int)
+    weights = np.repeat(popularity.probabilities, counts)
+    return generator.choice(len(weights), size=draws, p=weights / weights.sum())
+
+
+def _lru_misses(indices: np.ndarray, capacity: int) -> int:
+    held: OrderedDict[int, None] = OrderedDict()
+    misses = 0
+    for index in indices.tolist():
+        if index in held:
+            held.move_to_end(index)
+            continue
+        misses += 1
+        held[index] = None
+        if len(held) > capacity:
+            held.popitem(last=False)
+    return misses
+
+
+def _cases(count: int):
+    generator = np.random.default_rng(7)
+    for _ in range(count):
+        rows = int(generator.integers(50, 20_000))
+        kind = int(generator.integers(0, 3))
+        if kind == 0:
+            distribution = Uniform()
+        elif kind == 1:
+            distribution = Zipf(float(generator.uniform(0.3, 1.6)))
+        else:
+            shares = generator.dirichlet(np.ones(8))
+            reuse = tuple(float(2**power) for power in range(8))
+            distribution = ReuseHistogram(tuple(shares.tolist()), reuse, draws=4.0 * rows)
+        draws = int(generator.integers(500, 8_000))
+        capacity = int(generator.integers(5, rows))
+        yield distribution, rows, draws, capacity, generator
+
+
+def test_the_cache_formula_follows_a_simulated_lru_cache():
+    errors = []
+    for distribution, rows, draws, capacity, generator in _cases(100):
+        popularity = popularity_of(distribution, rows)
+        misses = popularity.lru_misses(draws, capacity_rows=capacity)
+        simulated = _lru_misses(_draw(popularity, draws, generator), capacity)
+        errors.append(100 * abs(misses - simulated) / draws)
+    assert np.mean(errors) < 2
+    assert max(errors) < 5
+
+
+def test_distinct_rows_follow_counted_ones_within_one_percent():
+    for distribution, rows, draws, _, generator in _cases(100):
+        popularity = popularity_of(distribution, rows)
+        counted = np.mean([len(np.unique(_draw(popularity, draws, generator))) for _ in range(25)])
+        assert popularity.distinct_rows(draws) == pytest.approx(counted, rel=0.01)
+
+
+def test_two_rows_drawn_three_times_by_hand():
+    # Both rows with probability 1/2: each is missed by three draws once in eight.
+    popularity = popularity_of(Uniform(), 2)
+    assert popularity.distinct_rows(3) == pytest.approx(2 * (1 - 1 / 8))
+
+
+def test_a_cache_that_holds_everything_misses_each_row_once():
+    popularity = popularity_of(Zipf(1.0), 100)
+    assert popularity.lru_misses(500, capacity_rows=100) == popularity.distinct_rows(500)
+
+
+def test_without_a_cache_every_draw_misses():
+    assert popularity_of(Uniform(), 100).lru_misses(40, capacity_rows=0) == pytest.approx(40)
+
+
+def test_zipf_classes_hold_all_rows_and_all_draws():
+    for exponent in (0.5, 1.0, 1.3):
+        popularity = popularity_of(Zipf(exponent), 10**7)
+        assert popularity.rows == pytest.approx(10**7)
+        assert popularity.row_counts @ popularity.probabilities == pytest.approx(1)
+        # The most popular of ten million rows: 1 over the sum of i ** -exponent.
+        exact = 1 / np.sum(np.arange(1, 10**7 + 1, dtype=float) ** -exponent)
+        assert popularity.hottest_share == pytest.approx(exact, rel=1e-3)
+
+
+def test_rows_drawn_often_are_counted():
+    generator = np.random.default_rng(1)
+    popularity = popularity_of(Zipf(1.1), 2_000)
+    counts = np.bincount(_draw(popularity, 20_000, generator), minlength=2_000)
+    rows = popularity.rows_drawn_more_than(32, draws=20_000)
+    assert rows == pytest.approx((counts > 32).sum(), rel=0.1)
+    draws = popularity.draws_of_rows_drawn_more_than(32, draws=20_000)
+    assert draws == pytest.approx(counts[counts > 32].sum(), rel=0.03)
+
+
+def test_observed_indices_give_back_their_own_counts():
+    indices = np.array([3, 3, 3, 8, 8, 1])
+    observed = observe(indices)
+    assert observed.times == (1.0, 2.0, 3.0)
+    assert observed.rows_seen == (1, 1, 1)
+    assert observed.popularity(10).hottest_share == pytest.approx(0.5)
+
+
+def test_a_histogram_on_a_small_table_keeps_its_shape():
+    histogram = ReuseHistogram((0.5, 0.5), (1.0, 4.0), draws=800)
+    # 400 rows seen once and 100 rows seen four times.
+    assert histogram.distinct_rows == 500
+    small = histogram.popularity(50)
+    assert small.row_counts.tolist() == pytest.approx([40, 10])
+    assert (small.row_counts * small.probabilities).tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_a_piece_by_rows_has_its_share_of_hot_rows():
+    whole = EmbeddingTable("t", 1_000, 8, 10.0, distribution=Zipf(1.0))
+    half = EmbeddingTable("t", 500, 8, 5.0, distribution=Zipf(1.0), whole_rows=1_000)
+    draws = 2_000.0
+    assert 2 * half.popularity.distinct_rows(draws / 2) == pytest.approx(
+        whole.popularity.distinct_rows(draws), rel=0.01
+    )
