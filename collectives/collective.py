@@ -7,7 +7,7 @@ the whole send buffer of one rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from perfmodel.base.dtypes import DType
@@ -41,6 +41,12 @@ class Collective:
     dtype: DType = DType.FP32
     byte_matrix: tuple[tuple[int, ...], ...] | None = None
     root: int = 0
+    # Hashed once: a matrix of a thousand ranks has a million entries. From
+    # whole numbers only, so that it is the same in every process.
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __post_init__(self) -> None:
         if self.size_bytes < 0:
@@ -50,6 +56,8 @@ class Collective:
             )
         if self.byte_matrix is not None:
             self._check_byte_matrix(self.byte_matrix)
+        number = hash((self.size_bytes, self.root, self.byte_matrix or ()))
+        object.__setattr__(self, "_hash", number)
 
     def _check_byte_matrix(self, byte_matrix: tuple[tuple[int, ...], ...]) -> None:
         if self.kind is not CollectiveKind.ALL_TO_ALL:

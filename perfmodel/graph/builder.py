@@ -6,15 +6,21 @@ lane. `build` sorts them lane after lane and renumbers the dependencies.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.errors import GraphError
 from perfmodel.graph.job import NO_GROUP, Group, JobFacts, JobGraph
 from perfmodel.graph.ops import Op
 from perfmodel.graph.program import PLAIN, Anchor, Lane, LaneKind, Program, Role
+
+MOST_DISTANCE = 255
+_TASK_FIELDS = 6
+_DEP_FIELDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +42,17 @@ class Tables:
 
     op_index: dict[Op, int] = field(default_factory=dict)
     label_index: dict[str, int] = field(default_factory=dict)
+    # The same op object comes thousands of times; asking for it by identity
+    # spares hashing its fields. The object is kept, so that no other gets its id.
+    _op_of_id: dict[int, tuple[Op, int]] = field(default_factory=dict)
 
     def op(self, op: Op) -> int:
         """The index of *op*, added if it is new."""
-        return self.op_index.setdefault(op, len(self.op_index))
+        known = self._op_of_id.get(id(op))
+        if known is None:
+            known = (op, self.op_index.setdefault(op, len(self.op_index)))
+            self._op_of_id[id(op)] = known
+        return known[1]
 
     def label(self, label: str) -> int:
         """The index of *label*, added if it is new."""
@@ -47,19 +60,23 @@ class Tables:
 
 
 class ProgramBuilder:
-    """Collects the tasks of one rank's iteration."""
+    """Collects the tasks of one rank's iteration.
+
+    Kept as flat numbers, six a task and five a dependency, because programs
+    of a million tasks are built.
+    """
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._lanes: list[Lane] = []
-        self._rows: list[tuple[int, int, int, int, int, int]] = []
-        self._deps: list[list[Dependency]] = []
+        self._tasks = array("q")
+        self._deps = array("q")
         self._next_sequence: dict[int, int] = {}
 
     @property
     def task_count(self) -> int:
         """Number of tasks added so far."""
-        return len(self._rows)
+        return len(self._tasks) // _TASK_FIELDS
 
     def add_lane(self, name: str, kind: LaneKind) -> int:
         """Add a lane and return its number."""
@@ -70,9 +87,8 @@ class ProgramBuilder:
         self, lane: int, op: Op, *, label: str, after: Iterable[Dependency | int] = ()
     ) -> int:
         """Append a plain task to *lane* and return its number for later dependencies."""
-        return self._add(
-            (lane, self._tables.op(op), self._tables.label(label), PLAIN, PLAIN, 0), after
-        )
+        row = (lane, self._tables.op(op), self._tables.label(label), PLAIN, PLAIN, 0)
+        return self._add(row, after)
 
     def add_rendezvous(
         self,
@@ -92,40 +108,47 @@ class ProgramBuilder:
 
     def add_dependency(self, task: int, dependency: Dependency | int) -> None:
         """Let *task* also wait for *dependency*, which may be a task added later."""
-        self._deps[task].append(_as_dependency(dependency))
+        if isinstance(dependency, int):
+            self._deps.extend((task, dependency, Anchor.END, 0, 0))
+            return
+        if not 0 <= dependency.distance <= MOST_DISTANCE:
+            raise GraphError(
+                f"dependency on task {dependency.task}: distance must be 0 to {MOST_DISTANCE} "
+                f"iterations, got {dependency.distance}."
+            )
+        self._deps.extend(
+            (task, dependency.task, dependency.anchor, dependency.distance, dependency.lag_ns)
+        )
 
     def build(self) -> Program:
         """The program; the builder can go on being used."""
-        table = np.array(self._rows, dtype=np.int64).reshape(-1, 6)
-        order = np.argsort(table[:, 0], kind="stable")
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
-        lane_counts = np.bincount(table[:, 0], minlength=len(self._lanes))
-        deps = [self._deps[int(task)] for task in order]
-        flat = [dep for of_task in deps for dep in of_task]
-        self._check_sources(flat)
-        sources = np.array([dep.task for dep in flat], dtype=np.int64)
+        tasks = np.array(self._tasks, dtype=np.int64).reshape(-1, _TASK_FIELDS)
+        deps = np.array(self._deps, dtype=np.int64).reshape(-1, _DEP_FIELDS)
+        self._check_sources(deps[:, 1])
+        place = self.place_of_tasks()
+        lane, op, label, slot, sequence, role = tasks[np.argsort(place)].T
+        deps = deps[np.argsort(place[deps[:, 0]], kind="stable")]
+        dep_counts = np.bincount(place[deps[:, 0]], minlength=len(tasks))
         return Program(
             lanes=tuple(self._lanes),
-            lane_start=_offsets(lane_counts),
-            op=table[order, 1].astype(np.int32),
-            label=table[order, 2].astype(np.int32),
-            slot=table[order, 3].astype(np.int32),
-            sequence=table[order, 4].astype(np.int32),
-            role=table[order, 5].astype(np.uint8),
-            dep_start=_offsets(np.array([len(of_task) for of_task in deps], dtype=np.int64)),
-            dep_task=place[sources].astype(np.int32),
-            dep_anchor=np.array([dep.anchor for dep in flat], dtype=np.uint8),
-            dep_distance=np.array([dep.distance for dep in flat], dtype=np.uint8),
-            dep_lag_ns=np.array([dep.lag_ns for dep in flat], dtype=np.int64),
+            lane_start=_offsets(np.bincount(lane, minlength=len(self._lanes))),
+            op=op.astype(np.int32),
+            label=label.astype(np.int32),
+            slot=slot.astype(np.int32),
+            sequence=sequence.astype(np.int32),
+            role=role.astype(np.uint8),
+            dep_start=_offsets(dep_counts),
+            dep_task=place[deps[:, 1]].astype(np.int32),
+            dep_anchor=deps[:, 2].astype(np.uint8),
+            dep_distance=deps[:, 3].astype(np.uint8),
+            dep_lag_ns=deps[:, 4].copy(),
         )
 
-    def place_of_tasks(self) -> np.ndarray:
+    def place_of_tasks(self) -> NDArray[np.int64]:
         """Where each added task stands in the built program, by its number here."""
-        lanes = np.array([row[0] for row in self._rows], dtype=np.int64)
-        order = np.argsort(lanes, kind="stable")
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
+        lanes = np.array(self._tasks, dtype=np.int64).reshape(-1, _TASK_FIELDS)[:, 0]
+        place = np.empty(len(lanes), dtype=np.int64)
+        place[np.argsort(lanes, kind="stable")] = np.arange(len(lanes))
         return place
 
     def _add(
@@ -133,22 +156,19 @@ class ProgramBuilder:
     ) -> int:
         if not 0 <= row[0] < len(self._lanes):
             raise GraphError(f"task needs a lane that was added before, got lane {row[0]}.")
-        self._rows.append(row)
-        self._deps.append([_as_dependency(dependency) for dependency in after])
-        return len(self._rows) - 1
+        task = self.task_count
+        self._tasks.extend(row)
+        for dependency in after:
+            self.add_dependency(task, dependency)
+        return task
 
-    def _check_sources(self, dependencies: Sequence[Dependency]) -> None:
-        for dependency in dependencies:
-            if not 0 <= dependency.task < len(self._rows):
-                raise GraphError(
-                    f"dependency: must name a task of the same rank (0 to "
-                    f"{len(self._rows) - 1}), got {dependency.task}."
-                )
-            if not 0 <= dependency.distance <= 255:
-                raise GraphError(
-                    f"dependency on task {dependency.task}: distance must be 0 to 255 "
-                    f"iterations, got {dependency.distance}."
-                )
+    def _check_sources(self, sources: NDArray[np.int64]) -> None:
+        wrong = sources[(sources < 0) | (sources >= self.task_count)]
+        if len(wrong):
+            raise GraphError(
+                f"dependency: must name a task of the same rank (0 to {self.task_count - 1}), "
+                f"got {wrong[0]}."
+            )
 
 
 class JobBuilder:
@@ -217,9 +237,5 @@ class JobBuilder:
         rank_group[rank, slot] = group
 
 
-def _as_dependency(dependency: Dependency | int) -> Dependency:
-    return Dependency(dependency) if isinstance(dependency, int) else dependency
-
-
-def _offsets(counts: np.ndarray) -> np.ndarray:
+def _offsets(counts: NDArray[np.intp]) -> NDArray[np.int32]:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -74,7 +74,7 @@ def _plain_fields(value: Any) -> dict[str, Any]:
     return {
         field.name: _plain(getattr(value, field.name))
         for field in fields(value)
-        if not (isinstance(value, Fixed) and field.name == "work")
+        if field.init and not (isinstance(value, Fixed) and field.name == "work")
     }
 
 
