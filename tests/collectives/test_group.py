@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+
+from collectives.group import group_shape, wiring_of
+from collectives.wiring import HostLinkClass
+from perfmodel.base.errors import InputError
+from tests.collectives.machines import build_host
+from topologies import build_cluster, load_topology
+
+
+def h100(hosts=4):
+    return build_cluster(load_topology("dgx_h100"), hosts=hosts)
+
+
+def test_translated_groups_have_the_same_shape():
+    cluster = h100()
+    assert group_shape([0, 1, 8, 9], cluster) == group_shape([16, 17, 24, 25], cluster)
+
+
+def test_order_of_ranks_does_not_change_the_shape():
+    cluster = h100()
+    assert group_shape([9, 0, 8, 1], cluster) == group_shape([0, 1, 8, 9], cluster)
+
+
+def test_other_gpus_are_another_shape():
+    cluster = h100()
+    assert group_shape([0, 1], cluster) != group_shape([0, 2], cluster)
+
+
+def test_a_shape_counts_hosts_and_ranks_of_an_uneven_group():
+    # Hosts 0 and 1 hold two ranks each, host 2 one.
+    shape = group_shape([0, 1, 8, 9, 16], h100())
+    assert (shape.host_count, shape.rank_count) == (3, 5)
+    assert shape.patterns == (((0,), 1), ((0, 1), 2))
+
+
+def test_racks_of_72_gpus_have_shapes_too():
+    cluster = build_cluster(load_topology("gb200_nvl72"), hosts=1)
+    shape = group_shape(np.arange(cluster.rank_count), cluster)
+    assert shape.patterns == ((tuple(range(cluster.rank_count)), 1),)
+
+
+def test_a_group_on_a_switch_sees_the_nvlinks_of_a_gpu():
+    wiring = wiring_of(range(8), h100())
+    assert wiring.link_class is HostLinkClass.NVSWITCH
+    assert wiring.ring_bandwidth_bytes_per_s == 450e9  # 18 NVLinks of 25 GB/s
+    assert wiring.can_reduce_in_switch
+
+
+def test_a_group_uses_only_the_nics_of_its_ranks():
+    # Two ranks on each of four hosts: two NICs of 50 GB/s a host.
+    wiring = wiring_of([0, 1, 8, 9, 16, 17, 24, 25], h100())
+    assert wiring.nic_bandwidth_bytes_per_s == 100e9
+    assert (wiring.nic_count, wiring.nic_sharing) == (2, 1)
+
+
+def test_gpus_that_share_a_nic_share_its_bandwidth():
+    cluster = build_cluster(build_host(gpus=4, nics=2, nic_gb_per_s=25), hosts=2)
+    wiring = wiring_of(range(8), cluster)
+    assert wiring.nic_bandwidth_bytes_per_s == 50e9
+    assert wiring.nic_sharing == 2
+    assert wiring.nic_share_bytes_per_s == 12.5e9
+
+
+def test_a_pcie_ring_through_one_switch_is_as_fast_as_a_slot():
+    wiring = wiring_of(range(4), build_cluster(build_host(wires="pcie"), hosts=1))
+    assert wiring.link_class is HostLinkClass.PCIE_PEER
+    assert wiring.ring_bandwidth_bytes_per_s == 32e9
+
+
+def test_without_peer_to_peer_all_flows_share_the_way_to_the_cpu():
+    host = build_host(wires="pcie", peer_to_peer=False)
+    wiring = wiring_of(range(4), build_cluster(host, hosts=1))
+    assert wiring.link_class is HostLinkClass.PCIE_HOST
+    assert wiring.ring_bandwidth_bytes_per_s == 8e9  # 32 GB/s over four flows
+
+
+def test_oversubscription_slows_pairs_only_where_the_group_crosses_the_spine():
+    topology = build_host(oversubscription=4.0)  # leaves of four hosts
+    near = wiring_of(range(16), build_cluster(topology, hosts=4))
+    far = wiring_of(range(32), build_cluster(topology, hosts=8))
+    assert near.pair_oversubscription == 1.0
+    assert far.pair_oversubscription == 2.0  # half of all pairs cross: 4 x 1/2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([], "at least one rank"),
+        ([0, 1, 0], "rank 0 stands twice"),
+        ([0, 32], "got rank 32"),
+        ([-1, 0], "got rank -1"),
+    ],
+)
+def test_nonsense_groups_are_refused(ranks, words):
+    with pytest.raises(InputError, match=words):
+        group_shape(ranks, h100())

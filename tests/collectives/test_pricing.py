@@ -1,0 +1,240 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collectives import (
+    Collective,
+    CollectiveAlgorithm,
+    CollectiveCall,
+    CollectiveKind,
+    CollectiveSoftware,
+    Protocol,
+    price_collective,
+    price_collectives,
+    price_sizes,
+    wiring_of,
+)
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import InputError
+from perfmodel.base.provenance import Provenance
+from tests.collectives.machines import build_host, hosts
+from topologies import build_cluster, load_topology
+
+KINDS = [kind for kind in CollectiveKind if kind is not CollectiveKind.SEND_RECV]
+ORDINARY = [kind for kind in KINDS if kind is not CollectiveKind.BARRIER]
+
+
+def h100(count=1):
+    return build_cluster(load_topology("dgx_h100"), hosts=count)
+
+
+def time_ns(kind, size, cluster, ranks, **options):
+    call = Collective(kind, size)
+    return price_collective(call, cluster=cluster, ranks=ranks, **options).duration_ns
+
+
+def test_a_group_of_one_is_free():
+    cost = price_collective(
+        Collective(CollectiveKind.ALL_REDUCE, 1 << 30), cluster=h100(), ranks=[3]
+    )
+    assert cost.duration_ns == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_takes_time_and_names_its_choice(kind):
+    cost = price_collective(Collective(kind, 1 << 20), cluster=h100(2), ranks=range(16))
+    assert cost.duration_ns > 1_000
+    assert cost.algorithm in {algorithm.value for algorithm in CollectiveAlgorithm}
+    assert cost.busiest_link
+
+
+def test_large_all_reduces_on_one_h100_host_are_added_by_the_switch():
+    cost = price_collective(
+        Collective(CollectiveKind.ALL_REDUCE, 1 << 28), cluster=h100(), ranks=range(8)
+    )
+    assert cost.algorithm == "nvls"
+    assert cost.busiest_link == "gpu:0 -> nvswitch:0"
+
+
+def test_a_large_ring_on_one_nic_a_host_is_bounded_by_the_nic():
+    # Ten hosts with one rank each: bus bandwidth below, and near, the 50 GB/s of a NIC.
+    cluster = build_cluster(load_topology("dgx_h100"), hosts=10, ranks_per_host=1)
+    cost = price_collective(
+        Collective(CollectiveKind.ALL_GATHER, 1 << 32), cluster=cluster, ranks=range(10)
+    )
+    assert 45e9 < cost.bus_bandwidth_bytes_per_s < 50e9
+    assert cost.busiest_link.startswith("nic:")
+
+
+def test_many_calls_cost_what_each_costs_alone():
+    cluster = h100(4)
+    calls = [
+        CollectiveCall(Collective(kind, 1000 << power), ranks)
+        for power in range(0, 20, 5)
+        for kind in ORDINARY
+        for ranks in ([0, 1], range(8), [0, 8, 16, 24], range(32), [5])
+    ]
+    together = price_collectives(calls, cluster=cluster)
+    for call, cost in zip(calls, together, strict=True):
+        alone = price_collective(call.collective, cluster=cluster, ranks=call.ranks)
+        assert cost == alone
+
+
+def test_the_same_question_twice_gives_the_same_cost():
+    ask = [
+        price_collective(
+            Collective(CollectiveKind.ALL_TO_ALL, 777), cluster=h100(2), ranks=range(16)
+        )
+        for _ in range(2)
+    ]
+    assert ask[0] == ask[1]
+
+
+@settings(max_examples=40)
+@given(
+    topology=hosts(),
+    count=st.integers(1, 5),
+    kind=st.sampled_from(ORDINARY),
+    powers=st.tuples(st.floats(0, 32), st.floats(0, 32)),
+)
+def test_more_bytes_never_take_less_time_within_a_choice(topology, count, kind, powers):
+    cluster = build_cluster(topology, hosts=count)
+    wiring = wiring_of(range(cluster.rank_count), cluster)
+    sizes = np.array(sorted(2.0**power for power in powers))
+    small, large = price_sizes(kind, sizes, wiring=wiring)
+    if small.algorithm_word == large.algorithm_word:
+        assert small.duration_ns <= large.duration_ns * (1 + 1e-12)
+
+
+@settings(max_examples=40)
+@given(
+    topology=hosts(),
+    count=st.integers(1, 5),
+    kind=st.sampled_from(ORDINARY),
+    power=st.floats(0, 32),
+)
+def test_time_does_not_jump_within_a_choice(topology, count, kind, power):
+    cluster = build_cluster(topology, hosts=count)
+    wiring = wiring_of(range(cluster.rank_count), cluster)
+    before, after = price_sizes(kind, np.array([2.0**power, 2.0**power * 1.001]), wiring=wiring)
+    if before.algorithm_word == after.algorithm_word:
+        # No term grows faster than the square of the size, so 0.1 % more bytes cost under 0.5 %.
+        assert after.duration_ns <= before.duration_ns * 1.005
+
+
+@settings(max_examples=25)
+@given(topology=hosts(), factor=st.floats(1.1, 8.0), kind=st.sampled_from(ORDINARY))
+def test_a_slower_network_never_makes_a_forced_choice_faster(topology, factor, kind):
+    from dataclasses import replace
+
+    fabric = topology.fabric
+    slow = replace(
+        topology,
+        fabric=replace(fabric, nic_bandwidth_bytes_per_s=fabric.nic_bandwidth_bytes_per_s / factor),
+    )
+    software = CollectiveSoftware(
+        algorithm=CollectiveAlgorithm.RING, protocol=Protocol.SIMPLE, nccl_version=(2, 20)
+    )
+    durations = []
+    for machine in (topology, slow):
+        cluster = build_cluster(machine, hosts=3)
+        durations.append(
+            time_ns(kind, 1 << 24, cluster, range(cluster.rank_count), software=software)
+        )
+    assert durations[0] <= durations[1] * (1 + 1e-12)
+
+
+@given(shift=st.integers(0, 2))
+def test_translated_groups_cost_the_same(shift):
+    cluster = h100(4)
+    ranks = np.array([0, 1, 8, 9])
+    first = time_ns(CollectiveKind.ALL_GATHER, 1 << 22, cluster, ranks)
+    assert time_ns(CollectiveKind.ALL_GATHER, 1 << 22, cluster, ranks + 8 * shift) == first
+
+
+def test_forcing_an_algorithm_and_a_protocol_is_obeyed():
+    software = CollectiveSoftware(algorithm=CollectiveAlgorithm.TREE, protocol=Protocol.LL)
+    cost = price_collective(
+        Collective(CollectiveKind.ALL_REDUCE, 1 << 26),
+        cluster=h100(2),
+        ranks=range(16),
+        software=software,
+    )
+    assert cost.algorithm_word == "tree/ll"
+
+
+def test_nvls_is_refused_where_no_switch_reduces():
+    software = CollectiveSoftware(algorithm=CollectiveAlgorithm.NVLS)
+    cluster = build_cluster(load_topology("dgx_a100"), hosts=1)
+    with pytest.raises(InputError, match="needs a switch that reduces"):
+        price_collective(
+            Collective(CollectiveKind.ALL_REDUCE, 1),
+            cluster=cluster,
+            ranks=range(8),
+            software=software,
+        )
+
+
+def test_hosts_that_no_fabric_joins_are_refused():
+    from perfmodel.base.errors import TopologyError
+
+    with pytest.raises(TopologyError, match="no fabric"):
+        build_cluster(build_host(nics=0), hosts=2)
+
+
+def test_send_recv_between_three_ranks_is_refused():
+    with pytest.raises(InputError, match="sender and the receiver"):
+        price_collective(Collective(CollectiveKind.SEND_RECV, 1), cluster=h100(), ranks=[0, 1, 2])
+
+
+def test_negative_bytes_are_refused():
+    with pytest.raises(InputError, match="must not be negative"):
+        Collective(CollectiveKind.ALL_REDUCE, -1)
+
+
+def test_a_root_outside_the_group_is_refused():
+    with pytest.raises(InputError, match="root must be a member"):
+        price_collective(
+            Collective(CollectiveKind.BROADCAST, 1, root=8), cluster=h100(), ranks=range(8)
+        )
+
+
+def test_adding_bytes_takes_longer_than_adding_wider_numbers():
+    cluster = h100()
+    costs = [
+        price_collective(
+            Collective(CollectiveKind.REDUCE_SCATTER, 1 << 24, dtype),
+            cluster=cluster,
+            ranks=range(8),
+        )
+        for dtype in (DType.BF16, DType.INT8)
+    ]
+    assert costs[0].duration_ns < costs[1].duration_ns
+
+
+def test_older_nccl_takes_longer_for_small_all_gathers():
+    cluster = h100()
+    old = CollectiveSoftware(nccl_version=(2, 23))
+    new = time_ns(CollectiveKind.ALL_GATHER, 1 << 16, cluster, range(8))
+    assert time_ns(CollectiveKind.ALL_GATHER, 1 << 16, cluster, range(8), software=old) > new
+
+
+def test_what_was_measured_is_interpolated_and_the_rest_is_not():
+    small = price_collective(
+        Collective(CollectiveKind.ALL_REDUCE, 1 << 20), cluster=h100(), ranks=range(8)
+    )
+    far = price_collective(
+        Collective(CollectiveKind.ALL_REDUCE, 1 << 20), cluster=h100(64), ranks=range(512)
+    )
+    assert small.provenance is Provenance.INTERPOLATED
+    assert far.provenance is Provenance.EXTRAPOLATED
+    assert 0 < small.relative_sigma < 1
+
+
+def test_machines_nobody_measured_scale_by_their_datasheet():
+    # B200 has twice the NVLink of H100: a large all-gather takes about half the time.
+    blackwell = build_cluster(load_topology("dgx_b200"), hosts=1)
+    new = time_ns(CollectiveKind.ALL_GATHER, 1 << 32, blackwell, range(8))
+    old = time_ns(CollectiveKind.ALL_GATHER, 1 << 32, h100(), range(8))
+    assert 0.45 < new / old < 0.55

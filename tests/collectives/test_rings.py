@@ -1,0 +1,54 @@
+from collectives.group import wiring_of
+from collectives.rings import chain_bandwidth, pack_rings
+from topologies import build_cluster, load_topology
+
+
+def square(entries):
+    return tuple(tuple(float(value) for value in row) for row in entries)
+
+
+def test_two_gpus_have_one_ring_over_their_wire():
+    assert pack_rings(square([[0, 50], [50, 0]])) == 50
+
+
+def test_a_triangle_of_single_links_holds_two_rings_one_each_way_round():
+    # 0 -> 1 -> 2 -> 0 and its reverse use each one-way wire of 25 once: 2 x 25.
+    wires = square([[0, 25, 25], [25, 0, 25], [25, 25, 0]])
+    assert round(pack_rings(wires), 6) == 50
+
+
+def test_the_thinnest_wire_bounds_every_ring_of_a_triangle():
+    # Each direction must take 0 <-> 1 once: 10 each way, whatever the others carry.
+    wires = square([[0, 10, 90], [10, 0, 90], [90, 90, 0]])
+    assert round(pack_rings(wires), 6) == 20
+
+
+def test_a_star_holds_no_ring_but_a_chain():
+    star = square([[0, 50, 50], [50, 0, 0], [50, 0, 0]])
+    assert pack_rings(star) == 0
+    assert chain_bandwidth(star) == 50
+
+
+def test_wires_that_do_not_join_all_gpus_make_no_chain():
+    assert chain_bandwidth(square([[0, 5, 0], [5, 0, 0], [0, 0, 0]])) == 0
+
+
+def test_the_hybrid_cube_mesh_holds_the_rings_that_were_measured():
+    # Rings of 25 GB/s for the first n GPUs of a DGX-1; five GPUs hold none, so one chain is taken.
+    topology = load_topology("dgx1_v100")
+    rings = {}
+    for count in range(2, 9):
+        wiring = wiring_of(range(count), build_cluster(topology, hosts=1))
+        rings[count] = wiring.ring_bandwidth_bytes_per_s / 25e9
+        assert wiring.is_chain == (count == 5)
+    assert {count: round(value, 3) for count, value in rings.items()} == {
+        2: 1, 3: 2, 4: 4, 5: 1, 6: 2, 7: 4, 8: 6,
+    }  # fmt: skip
+
+
+def test_large_meshes_are_bounded_by_the_poorest_gpu():
+    count = 9
+    wires = [[0.0 if a == b else 1.0 for b in range(count)] for a in range(count)]
+    wires[0] = [0.0, *[0.5] * (count - 1)]
+    # GPU 0 sends 8 x 0.5 = 4, all others 8 x 1.
+    assert pack_rings(square(wires)) == 4
