@@ -1,0 +1,223 @@
+"""Parsing: transformations as people type them, `scale:match=gemm,factor=0.5`.
+
+A parameter is called as its field, without the unit that ends the name: the
+field `to_ns` is typed `to=20.5ms`, and `size_bytes` is typed `size=25MB`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
+from enum import Enum
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from perfmodel.base.documents import FaultList
+from perfmodel.base.dtypes import DType, parse_dtype
+from perfmodel.base.errors import InputError, ScenarioError
+from perfmodel.base.units import format_duration, parse_duration_ns, parse_size
+from perfmodel.whatif.catalog import TRANSFORMATIONS
+from perfmodel.whatif.selection import Pattern, RankSet
+from perfmodel.whatif.transformation import Transformation
+
+SWEEP_SIGN = ".."
+_UNITS = ("_ns", "_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a transformation: how it is typed, and what stands in its field."""
+
+    key: str
+    field: str
+    type: type[Any]
+    default: Any
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is MISSING
+
+    @property
+    def words(self) -> str:
+        """The parameter for people, with its default."""
+        if self.is_required:
+            return f"{self.key}=..."
+        return f"{self.key}={self._default_words}"
+
+    @property
+    def _default_words(self) -> str:
+        if self.default is None or (self.field.endswith("_ns") and self.default < 0):
+            return "(none)"
+        if self.field.endswith("_ns"):
+            return format_duration(self.default).replace(" ", "")
+        return str(self.default.value if isinstance(self.default, Enum) else self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One value of a swept parameter, and the transformation that has it."""
+
+    value: str
+    transformation: Transformation
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A transformation for each of several values of one parameter."""
+
+    name: str
+    key: str
+    points: tuple[SweepPoint, ...]
+
+
+def list_parameters(name: str) -> tuple[Parameter, ...]:
+    """The parameters of the transformation *name*; required ones first."""
+    kind = TRANSFORMATIONS[name]
+    hints = get_type_hints(kind)
+    parameters = [_parameter(field, hints[field.name]) for field in fields(kind)]
+    return tuple(sorted(parameters, key=lambda parameter: not parameter.is_required))
+
+
+def parse_transformation(text: str, *, topology: str | None = None) -> Transformation:
+    """The transformation that *text* asks for.
+
+    *topology* is the machine for those that take one and do not name it.
+    """
+    name, given = _split(text)
+    return _build(text, name, given, topology)
+
+
+def parse_sweep(text: str, *, topology: str | None = None) -> Sweep:
+    """The transformations that *text* asks for, with one parameter as `a..b..c`."""
+    name, given = _split(text)
+    swept = [key for key, value in given.items() if SWEEP_SIGN in value]
+    if len(swept) != 1:
+        raise ScenarioError(
+            f"sweep {text!r}: must have exactly one parameter with several values, has "
+            f"{len(swept)}. Write them like factor=0.5{SWEEP_SIGN}0.75{SWEEP_SIGN}1."
+        )
+    [key] = swept
+    values = given[key].split(SWEEP_SIGN)
+    points = tuple(
+        SweepPoint(value, _build(text, name, given | {key: value}, topology)) for value in values
+    )
+    return Sweep(name, key, points)
+
+
+def _split(text: str) -> tuple[str, dict[str, str]]:
+    name, _, rest = text.partition(":")
+    name = name.strip()
+    if name not in TRANSFORMATIONS:
+        near = difflib.get_close_matches(name, TRANSFORMATIONS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ScenarioError(f"what-if {name!r}: must be one of {', '.join(TRANSFORMATIONS)}.{hint}")
+    given: dict[str, str] = {}
+    for piece in filter(None, rest.split(",")):
+        key, sign, value = piece.partition("=")
+        if not sign or not key.strip() or not value.strip() or key.strip() in given:
+            raise ScenarioError(
+                f"what-if {text!r}: parameters must be key=value, each once, separated by "
+                f"commas; got {piece!r}. {_usage(name)}"
+            )
+        given[key.strip()] = value.strip()
+    return name, given
+
+
+def _build(text: str, name: str, given: dict[str, str], topology: str | None) -> Transformation:
+    parameters = {parameter.key: parameter for parameter in list_parameters(name)}
+    faults = FaultList(f"what-if {text!r}")
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in parameters:
+            faults.add(key, f"no such parameter. {_usage(name)}")
+            continue
+        try:
+            values[parameters[key].field] = _read(parameters[key], value)
+        except InputError as fault:
+            faults.add(key, str(fault))
+    machine = "was" if name == "machine" else "topology"
+    if machine in parameters and machine not in given and topology is not None:
+        values[machine] = topology
+    for parameter in parameters.values():
+        if parameter.is_required and parameter.key not in given:
+            faults.add(parameter.key, f"must be given. {_usage(name)}")
+    faults.check(ScenarioError)
+    built: Transformation = TRANSFORMATIONS[name](**values)
+    return built
+
+
+def _usage(name: str) -> str:
+    words = ", ".join(parameter.words for parameter in list_parameters(name))
+    return f"{name} takes {words or 'no parameters'}."
+
+
+def _parameter(field: Field[Any], hint: Any) -> Parameter:
+    key = field.name
+    for unit in _UNITS:
+        key = key.removesuffix(unit)
+    kind = hint
+    if get_origin(hint) in (Union, UnionType):
+        [kind] = [one for one in get_args(hint) if one is not type(None)]
+    return Parameter(key, field.name, kind, field.default)
+
+
+def _read(parameter: Parameter, value: str) -> Any:
+    if parameter.field.endswith("_ns"):
+        return _read_duration(value)
+    if parameter.field.endswith("_bytes"):
+        return parse_size(value)
+    if parameter.type in _READERS:
+        return _READERS[parameter.type](value)
+    words = [member.value for member in parameter.type]
+    if value not in words:
+        raise InputError(f"must be one of {', '.join(words)}, got {value!r}")
+    return parameter.type(value)
+
+
+def _read_duration(value: str) -> int:
+    duration_ns = parse_duration_ns(value)
+    if duration_ns < 0:
+        raise InputError(f"must not be negative, got {value!r}")
+    return round(duration_ns)
+
+
+def _read_float(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"must be a number, got {value!r}")
+    return number
+
+
+def _read_int(value: str) -> int:
+    if not value.isascii() or not value.isdigit():
+        raise InputError(f"must be a whole number of zero or more, got {value!r}")
+    return int(value)
+
+
+def _read_ranks(value: str) -> RankSet:
+    ranks: list[int] = []
+    for piece in value.split("+"):
+        first, _, last = piece.partition("-")
+        bounds = _read_int(first), _read_int(last or first)
+        if bounds[1] - bounds[0] > 10**6:
+            raise InputError(f"must name at most a million ranks, got {value!r}")
+        ranks += range(bounds[0], bounds[1] + 1)
+    if not ranks:
+        raise InputError(f"must name a rank, like 2 or 0-3 or 0+5, got {value!r}")
+    return RankSet(tuple(sorted(set(ranks))))
+
+
+_READERS: dict[type[Any], Callable[[str], Any]] = {
+    float: _read_float,
+    int: _read_int,
+    str: str,
+    Pattern: Pattern,
+    RankSet: _read_ranks,
+    DType: parse_dtype,
+}

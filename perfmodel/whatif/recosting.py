@@ -1,0 +1,128 @@
+"""Recosting: how much longer or shorter a task gets when its work changes.
+
+On a machine that is named, the ratio is that of two predictions, so that an
+error of the model which both share cancels. Without one it is the ratio of
+two amounts of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from collectives import CollectiveKind, price_collective
+from perfmodel.costs.models import price_ops
+from perfmodel.graph.ops import (
+    Attention,
+    Communication,
+    Copy,
+    EmbeddingOp,
+    Gemm,
+    HostSpan,
+    HostWork,
+    MemoryBound,
+    Work,
+)
+from perfmodel.whatif.job_draft import Ranks
+from perfmodel.whatif.machine import DEFAULT_STACK, Machine
+
+_SENT_SHARE = {
+    # Bytes that pass a member's link for a byte of the buffer, over (p - 1) / p.
+    CollectiveKind.ALL_REDUCE: 2.0,
+    CollectiveKind.ALL_GATHER: 1.0,
+    CollectiveKind.REDUCE_SCATTER: 1.0,
+    CollectiveKind.ALL_TO_ALL: 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Some work and the ranks that do it together (none for the work of one rank)."""
+
+    work: Work
+    ranks: Ranks = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnMachine:
+    """Parameters of transformations that change work: the machine to price it on.
+
+    *topology* is a file or a name from the catalog. Without it times follow the
+    amount of work.
+    """
+
+    topology: str | None = None
+    hosts: int | None = None
+    stack: str = DEFAULT_STACK
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine, if one is named."""
+        if self.topology is None:
+            return None
+        return Machine(self.topology, self.hosts, self.stack)
+
+    @property
+    def cost_sentence(self) -> str:
+        """How the changed tasks are priced."""
+        if self.topology is None:
+            return (
+                "Changed tasks take time in proportion to their amount of work (bytes, or "
+                "operations times bytes of a number); latencies shrink and grow with it."
+            )
+        return f"Changed tasks are scaled by the ratio of predictions for {self.topology}."
+
+    def ratio(self, old: Effort, new: Effort) -> float:
+        """How many times as long *new* takes as *old*."""
+        if old == new:
+            return 1.0
+        if self.machine is None:
+            before, after = amount_of(old), amount_of(new)
+        else:
+            before, after = price_ns(old, self.machine), price_ns(new, self.machine)
+        return after / before if before > 0 else 1.0
+
+
+def price_ns(effort: Effort, machine: Machine) -> float:
+    """How long *effort* takes on *machine*; for an uneven exchange, its slowest member."""
+    work = effort.work
+    cluster = machine.cluster(max(effort.ranks, default=0) + 1)
+    if isinstance(work, Communication):
+        cost = price_collective(work.collective, cluster=cluster, ranks=effort.ranks)
+        return float(cost.duration_ns)
+    priced = price_ops([work], device=cluster.device, stack=machine.load_stack())
+    return float(priced.duration_ns[0])
+
+
+def amount_of(effort: Effort) -> float:
+    """What the duration of *effort* is taken to be in proportion to."""
+    work = effort.work
+    if isinstance(work, Communication):
+        size, share = len(effort.ranks), _SENT_SHARE.get(work.collective.kind)
+        passed = 1.0 if share is None or size < 2 else share * (size - 1) / size
+        return passed * work.collective.size_bytes
+    return float(_AMOUNTS[type(work)](work))
+
+
+def _attention_amount(work: Attention) -> int:
+    pairs = work.batch * work.heads * work.query_length * work.key_length
+    return pairs * work.head_dim * work.dtype.size_bytes
+
+
+def _looked_up_bytes(work: EmbeddingOp) -> float:
+    lookup = work.lookup
+    return sum(
+        lookup.lookup_count(table) * table.width * table.dtype.size_bytes for table in lookup.tables
+    )
+
+
+_AMOUNTS: dict[type[object], Callable[[Any], float]] = {
+    Gemm: lambda work: work.m * work.n * work.k * work.batch * work.dtype.size_bytes,
+    Attention: _attention_amount,
+    MemoryBound: lambda work: work.read_bytes + work.write_bytes,
+    EmbeddingOp: _looked_up_bytes,
+    Copy: lambda work: work.size_bytes,
+    HostWork: lambda _: 1.0,
+    HostSpan: lambda work: len(work.parts),
+}

@@ -1,0 +1,115 @@
+"""What-ifs about what collectives carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from collectives import Collective
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import ScenarioError
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.ops import Communication, Fixed, Op
+from perfmodel.whatif.durations import check_factor
+from perfmodel.whatif.job_draft import Ranks, change_ops, retime
+from perfmodel.whatif.recosting import Effort, OnMachine
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+
+ALL_REDUCE = Pattern("all_reduce|AllReduce")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compress(OnMachine):
+    """Collectives like *match* carry *ratio* of their bytes."""
+
+    ratio_of_bytes: float
+    match: Pattern = ALL_REDUCE
+
+    def __post_init__(self) -> None:
+        check_factor("ratio_of_bytes", self.ratio_of_bytes)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What is taken for granted."""
+        return (
+            (
+                f"Collectives like {self.match} carry {self.ratio_of_bytes:g} of their bytes; "
+                "packing and unpacking are free, and training still converges."
+            ),
+            self.cost_sentence,
+        )
+
+    def apply(self, job: JobGraph) -> JobGraph:
+        """The changed job."""
+        return change_collectives(
+            job, self, lambda collective: carry(collective, ratio=self.ratio_of_bytes)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantise(OnMachine):
+    """Collectives like *match* carry numbers in the format *to*."""
+
+    to: DType
+    match: Pattern = ALL_REDUCE
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What is taken for granted."""
+        return (
+            (
+                f"Collectives like {self.match} carry {self.to.value}; casting is free, and "
+                "training still converges."
+            ),
+            self.cost_sentence,
+        )
+
+    def apply(self, job: JobGraph) -> JobGraph:
+        """The changed job."""
+
+        def quantise(collective: Collective) -> Collective:
+            ratio = self.to.size_bytes / collective.dtype.size_bytes
+            return replace(carry(collective, ratio=ratio), dtype=self.to)
+
+        return change_collectives(job, self, quantise)
+
+
+def carry(collective: Collective, *, ratio: float) -> Collective:
+    """*collective* with *ratio* of its bytes."""
+    matrix = collective.byte_matrix
+    if matrix is not None:
+        matrix = tuple(tuple(round(sent * ratio) for sent in row) for row in matrix)
+    return replace(collective, size_bytes=round(collective.size_bytes * ratio), byte_matrix=matrix)
+
+
+def change_collectives(
+    job: JobGraph,
+    transformation: Compress | Quantise,
+    change: Callable[[Collective], Collective],
+) -> JobGraph:
+    """*job* with other collectives where *transformation* matches; all must be known."""
+
+    def change_op(op: Op, ranks: Ranks) -> Op:
+        collective = collective_of(op)
+        work = Communication(change(collective))
+        ratio = transformation.ratio(Effort(Communication(collective), ranks), Effort(work, ranks))
+        return retime(op, duration_of(op) * ratio, work=work)
+
+    return change_ops(
+        job,
+        Selection(transformation.match, LaneWord.DEVICE),
+        change_op,
+        assumptions=transformation.assumptions,
+    )
+
+
+def collective_of(op: Op) -> Collective:
+    """The collective that *op* carries out; a task that does not say is refused."""
+    duration_of(op)
+    if isinstance(op, Fixed) and isinstance(op.work, Communication):
+        return op.work.collective
+    name = op.name if isinstance(op, Fixed) else type(op).__name__
+    raise ScenarioError(
+        f"{name!r}: matches, but is not a collective whose bytes are known. Narrow the pattern, "
+        "or change the duration itself with `scale`."
+    )
