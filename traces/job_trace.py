@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -117,6 +117,9 @@ def _jobs_in(folder: Path) -> list[JobTrace]:
         kineto = [path for path in names if detect_format(path) is TraceFormat.KINETO]
         if kineto:
             jobs.append(_job_of(inner.name, kineto))
+    if len(jobs) == 1:
+        # One recording beside, say, its execution traces: the outer folder names the job.
+        jobs = [replace(jobs[0], name=folder.name)]
     if not jobs:
         kinds = sorted({detect_format(path).value for path in files}) or ["nothing"]
         raise TraceError(

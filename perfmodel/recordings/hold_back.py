@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine.replay import replay
+from perfmodel.engine.replay import Replay, replay
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import Anchor, Int64s, Program
@@ -36,6 +36,7 @@ class HeldReplay:
     start_ns: Int64s
     end_ns: Int64s
     graph: JobGraph
+    replay: Replay
     rounds: int
     unsettled: int
     moved_ns: int
@@ -71,29 +72,39 @@ class HoldRule:
 
 def replay_held(graph: JobGraph, durations: DurationTable, rule: HoldRule) -> HeldReplay:
     """Replay one pass of *graph* with kernels holding back others as *rule* says."""
-    start_ns, end_ns = _times(graph, durations)
+    played = replay(graph, durations)
+    lengths_ns = np.concatenate(
+        [durations.of_rank(graph, rank)[:, 0] for rank in range(graph.rank_count)]
+    )
+    end_ns = played.last.end_ns[:, 0]
     empty = np.empty(0, dtype=np.int64)
     holds = [_Holds(empty, empty, empty)] * graph.rank_count
     held = graph
     rounds, unsettled, moved_ns = 1, 0, 0
-    if not (rule.ratio > 0).any():
-        return HeldReplay(start_ns, end_ns, graph, rounds, unsettled, moved_ns)
-    offsets = np.concatenate([[0], np.cumsum(graph.task_counts())])
-    while rounds < MAX_ROUNDS:
-        found = []
-        for rank in range(graph.rank_count):
-            part = slice(offsets[rank], offsets[rank + 1])
-            program = graph.program_of(rank)
-            found.append(_find_holds(program, start_ns[part], end_ns[part], rule.part(part)))
+    while rounds < MAX_ROUNDS and (rule.ratio > 0).any():
+        found = _find_all_holds(graph, end_ns - lengths_ns, end_ns, rule)
         unsettled = sum(new.differs_from(old) for new, old in zip(found, holds, strict=True))
         if not unsettled:
             break
         holds, before_ns = found, int(end_ns.max())
         held = _with_holds(graph, holds)
-        start_ns, end_ns = _times(held, durations)
+        played = replay(held, durations)
+        end_ns = played.last.end_ns[:, 0]
         moved_ns = int(end_ns.max()) - before_ns
         rounds += 1
-    return HeldReplay(start_ns, end_ns, held, rounds, unsettled, moved_ns)
+    return HeldReplay(end_ns - lengths_ns, end_ns, held, played, rounds, unsettled, moved_ns)
+
+
+def _find_all_holds(
+    graph: JobGraph, start_ns: Int64s, end_ns: Int64s, rule: HoldRule
+) -> list[_Holds]:
+    offsets = np.concatenate([[0], np.cumsum(graph.task_counts())])
+    found = []
+    for rank in range(graph.rank_count):
+        part = slice(offsets[rank], offsets[rank + 1])
+        program = graph.program_of(rank)
+        found.append(_find_holds(program, start_ns[part], end_ns[part], rule.part(part)))
+    return found
 
 
 def exempt_tasks(
@@ -116,14 +127,6 @@ def exempt_tasks(
         if len(ratios) >= _TELLING_COUNT and (ratios < _HELD_RATIO).mean() > _EXEMPT_RATIO:
             exempt |= lanes == lane
     return exempt
-
-
-def _times(graph: JobGraph, durations: DurationTable) -> tuple[Int64s, Int64s]:
-    end_ns = replay(graph, durations).last.end_ns[:, 0]
-    lengths = np.concatenate(
-        [durations.of_rank(graph, rank)[:, 0] for rank in range(graph.rank_count)]
-    )
-    return end_ns - lengths, end_ns
 
 
 def _with_holds(graph: JobGraph, holds: list[_Holds]) -> JobGraph:

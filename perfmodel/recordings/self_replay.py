@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.engine.critical_path import critical_path
+from perfmodel.engine.history import History
 from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.hold_back import HeldReplay, HoldRule, ready_ns_of, replay_held
 from perfmodel.recordings.recorded_job import Int64s, RecordedJob
@@ -42,6 +44,8 @@ class SelfReplay:
     streams: tuple[Compared, ...]
     collective_start_median_error_ns: float
     unexplained_delay_ns: int
+    unexplained_delay_ratio: float
+    host_path_ratio: float
     rounds: int
     unsettled: int
 
@@ -76,12 +80,15 @@ def self_replay(job: RecordedJob) -> SelfReplay:
 
 def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:
     """The replay *held* beside the recording of *job*."""
+    unexplained_ns, ranks = _unexplained_ns(job, held), _ranks(job, held)
     return SelfReplay(
         periods=_periods(job, held),
-        ranks=_ranks(job, held),
+        ranks=ranks,
         streams=_streams(job),
         collective_start_median_error_ns=_collective_error_ns(job, held),
-        unexplained_delay_ns=_unexplained_ns(job),
+        unexplained_delay_ns=unexplained_ns,
+        unexplained_delay_ratio=unexplained_ns / max(sum(rank.recorded_ns for rank in ranks), 1),
+        host_path_ratio=_host_path_ratio(job, held),
         rounds=held.rounds,
         unsettled=held.unsettled,
     )
@@ -157,16 +164,29 @@ def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
     return float(np.median(errors)) if errors else 0.0
 
 
-def _unexplained_ns(job: RecordedJob) -> int:
+def _unexplained_ns(job: RecordedJob, held: HeldReplay) -> int:
     """Total time by which device tasks were recorded to start after all they waited for."""
     rows, total = job.rank_rows(), 0
     for rank in range(job.graph.rank_count):
-        program = job.graph.program_of(rank)
+        program = held.graph.program_of(rank)
         part = slice(rows[rank], rows[rank + 1])
         start_ns, end_ns = job.recorded_start_ns[part], job.recorded_end_ns[part]
         lanes = program.task_lanes()
         is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)[lanes]
         ready_ns = ready_ns_of(program, start_ns, end_ns)
-        delay_ns = np.where(is_device, np.maximum(start_ns - ready_ns, 0), 0)
-        total += int(delay_ns.sum())
+        total += int(np.maximum(start_ns - ready_ns, 0)[is_device].sum())
     return total
+
+
+def _host_path_ratio(job: RecordedJob, held: HeldReplay) -> float:
+    """Share of the critical path, from the first step end on, that lies on the host."""
+    moments = step_moments_ns(job, held.end_ns)
+    history = History(held.graph, job.durations(), held.replay)
+    steps = critical_path(history, from_ns=moments[0] if len(moments) > 1 else 0)
+    on_host = 0
+    for step in steps:
+        program = held.graph.program_of(step.at.rank)
+        lane = int(np.searchsorted(program.lane_start, step.at.task, side="right")) - 1
+        if not program.lanes[lane].kind.is_device:
+            on_host += step.to_ns - step.from_ns
+    return on_host / max(sum(step.to_ns - step.from_ns for step in steps), 1)

@@ -1,0 +1,95 @@
+"""Storage: a recorded job is a job folder with two more files in it.
+
+The columns of the recording lie beside those of the graph; their header names
+the checksum of both, so that files of different imports cannot be mixed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from perfmodel.base.errors import TraceError
+from perfmodel.graph.storage import HEADER, load_job, save_job
+from perfmodel.recordings.recorded_job import ImportReport, RankReport, RecordedJob
+
+SCHEMA_VERSION = 1
+RECORDING_HEADER = "recording.json"
+_COLUMNS_FILE = "recording.parquet"
+_COLUMNS = ("recorded_start_ns", "recorded_end_ns", "hold_ratio", "can_be_held")
+
+
+def is_recorded_job(folder: Path) -> bool:
+    """Whether *folder* holds a job that was made from a recording."""
+    return (folder / RECORDING_HEADER).is_file()
+
+
+def save_recorded_job(job: RecordedJob, folder: Path) -> None:
+    """Write *job* to *folder*."""
+    save_job(job.graph, folder)
+    columns = {name: getattr(job, name) for name in _COLUMNS}
+    pq.write_table(pa.table(columns), folder / _COLUMNS_FILE, compression="zstd")
+    header = {
+        "schema_version": SCHEMA_VERSION,
+        "files": {name: _checksum(folder / name) for name in (HEADER, _COLUMNS_FILE)},
+        "step_ends": [rows.tolist() for rows in job.step_ends],
+        "report": asdict(job.report),
+    }
+    (folder / RECORDING_HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
+
+
+def load_recorded_job(folder: Path) -> RecordedJob:
+    """Read the recorded job in *folder*; anything but a whole one is refused."""
+    graph = load_job(folder)
+    if not is_recorded_job(folder):
+        raise TraceError(
+            f"{folder}: must be a job made from a recording, but has no {RECORDING_HEADER}. "
+            "Make it with `perfmodel import`."
+        )
+    try:
+        header = orjson.loads((folder / RECORDING_HEADER).read_bytes())
+        _check_header(folder, header)
+        table = pq.read_table(folder / _COLUMNS_FILE)
+        return RecordedJob(
+            graph=graph,
+            **{name: table[name].to_numpy() for name in _COLUMNS},
+            step_ends=tuple(np.array(rows, dtype=np.int64) for rows in header["step_ends"]),
+            report=_report(header["report"]),
+        )
+    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as fault:
+        raise TraceError(
+            f"{folder}: not a readable recording ({type(fault).__name__}: {fault}). "
+            "Import the traces again."
+        ) from None
+
+
+def _check_header(folder: Path, header: dict[str, Any]) -> None:
+    if header["schema_version"] != SCHEMA_VERSION:
+        raise TraceError(
+            f"{folder}: recording must have schema_version {SCHEMA_VERSION}, has "
+            f"{header['schema_version']!r}. Import the traces again."
+        )
+    for name, expected in header["files"].items():
+        if _checksum(folder / name) != expected:
+            raise TraceError(
+                f"{folder}: {name} was changed after the import. Import the traces again."
+            )
+
+
+def _report(words: dict[str, Any]) -> ImportReport:
+    ranks = tuple(
+        RankReport(**{**rank, "faults": tuple(rank["faults"])}) for rank in words["ranks"]
+    )
+    return ImportReport(**{**words, "ranks": ranks, "faults": tuple(words["faults"])})
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

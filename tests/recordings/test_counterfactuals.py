@@ -1,0 +1,117 @@
+"""What the replay of a recording says about runs that were also recorded.
+
+Reproducing a recording proves little; these are the questions with an answer.
+"""
+
+import numpy as np
+import pytest
+
+from perfmodel.graph.program import PLAIN
+from perfmodel.recordings.allocation_stalls import remove_allocation_stalls
+from perfmodel.recordings.host_chain import StepKind
+from perfmodel.recordings.importing import import_job
+from tests.recordings.builders import durations_of, held_of, replay_ms
+from traces.job_trace import load_job_trace
+
+MS = 1_000_000
+COLLECTIVES_A_STEP = 9
+
+
+@pytest.fixture(scope="module")
+def jobs(shared_data):
+    folder = shared_data / "traces" / "dlrm_torchrec_v100x4"
+    names = {"s2": "s2_a2a_opt_2_runA", "n2": "n2_a2a_opt_2_runB", "n3": "n3_a2a_opt_3"}
+    return {key: import_job(load_job_trace(folder / name)) for key, name in names.items()}
+
+
+def gaps_of_rank_2(job, durations, low_ms, high_ms):
+    """Rows of host tasks of rank 2 that last between two lengths."""
+    first, end = job.rank_rows()[2:4]
+    program = job.graph.program_of(2)
+    is_work = np.array([op.name == StepKind.WORK.value for op in job.graph.ops])[program.op]
+    lengths = durations.values_ns[first:end, 0]
+    return first + np.flatnonzero(is_work & (lengths > low_ms * MS) & (lengths < high_ms * MS))
+
+
+def gap_before_backward_all_to_all(job):
+    """Rows of the host work of rank 2 right before it launches that collective, each step."""
+    program, first = job.graph.program_of(2), int(job.rank_rows()[2])
+    members = np.flatnonzero(program.slot != PLAIN)
+    order = members[np.argsort(program.sequence[members])]
+    rows = []
+    for task in order[3::COLLECTIVES_A_STEP]:
+        deps = slice(program.dep_start[task], program.dep_start[task + 1])
+        launches = [int(t) for t in program.dep_task[deps] if "cudaLaunch" in label(job, int(t))]
+        rows.extend(first + launch - 1 for launch in launches)
+    return rows
+
+
+def label(job, task):
+    return job.graph.labels[int(job.graph.program_of(2).label[task])]
+
+
+def test_the_long_sleep_made_two_short_ones_gives_the_other_run(jobs):
+    job = jobs["s2"]
+    durations = durations_of(job)
+    sleeps = gaps_of_rank_2(job, durations, 900, 1100)
+    assert len(sleeps) == 3
+    # One gap of 1001.7 ms becomes one of 20.5, and another of 20.5 comes before the backward
+    # all-to-all.
+    durations.values_ns[sleeps, 0] += round((20.5 - 1001.7) * MS)
+    durations.values_ns[gap_before_backward_all_to_all(job), 0] += round(20.55 * MS)
+
+    # Measured in n2: 158.8 and 159.9 ms.
+    for period_ms in replay_ms(job, durations)[1:]:
+        assert period_ms == pytest.approx(159.3, rel=0.05)
+
+
+def test_the_short_sleeps_made_one_long_give_the_first_run(jobs):
+    job = jobs["n2"]
+    durations = durations_of(job)
+    sleeps = gaps_of_rank_2(job, durations, 19, 23)
+    assert len(sleeps) == 6
+    forward, backward = sleeps[:3], sleeps[3:]  # the main thread's lane comes first
+    durations.values_ns[forward, 0] += round((1001.7 - 20.5) * MS)
+    durations.values_ns[backward, 0] -= round(20.5 * MS)
+
+    # Measured in s2: 1134.9 and 1135.3 ms.
+    for period_ms in replay_ms(job, durations)[1:]:
+        assert period_ms == pytest.approx(1135.1, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "neighbour_ms"), [("n2", 158.75), ("n3", 152.64)])
+def test_without_the_allocation_stall_the_slow_step_is_like_its_neighbour(jobs, name, neighbour_ms):
+    slow_ms = replay_ms(jobs[name])[0]
+    assert slow_ms > 300
+
+    without = remove_allocation_stalls(jobs[name])
+
+    assert without.removed_calls > 4 * 20
+    assert replay_ms(without.job)[0] == pytest.approx(neighbour_ms, rel=0.04)
+
+
+def test_a_slower_kernel_on_one_rank_makes_all_ranks_later(jobs):
+    job = jobs["n2"]
+    durations = durations_of(job)
+    last_end = job.step_ends[-1]
+    before = held_of(job, durations).end_ns[last_end].max()
+    first = int(job.rank_rows()[2])
+    program = job.graph.program_of(2)
+    labels = np.array([job.graph.labels[int(number)] for number in program.label])
+    kernel = first + np.flatnonzero(np.char.startswith(labels, "volta_sgemm_32x128_tn"))[-1]
+    durations.values_ns[kernel, 0] += 10 * MS
+
+    # Rank 2 is the straggler of n2, so what it loses all ranks lose.
+    after = held_of(job, durations).end_ns[last_end].max()
+    assert 8 * MS < after - before < 12 * MS
+
+
+def test_a_straggler_removed_makes_the_step_shorter_by_no_more_than_it_slept(jobs):
+    job = jobs["n2"]
+    durations = durations_of(job)
+    sleeps = gaps_of_rank_2(job, durations, 19, 23)
+    durations.values_ns[sleeps, 0] = 0
+
+    for before_ms, after_ms in zip(replay_ms(job)[1:], replay_ms(job, durations)[1:], strict=True):
+        # It slept 41 ms a step, most of which the others spend allocating memory meanwhile.
+        assert 5 < before_ms - after_ms < 41.2
