@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROGRAM := .venv/program.stamp
 TOOLS := .venv/tools.stamp
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 TEST_WORKERS ?= 2
 
 .PHONY: predict test lint check bench clean

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from perfmodel.reports import document
 from perfmodel.reports.document import from_scenario_document, to_document, to_json
 from tests.reports.predictions import build_prediction
 
@@ -46,3 +48,24 @@ def test_the_scenario_can_be_read_back_and_asked_again():
 
 def test_equal_predictions_are_equal_bytes():
     assert to_json(to_document(build_prediction())) == to_json(to_document(build_prediction()))
+
+
+def iter_keys(value):
+    if isinstance(value, dict):
+        for key, inside in value.items():
+            yield key
+            yield from iter_keys(inside)
+    elif isinstance(value, list):
+        for inside in value:
+            yield from iter_keys(inside)
+
+
+def test_every_key_is_described_in_the_schema():
+    schema = (Path(document.__file__).parent / "SCHEMA.md").read_text()
+    written = to_document(build_prediction())
+    # Purposes of memory and phases of a run are named by the job and the program.
+    for entry in written["memory_gib"]["by_rank"]:
+        entry["parts"] = {}
+    written["run"]["phase_s"] = {}
+
+    assert [key for key in iter_keys(written) if f"`{key}`" not in schema] == []

@@ -1,8 +1,39 @@
-"""Progress shows on terminals only."""
+"""Progress shows on terminals only, and only after a while."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
+import pytest
+
 from perfmodel.reports.progress import show_progress
+
+PROGRAM = """
+import time
+from perfmodel.reports.progress import show_progress
+with show_progress(delay_s={delay_s}) as progress:
+    progress("replaying", 0.5)
+    time.sleep(0.6)
+"""
+
+
+def show_on_terminal(delay_s: float) -> str:
+    """What a terminal on standard error is sent."""
+    ours, theirs = os.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM.format(delay_s=delay_s)], stderr=theirs, check=True
+        )
+        os.set_blocking(ours, False)
+        try:
+            return os.read(ours, 65_536).decode()
+        except BlockingIOError:
+            return ""
+    finally:
+        os.close(theirs)
+        os.close(ours)
 
 
 def test_nothing_is_shown_when_nobody_watches(capsys):
@@ -10,3 +41,8 @@ def test_nothing_is_shown_when_nobody_watches(capsys):
         progress("replaying", 0.5)
 
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("delay_s", "is_shown"), [(0.0, True), (30.0, False)])
+def test_a_terminal_sees_the_bar_after_the_delay(delay_s, is_shown):
+    assert ("replaying" in show_on_terminal(delay_s)) is is_shown
