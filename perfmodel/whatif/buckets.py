@@ -198,6 +198,9 @@ class _Pouring:
         job, slot = self.draft.job, self.program.tasks[number].slot
         ranks: Ranks = job.groups[int(job.rank_group[self.rank, slot])].ranks
         reference = Effort(Communication(old[0]), ranks)
-        before = sum(self.wish.ratio(reference, Effort(Communication(one), ranks)) for one in old)
-        after = sum(self.wish.ratio(reference, Effort(Communication(one), ranks)) for one in new)
-        return after / before
+
+        def together(collectives: Sequence[Collective]) -> float:
+            efforts = [Effort(Communication(one), ranks) for one in collectives]
+            return sum(self.wish.time_ratio(reference, effort) for effort in efforts)
+
+        return together(new) / together(old)

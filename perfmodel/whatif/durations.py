@@ -152,7 +152,7 @@ class ReplaceDType(OnMachine):
         assert isinstance(op, Fixed)
         if isinstance(op.work, Gemm | Attention):
             work = replace(op.work, dtype=self.to)
-            ratio = self.ratio(Effort(op.work, ranks), Effort(work, ranks))
+            ratio = self.time_ratio(Effort(op.work, ranks), Effort(work, ranks))
             return retime(op, duration_ns * ratio, work=work)
         if op.work is None:
             return retime(op, duration_ns * self.to.size_bytes / self.was.size_bytes)

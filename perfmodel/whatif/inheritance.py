@@ -90,13 +90,12 @@ class Inheritance:
 
     def _strongest(self, deps: Iterable[Dependency]) -> list[Dependency]:
         """Of dependencies on one lane, those that no later one with as much lag makes idle."""
-        by_lane: dict[tuple[int, Anchor, int], list[Dependency]] = {}
+        by_lane: dict[tuple[int, Anchor], list[Dependency]] = {}
         for dep in deps:
-            key = (self._place[dep.task][0], dep.anchor, dep.distance)
-            by_lane.setdefault(key, []).append(dep)
+            by_lane.setdefault((self._place[dep.task][0], dep.anchor), []).append(dep)
         strongest = []
         for of_lane in by_lane.values():
-            of_lane.sort(key=lambda dep: (-self._place[dep.task][1], -dep.lag_ns))
+            of_lane.sort(key=lambda dep: (dep.distance, -self._place[dep.task][1], -dep.lag_ns))
             lag_ns = -1
             for dep in of_lane:
                 if dep.lag_ns > lag_ns:

@@ -36,7 +36,7 @@ class Overlap:
         return (
             (
                 f"Nothing needs collectives like {self.match} before the next task like "
-                f"{self.until}; they still wait for what they carry. Kernels are not slowed by them."
+                f"{self.until}; they still wait for what they carry. Kernels are not slowed."
             ),
         )
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.priced_job import PricedJob
+from perfmodel.costs.estimates import CodeColumn
 from perfmodel.costs.pricing import price_job
 from perfmodel.graph.durations import DurationTable, build_shared_durations
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Fixed
+from perfmodel.graph.ops import Fixed, Op
 from perfmodel.graph.program import Program
 from perfmodel.whatif.job_draft import JobDraft
 from perfmodel.whatif.machine import Machine
@@ -31,20 +31,27 @@ def is_pinned(job: JobGraph) -> bool:
 def pin_job(job: JobGraph, machine: Machine) -> JobGraph:
     """*job* with the durations that its tasks have on *machine*; stated ones stay."""
     priced = price_job(job, cluster=machine.cluster(job.rank_count), stack=machine.load_stack())
-    return pin_prices(priced)
+    return pin_durations(job, priced.durations, provenance=priced.provenance)
 
 
-def pin_prices(priced: PricedJob) -> JobGraph:
-    """The job of *priced* with its prices as stated durations."""
-    job, draft = priced.job, JobDraft(priced.job)
+def pin_durations(
+    job: JobGraph, durations: DurationTable, *, provenance: CodeColumn | None = None
+) -> JobGraph:
+    """*job* with *durations* as stated ones, each known as *provenance* says, or recorded."""
+    draft = JobDraft(job)
+    recorded = np.full(len(durations.values_ns), Provenance.RECORDED, dtype=np.int8)
     programs: list[Program] = []
     number: dict[tuple[int, int], int] = {}
     rank_program = np.empty_like(job.rank_program)
     for rank in range(job.rank_count):
-        key = (int(job.rank_program[rank]), int(priced.durations.rank_offset[rank]))
+        program, offset = job.program_of(rank), int(durations.rank_offset[rank])
+        key = (int(job.rank_program[rank]), offset)
         if key not in number:
             number[key] = len(programs)
-            programs.append(_pin_rank(priced, rank, draft))
+            rows = slice(offset, offset + program.task_count)
+            known = recorded if provenance is None else provenance
+            values = durations.values_ns[rows, 0].tolist()
+            programs.append(_pin_program(draft, program, values, known[rows].tolist()))
         rank_program[rank] = number[key]
     return replace(draft.build(), programs=tuple(programs), rank_program=rank_program)
 
@@ -59,19 +66,19 @@ def stated_durations(job: JobGraph) -> DurationTable:
     return build_shared_durations(job, rows)
 
 
-def _pin_rank(priced: PricedJob, rank: int, draft: JobDraft) -> Program:
-    job, rows = priced.job, priced.rows_of_rank(rank)
-    program = job.program_of(rank)
-    values = priced.durations.values_ns[rows, 0].tolist()
-    provenance = priced.provenance[rows].tolist()
+def _pin_program(
+    draft: JobDraft, program: Program, values_ns: list[int], known: list[int]
+) -> Program:
     # Ops are compared by value, which takes long for big ones: once for each price is enough.
     pinned: dict[tuple[int, int, int], int] = {}
-    for key in zip(program.op.tolist(), values, provenance, strict=True):
+    keys = list(zip(program.op.tolist(), values_ns, known, strict=True))
+    for key in keys:
         if key not in pinned:
-            index, duration_ns, known = key
-            op = job.ops[index]
-            if not isinstance(op, Fixed):
-                index = draft.op(Fixed(names_of(op)[0], duration_ns, Provenance(known), op))
-            pinned[key] = index
-    column = [pinned[key] for key in zip(program.op.tolist(), values, provenance, strict=True)]
-    return replace(program, op=np.array(column, dtype=np.int32))
+            pinned[key] = draft.op(_pin(draft.op_at(key[0]), key[1], Provenance(key[2])))
+    return replace(program, op=np.array([pinned[key] for key in keys], dtype=np.int32))
+
+
+def _pin(op: Op, duration_ns: int, provenance: Provenance) -> Fixed:
+    if isinstance(op, Fixed):
+        return replace(op, duration_ns=duration_ns, provenance=provenance)
+    return Fixed(names_of(op)[0], duration_ns, provenance, op)

@@ -73,7 +73,7 @@ class OnMachine:
             )
         return f"Changed tasks are scaled by the ratio of predictions for {self.topology}."
 
-    def ratio(self, old: Effort, new: Effort) -> float:
+    def time_ratio(self, old: Effort, new: Effort) -> float:
         """How many times as long *new* takes as *old*."""
         if old == new:
             return 1.0

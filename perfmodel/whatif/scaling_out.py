@@ -140,7 +140,7 @@ class ChangeRanks(OnMachine):
                 "over these ranks, and cannot take clones in. Name other `groups`."
             )
         after = _with_clones(ranks, copies, job.rank_count)
-        ratio = self.ratio(Effort(op.work, ranks), Effort(op.work, after))
+        ratio = self.time_ratio(Effort(op.work, ranks), Effort(op.work, after))
         return retime(op, op.duration_ns * ratio)
 
 

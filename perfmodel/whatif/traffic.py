@@ -22,18 +22,18 @@ ALL_REDUCE = Pattern("all_reduce|AllReduce")
 class Compress(OnMachine):
     """Collectives like *match* carry *ratio* of their bytes."""
 
-    ratio_of_bytes: float
+    ratio: float
     match: Pattern = ALL_REDUCE
 
     def __post_init__(self) -> None:
-        check_factor("ratio_of_bytes", self.ratio_of_bytes)
+        check_factor("ratio", self.ratio)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What is taken for granted."""
         return (
             (
-                f"Collectives like {self.match} carry {self.ratio_of_bytes:g} of their bytes; "
+                f"Collectives like {self.match} carry {self.ratio:g} of their bytes; "
                 "packing and unpacking are free, and training still converges."
             ),
             self.cost_sentence,
@@ -42,7 +42,7 @@ class Compress(OnMachine):
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
         return change_collectives(
-            job, self, lambda collective: carry(collective, ratio=self.ratio_of_bytes)
+            job, self, lambda collective: carry(collective, ratio=self.ratio)
         )
 
 
@@ -92,7 +92,8 @@ def change_collectives(
     def change_op(op: Op, ranks: Ranks) -> Op:
         collective = collective_of(op)
         work = Communication(change(collective))
-        ratio = transformation.ratio(Effort(Communication(collective), ranks), Effort(work, ranks))
+        before, after = Effort(Communication(collective), ranks), Effort(work, ranks)
+        ratio = transformation.time_ratio(before, after)
         return retime(op, duration_of(op) * ratio, work=work)
 
     return change_ops(
