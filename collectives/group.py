@@ -56,19 +56,21 @@ def group_shape(ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster) 
         words.append(np.add.reduceat(bits[order], starts))
     masks, counts = np.unique(np.stack(words, axis=1), axis=0, return_counts=True)
     patterns = tuple(
-        (_gpus_in(mask), int(count)) for mask, count in zip(masks, counts, strict=True)
+        (_gpus_in(tuple(mask)), count)
+        for mask, count in zip(masks.tolist(), counts.tolist(), strict=True)
     )
     fabric = cluster.topology.fabric
     blocks = 1 if fabric is None else len(np.unique(hosts // fabric.hosts_per_leaf))
     return GroupShape(patterns, blocks)
 
 
-def _gpus_in(mask: npt.NDArray[np.int64]) -> tuple[int, ...]:
+@lru_cache(maxsize=65536)
+def _gpus_in(mask: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(
         number * _BITS + bit
         for number, word in enumerate(mask)
         for bit in range(_BITS)
-        if int(word) >> bit & 1
+        if word >> bit & 1
     )
 
 
@@ -92,13 +94,29 @@ def _checked_ranks(
     return members
 
 
-def build_wiring(shape: GroupShape, topology: Topology) -> Wiring:
-    """Work out what a group of *shape* sees on *topology*."""
+class _ByIdentity:
+    """A topology as a key: equal when it is the same object, which it keeps alive."""
+
+    __slots__ = ("topology",)
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+
+    def __hash__(self) -> int:
+        return id(self.topology)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and other.topology is self.topology
+
+
+@lru_cache(maxsize=4096)
+def _wiring_of_shape(shape: GroupShape, machine: _ByIdentity) -> Wiring:
+    topology = machine.topology
     inside = max(
-        (_host_wiring(gpus, topology) for gpus, _ in shape.patterns),
+        (_host_wiring(gpus, machine) for gpus, _ in shape.patterns),
         key=lambda wires: (len(wires.gpus), -wires.ring_bandwidth_bytes_per_s),
     )
-    nets = [_net_wiring(gpus, topology) for gpus, _ in shape.patterns]
+    nets = [_net_wiring(gpus, machine) for gpus, _ in shape.patterns]
     net = min(nets, key=lambda wires: wires.bandwidth_bytes_per_s)
     is_wide = shape.host_count > 1
     if is_wide and topology.fabric is None:
@@ -144,7 +162,9 @@ class _NetWires:
     link: str
 
 
-def _host_wiring(gpus: tuple[int, ...], topology: Topology) -> _HostWires:
+@lru_cache(maxsize=4096)
+def _host_wiring(gpus: tuple[int, ...], machine: _ByIdentity) -> _HostWires:
+    topology = machine.topology
     if len(gpus) == 1:
         return _HostWires(gpus, HostLinkClass.NONE, math.inf, math.inf, "")
     if topology.has_nvswitch:
@@ -208,7 +228,9 @@ def _busiest(pairs: list[tuple[int, int]], topology: Topology) -> tuple[float, s
     return link.bandwidth_bytes_per_s / flows[link], link.name
 
 
-def _net_wiring(gpus: tuple[int, ...], topology: Topology) -> _NetWires:
+@lru_cache(maxsize=4096)
+def _net_wiring(gpus: tuple[int, ...], machine: _ByIdentity) -> _NetWires:
+    topology = machine.topology
     if topology.fabric is None:
         return _NetWires(0.0, 0, 1, "")
     port = topology.fabric.nic_bandwidth_bytes_per_s
@@ -228,26 +250,6 @@ def _pair_oversubscription(shape: GroupShape, topology: Topology) -> float:
         return 1.0
     crossing = 1.0 - 1.0 / shape.leaf_blocks
     return max(1.0, topology.fabric.oversubscription * crossing)
-
-
-@lru_cache(maxsize=4096)
-def _wiring_of_shape(shape: GroupShape, topology_key: _ByIdentity) -> Wiring:
-    return build_wiring(shape, topology_key.topology)
-
-
-class _ByIdentity:
-    """A topology as a key: equal when it is the same object, which it keeps alive."""
-
-    __slots__ = ("topology",)
-
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-
-    def __hash__(self) -> int:
-        return id(self.topology)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and other.topology is self.topology
 
 
 def wiring_of(ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster) -> Wiring:

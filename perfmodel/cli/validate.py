@@ -1,0 +1,17 @@
+"""`perfmodel validate`: predictions beside tables of measurements, one command a kind of table."""
+
+from __future__ import annotations
+
+import typer
+
+from perfmodel.cli.collective_tables import validate_collectives_command
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.callback()
+def validate() -> None:
+    """Compare predictions with measurements; exit 1 beyond the limit."""
+
+
+app.command("collectives")(validate_collectives_command)

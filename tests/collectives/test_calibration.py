@@ -1,0 +1,73 @@
+import pytest
+import yaml
+
+from collectives.calibration import CALIBRATIONS, load_calibration, load_default_calibration
+from collectives.measurements import wiring_of_run
+from perfmodel.base.errors import CalibrationError
+
+
+def shipped():
+    return yaml.safe_load((CALIBRATIONS / "nccl.yaml").read_text(encoding="utf-8"))
+
+
+def write(tmp_path, content):
+    path = tmp_path / "nccl.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def test_the_shipped_calibration_says_where_it_is_from():
+    about = load_default_calibration().about
+    for key in ("source", "hardware", "software", "date", "licence", "command"):
+        assert about[key]
+
+
+def test_writing_and_reading_gives_the_same_constants(tmp_path):
+    assert load_calibration(write(tmp_path, shipped())) == load_default_calibration()
+
+
+def test_a_machine_takes_the_entry_of_its_generation():
+    calibration = load_default_calibration()
+
+    def entry(name, ranks=8):
+        return calibration.host_entry(wiring_of_run(name, 1, ranks)).name
+
+    assert entry("hgx_h200") == "hopper_nvswitch"
+    assert entry("dgx_b200") == "hopper_nvswitch"
+    assert entry("polaris", 4) == "ampere_nvswitch"
+    assert entry("l40s_pcie") == "l40s_pcie"
+
+
+def test_the_odd_host_lends_nothing_to_other_pcie_machines():
+    calibration = load_default_calibration()
+    for name in ("a100_pcie", "rtx_pro_6000_pcie"):
+        assert calibration.host_constants(wiring_of_run(name, 1, 8)).crowding == 0
+
+
+def test_unknown_and_missing_keys_are_all_reported(tmp_path):
+    content = shipped()
+    del content["fabrics"]
+    content["colour"] = "red"
+    with pytest.raises(CalibrationError, match=r"2 faults[\s\S]*fabrics[\s\S]*colour"):
+        load_calibration(write(tmp_path, content))
+
+
+def test_a_constant_that_is_no_number_is_named(tmp_path):
+    content = shipped()
+    content["hosts"][0]["constants"]["launch_ns"] = "fast"
+    with pytest.raises(CalibrationError, match="launch_ns"):
+        load_calibration(write(tmp_path, content))
+
+
+def test_another_version_of_the_format_is_refused(tmp_path):
+    content = shipped()
+    content["schema_version"] = 99
+    with pytest.raises(CalibrationError, match="schema_version must be 1"):
+        load_calibration(write(tmp_path, content))
+
+
+def test_negative_constants_are_refused(tmp_path):
+    content = shipped()
+    content["hosts"][0]["constants"]["launch_ns"] = -1.0
+    with pytest.raises(CalibrationError, match="zero or more"):
+        load_calibration(write(tmp_path, content))

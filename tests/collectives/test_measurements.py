@@ -1,0 +1,58 @@
+import pytest
+
+from collectives.collective import CollectiveKind
+from collectives.measurements import load_measurements
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import MeasurementError
+
+HEADING = "topology,hosts,nranks,collective,size_bytes,dtype,nccl_version,time_us,source\n"
+
+
+def table(tmp_path, *rows, heading=HEADING, name="table.csv"):
+    path = tmp_path / name
+    path.write_text(heading + "".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_row_is_read_with_its_software(tmp_path):
+    path = table(tmp_path, "dgx_a100,2,16,all_gather,4096,half,2.27.3,12.5,somebody")
+    [row] = load_measurements([path])
+    assert (row.topology, row.hosts, row.ranks) == ("dgx_a100", 2, 16)
+    assert row.kind is CollectiveKind.ALL_GATHER
+    assert row.dtype is DType.FP16
+    assert row.nccl_version == (2, 27, 3)
+    assert row.duration_ns == 12_500
+    assert row.wiring().host_count == 2
+
+
+def test_rows_of_several_tables_carry_the_name_of_theirs(tmp_path):
+    line = "dgx_a100,1,8,all_reduce,8,,,1.0,"
+    paths = [table(tmp_path, line, name="a.csv"), table(tmp_path, line, name="b.csv")]
+    assert [row.row for row in load_measurements(paths)] == ["a:0", "b:0"]
+
+
+def test_all_faults_of_a_table_are_reported(tmp_path):
+    path = table(
+        tmp_path,
+        "dgx_a100,1,8,all_reduce,8,,,-1,",
+        "dgx_a100,2,7,all_reduce,8,,,1,",
+        "dgx_a100,1,8,all_sorts,8,,,1,",
+        "dgx_a100,1,8,all_reduce,-8,,,1,",
+    )
+    with pytest.raises(MeasurementError, match="4 faults"):
+        load_measurements([path])
+
+
+def test_missing_columns_are_named(tmp_path):
+    with pytest.raises(MeasurementError, match="time_us"):
+        load_measurements([table(tmp_path, heading="topology,hosts\n")])
+
+
+def test_an_empty_table_is_refused(tmp_path):
+    with pytest.raises(MeasurementError, match="at least one measurement"):
+        load_measurements([table(tmp_path)])
+
+
+def test_a_table_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(MeasurementError, match=r"nothing\.csv"):
+        load_measurements([tmp_path / "nothing.csv"])

@@ -1,0 +1,30 @@
+import pytest
+
+from collectives.software import (
+    CollectiveAlgorithm,
+    CollectiveSoftware,
+    Protocol,
+    parse_algorithm,
+    parse_nccl_version,
+    parse_protocol,
+)
+from perfmodel.base.errors import InputError
+
+
+def test_versions_compare_by_number_and_not_by_letter():
+    assert CollectiveSoftware(nccl_version=parse_nccl_version("2.4.8")).is_before_2_24
+    assert not CollectiveSoftware(nccl_version=parse_nccl_version("2.27.3")).is_before_2_24
+
+
+def test_words_of_nccl_are_understood():
+    assert parse_algorithm("NVLSTree") is CollectiveAlgorithm.NVLS_TREE
+    assert parse_protocol("LL128") is Protocol.LL128
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [(parse_algorithm, "star"), (parse_protocol, "ll256"), (parse_nccl_version, "new")],
+)
+def test_unknown_words_are_refused_with_what_would_be_right(parse, text):
+    with pytest.raises(InputError, match=text):
+        parse(text)
