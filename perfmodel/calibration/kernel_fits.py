@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.attention_fit import fit_attention_entry
 from perfmodel.calibration.gemm_fit import fit_gemm_entry
+from perfmodel.calibration.memory_fit import fit_memory_entry
 from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.benchmark import price_measured
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.estimates import Estimates, concatenate_estimates
 from perfmodel.costs.gemm import GemmModel, variant_of
 from perfmodel.costs.kernel_model import KernelModel
+from perfmodel.costs.memory import MemoryModel
 from perfmodel.costs.tables.kernel_table import KernelTable, MeasuredKernel
 
-FEWEST_ROWS = 5
+FEWEST_ROWS = 2
 PREFERRED_COLLECTOR = "trtllm"
 """Its operands are random; others may be zero, which runs 5 to 10 % faster on large shapes."""
 
@@ -49,6 +51,11 @@ KERNEL_FITS = {
         variant=lambda kernel: f"{kernel.group[2]} {kernel.op.dtype.value}",
         fit=fit_attention_entry,
         model=AttentionModel,
+    ),
+    "memory": KernelFit(
+        variant=lambda kernel: str(kernel.op.operator),
+        fit=fit_memory_entry,
+        model=MemoryModel,
     ),
 }
 

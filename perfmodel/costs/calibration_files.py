@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -24,12 +24,19 @@ from perfmodel.costs.correction import (
 from topologies import Device
 
 DATA_CENTRE_CAPABILITIES = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
+GENERATIONS = {
+    "pascal": 1, "volta": 2, "ampere": 3, "ada": 4, "hopper": 4, "cdna3": 4, "blackwell": 5,
+}  # fmt: skip
+"""Order of architectures: constants are borrowed from the nearest generation."""
 HEADER_KEYS = ("source", "hardware", "software", "date", "licence", "command")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Constants fitted for one device (and *variant*: a kind of arithmetic, a kernel)."""
+    """Constants fitted for one device (and *variant*: a kind of arithmetic, a kernel).
+
+    *curves* are tables of (place, value) for what has no formula.
+    """
 
     device: str
     architecture: str
@@ -38,6 +45,7 @@ class Entry:
     constants: Mapping[str, float]
     correction: Correction | None
     relative_sigma: float
+    curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,10 @@ def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:
             if entry.correction is None
             else correction_to_document(entry.correction),
             "relative_sigma": round(entry.relative_sigma, 4),
+            "curves": {
+                name: [[float(f"{number:.5g}") for number in pair] for pair in curve]
+                for name, curve in entry.curves.items()
+            },
         }
         lines.append(json.dumps(document, separators=(",", ":")))
     head = json.dumps(dict(header), indent=1).rstrip("}\n")
@@ -129,6 +141,8 @@ def _distance_sigma(entry: Entry, device: Device) -> float:
     is_same_class = (entry.compute_capability in DATA_CENTRE_CAPABILITIES) == (
         device.compute_capability in DATA_CENTRE_CAPABILITIES
     )
+    ages = [GENERATIONS.get(name, 0) for name in (entry.architecture, device.architecture.value)]
+    steps = abs(ages[0] - ages[1])
     if entry.architecture == device.architecture.value and is_same_class:
         return 0.06
-    return 0.12 if is_same_class else 0.25
+    return (0.10 if is_same_class else 0.22) + 0.02 * steps

@@ -1,26 +1,51 @@
-"""Memory-bound kernels: time is the traffic they make over a size-dependent bandwidth.
+"""Memory-bound kernels: time is the traffic they make on a size-dependent bandwidth curve.
 
-An operator word nobody modelled gets the same estimate and is tagged assumed;
-no kernel is ever free.
+Reads and writes are the op's own; the curve says how well the operator uses
+the memory. An operator word nobody knows gets the plain curve and is tagged
+assumed; no kernel is ever free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.estimates import Estimates, build_estimates
-from perfmodel.costs.roofline import FLOOR_NS, name_bound, soft_maximum, traffic_ns, vector_flops
+from perfmodel.costs.calibration_files import Entry, load_entries, match_entry
+from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
+from perfmodel.costs.gemm_physics import Residency
+from perfmodel.costs.memory_curves import (
+    CACHE_SPEED,
+    TrafficCurve,
+    datasheet_curve,
+    interpolate_row_factor,
+)
+from perfmodel.costs.memory_words import (
+    PLAIN,
+    implementation_word,
+    measured_word,
+    stand_ins,
+)
+from perfmodel.costs.roofline import name_bound, soft_maximum
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.ops import MemoryBound
 from topologies import Device
 
-KNOWN_OPERATORS = frozenset(
-    {"add", "relu", "gelu", "layer_norm", "rms_norm", "softmax", "dropout", "cast", "adam"}
-)
+UNKNOWN_SIGMA = 0.4
+RESEMBLING_SIGMA = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A curve for one operator, and how well it is known."""
+
+    curve: TrafficCurve
+    row_factors: Sequence[Sequence[float]]
+    relative_sigma: float
+    provenance: Provenance
 
 
 class MemoryModel:
@@ -28,17 +53,75 @@ class MemoryModel:
 
     family = "memory"
 
+    def __init__(self, entries: Sequence[Entry] | None = None) -> None:
+        self._entries = entries
+
     def price(self, ops: Sequence[MemoryBound], device: Device, stack: SoftwareStack) -> Estimates:
-        """Predict *ops* on *device*; *stack* does not matter."""
-        del stack
-        size = np.array([op.read_bytes + op.write_bytes for op in ops], dtype=np.float64)
-        flops = np.array([op.flops for op in ops], dtype=np.float64)
-        is_known = np.array([op.operator in KNOWN_OPERATORS for op in ops], dtype=bool)
-        memory_ns = traffic_ns(size, 0.88 * device.memory_bandwidth_bytes_per_s)
-        compute_ns = flops * NS_PER_S / vector_flops(device)
-        return build_estimates(
-            FLOOR_NS + soft_maximum(memory_ns, compute_ns),
-            relative_sigma=np.where(is_known, 0.15, 0.4),
-            provenance=np.where(is_known, Provenance.ANALYTIC, Provenance.ASSUMED),
-            bound=name_bound(compute_ns, memory_ns, FLOOR_NS),
+        """Predict *ops* on *device* under *stack*."""
+        rows_of: dict[str, list[int]] = {}
+        for row, op in enumerate(ops):
+            rows_of.setdefault(op.operator, []).append(row)
+        parts, places = [], []
+        for operator, rows in rows_of.items():
+            known = self._known(implementation_word(operator, stack), device)
+            parts.append(_price([ops[row] for row in rows], known, device, stack))
+            places.append(np.array(rows, dtype=np.intp))
+        return parts[0] if len(parts) == 1 else scatter_estimates(parts, places)
+
+    def _known(self, operator: str, device: Device) -> _Known:
+        entries = load_entries("memory") if self._entries is None else tuple(self._entries)
+        word = measured_word(operator)
+        found = (match_entry(entries, device, name) for name in stand_ins(word or PLAIN))
+        match = next((one for one in found if one is not None), None)
+        if match is None:
+            match = match_entry(entries, device, PLAIN)
+            word = None
+        if match is None or (word is None and not match.is_own):
+            curve = datasheet_curve(l2_bytes=device.l2_bytes, cache_speed=_cache_speed(device))
+            return _Known(curve, (), UNKNOWN_SIGMA, Provenance.ASSUMED)
+        entry = match.entry
+        is_same = entry.variant == operator
+        borrowed = match.borrowed_sigma if is_same else match.borrowed_sigma + RESEMBLING_SIGMA
+        provenance = Provenance.INTERPOLATED if match.is_own else Provenance.EXTRAPOLATED
+        return _Known(
+            curve=_curve(entry),
+            row_factors=entry.curves.get("row_factors", ()),
+            relative_sigma=UNKNOWN_SIGMA if word is None else entry.relative_sigma + borrowed,
+            provenance=Provenance.ASSUMED if word is None else provenance,
         )
+
+
+def _price(
+    ops: Sequence[MemoryBound], known: _Known, device: Device, stack: SoftwareStack
+) -> Estimates:
+    rows = [(op.read_bytes + op.write_bytes, op.flops, op.row_length) for op in ops]
+    size, flops, row_length = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    curve = known.curve
+    memory_ns = curve.busy_ns(size, float(device.memory_bandwidth_bytes_per_s))
+    memory_ns = memory_ns * interpolate_row_factor(row_length, known.row_factors)
+    compute_ns = flops * NS_PER_S / float(device.vector_flops)
+    timing_ns = 0.0 if stack.residency is Residency.COLD else curve.timing_ns
+    bound = name_bound(compute_ns, memory_ns, curve.floor_ns)
+    is_cached = (bound == Bound.MEMORY) & (size < 0.5 * device.l2_bytes)
+    return build_estimates(
+        timing_ns + curve.floor_ns + soft_maximum(memory_ns, compute_ns),
+        relative_sigma=known.relative_sigma,
+        provenance=known.provenance,
+        bound=np.where(is_cached, Bound.CACHE, bound),
+    )
+
+
+def _curve(entry: Entry) -> TrafficCurve:
+    knots, slopes = np.array(entry.curves["slopes"], dtype=np.float64).T
+    return TrafficCurve(
+        floor_ns=entry.constants["floor_ns"],
+        timing_ns=entry.constants["timing_ns"],
+        knots_bytes=tuple(float(knot) for knot in knots),
+        slopes=tuple(float(slope) for slope in slopes),
+    )
+
+
+def _cache_speed(device: Device) -> float:
+    if device.l2_bandwidth_bytes_per_s is None:
+        return CACHE_SPEED
+    return float(device.l2_bandwidth_bytes_per_s / device.memory_bandwidth_bytes_per_s)
