@@ -37,7 +37,8 @@ def measure_apart(rank_count: int) -> dict[str, Any]:
 def measured() -> dict[int, dict[str, Any]]:
     rows = {rank_count: measure_apart(rank_count) for rank_count in RANK_COUNTS}
     print("\n\nengine, unfolded: 2,000 host tasks, 2,000 kernels, 100 all-reduces a rank")
-    print(f"{'ranks':>6} {'tasks':>12} {'first, tasks/s':>15} {'repeat, tasks/s':>16} {'B/task':>7}")
+    heads = ("ranks", "tasks", "first, tasks/s", "repeat, tasks/s", "B/task")
+    print("{:>6} {:>12} {:>15} {:>16} {:>7}".format(*heads))
     for rank_count, row in rows.items():
         print(
             f"{rank_count:>6,} {row['tasks']:>12,} {row['first_tasks_per_s']:>15,.0f} "
