@@ -1,0 +1,114 @@
+"""Recorded outputs: what import, replay and trace print and write.
+
+Names come from traces, so they are printed as plain text and never as markup.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from perfmodel.base.errors import InputError
+
+STDOUT = "-"
+WIDTH = 100
+_PARTS = ("lookup", "gemm", "memory", "communication", "other", "idle")
+
+
+def write_json(json_file: str | None, document: dict[str, Any]) -> None:
+    """Write *document* to *json_file*, to standard output for `-`, or nowhere."""
+    if json_file is None:
+        return
+    from perfmodel.reports.document import to_json
+
+    text = to_json(document)
+    if json_file == STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(json_file).write_text(text, encoding="utf-8")
+    except OSError as fault:
+        raise InputError(
+            f"--json {json_file}: cannot be written ({fault.strerror}). Name another file."
+        ) from None
+
+
+def print_import(document: dict[str, Any]) -> None:
+    """What was found in the traces of a job."""
+    _say(f"{document['job']}  ->  {document['folder']}", style="bold")
+    _say(
+        f"  {document['ranks']} ranks, {document['events_read']:,} events read, "
+        f"{document['launches_linked']:,} of {document['device_tasks']:,} launches linked, "
+        f"{document['collectives_matched']} of {document['collectives']} collective kernels "
+        f"matched in {document['rendezvous']} rendezvous, {document['steps']} step(s)"
+    )
+    _say_score(document["self_replay"])
+    for reason, count in document["recorded_starts"].items():
+        _say(f"  starts taken from the recording: {reason}: {count}")
+    _say_faults(document)
+
+
+def print_self_replay(document: dict[str, Any]) -> None:
+    """How well a job replays itself."""
+    _say(f"{document['job']}: {document['iteration_time_ms']:.3f} ms a step", style="bold")
+    _say_score(document["self_replay"])
+    for part in (*document["self_replay"]["periods"], *document["self_replay"]["ranks"]):
+        _say(
+            f"    {part['name']:12s} recorded {part['recorded_ms']:10.3f} ms, "
+            f"replayed {part['replayed_ms']:10.3f} ms ({part['error_pct']:+.2f} %)"
+        )
+    for sentence in document["assumptions"]:
+        _say(f"  assumed: {sentence}")
+    _say_faults(document)
+
+
+def print_stream_parts(document: dict[str, Any]) -> None:
+    """What every stream spent its time on, in percent."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(str(document["job"])), title_justify="left", box=None)
+    for heading in ("rank", "stream", "tasks", "window ms", *_PARTS):
+        table.add_column(heading, justify="right")
+    for stream in document["streams"]:
+        window_ms = stream["window_ms"] or 1.0
+        shares = [f"{100 * stream['parts_ms'][part] / window_ms:.1f} %" for part in _PARTS]
+        first = (str(stream["rank"]), str(stream["stream"]), str(stream["tasks"]))
+        table.add_row(*first, f"{window_ms:.2f}", *shares)
+    Console(width=WIDTH, highlight=False).print(table)
+
+
+def _say_score(score: dict[str, Any]) -> None:
+    _say(
+        f"  self-replay: iteration {score['iteration']['recorded_ms']:.3f} ms recorded, "
+        f"{score['iteration_error_pct']:+.2f} % (worst {score['worst_error_pct']:.2f} %); "
+        f"collective starts off by {score['collective_start_median_error_us']:.0f} us (median)"
+    )
+    _say(
+        f"  critical path on the host: {score['critical_path_on_host_pct']:.1f} %; device starts "
+        f"that nothing explains: {score['unexplained_delay_pct']:.2f} % of the time"
+    )
+    if not score["is_trusted"]:
+        _say("  it replays badly: what-ifs on this job need --force", style="red")
+
+
+def _say_faults(document: dict[str, Any]) -> None:
+    for fault in document["faults"]:
+        _say(f"  fault: {fault}", style="yellow")
+    for rank in document.get("per_rank", ()):
+        for fault in rank["faults"]:
+            _say(f"  fault: rank {rank['rank']}: {fault}", style="yellow")
+
+
+def _say(sentence: str, *, style: str = "") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(width=WIDTH, highlight=False).print(Text(printable(sentence), style=style))
+
+
+def printable(text: str) -> str:
+    """*text* without control letters, which a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,0 +1,57 @@
+"""`perfmodel trace`: a look into recorded traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.cli.recorded_outputs import STDOUT, print_stream_parts, write_json
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+EPILOG = """\b
+Examples:
+  perfmodel trace stats traces/ --plot streams.png
+  perfmodel trace stats rank0.json.gz --json -
+"""
+
+
+@app.callback()
+def trace() -> None:
+    """Look into recorded traces."""
+
+
+@app.command(epilog=EPILOG)
+def stats(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Kineto files, or folders with one file a rank."),
+    ],
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Picture of the parts, e.g. streams.png.")
+    ] = None,
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write the parts as JSON; - is stdout."),
+    ] = None,
+) -> None:
+    """What every stream of every rank spent its time on."""
+    from perfmodel.recordings.documents import stream_parts_document
+    from perfmodel.recordings.stream_parts import split_streams
+    from traces.job_trace import load_job_traces
+
+    documents = [
+        stream_parts_document(recording.name, split_streams(recording))
+        for recording in load_job_traces(paths)
+    ]
+    document = documents[0] if len(documents) == 1 else {"kind": "trace_stats", "jobs": documents}
+    write_json(json_file, document)
+    if plot is not None:
+        from perfmodel.cli.stream_plot import plot_stream_parts
+
+        plot_stream_parts(documents, plot)
+    if json_file != STDOUT:
+        for found in documents:
+            print_stream_parts(found)
