@@ -7,6 +7,7 @@ tensors and nothing that could run.
 from __future__ import annotations
 
 import pickle
+import struct
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ _UNREADABLE = (
     LookupError,
     AttributeError,
     TypeError,
+    AssertionError,
+    struct.error,
 )
 """What the safe unpickler raises on junk."""
 

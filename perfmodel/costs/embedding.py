@@ -1,7 +1,9 @@
 """Embedding lookups: one fused kernel for all tables of a rank.
 
-First reads of a row come from device memory, repeats from the cache as far as
-the touched rows fit in it. The launch floor is paid once, not per table.
+Rows come from device memory or from the L2 as the distribution of indices
+says; the launch floor is paid once, not per table. The backward pass either
+sorts the indices and updates each distinct row once (`fbgemm`), or adds every
+gradient in place (`table_batched`, its predecessor).
 """
 
 from __future__ import annotations
@@ -9,18 +11,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.estimates import Bound, Estimates, build_estimates
-from perfmodel.costs.roofline import FLOOR_NS, soft_maximum, traffic_ns
+from perfmodel.base.units import NS_PER_S
+from perfmodel.costs.embedding_constants import EmbeddingConstants, constants_for
+from perfmodel.costs.embedding_terms import (
+    BLOCK_WARPS,
+    MILLI,
+    Int64s,
+    Term,
+    add_terms,
+    most_tables_at_once,
+    table_terms,
+)
+from perfmodel.costs.estimates import Bound, CodeColumn, Estimates, FloatColumn, build_estimates
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from topologies import Device
 
-SECTOR_BYTES = 32
-INDEX_BYTES = 8
-CACHE_BANDWIDTH_RATIO = 2.5
-"""Cache bandwidth over memory bandwidth where the datasheet does not say."""
+CACHE_BANDWIDTH_RATIO = 3.0
+"""L2 over memory bandwidth where the datasheet does not say."""
+PREPARED_BYTES = 64
+"""Traffic an index makes outside sorting: made linear, counted, run-length coded, scanned."""
+SORTED_BYTES = 24
+"""Traffic of one sorting pass an index: key and value, read and written."""
+PASS_BITS = 8
+BACKWARD_LAUNCHES = 12
+LAUNCH_GAP_NS = 1_000.0
+WARPS_PER_BLOCK = 16
+BLOCKS_PER_SM = 2
 
 
 class EmbeddingModel:
@@ -31,45 +51,119 @@ class EmbeddingModel:
     def price(self, ops: Sequence[EmbeddingOp], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device*; *stack* does not matter."""
         del stack
-        traffic = np.array([_traffic_bytes(op, device) for op in ops], dtype=np.float64)
-        memory_bytes, cache_bytes = traffic.reshape(-1, 2).T
-        memory = float(device.memory_bandwidth_bytes_per_s)
-        cache = float(device.l2_bandwidth_bytes_per_s or CACHE_BANDWIDTH_RATIO * memory)
-        memory_ns = traffic_ns(memory_bytes, 0.8 * memory)
-        cache_ns = traffic_ns(cache_bytes, 0.8 * cache)
+        terms = np.array([lookup_terms(op, device) for op in ops]).reshape(-1, len(Term))
+        pricer = LookupPricer(device)
+        durations = np.empty(len(ops))
+        bounds: CodeColumn = np.empty(len(ops), dtype=np.int8)
+        for row, op in enumerate(ops):
+            times = pricer.times(terms[row : row + 1], op.direction, op.lookup.kernel)
+            durations[row], bounds[row] = times[0][0], times[1][0]
+        is_own = pricer.constants.is_own
         return build_estimates(
-            FLOOR_NS + soft_maximum(memory_ns, cache_ns),
-            relative_sigma=0.25,
-            provenance=Provenance.ANALYTIC,
-            bound=np.where(memory_ns > cache_ns, Bound.MEMORY, Bound.CACHE),
+            durations,
+            relative_sigma=pricer.constants.relative_sigma,
+            provenance=Provenance.INTERPOLATED if is_own else Provenance.EXTRAPOLATED,
+            bound=bounds,
         )
 
 
-def _traffic_bytes(op: EmbeddingOp, device: Device) -> tuple[float, float]:
-    """Bytes from device memory and bytes through the cache."""
+def lookup_terms(op: EmbeddingOp, device: Device) -> Int64s:
+    """The terms of all tables of *op* together."""
     lookup = op.lookup
-    touched = sum(
-        lookup.distinct_rows(table) * _row_bytes(table.width * table.dtype.size_bytes)
+    at_once = min(len(lookup.tables), most_tables_at_once(device, lookup.batch_size))
+    of_tables = [
+        table_terms(
+            table,
+            batch_size=lookup.batch_size,
+            optimizer=lookup.optimizer,
+            l2_bytes=device.l2_bytes,
+            at_once=max(at_once, 1),
+        )
         for table in lookup.tables
+    ]
+    return add_terms(np.array(of_tables, dtype=np.int64).reshape(-1, len(Term)))
+
+
+class LookupPricer:
+    """From terms to durations on one device; rows of terms are kernels."""
+
+    def __init__(self, device: Device) -> None:
+        self.constants: EmbeddingConstants = constants_for(device)
+        memory = float(device.memory_bandwidth_bytes_per_s)
+        cache = float(device.l2_bandwidth_bytes_per_s or CACHE_BANDWIDTH_RATIO * memory)
+        self._memory_ns = NS_PER_S / (self.constants.memory_ratio * memory)
+        self._sort_ns = NS_PER_S / (self.constants.sort_ratio * memory)
+        self._cache_ns = NS_PER_S / (self.constants.cache_ratio * cache)
+        self._host_ns = NS_PER_S / device.pcie_bandwidth_bytes_per_s
+        self._added_ns = NS_PER_S / (self.constants.updates_per_clock * device.clock_hz)
+        self._sm_count = device.sm_count
+        self._l2_bytes = device.l2_bytes
+
+    def times(
+        self, terms: Int64s, direction: Pass, kernel: str
+    ) -> tuple[FloatColumn, NDArray[np.int8]]:
+        """Durations and what bounds them, of kernels x terms."""
+        numbers = terms.astype(np.float64)
+        if direction is Pass.FORWARD:
+            return self._forward(numbers)
+        if kernel == "table_batched":
+            return self._added(numbers)
+        return self._sorted(numbers)
+
+    def _forward(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
+        # What is written last stays in the L2 when the kernel ends.
+        written = np.maximum(terms[:, Term.OUTPUT_BYTES] - self._l2_bytes, 0)
+        memory_ns = (terms[:, Term.READ_BYTES] + written) * self._memory_ns
+        cache_ns = terms[:, Term.CACHE_BYTES] * self._cache_ns
+        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        tail_ns = terms[:, Term.TAIL_ROWS] * (self.constants.tail_row_ns / MILLI)
+        total_ns = self.constants.floor_ns + _norm4(memory_ns, cache_ns) + host_ns + tail_ns
+        return total_ns, _bound(memory_ns, cache_ns, host_ns)
+
+    def _added(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
+        """Gradients are read once a bag and added to every row in place."""
+        gradient_ns = terms[:, Term.OUTPUT_BYTES] * self._memory_ns
+        memory_ns = terms[:, Term.UPDATE_BYTES] * self._memory_ns
+        added_ns = terms[:, Term.ADDED_NUMBERS] * self._added_ns
+        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        total_ns = self.constants.floor_ns + gradient_ns + np.maximum(memory_ns, added_ns) + host_ns
+        return total_ns, _bound(memory_ns + gradient_ns, added_ns, host_ns)
+
+    def _sorted(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
+        """Indices are sorted; rows with many updates get a block each, the others a warp."""
+        constants = self.constants
+        draws = terms[:, Term.DRAWS]
+        bits = np.ceil(np.log2(np.maximum(terms[:, Term.ROWS], 2)))
+        passes = np.ceil(bits / PASS_BITS)
+        prepared_ns = draws * (PREPARED_BYTES + SORTED_BYTES * passes) * self._sort_ns
+        slots = self._sm_count * BLOCKS_PER_SM
+        long_ns = (
+            terms[:, Term.LONG_ROWS] * (constants.long_row_ns / MILLI)
+            + terms[:, Term.LONG_ENTRIES] * (constants.long_row_entry_ns / MILLI)
+        ) / slots
+        hottest_ns = terms[:, Term.HOTTEST_DRAWS] * (constants.long_row_entry_ns / BLOCK_WARPS)
+        long_ns = np.maximum(
+            np.maximum(long_ns, hottest_ns), terms[:, Term.LONG_CACHE_BYTES] * self._cache_ns
+        )
+        memory_ns = (terms[:, Term.GRADIENT_BYTES] + terms[:, Term.UPDATE_BYTES]) * self._memory_ns
+        cache_ns = terms[:, Term.SHORT_CACHE_BYTES] * self._cache_ns
+        empty_ns = draws * (constants.block_ns / (WARPS_PER_BLOCK * self._sm_count))
+        short_ns = np.maximum(_norm4(memory_ns, cache_ns), empty_ns)
+        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        floor_ns = constants.floor_ns + BACKWARD_LAUNCHES * LAUNCH_GAP_NS
+        total_ns = floor_ns + prepared_ns + long_ns + short_ns + host_ns
+        return total_ns, _bound(memory_ns + prepared_ns, cache_ns + long_ns, host_ns)
+
+
+def _norm4(first: FloatColumn, second: FloatColumn) -> FloatColumn:
+    """Soft maximum of two times, from operations that round alike everywhere."""
+    total: FloatColumn = np.sqrt(
+        np.sqrt(first * first * first * first + second * second * second * second)
     )
-    reread_ratio = 1.0 - min(1.0, device.l2_bytes / touched) if touched > 0 else 0.0
-    memory = cache = 0.0
-    for table in lookup.tables:
-        row = _row_bytes(table.width * table.dtype.size_bytes)
-        draws, distinct = lookup.lookup_count(table), lookup.distinct_rows(table)
-        pooled = lookup.batch_size * row + draws * INDEX_BYTES
-        repeats = max(draws - distinct, 0.0)
-        read = (distinct + repeats * reread_ratio) * row
-        if op.direction is Pass.BACKWARD:
-            # Gradients are gathered per draw, rows read and written once each, indices sorted.
-            memory += 2 * distinct * row + pooled + repeats * reread_ratio * row
-            memory += 4 * draws * INDEX_BYTES
-            cache += draws * row + 2 * distinct * row
-        else:
-            memory += read + pooled
-            cache += draws * row + pooled
-    return memory, cache
+    return total
 
 
-def _row_bytes(size_bytes: int) -> int:
-    return -(-size_bytes // SECTOR_BYTES) * SECTOR_BYTES
+def _bound(memory_ns: FloatColumn, cache_ns: FloatColumn, host_ns: FloatColumn) -> NDArray[np.int8]:
+    names = np.array([Bound.MEMORY, Bound.CACHE, Bound.LINK], dtype=np.int8)
+    chosen: NDArray[np.int8] = names[np.argmax(np.stack([memory_ns, cache_ns, host_ns]), axis=0)]
+    return chosen
