@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from perfmodel.base.errors import InputError
 from perfmodel.execution.auto import AutoExecutor
 from perfmodel.execution.executor import Executor, ExecutorKind, OnRound, ignore_round
-from perfmodel.execution.ray_surroundings import quiet
+from perfmodel.execution.ray_surroundings import core_count, quiet
 from perfmodel.execution.serial import SerialExecutor
 
 
@@ -72,9 +71,8 @@ def _open_auto(place: Place) -> Iterator[Executor]:
         if place.address is not None:
             yield opened.enter_context(_open_ray(place))
             return
-        cores = len(os.sched_getaffinity(0))
         yield AutoExecutor(
-            lambda: opened.enter_context(_open_ray(place)), workers=place.workers or cores
+            lambda: opened.enter_context(_open_ray(place)), workers=place.workers or core_count()
         )
 
 

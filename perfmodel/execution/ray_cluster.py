@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import ray
 from ray.exceptions import (
     GetTimeoutError,
     ObjectLostError,
+    OutOfMemoryError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -31,13 +33,14 @@ from perfmodel.execution.executor import WorkerPlace
 from perfmodel.execution.rank_block import Assignment, BlockResult, RankBlock
 from perfmodel.execution.ray_surroundings import (
     check_reachable,
+    core_count,
     ended_in_order,
     private_folder,
 )
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 
-LOST = (RayActorError, ObjectLostError, WorkerCrashedError)
+LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 """What Ray raises where a process or a machine is gone, rather than where work failed."""
 PROBE_TIMEOUT_S = 120.0
 TASK_RETRIES = 5
@@ -96,17 +99,27 @@ class RayCluster:
         # A seat works while its driver waits, and the other way round, and never while
         # tasks are fanned out: it needs no CPU of its own, so it can always be placed.
         # The driver rebuilds lost ones itself, since only it has the log.
-        as_seat = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD")
-        self._seat_class: Any = as_seat(Seat)
+        self._seat_class: Any = ray.remote(num_cpus=0, max_restarts=0)(Seat)
+        self._seats_of_raylet: Counter[str] = Counter()
         self._answer_chunk: Any = ray.remote(num_cpus=1, max_retries=TASK_RETRIES)(_answer_chunk)
 
     def put(self, value: object) -> Any:
         """A reference to *value* in the object store."""
-        return ray.put(value)
+        try:
+            return ray.put(value)
+        except RayError as error:
+            raise ExecutionError(f"ray: could not store what workers must read: {error}") from error
 
     def new_seat(self) -> Any:
-        """One more worker process."""
-        return self._seat_class.remote()
+        """One more worker process, on the machine that has fewest for its cores."""
+        cores = {row["NodeID"]: row["Resources"].get("CPU", 0.0) for row in _alive_raylets()}
+        # Where machines have no cores to give, all are taken alike.
+        able = {raylet for raylet, count in cores.items() if count} or set(cores)
+        taken = self._seats_of_raylet
+        chosen = min(able, key=lambda raylet: (taken[raylet] / max(cores[raylet], 1.0), raylet))
+        self._seats_of_raylet[chosen] += 1
+        placement = NodeAffinitySchedulingStrategy(chosen, soft=True)
+        return self._seat_class.options(scheduling_strategy=placement).remote()
 
     def give_up(self, seat: Any) -> None:
         """End a worker process, if it is still there."""
@@ -123,7 +136,7 @@ class RayCluster:
         self, function: Callable[[Any, Any], Any], shared: object, chunks: Sequence[Sequence[Any]]
     ) -> list[list[Any]]:
         """The answers of *function* to all *chunks*, in order; as many at a time as workers."""
-        shared_reference = ray.put(shared)
+        shared_reference = self.put(shared)
         asked: list[Any] = []
         pending: list[Any] = []
         has_failed = False
@@ -146,13 +159,18 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
     A process that is connected already stays so, and its cluster is used.
     """
     if ray.is_initialized():
+        _check_same_cluster(address)
         yield _connected(workers, is_local=False)
         return
     with ended_in_order(), private_folder() as folder:
         try:
             if address is None:
-                count = workers or len(os.sched_getaffinity(0))
-                _start(address="local", num_cpus=count, include_dashboard=False, _temp_dir=folder)
+                _start(
+                    address="local",
+                    num_cpus=workers or core_count(),
+                    include_dashboard=False,
+                    _temp_dir=folder,
+                )
             else:
                 check_reachable(address)
                 _start(address=address)
@@ -162,6 +180,16 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
                 yield _connected(workers, is_local=address is None)
         finally:
             ray.shutdown()
+
+
+def _check_same_cluster(address: str | None) -> None:
+    """Refuse an *address* other than that of the cluster this process is connected to."""
+    joined = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", joined):
+        raise ExecutionError(
+            f"ray: this process is connected to the cluster at {joined!r} already and cannot join "
+            f"{address!r}. Call ray.shutdown() first, or leave the address out."
+        )
 
 
 def _start(*, address: str, **options: Any) -> None:
@@ -196,8 +224,7 @@ def _check_versions(address: str) -> None:
         return __version__
 
     probe = ray.remote(num_cpus=0, max_retries=0)(installed_version)
-    raylets: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
-    hosts = {row["NodeID"]: row["NodeManagerAddress"] for row in raylets if row["Alive"]}
+    hosts = {row["NodeID"]: row["NodeManagerAddress"] for row in _alive_raylets()}
     asked = {
         raylet: probe.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(raylet, soft=False)
@@ -217,6 +244,11 @@ def _check_versions(address: str) -> None:
             f"ray: every machine of the cluster at {address!r} must have perfmodel "
             f"{perfmodel.__version__} installed. {'; '.join(wrong)}. Install it there."
         )
+
+
+def _alive_raylets() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
+    return [row for row in rows if row["Alive"]]
 
 
 def _answer_chunk(
@@ -253,3 +285,5 @@ def _answer_or_lost(reference: Any) -> Any:
         if isinstance(error.cause, Exception):
             raise error.cause from None
         raise ExecutionError(f"ray: a worker failed: {error}") from error
+    except RayError as error:
+        raise ExecutionError(f"ray: the cluster failed: {error}") from error

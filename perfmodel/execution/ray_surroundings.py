@@ -27,6 +27,7 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 CONNECT_TIMEOUT_S = 10.0
+MOST_FOLDER_LENGTH = 27
 
 
 @contextmanager
@@ -44,15 +45,23 @@ def quiet() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+def core_count() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @contextmanager
-def private_folder() -> Iterator[str]:
+def private_folder() -> Iterator[str | None]:
     """A folder for Ray's sockets and logs, removed at the end.
 
-    Its name is short because the path of a socket must not exceed 107 characters.
+    None, which is Ray's own place, where the path would become too long for a
+    socket: that has 107 characters, and Ray adds up to 80.
     """
     folder = tempfile.mkdtemp(prefix="pm-ray-")
     try:
-        yield folder
+        yield folder if len(folder) <= MOST_FOLDER_LENGTH else None
     finally:
         # The last processes may be writing their last lines.
         shutil.rmtree(folder, ignore_errors=True)

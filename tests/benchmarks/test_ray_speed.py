@@ -1,0 +1,152 @@
+"""How much faster two Ray workers replay 20 million tasks than one.
+
+Actor start-up is not counted; sending the job, building blocks, rounds and
+gathering the result are. The best of several runs counts, because what else
+the machine does only ever adds time.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from perfmodel.engine.replay import replay
+from perfmodel.execution import RoundStatus, open_executor
+from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.job import JobFacts, JobGraph
+from perfmodel.graph.ops import Fixed
+from perfmodel.graph.program import LaneKind
+from tests.execution.comparison import assert_same
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.ray]
+
+TASKS = 20_000_000
+KERNELS = 2_000
+RUNS = 5
+WANTED_SPEED_UP = 1.6
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One replay: sending and building, the rounds but the last, the last and gathering."""
+
+    send_s: float
+    rounds_s: float
+    gather_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.send_s + self.rounds_s + self.gather_s
+
+    def __str__(self) -> str:
+        return (
+            f"{self.total_s:.3f} s (send {self.send_s:.3f}, rounds {self.rounds_s:.3f}, "
+            f"gather {self.gather_s:.3f})"
+        )
+
+
+class Stopwatch:
+    """An observer that notes when rounds begin."""
+
+    def __init__(self) -> None:
+        self.moments_s: list[float] = []
+
+    def __call__(self, status: RoundStatus) -> None:
+        self.moments_s.append(time.perf_counter())
+
+
+@pytest.fixture(scope="module")
+def workers():
+    """Executors with one and with two workers that have started, and their stopwatches."""
+    watches = {1: Stopwatch(), 2: Stopwatch()}
+    with (
+        open_executor("ray", workers=2, on_round=watches[2]) as two,
+        open_executor("ray", workers=1, on_round=watches[1]) as one,
+    ):
+        executors = {1: one, 2: two}
+        for executor in executors.values():
+            executor.replay(*build_job(rank_count=4, all_reduces=10))
+        yield executors, watches
+
+
+def build_job(*, rank_count: int, all_reduces: int) -> tuple[JobGraph, DurationTable]:
+    """Hosts that launch kernels, and all-reduces over all ranks that later kernels need."""
+    builder = JobBuilder()
+    program = builder.new_program()
+    host = program.add_lane("host", LaneKind.HOST)
+    compute = program.add_lane("compute", LaneKind.COMPUTE)
+    communication = program.add_lane("communication", LaneKind.COMMUNICATION)
+    stretch = KERNELS // all_reduces
+    done: list[int] = []
+    for kernel in range(KERNELS):
+        after = [program.add_task(host, Fixed("launch", 0), label="launch")]
+        if kernel % stretch == 0 and len(done) > 1:
+            after.append(done[-2])
+        task = program.add_task(compute, Fixed("kernel", 0), label="kernel", after=after)
+        if kernel % stretch == stretch - 1:
+            done.append(
+                program.add_rendezvous(
+                    communication, Fixed("reduce", 0), label="reduce", slot=0, after=[task]
+                )
+            )
+    number = builder.add_program(program.build())
+    ranks = [builder.add_rank(number) for _ in range(rank_count)]
+    builder.add_group("world", ranks, slot=0)
+    job = builder.build(JobFacts("ray benchmark"))
+    values_ns = np.random.default_rng(0).integers(1_000, 12_000, (job.task_count, 1))
+    offsets = np.arange(rank_count, dtype=np.int64) * job.programs[0].task_count
+    return job, DurationTable(values_ns, offsets)
+
+
+def time_replay(executor, watch, job, durations) -> Timing:
+    watch.moments_s.clear()
+    began_s = time.perf_counter()
+    executor.replay(job, durations)
+    ended_s = time.perf_counter()
+    first, last = watch.moments_s[0], watch.moments_s[-1]
+    return Timing(first - began_s, last - first, ended_s - last)
+
+
+def best_timings(workers, job, durations) -> dict[int, Timing]:
+    """By number of workers; runs alternate so that a busy minute hits both."""
+    executors, watches = workers
+    runs: dict[int, list[Timing]] = {1: [], 2: []}
+    for _ in range(RUNS):
+        for count, executor in executors.items():
+            runs[count].append(time_replay(executor, watches[count], job, durations))
+    return {count: min(timed, key=lambda timing: timing.total_s) for count, timed in runs.items()}
+
+
+def test_two_workers_with_ten_all_reduces(workers, capsys):
+    job, durations = build_job(rank_count=TASKS // (2 * KERNELS + 10), all_reduces=10)
+    best = best_timings(workers, job, durations)
+    speed_up = best[1].total_s / best[2].total_s
+
+    with capsys.disabled():
+        print(f"\n{job.task_count:,} tasks, 10 all-reduces over {job.rank_count:,} ranks")
+        for count, timing in best.items():
+            print(f"  {count} worker(s): {timing}")
+        print(f"  speed-up {speed_up:.2f} (wanted {WANTED_SPEED_UP})")
+    executors, _ = workers
+    assert_same(executors[2].replay(job, durations), replay(job, durations))
+    assert speed_up >= WANTED_SPEED_UP
+
+
+def test_two_workers_with_a_hundred_all_reduces(workers, capsys):
+    job, durations = build_job(rank_count=TASKS // (2 * KERNELS + 100), all_reduces=100)
+    best = best_timings(workers, job, durations)
+    _, watches = workers
+    rounds = len(watches[2].moments_s)
+    idle = best_timings(workers, *build_job(rank_count=2, all_reduces=100))[2]
+
+    with capsys.disabled():
+        print(f"\n{job.task_count:,} tasks, 100 all-reduces over {job.rank_count:,} ranks")
+        for count, timing in best.items():
+            print(f"  {count} worker(s): {timing}")
+        print(f"  speed-up {best[1].total_s / best[2].total_s:.2f}, {rounds} rounds")
+        print(f"  {1e3 * best[2].rounds_s / (rounds - 1):.2f} ms a round with its work,")
+        print(f"  {1e3 * idle.rounds_s / (rounds - 1):.2f} ms a round of two ranks alone")
