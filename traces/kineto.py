@@ -20,7 +20,8 @@ from traces.trace import Flow, ReadReport, Trace
 
 MAX_FAULTY_RATIO = 0.05
 _FLOW_CATEGORY = "fwdbwd"
-_ARROWS_AND_MARKS = frozenset("sfti")
+# A tuple: a damaged phase need not be hashable.
+_ARROWS_AND_MARKS = ("s", "f", "t", "i")
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[_.-]?(\d+)", re.IGNORECASE)
 
 

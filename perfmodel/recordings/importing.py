@@ -17,6 +17,7 @@ from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.program import Role
 from perfmodel.recordings.arrivals import find_arrivals
+from perfmodel.recordings.clock_faults import find_clock_faults
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.host_chain import build_host_chain
 from perfmodel.recordings.matching import (
@@ -55,15 +56,15 @@ def import_job(traces: JobTrace) -> RecordedJob:
     groups = match_collectives(calls)
     offsets_ns = _offsets_ns(views, groups)
     views = [view.shifted(offset) for view, offset in zip(views, offsets_ns, strict=True)]
-    for group in groups:
-        check_overlap(views, group)
+    impossible = [check_overlap(views, group) for group in groups]
     findings = [
         RankFindings(view, build_host_chain(view), find_stream_edges(view), of_rank)
         for view, of_rank in zip(views, calls, strict=True)
     ]
     _add_members(findings, views, groups)
     _add_arrivals(findings)
-    return _build(traces, findings, groups, offsets_ns)
+    faults = (*_job_faults(traces), *(fault for fault in impossible if fault))
+    return _build(traces.name, findings, groups, offsets_ns, faults)
 
 
 def _check_views(name: str, views: Sequence[RankView]) -> None:
@@ -120,10 +121,11 @@ def _add_arrivals(findings: Sequence[RankFindings]) -> None:
 
 
 def _build(
-    traces: JobTrace,
+    name: str,
     findings: Sequence[RankFindings],
     groups: Sequence[MatchedGroup],
     offsets_ns: Sequence[int],
+    faults: tuple[str, ...],
 ) -> RecordedJob:
     job = JobBuilder()
     programs = []
@@ -142,9 +144,9 @@ def _build(
         rendezvous=sum(group.count for group in groups),
         steps=max(len(ends), 1),
         recorded_starts=_sum_counts([program.recorded_starts for program in programs]),
-        faults=_job_faults(traces),
+        faults=faults,
     )
-    facts = JobFacts(traces.name, source="recorded traces", assumptions=_assumptions(findings))
+    facts = JobFacts(name, source="recorded traces", assumptions=_assumptions(findings))
     return RecordedJob(
         graph=job.build(facts),
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
@@ -207,7 +209,7 @@ def _rank_report(of_rank: RankFindings, offset_ns: int) -> RankReport:
     view, trace = of_rank.view, of_rank.view.trace
     before = int(view.is_before_window().sum())
     lost = len(view.device) - view.linked_count - before
-    faults = list(trace.report.faults)
+    faults = [*trace.report.faults, *find_clock_faults(view)]
     if view.repeated_correlations:
         faults.append(
             f"{view.repeated_correlations} calls repeat the correlation of an earlier call; "

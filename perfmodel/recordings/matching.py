@@ -18,7 +18,7 @@ from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.rank_view import RankView
 
 # Nobody can leave a collective before the last has come, but clocks are not exact.
-_IMPOSSIBLE_NS = 1_000_000
+_IMPOSSIBLE_NS = 200_000
 _MAX_IMPOSSIBLE_RATIO = 0.1
 # Clocks of ranks on one host agree better than this; a larger shift is another host.
 _SAME_HOST_NS = 200_000
@@ -113,8 +113,8 @@ def _ends(views: Sequence[RankView], group: MatchedGroup, member: int) -> np.nda
     return views[group.members[member]].device.end_ns[tasks]
 
 
-def check_overlap(views: Sequence[RankView], group: MatchedGroup) -> None:
-    """Raise where members cannot have been in the same collectives."""
+def check_overlap(views: Sequence[RankView], group: MatchedGroup) -> str:
+    """Raise where members cannot have been in the same collectives; name it where few are so."""
     impossible = []
     for number in range(group.count):
         if group.calls[0][number].kind is CollectiveKind.BROADCAST:
@@ -122,17 +122,20 @@ def check_overlap(views: Sequence[RankView], group: MatchedGroup) -> None:
         starts, ends = _spans(views, group, number)
         if min(ends) < max(starts) - _IMPOSSIBLE_NS:
             impossible.append((number, int(np.argmin(ends)), int(np.argmax(starts))))
-    if len(impossible) <= _MAX_IMPOSSIBLE_RATIO * group.count:
-        return
+    if not impossible:
+        return ""
     number, early, late = impossible[-1]
     starts, ends = _spans(views, group, number)
-    raise TraceError(
+    sentence = (
         f"group {group.name!r}: members of a collective must be in it at the same time, but "
-        f"rank number {group.members[early]} left #{number} "
-        f"{format_duration(max(starts) - min(ends))} before rank number {group.members[late]} "
-        f"came ({len(impossible)} such of {group.count}). A collective is missing in one of the "
-        "traces, or their clocks jump."
+        f"rank {views[group.members[early]].trace.rank} left #{number} "
+        f"{format_duration(max(starts) - min(ends))} before rank "
+        f"{views[group.members[late]].trace.rank} came ({len(impossible)} such of {group.count}). "
+        "A collective is missing in one of the traces, or their clocks jump."
     )
+    if len(impossible) > _MAX_IMPOSSIBLE_RATIO * group.count:
+        raise TraceError(sentence)
+    return sentence
 
 
 def _spans(

@@ -51,12 +51,12 @@ class SelfReplay:
 
     @property
     def iteration(self) -> Compared:
-        """All periods together; the span of the slowest rank where there is no period."""
+        """The median period; the span of the slowest rank where there is no period."""
         if self.periods:
             return Compared(
                 "iteration",
-                sum(period.recorded_ns for period in self.periods) // len(self.periods),
-                sum(period.replayed_ns for period in self.periods) // len(self.periods),
+                round(float(np.median([period.recorded_ns for period in self.periods]))),
+                round(float(np.median([period.replayed_ns for period in self.periods]))),
             )
         longest = max(self.ranks, key=lambda rank: rank.recorded_ns)
         return Compared("iteration", longest.recorded_ns, longest.replayed_ns)
