@@ -7,6 +7,7 @@ borrow constants: the test of how far the datasheet carries.
 
 from __future__ import annotations
 
+import datetime
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,36 @@ class HeldOut:
 
     kernels: tuple[MeasuredKernel, ...]
     estimates: Estimates
+
+
+ABOUT = {
+    "gemm": {
+        "source": "ai-dynamo/aiconfigurator 095f58a (bf16); sitar-lab/NeuSight 6945927 (fp32)",
+        "software": "TensorRT-LLM 1.0.0 and 1.3.0rc20; PyTorch with TF32 off",
+        "licence": "Apache-2.0; MIT",
+    },
+    "attention": {
+        "source": "ai-dynamo/aiconfigurator 095f58a; NVIDIA cudnn-frontend benchmarks",
+        "software": "TensorRT-LLM 1.0.0 and 1.3.0rc20, vLLM 0.14.0 and 0.24.0, SGLang 0.5.10 and "
+        "0.5.14, cuDNN 9.19; the kernel is in the variant",
+        "licence": "Apache-2.0; MIT",
+    },
+    "memory": {
+        "source": "sitar-lab/NeuSight 6945927; NVIDIA cudnn-frontend; linkedin/Liger-Kernel",
+        "software": "PyTorch, cuDNN 9.19, Liger-Kernel 0.2.1 and later; see variants",
+        "licence": "MIT; MIT; BSD-2-Clause",
+    },
+}
+
+
+def about_tables(kind: str, *, command: str, day: datetime.date) -> dict[str, str]:
+    """The header of a calibration file made from the public tables."""
+    return {
+        **ABOUT[kind],
+        "hardware": "the device of each entry, as its datasheet file describes it",
+        "date": day.isoformat(),
+        "command": command,
+    }
 
 
 def join_tables(tables: Sequence[KernelTable]) -> KernelTable:
@@ -137,7 +168,7 @@ def assign_folds(table: KernelTable, *, folds: int, by: Sequence[str]) -> NDArra
 def _values(kernel: MeasuredKernel, by: Sequence[str]) -> str:
     own: dict[str, object] = {
         "device": kernel.device, "collector": kernel.group[0], "op": kernel.group[2],
-        **kernel.columns,
+        **kernel.columns, "shape": tuple(kernel.columns.values()),
     }  # fmt: skip
     missing = [name for name in by if name not in own]
     if missing:

@@ -1,0 +1,144 @@
+"""`perfmodel kernel`: the time of one kernel on one GPU, what bounds it, how sure we are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.base.errors import InputError
+
+if TYPE_CHECKING:
+    from perfmodel.costs.kernel_answer import KernelAnswer, KernelQuestion
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+EPILOG = """\b
+Examples:
+  perfmodel kernel --device h100_sxm gemm --m 4096 --n 4096 --k 4096 --dtype bf16
+  perfmodel kernel --device a100_sxm_80gb attention --batch 4 --length 4096 --heads 32
+  perfmodel kernel --device h200_sxm memory --operator layer_norm --read 128MiB --write 128MiB
+"""
+
+Size = Annotated[int, typer.Option(min=1)]
+DTypeWord = Annotated[str, typer.Option("--dtype", help="Number format: bf16, fp16, fp8, fp32 ...")]
+JsonFile = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write the answer here; - is stdout.")
+]
+
+
+@app.callback(epilog=EPILOG)
+def kernel(
+    context: typer.Context,
+    device: Annotated[str, typer.Option(metavar="NAME|FILE", help="GPU: a name or a file.")],
+    stack: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Software stack that runs the kernel.")
+    ] = "kernel_benchmark",
+) -> None:
+    """Price one kernel on a GPU."""
+    context.obj = (device, stack)
+
+
+@app.command()
+def gemm(
+    context: typer.Context,
+    m: Size,
+    n: Size,
+    k: Size,
+    batch: Size = 1,
+    dtype: DTypeWord = "bf16",
+    json_file: JsonFile = None,
+) -> None:
+    """A matrix product C[m, n] = A[m, k] B[k, n], or a batch of them."""
+    from perfmodel.base.dtypes import parse_dtype
+    from perfmodel.costs.kernel_answer import gemm_question
+    from perfmodel.graph.ops import Gemm
+
+    op = Gemm(m=m, n=n, k=k, dtype=parse_dtype(dtype), batch=batch)
+    _answer(context, gemm_question(op), json_file)
+
+
+@app.command()
+def attention(
+    context: typer.Context,
+    length: Size,
+    heads: Size,
+    batch: Size = 1,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="Key and value heads.")] = None,
+    head_dim: Size = 128,
+    dtype: DTypeWord = "bf16",
+    kernel_word: Annotated[
+        str, typer.Option("--kernel", help="flash2, flash3, cudnn, triton, unfused, auto ...")
+    ] = "auto",
+    is_causal: Annotated[bool, typer.Option("--causal/--full")] = True,
+    is_backward: Annotated[bool, typer.Option("--backward/--forward")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Attention of one layer."""
+    from perfmodel.base.dtypes import parse_dtype
+    from perfmodel.costs.kernel_answer import attention_question
+    from perfmodel.graph.ops import Attention, Pass
+
+    op = Attention(
+        batch=batch,
+        query_length=length,
+        key_length=length,
+        heads=heads,
+        kv_heads=heads if kv_heads is None else kv_heads,
+        head_dim=head_dim,
+        dtype=parse_dtype(dtype),
+        is_causal=is_causal,
+        direction=Pass.BACKWARD if is_backward else Pass.FORWARD,
+        kernel=kernel_word,
+    )
+    _answer(context, attention_question(op), json_file)
+
+
+@app.command()
+def memory(
+    context: typer.Context,
+    operator: Annotated[str, typer.Option(help="Such as layer_norm, gelu, adam.")],
+    read: Annotated[str, typer.Option(metavar="SIZE", help="Bytes read, e.g. 64MiB.")],
+    write: Annotated[str, typer.Option(metavar="SIZE", help="Bytes written, e.g. 64MiB.")],
+    row_length: Annotated[int, typer.Option(min=0, help="Length a reduction runs over.")] = 0,
+    dtype: DTypeWord = "bf16",
+    json_file: JsonFile = None,
+) -> None:
+    """A kernel that is bound by the memory traffic it makes."""
+    from perfmodel.base.dtypes import parse_dtype
+    from perfmodel.base.units import parse_size
+    from perfmodel.costs.kernel_answer import memory_question
+    from perfmodel.graph.ops import MemoryBound
+
+    sizes = parse_size(read), parse_size(write)
+    if min(sizes) < 0:
+        raise InputError(f"memory kernel: bytes must not be negative, got {read} and {write}.")
+    op = MemoryBound(
+        operator=operator,
+        read_bytes=sizes[0],
+        write_bytes=sizes[1],
+        dtype=parse_dtype(dtype),
+        row_length=row_length,
+    )
+    _answer(context, memory_question(op), json_file)
+
+
+def _answer(context: typer.Context, question: KernelQuestion, json_file: str | None) -> None:
+    import json
+    import sys
+    from pathlib import Path
+
+    from perfmodel.costs.kernel_answer import answer_question
+    from perfmodel.costs.stack_files import load_stack
+    from topologies import load_device
+
+    device, stack = context.obj
+    answer: KernelAnswer = answer_question(question, load_device(device), load_stack(stack))
+    if json_file is not None:
+        text = json.dumps(answer.to_json(), indent=2) + "\n"
+        if json_file == "-":
+            sys.stdout.write(text)
+            return
+        Path(json_file).write_text(text, encoding="utf-8")
+    for line in answer.lines():
+        print(line)
