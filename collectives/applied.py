@@ -7,7 +7,7 @@ import numpy as np
 from collectives.calibration import Calibration
 from collectives.collective import CollectiveKind
 from collectives.constants import HostConstants, SoftwareConstants
-from collectives.software import CollectiveSoftware
+from collectives.software import CollectiveSoftware, Protocol
 from collectives.timing import WireSpeeds
 from collectives.tuner import Tuner
 from collectives.wiring import Wiring
@@ -18,9 +18,9 @@ _REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, Collect
 
 def build_tuner(wiring: Wiring, calibration: Calibration) -> Tuner:
     """NCCL's tuner as it sees *wiring*."""
-    entry = calibration.fabric_entry(wiring)
     if wiring.host_count == 1:
-        return Tuner(calibration.tuner, wiring, calibration.fabrics[0].protocols)
+        return Tuner(calibration.tuner, wiring, tuple(Protocol))
+    entry = calibration.fabric_entry(wiring)
     return Tuner(
         calibration.tuner, wiring, entry.protocols, entry.tree_protocols, entry.pair_ll_bytes
     )
@@ -34,6 +34,7 @@ def wire_speeds(wiring: Wiring) -> WireSpeeds:
         nic_bytes_per_s=wiring.nic_bandwidth_bytes_per_s or np.inf,
         ranks_per_host=wiring.ranks_per_host,
         oversubscription=wiring.pair_oversubscription,
+        net_latency_ns=wiring.net_latency_ns,
     )
 
 

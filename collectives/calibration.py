@@ -94,7 +94,7 @@ class Calibration:
     def relative_sigma(self, wiring: Wiring, kind: CollectiveKind, latency_ratio: float) -> float:
         """One standard deviation of the relative error, from rows held out of the fit."""
         spread = "one_host" if wiring.host_count == 1 else "several_hosts"
-        regime = "latency" if latency_ratio > 0.5 else "bandwidth"
+        regime = regime_of(latency_ratio)
         for machine, word in (
             (wiring.topology_name, kind.value),
             (wiring.topology_name, "any"),
@@ -103,6 +103,13 @@ class Calibration:
             if sigma is not None:
                 return sigma
         return self.uncertainty.get(f"unseen/{spread}/any/{regime}", TRANSFER_SIGMA)
+
+
+def regime_of(latency_ratio: float) -> str:
+    """What rules a call, by the share of latency in its time: errors differ most by that."""
+    if latency_ratio > 0.5:
+        return "latency"
+    return "middle" if latency_ratio > 0.1 else "bandwidth"
 
 
 _GENERATIONS = ("pascal", "volta", "ampere", "ada", "hopper", "blackwell")

@@ -99,7 +99,7 @@ class FabricConstants:
     fill_ns: float
     fill_bytes: float
     ring_hop_ratio: float
-    nvls_tree_launch_ns: float
+    nvls_tree_fill_ns: float
     pair_launch_ns: float
     pair_peer_ns: float
     pair_ratio: float

@@ -139,6 +139,7 @@ def _wiring_of_shape(shape: GroupShape, machine: _ByIdentity) -> Wiring:
         nic_sharing=net.sharing,
         nic_count=net.nic_count if is_wide else 0,
         pair_oversubscription=_pair_oversubscription(shape, topology),
+        net_latency_ns=_net_latency_ns(shape, topology),
         host_link=inside.link,
         nic_link=net.link,
     )
@@ -242,6 +243,15 @@ def _net_wiring(gpus: tuple[int, ...], machine: _ByIdentity) -> _NetWires:
     }
     busiest = max(sorted(taken), key=lambda nic: taken[nic])
     return _NetWires(sum(bandwidths.values()), len(taken), taken[busiest], f"nic:{busiest} -> leaf")
+
+
+def _net_latency_ns(shape: GroupShape, topology: Topology) -> float:
+    """From NIC to NIC: both ports, and the spine where the group crosses it."""
+    fabric = topology.fabric
+    if fabric is None or shape.host_count == 1:
+        return 0.0
+    spine = 2 * fabric.spine_latency_ns if shape.leaf_blocks > 1 else 0.0
+    return 2 * fabric.nic_latency_ns + spine
 
 
 def _pair_oversubscription(shape: GroupShape, topology: Topology) -> float:

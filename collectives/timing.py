@@ -6,6 +6,7 @@ continuous and never falls when bytes grow.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,21 @@ from collectives.constants import FabricConstants, HostConstants
 from collectives.movement import FloatArray, Movement
 from collectives.software import CollectiveAlgorithm, Protocol
 from perfmodel.base.units import NS_PER_S
+
+# What all channels of an NVLS tree hold before the first sum comes back.
+_NVLS_CHUNK = 4.0 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireSpeeds:
+    """Datasheet bandwidths and latency of a wiring, and how many of its ranks share a host."""
+
+    ring_bytes_per_s: float
+    pair_bytes_per_s: float
+    nic_bytes_per_s: float
+    ranks_per_host: int
+    oversubscription: float = 1.0
+    net_latency_ns: float = 0.0
 
 
 def predict_duration_ns(
@@ -45,33 +61,6 @@ def predict_duration_ns(
     if fabric is not None:
         duration = duration + _net_ns(movement, algorithm, protocol, wires, fabric, inside)
     return np.asarray(duration, dtype=np.float64)
-
-
-class WireSpeeds:
-    """Datasheet bandwidths of a wiring, and how many ranks of the group share a host."""
-
-    __slots__ = (
-        "nic_bytes_per_s",
-        "oversubscription",
-        "pair_bytes_per_s",
-        "ranks_per_host",
-        "ring_bytes_per_s",
-    )
-
-    def __init__(
-        self,
-        *,
-        ring_bytes_per_s: Any,
-        pair_bytes_per_s: Any,
-        nic_bytes_per_s: Any,
-        ranks_per_host: Any,
-        oversubscription: Any = 1.0,
-    ) -> None:
-        self.ring_bytes_per_s = ring_bytes_per_s
-        self.pair_bytes_per_s = pair_bytes_per_s
-        self.nic_bytes_per_s = nic_bytes_per_s
-        self.ranks_per_host = ranks_per_host
-        self.oversubscription = oversubscription
 
 
 def _latency_ns(movement: Movement, algorithm: CollectiveAlgorithm, host: HostConstants) -> Any:
@@ -124,12 +113,13 @@ def _net_ns(
         Protocol.LL128: (fabric.ll128_hop_ns, fabric.ll128_ratio),
         Protocol.SIMPLE: (fabric.simple_hop_ns, fabric.simple_ratio),
     }[protocol]
+    hop = hop + wires.net_latency_ns
     hop = hop + fabric.spread_ns * _ramp((movement.message_bytes / fabric.spread_bytes) ** 2)
     if algorithm is CollectiveAlgorithm.RING:
         hop = hop * fabric.ring_hop_ratio
     launch = fabric.launch_ns
     if algorithm is CollectiveAlgorithm.NVLS_TREE:
-        launch = launch + fabric.nvls_tree_launch_ns
+        launch = launch + fabric.nvls_tree_fill_ns * _ramp(movement.message_bytes / _NVLS_CHUNK)
     if protocol is Protocol.SIMPLE:
         # A ring streams: only its first chunk waits. A tree waits at every level.
         levels = 1.0 if algorithm is CollectiveAlgorithm.RING else movement.net_hops
@@ -159,7 +149,8 @@ def _pairwise_ns(
         outside = movement.nic_bytes * NS_PER_S * slow
         is_ll = protocol is Protocol.LL
         peer = fabric.pair_ll_peer_ns if is_ll else fabric.pair_peer_ns
-        duration = duration + fabric.pair_launch_ns + peer * movement.net_peers
+        start = fabric.pair_launch_ns + wires.net_latency_ns
+        duration = duration + start + peer * movement.net_peers
         duration = duration + np.maximum(outside - inside, 0.0)
         duration = duration + np.sqrt(fabric.pair_fill_ns * outside)
     return np.asarray(duration, dtype=np.float64)

@@ -36,7 +36,8 @@ class Wiring:
     GPU, one way; where no ring fits (*is_chain*) that of the chain taken instead.
     *pair_bandwidth_bytes_per_s* is what each GPU can send when all pairs of a host talk at once.
     *nic_bandwidth_bytes_per_s* is that of all NICs of a host that the group sends with;
-    *nic_sharing* is how many ranks of the group share the busiest NIC. *pair_oversubscription*
+    *nic_sharing* is how many ranks of the group share the busiest NIC, *net_latency_ns* what the
+    wires and switches from NIC to NIC take. *pair_oversubscription*
     is how much the spine slows traffic between all pairs of hosts; rings and trees run between
     neighbours and seldom cross it.
     """
@@ -55,6 +56,7 @@ class Wiring:
     nic_sharing: int = 1
     nic_count: int = 0
     pair_oversubscription: float = 1.0
+    net_latency_ns: float = 0.0
     host_link: str = ""
     nic_link: str = ""
 

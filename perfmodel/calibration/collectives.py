@@ -97,6 +97,7 @@ def _pcie_entries(constants: dict[str, HostConstants]) -> list[HostEntry]:
         pair_ratio=PCIE_PRIOR.pair_ratio,
         ll_ratio=PCIE_PRIOR.ll_ratio,
         ll128_ratio=PCIE_PRIOR.ll128_ratio,
+        ll128_hop_ns=PCIE_PRIOR.ll128_hop_ns,
         crowding=0.0,
         pair_crowding=0.0,
     )
@@ -145,7 +146,7 @@ def _fit_software(
 
 
 def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[FabricEntry, ...]:
-    entries = []
+    entries: list[FabricEntry] = []
     prior = FABRIC_PRIOR
     for spec in FABRIC_SPECS:
         rows = [
@@ -153,10 +154,18 @@ def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[Fabric
             for batch in batches
             if batch.wiring.host_count > 1 and batch.wiring.topology_name in spec.learns_from
         ]
-        constants = _fit_fabric(rows, prior, partial) if rows else prior
+        constants = _fit_fabric(rows, prior, partial) if rows else _between(prior, entries)
         prior = constants if spec.protocols == ALL_PROTOCOLS else prior
         entries.append(_fabric_entry(spec, constants))
     return tuple(entries)
+
+
+def _between(first: FabricConstants, entries: Sequence[FabricEntry]) -> FabricConstants:
+    """*first* with the bandwidth halfway to that of the entry fitted last."""
+    if not entries:
+        return first
+    last = entries[-1].constants
+    return replace(first, simple_ratio=(first.simple_ratio + last.simple_ratio) / 2)
 
 
 def _fit_fabric(rows: list[Batch], prior: FabricConstants, partial: Calibration) -> FabricConstants:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from collectives.calibration import regime_of
 from perfmodel.calibration.collectives_rows import HeldOut
 
 MIN_ROWS = 10
@@ -23,7 +24,7 @@ def scopes_of(held: HeldOut) -> tuple[str, str, str]:
     """The scopes a row counts for, narrowest first."""
     row = held.measurement
     spread = "one_host" if row.hosts == 1 else "several_hosts"
-    regime = "latency" if held.latency_ratio > 0.5 else "bandwidth"
+    regime = regime_of(held.latency_ratio)
     return (
         f"{row.topology}/{spread}/{row.kind.value}/{regime}",
         f"{row.topology}/{spread}/any/{regime}",

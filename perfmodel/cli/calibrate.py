@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
+from perfmodel.cli.collective_tables import calibrate_collectives_command
 
 if TYPE_CHECKING:
     from perfmodel.costs.tables.kernel_table import KernelTable
@@ -71,14 +72,7 @@ def memory(
     _run("memory", table, _Request(tables, folds, by or "shape", out, json_file))
 
 
-@app.command()
-def collectives(
-    tables: Tables, folds: Folds = None, out: Out = None, json_file: JsonFile = None
-) -> None:
-    """Fit collectives: latencies and bandwidth ratios of protocols and machines."""
-    from perfmodel.cli.calibrate_collectives import run_collectives
-
-    run_collectives(tables, folds=folds, out=out, json_file=json_file)
+app.command("collectives")(calibrate_collectives_command)
 
 
 class _Request:

@@ -68,7 +68,7 @@ def calibrate_collectives_command(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the constants here."),
+        typer.Option("--out", "-o", metavar="FILE", help="Write the constants here."),
     ] = None,
     limit: Limit = None,
     json_file: JsonFile = None,
@@ -90,7 +90,7 @@ def calibrate_collectives_command(
         _fit_and_write(tables, output)
     elif cross_validate is None and not leave_out:
         raise InputError(
-            "calibrate collectives: nothing to do. Give --output FILE to write the constants, "
+            "calibrate collectives: nothing to do. Give --out FILE to write the constants, "
             "or --cross-validate or --leave-out to check a fit."
         )
 
@@ -104,7 +104,7 @@ def _fit_and_write(tables: list[Path], output: Path) -> None:
 
     fitted = fit_with_uncertainty(load_measurements(tables), folds=DEFAULT_FOLDS)
     names = " ".join(f"../shared/data/collectives/{table.name}" for table in tables)
-    command = f"perfmodel calibrate collectives {names} --output {output}"
+    command = f"perfmodel calibrate collectives {names} --out {output}"
     day = datetime.datetime.now(tz=datetime.UTC).date()
     write_calibration(fitted, output, about=about_shipped(command=command, day=day))
     print(f"wrote {output}: {len(fitted.hosts)} host and {len(fitted.fabrics)} fabric blocks")
