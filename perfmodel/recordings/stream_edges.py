@@ -50,28 +50,45 @@ def infer_stream_edges(view: RankView) -> tuple[StreamEdge, ...]:
 
 
 class _OrderReader:
-    """Without recorded marks: a wait is for the last task of every other stream."""
+    """Without recorded marks: a wait is for what was launched last on another stream.
+
+    Several waits before one launch are for as many streams, latest first.
+    """
 
     def __init__(self, view: RankView) -> None:
         self.view = view
         self.edges: set[StreamEdge] = set()
+        # The last task of each stream; the stream launched on last stands last.
         self.last_on = _launched_before_window(view)
-        self.waiting: dict[int, list[dict[int, int]]] = {}
+        self.waiting: dict[int, list[list[int]]] = {}
 
     def see(self, call: int) -> None:
         """Take note of a call."""
         if self.view.calls.kind[call] == CallKind.STREAM_WAIT:
             thread = int(self.view.calls.thread[call])
-            self.waiting.setdefault(thread, []).append(dict(self.last_on))
+            self.waiting.setdefault(thread, []).append(list(self.last_on.values())[::-1])
 
     def launch(self, thread: int, task: int) -> None:
         """Take note of a launched task: what its thread waited with waits here."""
-        stream = int(self.view.device.stream[task])
-        for snapshot in self.waiting.pop(thread, ()):
-            for other, source in snapshot.items():
-                if other != stream and _may_wait(self.view, task, source):
-                    self.edges.add(StreamEdge(task, source))
-        self.last_on[stream] = max(self.last_on.get(stream, -1), task)
+        streams = self.view.device.stream
+        taken: set[int] = set()
+        for candidates in self.waiting.pop(thread, ()):
+            source = next(
+                (
+                    candidate
+                    for candidate in candidates
+                    if streams[candidate] != streams[task]
+                    and int(streams[candidate]) not in taken
+                    and _may_wait(self.view, task, candidate)
+                ),
+                None,
+            )
+            if source is not None:
+                taken.add(int(streams[source]))
+                self.edges.add(StreamEdge(task, source))
+        stream = int(streams[task])
+        latest = max(self.last_on.pop(stream, -1), task)
+        self.last_on[stream] = latest
 
 
 class _MarkReader:
@@ -80,7 +97,7 @@ class _MarkReader:
     Waits behind a mark are for that mark, and hold up the next launch on other
     streams. Any other wait holds up the next launch of its thread, for the
     latest mark on another stream. A mark right behind a mark would be of no use
-    on the same stream, so it may stand on any.
+    on the same stream, so it stands on the one used before that.
     """
 
     def __init__(self, view: RankView) -> None:
@@ -123,7 +140,7 @@ class _Before(Enum):
 
 @dataclass(slots=True)
 class _Mark:
-    """A mark: the task that it most likely stands behind, others it may, and its waits."""
+    """A mark: the task launched last, others that it rather stands behind, and its waits."""
 
     task: int
     others: tuple[int, ...]
@@ -131,10 +148,11 @@ class _Mark:
     served: set[int] = field(default_factory=set)
 
     def sources_for(self, stream: int, streams: Int64s) -> list[int]:
-        """The tasks behind which it may stand, seen from a launch on another *stream*."""
+        """The task behind which it stands, seen from a launch on another *stream*."""
         if streams[self.task] == stream:
             return []
-        return [self.task, *(task for task in self.others if streams[task] != stream)]
+        elsewhere = [task for task in self.others if streams[task] != stream]
+        return [max(elsewhere) if elsewhere else self.task]
 
 
 @dataclass(slots=True)
