@@ -13,15 +13,21 @@ from enum import Enum
 from functools import cached_property
 
 from embeddings.table import EmbeddingTable
+from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import PlanError
 
 
 class ShardingKind(Enum):
-    """How a table is spread over ranks; the value is the word used in files."""
+    """How a table is spread over ranks; the value is the word used in files.
+
+    TABLE_ROW_WISE is by rows over the ranks of one host; GRID by columns, each
+    by rows.
+    """
 
     TABLE_WISE = "table_wise"
     ROW_WISE = "row_wise"
     COLUMN_WISE = "column_wise"
+    TABLE_ROW_WISE = "table_row_wise"
     GRID = "grid"
     DATA_PARALLEL = "data_parallel"
 
@@ -49,21 +55,31 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """Every piece of *tables*, and the places in *tables* of those that are data-parallel."""
+    """Every piece of *tables*, and the places in *tables* of those that are data-parallel.
+
+    *ranks_per_host* of None is one host for all ranks.
+    """
 
     tables: tuple[EmbeddingTable, ...]
     rank_count: int
     shards: tuple[Shard, ...]
     data_parallel: tuple[int, ...] = ()
     name: str = "plan"
+    ranks_per_host: int | None = None
 
     def __post_init__(self) -> None:
+        faults = FaultList(f"plan {self.name!r}")
         pieces: dict[int, list[Shard]] = defaultdict(list)
         for shard in self.shards:
-            self._check_shard(shard)
-            pieces[shard.table].append(shard)
-        for place, table in enumerate(self.tables):
-            self._check_cover(place, table, pieces[place])
+            if self._is_sound(shard, faults):
+                pieces[shard.table].append(shard)
+        for place in self.data_parallel:
+            if not 0 <= place < len(self.tables):
+                faults.add("data parallel", f"must name tables that exist, got {place}")
+        if not faults.faults:
+            for place, table in enumerate(self.tables):
+                self._check_cover(place, table, pieces[place], faults)
+        faults.check(PlanError)
 
     @cached_property
     def shards_of_rank(self) -> tuple[tuple[Shard, ...], ...]:
@@ -80,7 +96,7 @@ class ShardingPlan:
         for shard in self.shards:
             pieces[shard.table].append(shard)
         return tuple(
-            ShardingKind.DATA_PARALLEL if place in self.data_parallel else _kind(pieces[place])
+            ShardingKind.DATA_PARALLEL if place in self.data_parallel else self._kind(pieces[place])
             for place in range(len(self.tables))
         )
 
@@ -93,21 +109,34 @@ class ShardingPlan:
             rows=shard.rows,
             width=shard.width,
             pooling_factor=table.pooling_factor * share,
+            pooling_deviation=table.pooling_deviation * share,
             whole_rows=table.rows if shard.rows < table.rows else table.whole_rows,
         )
 
-    def _check_shard(self, shard: Shard) -> None:
+    def _kind(self, pieces: Sequence[Shard]) -> ShardingKind:
+        row_pieces = len({shard.first_row for shard in pieces})
+        column_pieces = len({shard.first_column for shard in pieces})
+        if row_pieces == 1:
+            return ShardingKind.TABLE_WISE if column_pieces == 1 else ShardingKind.COLUMN_WISE
+        if column_pieces > 1:
+            return ShardingKind.GRID
+        per_host = self.ranks_per_host or self.rank_count
+        hosts = {shard.rank // per_host for shard in pieces}
+        is_inside = len(hosts) == 1 and per_host < self.rank_count
+        return ShardingKind.TABLE_ROW_WISE if is_inside else ShardingKind.ROW_WISE
+
+    def _is_sound(self, shard: Shard, faults: FaultList) -> bool:
+        """Whether the shard names a table and a rank and lies inside the table."""
         if not 0 <= shard.table < len(self.tables):
-            raise PlanError(
-                f"plan {self.name!r}: a shard must name a table 0 to {len(self.tables) - 1}, "
-                f"got {shard.table}."
-            )
+            faults.add("shard", f"must name a table 0 to {len(self.tables) - 1}, got {shard.table}")
+            return False
         table = self.tables[shard.table]
-        where = f"plan {self.name!r}, table {table.name!r}"
+        where = f"table {table.name!r}"
         if not 0 <= shard.rank < self.rank_count:
-            raise PlanError(
-                f"{where}: a shard must be on a rank 0 to {self.rank_count - 1}, got {shard.rank}."
+            faults.add(
+                where, f"a shard must be on a rank 0 to {self.rank_count - 1}, got {shard.rank}"
             )
+            return False
         is_inside = (
             shard.rows > 0
             and shard.width > 0
@@ -115,41 +144,48 @@ class ShardingPlan:
             and 0 <= shard.first_column <= table.width - shard.width
         )
         if not is_inside:
-            raise PlanError(
-                f"{where}: a shard must lie inside {table.rows} x {table.width}, got rows "
-                f"{shard.first_row} + {shard.rows}, columns {shard.first_column} + {shard.width}."
+            faults.add(
+                where,
+                f"a shard must lie inside {table.rows} x {table.width}, got rows "
+                f"{shard.first_row} + {shard.rows}, columns {shard.first_column} + {shard.width}",
             )
+        return is_inside
 
-    def _check_cover(self, place: int, table: EmbeddingTable, pieces: Sequence[Shard]) -> None:
-        where = f"plan {self.name!r}, table {table.name!r}"
+    def _check_cover(
+        self, place: int, table: EmbeddingTable, pieces: Sequence[Shard], faults: FaultList
+    ) -> None:
+        where = f"table {table.name!r}"
         if place in self.data_parallel:
             if pieces:
-                raise PlanError(
-                    f"{where}: a data-parallel table is on every rank and has no shards, "
-                    f"got {len(pieces)}. Leave them out."
+                faults.add(
+                    where,
+                    f"placed twice: a data-parallel table is on every rank and has no shards, "
+                    f"got {len(pieces)}. Leave them out",
                 )
             return
-        placed = sum(shard.rows * shard.width for shard in pieces)
-        if placed != table.rows * table.width:
-            raise PlanError(
-                f"{where}: every number must be placed once, got {placed} places for "
-                f"{table.rows * table.width} numbers."
+        placed, wanted = sum(shard.rows * shard.width for shard in pieces), table.rows * table.width
+        twice = _first_overlap(pieces)
+        if twice is not None:
+            faults.add(
+                where,
+                f"placed twice: shards on ranks {twice[0].rank} and {twice[1].rank} overlap. "
+                "Place every row and column once",
             )
-        ordered = sorted(pieces, key=lambda shard: (shard.first_row, shard.first_column))
-        for number, shard in enumerate(ordered):
-            for other in ordered[number + 1 :]:
-                if other.first_row >= shard.first_row + shard.rows:
-                    break
-                if shard.overlaps(other):
-                    raise PlanError(
-                        f"{where}: shards on ranks {shard.rank} and {other.rank} overlap. "
-                        "Place every row and column once."
-                    )
+        elif placed != wanted:
+            word = "missing from the plan" if not pieces else "shard sizes do not add up"
+            faults.add(
+                where,
+                f"{word}: every number must be placed once, got {placed} places for "
+                f"{wanted} numbers",
+            )
 
 
-def _kind(pieces: Sequence[Shard]) -> ShardingKind:
-    row_pieces = len({shard.first_row for shard in pieces})
-    column_pieces = len({shard.first_column for shard in pieces})
-    if row_pieces == 1:
-        return ShardingKind.TABLE_WISE if column_pieces == 1 else ShardingKind.COLUMN_WISE
-    return ShardingKind.ROW_WISE if column_pieces == 1 else ShardingKind.GRID
+def _first_overlap(pieces: Sequence[Shard]) -> tuple[Shard, Shard] | None:
+    ordered = sorted(pieces, key=lambda shard: (shard.first_row, shard.first_column))
+    for number, shard in enumerate(ordered):
+        for other in ordered[number + 1 :]:
+            if other.first_row >= shard.first_row + shard.rows:
+                break
+            if shard.overlaps(other):
+                return shard, other
+    return None

@@ -1,0 +1,78 @@
+"""Tables from files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from embeddings.distribution import Zipf
+from embeddings.table_files import load_tables
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import InputError, PlanError
+
+YAML = """
+source: made up
+tables:
+  - {name: user, rows: 1000, width: 64, pooling_factor: 20, distribution: {zipf: 1.1}}
+  - {name: day, rows: 7, width: 64, dtype: fp16}
+"""
+CSV = "name,rows,width,pooling_factor,zipf,dtype\nuser,1000,64,20,1.1,\nday,7,64,,,fp16\n"
+JSON = [
+    {"name": "user", "num_embeddings": 1000, "embedding_dim": 64, "pooling_factor": 20,
+     "distribution": {"zipf": 1.1}, "feature_names": ["u"]},
+    {"name": "day", "num_embeddings": 7, "embedding_dim": 64, "data_type": "FP16"},
+]  # fmt: skip
+
+
+def test_all_three_forms_say_the_same_tables(tmp_path):
+    (tmp_path / "a.yaml").write_text(YAML)
+    (tmp_path / "b.csv").write_text(CSV)
+    (tmp_path / "c.json").write_text(json.dumps(JSON))
+    first, second, third = (load_tables(tmp_path / name) for name in ("a.yaml", "b.csv", "c.json"))
+    assert first == second == third
+    assert first[0].distribution == Zipf(1.1)
+    assert first[1].dtype is DType.FP16
+
+
+def test_indices_bring_pooling_and_distribution(tmp_path):
+    (tmp_path / "a.yaml").write_text(YAML)
+    np.savez(tmp_path / "i.npz", indices=[1, 1, 1, 6], lengths=[[2, 1], [1, 0]])
+    user, day = load_tables(tmp_path / "a.yaml", indices=tmp_path / "i.npz")
+    assert (user.pooling_factor, day.pooling_factor) == (1.5, 0.5)
+    np.savez(tmp_path / "j.npz", indices=[1, 7], lengths=[[1], [1]])
+    with pytest.raises(InputError, match="below the 7 rows"):
+        load_tables(tmp_path / "a.yaml", indices=tmp_path / "j.npz")
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("tables: [{name: a, rows: 0, width: 4}]", ["rows must be at least 1"]),
+        ("tables: [{name: a, rows: x, width: true}]", ["tables[0].rows", "tables[0].width"]),
+        ("tables: [{name: a, rows: 5, widht: 4}]", ["tables[0].widht: unknown", "width: must be"]),
+        ("tables: [{name: a, rows: 5, width: 4, pooling_factor: .nan}]", ["pooling_factor"]),
+        ("tables: [{name: a, rows: 5, width: 4, distribution: {zipf: -1}}]", ["exponent"]),
+        ("tables: [{name: a, rows: 5, width: 4, distribution: odd}]", ["must be uniform"]),
+        ("tables: [{name: a, rows: 5, width: 4}, {name: a, rows: 5, width: 4}]", ["two tables"]),
+        ("tables: []", ["at least one table"]),
+        ("rows: 5", ["must hold `tables:`"]),
+        ("tables: [3]", ["must be a mapping"]),
+    ],
+)
+def test_faults_are_reported_with_their_places(tmp_path, text, faults):
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(PlanError) as error:
+        load_tables(tmp_path / "x.yaml")
+    for fault in faults:
+        assert fault in str(error.value)
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("name,rows\na,1,2,3\n")
+    (tmp_path / "x.json").write_text("{")
+    (tmp_path / "y.csv").write_bytes(b"\xff\xfe")
+    for name in ("x.csv", "x.json", "x.txt", "none.csv", "y.csv"):
+        with pytest.raises(PlanError):
+            load_tables(tmp_path / name)

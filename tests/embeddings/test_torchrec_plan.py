@@ -1,0 +1,151 @@
+"""TorchRec's plan format, written, read back and checked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embeddings.plan import ShardingKind, ShardingPlan
+from embeddings.sharders import SHARDERS, ShardingTask
+from embeddings.table import EmbeddingTable
+from embeddings.torchrec_plan import from_torchrec, load_torchrec_plan, to_torchrec
+from perfmodel.base.errors import PlanError
+
+TABLES = (EmbeddingTable("t1", 100, 64), EmbeddingTable("t2", 8, 32), EmbeddingTable("t3", 50, 16))
+
+
+def _shard(offsets, sizes, placement):
+    return {"shard_offsets": offsets, "shard_sizes": sizes, "placement": placement}
+
+
+def _document():
+    return {
+        "sparse_arch.embedding_bag_collection": {
+            "t1": {
+                "sharding_type": "row_wise",
+                "compute_kernel": "fused",
+                "ranks": [0, 1],
+                "sharding_spec": {
+                    "shards": [
+                        _shard([0, 0], [50, 64], "rank:0/cuda:0"),
+                        _shard([50, 0], [50, 64], "rank:1/cuda:1"),
+                    ]
+                },
+            },
+            "t2": {
+                "sharding_type": "data_parallel",
+                "compute_kernel": "dense",
+                "ranks": [0, 1],
+                "sharding_spec": None,
+            },
+            "t3": {
+                "sharding_type": "table_wise",
+                "compute_kernel": "fused",
+                "ranks": [1],
+                "sharding_spec": {"shards": [_shard([0, 0], [50, 16], "rank:1/cuda:1")]},
+            },
+        }
+    }
+
+
+def test_a_hand_made_file_loads(tmp_path):
+    (tmp_path / "mine.json").write_text(json.dumps(_document()))
+    plan = load_torchrec_plan(tmp_path / "mine.json", tables=TABLES, rank_count=2)
+    assert plan.kinds == (
+        ShardingKind.ROW_WISE,
+        ShardingKind.DATA_PARALLEL,
+        ShardingKind.TABLE_WISE,
+    )
+    assert plan.name == "mine"
+
+
+tables = st.lists(
+    st.tuples(st.integers(1, 10**5), st.sampled_from([8, 64, 128, 256]), st.floats(0.1, 100)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(shapes=tables, rank_count=st.integers(1, 9), name=st.sampled_from(sorted(SHARDERS)))
+def test_written_and_read_back_a_plan_is_the_same(shapes, rank_count, name):
+    of_task = tuple(
+        EmbeddingTable(f"t{place}", rows, width, pooling)
+        for place, (rows, width, pooling) in enumerate(shapes)
+    )
+    task = ShardingTask(of_task, rank_count, 10**12, 512)
+    plan = SHARDERS[name](task)
+    text = json.dumps(to_torchrec(plan))
+    again = from_torchrec(
+        json.loads(text), tables=of_task, rank_count=rank_count, document=plan.name
+    )
+    assert again == plan
+
+
+def _change(path, value):
+    content = _document()
+    part = content["sparse_arch.embedding_bag_collection"]
+    for key in path[:-1]:
+        part = part[key]
+    if value is None:
+        del part[path[-1]]
+    else:
+        part[path[-1]] = value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (
+            _change(["t1", "sharding_type"], "diagonal_wise"),
+            "unknown sharding type 'diagonal_wise'",
+        ),
+        (_change(["t3"], None), "table 't3': missing from the plan"),
+        (_change(["t9"], {"sharding_type": "data_parallel"}), "t9: no such table"),
+        (_change(["t1", "more"], 1), "unknown key more"),
+        (_change(["t1", "sharding_spec"], {}), "must be a list of shards"),
+        (
+            _change(["t3", "sharding_spec", "shards", 0, "placement"], "cuda:1"),
+            "like rank:1/cuda:1",
+        ),
+        (_change(["t3", "sharding_spec", "shards", 0, "shard_sizes"], [50]), "two whole numbers"),
+        (_change(["t3", "sharding_spec", "shards", 0, "shard_sizes"], [49, 16]), "do not add up"),
+        (_change(["t1", "ranks"], [0, 0]), "t1.ranks: must be the ranks"),
+        ([], "must be a mapping of module paths"),
+        ({"a": 1}, "a: must be a mapping of parameters"),
+        ({"a": {"t1": 1}}, "must be a mapping with sharding_type"),
+    ],
+)
+def test_a_faulty_file_is_refused(content, fault):
+    with pytest.raises(PlanError) as error:
+        from_torchrec(content, tables=TABLES, rank_count=2)
+    assert fault in str(error.value)
+
+
+def test_a_table_in_two_modules_is_placed_twice():
+    content = _document()
+    content["other"] = {"t2": {"sharding_type": "data_parallel"}}
+    with pytest.raises(PlanError, match="placed twice"):
+        from_torchrec(content, tables=TABLES, rank_count=2)
+
+
+def test_a_rank_beyond_the_last_is_refused():
+    with pytest.raises(PlanError, match="rank 0 to 0, got 1"):
+        from_torchrec(_document(), tables=TABLES, rank_count=1)
+
+
+def test_what_is_no_plan_is_refused(tmp_path):
+    (tmp_path / "x.json").write_text("{nonsense")
+    for name in ("x.json", "none.json", ""):
+        with pytest.raises(PlanError):
+            load_torchrec_plan(tmp_path / name, tables=TABLES, rank_count=2)
+
+
+def test_pieces_by_rows_inside_one_host_are_table_row_wise():
+    content = _document()
+    plan = from_torchrec(content, tables=TABLES, rank_count=4, ranks_per_host=2)
+    assert isinstance(plan, ShardingPlan)
+    assert plan.kinds[0] is ShardingKind.TABLE_ROW_WISE
