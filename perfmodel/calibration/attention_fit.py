@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from perfmodel.base.dtypes import DType
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
 from perfmodel.calibration.networks import OrderedPairs, TrainingPlan, fit_correction
 from perfmodel.costs.attention import attention_shapes
@@ -30,7 +31,7 @@ FEWEST_CORRECTED_ROWS = 200
 SMALLEST_SIGMA = 0.04
 
 LIMITS = {
-    "floor_ns": Limit(4000, 1000, 40_000),
+    "floor_ns": Limit(4000, 1000, 15_000),
     "compute_ratio": Limit(0.7, 0.2, 1.0),
     "pair_clocks": Limit(0.02, 0.001, 0.5),
     "balance": Limit(3.0, 1.0, 12.0),
@@ -45,7 +46,8 @@ def variant_name(table: KernelTable) -> str:
     """The variant that the rows of *table*, all of one kind, are constants for."""
     op = table.kernels[0].op
     direction = "backward" if op.direction is Pass.BACKWARD else "forward"
-    return f"{op.kernel}/{direction}/{'causal' if op.is_causal else 'full'}"
+    suffix = "" if op.dtype in (DType.BF16, DType.FP16) else f"/{op.dtype.value}"
+    return f"{op.kernel}/{direction}/{'causal' if op.is_causal else 'full'}{suffix}"
 
 
 def fit_attention_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> Entry:

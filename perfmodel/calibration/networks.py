@@ -173,8 +173,8 @@ def _to_network(network: nn.Sequential) -> Network:
     return Network(
         tuple(
             Layer(
-                weight=layer.weight.detach().numpy().T.astype(np.float64),
-                bias=layer.bias.detach().numpy().astype(np.float64),
+                weight=np.ascontiguousarray(layer.weight.detach().numpy().T),
+                bias=layer.bias.detach().numpy(),
             )
             for layer in network
             if isinstance(layer, nn.Linear)

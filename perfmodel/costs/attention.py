@@ -8,7 +8,7 @@ for one implementation measured by one collector, or for a generation
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,6 +43,8 @@ GENERATIONS: dict[str, tuple[str, ...]] = {
 
 OTHER_MASK_SIGMA = 0.08
 OTHER_DTYPE_SIGMA = 0.12
+OTHER_KERNEL_SIGMA = 0.10
+BACKWARD_KERNEL = "cudnn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,6 @@ class AttentionModel:
             return price_unfused(ops, device, stack)
         entries = load_entries("attention") if self._entries is None else tuple(self._entries)
         match, extra = match_kernel(entries, device, kind)
-        extra = extra if kind.dtype in (DType.BF16, DType.FP16) else extra + OTHER_DTYPE_SIGMA
         return price_attentions(
             attention_shapes(ops),
             machine_rates(device, kind.dtype),
@@ -92,25 +93,40 @@ class AttentionModel:
 
 
 def match_kernel(entries: Sequence[Entry], device: Device, kind: _Kind) -> tuple[Match, float]:
-    """The nearest entry for a kind of call, and what standing in for another mask costs."""
-    direction = "backward" if kind.is_backward else "forward"
-    masks = ("causal", "full") if kind.is_causal else ("full", "causal")
-    names = GENERATIONS.get(kind.kernel, (kind.kernel,))
-    found: list[tuple[Match, float]] = []
-    for place, name in enumerate(names):
-        for mask, extra in zip(masks, (0.0, OTHER_MASK_SIGMA), strict=True):
-            match = match_entry(entries, device, f"{name}/{direction}/{mask}")
-            if match is not None:
-                found.append((match, extra + 0.001 * place))
-    if not found and kind.is_backward:
+    """The nearest entry for a kind of call, and what standing in for another costs."""
+    found = [
+        (match, extra)
+        for variant, extra in _variants(kind)
+        if (match := match_entry(entries, device, variant)) is not None
+    ]
+    if not found and kind.is_backward and kind.kernel != BACKWARD_KERNEL:
         # Backward was measured for one kernel only; the others run the same five products.
-        return match_kernel(entries, device, _Kind("cudnn", kind.is_causal, True, kind.dtype))
+        substitute = replace(kind, kernel=BACKWARD_KERNEL)
+        match, extra = match_kernel(entries, device, substitute)
+        return match, extra + OTHER_KERNEL_SIGMA
     if not found:
+        known = sorted({entry.variant.split("/")[0] for entry in entries})
         raise CalibrationError(
             f"attention kernel {kind.kernel!r}: must be `unfused`, `auto` or one of "
-            f"{', '.join([*GENERATIONS, *sorted({one.variant.split('/')[0] for one in entries})])}."
+            f"{', '.join([*GENERATIONS, *known])}."
         )
     return min(found, key=lambda pair: (pair[0].borrowed_sigma + pair[1], pair[0].entry.variant))
+
+
+def _variants(kind: _Kind) -> list[tuple[str, float]]:
+    """Variants that may price *kind*, and what standing in for it adds to the spread."""
+    direction = "backward" if kind.is_backward else "forward"
+    masks = ("causal", "full") if kind.is_causal else ("full", "causal")
+    is_half = kind.dtype in (DType.BF16, DType.FP16)
+    suffixes = [("", 0.0 if is_half else OTHER_DTYPE_SIGMA)]
+    if not is_half:
+        suffixes.insert(0, (f"/{kind.dtype.value}", 0.0))
+    return [
+        (f"{name}/{direction}/{mask}{suffix}", dtype_sigma + mask_sigma + 0.001 * place)
+        for place, name in enumerate(GENERATIONS.get(kind.kernel, (kind.kernel,)))
+        for mask, mask_sigma in zip(masks, (0.0, OTHER_MASK_SIGMA), strict=True)
+        for suffix, dtype_sigma in suffixes
+    ]
 
 
 def price_attentions(

@@ -63,14 +63,13 @@ class GemmModel:
 
     def price(self, ops: Sequence[Gemm], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
-        dtypes = [stack.matmul_dtypes.get(op.dtype, op.dtype) for op in ops]
         parts, places = [], []
-        for dtype in dict.fromkeys(dtypes):
-            rows = [row for row, kind in enumerate(dtypes) if kind is dtype]
-            shapes = gemm_shapes([ops[row] for row in rows])
-            parts.append(self._price_dtype(shapes, dtype, device, stack))
+        for stored, rows in rows_by_dtype(ops).items():
+            chosen = ops if len(rows) == len(ops) else [ops[row] for row in rows]
+            dtype = stack.matmul_dtypes.get(stored, stored)
+            parts.append(self._price_dtype(gemm_shapes(chosen), dtype, device, stack))
             places.append(np.array(rows, dtype=np.intp))
-        return parts[0] if len(parts) == 1 else scatter_estimates(parts, places)
+        return scatter_estimates(parts, places) if len(parts) != 1 else parts[0]
 
     def _price_dtype(
         self, shapes: GemmShapes, dtype: DType, device: Device, stack: SoftwareStack
@@ -142,11 +141,34 @@ def price_gemms(
     )
 
 
+def rows_by_dtype(ops: Sequence[Gemm]) -> dict[DType, Sequence[int]]:
+    """Which of *ops* have which dtype.
+
+    Compared by identity, because hashing an enum member a hundred thousand
+    times takes longer than pricing.
+    """
+    if not ops:
+        return {}
+    first = ops[0].dtype
+    if all(op.dtype is first for op in ops):
+        return {first: range(len(ops))}
+    return {
+        dtype: rows
+        for dtype in DType
+        if (rows := [row for row, op in enumerate(ops) if op.dtype is dtype])
+    }
+
+
 def gemm_shapes(ops: Sequence[Gemm]) -> GemmShapes:
-    """*ops* as columns."""
-    rows = [(op.batch, op.m, op.n, op.k, op.dtype.size_bytes) for op in ops]
-    batch, m, n, k, width = np.array(rows, dtype=np.float64).reshape(-1, 5).T.copy()
-    return GemmShapes(batch=batch, m=m, n=n, k=k, width_bytes=width)
+    """*ops*, all of one dtype, as columns."""
+    count = len(ops)
+    return GemmShapes(
+        batch=np.fromiter((op.batch for op in ops), np.float64, count),
+        m=np.fromiter((op.m for op in ops), np.float64, count),
+        n=np.fromiter((op.n for op in ops), np.float64, count),
+        k=np.fromiter((op.k for op in ops), np.float64, count),
+        width_bytes=np.full(count, float(ops[0].dtype.size_bytes) if ops else 0.0),
+    )
 
 
 def variant_of(dtype: DType) -> str:
