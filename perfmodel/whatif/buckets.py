@@ -7,7 +7,7 @@ sizes alone, so that they keep making the same calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Communication, Op
 from perfmodel.graph.program import PLAIN, LaneKind, Program
+from perfmodel.whatif.awaiting import awaited_sequences
 from perfmodel.whatif.job_draft import JobDraft, Ranks, retime
 from perfmodel.whatif.launches import launch_of, lone_launches
 from perfmodel.whatif.program_draft import ProgramDraft
@@ -62,8 +63,10 @@ class ChangeBuckets(OnMachine):
 
         def edit(program: Program, rank: int) -> Program:
             found = selection.mask(job, program) & (program.slot != PLAIN)
-            pouring = _Pouring(self, draft, ProgramDraft(program), rank)
-            pouring.pour(np.flatnonzero(found).tolist())
+            tasks = np.flatnonzero(found).tolist()
+            waits = awaited_sequences(program, tasks)
+            pouring = _Pouring(self, draft, ProgramDraft(program), rank, waits)
+            pouring.pour(tasks)
             return pouring.program.build()
 
         draft.edit(edit)
@@ -78,6 +81,7 @@ class _Pouring:
     draft: JobDraft
     program: ProgramDraft
     rank: int
+    waits: Mapping[int, int]
 
     def pour(self, found: Sequence[int]) -> None:
         """Join and cut the collectives *found*."""
@@ -103,13 +107,13 @@ class _Pouring:
         return sorted(found, key=lambda number: (tasks[number].slot, tasks[number].order))
 
     def _chunks(self, found: Sequence[int]) -> list[list[int]]:
-        """Collectives to join: neighbours in their slot, alike, on one lane."""
+        """Collectives to join: neighbours in their slot, alike, none waiting for another."""
         chunks: list[list[int]] = []
         filled_bytes = 0
         for number in self._in_order(found):
             size_bytes = self._collective(number).size_bytes
             is_full = filled_bytes >= self.wish.size_bytes
-            if chunks and not is_full and self._may_join(chunks[-1][-1], number):
+            if chunks and not is_full and self._may_join(chunks[-1], number):
                 chunks[-1].append(number)
                 filled_bytes += size_bytes
             else:
@@ -117,7 +121,8 @@ class _Pouring:
                 filled_bytes = size_bytes
         return chunks
 
-    def _may_join(self, first: int, second: int) -> bool:
+    def _may_join(self, chunk: Sequence[int], second: int) -> bool:
+        first = chunk[-1]
         one, other = self.program.tasks[first], self.program.tasks[second]
         alike = self._collective(first), self._collective(second)
         return (
@@ -125,6 +130,7 @@ class _Pouring:
             and other.order[0] == one.order[0] + 1
             and (alike[0].kind, alike[0].dtype) == (alike[1].kind, alike[1].dtype)
             and alike[0].byte_matrix is None
+            and self.waits[second] < self.program.tasks[chunk[0]].order[0]
         )
 
     def _join(self, chunk: Sequence[int]) -> None:

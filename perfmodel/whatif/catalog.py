@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from perfmodel.whatif.buckets import ChangeBuckets
+from perfmodel.whatif.cuda_graphs import CudaGraphs
 from perfmodel.whatif.durations import HostOverhead, ReplaceDType, Scale, ScaleBatch, SetDuration
 from perfmodel.whatif.fusion import Fuse, JoinOptimizer
-from perfmodel.whatif.host import CudaGraphs, PrefetchData, RemoveStraggler, SetGap
+from perfmodel.whatif.gaps import SetGap
 from perfmodel.whatif.ordering import Overlap, Serialise
+from perfmodel.whatif.prefetch import PrefetchData
 from perfmodel.whatif.recompute import Recompute
 from perfmodel.whatif.removal import DeleteLayers, Remove, RemoveStalls, WithoutRecompute
 from perfmodel.whatif.scaling_out import ChangeMachine, ChangeRanks
+from perfmodel.whatif.straggler import RemoveStraggler
 from perfmodel.whatif.traffic import Compress, Quantise
 
 TRANSFORMATIONS: dict[str, type[Any]] = {

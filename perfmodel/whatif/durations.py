@@ -13,7 +13,7 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Attention, Fixed, Gemm, Op
 from perfmodel.whatif.job_draft import Ranks, change_ops, retime
 from perfmodel.whatif.recosting import Effort, OnMachine
-from perfmodel.whatif.selection import LaneWord, Pattern, RankSet, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, RankSet, Selection, duration_of
 
 PRODUCTS = Pattern("gemm|attention")
 BY_PARAMETERS = Pattern("optimizer|gradients/|multi_tensor|adam|sgd|adagrad|AllReduce|zero_grad")
@@ -51,14 +51,14 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDuration:
-    """Tasks like *match* take *to*; *number* picks one of several in a rank, from 0."""
+    """Tasks like *match* take *to*; *number* picks some of those in a rank, from 0."""
 
     to_ns: int
     match: Pattern | None = None
     lane: LaneWord = LaneWord.ANY
     rank: RankSet | None = None
     longer_ns: int = -1
-    number: int | None = None
+    number: Numbers | None = None
 
     @property
     def selection(self) -> Selection:

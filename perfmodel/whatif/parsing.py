@@ -19,11 +19,12 @@ from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.base.units import format_duration, parse_duration_ns, parse_size
 from perfmodel.whatif.catalog import TRANSFORMATIONS
-from perfmodel.whatif.selection import Pattern, RankSet
+from perfmodel.whatif.selection import Numbers, Pattern, RankSet
 from perfmodel.whatif.transformation import Transformation
 
 SWEEP_SIGN = ".."
 _UNITS = ("_ns", "_bytes")
+_MOST_NUMBERS = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +201,15 @@ def _read_int(value: str) -> int:
     return int(value)
 
 
-def _read_ranks(value: str) -> RankSet:
-    ranks: list[int] = []
+def _read_whole_numbers(value: str) -> tuple[int, ...]:
+    numbers: list[int] = []
     for piece in value.split("+"):
         first, _, last = piece.partition("-")
         bounds = _read_int(first), _read_int(last or first)
-        if bounds[1] - bounds[0] > 10**6:
-            raise InputError(f"must name at most a million ranks, got {value!r}")
-        ranks += range(bounds[0], bounds[1] + 1)
-    if not ranks:
-        raise InputError(f"must name a rank, like 2 or 0-3 or 0+5, got {value!r}")
-    return RankSet(tuple(sorted(set(ranks))))
+        if not 0 <= bounds[1] - bounds[0] <= _MOST_NUMBERS:
+            raise InputError(f"must be like 2 or 0-3 or 0+5, got {value!r}")
+        numbers += range(bounds[0], bounds[1] + 1)
+    return tuple(sorted(set(numbers)))
 
 
 _READERS: dict[type[Any], Callable[[str], Any]] = {
@@ -218,6 +217,7 @@ _READERS: dict[type[Any], Callable[[str], Any]] = {
     int: _read_int,
     str: str,
     Pattern: Pattern,
-    RankSet: _read_ranks,
+    RankSet: lambda value: RankSet(_read_whole_numbers(value)),
+    Numbers: lambda value: Numbers(_read_whole_numbers(value)),
     DType: parse_dtype,
 }

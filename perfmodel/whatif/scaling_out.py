@@ -8,12 +8,12 @@ import numpy as np
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, Op
+from perfmodel.graph.ops import Communication, Fixed, HostSpan, HostWork, Op, Work
 from perfmodel.whatif.job_draft import Ranks, change_ops, retime
 from perfmodel.whatif.machine import DEFAULT_STACK, Machine
 from perfmodel.whatif.pinning import pin_job
 from perfmodel.whatif.recosting import Effort, OnMachine, price_ns
-from perfmodel.whatif.selection import Pattern, Selection
+from perfmodel.whatif.selection import Pattern, Selection, duration_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class ChangeMachine:
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
-        known = sum(isinstance(op, Fixed) and op.work is not None for op in job.ops)
-        share = f"The shape of {known} of {len(job.ops)} different tasks is known."
+        known = sum(_device_work(op) is not None for op in job.ops)
+        share = f"The device work of {known} of {len(job.ops)} different tasks is known."
         sentences = (*self.assumptions, share)
         target = Machine(self.topology, self.hosts, self.stack)
         if self.was is None:
@@ -57,12 +57,13 @@ class ChangeMachine:
         source = Machine(self.was, self.was_hosts, self.stack)
 
         def scale(op: Op, ranks: Ranks) -> Op:
-            if not isinstance(op, Fixed) or op.work is None:
+            work = _device_work(op)
+            if work is None:
                 return op
-            effort = Effort(op.work, ranks)
+            effort = Effort(work, ranks)
             before_ns = price_ns(effort, source)
             ratio = price_ns(effort, target) / before_ns if before_ns else 1.0
-            return retime(op, op.duration_ns * ratio)
+            return retime(op, duration_of(op) * ratio)
 
         return change_ops(job, Selection(), scale, assumptions=sentences)
 
@@ -70,9 +71,13 @@ class ChangeMachine:
 def _release(op: Op, ranks: Ranks) -> Op:
     """The work of a task instead of the duration it stated."""
     del ranks
-    if isinstance(op, Fixed) and op.work is not None:
-        return op.work
-    return op
+    return _device_work(op) or op
+
+
+def _device_work(op: Op) -> Work | None:
+    """What a task does on the device, where that is known."""
+    work = op.work if isinstance(op, Fixed) else op
+    return None if isinstance(work, HostWork | HostSpan) else work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,16 +109,26 @@ class RankSet:
 
 
 @dataclass(frozen=True, slots=True)
+class Numbers:
+    """Which of several tasks that match are meant, counted from 0: `3`, `3+12+21`."""
+
+    values: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return "+".join(str(value) for value in self.values)
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """Tasks that match a pattern, on some lanes, longer than *longer_ns*.
 
-    *number* picks one of several in a program, counted from 0.
+    *number* picks some of those in a program, in the order of its lanes.
     """
 
     match: Pattern | None = None
     lane: LaneWord = LaneWord.ANY
     longer_ns: int = -1
-    number: int | None = None
+    number: Numbers | None = None
 
     def mask(self, job: JobGraph, program: Program) -> Mask:
         """Which tasks of *program* are meant."""
@@ -128,9 +138,10 @@ class Selection:
         if self.longer_ns >= 0:
             found &= _durations_ns(job, program) > self.longer_ns
         if self.number is not None:
-            places = np.flatnonzero(found)[self.number : self.number + 1]
+            places = np.flatnonzero(found)
+            picked = [value for value in self.number.values if value < len(places)]
             found = np.zeros(program.task_count, dtype=bool)
-            found[places] = True
+            found[places[picked]] = True
         return found
 
     def check_found(self, job: JobGraph, ranks: RankSet | None = None) -> None:

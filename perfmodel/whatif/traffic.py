@@ -16,6 +16,7 @@ from perfmodel.whatif.recosting import Effort, OnMachine
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
 
 ALL_REDUCE = Pattern("all_reduce|AllReduce")
+UNKNOWN_BYTES = "Collectives whose bytes are not known take time in proportion to their bytes."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +37,30 @@ class Compress(OnMachine):
                 f"Collectives like {self.match} carry {self.ratio:g} of their bytes; "
                 "packing and unpacking are free, and training still converges."
             ),
+            UNKNOWN_BYTES,
             self.cost_sentence,
         )
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
         return change_collectives(
-            job, self, lambda collective: carry(collective, ratio=self.ratio)
+            job,
+            self,
+            lambda collective: carry(collective, ratio=self.ratio),
+            unknown_ratio=self.ratio,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantise(OnMachine):
-    """Collectives like *match* carry numbers in the format *to*."""
+    """Collectives like *match* carry numbers in the format *to*.
+
+    *was* is the format of collectives of which it is not known.
+    """
 
     to: DType
     match: Pattern = ALL_REDUCE
+    was: DType = DType.FP32
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -61,6 +70,7 @@ class Quantise(OnMachine):
                 f"Collectives like {self.match} carry {self.to.value}; casting is free, and "
                 "training still converges."
             ),
+            UNKNOWN_BYTES,
             self.cost_sentence,
         )
 
@@ -71,7 +81,8 @@ class Quantise(OnMachine):
             ratio = self.to.size_bytes / collective.dtype.size_bytes
             return replace(carry(collective, ratio=ratio), dtype=self.to)
 
-        return change_collectives(job, self, quantise)
+        unknown_ratio = self.to.size_bytes / self.was.size_bytes
+        return change_collectives(job, self, quantise, unknown_ratio=unknown_ratio)
 
 
 def carry(collective: Collective, *, ratio: float) -> Collective:
@@ -86,10 +97,17 @@ def change_collectives(
     job: JobGraph,
     transformation: Compress | Quantise,
     change: Callable[[Collective], Collective],
+    *,
+    unknown_ratio: float,
 ) -> JobGraph:
-    """*job* with other collectives where *transformation* matches; all must be known."""
+    """*job* with other collectives where *transformation* matches.
+
+    Those whose bytes are not known take *unknown_ratio* times as long.
+    """
 
     def change_op(op: Op, ranks: Ranks) -> Op:
+        if isinstance(op, Fixed) and not isinstance(op.work, Communication):
+            return retime(op, op.duration_ns * unknown_ratio)
         collective = collective_of(op)
         work = Communication(change(collective))
         before, after = Effort(Communication(collective), ranks), Effort(work, ranks)

@@ -27,15 +27,20 @@ class Transformation(Protocol):
         ...
 
 
+def apply_one(job: JobGraph, transformation: Transformation, *, name: str) -> JobGraph:
+    """*job* after *transformation*, audited; *name* stands in errors."""
+    try:
+        changed = transformation.apply(job)
+        check_job(changed)
+    except GraphError as fault:
+        raise GraphError(f"what-if {name!r} leaves a job that cannot run: {fault}") from None
+    except PerfModelError as fault:
+        raise type(fault)(f"what-if {name!r}: {fault}") from None
+    return changed
+
+
 def apply_all(job: JobGraph, transformations: Iterable[Transformation]) -> JobGraph:
     """*job* after all *transformations*, one after the other, each result audited."""
     for transformation in transformations:
-        word = type(transformation).__name__
-        try:
-            job = transformation.apply(job)
-            check_job(job)
-        except GraphError as fault:
-            raise GraphError(f"what-if {word} leaves a job that cannot run: {fault}") from None
-        except PerfModelError as fault:
-            raise type(fault)(f"what-if {word}: {fault}") from None
+        job = apply_one(job, transformation, name=type(transformation).__name__)
     return job

@@ -1,0 +1,138 @@
+"""`perfmodel whatif`: change a job and compare it with what it was."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli.outputs import STDOUT, Outputs
+from perfmodel.cli.predict import ExecutorChoice
+
+if TYPE_CHECKING:
+    from perfmodel.prediction.comparison import Comparison
+    from perfmodel.prediction.subject import Subject
+
+app = typer.Typer(rich_markup_mode=None)
+
+EPILOG = """\b
+Examples:
+  perfmodel whatif --list
+  perfmodel whatif job/ --apply scale:match=gemm,factor=0.5
+  perfmodel whatif job/ --apply "gap:before=SendRecv,rank=2,to=20.5ms" --apply host_overhead
+  perfmodel whatif job/ --apply overlap --sweep compress:ratio=0.25..0.5..1 --json -
+  perfmodel whatif built_job/ --topology dgx_h100 --apply bucket:size=100MB
+\b
+JOB is a folder that `perfmodel import` or `save_job` wrote. A what-if is NAME, or
+NAME:key=value,key=value. Patterns are found anywhere in a label, `*` is anything, `|` is or.
+"""
+
+
+@app.command(epilog=EPILOG)
+def whatif(
+    job: Annotated[
+        Path | None, typer.Argument(metavar="JOB", help="Folder of a job.", show_default=False)
+    ] = None,
+    apply: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:key=value,...]", help="A change; repeatable, in order."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:key=a..b..c", help="A change with one parameter over several values."
+        ),
+    ] = None,
+    list_names: Annotated[
+        bool, typer.Option("--list", help="List the changes with their parameters.")
+    ] = False,
+    topology: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Machine the job runs on, to price its work."),
+    ] = None,
+    hosts: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Hosts of that machine.")
+    ] = None,
+    stack: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Software stack there, e.g. pytorch_fused.")
+    ] = "pytorch_eager",
+    isolated: Annotated[
+        bool, typer.Option("--isolated", help="Built jobs: one iteration from a barrier.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Answer for recordings that replay badly, too.")
+    ] = False,
+    executor: Annotated[
+        ExecutorChoice, typer.Option(help="Where points of a sweep run.")
+    ] = ExecutorChoice.SERIAL,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one a CPU core.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="Join this Ray cluster, e.g. host:6379.")
+    ] = None,
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
+    ] = None,
+) -> None:
+    """Change a job and compare: time, critical path, who waits for whom."""
+    if list_names:
+        _print_list()
+        return
+    if job is None or not (apply or sweep):
+        raise typer.BadParameter("say which job to change and how: JOB --apply NAME, or --list")
+    Outputs(json_file=json_file).check()
+    from perfmodel.execution import open_executor
+    from perfmodel.prediction.comparison import NamedChange, compare
+    from perfmodel.prediction.scenario import Mode
+    from perfmodel.prediction.subject import load_subject
+    from perfmodel.whatif import parse_sweep, parse_transformation
+    from perfmodel.whatif.machine import Machine
+
+    changes = [
+        NamedChange(text, parse_transformation(text, topology=topology)) for text in apply or ()
+    ]
+    swept = None if sweep is None else parse_sweep(sweep, topology=topology)
+    machine = None if topology is None else Machine(topology, hosts, stack)
+    subject = load_subject(job, machine=machine, force=force)
+    mode = Mode.ISOLATED if isolated else Mode.PERIOD
+    with open_executor(executor.value, workers=workers, address=ray_address) as place:
+        answer = compare(subject, changes, sweep=swept, mode=mode, executor=place)
+    _write(answer, subject, json_file)
+
+
+def _write(answer: Comparison, subject: Subject, json_file: str | None) -> None:
+    from rich.console import Console
+
+    from perfmodel.reports.console import WIDTH
+    from perfmodel.reports.document import to_json
+    from perfmodel.reports.whatif_console import print_comparison
+    from perfmodel.reports.whatif_document import to_whatif_document
+
+    name = subject.job.facts.name
+    text = to_json(to_whatif_document(answer, job=name, score=subject.score))
+    if json_file == STDOUT:
+        sys.stdout.write(text)
+        return
+    if json_file is not None:
+        Path(json_file).write_text(text, encoding="utf-8")
+    console = Console(width=WIDTH, highlight=False)
+    print_comparison(answer, console, job=name, score=subject.score)
+    if json_file is not None:
+        print(f"Wrote {json_file}")
+
+
+def _print_list() -> None:
+    from inspect import getdoc
+
+    from perfmodel.whatif import TRANSFORMATIONS
+    from perfmodel.whatif.parsing import list_parameters
+
+    for name, kind in TRANSFORMATIONS.items():
+        print(name)
+        print(f"  {(getdoc(kind) or '').splitlines()[0]}")
+        words = [parameter.words for parameter in list_parameters(name)]
+        print(f"  {', '.join(words)}")
