@@ -6,7 +6,7 @@ SimPy events, and an all-reduce starts when its last member has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import simpy
@@ -40,7 +40,7 @@ def simulate(benchmark: BenchmarkJob) -> int:
     return int(clock.now)
 
 
-def _host(clock: Any, durations_ns: list[int], launched: list[Any]) -> Iterator[Any]:
+def _host(clock: Any, durations_ns: list[int], launched: list[Any]) -> Generator[Any, Any, None]:
     for duration_ns, launch in zip(durations_ns, launched, strict=True):
         yield clock.timeout(duration_ns)
         launch.succeed()
@@ -52,7 +52,7 @@ def _compute(
     launched: list[Any],
     computed: list[Any],
     reduced: list[Any],
-) -> Iterator[Any]:
+) -> Generator[Any, Any, None]:
     following = 0
     for kernel, duration_ns in enumerate(durations_ns):
         yield launched[kernel]
@@ -72,7 +72,7 @@ def _communicate(
     reduced: list[Any],
     starts: list[Any],
     missing: list[int],
-) -> Iterator[Any]:
+) -> Generator[Any, Any, None]:
     for number, duration_ns in enumerate(durations_ns):
         yield computed[number]
         missing[number] -= 1

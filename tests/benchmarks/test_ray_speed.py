@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.ray]
 
 TASKS = 20_000_000
 KERNELS = 2_000
-RUNS = 5
+RUNS = 12
 WANTED_SPEED_UP = 1.6
 
 

@@ -26,7 +26,7 @@ def refused(capsys, *words: object) -> str:
     assert "Traceback" not in shown.err
     assert shown.err.startswith("perfmodel: ")
     assert "internal fault" not in shown.err
-    return shown.err
+    return str(shown.err)
 
 
 def test_json_on_standard_output_is_nothing_but_json(capsys):
@@ -130,7 +130,7 @@ def test_more_ranks_than_gpus_are_refused(capsys):
     refused(capsys, *SMALL, "--ranks-per-host", 9)
 
 
-BROKEN = {
+BROKEN: dict[str, str | bytes] = {
     "empty": "",
     "binary": b"\x00\xff\xfe\x80",
     "list": "- 1\n- 2\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from perfmodel.reports.chrome_trace import choose_ranks, write_trace
 from tests.reports.predictions import build_evidence, build_prediction
@@ -38,7 +39,7 @@ def test_a_wait_is_shown_before_the_collective(tmp_path):
 
 def test_arrows_lead_from_launches_to_kernels_and_from_the_late_rank_to_who_waits(tmp_path):
     records = read_trace(tmp_path)["traceEvents"]
-    ends = {}
+    ends: dict[int, list[dict[str, Any]]] = {}
     for record in records:
         if record["ph"] in "sf":
             ends.setdefault(record["id"], []).append(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from perfmodel.reports.console import draw_bar, print_prediction
 from tests.reports.predictions import build_parts, build_prediction
 
 
-def show(**changes: object) -> str:
+def show(**changes: Any) -> str:
     file = io.StringIO()
     print_prediction(build_prediction(**changes), Console(width=80, file=file, highlight=False))
     return file.getvalue()

@@ -35,7 +35,7 @@ def test_one_rank_is_singular():
 
 @given(st.sets(st.integers(0, 200), min_size=1))
 def test_the_exact_text_names_every_rank_once(ranks):
-    named = []
+    named: list[int] = []
     for piece in format_ranks(sorted(ranks), max_pieces=10**9).split(", "):
         bounds, _, step = piece.partition(" step ")
         first, _, last = bounds.partition("-")
