@@ -36,11 +36,11 @@ def build_exchanges(
     index_bytes = np.zeros(plan.rank_count, dtype=np.int64)
     for rank, shards in enumerate(plan.shards_of_rank):
         width = sum(shard.width for shard in shards)
-        lookups = sum(plan.table_of(shard).pooling_factor for shard in shards)
+        # Rounded a piece, so that the sum does not depend on the order of pieces.
+        lookups = sum(round(local_batch * plan.table_of(shard).pooling_factor) for shard in shards)
         pooled_bytes[rank] = local_batch * width * exchange_dtype.size_bytes
         index_bytes[rank] = (
-            round(local_batch * lookups) * index_dtype.size_bytes
-            + local_batch * len(shards) * _LENGTH_BYTES
+            lookups * index_dtype.size_bytes + local_batch * len(shards) * _LENGTH_BYTES
         )
     to_others = ~np.eye(plan.rank_count, dtype=bool)
     pooled = pooled_bytes[:, np.newaxis] * to_others

@@ -6,6 +6,8 @@ gradients starts, the bottom layers run meanwhile, then the tables are updated.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from embeddings.balanced import PlacementRule, build_balanced_plan
 from embeddings.plan import ShardingPlan
 from perfmodel.base.dtypes import DType
@@ -75,9 +77,37 @@ def build_dlrm_job(
             program = _RankWriter(job.new_program(), spec, part, rank_count).write()
             program_of_part[part] = job.add_program(program)
         job.add_rank(program_of_part[part])
+    _add_groups(job, rank_count)
+    return job.build(_facts(spec, plan, exchanges))
+
+
+def _add_groups(job: JobBuilder, rank_count: int) -> None:
     if rank_count > 1:
         for name, slot in (("embedding exchange", EXCHANGE_SLOT), ("dense", _REDUCTION_SLOT)):
             job.add_group(name, range(rank_count), slot=slot)
+
+
+def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan) -> JobGraph:
+    """Rank 0 as a rank of *plan* that holds pieces, all others as ranks that hold none.
+
+    These two programs are all that plans with the same data-parallel tables
+    consist of; how long lookups and exchanges take is left to the plan.
+    """
+    rank_count = plan.rank_count
+    exchanges = build_exchanges(
+        plan,
+        local_batch=local_batch(spec, rank_count=rank_count),
+        index_dtype=spec.embedding.index_dtype,
+        exchange_dtype=spec.embedding.exchange_dtype,
+    )
+    holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
+    part = build_sparse_part(spec, plan, rank=holder, exchanges=exchanges)
+    job = JobBuilder()
+    for variant in (part, replace(part, lookup=None)):
+        job.add_program(_RankWriter(job.new_program(), spec, variant, rank_count).write())
+    for rank in range(rank_count):
+        job.add_rank(0 if rank == 0 else 1)
+    _add_groups(job, rank_count)
     return job.build(_facts(spec, plan, exchanges))
 
 

@@ -21,6 +21,7 @@ from perfmodel.workloads.kernels import cast, elementwise
 from perfmodel.workloads.reduction import GradientReduction
 
 EXCHANGE_SLOT = 0
+_BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,7 @@ def build_sparse_part(
 
 def _partial_width(plan: ShardingPlan) -> int:
     """Numbers a sample gets as partial sums, from pieces by rows."""
-    return sum(
-        shard.width
-        for shard in plan.shards
-        if plan.kinds[shard.table] in (ShardingKind.ROW_WISE, ShardingKind.GRID)
-    )
+    return sum(shard.width for shard in plan.shards if plan.kinds[shard.table] in _BY_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
