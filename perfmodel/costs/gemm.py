@@ -8,7 +8,7 @@ measured borrows constants, which are ratios of its datasheet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,8 @@ TENSOR = "tensor"
 VECTOR = "vector"
 _TENSOR_DTYPES = frozenset({DType.BF16, DType.FP16, DType.FP8, DType.TF32, DType.INT8})
 _FITTED_DTYPES = frozenset({DType.BF16, DType.FP16, DType.FP32})
+FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
+"""Chips whose kernels stay resident and share the last wave."""
 OTHER_DTYPE_SIGMA = 0.12
 """How unsure the step from half precision to a dtype without measurements makes us."""
 
@@ -93,14 +95,21 @@ class GemmModel:
                 f"gemm: no constants for {variant} arithmetic in the calibration. "
                 "Make them with `perfmodel calibrate gemm`."
             )
-        return gemm_calibration(match)
+        return gemm_calibration(match, device)
 
 
-def gemm_calibration(match: Match) -> GemmCalibration:
-    """What *match* says, ready to price with."""
+def gemm_calibration(match: Match, device: Device) -> GemmCalibration:
+    """What *match* says, ready to price with.
+
+    Chips before Hopper, and graphics chips, hand tiles out in whole waves;
+    constants borrowed from a chip that does not are changed in that point.
+    """
     entry = match.entry
+    constants = GemmConstants(**entry.constants)
+    if not match.is_own and device.compute_capability not in FRACTIONAL_WAVE_CAPABILITIES:
+        constants = replace(constants, tail_ratio=1.0)
     return GemmCalibration(
-        constants=GemmConstants(**entry.constants),
+        constants=constants,
         correction=entry.correction,
         relative_sigma=entry.relative_sigma,
         borrowed_sigma=match.borrowed_sigma,
