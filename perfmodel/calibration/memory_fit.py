@@ -6,6 +6,8 @@ so every fitted curve rises and bends upwards only.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,7 +66,7 @@ def fit_memory_entry(table: KernelTable, device_name: str) -> Entry:
 def _sigma(errors: Matrix) -> float:
     """The spread that puts nine in ten of *errors* in the 90 % interval."""
     # The quantile of few errors is itself unsure; a wider one keeps its promise.
-    caution = 1.0 + 2.0 / np.sqrt(len(errors))
+    caution = 1.0 + 2.0 / math.sqrt(len(errors))
     quantile = float(np.quantile(np.abs(errors), 0.9))
     return max(SMALLEST_SIGMA, caution * quantile / INTERVAL_SIGMAS)
 

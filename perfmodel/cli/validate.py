@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from perfmodel.cli.collective_tables import validate_collectives_command
+from perfmodel.cli.kernel_tables import validate_attention, validate_gemm, validate_memory
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -15,3 +16,6 @@ def validate() -> None:
 
 
 app.command("collectives")(validate_collectives_command)
+app.command("gemm")(validate_gemm)
+app.command("attention")(validate_attention)
+app.command("memory")(validate_memory)
