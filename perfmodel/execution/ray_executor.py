@@ -54,12 +54,12 @@ class RayExecutor:
 
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
         """Replay *iterations* of *job*."""
-        check_job(job)
+        job_reference = self._send_job(job)
         durations.check(job)
         blocks = deal_ranks(job, block_count=self._cluster.workers)
         kept = kept_iterations(job, iterations)
         material = Material(
-            job=self._send_job(job),
+            job=job_reference,
             durations=self._cluster.put(durations),
             assignments=tuple(Assignment(ranks, kept) for ranks in blocks),
         )
@@ -100,8 +100,9 @@ class RayExecutor:
             self._cluster.give_up(self._seats.pop())
 
     def _send_job(self, job: JobGraph) -> Any:
-        """A reference to the structure of *job*, which is sent once for replays in a row."""
+        """A reference to the structure of *job*, audited and sent once for replays in a row."""
         if self._sent_job is None or self._sent_job[0] is not job:
+            check_job(job)
             self._sent_job = (job, self._cluster.put(strip_job(job)))
         return self._sent_job[1]
 
