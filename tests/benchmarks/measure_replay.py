@@ -3,8 +3,9 @@
     python -m tests.benchmarks.measure_replay RANKS
 
 Prints JSON. Seconds are those of the processor, so that a busy machine tells
-the same as an idle one: a replay works in one thread. Memory counts from the process with everything imported and
-compiled but no job, to the peak while the job is replayed for the first time.
+the same as an idle one: a replay works in one thread. Memory counts from the
+process with everything imported and compiled but no job, to the peak while
+the job is replayed for the first time.
 """
 
 from __future__ import annotations
