@@ -53,7 +53,7 @@ class PricedJob:
 
     def sample(self, count: int, *, seed: int) -> DurationTable:
         """*count* duration vectors that the uncertainties allow."""
-        draws = np.stack([_family_draws(name, count, seed=seed) for name in FAMILIES])
+        draws = np.stack([family_draws(name, count, seed=seed) for name in FAMILIES])
         exponents = self.relative_sigma[:, np.newaxis] * draws[self.family]
         sampled = np.rint(self.float_ns[:, np.newaxis] * np.exp(exponents))
         return DurationTable(
@@ -61,6 +61,7 @@ class PricedJob:
         )
 
 
-def _family_draws(family: str, count: int, *, seed: int) -> NDArray[np.float64]:
+def family_draws(family: str, count: int, *, seed: int) -> NDArray[np.float64]:
+    """Standard normal draws of *family*, the same wherever they are asked for."""
     generator = np.random.default_rng([seed, zlib.crc32(family.encode())])
     return generator.standard_normal(count)

@@ -16,7 +16,7 @@ from collectives.collective import Collective, CollectiveKind
 from embeddings.plan import ShardingPlan
 from perfmodel.base.dtypes import DType
 
-_LENGTH_BYTES = DType.INT32.size_bytes
+LENGTH_BYTES = DType.INT32.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def build_exchanges(
         lookups = sum(round(local_batch * plan.table_of(shard).pooling_factor) for shard in shards)
         pooled_bytes[rank] = local_batch * width * exchange_dtype.size_bytes
         index_bytes[rank] = (
-            lookups * index_dtype.size_bytes + local_batch * len(shards) * _LENGTH_BYTES
+            lookups * index_dtype.size_bytes + local_batch * len(shards) * LENGTH_BYTES
         )
     to_others = ~np.eye(plan.rank_count, dtype=bool)
     pooled = pooled_bytes[:, np.newaxis] * to_others

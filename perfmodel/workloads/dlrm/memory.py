@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from embeddings.plan import ShardingPlan
+from embeddings.plan_memory import state_bytes
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.workloads.dlrm.dense import dense_layers, dense_parameters
@@ -28,6 +29,17 @@ def dlrm_memory(
     )
 
 
+def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
+    """What a rank needs more when it holds *piece*: weights, state and buffers."""
+    empty = _rank_memory(spec, [], [], samples=0).total_bytes
+    return _rank_memory(spec, [piece], [], samples=0).total_bytes - empty
+
+
+def base_memory_bytes(spec: DlrmSpec, copied: list[EmbeddingTable], *, samples: int) -> int:
+    """What a rank needs that holds no piece, with *copied* data-parallel tables."""
+    return _rank_memory(spec, [], copied, samples).total_bytes
+
+
 def _rank_memory(
     spec: DlrmSpec, held: list[EmbeddingTable], copied: list[EmbeddingTable], samples: int
 ) -> RankMemory:
@@ -37,7 +49,9 @@ def _rank_memory(
     state_tensors = _STATE_TENSORS[spec.training.optimizer]
     return RankMemory(
         (
-            MemoryPart("embedding tables", sum(table.size_bytes for table in held) + copied_bytes),
+            MemoryPart(
+                "embedding tables", sum(table.device_bytes for table in held) + copied_bytes
+            ),
             MemoryPart("embedding optimizer state", _table_state_bytes(spec, [*held, *copied])),
             MemoryPart("dense weights", elements * size),
             # Gradients and the buckets they are copied to, dense ones of copied tables too.
@@ -51,12 +65,7 @@ def _rank_memory(
 
 
 def _table_state_bytes(spec: DlrmSpec, tables: Iterable[EmbeddingTable]) -> int:
-    size = DType.FP32.size_bytes
-    optimizer = spec.embedding.optimizer
-    if optimizer == "rowwise_adagrad":
-        return sum(table.rows for table in tables) * size
-    numbers = sum(table.rows * table.width for table in tables)
-    return _STATE_TENSORS[optimizer] * numbers * size
+    return sum(state_bytes(table, spec.embedding.optimizer) for table in tables)
 
 
 def _activation_bytes(spec: DlrmSpec) -> int:

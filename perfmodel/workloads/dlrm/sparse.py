@@ -86,9 +86,12 @@ class SparseWriter:
             self.writer.run(
                 "LookupFunction",
                 [EmbeddingOp(lookup, Pass.FORWARD)],
-                label="embedding/lookup forward",
+                label=f"embedding/{word} forward",
             )
-            for lookup in (self.part.lookup, self.part.copied)
+            for word, lookup in (
+                ("lookup", self.part.lookup),
+                ("data-parallel lookup", self.part.copied),
+            )
             if lookup is not None
         ]
         first = tasks[0] if self.part.lookup is not None else None

@@ -1,0 +1,1 @@
+"""Planning: which sharding plan is fastest, and how sure we are."""

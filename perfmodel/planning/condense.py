@@ -1,0 +1,168 @@
+"""Condensing: a program with only the tasks that matter, and exact waits between them.
+
+Start times are sums and maxima of durations (max-plus algebra). Tasks whose
+durations stay the same can therefore be folded, without error, into lags
+between the tasks that are kept: the longest way from one to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.graph.program import PLAIN, Anchor, Program
+
+Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+ORIGIN = -1
+"""Source of ways that begin with the job itself."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Moment:
+    """The start or end of a kept task, *distance* iterations earlier."""
+
+    task: int
+    anchor: Anchor
+    distance: int
+
+
+Ways = dict[Moment, Int64s]
+"""The longest way from each moment, in nanoseconds, one number a duration vector."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CondensedProgram:
+    """Kept *tasks* in an order they can be worked off in, and what each waits for."""
+
+    tasks: tuple[int, ...]
+    waits: dict[int, Ways]
+    lane_ends: tuple[int, ...]
+
+
+def choose_kept(program: Program, changing: Bools) -> Bools:
+    """Tasks that must be kept when those marked *changing* have no fixed duration.
+
+    Kept are also all rendezvous, the last task of every lane and every task
+    that a later iteration waits for.
+    """
+    kept: Bools = changing | (program.slot != PLAIN)
+    for first, after in pairwise(program.lane_start.tolist()):
+        if after > first:
+            kept[after - 1] = True
+    kept[program.dep_task[program.dep_distance > 0]] = True
+    return kept
+
+
+def condense(program: Program, durations_ns: Int64s, kept: Bools) -> CondensedProgram:
+    """Fold the tasks of *program* that are not *kept*; durations are tasks x vectors."""
+    previous = _previous_in_lane(program)
+    ends: dict[int, Ways] = {}
+    starts: dict[int, Ways] = {}
+    waits: dict[int, Ways] = {}
+    order = _sort(program, previous)
+    for task in order:
+        ready = _ready(program, task, previous, starts, ends, durations_ns.shape[1])
+        if kept[task]:
+            waits[task] = ready
+            zero = np.zeros(durations_ns.shape[1], dtype=np.int64)
+            starts[task] = {Moment(task, Anchor.START, 0): zero}
+            ends[task] = {Moment(task, Anchor.END, 0): zero}
+        else:
+            starts[task] = ready
+            ends[task] = {moment: way + durations_ns[task] for moment, way in ready.items()}
+    tasks = tuple(task for task in order if kept[task])
+    for task in tasks:
+        waits[task] = _prune(waits[task], waits)
+    return CondensedProgram(tasks, waits, _lane_ends(program))
+
+
+def _ready(
+    program: Program,
+    task: int,
+    previous: list[int],
+    starts: dict[int, Ways],
+    ends: dict[int, Ways],
+    vectors: int,
+) -> Ways:
+    """All moments that *task* waits for, with the longest way from each."""
+    zero = np.zeros(vectors, dtype=np.int64)
+    ready: Ways = {Moment(ORIGIN, Anchor.END, 0): zero}
+    before, is_same_iteration = previous[task], previous[task] < task
+    if is_same_iteration:
+        _join(ready, ends[before], 0)
+    else:
+        _join(ready, {Moment(before, Anchor.END, 1): zero}, 0)
+    for row in range(int(program.dep_start[task]), int(program.dep_start[task + 1])):
+        source, lag = int(program.dep_task[row]), int(program.dep_lag_ns[row])
+        anchor, distance = Anchor(int(program.dep_anchor[row])), int(program.dep_distance[row])
+        if distance:
+            _join(ready, {Moment(source, anchor, distance): zero}, lag)
+        else:
+            _join(ready, ends[source] if anchor is Anchor.END else starts[source], lag)
+    return ready
+
+
+def _join(ready: Ways, ways: Ways, lag_ns: int) -> None:
+    for moment, way in ways.items():
+        longer = way + lag_ns
+        known = ready.get(moment)
+        ready[moment] = longer if known is None else np.maximum(known, longer)
+
+
+def _prune(ways: Ways, waits: dict[int, Ways]) -> Ways:
+    """Leave out ways that another way, through a kept task, makes at least as long."""
+    kept = dict(ways)
+    for middle, second in ways.items():
+        if middle.task == ORIGIN or middle.anchor is Anchor.START or middle.distance:
+            continue
+        for moment, first in waits[middle.task].items():
+            direct = kept.get(moment)
+            if direct is not None and moment != middle and bool((first + second >= direct).all()):
+                del kept[moment]
+    return kept
+
+
+def _previous_in_lane(program: Program) -> list[int]:
+    """The task before each on its lane; for the first of a lane, the last of it."""
+    previous = list(range(-1, program.task_count - 1))
+    for first, after in pairwise(program.lane_start.tolist()):
+        if after > first:
+            previous[first] = after - 1
+    return previous
+
+
+def _lane_ends(program: Program) -> tuple[int, ...]:
+    return tuple(
+        after - 1 for first, after in pairwise(program.lane_start.tolist()) if after > first
+    )
+
+
+def _sort(program: Program, previous: list[int]) -> list[int]:
+    """An order in which every task comes after what it waits for in the same iteration."""
+    count = program.task_count
+    missing = np.zeros(count, dtype=np.int64)
+    followers: list[list[int]] = [[] for _ in range(count)]
+    for task in range(count):
+        sources = [previous[task]] if previous[task] < task else []
+        rows = slice(int(program.dep_start[task]), int(program.dep_start[task + 1]))
+        is_now = program.dep_distance[rows] == 0
+        sources += program.dep_task[rows][is_now].tolist()
+        missing[task] = len(sources)
+        for source in sources:
+            followers[source].append(task)
+    open_tasks = [task for task in range(count - 1, -1, -1) if missing[task] == 0]
+    order = []
+    while open_tasks:
+        task = open_tasks.pop()
+        order.append(task)
+        for follower in followers[task]:
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                open_tasks.append(follower)
+    assert len(order) == count, "a program that passed its audit has no cycle"
+    return order

@@ -1,0 +1,218 @@
+"""Placements: many plans as columns, and the distinct pieces they are made of.
+
+A piece is known by its table, rows and width; where it begins does not change
+what it costs. Whatever a piece adds to its rank is worked out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from embeddings.plan import Shard, ShardingPlan
+from embeddings.table import EmbeddingTable
+from perfmodel.costs.embedding_terms import (
+    FIRST_LARGEST,
+    Term,
+    most_tables_at_once,
+    table_terms,
+)
+from perfmodel.workloads.dlrm.job import local_batch
+from perfmodel.workloads.dlrm.memory import piece_memory_bytes
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from topologies import Device
+
+Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placements:
+    """Plans one after another: piece and rank of every shard, and where each plan begins."""
+
+    piece: Int32s
+    rank: Int32s
+    plan_start: Int64s
+
+    @property
+    def plan_count(self) -> int:
+        """Number of plans."""
+        return len(self.plan_start) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankLoads:
+    """What every rank of every plan holds: plans x ranks, and plans x ranks x terms."""
+
+    terms: Int64s
+    widths: Int64s
+    index_counts: Int64s
+    piece_counts: Int64s
+
+
+class PieceCatalog:
+    """Pieces of the tables of one workload on one device, numbered as they come."""
+
+    def __init__(self, spec: DlrmSpec, device: Device, *, rank_count: int) -> None:
+        self._spec = spec
+        self._device = device
+        self._local_batch = local_batch(spec, rank_count=rank_count)
+        self._levels = most_tables_at_once(device, spec.batch)
+        self._number_of: dict[tuple[int, int, int], int] = {}
+        self._tables: list[EmbeddingTable] = []
+        self._columns: _PieceColumns | None = None
+        self.rank_count = rank_count
+
+    def piece(self, plan_tables: Sequence[EmbeddingTable], shard: Shard) -> int:
+        """The number of the piece that *shard* is."""
+        key = (shard.table, shard.rows, shard.width)
+        number = self._number_of.get(key)
+        if number is None:
+            number = len(self._tables)
+            plan = _OneTable(tuple(plan_tables))
+            self._tables.append(plan.table_of(shard))
+            self._number_of[key] = number
+            self._columns = None
+        return number
+
+    def table(self, piece: int) -> EmbeddingTable:
+        """The piece as a table of its own."""
+        return self._tables[piece]
+
+    def placements(self, plans: Sequence[ShardingPlan]) -> Placements:
+        """*plans* as columns."""
+        shards = [shard for plan in plans for shard in plan.shards]
+        pieces = [self.piece(plan.tables, shard) for plan in plans for shard in plan.shards]
+        counts = [len(plan.shards) for plan in plans]
+        return Placements(
+            np.array(pieces, dtype=np.int32),
+            np.array([shard.rank for shard in shards], dtype=np.int32),
+            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        )
+
+    @property
+    def columns(self) -> _PieceColumns:
+        """What every piece adds to its rank."""
+        if self._columns is None:
+            self._columns = self._build_columns()
+        return self._columns
+
+    def load(
+        self, placements: Placements, *, factors: NDArray[np.float64] | None = None
+    ) -> RankLoads:
+        """Sum up *placements* by rank; *factors* scale the draws of pieces, plans x pieces."""
+        columns = self.columns
+        terms = columns.terms if factors is None else _scale_terms(columns.terms, factors)
+        shape = (placements.plan_count, self.rank_count)
+        loads = RankLoads(
+            np.zeros((*shape, len(Term)), dtype=np.int64),
+            np.zeros(shape, dtype=np.int64),
+            np.zeros(shape, dtype=np.int64),
+            np.zeros(shape, dtype=np.int64),
+        )
+        counts = np.broadcast_to(columns.index_counts, (1, len(columns.index_counts)))
+        if factors is not None:
+            counts = np.rint(columns.index_counts * factors).astype(np.int64)
+        _add_up(
+            placements.piece,
+            placements.rank,
+            placements.plan_start,
+            terms if factors is not None else terms[np.newaxis],
+            columns.widths,
+            np.ascontiguousarray(counts),
+            loads.terms,
+            loads.widths,
+            loads.index_counts,
+            loads.piece_counts,
+        )
+        return loads
+
+    def _build_columns(self) -> _PieceColumns:
+        spec, device = self._spec, self._device
+        terms = [
+            [
+                table_terms(
+                    table,
+                    batch_size=spec.batch,
+                    optimizer=spec.embedding.optimizer,
+                    l2_bytes=device.l2_bytes,
+                    at_once=level + 1,
+                )
+                for table in self._tables
+            ]
+            for level in range(self._levels)
+        ]
+        return _PieceColumns(
+            terms=np.array(terms, dtype=np.int64).reshape(self._levels, -1, len(Term)),
+            widths=np.array([table.width for table in self._tables], dtype=np.int64),
+            index_counts=np.array(
+                [round(self._local_batch * table.pooling_factor) for table in self._tables],
+                dtype=np.int64,
+            ),
+            memory_bytes=np.array(
+                [piece_memory_bytes(spec, table) for table in self._tables], dtype=np.int64
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PieceColumns:
+    """By piece; *terms* are levels x pieces x terms, level k for k + 1 tables at once."""
+
+    terms: Int64s
+    widths: Int64s
+    index_counts: Int64s
+    memory_bytes: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class _OneTable:
+    """Tables, to make pieces of them without a whole plan."""
+
+    tables: tuple[EmbeddingTable, ...]
+
+    def table_of(self, shard: Shard) -> EmbeddingTable:
+        return ShardingPlan.table_of(self, shard)  # type: ignore[arg-type]  # needs tables only
+
+
+def _scale_terms(terms: Int64s, factors: NDArray[np.float64]) -> Int64s:
+    """Terms of sampled batches: all but the rows of a table grow with its draws."""
+    scaled = np.rint(terms[np.newaxis] * factors[:, np.newaxis, :, np.newaxis]).astype(np.int64)
+    scaled[..., Term.ROWS] = terms[np.newaxis, ..., Term.ROWS]
+    return scaled
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_up(
+    piece: Int32s,
+    rank: Int32s,
+    plan_start: Int64s,
+    terms: Int64s,
+    widths: Int64s,
+    index_counts: Int64s,
+    out_terms: Int64s,
+    out_widths: Int64s,
+    out_index_counts: Int64s,
+    out_counts: Int64s,
+) -> None:
+    levels = terms.shape[1]
+    columns = terms.shape[3]
+    for plan in range(len(plan_start) - 1):
+        batch = plan if terms.shape[0] > 1 else 0
+        for row in range(plan_start[plan], plan_start[plan + 1]):
+            out_counts[plan, rank[row]] += 1
+        for row in range(plan_start[plan], plan_start[plan + 1]):
+            held, where = piece[row], rank[row]
+            level = min(out_counts[plan, where], levels) - 1
+            out_widths[plan, where] += widths[held]
+            out_index_counts[plan, where] += index_counts[batch, held]
+            for column in range(columns):
+                value = terms[batch, level, held, column]
+                if column < FIRST_LARGEST:
+                    out_terms[plan, where, column] += value
+                else:
+                    out_terms[plan, where, column] = max(out_terms[plan, where, column], value)

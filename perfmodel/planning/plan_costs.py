@@ -1,0 +1,166 @@
+"""Plan costs: how long what a plan changes takes, for many plans at once.
+
+The same cost models as for a whole job, asked for the tasks in the columns of
+a frame only; the durations are those of `price_job` to the nanosecond.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectives.calibration import load_default_calibration
+from collectives.collective import CollectiveKind
+from collectives.cost import CollectiveCost
+from collectives.group import wiring_of
+from collectives.pricing import DEFAULT_SOFTWARE, price_sizes
+from collectives.uneven import RankLoad, price_uneven
+from perfmodel.base.dtypes import DType
+from perfmodel.costs.embedding import LookupPricer
+from perfmodel.costs.models import price_ops
+from perfmodel.costs.stacks import SoftwareStack
+from perfmodel.graph.ops import MemoryBound, Pass
+from perfmodel.planning.frame import CHANGING
+from perfmodel.planning.placements import Int64s, RankLoads
+from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
+from perfmodel.workloads.dlrm.job import local_batch
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.kernels import cast, elementwise
+from topologies import Cluster
+
+Floats = NDArray[np.float64]
+LOOKUP, UPDATE, POOLED, GRADIENTS, INDICES, CAST_OUT, CAST_BACK, PARTIAL = range(len(CHANGING))
+KERNEL = "fbgemm"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanCosts:
+    """Durations before rounding, plans x columns x ranks."""
+
+    float_ns: Floats
+
+    @property
+    def durations_ns(self) -> Int64s:
+        """Durations on the clock."""
+        return np.rint(self.float_ns).astype(np.int64)
+
+
+class PlanPricer:
+    """Prices what plans of *spec* change on *cluster*."""
+
+    def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
+        self._spec = spec
+        self._cluster = cluster
+        self._stack = stack
+        self._samples = local_batch(spec, rank_count=cluster.rank_count)
+        self._lookups = LookupPricer(cluster.device)
+        self._exchange = ExchangePricer(cluster)
+        self._small_ns: dict[MemoryBound, float] = {}
+
+    def price(self, loads: RankLoads, partial_widths: Int64s) -> PlanCosts:
+        """Durations from what ranks hold, and from the width of partial sums of every plan."""
+        plans, ranks = loads.widths.shape
+        out = np.zeros((plans, len(CHANGING), ranks))
+        terms = loads.terms.reshape(plans * ranks, -1)
+        for column, direction in ((LOOKUP, Pass.FORWARD), (UPDATE, Pass.BACKWARD)):
+            times, _ = self._lookups.times(terms, direction, KERNEL)
+            out[:, column] = times.reshape(plans, ranks)
+        section = self._spec.embedding
+        sent = self._samples * loads.widths * section.exchange_dtype.size_bytes
+        out[:, POOLED] = out[:, GRADIENTS] = self._exchange.times_ns(sent)
+        indices = (
+            loads.index_counts * section.index_dtype.size_bytes
+            + self._samples * loads.piece_counts * LENGTH_BYTES
+        )
+        out[:, INDICES] = self._exchange.times_ns(indices)
+        if section.exchange_dtype is not DType.FP32:
+            formats = (DType.FP32, section.exchange_dtype)
+            out[:, CAST_OUT] = self._by_width(loads.widths, *formats)
+            out[:, CAST_BACK] = self._by_width(loads.widths, *reversed(formats))
+        for plan, width in enumerate(partial_widths.tolist()):
+            if width:
+                kernel = elementwise("reduce_sum", self._samples * width, section.exchange_dtype)
+                out[plan, PARTIAL] = self._small(kernel)
+        return PlanCosts(out)
+
+    def _by_width(self, widths: Int64s, source: DType, target: DType) -> Floats:
+        distinct, place = np.unique(widths, return_inverse=True)
+        times = [
+            self._small(cast(self._spec.batch * int(width), source, target)) for width in distinct
+        ]
+        result: Floats = np.array(times)[place.reshape(widths.shape)]
+        return result
+
+    def _small(self, kernel: MemoryBound) -> float:
+        if kernel not in self._small_ns:
+            priced = price_ops([kernel], device=self._cluster.device, stack=self._stack)
+            self._small_ns[kernel] = float(priced.duration_ns[0])
+        return self._small_ns[kernel]
+
+
+class ExchangePricer:
+    """All-to-alls in which every rank sends all others the same, or receives it from them.
+
+    Both ways a rank moves the same bytes, so one price serves pooled vectors
+    and their gradients.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        members = np.arange(cluster.rank_count, dtype=np.int64)
+        self._wiring = wiring_of(members, cluster)
+        self._calibration = load_default_calibration()
+        host = np.asarray(cluster.host_of_rank, dtype=np.int64)
+        self._in_host = (host[:, None] == host[None, :]).astype(np.float64)
+        self._host_size = self._in_host.sum(axis=1)
+        nics = cluster.topology.nic_of_gpu
+        self._in_nic = None
+        if nics:
+            gpu = np.asarray(cluster.gpu_of_rank, dtype=np.int64)
+            nic = host * len(nics) + np.array(nics, dtype=np.int64)[gpu]
+            self._in_nic = (nic[:, None] == nic[None, :]).astype(np.float64)
+
+    def times_ns(self, each_bytes: Int64s) -> Floats:
+        """When every rank is done, plans x ranks; *each_bytes* is what it sends every other."""
+        each = each_bytes.astype(np.float64)
+        count = each.shape[1]
+        total = each.sum(axis=1, keepdims=True)
+        # Sums of whole numbers below 2 ** 53 are exact in any order.
+        of_host = each @ self._in_host
+        inside = np.maximum(each * (self._host_size - 1), of_host - each)
+        away = np.stack([each * (count - self._host_size), total - of_host])
+        nic = np.zeros_like(each)
+        if self._in_nic is not None:
+            nic = (away @ self._in_nic).max(axis=0)
+        load = RankLoad(
+            inside_bytes=inside.reshape(-1),
+            local_bytes=np.zeros(each.size),
+            nic_bytes=nic.reshape(-1),
+            mean_slice_bytes=(np.maximum(each * (count - 1), total - each) / count).reshape(-1),
+        )
+        cost = price_uneven(
+            load,
+            wiring=self._wiring,
+            software=DEFAULT_SOFTWARE,
+            calibration=self._calibration,
+            even=self._even(float(total[0, 0]) * (count - 1) / count),
+        )
+        assert cost.per_rank_ns is not None
+        result: Floats = np.asarray(cost.per_rank_ns, dtype=np.float64).reshape(each.shape)
+        return result
+
+    def relative_sigma(self, each_bytes: Int64s) -> float:
+        """How unsure the exchange of one plan is."""
+        count = len(each_bytes)
+        return float(self._even(float(each_bytes.sum()) * (count - 1) / count).relative_sigma)
+
+    def _even(self, mean_bytes: float) -> CollectiveCost:
+        return price_sizes(
+            CollectiveKind.ALL_TO_ALL,
+            np.array([mean_bytes]),
+            wiring=self._wiring,
+            software=DEFAULT_SOFTWARE,
+            calibration=self._calibration,
+        )[0]
