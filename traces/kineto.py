@@ -15,7 +15,15 @@ from typing import Any
 
 from perfmodel.base.errors import TraceError
 from traces.json_stream import ObjectStream
-from traces.kineto_rows import CATEGORIES, Interner, RowBuffer, RowError, careful_row, quick_rows
+from traces.kineto_rows import (
+    CATEGORIES,
+    Interner,
+    NameInterner,
+    RowBuffer,
+    RowError,
+    careful_row,
+    quick_rows,
+)
 from traces.trace import Flow, ReadReport, Trace
 
 MAX_FAULTY_RATIO = 0.05
@@ -28,7 +36,7 @@ _RANK_IN_NAME = re.compile(r"(?:rank|worker)[_.-]?(\d+)", re.IGNORECASE)
 def load_kineto(path: Path | str) -> Trace:
     """Read the Kineto trace at *path*, plain or gzip."""
     path = Path(path)
-    stream = ObjectStream(path, "traceEvents")
+    stream = ObjectStream(path, "traceEvents", mark=b'"ph"')
     reader = _Reader(stream)
     with _collector_paused():
         for batch in stream.batches():
@@ -53,7 +61,7 @@ class _Reader:
 
     def __init__(self, stream: ObjectStream) -> None:
         self.stream = stream
-        self.names = Interner()
+        self.names = NameInterner()
         self.details = Interner()
         self.rows = RowBuffer()
         self.objects = 0

@@ -90,6 +90,18 @@ _NUMBERS = (
     "graph_task",
 )
 Stamps = np.ndarray[Any, np.dtype[np.int64]]
+# Plain numbers: looking an enum member up takes as long as parsing a field.
+_CODES = {word: int(category) for word, category in CATEGORIES.items()}
+# Categories whose rows may have details; a call has them on ROCm.
+_DESCRIBED = frozenset(
+    int(category)
+    for category in (
+        Category.HOST_OPERATOR,
+        Category.RUNTIME_CALL,
+        Category.KERNEL,
+        Category.SYNCHRONISATION,
+    )
+)
 _EMPTY: dict[str, Any] = {}
 _LARGEST = 2**63 - 1
 
@@ -105,6 +117,15 @@ class Interner(dict[Any, int]):
         number = len(self)
         self[value] = number
         return number
+
+
+class NameInterner(Interner):
+    """An interner that takes text only."""
+
+    def __missing__(self, value: Any) -> int:
+        if value.__class__ is not str:
+            raise TypeError("a name must be text")
+        return super().__missing__(value)
 
 
 class RowBuffer:
@@ -153,7 +174,7 @@ class Rows:
     start_ns: Stamps
     duration_ns: Stamps
     numbers: array[int]
-    categories: list[Category]
+    categories: list[int]
     names: list[int]
     details: list[int]
 
@@ -161,7 +182,7 @@ class Rows:
 def quick_rows(spans: list[dict[str, Any]], names: Interner, details: Interner) -> Rows:
     """A batch of intervals; raises on anything that is not as usual."""
     arguments = [span.get("args", _EMPTY) for span in spans]
-    categories = [CATEGORIES[span["cat"]] for span in spans]
+    categories = [_CODES[span["cat"]] for span in spans]
     duration_ns = _quick_ns([span["dur"] for span in spans])
     if len(spans) and duration_ns.min() < 0:
         raise ValueError("negative duration")
@@ -170,9 +191,9 @@ def quick_rows(spans: list[dict[str, Any]], names: Interner, details: Interner) 
         duration_ns=duration_ns,
         numbers=_quick_numbers(spans, arguments),
         categories=categories,
-        names=[names[_text(span["name"])] for span in spans],
+        names=[names[span["name"]] for span in spans],
         details=[
-            _detail(category, argument, details)
+            _detail(category, argument, details) if category in _DESCRIBED else ABSENT
             for category, argument in zip(categories, arguments, strict=True)
         ],
     )
@@ -191,7 +212,7 @@ def careful_row(span: dict[str, Any], names: Interner, details: Interner) -> tup
     if not isinstance(argument, dict):
         odd.append("`args` must be an object; read as absent")
         argument = _EMPTY
-    category = CATEGORIES[span["cat"]]
+    category = _CODES[span["cat"]]
     numbers = [_careful_thread(span.get("tid"), odd)]
     numbers += [_careful_number(argument.get(word), word, odd) for word in _ARGUMENTS]
     rows = Rows(
@@ -278,24 +299,16 @@ def _careful_thread(value: Any, odd: list[str]) -> int:
     return _careful_number(value, "tid", odd)
 
 
-def _text(name: Any) -> str:
-    if name.__class__ is not str:
-        raise TypeError("a name must be text")
-    text: str = name
-    return text
-
-
-def _detail(category: Category, argument: dict[str, Any], details: Interner) -> int:
-    if not argument:
-        return ABSENT
+def _detail(category: int, argument: dict[str, Any], details: Interner) -> int:
     if "Collective name" in argument:
-        fields = COLLECTIVE_FIELDS + (GEOMETRY_FIELDS if category is Category.KERNEL else ())
-    elif category is Category.HOST_OPERATOR and "Input Dims" in argument:
-        fields = SHAPE_FIELDS
-    elif category is Category.SYNCHRONISATION:
-        fields = WAIT_FIELDS
+        fields = COLLECTIVE_FIELDS + (GEOMETRY_FIELDS if category == Category.KERNEL else ())
+    elif "Input Dims" in argument:
+        shapes = {"Input Dims": argument["Input Dims"], "Input type": argument.get("Input type")}
+        return details[orjson.dumps(shapes)]
     elif "grid" in argument:
         fields = GEOMETRY_FIELDS
+    elif category == Category.SYNCHRONISATION:
+        fields = WAIT_FIELDS
     else:
         return ABSENT
     return details[orjson.dumps({field: argument.get(field) for field in fields})]
