@@ -7,6 +7,7 @@ on, as a `Timeline` does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,14 @@ class ImportReport:
     steps: int
     recorded_starts: dict[str, int]
     faults: tuple[str, ...] = ()
+
+
+def report_from_words(words: dict[str, Any]) -> ImportReport:
+    """The report that `dataclasses.asdict` made *words* of."""
+    ranks = tuple(
+        RankReport(**{**rank, "faults": tuple(rank["faults"])}) for rank in words["ranks"]
+    )
+    return ImportReport(**{**words, "ranks": ranks, "faults": tuple(words["faults"])})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.storage import HEADER, load_job, save_job
-from perfmodel.recordings.recorded_job import ImportReport, RankReport, RecordedJob
+from perfmodel.recordings.recorded_job import RecordedJob, report_from_words
 
 SCHEMA_VERSION = 1
 RECORDING_HEADER = "recording.json"
@@ -61,7 +61,7 @@ def load_recorded_job(folder: Path) -> RecordedJob:
             graph=graph,
             **{name: table[name].to_numpy() for name in _COLUMNS},
             step_ends=tuple(np.array(rows, dtype=np.int64) for rows in header["step_ends"]),
-            report=_report(header["report"]),
+            report=report_from_words(header["report"]),
         )
     except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as fault:
         raise TraceError(
@@ -81,13 +81,6 @@ def _check_header(folder: Path, header: dict[str, Any]) -> None:
             raise TraceError(
                 f"{folder}: {name} was changed after the import. Import the traces again."
             )
-
-
-def _report(words: dict[str, Any]) -> ImportReport:
-    ranks = tuple(
-        RankReport(**{**rank, "faults": tuple(rank["faults"])}) for rank in words["ranks"]
-    )
-    return ImportReport(**{**words, "ranks": ranks, "faults": tuple(words["faults"])})
 
 
 def _checksum(path: Path) -> str:

@@ -1,0 +1,197 @@
+"""Chakra jobs: a recorded job as Chakra execution traces, one file a rank, and back.
+
+Chakra knows operations and what they wait for. What it has no field for (lanes,
+lags, rendezvous, nanoseconds) goes into attributes, so that nothing is lost;
+other readers see whole microseconds and plain dependencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from perfmodel.base.errors import TraceError
+from perfmodel.graph.job import Group, JobFacts, JobGraph
+from perfmodel.graph.op_words import op_from_words, op_to_words
+from perfmodel.graph.ops import Fixed, Op
+from perfmodel.graph.program import PLAIN, Lane, LaneKind, Program
+from perfmodel.recordings.recorded_job import RecordedJob, report_from_words
+from traces.chakra import (
+    SCHEMA_VERSION,
+    ChakraKind,
+    ChakraOperation,
+    ChakraTrace,
+    load_chakra,
+    write_chakra,
+)
+
+_HEADER = "perfmodel"
+_TASK_COLUMNS = ("slot", "sequence", "role")
+_DEP_COLUMNS = ("dep_task", "dep_anchor", "dep_distance", "dep_lag_ns")
+
+
+def write_chakra_job(job: RecordedJob, folder: Path) -> tuple[Path, ...]:
+    """Write one file a rank to *folder*."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for rank in range(job.graph.rank_count):
+        paths.append(folder / f"rank{rank}.et")
+        write_chakra(_trace_of(job, rank), paths[-1])
+    return tuple(paths)
+
+
+def load_chakra_job(paths: Sequence[Path]) -> RecordedJob:
+    """Read a job that `write_chakra_job` wrote, one path a rank."""
+    traces = [load_chakra(path) for path in paths]
+    headers = [_header_of(trace) for trace in traces]
+    order = sorted(range(len(traces)), key=lambda place: int(headers[place]["rank"]))
+    if [headers[place]["rank"] for place in order] != list(range(headers[0]["ranks"])):
+        raise TraceError(
+            f"{paths[0].parent}: must hold one file for each of {headers[0]['ranks']} ranks, has "
+            f"those of {sorted(int(header['rank']) for header in headers)}."
+        )
+    try:
+        return _assemble([traces[place] for place in order], [headers[p] for p in order])
+    except (KeyError, TypeError, ValueError, IndexError) as fault:
+        raise TraceError(
+            f"{paths[0].parent}: not a readable Chakra job ({type(fault).__name__}: {fault}). "
+            "Write it again."
+        ) from None
+
+
+def _trace_of(job: RecordedJob, rank: int) -> ChakraTrace:
+    graph, program = job.graph, job.graph.program_of(rank)
+    first = int(job.rank_rows()[rank])
+    header = {
+        "rank": rank,
+        "ranks": graph.rank_count,
+        "name": graph.facts.name,
+        "source": graph.facts.source,
+        "assumptions": graph.facts.assumptions,
+        "lanes": [[lane.name, lane.kind.value] for lane in program.lanes],
+        "lane_start": program.lane_start.tolist(),
+        "groups": [{"name": group.name, "ranks": group.ranks} for group in graph.groups],
+        "slots": graph.rank_group[rank].tolist(),
+        "step_ends": [rows.tolist() for rows in job.step_ends],
+        "report": asdict(job.report),
+    }
+    lanes = program.task_lanes()
+    operations = tuple(
+        _operation(job, program, task, int(lanes[task]), first + task)
+        for task in range(program.task_count)
+    )
+    attributes = {_HEADER: orjson.dumps(header).decode()}
+    return ChakraTrace(graph.facts.name, SCHEMA_VERSION, operations, dict(attributes))
+
+
+def _operation(
+    job: RecordedJob, program: Program, task: int, lane: int, row: int
+) -> ChakraOperation:
+    op = job.graph.ops[int(program.op[task])]
+    deps = slice(int(program.dep_start[task]), int(program.dep_start[task + 1]))
+    is_first = task == int(program.lane_start[lane])
+    is_member = int(program.slot[task]) != PLAIN
+    duration_ns = op.duration_ns if isinstance(op, Fixed) else 0
+    return ChakraOperation(
+        number=task,
+        name=job.graph.labels[int(program.label[task])],
+        kind=ChakraKind.COLLECTIVE if is_member else ChakraKind.COMPUTE,
+        control=() if is_first else (task - 1,),
+        data=tuple(sorted({int(source) for source in program.dep_task[deps]})),
+        start_us=max(int(job.recorded_start_ns[row]), 0) // 1000,
+        duration_us=-(-duration_ns // 1000),
+        attributes={
+            "is_cpu_op": not program.lanes[lane].kind.is_device,
+            "op": orjson.dumps(op_to_words(op)).decode(),
+            "recorded_ns": (int(job.recorded_start_ns[row]), int(job.recorded_end_ns[row])),
+            "hold_ratio": float(job.hold_ratio[row]),
+            "can_be_held": bool(job.can_be_held[row]),
+            **{name: int(getattr(program, name)[task]) for name in _TASK_COLUMNS},
+            **{name: tuple(getattr(program, name)[deps].tolist()) for name in _DEP_COLUMNS},
+        },
+    )
+
+
+def _header_of(trace: ChakraTrace) -> dict[str, Any]:
+    text = trace.attributes.get(_HEADER)
+    try:
+        header = orjson.loads(text) if isinstance(text, str) else None
+    except orjson.JSONDecodeError:
+        header = None
+    if not isinstance(header, dict) or not {"rank", "ranks"} <= set(header):
+        raise TraceError(
+            f"{trace.document}: a Chakra trace of another program says neither lanes nor times of "
+            "the device, so no job can be made of it. Import the Kineto trace it was made from."
+        )
+    return header
+
+
+def _assemble(traces: Sequence[ChakraTrace], headers: Sequence[dict[str, Any]]) -> RecordedJob:
+    ops: dict[Op, int] = {}
+    labels: dict[str, int] = {}
+    programs = tuple(
+        _program(trace, header, ops, labels) for trace, header in zip(traces, headers, strict=True)
+    )
+    head = headers[0]
+    graph = JobGraph(
+        ops=tuple(ops),
+        labels=tuple(labels),
+        programs=programs,
+        rank_program=np.arange(len(traces), dtype=np.int32),
+        groups=tuple(Group(group["name"], tuple(group["ranks"])) for group in head["groups"]),
+        rank_group=np.array([header["slots"] for header in headers], dtype=np.int32),
+        facts=JobFacts(head["name"], head["source"], tuple(head["assumptions"])),
+    )
+    operations = [operation for trace in traces for operation in trace.operations]
+    times = np.array([operation.attributes["recorded_ns"] for operation in operations])
+    return RecordedJob(
+        graph=graph,
+        recorded_start_ns=times[:, 0].astype(np.int64),
+        recorded_end_ns=times[:, 1].astype(np.int64),
+        hold_ratio=np.array([operation.attributes["hold_ratio"] for operation in operations]),
+        can_be_held=np.array([o.attributes["can_be_held"] for o in operations], dtype=bool),
+        step_ends=tuple(np.array(rows, dtype=np.int64) for rows in head["step_ends"]),
+        report=report_from_words(head["report"]),
+    )
+
+
+def _program(
+    trace: ChakraTrace, header: dict[str, Any], ops: dict[Op, int], labels: dict[str, int]
+) -> Program:
+    rows = sorted(trace.operations, key=lambda operation: operation.number)
+    op_numbers = []
+    for row in rows:
+        words = orjson.loads(str(row.attributes["op"]))
+        op = op_from_words(words, where=f"{trace.document}: operation {row.number}")
+        op_numbers.append(ops.setdefault(op, len(ops)))
+    counts = [len(_values(row, "dep_task")) for row in rows]
+    dep_types = {"dep_task": np.int32, "dep_anchor": np.uint8, "dep_distance": np.uint8}
+    deps: dict[str, Any] = {
+        name: np.array([v for row in rows for v in _values(row, name)]).astype(
+            dep_types.get(name, np.int64)
+        )
+        for name in _DEP_COLUMNS
+    }
+    return Program(
+        lanes=tuple(Lane(name, LaneKind(kind)) for name, kind in header["lanes"]),
+        lane_start=np.array(header["lane_start"], dtype=np.int32),
+        op=np.array(op_numbers, dtype=np.int32),
+        label=np.array([labels.setdefault(row.name, len(labels)) for row in rows], dtype=np.int32),
+        slot=np.array([row.attributes["slot"] for row in rows], dtype=np.int32),
+        sequence=np.array([row.attributes["sequence"] for row in rows], dtype=np.int32),
+        role=np.array([row.attributes["role"] for row in rows], dtype=np.uint8),
+        dep_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        **deps,
+    )
+
+
+def _values(row: ChakraOperation, name: str) -> tuple[Any, ...]:
+    values = row.attributes[name]
+    if not isinstance(values, tuple):
+        raise TypeError(f"operation {row.number}: {name} must be a list")
+    return values
