@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.recorded_outputs import STDOUT, print_stream_parts, write_json
+from perfmodel.cli.recorded_outputs import (
+    STDOUT,
+    print_stream_parts,
+    printable,
+    write_json,
+)
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -15,6 +20,14 @@ EPILOG = """\b
 Examples:
   perfmodel trace stats traces/ --plot streams.png
   perfmodel trace stats rank0.json.gz --json -
+"""
+EXTRACT_EPILOG = """\b
+Example:
+  perfmodel trace extract traces/ --topology dgx_a100 --out tables/
+"""
+CHAKRA_EPILOG = """\b
+Example:
+  perfmodel trace chakra job/ --out chakra/
 """
 
 
@@ -55,3 +68,35 @@ def stats(
     if json_file != STDOUT:
         for found in documents:
             print_stream_parts(found)
+
+
+@app.command(epilog=EXTRACT_EPILOG)
+def extract(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Kineto files, or a folder with one file a rank."),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where tables go.")],
+    topology: Annotated[
+        str, typer.Option(metavar="NAME", help="Machine of the recording, for the tables.")
+    ] = "unknown",
+) -> None:
+    """Tables for `calibrate` and `validate`: host overheads, matrix products, collectives."""
+    from perfmodel.recordings.extraction import extract_tables, write_tables
+    from traces.job_trace import load_job_trace
+
+    for path in write_tables(extract_tables(load_job_trace(paths), topology=topology), out):
+        print(printable(str(path)))
+
+
+@app.command(epilog=CHAKRA_EPILOG)
+def chakra(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job that `import` wrote.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where files go.")],
+) -> None:
+    """Write a recorded job as Chakra execution traces, one file a rank."""
+    from perfmodel.recordings.chakra_jobs import write_chakra_job
+    from perfmodel.recordings.storage import load_recorded_job
+
+    for path in write_chakra_job(load_recorded_job(job), out):
+        print(printable(str(path)))

@@ -10,8 +10,9 @@ from typing import Any
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Copy, CopyRoute, Gemm, Work
+from perfmodel.recordings.operators import NO_OPERATOR, innermost_operators
 from perfmodel.recordings.rank_view import RankView
-from traces.trace import ABSENT, Category
+from traces.trace import ABSENT
 
 _DTYPES = {
     "float": DType.FP32,
@@ -32,9 +33,7 @@ class WorkReader:
 
     def __init__(self, view: RankView) -> None:
         self.view = view
-        columns = view.trace.columns
-        rows = columns.is_in(Category.HOST_OPERATOR).nonzero()[0].tolist()
-        self.operator_of = {int(columns.external[row]): row for row in rows}
+        self.operator_of_call = innermost_operators(view)
 
     def work_of(self, task: int) -> Work | None:
         """The work of *task*, or None where it is not known."""
@@ -45,8 +44,9 @@ class WorkReader:
             return self._copy(row, name)
         if not any(word in name for word in _GEMM_WORDS):
             return None
-        operator = self.operator_of.get(int(view.trace.columns.external[row]))
-        if operator is None:
+        call = int(view.device.call[task])
+        operator = int(self.operator_of_call[call]) if call >= 0 else NO_OPERATOR
+        if operator == NO_OPERATOR:
             return None
         return _gemm(view.trace.name_of(operator), view.trace.detail_of(operator))
 
