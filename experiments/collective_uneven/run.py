@@ -1,0 +1,131 @@
+"""Uneven all-to-all: the byte matrix beside the paper's three scalar treatments."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import yaml
+from matplotlib.figure import Figure
+
+from collectives.collective import Collective, CollectiveKind
+from collectives.pricing import price_collective
+from topologies import build_cluster, load_topology
+
+HERE = Path(__file__).parent
+
+
+def treatments(sent):
+    """Bytes per rank that each scalar treatment hands to the curve of an even exchange."""
+    sent = np.array(sent, dtype=float)
+    count, total = len(sent), sent.sum()
+    largest = np.maximum(total - sent, (count - 1) * sent).max()
+    return {
+        "sum": total,
+        "max of max": largest * count / (count - 1),
+        "max of sum": count * sent.max(),
+    }
+
+
+def by_tables(source, count):
+    """Every rank sends each peer the pooled rows of its own tables: rows differ, columns do not."""
+    batch, width = source.choice([256, 1024, 4096]), source.choice([32, 64, 128, 256])
+    tables = [source.randint(1, 20) for _ in range(count)]
+    return [[batch // count * owned * width * 4] * count for owned in tables]
+
+
+def by_hot_rows(source, count):
+    """Row-wise shards with hot rows: every pair differs, some ranks receive much more."""
+    heat = [source.lognormvariate(0, 0.8) for _ in range(count)]
+    mean = source.choice([1 << 14, 1 << 18, 1 << 22])
+    return [
+        [round(mean * heat[target] * source.lognormvariate(0, 0.3)) for target in range(count)]
+        for _ in range(count)
+    ]
+
+
+def compare(cluster, make, source, exchanges):
+    """Ratios of each scalar treatment to the byte matrix, and how early the first rank ends."""
+    ranks = range(cluster.rank_count)
+    ratios, spread, early = {}, [], []
+    for _ in range(exchanges):
+        matrix = np.array(make(source, len(ranks)))
+        rows = tuple(tuple(int(value) for value in row) for row in matrix)
+        exact = price_collective(
+            Collective(CollectiveKind.ALL_TO_ALL, 0, byte_matrix=rows), cluster=cluster, ranks=ranks
+        )
+        busiest = np.maximum(matrix.sum(axis=0), matrix.sum(axis=1)).max()
+        spread.append(busiest / (matrix.sum() / len(ranks)))
+        early.append(float(exact.per_rank_ns.min() / exact.duration_ns))
+        for name, size in treatments(matrix.mean(axis=1)).items():
+            scalar = price_collective(
+                Collective(CollectiveKind.ALL_TO_ALL, round(size)), cluster=cluster, ranks=ranks
+            )
+            ratios.setdefault(name, []).append(scalar.duration_ns / exact.duration_ns)
+    return ratios, spread, early
+
+
+def main() -> None:
+    scenario = yaml.safe_load((HERE / "scenario.yaml").read_text(encoding="utf-8"))
+    source = random.Random(scenario["seed"])
+    results = {}
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    pictures = figure.subplots(2, 2)
+    for line, (word, make) in zip(
+        pictures, {"tables": by_tables, "hot rows": by_hot_rows}.items(), strict=True
+    ):
+        for axes, machine in zip(line, scenario["machines"], strict=True):
+            cluster = build_cluster(
+                load_topology(machine["topology"]), hosts=machine["hosts"], ranks=machine["ranks"]
+            )
+            ratios, spread, early = compare(cluster, make, source, scenario["exchanges"])
+            name = (
+                f"{machine['topology']}, {machine['hosts']} hosts, {machine['ranks']} ranks: {word}"
+            )
+            for number, (treatment, values) in enumerate(ratios.items()):
+                axes.plot(spread, values, "o^s"[number], markersize=3, alpha=0.5, label=treatment)
+            axes.axhline(1, color="black", linewidth=0.8)
+            axes.set(xlabel="busiest rank over the mean", ylabel="scalar / byte matrix", title=name)
+            axes.grid(visible=True, alpha=0.3)
+            results[name] = {
+                "exchanges": scenario["exchanges"],
+                "first_rank_done_over_last_median": round(float(np.median(early)), 3),
+                **{treatment: off_by(values) for treatment, values in ratios.items()},
+            }
+    pictures[0][0].legend(fontsize=9)
+    figure.suptitle("Uneven all-to-all: what one scalar size makes of it", fontsize=12)
+    figure.savefig(HERE / "uneven.png", dpi=100)
+    results["public_uneven_measurement"] = one_measurement(scenario["measured"])
+    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def off_by(values):
+    off = np.abs(np.array(values) - 1) * 100
+    return {
+        "mean_off_pct": round(float(off.mean()), 1),
+        "worst_off_pct": round(float(off.max()), 1),
+    }
+
+
+def one_measurement(measured):
+    """The one uneven exchange that is public beside the even one, 4 x V100, mean over ranks."""
+    cluster = build_cluster(load_topology(measured["topology"]), hosts=1, ranks=4)
+    times = {}
+    for name, tables in measured["tables_of_ranks"].items():
+        rows = tuple(
+            (measured["batch"] // 4 * count * measured["width"] * 4,) * 4 for count in tables
+        )
+        cost = price_collective(
+            Collective(CollectiveKind.ALL_TO_ALL, 0, byte_matrix=rows),
+            cluster=cluster,
+            ranks=range(4),
+        )
+        times[name] = float(cost.per_rank_ns.mean())
+    return {
+        "predicted_uneven_over_even": round(times["uneven"] / times["even"], 3),
+        "measured_uneven_over_even": measured["uneven_over_even"],
+    }
+
+
+if __name__ == "__main__":
+    main()
