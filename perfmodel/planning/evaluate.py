@@ -36,7 +36,8 @@ def evaluate_plans(
     frame: Frame, kinds: Int8s, durations_ns: Int64s, *, vector: int = 0
 ) -> PlanTimes:
     """Times of plans; *kinds* are plans x ranks, *durations_ns* plans x columns x ranks."""
-    found = _evaluate(kinds, durations_ns, _columns(frame, vector))
+    moments = _moments(frame, kinds.shape[1])
+    found = _evaluate(kinds, durations_ns, moments, _columns(frame, vector))
     return PlanTimes(found[:, 0], found[:, 1], found[:, 2], found[:, 3])
 
 
@@ -44,7 +45,8 @@ def mean_times(
     frame: Frame, kinds: Int8s, durations_ns: Int64s, *, vector: int, iterations: int
 ) -> NDArray[np.float64]:
     """Mean iteration time of every plan over the second half of *iterations*."""
-    ends = _replay_ends(kinds, durations_ns, iterations, _columns(frame, vector))
+    moments = _moments(frame, kinds.shape[1])
+    ends = _replay_ends(kinds, durations_ns, iterations, moments, _columns(frame, vector))
     span = max(iterations // 2, 1)
     before = ends[:, -1 - span] if iterations > 1 else np.zeros(len(ends), dtype=np.int64)
     times: NDArray[np.float64] = (ends[:, -1] - before) / span
@@ -53,13 +55,29 @@ def mean_times(
 
 def start_and_end(frame: Frame, kinds: Int8s, durations_ns: Int64s) -> tuple[Int64s, Int64s]:
     """Ready and end of every slot x rank of one plan in its first iteration."""
-    slots, ranks = len(frame.changing), kinds.shape[0]
-    history = int(frame.wait_distance.max(initial=0)) + 1
-    starts = np.zeros((history, slots, ranks), dtype=np.int64)
-    ends = np.zeros((history, slots, ranks), dtype=np.int64)
-    ready = np.zeros((slots, ranks), dtype=np.int64)
-    _advance(0, kinds, durations_ns, starts, ends, ready, _columns(frame, 0))
-    return ready, ends[0]
+    moments = _moments(frame, len(kinds))
+    _advance(0, kinds, durations_ns, moments, _columns(frame, 0))
+    return moments.ready, moments.ends[0]
+
+
+class _Moments(NamedTuple):
+    """Where compiled code notes what happens when: iterations x slots x ranks."""
+
+    starts: Int64s
+    ends: Int64s
+    ready: Int64s
+    ready_of_kind: Int64s
+
+
+def _moments(frame: Frame, ranks: int) -> _Moments:
+    slots = len(frame.changing)
+    history = max(int(frame.wait_distance.max(initial=0)), LONGEST_CYCLE) + 1
+    return _Moments(
+        np.zeros((history, slots, ranks), dtype=np.int64),
+        np.zeros((history, slots, ranks), dtype=np.int64),
+        np.zeros((slots, ranks), dtype=np.int64),
+        np.zeros((2, ranks), dtype=np.int64),
+    )
 
 
 class _Columns(NamedTuple):
@@ -93,73 +111,95 @@ def _columns(frame: Frame, vector: int) -> _Columns:
 
 
 @numba.njit(cache=True, nogil=True)
-def _advance(iteration, kinds, durations, starts, ends, ready, columns):  # type: ignore[no-untyped-def]
-    """One iteration: ready, start and end of every slot on every rank."""
-    history = starts.shape[0]
+def _advance(
+    iteration: int,
+    kinds: Int8s,
+    durations: Int64s,
+    moments: _Moments,
+    columns: _Columns,
+) -> None:
+    """One iteration: ready, start and end of every slot on every rank.
+
+    Waits are worked off for all ranks as if each were of both kinds, in loops
+    that compile to vector instructions; then each rank takes those of its own.
+    """
+    history = moments.starts.shape[0]
     now = iteration % history
-    ranks = kinds.shape[0]
-    for slot in range(columns.changing.shape[0]):
-        latest = 0
-        column = columns.changing[slot]
-        for rank in range(ranks):
-            kind = kinds[rank]
-            if not columns.is_present[kind, slot]:
-                ends[now, slot, rank] = 0
-                continue
-            moment = 0
+    ranks = len(kinds)
+    for slot in range(len(columns.changing)):
+        for kind in range(2):
+            ready = moments.ready_of_kind[kind]
+            ready[:] = 0
             for row in range(columns.wait_start[kind, slot], columns.wait_start[kind, slot + 1]):
                 source, distance = columns.wait_slot[row], columns.wait_distance[row]
-                value = columns.wait_lag_ns[row]
-                if source >= 0:
-                    if distance > iteration:
-                        continue
+                lag = columns.wait_lag_ns[row]
+                if source < 0:
+                    for rank in range(ranks):
+                        ready[rank] = max(ready[rank], lag)
+                elif distance <= iteration:
                     then = (iteration - distance) % history
                     if columns.wait_is_start[row]:
-                        value += starts[then, source, rank]
+                        values = moments.starts[then, source]
                     else:
-                        value += ends[then, source, rank]
-                moment = max(moment, value)
-            ready[slot, rank] = moment
-            latest = max(latest, moment)
-        for rank in range(ranks):
-            kind = kinds[rank]
-            if not columns.is_present[kind, slot]:
-                continue
-            begin = latest if columns.is_rendezvous[slot] else ready[slot, rank]
-            took = durations[column, rank] if column >= 0 else columns.fixed_ns[kind, slot]
-            starts[now, slot, rank] = begin
-            ends[now, slot, rank] = begin + took
+                        values = moments.ends[then, source]
+                    for rank in range(ranks):
+                        ready[rank] = max(ready[rank], values[rank] + lag)
+        _begin(slot, kinds, durations, moments, columns, now)
 
 
 @numba.njit(cache=True, nogil=True)
-def _evaluate(kinds, durations, columns):  # type: ignore[no-untyped-def]
-    plans, ranks = kinds.shape
-    slots = columns.changing.shape[0]
-    history = max(columns.wait_distance.max(), LONGEST_CYCLE) + 1
-    starts = np.zeros((history, slots, ranks), dtype=np.int64)
-    ends = np.zeros((history, slots, ranks), dtype=np.int64)
-    ready = np.zeros((slots, ranks), dtype=np.int64)
+def _begin(
+    slot: int, kinds: Int8s, durations: Int64s, moments: _Moments, columns: _Columns, now: int
+) -> None:
+    """Start and end of one slot on every rank, once all are ready."""
+    latest = 0
+    for rank in range(len(kinds)):
+        kind = kinds[rank]
+        if columns.is_present[kind, slot]:
+            moments.ready[slot, rank] = moments.ready_of_kind[kind, rank]
+            latest = max(latest, moments.ready_of_kind[kind, rank])
+    column = columns.changing[slot]
+    for rank in range(len(kinds)):
+        kind = kinds[rank]
+        if not columns.is_present[kind, slot]:
+            moments.ends[now, slot, rank] = 0
+            continue
+        begin = latest if columns.is_rendezvous[slot] else moments.ready[slot, rank]
+        took = durations[column, rank] if column >= 0 else columns.fixed_ns[kind, slot]
+        moments.starts[now, slot, rank] = begin
+        moments.ends[now, slot, rank] = begin + took
+
+
+@numba.njit(cache=True, nogil=True)
+def _last_end(now: int, moments: _Moments, columns: _Columns) -> int:
+    """When the last lane of the iteration was done."""
+    last = 0
+    for lane in columns.lane_slots:
+        for end in moments.ends[now, lane]:
+            last = max(last, end)
+    return last
+
+
+@numba.njit(cache=True, nogil=True)
+def _evaluate(kinds: Int8s, durations: Int64s, moments: _Moments, columns: _Columns) -> Int64s:
     totals = np.zeros(MOST_ITERATIONS, dtype=np.int64)
-    found = np.zeros((plans, 4), dtype=np.int64)
-    for plan in range(plans):
-        wanted = FIRST_ITERATIONS
-        iteration = 0
+    found = np.zeros((len(kinds), 4), dtype=np.int64)
+    history = moments.starts.shape[0]
+    for plan in range(len(kinds)):
+        wanted, iteration, cycle = FIRST_ITERATIONS, 0, NOT_SETTLED
         while True:
             while iteration < wanted:
-                _advance(iteration, kinds[plan], durations[plan], starts, ends, ready, columns)
-                last = 0
-                for lane in columns.lane_slots:
-                    for rank in range(ranks):
-                        last = max(last, ends[iteration % history, lane, rank])
-                totals[iteration] = last
+                _advance(iteration, kinds[plan], durations[plan], moments, columns)
+                totals[iteration] = _last_end(iteration % history, moments, columns)
                 iteration += 1
-            cycle = _cycle(totals, iteration, ends, columns.lane_slots, history, ranks)
+            cycle = _cycle(totals, iteration, moments, columns)
             if cycle != NOT_SETTLED or wanted >= MOST_ITERATIONS:
                 break
             wanted = min(2 * wanted, MOST_ITERATIONS)
         span = cycle if cycle != NOT_SETTLED else iteration // 2
         total = totals[iteration - 1] - totals[iteration - 1 - span]
         found[plan, 0] = totals[0]
+        # Rounded half up, as the engine does.
         found[plan, 1] = (2 * total + span) // (2 * span)
         found[plan, 2] = iteration
         found[plan, 3] = cycle
@@ -167,8 +207,9 @@ def _evaluate(kinds, durations, columns):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _cycle(totals, count, ends, lane_slots, history, ranks):  # type: ignore[no-untyped-def]
+def _cycle(totals: Int64s, count: int, moments: _Moments, columns: _Columns) -> int:
     """The shortest cycle that the last iterations repeat, as the engine finds it."""
+    history = moments.ends.shape[0]
     for cycle in range(1, LONGEST_CYCLE + 1):
         if count < 2 * cycle + 1:
             continue
@@ -177,36 +218,27 @@ def _cycle(totals, count, ends, lane_slots, history, ranks):  # type: ignore[no-
         for step in range(cycle):
             late = totals[count - 1 - step] - totals[count - 2 - step]
             early = totals[count - 1 - step - cycle] - totals[count - 2 - step - cycle]
-            if late != early:
-                is_same = False
+            is_same = is_same and late == early
         if not is_same:
             continue
-        for lane in lane_slots:
-            for rank in range(ranks):
-                now = ends[(count - 1) % history, lane, rank]
-                then = ends[(count - 1 - cycle) % history, lane, rank]
-                if now - then > length:
-                    is_same = False
+        for lane in columns.lane_slots:
+            now = moments.ends[(count - 1) % history, lane]
+            then = moments.ends[(count - 1 - cycle) % history, lane]
+            for rank in range(len(now)):
+                is_same = is_same and now[rank] - then[rank] <= length
         if is_same:
             return cycle
     return NOT_SETTLED
 
 
 @numba.njit(cache=True, nogil=True)
-def _replay_ends(kinds, durations, iterations, columns):  # type: ignore[no-untyped-def]
-    plans, ranks = kinds.shape
-    slots = columns.changing.shape[0]
-    history = columns.wait_distance.max() + 1
-    starts = np.zeros((history, slots, ranks), dtype=np.int64)
-    ends = np.zeros((history, slots, ranks), dtype=np.int64)
-    ready = np.zeros((slots, ranks), dtype=np.int64)
-    totals = np.zeros((plans, iterations), dtype=np.int64)
-    for plan in range(plans):
+def _replay_ends(
+    kinds: Int8s, durations: Int64s, iterations: int, moments: _Moments, columns: _Columns
+) -> Int64s:
+    totals = np.zeros((len(kinds), iterations), dtype=np.int64)
+    history = moments.starts.shape[0]
+    for plan in range(len(kinds)):
         for iteration in range(iterations):
-            _advance(iteration, kinds[plan], durations[plan], starts, ends, ready, columns)
-            for lane in columns.lane_slots:
-                for rank in range(ranks):
-                    totals[plan, iteration] = max(
-                        totals[plan, iteration], ends[iteration % history, lane, rank]
-                    )
+            _advance(iteration, kinds[plan], durations[plan], moments, columns)
+            totals[plan, iteration] = _last_end(iteration % history, moments, columns)
     return totals

@@ -113,14 +113,13 @@ class ExchangePricer:
         self._wiring = wiring_of(members, cluster)
         self._calibration = load_default_calibration()
         host = np.asarray(cluster.host_of_rank, dtype=np.int64)
-        self._in_host = (host[:, None] == host[None, :]).astype(np.float64)
-        self._host_size = self._in_host.sum(axis=1)
+        self._by_host = _Sums(host)
+        self._host_size = np.bincount(host)[host].astype(np.float64)
         nics = cluster.topology.nic_of_gpu
-        self._in_nic = None
+        self._by_nic = None
         if nics:
             gpu = np.asarray(cluster.gpu_of_rank, dtype=np.int64)
-            nic = host * len(nics) + np.array(nics, dtype=np.int64)[gpu]
-            self._in_nic = (nic[:, None] == nic[None, :]).astype(np.float64)
+            self._by_nic = _Sums(host * len(nics) + np.array(nics, dtype=np.int64)[gpu])
 
     def times_ns(self, each_bytes: Int64s) -> Floats:
         """When every rank is done, plans x ranks; *each_bytes* is what it sends every other."""
@@ -128,12 +127,12 @@ class ExchangePricer:
         count = each.shape[1]
         total = each.sum(axis=1, keepdims=True)
         # Sums of whole numbers below 2 ** 53 are exact in any order.
-        of_host = each @ self._in_host
+        of_host = self._by_host.of_members(each)
         inside = np.maximum(each * (self._host_size - 1), of_host - each)
         away = np.stack([each * (count - self._host_size), total - of_host])
         nic = np.zeros_like(each)
-        if self._in_nic is not None:
-            nic = (away @ self._in_nic).max(axis=0)
+        if self._by_nic is not None:
+            nic = np.maximum(self._by_nic.of_members(away[0]), self._by_nic.of_members(away[1]))
         load = RankLoad(
             inside_bytes=inside.reshape(-1),
             local_bytes=np.zeros(each.size),
@@ -164,3 +163,21 @@ class ExchangePricer:
             software=DEFAULT_SOFTWARE,
             calibration=self._calibration,
         )[0]
+
+
+class _Sums:
+    """Sums over the ranks that share something, handed to each of them."""
+
+    def __init__(self, owner: Int64s) -> None:
+        self._order = np.argsort(owner, kind="stable")
+        _, self._first, place = np.unique(
+            owner[self._order], return_index=True, return_inverse=True
+        )
+        self._place = np.empty(len(owner), dtype=np.intp)
+        self._place[self._order] = place.reshape(-1)
+
+    def of_members(self, values: Floats) -> Floats:
+        """For every rank the sum of *values*, plans x ranks, over those it shares with."""
+        sums = np.add.reduceat(values[:, self._order], self._first, axis=1)
+        result: Floats = sums[:, self._place]
+        return result
