@@ -11,15 +11,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embeddings.plan import ShardingKind, ShardingPlan
+from embeddings.plan import Shard, ShardingKind, ShardingPlan
+from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
+from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.planning.evaluate import Int8s, PlanTimes, evaluate_plans
 from perfmodel.planning.frame import EMPTY, HOLDER, Frame, build_frame
-from perfmodel.planning.placements import Int64s, PieceCatalog, Placements
-from perfmodel.planning.plan_costs import PlanPricer
-from perfmodel.workloads.dlrm.job import build_variant_job
+from perfmodel.planning.placements import Int64s, PieceCatalog, Placements, RankLoads
+from perfmodel.planning.plan_costs import (
+    GRADIENTS,
+    LOOKUP,
+    POOLED,
+    UPDATE,
+    Floats,
+    PlanCosts,
+    PlanPricer,
+)
+from perfmodel.prediction.scenario import Mode
+from perfmodel.workloads.dlrm.job import build_variant_job, local_batch
+from perfmodel.workloads.dlrm.memory import base_memory_bytes
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster
 
@@ -38,10 +50,36 @@ class FrameKey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PricedPlans:
-    """Kinds of ranks, plans x ranks, and durations, plans x columns x ranks."""
+    """Kinds of ranks, plans x ranks, durations, plans x columns x ranks, and what ranks hold."""
 
     kinds: Int8s
-    durations_ns: Int64s
+    costs: PlanCosts
+    loads: RankLoads
+
+    @property
+    def durations_ns(self) -> Int64s:
+        """Durations on the clock."""
+        return self.costs.durations_ns
+
+    @property
+    def own_ns(self) -> Floats:
+        """Lookup, update and exchanges of every rank, plans x ranks."""
+        columns = (LOOKUP, UPDATE, POOLED, GRADIENTS)
+        total: Floats = self.costs.float_ns[:, columns].sum(axis=1)
+        return np.where(self.kinds == HOLDER, total, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanMeasures:
+    """By plan: times, its busiest rank's own work, and memory of its fullest rank."""
+
+    times: PlanTimes
+    busiest_ns: Floats
+    peak_bytes: Int64s
+
+    def time_ns(self, mode: Mode) -> Int64s:
+        """The time that counts in *mode*."""
+        return self.times.period_ns if mode is Mode.PERIOD else self.times.isolated_ns
 
 
 class PlanEvaluator:
@@ -59,53 +97,73 @@ class PlanEvaluator:
 
     def times(self, plans: Sequence[ShardingPlan]) -> PlanTimes:
         """Times of *plans*, in their order."""
+        return self.measure(plans).times
+
+    def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
+        """Everything that plans are compared by, in their order."""
         keys = [frame_key(plan) for plan in plans]
-        columns = np.zeros((4, len(plans)), dtype=np.int64)
+        times = np.zeros((4, len(plans)), dtype=np.int64)
+        busiest, peak = np.zeros(len(plans)), np.zeros(len(plans), dtype=np.int64)
         for key in dict.fromkeys(keys):
             members = [place for place, of_plan in enumerate(keys) if of_plan == key]
-            frame = self.frame(plans[members[0]])
-            chosen = [plans[place] for place in members]
-            widths = np.array([partial_width(plan) for plan in chosen], dtype=np.int64)
-            found = self.evaluate(frame, self.catalog.placements(chosen), widths)
-            columns[:, members] = np.stack(
-                [found.isolated_ns, found.period_ns, found.iterations, found.cyclicity]
-            )
-        return PlanTimes(*columns)
+            for first in range(0, len(members), AT_ONCE):
+                part = members[first : first + AT_ONCE]
+                chosen = [plans[place] for place in part]
+                priced = self.price(chosen)
+                found = evaluate_plans(self.frame(chosen[0]), priced.kinds, priced.durations_ns)
+                times[:, part] = np.stack(
+                    [found.isolated_ns, found.period_ns, found.iterations, found.cyclicity]
+                )
+                busiest[part] = priced.own_ns.max(axis=1)
+                base = self.base_bytes(chosen[0])
+                peak[part] = priced.loads.memory_bytes.max(axis=1) + base
+        return PlanMeasures(PlanTimes(*times), busiest, peak)
 
-    def evaluate(self, frame: Frame, placements: Placements, partial_widths: Int64s) -> PlanTimes:
-        """Times of *placements* that share *frame*."""
-        parts = []
-        for first in range(0, placements.plan_count, AT_ONCE):
-            part = _slice(placements, first, min(first + AT_ONCE, placements.plan_count))
-            priced = self.price(part, partial_widths[first : first + AT_ONCE])
-            parts.append(evaluate_plans(frame, priced.kinds, priced.durations_ns))
-        return PlanTimes(
-            np.concatenate([part.isolated_ns for part in parts]),
-            np.concatenate([part.period_ns for part in parts]),
-            np.concatenate([part.iterations for part in parts]),
-            np.concatenate([part.cyclicity for part in parts]),
-        )
+    def price(self, plans: Sequence[ShardingPlan]) -> PricedPlans:
+        """Durations of what *plans* change; they share a frame."""
+        widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
+        return self.price_placements(self.catalog.placements(plans), widths)
 
-    def price(self, placements: Placements, partial_widths: Int64s) -> PricedPlans:
+    def price_placements(self, placements: Placements, partial_widths: Int64s) -> PricedPlans:
         """Durations of what *placements* change."""
         loads = self.catalog.load(placements)
         costs = self.pricer.price(loads, partial_widths)
         kinds = np.where(loads.piece_counts > 0, HOLDER, EMPTY).astype(np.int8)
-        return PricedPlans(kinds, costs.durations_ns)
+        return PricedPlans(kinds, costs, loads)
 
     def frame(self, plan: ShardingPlan) -> Frame:
         """The frame of plans like *plan*, nominal durations only."""
         key = frame_key(plan)
         if key not in self._frames:
-            if not plan.shards:
-                raise PlanError(
-                    f"plan {plan.name!r}: all tables are data-parallel, so nothing is exchanged. "
-                    "Predict it alone."
-                )
-            job = build_variant_job(self.spec, plan=plan)
-            priced = price_job(job, cluster=self.cluster, stack=self.stack)
+            priced = self.price_variants(plan)
             self._frames[key] = build_frame(priced, priced.durations.values_ns)
         return self._frames[key]
+
+    def price_variants(self, plan: ShardingPlan) -> PricedJob:
+        """The two kinds of rank of plans like *plan*, priced."""
+        if not plan.shards:
+            raise PlanError(
+                f"plan {plan.name!r}: all tables are data-parallel, so nothing is exchanged. "
+                "Predict it alone."
+            )
+        job = build_variant_job(self.spec, plan=plan)
+        return price_job(job, cluster=self.cluster, stack=self.stack)
+
+    def base_bytes(self, plan: ShardingPlan) -> int:
+        """Memory of a rank that holds no piece."""
+        copied = [plan.tables[place] for place in plan.data_parallel]
+        samples = local_batch(self.spec, rank_count=plan.rank_count)
+        return base_memory_bytes(self.spec, copied, samples=samples)
+
+    def piece_bytes(self, tables: Sequence[EmbeddingTable], shard: Shard) -> int:
+        """Memory that a piece takes on its rank, buffers for it included."""
+        piece = self.catalog.piece(tables, shard)
+        return int(self.catalog.columns.memory_bytes[piece])
+
+    def pieces_ns(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Floats:
+        """What lookup and update of each piece would take alone, without the floor."""
+        pieces = [self.catalog.piece(tables, shard) for shard in shards]
+        return self.pricer.alone_ns(self.catalog.columns.terms[0][pieces])
 
 
 def frame_key(plan: ShardingPlan) -> FrameKey:
@@ -118,9 +176,3 @@ def partial_width(plan: ShardingPlan) -> int:
     if all(shard.rows == plan.tables[shard.table].rows for shard in plan.shards):
         return 0
     return sum(shard.width for shard in plan.shards if plan.kinds[shard.table] in BY_ROWS)
-
-
-def _slice(placements: Placements, first: int, last: int) -> Placements:
-    start = placements.plan_start[first : last + 1]
-    rows = slice(int(start[0]), int(start[-1]))
-    return Placements(placements.piece[rows], placements.rank[rows], start - start[0])

@@ -52,6 +52,7 @@ class RankLoads:
     widths: Int64s
     index_counts: Int64s
     piece_counts: Int64s
+    memory_bytes: Int64s
 
 
 class PieceCatalog:
@@ -113,6 +114,7 @@ class PieceCatalog:
             np.zeros(shape, dtype=np.int64),
             np.zeros(shape, dtype=np.int64),
             np.zeros(shape, dtype=np.int64),
+            self._used_bytes(placements),
         )
         counts = np.broadcast_to(columns.index_counts, (1, len(columns.index_counts)))
         if factors is not None:
@@ -130,6 +132,18 @@ class PieceCatalog:
             loads.piece_counts,
         )
         return loads
+
+    def _used_bytes(self, placements: Placements) -> Int64s:
+        """What the pieces of every rank take, plans x ranks."""
+        plan = np.repeat(np.arange(placements.plan_count), np.diff(placements.plan_start))
+        sums = np.bincount(
+            plan * self.rank_count + placements.rank,
+            weights=self.columns.memory_bytes[placements.piece],
+            minlength=placements.plan_count * self.rank_count,
+        )
+        # Whole numbers below 2 ** 53 add up exactly in floating point.
+        used: Int64s = sums.astype(np.int64).reshape(placements.plan_count, self.rank_count)
+        return used
 
     def _build_columns(self) -> _PieceColumns:
         spec, device = self._spec, self._device

@@ -85,6 +85,27 @@ class PlanPricer:
                 out[plan, PARTIAL] = self._small(kernel)
         return PlanCosts(out)
 
+    def alone_ns(self, terms: Int64s) -> Floats:
+        """Lookup and update of pieces one by one, pieces x terms, without their floors."""
+        empty = np.zeros((1, terms.shape[1]), dtype=np.int64)
+        total = np.zeros(len(terms))
+        for direction in Pass:
+            times, _ = self._lookups.times(np.concatenate([terms, empty]), direction, KERNEL)
+            total += times[:-1] - times[-1]
+        return total
+
+    @property
+    def width_ns(self) -> float:
+        """What a number of pooled width costs in both exchanges, on ranks of equal width."""
+        tables = self._spec.embedding.tables()
+        ranks = self._cluster.rank_count
+        mean = max(1, round(sum(table.width for table in tables) / ranks))
+        size = self._spec.embedding.exchange_dtype.size_bytes
+        sent = np.full((2, ranks), self._samples * mean * size, dtype=np.int64)
+        sent[0] = 0
+        nothing, something = self._exchange.times_ns(sent)
+        return float(2 * (something.max() - nothing.max()) / mean)
+
     def _by_width(self, widths: Int64s, source: DType, target: DType) -> Floats:
         distinct, place = np.unique(widths, return_inverse=True)
         times = [
