@@ -21,7 +21,7 @@ DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1] / "../shared
 def main() -> None:
     scenario = yaml.safe_load((HERE / "scenario.yaml").read_text(encoding="utf-8"))
     measurements = load_measurements(sorted((DATA / "collectives").glob("several_hosts*.csv")))
-    figure = Figure(figsize=(8.5, 5.2), layout="constrained")
+    figure = Figure(figsize=(8.5, 6.2), layout="constrained")
     axes = figure.subplots()
     results = {}
     for number, line in enumerate(scenario["lines"]):
@@ -60,9 +60,10 @@ def main() -> None:
         }
     axes.set(xscale="log", yscale="log", xlabel="hosts", ylabel="bus bandwidth (GB/s)")
     axes.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
+    axes.set_yticks([25, 50, 100, 200, 400], ["25", "50", "100", "200", "400"])
     axes.minorticks_off()
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=8, loc="lower left")
+    figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     axes.set_title("1 GiB collectives  (line: predicted, dots: measured)", fontsize=11)
     figure.savefig(HERE / "hosts.png", dpi=110)
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -35,7 +35,8 @@ def main() -> None:
                 and row.dtype.size_bytes > 1
                 and (row.nccl_version or (2, 27))[:2] >= (2, 24)
             ]
-            sizes = np.exp2(np.arange(9, 30.01, 0.125))
+            largest = max((row.size_bytes for row in points), default=2**30)
+            sizes = np.exp2(np.arange(3, np.log2(largest) + 0.1, 0.125))
             costs = price_sizes(
                 kind, sizes, wiring=wiring_of_run(picture["topology"], hosts, ranks)
             )

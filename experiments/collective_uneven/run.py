@@ -19,11 +19,12 @@ def treatments(sent):
     """Bytes per rank that each scalar treatment hands to the curve of an even exchange."""
     sent = np.array(sent, dtype=float)
     count, total = len(sent), sent.sum()
-    largest = np.maximum(total - sent, (count - 1) * sent).max()
+    received, given = total - sent, (count - 1) * sent
+    even = count / (count - 1)  # so that an even exchange keeps its size
     return {
         "sum": total,
-        "max of max": largest * count / (count - 1),
-        "max of sum": count * sent.max(),
+        "max of max": np.maximum(received, given).max() * even,
+        "max of sum": (received + given).max() * even / 2,
     }
 
 
