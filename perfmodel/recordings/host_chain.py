@@ -195,6 +195,8 @@ class _ChainWriter:
         return len(self.steps) - 1
 
     def _label(self, kind: StepKind, call: int) -> str:
+        if kind is StepKind.FIRST:
+            return "until the first call"
         if kind is StepKind.WORK:
             operator = int(self.operators[call])
             return "python" if operator == NO_OPERATOR else self.view.trace.name_of(operator)

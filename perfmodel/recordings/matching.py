@@ -15,7 +15,7 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.errors import TraceError
 from perfmodel.base.units import format_duration
 from perfmodel.recordings.collective_calls import CollectiveCall
-from perfmodel.recordings.rank_view import RankView
+from perfmodel.recordings.rank_view import Int64s, RankView
 
 # Nobody can leave a collective before the last has come, but clocks are not exact.
 _IMPOSSIBLE_NS = 200_000
@@ -24,6 +24,7 @@ _MAX_IMPOSSIBLE_RATIO = 0.1
 _SAME_HOST_NS = 200_000
 _END_TOLERANCE_NS = 100_000
 _SHORTEST_TRANSFER_NS = 1_000
+_ALONE = CollectiveKind.BROADCAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +103,26 @@ def rank_offsets_ns(views: Sequence[RankView], groups: Sequence[MatchedGroup]) -
         for member, rank in enumerate(group.members):
             if not is_set[rank]:
                 ahead_ns = _ends(views, group, member) - _ends(views, group, base)
+                if not len(ahead_ns):
+                    continue
                 shift_ns = offsets[group.members[base]] - int(np.median(ahead_ns))
                 offsets[rank] = shift_ns if abs(shift_ns) > _SAME_HOST_NS else 0
                 is_set[rank] = True
     return offsets
 
 
-def _ends(views: Sequence[RankView], group: MatchedGroup, member: int) -> np.ndarray:
-    tasks = [call.task for call in group.calls[member]]
-    return views[group.members[member]].device.end_ns[tasks]
+def _ends(views: Sequence[RankView], group: MatchedGroup, member: int) -> Int64s:
+    """Ends of collectives that all members leave together, which a broadcast is not."""
+    tasks = [call.task for call in group.calls[member] if call.kind is not _ALONE]
+    ends: Int64s = views[group.members[member]].device.end_ns[np.array(tasks, dtype=np.int64)]
+    return ends
 
 
 def check_overlap(views: Sequence[RankView], group: MatchedGroup) -> str:
     """Raise where members cannot have been in the same collectives; name it where few are so."""
     impossible = []
     for number in range(group.count):
-        if group.calls[0][number].kind is CollectiveKind.BROADCAST:
+        if group.calls[0][number].kind is _ALONE:
             continue
         starts, ends = _spans(views, group, number)
         if min(ends) < max(starts) - _IMPOSSIBLE_NS:
@@ -175,5 +180,5 @@ def transfer_ns(views: Sequence[RankView], group: MatchedGroup, number: int) -> 
 
 def root_of(group: MatchedGroup, number: int) -> int | None:
     """The member that sends a broadcast and does not wait: the first of the group."""
-    is_broadcast = group.calls[0][number].kind is CollectiveKind.BROADCAST
+    is_broadcast = group.calls[0][number].kind is _ALONE
     return 0 if is_broadcast else None

@@ -40,7 +40,7 @@ def step_ends(calls: Sequence[CollectiveCall], profiler_steps: int) -> list[int]
     ]
     if not fitting:
         return []
-    wanted = max(profiler_steps, 1)
+    wanted = profiler_steps or length
     period = min(fitting, key=lambda period: (abs(length / period - wanted), period))
     first = length - period - repeated[period]
     return list(range(length - 1, first - 1, -period))[::-1]

@@ -1,0 +1,53 @@
+"""Tables out of recordings."""
+
+import pytest
+
+from perfmodel.graph.ops import HostPart
+from perfmodel.recordings.extraction import extract_tables, write_tables
+from perfmodel.recordings.host_overheads import extract_host_overheads
+from perfmodel.recordings.rank_view import view_rank
+from tests.traces.builders import kernel, launch, span, write_trace
+from traces.job_trace import load_job_trace
+from traces.kineto import load_kineto
+
+
+def test_host_parts_are_told_apart_and_the_profiler_is_taken_out(tmp_path):
+    spans = [
+        span("cpu_op", "aten::mm", 0, 60),
+        span("cuda_runtime", "cudaLaunchKernel", 20, 16, correlation=1), kernel(1, 40, 5),
+        span("cuda_runtime", "cudaLaunchKernel", 42, 16, correlation=2), kernel(2, 62, 5),
+        span("cpu_op", "aten::view", 70, 9),
+    ]  # fmt: skip
+    lines = extract_host_overheads([view_rank(load_kineto(write_trace(tmp_path / "a", spans)))])
+    found = {(line.part, line.operator): line.mean_us for line in lines}
+
+    assert found[(HostPart.BETWEEN_OPERATORS, "")] == 70 - 60 - 2
+    assert found[(HostPart.BEFORE_LAUNCH, "aten::mm")] == 20
+    assert found[(HostPart.AFTER_LAUNCH, "aten::mm")] == 60 - 58
+    assert found[(HostPart.LAUNCH, "cudaLaunchKernel")] == 16 - 2 - 4
+    assert found[(HostPart.BETWEEN_LAUNCHES, "aten::mm")] == 42 - 36
+    assert found[(HostPart.BETWEEN_LAUNCHES, "aten::view")] == 9
+
+
+def test_products_come_with_their_shapes(tmp_path):
+    shapes = {"Input Dims": [[32, 64], [64, 16]], "Input type": ["float", "float"]}
+    spans = [
+        span("cpu_op", "aten::mm", 0, 60, **shapes),
+        launch(1, 20), kernel(1, 30, 12.5, name="volta_sgemm_32x32"),
+    ]  # fmt: skip
+    traces = load_job_trace(write_trace(tmp_path / "rank0.json", spans))
+
+    [line] = extract_tables(traces, topology="dgx1_v100")["gemm"]
+
+    assert (line["m"], line["n"], line["k"]) == (32, 16, 64)
+    assert line["latency_ms"] == 0.0125
+
+
+def test_collectives_come_with_their_sizes(shared_data, tmp_path):
+    traces = load_job_trace(shared_data / "traces" / "resnet_ddp_mi300x4")
+    tables = extract_tables(traces, topology="mi300x")
+
+    lines = {line["size_bytes"]: line for line in tables["collectives"]}
+    assert lines[26255360]["collective"] == "all_reduce"
+    assert lines[26255360]["time_us"] == pytest.approx(310, rel=0.05)
+    assert len(write_tables(tables, tmp_path)) == 3

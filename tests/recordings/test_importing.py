@@ -1,0 +1,270 @@
+"""From trace to graph: small recordings whose replay can be worked out on paper.
+
+Times in the recordings are microseconds. A launch takes 5 us and its kernel
+starts 7 us after the call began, 2 us after it ended.
+"""
+
+import pytest
+
+from perfmodel.base.errors import TraceError
+from perfmodel.graph.program import Anchor
+from perfmodel.recordings.self_replay import self_replay
+from tests.recordings.builders import call, durations_of, find_tasks, held_of, import_spans
+from tests.traces.builders import kernel, launch, span
+
+US = 1_000
+WAVES = {"block": [1024, 1, 1], "registers per thread": 32, "shared memory": 0}
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
+
+
+def end_us(job, rank, label, durations=None):
+    """When the last task with *label* ends in the replay."""
+    held = held_of(job, durations)
+    return max(held.end_ns[row] for row in find_tasks(job, rank, label)) / US
+
+
+def changed(job, rank, label, more_us):
+    """Durations with the tasks of *label* longer by *more_us*."""
+    durations = durations_of(job)
+    durations.values_ns[find_tasks(job, rank, label), 0] += more_us * US
+    return durations
+
+
+def test_a_synchronisation_keeps_its_floor_and_waits_for_the_kernel(tmp_path):
+    spans = [
+        launch(1, 0), kernel(1, 7, 100),
+        call("cudaStreamSynchronize", 6, 104, 2),  # until 110, 3 us after the kernel's end
+        launch(3, 120), kernel(3, 127, 10),
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+
+    [row] = find_tasks(job, 0, "cudaStreamSynchronize")
+    assert durations_of(job).values_ns[row, 0] == 3 * US
+    assert end_us(job, 0, "cudaStreamSynchronize") == 110
+    # Both kernels 50 us longer: the call returns 50 later, the second kernel ends 100 later.
+    slower = changed(job, 0, "gemm", 50)
+    assert end_us(job, 0, "cudaStreamSynchronize", slower) == 160
+    assert end_us(job, 0, "gemm", slower) == 137 + 100
+
+
+def test_a_longer_host_gap_moves_what_comes_after_it(tmp_path):
+    spans = [launch(1, 0), kernel(1, 7, 1), launch(2, 100), kernel(2, 107, 1)]
+    job = import_spans(tmp_path, spans)
+
+    # The gap from 5 to 100 is a host task of 95 us, called after what ran there.
+    assert end_us(job, 0, "gemm") == 108
+    assert end_us(job, 0, "gemm", changed(job, 0, "python", 30)) == 138
+
+
+def test_a_device_gap_is_not_kept(tmp_path):
+    spans = [launch(1, 0), kernel(1, 7, 10), launch(2, 20), kernel(2, 500, 10)]
+    job = import_spans(tmp_path, spans)
+
+    # Nothing explains why the second kernel started at 500: 2 us after its launch it could.
+    assert end_us(job, 0, "gemm") == 27 + 10
+    assert self_replay(job).unexplained_delay_ns == (500 - 27) * US
+
+
+def test_a_blocking_copy_holds_the_host_until_it_is_done(tmp_path):
+    copy = span("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 107, 20,
+                stream=7, device=0, correlation=2, tid=7, bytes=64)  # fmt: skip
+    spans = [
+        launch(1, 0), kernel(1, 7, 100),
+        call("cudaMemcpyAsync", 10, 120, 2), copy,  # returns at 130, 3 us after the copy's end
+        launch(3, 140), kernel(3, 147, 10),
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+
+    assert end_us(job, 0, "cudaMemcpyAsync") == 130
+    slower = changed(job, 0, "gemm", 40)
+    assert end_us(job, 0, "cudaMemcpyAsync", slower) == 170
+
+
+def test_a_free_waits_for_the_device_and_an_allocation_outlasted_by_work_does_not(tmp_path):
+    spans = [
+        launch(1, 0), kernel(1, 7, 300),
+        call("cudaMalloc", 10, 50, 2),  # ends at 60, while the kernel runs until 307
+        call("cudaFree", 70, 240, 3),  # ends at 310
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+
+    slower = changed(job, 0, "gemm", 100)
+    assert end_us(job, 0, "cudaMalloc", slower) == 60
+    assert end_us(job, 0, "cudaFree") == 310
+    assert end_us(job, 0, "cudaFree", slower) == 410
+
+
+def test_a_wait_that_nothing_recorded_is_found_before_the_elapsed_time(tmp_path):
+    spans = [
+        launch(1, 0), kernel(1, 7, 1000),
+        call("cudaEventElapsedTime", 1020, 2, 2),  # 13 us after the kernel's end at 1007
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+
+    assert job.report.ranks[0].hidden_waits == 1
+    assert end_us(job, 0, "cudaEventElapsedTime") == 1022
+    assert end_us(job, 0, "cudaEventElapsedTime", changed(job, 0, "gemm", 500)) == 1522
+
+
+def test_threads_hand_over_to_each_other(tmp_path):
+    spans = [
+        launch(1, 0), kernel(1, 7, 1),
+        launch(2, 50, tid=2), kernel(2, 57, 1),
+        launch(3, 100), kernel(3, 107, 1),
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+
+    assert [lane.name for lane in job.graph.programs[0].lanes] == [
+        "window", "thread 1", "thread 2", "stream 7",
+    ]  # fmt: skip
+    assert job.report.recorded_starts["first call of a chain"] == 1
+    # All host work 10 us longer, three pieces of it: the last kernel ends 20 later, because
+    # the first call of the chain has nothing before it.
+    assert end_us(job, 0, "gemm", changed(job, 0, "python", 10)) == 108 + 20
+
+
+def test_skewed_clocks_of_host_and_device_do_not_matter(tmp_path):
+    def spans(skew):
+        return [
+            launch(1, 0), kernel(1, 7 + skew, 100),
+            call("cudaStreamSynchronize", 6, 104, 2),
+            launch(3, 120), kernel(3, 127 + skew, 10),
+        ]  # fmt: skip
+
+    straight = import_spans(tmp_path / "a", spans(0))
+    skewed = import_spans(tmp_path / "b", spans(-51))
+
+    assert skewed.report.ranks[0].skew_ns == pytest.approx(51 * US, abs=2 * US)
+    assert self_replay(skewed).iteration.replayed_ns == pytest.approx(
+        self_replay(straight).iteration.replayed_ns, abs=3 * US
+    )
+
+
+def two_ranks(tmp_path, late_us=300, **more):
+    """Rank 1 comes late to a collective whose transfer takes 40 us."""
+    name = more.pop("name", NCCL)
+    ends = late_us + 47
+    first = [launch(1, 0), kernel(1, 7, more.pop("first", ends - 7), stream=20, name=name, **more)]
+    second = [
+        launch(9, 0), kernel(9, 7, 1),
+        launch(1, late_us), kernel(1, late_us + 7, 40, stream=20, name=name, **more),
+    ]  # fmt: skip
+    return import_spans(tmp_path, first, second)
+
+
+def test_waiting_inside_a_collective_is_told_from_transfer(tmp_path):
+    job = two_ranks(tmp_path)
+
+    assert job.report.rendezvous == 1
+    for rank in (0, 1):
+        [row] = find_tasks(job, rank, "nccl")
+        assert durations_of(job).values_ns[row, 0] == 40 * US
+        assert end_us(job, rank, "nccl") == 347
+
+
+def test_a_straggler_that_is_later_makes_everybody_later(tmp_path):
+    job = two_ranks(tmp_path)
+
+    assert end_us(job, 0, "nccl", changed(job, 1, "python", 100)) == 447
+    assert end_us(job, 0, "nccl", changed(job, 1, "python", -250)) == 97
+
+
+def test_the_root_of_a_broadcast_does_not_wait(tmp_path):
+    described = {
+        "Collective name": "broadcast", "In msg nelems": 4, "Out msg nelems": 4, "dtype": "Float",
+        "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2,
+    }  # fmt: skip
+    job = two_ranks(tmp_path, first=20, name="ncclDevKernel_Generic(x)", **described)
+
+    assert end_us(job, 0, "nccl") == 27
+    assert end_us(job, 1, "nccl") == 347
+
+
+def test_clocks_of_another_host_are_aligned_on_collectives(tmp_path):
+    def rank(offset):
+        spans = []
+        for number in range(5):
+            at = offset + 1000 * number
+            spans += [launch(number, at), kernel(number, at + 7, 40, stream=20, name=NCCL)]
+        return spans
+
+    job = import_spans(tmp_path, rank(0), rank(5_000_000))
+
+    assert job.report.ranks[1].offset_ns == job.report.ranks[0].offset_ns - 5_000_000 * US
+    assert self_replay(job).worst_error_pct < 0.1
+    assert job.report.steps == 5
+
+
+def test_other_ranks_that_were_not_recorded_arrive_as_they_did(tmp_path):
+    spans = [
+        launch(1, 0), kernel(1, 7, 40, stream=20, name=NCCL),
+        launch(2, 100), kernel(2, 107, 90, stream=20, name=NCCL),  # 50 us of waiting
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+
+    assert end_us(job, 0, "nccl") == 197
+    assert any("not recorded" in sentence for sentence in job.graph.facts.assumptions)
+    # We come 30 us later and the others as before (157 us, 110 after the first ended): still 197.
+    assert end_us(job, 0, "nccl", changed(job, 0, "python", 30)) == 197
+    # 60 us later is 10 after the others.
+    assert end_us(job, 0, "nccl", changed(job, 0, "python", 60)) == 207
+
+
+def test_a_graph_launch_releases_all_its_kernels(tmp_path):
+    spans = [
+        call("cudaGraphLaunch", 0, 5, 1),
+        kernel(1, 7, 10, **{"graph node id": 1}), kernel(1, 17, 10, **{"graph node id": 2}),
+        kernel(1, 9, 30, stream=8, **{"graph node id": 3}),
+        launch(2, 50), kernel(2, 57, 1),
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+
+    assert job.report.ranks[0].launches_linked == 4
+    assert end_us(job, 0, "gemm", changed(job, 0, "cudaGraphLaunch", 100)) == 158
+    assert self_replay(job).worst_error_pct < 5
+
+
+def test_a_kernel_of_several_waves_holds_back_other_streams_until_its_last(tmp_path):
+    # 80 multiprocessors take two blocks of 1024 threads each: 640 blocks are four waves, so
+    # the last wave begins after three quarters of 400 us.
+    big = {"grid": [640, 1, 1], **WAVES}
+    spans = [
+        launch(1, 0), kernel(1, 7, 400, name="big", **big),
+        launch(2, 20), kernel(2, 307, 10, stream=9, name="small", grid=[1, 1, 1], **WAVES),
+    ]  # fmt: skip
+    job = import_spans(tmp_path, spans)
+
+    assert end_us(job, 0, "small") == 7 + 300 + 10
+    # A small kernel that comes before the big one is not held.
+    assert end_us(job, 0, "small", changed(job, 0, "big", -396)) == 37
+
+
+def test_no_start_is_copied_but_those_that_are_listed(tmp_path):
+    spans = [kernel(77, 0, 5), launch(1, 10), kernel(1, 17, 1), launch(2, 30), kernel(2, 37, 1)]
+    job = import_spans(tmp_path, spans)
+
+    program = job.graph.programs[0]
+    from_origin = (program.dep_task == 0) & (program.dep_anchor == int(Anchor.START))
+    assert from_origin.sum() == 2
+    assert job.report.recorded_starts == {
+        "first call of a chain": 1, "work launched before the window": 1,
+    }  # fmt: skip
+
+
+def test_a_trace_whose_launches_cannot_be_linked_is_refused(tmp_path):
+    spans = [launch(1, 0), kernel(5, 7, 1), kernel(6, 9, 1), kernel(7, 11, 1)]
+    with pytest.raises(TraceError, match="0 of 3 device tasks"):
+        import_spans(tmp_path, spans)
+
+
+def test_a_trace_without_device_work_is_refused(tmp_path):
+    with pytest.raises(TraceError, match="no device work"):
+        import_spans(tmp_path, [launch(1, 0)])
+
+
+def test_ranks_that_make_different_collectives_are_refused(tmp_path):
+    other = "ncclDevKernel_AllGather_RING_LL(args)"
+    first = [launch(1, 0), kernel(1, 7, 40, stream=20, name=NCCL)]
+    second = [launch(1, 0), kernel(1, 7, 40, stream=20, name=other)]
+    with pytest.raises(TraceError, match="must make the same collectives"):
+        import_spans(tmp_path, first, second)
