@@ -25,7 +25,7 @@ from perfmodel.costs.tables.kernel_table import KernelTable
 from topologies import load_device
 
 PHYSICS_ROWS = 2500
-PAIR_ROWS = 4000
+PAIR_ROWS = 8000
 FLOOR_ROWS_NS = 5_000.0
 """Measurements shorter than this are mostly timer and launch; the physics is not fitted to them."""
 
@@ -106,9 +106,18 @@ def _fit_physics(
 def _ordered_pairs(
     shapes: GemmShapes, machine: MachineRates, constants: GemmConstants, seed: int
 ) -> OrderedPairs:
-    """Products and the same with m, n or k doubled, weights cold as in training."""
+    """Products and the same with m, n or k doubled, weights cold as in training.
+
+    Sizes are moved off those in the table, which are mostly round, so that the
+    order also holds for ragged shapes.
+    """
     chooser = np.random.default_rng(seed)
-    base = shapes.rows(chooser.integers(0, len(shapes), PAIR_ROWS))
+    table = shapes.rows(chooser.integers(0, len(shapes), PAIR_ROWS))
+    m, n, k = (
+        np.maximum(1.0, np.rint(size * np.exp2(chooser.uniform(-0.6, 0.6, PAIR_ROWS))))
+        for size in (table.m, table.n, table.k)
+    )
+    base = GemmShapes(batch=table.batch, m=m, n=n, k=k, width_bytes=table.width_bytes)
     which = chooser.integers(0, 3, PAIR_ROWS)
     larger = GemmShapes(
         batch=base.batch,

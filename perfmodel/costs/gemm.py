@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
@@ -131,10 +132,14 @@ def price_gemms(
     sigma = np.full(len(shapes), calibration.relative_sigma)
     is_inside = np.full(len(shapes), calibration.is_own)
     if calibration.correction is not None:
-        corrected = calibration.correction.apply(gemm_features(shapes, machine, times))
+        held, is_held = hold_inside(shapes, calibration.correction)
+        held_times = times
+        if is_held.any():
+            held_times = predict_gemm_times(held, machine, calibration.constants, residency)
+        corrected = calibration.correction.apply(gemm_features(held, machine, held_times))
         duration_ns = duration_ns * np.exp(corrected.log_ratio)
         sigma = corrected.relative_sigma
-        is_inside &= corrected.is_inside
+        is_inside &= ~is_held
     floor_ns = calibration.constants.floor_ns
     is_memory = times.memory_ns > 0.8 * (times.duration_ns - floor_ns)
     duration_ns = duration_ns * np.where(is_memory, 1.0, slowdown)
@@ -148,6 +153,23 @@ def price_gemms(
         ),
         bound=np.where(times.duration_ns < 2 * floor_ns, Bound.LATENCY, bound),
     )
+
+
+def hold_inside(shapes: GemmShapes, correction: Correction) -> tuple[GemmShapes, NDArray[np.bool_]]:
+    """*shapes* with every size held inside the range of the fit, and which ones were changed.
+
+    A shape beyond the range keeps the correction of the nearest one in it, so
+    beyond the range only the physics moves, and more work takes more time.
+    """
+    low, high = np.exp2(correction.low[:4]), np.exp2(correction.high[:4])
+    sizes = np.stack([shapes.m, shapes.n, shapes.k, shapes.batch])
+    held = np.clip(sizes, low[:, None], high[:, None])
+    is_held = np.any(np.abs(held / sizes - 1) > 1e-3, axis=0)
+    held = np.where(is_held, np.rint(held), sizes)
+    inside = GemmShapes(
+        batch=held[3], m=held[0], n=held[1], k=held[2], width_bytes=shapes.width_bytes
+    )
+    return inside, is_held
 
 
 def rows_by_dtype(ops: Sequence[Gemm]) -> dict[DType, Sequence[int]]:

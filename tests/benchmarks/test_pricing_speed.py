@@ -1,0 +1,29 @@
+import time
+
+import numpy as np
+import pytest
+
+from perfmodel.base.dtypes import DType
+from perfmodel.costs.models import price_ops
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.graph.ops import Gemm
+from topologies import load_device
+
+pytestmark = pytest.mark.benchmark
+
+
+def test_a_hundred_thousand_products_are_priced_within_a_second():
+    sizes = np.random.default_rng(0).integers(1, 16_384, (100_000, 3)).tolist()
+    ops = [Gemm(m, n, k, DType.BF16) for m, n, k in sizes]
+    device, stack = load_device("h100_sxm"), load_stack("pytorch_fused")
+    price_ops(ops[:10], device=device, stack=stack)  # compiles
+    started = time.process_time()
+    price_ops(ops, device=device, stack=stack)
+    together = time.process_time() - started
+    started = time.process_time()
+    for op in ops[:300]:
+        price_ops([op], device=device, stack=stack)
+    alone = (time.process_time() - started) / 300
+    print(f"100,000 at once: {together:.2f} s, {together * 10:.1f} us each; alone {alone * 1e6:.0f} us")
+    assert together < 1.0
+    assert alone > 10 * together / len(ops)

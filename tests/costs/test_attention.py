@@ -1,0 +1,75 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import CalibrationError
+from perfmodel.costs.attention import AttentionModel, attention_shapes
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.graph.ops import Attention, Pass
+from tests.costs.devices import load_device
+
+STACK = load_stack("pytorch_fused")
+CALL = Attention(
+    batch=2, query_length=4096, key_length=4096, heads=32, kv_heads=8, head_dim=128,
+    dtype=DType.BF16, is_causal=True,
+)  # fmt: skip
+
+
+def duration_ns(op: Attention, device: str = "h100_sxm") -> float:
+    return float(AttentionModel().price([op], load_device(device), STACK).duration_ns[0])
+
+
+def test_a_causal_tile_row_passes_over_half_the_keys_and_its_diagonal():
+    # 4096 / 128 = 32 tiles; the first sees 1, the last 32: on average 16.5.
+    assert attention_shapes([CALL]).key_tiles[0] == pytest.approx(16.5)
+    assert attention_shapes([replace(CALL, is_causal=False)]).key_tiles[0] == 32
+
+
+@pytest.mark.parametrize("device", ["a100_sxm_80gb", "h100_sxm", "h200_sxm", "b200_sxm", "l40s"])
+def test_backward_takes_two_to_five_forwards(device):
+    forward = duration_ns(CALL, device)
+    backward = duration_ns(replace(CALL, direction=Pass.BACKWARD), device)
+    assert 2.0 < backward / forward < 5.0
+
+
+def test_no_kernel_beats_the_datasheet():
+    # 4 x 2 x 32 x 4096^2 x 128 / 2 operations at 989.4 TFLOP/s take 278 us.
+    assert duration_ns(CALL) > 278_000
+
+
+def test_unfused_attention_pays_for_its_scores():
+    assert duration_ns(replace(CALL, kernel="unfused")) > 3 * duration_ns(CALL)
+
+
+@given(
+    batch=st.integers(1, 16),
+    length=st.integers(128, 8192),
+    heads=st.integers(1, 64),
+    grown=st.sampled_from(["batch", "length", "heads"]),
+)
+def test_twice_the_work_never_takes_less_time(batch, length, heads, grown):
+    shape = {"batch": batch, "length": length, "heads": heads}
+    small, large = shape, {**shape, grown: 2 * shape[grown]}
+
+    def call(sizes):
+        return replace(
+            CALL, batch=sizes["batch"], query_length=sizes["length"], key_length=sizes["length"],
+            heads=sizes["heads"], kv_heads=sizes["heads"],
+        )  # fmt: skip
+
+    # Fuller waves let real kernels gain a few per cent.
+    assert duration_ns(call(large)) >= 0.93 * duration_ns(call(small))
+
+
+def test_an_unknown_kernel_is_refused_by_name():
+    with pytest.raises(CalibrationError, match="flash9"):
+        duration_ns(replace(CALL, kernel="flash9"))
+
+
+def test_order_is_kept_when_kernels_are_mixed():
+    ops = [replace(CALL, kernel="unfused"), CALL, replace(CALL, direction=Pass.BACKWARD)]
+    priced = AttentionModel().price(ops, load_device("h100_sxm"), STACK).duration_ns
+    assert priced.tolist() == [duration_ns(op) for op in ops]

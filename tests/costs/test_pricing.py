@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+
+from collectives import Collective, CollectiveKind
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import ScenarioError
+from perfmodel.base.provenance import Provenance
+from perfmodel.costs.models import FAMILIES, price_ops
+from perfmodel.costs.pricing import price_job
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.ops import (
+    Communication, Copy, CopyRoute, Fixed, Gemm, HostPart, HostWork, MemoryBound,
+)  # fmt: skip
+from perfmodel.graph.program import LaneKind
+from topologies import build_cluster, load_device, load_topology
+
+STACK = load_stack("pytorch_eager")
+GEMM = Gemm(1024, 1024, 1024, DType.BF16)
+REDUCE = Communication(Collective(CollectiveKind.ALL_REDUCE, 2**24, DType.BF16))
+
+
+@pytest.fixture(scope="module")
+def job():
+    builder = JobBuilder()
+    program = builder.new_program()
+    host = program.add_lane("host", LaneKind.HOST)
+    compute = program.add_lane("compute", LaneKind.COMPUTE)
+    wire = program.add_lane("wire", LaneKind.COMMUNICATION)
+    launch = program.add_task(host, HostWork("linear", HostPart.LAUNCH), label="launch")
+    work = program.add_task(compute, GEMM, label="gemm", after=[launch])
+    program.add_task(compute, Fixed("known", 777), label="known")
+    program.add_rendezvous(wire, REDUCE, label="reduce", slot=0, after=[work])
+    number = builder.add_program(program.build())
+    ranks = [builder.add_rank(number) for _ in range(8)]
+    builder.add_group("all", ranks, slot=0)
+    return builder.build(JobFacts("small"))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return build_cluster(load_topology("dgx_h100"), hosts=1)
+
+
+def test_ranks_that_do_the_same_share_one_row(job, cluster):
+    priced = price_job(job, cluster=cluster, stack=STACK)
+    assert set(priced.durations.rank_offset.tolist()) == {0}
+    assert len(priced.durations.values_ns) == job.program_of(0).task_count
+
+
+def test_durations_are_those_of_the_models_rounded_once(job, cluster):
+    priced = price_job(job, cluster=cluster, stack=STACK)
+    alone = price_ops([GEMM], device=cluster.device, stack=STACK)
+    row = priced.durations.of_rank(job, 3)[:, 0].tolist()
+    assert round(alone.duration_ns[0]) in row
+    assert 777 in row
+    assert 4_000 in row  # the launch of the paper
+
+
+def test_a_fixed_duration_stays_the_same_in_every_sample(job, cluster):
+    priced = price_job(job, cluster=cluster, stack=STACK)
+    sampled = priced.sample(20, seed=1)
+    known = np.flatnonzero(priced.durations.values_ns[:, 0] == 777)
+    assert (sampled.values_ns[known] == 777).all()
+
+
+def test_samples_of_a_family_move_together_and_depend_only_on_the_seed(job, cluster):
+    priced = price_job(job, cluster=cluster, stack=STACK)
+    first, again = priced.sample(50, seed=3), priced.sample(50, seed=3)
+    assert (first.values_ns == again.values_ns).all()
+    assert (first.values_ns != priced.sample(50, seed=4).values_ns).any()
+    gemm = np.flatnonzero(priced.family == FAMILIES.index("gemm"))
+    spread = np.std(np.log(first.values_ns[gemm[0]] / priced.float_ns[gemm[0]]))
+    assert spread == pytest.approx(priced.relative_sigma[gemm[0]], rel=0.4)
+
+
+def test_time_is_told_apart_by_how_it_is_known(job, cluster):
+    by_kind = price_job(job, cluster=cluster, stack=STACK).provenance_ns(0)
+    assert by_kind[Provenance.RECORDED] == 777
+    assert Provenance.MEASURED in by_kind
+
+
+def test_a_cluster_too_small_for_the_job_is_refused(job):
+    small = build_cluster(load_topology("dgx_h100"), hosts=1, ranks=4)
+    with pytest.raises(ScenarioError, match="8 ranks"):
+        price_job(job, cluster=small, stack=STACK)
+
+
+def test_ops_of_all_types_come_back_in_order():
+    device = load_device("h100_sxm")
+    ops = [
+        Fixed("a", 5), GEMM, HostWork("relu", HostPart.BEFORE_LAUNCH),
+        MemoryBound("add", 100, 100, DType.BF16),
+        Copy(CopyRoute.HOST_TO_DEVICE, 55 * 10**6), Fixed("b", 6), GEMM,
+    ]  # fmt: skip
+    priced = price_ops(ops, device=device, stack=STACK)
+    assert priced.duration_ns[0] == 5
+    assert priced.duration_ns[5] == 6
+    assert priced.duration_ns[1] == priced.duration_ns[6]
+    assert priced.duration_ns[2] == pytest.approx(20_800)
+    # 55 MB over a bus that carries 55 GB/s take a millisecond, and the floor of a copy.
+    assert priced.duration_ns[4] == pytest.approx(1_002_000)
+
+
+def test_a_pageable_copy_takes_twice_as_long():
+    device = load_device("h100_sxm")
+    pinned = Copy(CopyRoute.HOST_TO_DEVICE, 10**9)
+    pageable = Copy(CopyRoute.HOST_TO_DEVICE, 10**9, is_pinned=False)
+    fast, slow = price_ops([pinned, pageable], device=device, stack=STACK).duration_ns
+    assert slow / fast == pytest.approx(2.0, rel=1e-3)

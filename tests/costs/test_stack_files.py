@@ -1,0 +1,76 @@
+import pickle
+
+import pytest
+
+from perfmodel.base.errors import CalibrationError
+from perfmodel.costs.stack_files import list_stacks, load_stack
+from perfmodel.costs.stacks import Execution, canonical_operator
+from perfmodel.graph.ops import HostPart
+
+
+@pytest.mark.parametrize("name", list_stacks())
+def test_every_stack_that_comes_along_loads_and_travels(name):
+    stack = load_stack(name)
+    assert stack.name == name
+    assert pickle.loads(pickle.dumps(stack)) == stack
+
+
+def test_host_times_are_those_of_the_paper():
+    host = load_stack("pytorch_eager").host
+    assert host.time("aten::linear", HostPart.BEFORE_LAUNCH).duration_ns == pytest.approx(32_900)
+    assert host.time("AddmmBackward0", HostPart.AFTER_LAUNCH).duration_ns == pytest.approx(29_200)
+    assert host.time("anything", HostPart.BETWEEN_OPERATORS).duration_ns == pytest.approx(7_700)
+
+
+def test_an_unknown_operator_costs_the_default_and_says_so():
+    time = load_stack("pytorch_eager").host.time("aten::never_heard_of", HostPart.BEFORE_LAUNCH)
+    assert time.is_assumed
+    assert time.duration_ns == pytest.approx(20_000)
+
+
+def test_a_faster_host_divides_what_it_takes_over():
+    slow, fast = load_stack("pytorch_eager"), load_stack("pytorch_fused")
+    part = HostPart.BEFORE_LAUNCH
+    ratio = slow.host.time("linear", part).duration_ns / fast.host.time("linear", part).duration_ns
+    assert ratio == pytest.approx(2.0)
+
+
+def test_a_captured_graph_has_no_host_work_between_operators():
+    stack = load_stack("cuda_graphs")
+    assert stack.execution is Execution.CUDA_GRAPH
+    assert stack.host.time("linear", HostPart.BEFORE_LAUNCH).duration_ns == 0
+
+
+def test_names_lose_namespace_and_overload_digit():
+    assert canonical_operator("torch::autograd::AccumulateGrad") == "AccumulateGrad"
+    assert canonical_operator("ReluBackward0") == "ReluBackward"
+    assert canonical_operator("aten::conv2d") == "conv2d"
+
+
+def test_all_faults_of_a_profile_are_reported_at_once(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "name: mine\nextends: pytorch_eager\nexecution: slow\nfusions: [glue]\n"
+        "host: {launch: 4}\nsustained_slowdown: {hopper: 0.5}\n"
+    )
+    with pytest.raises(CalibrationError) as caught:
+        load_stack(file)
+    message = str(caught.value)
+    for place in ("execution", "fusions[0]", "host.launch", "sustained_slowdown.hopper"):
+        assert place in message
+
+
+def test_an_unknown_key_and_an_unknown_name_are_refused(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\nextends: pytorch_eager\ncolour: red\n")
+    with pytest.raises(CalibrationError, match="colour"):
+        load_stack(file)
+    with pytest.raises(CalibrationError, match="pytorch_eager"):
+        load_stack("no_such_stack")
+
+
+def test_a_profile_that_extends_itself_is_refused(tmp_path):
+    file = tmp_path / "loop.yaml"
+    file.write_text(f"name: loop\nextends: {file}\n")
+    with pytest.raises(CalibrationError, match="loop"):
+        load_stack(file)
