@@ -21,7 +21,7 @@ from collectives.movement import FloatArray, Movement, build_movement
 from collectives.software import CollectiveSoftware
 from collectives.timing import predict_duration_ns
 from collectives.tuner import Choice
-from collectives.uneven import build_rank_load, price_uneven
+from collectives.uneven import RankLoad, build_rank_load, price_uneven
 from collectives.wiring import Wiring
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError
@@ -77,35 +77,35 @@ def price_collectives(
         if wiring.rank_count == 1:
             continue
         if call.collective.byte_matrix is not None:
-            mean_bytes = np.array([np.sum(call.collective.byte_matrix) / wiring.rank_count])
-            even = price_sizes(
-                call.collective.kind,
-                mean_bytes,
-                wiring=wiring,
-                software=software,
-                calibration=constants,
-            )[0]
-            members = np.asarray(call.ranks, dtype=np.int64)
-            load = build_rank_load(call.collective.byte_matrix, members, cluster)
-            costs[number] = price_uneven(
-                load, wiring=wiring, software=software, calibration=constants, even=even
-            )
+            load = build_rank_load(call.collective.byte_matrix, call.ranks, cluster)
+            costs[number] = _price_load(load, wiring, software, constants)
             continue
         is_byte = call.collective.dtype.size_bytes == 1
         batches.setdefault((wiring, call.collective.kind, is_byte), []).append(number)
     for (wiring, kind, is_byte), numbers in batches.items():
         sizes = np.array([float(calls[number].collective.size_bytes) for number in numbers])
+        dtype = DType.INT8 if is_byte else DType.FP32
         priced = price_sizes(
-            kind,
-            sizes,
-            wiring=wiring,
-            software=software,
-            calibration=constants,
-            dtype=DType.INT8 if is_byte else DType.FP32,
+            kind, sizes, wiring=wiring, software=software, calibration=constants, dtype=dtype
         )
         for number, cost in zip(numbers, priced, strict=True):
             costs[number] = cost
     return costs
+
+
+def _price_load(
+    load: RankLoad, wiring: Wiring, software: CollectiveSoftware, calibration: Calibration
+) -> CollectiveCost:
+    """An uneven all-to-all, with what is known of the even one of the same bytes."""
+    mean_bytes = np.array([load.mean_slice_bytes.mean() * wiring.rank_count])
+    [even] = price_sizes(
+        CollectiveKind.ALL_TO_ALL,
+        mean_bytes,
+        wiring=wiring,
+        software=software,
+        calibration=calibration,
+    )
+    return price_uneven(load, wiring=wiring, software=software, calibration=calibration, even=even)
 
 
 def price_sizes(

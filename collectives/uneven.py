@@ -37,10 +37,13 @@ class RankLoad:
 
 
 def build_rank_load(
-    byte_matrix: Sequence[Sequence[int]], members: npt.NDArray[np.int64], cluster: Cluster
+    byte_matrix: Sequence[Sequence[int]],
+    ranks: Sequence[int] | npt.NDArray[np.int64],
+    cluster: Cluster,
 ) -> RankLoad:
-    """Sum up *byte_matrix* by rank, host and NIC of the group *members*."""
+    """Sum up *byte_matrix* by rank, host and NIC of the group *ranks*."""
     matrix = np.array(byte_matrix, dtype=np.float64)
+    members = np.asarray(ranks, dtype=np.int64)
     block, seat = np.divmod(members, cluster.ranks_per_block)
     host = block // cluster.blocks_per_host
     gpu = block % cluster.blocks_per_host * cluster.gpus_per_block + seat
@@ -85,19 +88,8 @@ def price_uneven(
     public, so the spread between ranks could not be verified. *even* is the cost of the same
     bytes spread evenly: algorithm, provenance and uncertainty are taken from it.
     """
-    movement = Movement(
-        host_hops=int(wiring.ranks_per_host > 1),
-        net_hops=int(wiring.host_count > 1),
-        gpu_bytes=load.inside_bytes,
-        local_bytes=load.local_bytes,
-        nic_bytes=load.nic_bytes * max(wiring.nic_count, 1),
-        chunk_bytes=load.mean_slice_bytes,
-        message_bytes=load.mean_slice_bytes,
-        peers=wiring.ranks_per_host - 1,
-        net_peers=wiring.rank_count - wiring.ranks_per_host,
-    )
     per_rank = predict_duration_ns(
-        movement,
+        _movement_of(load, wiring),
         algorithm=CollectiveAlgorithm.PAIRWISE,
         protocol=Protocol.SIMPLE,
         wires=wire_speeds(wiring),
@@ -116,4 +108,18 @@ def price_uneven(
             rank_count=wiring.rank_count,
             duration_ns=worst,
         ),
+    )
+
+
+def _movement_of(load: RankLoad, wiring: Wiring) -> Movement:
+    return Movement(
+        host_hops=int(wiring.ranks_per_host > 1),
+        net_hops=int(wiring.host_count > 1),
+        gpu_bytes=load.inside_bytes,
+        local_bytes=load.local_bytes,
+        nic_bytes=load.nic_bytes * max(wiring.nic_count, 1),
+        chunk_bytes=load.mean_slice_bytes,
+        message_bytes=load.mean_slice_bytes,
+        peers=wiring.ranks_per_host - 1,
+        net_peers=wiring.rank_count - wiring.ranks_per_host,
     )
