@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
@@ -176,7 +177,7 @@ class _Pouring:
             return list(own)
         if self.program.tasks[kernel].lane != self.program.tasks[kernel_before].lane:
             return list(own)
-        early = kernel_before + int((kernel - kernel_before) * share)
+        early = kernel_before + ceil((kernel - kernel_before) * share)
         launch = launch_of(self.program, early)
         lag_ns = max(dep.lag_ns for dep in own)
         launches = [] if launch is None else [Dependency(launch, lag_ns=lag_ns)]

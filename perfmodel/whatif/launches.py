@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.program_draft import ProgramDraft
 
 
@@ -32,5 +33,8 @@ def lone_launches(draft: ProgramDraft, numbers: Iterable[int]) -> set[int]:
     return {
         launch
         for launch in launches
-        if launch is not None and launch not in gone and gone.issuperset(waiters[launch])
+        if launch is not None
+        and launch not in gone
+        and draft.tasks[launch].slot == PLAIN
+        and gone.issuperset(waiters[launch])
     }

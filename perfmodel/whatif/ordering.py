@@ -65,19 +65,20 @@ def _release(program: ProgramDraft, found: set[int], until: list[int]) -> None:
         if lost:
             user = _next_user(program, number, until)
             users.setdefault(user, []).extend(lost)
-    apart: int | None = None
+    apart: dict[int, int] = {}
     for number in sorted(found):
         task = program.tasks[number]
         if program.lanes[task.lane].kind is not LaneKind.COMPUTE:
             continue
-        if apart is None:
-            apart = program.add_lane("overlapped communication", LaneKind.COMMUNICATION)
+        if task.lane not in apart:
+            name = f"communication of {program.lanes[task.lane].name}"
+            apart[task.lane] = program.add_lane(name, LaneKind.COMMUNICATION)
         of_lane = program.lane_tasks[task.lane]
         place = of_lane.index(number)
         if place:
             task.dependencies.append(Dependency(of_lane[place - 1]))
         users.setdefault(_next_user(program, number, until), []).append(Dependency(number))
-        program.move(number, apart)
+        program.move(number, apart[task.lane])
     for user, waits in users.items():
         program.tasks[user].dependencies.extend(waits)
 

@@ -64,15 +64,16 @@ def _prefetch(program: ProgramDraft, found: list[int]) -> None:
                 replace(dep, distance=dep.distance + (dep.task in early and not dep.distance))
                 for dep in task.dependencies
             ]
-    apart: dict[LaneKind, int] = {}
+    apart: dict[int, int] = {}
     for number in found:
-        kind = program.lanes[program.tasks[number].lane].kind
+        lane = program.tasks[number].lane
+        kind = program.lanes[lane].kind
         if kind in (LaneKind.COPY, LaneKind.LOADER):
             continue
-        if kind not in apart:
+        if lane not in apart:
             new = LaneKind.COPY if kind.is_device else LaneKind.LOADER
-            apart[kind] = program.add_lane(f"prefetch {new.value}", new)
-        _set_apart(program, number, apart[kind], early)
+            apart[lane] = program.add_lane(f"prefetch of {program.lanes[lane].name}", new)
+        _set_apart(program, number, apart[lane], early)
 
 
 def _set_apart(program: ProgramDraft, number: int, lane: int, early: set[int]) -> None:

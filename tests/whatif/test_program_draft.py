@@ -25,9 +25,7 @@ from tests.strategies import JobSize, random_jobs
 def remove_labels(job, *labels):
     def edit(draft, program):
         numbers = [
-            number
-            for number, task in program.tasks.items()
-            if draft.label_at(task.label) in labels
+            number for number, task in program.tasks.items() if draft.label_at(task.label) in labels
         ]
         program.remove(numbers)
 

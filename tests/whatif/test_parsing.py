@@ -1,0 +1,93 @@
+"""Transformations as people type them."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import ScenarioError
+from perfmodel.whatif import TRANSFORMATIONS, parse_sweep, parse_transformation
+from perfmodel.whatif.durations import ReplaceDType, Scale, SetDuration
+from perfmodel.whatif.parsing import list_parameters
+from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, RankSet
+
+
+def test_a_transformation_is_a_name_with_typed_parameters():
+    made = parse_transformation("scale:match=*gemm*|conv,factor=0.5,lane=compute,rank=0+2-4")
+
+    assert made == Scale(
+        match=Pattern("*gemm*|conv"), factor=0.5, lane=LaneWord.COMPUTE, rank=RankSet((0, 2, 3, 4))
+    )
+
+
+def test_durations_and_sizes_carry_their_units():
+    made = parse_transformation("set:to=20.5 ms,longer=1us,number=3+12")
+
+    assert made == SetDuration(to_ns=20_500_000, longer_ns=1000, number=Numbers((3, 12)))
+    assert parse_transformation("bucket:size=25MiB").size_bytes == 25 * 2**20
+
+
+def test_the_machine_of_the_command_line_is_used_where_none_is_named():
+    assert parse_transformation("dtype:to=fp8", topology="dgx_h100") == ReplaceDType(
+        to=DType.FP8, topology="dgx_h100"
+    )
+    named = parse_transformation("dtype:to=fp8,topology=dgx_a100", topology="dgx_h100")
+    assert named.topology == "dgx_a100"
+    moved = parse_transformation("machine:topology=dgx_a100", topology="dgx_h100")
+    assert (moved.was, moved.topology) == ("dgx_h100", "dgx_a100")
+
+
+def test_a_sweep_is_one_transformation_a_value():
+    sweep = parse_sweep("scale:match=gemm,factor=0.5..0.75..1")
+
+    assert (sweep.name, sweep.key) == ("scale", "factor")
+    assert [point.transformation.factor for point in sweep.points] == [0.5, 0.75, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("skale", "Did you mean 'scale'?"),
+        ("nothing", "must be one of scale, set, remove"),
+        ("scale", r"match: must be given. scale takes match=\.\.\., factor=\.\.\."),
+        ("scale:match=a,factor=fast", "factor: must be a number, got 'fast'"),
+        ("scale:match=a,factor=nan", "factor: must be a number"),
+        ("scale:match=a,factor=-1", "factor: must be zero or more, got -1"),
+        ("scale:match=*,factor=1", "every alternative must hold a letter"),
+        ("scale:match=a,factor=1,speed=2", "speed: no such parameter"),
+        ("scale:match=a,factor=1,lane=gpu", "lane: must be one of any, host, device"),
+        ("scale:match=a,match=b,factor=1", "each once"),
+        ("scale:match", "parameters must be key=value"),
+        ("set:to=20", "to: quantity: must carry its unit"),
+        ("set:to=-1ms", "must not be negative"),
+        ("no_straggler:rank=x", "must be a whole number"),
+        ("no_straggler:rank=5-2", "must be like 2 or 0-3"),
+        ("dtype:to=fp7", "number format: must be one of"),
+        ("bucket:size=0B", "at least one byte"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_what_to_do(text, words):
+    with pytest.raises(ScenarioError, match=words):
+        parse_transformation(text)
+
+
+def test_all_faults_are_named_at_once():
+    with pytest.raises(ScenarioError) as caught:
+        parse_transformation("scale:factor=x,lane=y,color=z")
+
+    for word in ("factor:", "lane:", "color:", "match:", "4 faults"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["scale:match=a,factor=1", "scale:match=a..b,factor=1..2"])
+def test_a_sweep_has_exactly_one_parameter_with_several_values(text):
+    with pytest.raises(ScenarioError, match="exactly one parameter"):
+        parse_sweep(text)
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_every_transformation_has_a_first_sentence_and_readable_parameters(name):
+    assert TRANSFORMATIONS[name].__doc__
+    for parameter in list_parameters(name):
+        assert not parameter.key.endswith(("_ns", "_bytes"))
+        assert parameter.words.startswith(f"{parameter.key}=")
