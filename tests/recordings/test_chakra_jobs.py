@@ -5,17 +5,12 @@ import pytest
 
 from perfmodel.base.errors import TraceError
 from perfmodel.recordings.chakra_jobs import load_chakra_job, write_chakra_job
-from perfmodel.recordings.importing import import_job
 from perfmodel.recordings.self_replay import self_replay
 from tests.recordings.builders import held_of
-from traces.job_trace import load_job_trace
 
 
-def test_out_and_in_again_gives_the_same_replay(shared_data, tmp_path):
-    folder = (
-        shared_data / "traces" / "dlrm_torchrec_v100x4" / "s0_sst_sleep_pl_dense_after_backward_2"
-    )
-    job = import_job(load_job_trace(folder))
+def test_out_and_in_again_gives_the_same_replay(recorded, tmp_path):
+    job = recorded("dlrm_torchrec_v100x4/s0_sst_sleep_pl_dense_after_backward_2")
 
     back = load_chakra_job(write_chakra_job(job, tmp_path))
 
@@ -24,8 +19,8 @@ def test_out_and_in_again_gives_the_same_replay(shared_data, tmp_path):
     assert back.report == job.report
 
 
-def test_a_missing_rank_is_refused(shared_data, tmp_path):
-    job = import_job(load_job_trace(shared_data / "traces" / "dlrm_param_v100x8"))
+def test_a_missing_rank_is_refused(recorded, tmp_path):
+    job = recorded("dlrm_param_v100x8")
     paths = write_chakra_job(job, tmp_path)
     with pytest.raises(TraceError, match="each of 8 ranks"):
         load_chakra_job(paths[:-1])

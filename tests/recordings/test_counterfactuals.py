@@ -9,19 +9,16 @@ import pytest
 from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.allocation_stalls import remove_allocation_stalls
 from perfmodel.recordings.host_chain import StepKind
-from perfmodel.recordings.importing import import_job
 from tests.recordings.builders import durations_of, held_of, replay_ms
-from traces.job_trace import load_job_trace
 
 MS = 1_000_000
 COLLECTIVES_A_STEP = 9
 
 
 @pytest.fixture(scope="module")
-def jobs(shared_data):
-    folder = shared_data / "traces" / "dlrm_torchrec_v100x4"
+def jobs(recorded):
     names = {"s2": "s2_a2a_opt_2_runA", "n2": "n2_a2a_opt_2_runB", "n3": "n3_a2a_opt_3"}
-    return {key: import_job(load_job_trace(folder / name)) for key, name in names.items()}
+    return {key: recorded(f"dlrm_torchrec_v100x4/{name}") for key, name in names.items()}
 
 
 def gaps_of_rank_2(job, durations, low_ms, high_ms):

@@ -127,7 +127,7 @@ def test_structured_damage_is_reported_or_refused(documents, tmp_path, seed):
     rng = random.Random(seed)
     seen = set()
     for number in range(90):
-        document = copy.deepcopy(rng.choice(documents))
+        document = copy.deepcopy(documents[rng.choice((0, 1, 1, 2, 2, 2))])
         change = STRUCTURED[number % len(STRUCTURED)]
         change(document, rng)
         path = tmp_path / "rank0.json"
