@@ -1,7 +1,7 @@
 """Outcome: how long a job takes whose tasks state their durations, and why.
 
 A built job is a loop and its time is the period. A recording is replayed once,
-and its time is the mean of the periods in it, or its span where it has none.
+and its time is the median of the periods in it, or its span where it has none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from perfmodel.workloads.memory import RankMemory
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The answer for one job: its time, the periods it is the mean of, and why.
+    """The answer for one job: its time, the periods it is the median of, and why.
 
     *span_ns* is one pass from the first task to the last.
     """
@@ -101,7 +101,7 @@ def _recorded_outcome(job: JobGraph, notes: Notes) -> Outcome:
         window=Window(moments_ns[0], moments_ns[-1]),
         class_ranks=tuple((rank,) for rank in range(job.rank_count)),
     )
-    iteration_ns = sum(periods_ns) // len(periods_ns)
+    iteration_ns = round(float(np.median(periods_ns)))
     explanation = _explain(evidence, priced, job.rank_count, iteration_ns)
     return Outcome(iteration_ns, span_ns, periods_ns, explanation, job.rank_count, job.task_count)
 
