@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import yaml
 
 from collectives.calibration import SCHEMA_VERSION, Calibration
 from collectives.calibration_file import to_document, to_numbers
+from collectives.measurements import CollectiveMeasurement
 
 _HEADING = """\
 # Fitted constants of collectives. Times in nanoseconds, ratios of the datasheet's bandwidth.
@@ -32,20 +33,20 @@ def write_calibration(calibration: Calibration, path: Path, *, about: Mapping[st
     path.write_text(_HEADING + text, encoding="utf-8")
 
 
-def about_shipped(*, command: str, day: datetime.date) -> dict[str, str]:
-    """Where the constants that ship with the package come from."""
+def about_tables(
+    measurements: Sequence[CollectiveMeasurement], *, command: str, licence: str, day: datetime.date
+) -> dict[str, str]:
+    """Where constants come from: the sources, machines and releases that the tables name."""
+    sources = sorted({row.source or "not stated" for row in measurements})
+    versions = sorted({row.nccl_version for row in measurements if row.nccl_version is not None})
+    named = [".".join(str(part) for part in version) for version in versions]
+    if any(row.nccl_version is None for row in measurements):
+        named.append("releases not stated")
     return {
-        "source": (
-            "ai-dynamo/aiconfigurator 095f58a; VIA-Research/vTrain f8dda84; medians of public "
-            "nccl-tests logs: argonne-lcf/alcf-nccl-tests, xxrjun/nccl-tests-cluster, "
-            "boeschf/nccl-benchmark-on-alps-2025, aws-samples/awsome-distributed-training, "
-            "NVIDIA/dgxc-benchmarking, microsoft/superbenchmark, NVIDIA/nccl issue threads"
-        ),
-        "hardware": (
-            "dgx_a100, dgx_h100, l40s_pcie, dgx1_v100, alps_gh200, polaris, aws_p4d, aws_p5"
-        ),
-        "software": "NCCL 2.23, 2.27.3, 2.29.2 and releases not stated",
+        "source": "; ".join(sources),
+        "hardware": ", ".join(sorted({row.topology for row in measurements})),
+        "software": f"NCCL {', '.join(named)}",
         "date": day.isoformat(),
-        "licence": "Apache-2.0 (aiconfigurator), MIT (vTrain), figures from public logs",
+        "licence": licence,
         "command": command,
     }

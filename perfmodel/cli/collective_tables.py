@@ -70,6 +70,9 @@ def calibrate_collectives_command(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write the constants here."),
     ] = None,
+    licence: Annotated[
+        str, typer.Option(metavar="TEXT", help="Licence of the measurements, for the file.")
+    ] = "that of the sources",
     limit: Limit = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -87,7 +90,7 @@ def calibrate_collectives_command(
         held = fitting.cross_validate(measurements, folds=cross_validate)
         show(_board(held), json_file, limit)
     if output is not None:
-        _fit_and_write(tables, output)
+        _fit_and_write(tables, output, licence)
     elif cross_validate is None and not leave_out:
         raise InputError(
             "calibrate collectives: nothing to do. Give --out FILE to write the constants, "
@@ -95,18 +98,19 @@ def calibrate_collectives_command(
         )
 
 
-def _fit_and_write(tables: list[Path], output: Path) -> None:
+def _fit_and_write(tables: list[Path], output: Path, licence: str) -> None:
     import datetime
 
     from collectives.measurements import load_measurements
     from perfmodel.calibration.collectives import fit_with_uncertainty
-    from perfmodel.calibration.collectives_file import about_shipped, write_calibration
+    from perfmodel.calibration.collectives_file import about_tables, write_calibration
 
-    fitted = fit_with_uncertainty(load_measurements(tables), folds=DEFAULT_FOLDS)
-    names = " ".join(f"../shared/data/collectives/{table.name}" for table in tables)
-    command = f"perfmodel calibrate collectives {names} --out {output}"
+    measurements = load_measurements(tables)
+    fitted = fit_with_uncertainty(measurements, folds=DEFAULT_FOLDS)
+    command = f"perfmodel calibrate collectives {' '.join(table.name for table in tables)}"
     day = datetime.datetime.now(tz=datetime.UTC).date()
-    write_calibration(fitted, output, about=about_shipped(command=command, day=day))
+    about = about_tables(measurements, command=command, licence=licence, day=day)
+    write_calibration(fitted, output, about=about)
     print(f"wrote {output}: {len(fitted.hosts)} host and {len(fitted.fabrics)} fabric blocks")
 
 
