@@ -13,7 +13,7 @@ because numba compiles them many times faster.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -41,7 +41,9 @@ def _compiled(function: _Pass) -> _Pass:
     Nothing here makes or frees an array. Left to count, numba does so for
     every array of Layout and State at every call, which doubles the time.
     """
-    return cast(_Pass, numba.njit(cache=True, nogil=True, _nrt=False)(function))
+    # In a dict because the option is not in numba's type hints.
+    options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+    return cast(_Pass, numba.njit(**options)(function))
 
 
 class State(NamedTuple):
