@@ -91,18 +91,23 @@ class Calibration:
         is_scaled = spans or self.host_entry(wiring).link_class.is_nvlink
         return Provenance.EXTRAPOLATED if is_scaled else Provenance.ANALYTIC
 
-    def relative_sigma(self, wiring: Wiring, kind: CollectiveKind, latency_ratio: float) -> float:
-        """One standard deviation of the relative error, from rows held out of the fit."""
+    def relative_sigma(
+        self, wiring: Wiring, kind: CollectiveKind, size_bytes: float, latency_ratio: float
+    ) -> float:
+        """One standard deviation of the relative error, from rows held out of the fit.
+
+        Groups and sizes of a measured machine that were not in the fit themselves are given at
+        least half the error of machines left out.
+        """
         spread = "one_host" if wiring.host_count == 1 else "several_hosts"
         regime = regime_of(latency_ratio)
-        for machine, word in (
-            (wiring.topology_name, kind.value),
-            (wiring.topology_name, "any"),
-        ):
-            sigma = self.uncertainty.get(f"{machine}/{spread}/{word}/{regime}")
+        unseen = self.uncertainty.get(f"unseen/{spread}/any/{regime}", TRANSFER_SIGMA)
+        for word in (kind.value, "any"):
+            sigma = self.uncertainty.get(f"{wiring.topology_name}/{spread}/{word}/{regime}")
             if sigma is not None:
-                return sigma
-        return self.uncertainty.get(f"unseen/{spread}/any/{regime}", TRANSFER_SIGMA)
+                is_covered = self.provenance(wiring, kind, size_bytes) is Provenance.INTERPOLATED
+                return sigma if is_covered else max(sigma, unseen / 2)
+        return unseen
 
 
 def regime_of(latency_ratio: float) -> str:

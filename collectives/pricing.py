@@ -172,7 +172,7 @@ class _Pricer:
         stretch = (duration - latency) / slowest if slowest > 0 else 0.0
         return CollectiveCost(
             duration_ns=duration,
-            relative_sigma=self.calibration.relative_sigma(wiring, self.kind, ratio),
+            relative_sigma=self.calibration.relative_sigma(wiring, self.kind, size, ratio),
             provenance=self.calibration.provenance(wiring, self.kind, size),
             algorithm=choice[0].value,
             protocol=choice[1].value,

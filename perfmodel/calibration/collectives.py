@@ -195,8 +195,9 @@ def predict_rows(
         latency = empty.predict_ns(host, fabric, calibration.software) * np.ones_like(predicted)
         for row, duration, floor in zip(batch.rows, predicted, latency, strict=True):
             ratio = float(floor / duration)
-            sigma = calibration.relative_sigma(batch.wiring, batch.kind, ratio)
-            found[row] = HeldOut(measurements[row], float(duration), ratio, sigma)
+            measured = measurements[row]
+            sigma = calibration.relative_sigma(batch.wiring, batch.kind, measured.size_bytes, ratio)
+            found[row] = HeldOut(measured, float(duration), ratio, sigma)
     return [found[number] for number in range(len(measurements))]
 
 

@@ -95,7 +95,7 @@ def test_uncertainty_covers_nine_of_ten_rows():
         HeldOut(replace(row, duration_ns=1.0), float(np.exp(percent / 100)), 0.1)
         for percent in range(1, 101)
     ]
-    [scope, _] = [name for name in fit_uncertainty(held)]
+    [scope, _] = list(fit_uncertainty(held))
     assert fit_uncertainty(held)[scope] == pytest.approx(0.9 / 1.645, rel=0.01)
 
 

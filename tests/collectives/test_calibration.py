@@ -2,6 +2,7 @@ import pytest
 import yaml
 
 from collectives.calibration import CALIBRATIONS, load_calibration, load_default_calibration
+from collectives.collective import CollectiveKind
 from collectives.measurements import wiring_of_run
 from perfmodel.base.errors import CalibrationError
 
@@ -71,3 +72,12 @@ def test_negative_constants_are_refused(tmp_path):
     content["hosts"][0]["constants"]["launch_ns"] = -1.0
     with pytest.raises(CalibrationError, match="zero or more"):
         load_calibration(write(tmp_path, content))
+
+
+def test_groups_that_were_not_measured_are_less_certain():
+    calibration = load_default_calibration()
+    kind = CollectiveKind.ALL_TO_ALL
+    measured = calibration.relative_sigma(wiring_of_run("dgx_h100", 10, 10), kind, 1 << 30, 0.01)
+    new = calibration.relative_sigma(wiring_of_run("dgx_h100", 4, 32), kind, 1 << 30, 0.01)
+    foreign = calibration.relative_sigma(wiring_of_run("dgx_b200", 4, 32), kind, 1 << 30, 0.01)
+    assert measured < new < foreign
