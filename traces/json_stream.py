@@ -6,7 +6,6 @@ long the file is. What stands around the array comes back as one small document.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import zlib
@@ -69,8 +68,9 @@ class ObjectStream:
     def batches(self) -> Iterator[list[Any]]:
         """Yield the objects in order, a list at a time."""
         try:
-            with _open_binary(self.path) as stream:
-                yield from self._batches_of(_Chunks(stream))
+            unpacker = _new_unpacker() if _is_packed(self.path) else None
+            with self.path.open("rb") as stream:
+                yield from self._batches_of(_Chunks(stream, unpacker))
         except OSError as fault:
             raise TraceError(
                 f"{self.path}: cannot be read ({fault.strerror or fault}). "
@@ -222,24 +222,47 @@ class _Chunks:
     """Pieces of a file; damage to its compression ends it and is remembered."""
 
     stream: IO[bytes]
+    unpacker: Any = None
+    waiting: bytes = b""
     fault: str = ""
 
     def next(self) -> bytes:
-        if self.fault:
-            return b""
+        """The next piece, empty at the end."""
+        if self.unpacker is None or self.fault:
+            return b"" if self.fault else self.stream.read(BATCH_BYTES)
         try:
-            return self.stream.read(BATCH_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as fault:
+            return self._unpack()
+        except zlib.error as fault:
             self.fault = str(fault)
             return b""
 
+    def _unpack(self) -> bytes:
+        while True:
+            packed = self.waiting or self.stream.read(BATCH_BYTES)
+            if not packed:
+                if not self.unpacker.eof:
+                    self.fault = "the compressed data ends early"
+                return b""
+            if self.unpacker.eof:
+                self.unpacker = _new_unpacker()
+            piece: bytes = self.unpacker.decompress(packed, BATCH_BYTES)
+            self.waiting = self.unpacker.unconsumed_tail or self.unpacker.unused_data.lstrip(b"\0")
+            if piece:
+                return piece
+
     def rest(self) -> bytes:
+        """All that is left, up to a limit."""
         pieces = []
         while piece := self.next():
             pieces.append(piece)
             if len(pieces) * BATCH_BYTES > MAX_OBJECT_BYTES:
                 break
         return b"".join(pieces)
+
+
+def _new_unpacker() -> Any:
+    """An unpacker of gzip; it checks sizes and checksums itself."""
+    return zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,15 +321,14 @@ def _objects_in_array(letters: Letters, starts: Places, ends: Places) -> int:
     return int(closing[0]) + 1 if len(closing) else len(ends)
 
 
-def _open_binary(path: Path) -> IO[bytes]:
+def _is_packed(path: Path) -> bool:
     if path.is_dir():
         raise TraceError(f"{path}: must be a file, but it is a directory.")
     with path.open("rb") as stream:
         magic = stream.read(2)
     if not magic:
         raise TraceError(f"{path}: must hold a trace, but it is empty.")
-    # gzip.open has the type of a text file for some modes; here it is always binary.
-    return gzip.open(path, "rb") if magic == b"\x1f\x8b" else path.open("rb")  # type: ignore[return-value]  # see above
+    return magic == b"\x1f\x8b"
 
 
 def _no_array_message(path: Path, key: str, text: bytes, fault: str) -> str:
