@@ -35,7 +35,7 @@ LIMITS = {
     "compute_ratio": Limit(0.7, 0.2, 1.0),
     "pair_clocks": Limit(0.02, 0.001, 0.5),
     "balance": Limit(3.0, 1.0, 12.0),
-    "memory_ratio": Limit(0.8, 0.1, 2.0),
+    "traffic_bytes_per_clock": Limit(8.0, 0.5, 40.0),
     "sustained_loss": Limit(0.05, 0.001, 0.6),
     "sustained_after_ns": Limit(1e6, 1e4, 1e8),
 }

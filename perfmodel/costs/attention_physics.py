@@ -31,14 +31,17 @@ class AttentionConstants:
     """What is fitted for one device and kernel; ratios are of the datasheet.
 
     *pair_clocks* is what a multiprocessor spends on one query-key pair besides
-    multiplying: the exponential, the maximum, the scaling.
+    multiplying: the exponential, the maximum, the scaling. *traffic_bytes_per_clock*
+    is how fast it takes in queries and puts out results before and after the
+    multiplying: a rate of the multiprocessor, since H100 and H200, which differ only
+    in memory, take the same time.
     """
 
     floor_ns: float
     compute_ratio: float
     pair_clocks: float
     balance: float
-    memory_ratio: float
+    traffic_bytes_per_clock: float
     sustained_loss: float
     sustained_after_ns: float
 
@@ -123,9 +126,8 @@ def predict_attention_times(
     smaller = np.minimum(mean_ns, longest_ns)
     power = constants.balance
     busy_ns = larger * (1.0 + (smaller / larger) ** power) ** (1.0 / power)
-    memory_ns = shapes.traffic_bytes * (
-        NS_PER_S / (machine.memory_bytes_per_s * constants.memory_ratio)
-    )
+    rate = machine.sm_count * machine.clock_hz * constants.traffic_bytes_per_clock
+    memory_ns = shapes.traffic_bytes * (NS_PER_S / rate)
     total_ns = busy_ns + memory_ns
     total_ns = total_ns * (
         1.0 + constants.sustained_loss * total_ns / (total_ns + constants.sustained_after_ns)

@@ -144,5 +144,5 @@ def _distance_sigma(entry: Entry, device: Device) -> float:
     ages = [GENERATIONS.get(name, 0) for name in (entry.architecture, device.architecture.value)]
     steps = abs(ages[0] - ages[1])
     if entry.architecture == device.architecture.value and is_same_class:
-        return 0.06
+        return 0.04
     return (0.10 if is_same_class else 0.22) + 0.02 * steps
