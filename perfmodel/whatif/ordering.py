@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import PLAIN, LaneKind
 from perfmodel.whatif.job_draft import JobDraft, edit_programs
-from perfmodel.whatif.launches import launch_of
+from perfmodel.whatif.launches import is_device, launch_of
 from perfmodel.whatif.program_draft import ProgramDraft
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.traffic import ALL_REDUCE
@@ -38,6 +38,10 @@ class Overlap:
                 f"Nothing needs collectives like {self.match} before the next task like "
                 f"{self.until}; they still wait for what they carry. Kernels are not slowed."
             ),
+            (
+                "Host threads that wait for them, and streams on which no such task follows, "
+                "keep waiting where they do."
+            ),
         )
 
     def apply(self, job: JobGraph) -> JobGraph:
@@ -58,15 +62,26 @@ class Overlap:
 def _release(program: ProgramDraft, found: set[int], until: list[int]) -> None:
     users: dict[int, list[Dependency]] = {}
     for number, task in program.tasks.items():
-        if number in found:
+        user = _next_user(program, number, until)
+        if number in found or user is None or not is_device(program, number):
             continue
         lost = [dep for dep in task.dependencies if dep.task in found and not dep.distance]
         task.after = [dep for dep in task.dependencies if dep not in lost]
-        if lost:
-            user = _next_user(program, number, until)
-            users.setdefault(user, []).extend(lost)
-    apart: dict[int, int] = {}
+        users.setdefault(user, []).extend(lost)
     for number in sorted(found):
+        if program.lanes[program.tasks[number].lane].kind is LaneKind.COMPUTE:
+            user = _next_user(program, number, until)
+            if user is not None:
+                users.setdefault(user, []).append(Dependency(number))
+    for user, waits in users.items():
+        program.tasks[user].dependencies.extend(waits)
+    _move_off_compute(program, sorted(found))
+
+
+def _move_off_compute(program: ProgramDraft, found: list[int]) -> None:
+    """Give collectives of a compute lane a lane beside it; they wait for what came before."""
+    apart: dict[int, int] = {}
+    for number in found:
         task = program.tasks[number]
         if program.lanes[task.lane].kind is not LaneKind.COMPUTE:
             continue
@@ -77,22 +92,15 @@ def _release(program: ProgramDraft, found: set[int], until: list[int]) -> None:
         place = of_lane.index(number)
         if place:
             task.dependencies.append(Dependency(of_lane[place - 1]))
-        users.setdefault(_next_user(program, number, until), []).append(Dependency(number))
         program.move(number, apart[task.lane])
-    for user, waits in users.items():
-        program.tasks[user].dependencies.extend(waits)
 
 
-def _next_user(program: ProgramDraft, number: int, until: list[int]) -> int:
-    """The first task of *until* on the lane of a task, at or behind it."""
-    lane = program.tasks[number].lane
-    behind = [one for one in until if program.tasks[one].lane == lane and one >= number]
-    if not behind:
-        raise ScenarioError(
-            f"lane {program.lanes[lane].name!r}: somebody waits there for a collective, but no "
-            "task like `until` comes later on it. Say with `until` who needs the collective."
-        )
-    return behind[0]
+def _next_user(program: ProgramDraft, number: int, until: list[int]) -> int | None:
+    """The first task of *until* (ascending) on the lane of a task, at or behind it."""
+    place = bisect_left(until, number)
+    if place == len(until) or program.tasks[until[place]].lane != program.tasks[number].lane:
+        return None
+    return until[place]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
