@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
 from perfmodel.base.errors import TraceError
+from traces.packed_file import MAX_OBJECT_BYTES, Chunks, open_chunks
 
-# Small batches stay in cache: parsing 64 KiB at a time is nearly twice as fast as 1 MiB.
-BATCH_BYTES = 64 * 1024
-MAX_OBJECT_BYTES = 64 * 2**20
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _BARE_WORD = re.compile(rb"(?<=[:,\[\s])(-?)(inf|nan)(?=[,\]}\s])", re.IGNORECASE)
 Places = np.ndarray[Any, np.dtype[np.int64]]
@@ -68,16 +65,15 @@ class ObjectStream:
     def batches(self) -> Iterator[list[Any]]:
         """Yield the objects in order, a list at a time."""
         try:
-            unpacker = _new_unpacker() if _is_packed(self.path) else None
             with self.path.open("rb") as stream:
-                yield from self._batches_of(_Chunks(stream, unpacker))
+                yield from self._batches_of(open_chunks(self.path, stream))
         except OSError as fault:
             raise TraceError(
                 f"{self.path}: cannot be read ({fault.strerror or fault}). "
                 "A trace is a JSON file, plain or gzip."
             ) from None
 
-    def _batches_of(self, chunks: _Chunks) -> Iterator[list[Any]]:
+    def _batches_of(self, chunks: Chunks) -> Iterator[list[Any]]:
         head, rest = self._find_array(chunks)
         offset = len(head)
         tail = b""
@@ -129,7 +125,7 @@ class ObjectStream:
                 f"{MAX_OBJECT_BYTES} bytes. The file is damaged there; record it again."
             )
 
-    def _find_array(self, chunks: _Chunks) -> tuple[bytes, bytes]:
+    def _find_array(self, chunks: Chunks) -> tuple[bytes, bytes]:
         pattern = re.compile(rb'"' + self.key.encode() + rb'"\s*:\s*\[')
         text = chunks.next()
         if text.lstrip()[:1] == b"[":
@@ -192,7 +188,7 @@ class ObjectStream:
             f"file ends early; {lost} bytes of an unfinished object left out", f"byte {offset}"
         )
 
-    def _truncated_gzip(self, chunks: _Chunks, offset: int) -> None:
+    def _truncated_gzip(self, chunks: Chunks, offset: int) -> None:
         if chunks.fault:
             self.is_truncated = True
             self.faults.add(f"compressed file is damaged: {chunks.fault}", f"byte {offset}")
@@ -215,54 +211,6 @@ class ObjectStream:
             return {}
         document.pop(self.key, None)
         return document
-
-
-@dataclass(slots=True)
-class _Chunks:
-    """Pieces of a file; damage to its compression ends it and is remembered."""
-
-    stream: IO[bytes]
-    unpacker: Any = None
-    waiting: bytes = b""
-    fault: str = ""
-
-    def next(self) -> bytes:
-        """The next piece, empty at the end."""
-        if self.unpacker is None or self.fault:
-            return b"" if self.fault else self.stream.read(BATCH_BYTES)
-        try:
-            return self._unpack()
-        except zlib.error as fault:
-            self.fault = str(fault)
-            return b""
-
-    def _unpack(self) -> bytes:
-        while True:
-            packed = self.waiting or self.stream.read(BATCH_BYTES)
-            if not packed:
-                if not self.unpacker.eof:
-                    self.fault = "the compressed data ends early"
-                return b""
-            if self.unpacker.eof:
-                self.unpacker = _new_unpacker()
-            piece: bytes = self.unpacker.decompress(packed, BATCH_BYTES)
-            self.waiting = self.unpacker.unconsumed_tail or self.unpacker.unused_data.lstrip(b"\0")
-            if piece:
-                return piece
-
-    def rest(self) -> bytes:
-        """All that is left, up to a limit."""
-        pieces = []
-        while piece := self.next():
-            pieces.append(piece)
-            if len(pieces) * BATCH_BYTES > MAX_OBJECT_BYTES:
-                break
-        return b"".join(pieces)
-
-
-def _new_unpacker() -> Any:
-    """An unpacker of gzip; it checks sizes and checksums itself."""
-    return zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,16 +267,6 @@ def _objects_in_array(letters: Letters, starts: Places, ends: Places) -> int:
     behind = np.searchsorted(brackets, starts[1 : gaps + 1])
     closing = np.flatnonzero(behind > before)
     return int(closing[0]) + 1 if len(closing) else len(ends)
-
-
-def _is_packed(path: Path) -> bool:
-    if path.is_dir():
-        raise TraceError(f"{path}: must be a file, but it is a directory.")
-    with path.open("rb") as stream:
-        magic = stream.read(2)
-    if not magic:
-        raise TraceError(f"{path}: must hold a trace, but it is empty.")
-    return magic == b"\x1f\x8b"
 
 
 def _no_array_message(path: Path, key: str, text: bytes, fault: str) -> str:

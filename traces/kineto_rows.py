@@ -15,80 +15,16 @@ from typing import Any
 import numpy as np
 import orjson
 
+from traces.kineto_fields import (
+    ARGUMENT_FIELDS,
+    CATEGORIES,
+    COLLECTIVE_FIELDS,
+    GEOMETRY_FIELDS,
+    NUMBER_COLUMNS,
+    WAIT_FIELDS,
+)
 from traces.trace import ABSENT, Category, TraceColumns
 
-CATEGORIES = {
-    "cpu_op": Category.HOST_OPERATOR,
-    "Operator": Category.HOST_OPERATOR,
-    "user_annotation": Category.HOST_ANNOTATION,
-    "cuda_runtime": Category.RUNTIME_CALL,
-    "cuda_driver": Category.RUNTIME_CALL,
-    "hip_runtime": Category.RUNTIME_CALL,
-    "Runtime": Category.RUNTIME_CALL,
-    "kernel": Category.KERNEL,
-    "Kernel": Category.KERNEL,
-    "gpu_memcpy": Category.MEMORY_COPY,
-    "Memcpy": Category.MEMORY_COPY,
-    "gpu_memset": Category.MEMORY_SET,
-    "Memset": Category.MEMORY_SET,
-    "cuda_sync": Category.SYNCHRONISATION,
-    "gpu_user_annotation": Category.DEVICE_ANNOTATION,
-    "overhead": Category.OVERHEAD,
-}
-SHAPE_FIELDS = ("Input Dims", "Input type")
-GEOMETRY_FIELDS = (
-    "grid",
-    "block",
-    "blocks per SM",
-    "warps per SM",
-    "registers per thread",
-    "shared memory",
-    "est. achieved occupancy %",
-    "priority",
-)
-COLLECTIVE_FIELDS = (
-    "Collective name",
-    "In msg nelems",
-    "Out msg nelems",
-    "Group size",
-    "dtype",
-    "In split size",
-    "Out split size",
-    "Process Group Name",
-    "Process Group Description",
-    "Process Group Ranks",
-    "Src Rank",
-    "Dst Rank",
-    "Seq",
-)
-WAIT_FIELDS = (
-    "cuda_sync_kind",
-    "wait_on_stream",
-    "wait_on_cuda_event_record_corr_id",
-    "wait_on_cuda_event_id",
-)
-_ARGUMENTS = (
-    "correlation",
-    "External id",
-    "stream",
-    "device",
-    "Sequence number",
-    "Fwd thread id",
-    "bytes",
-    "graph node id",
-)
-# The columns that `tid` and then _ARGUMENTS become, in that order.
-_NUMBERS = (
-    "thread",
-    "correlation",
-    "external",
-    "stream",
-    "device",
-    "sequence",
-    "forward_thread",
-    "size_bytes",
-    "graph_task",
-)
 Stamps = np.ndarray[Any, np.dtype[np.int64]]
 # Plain numbers: looking an enum member up takes as long as parsing a field.
 _CODES = {word: int(category) for word, category in CATEGORIES.items()}
@@ -156,20 +92,20 @@ class RowBuffer:
         start_ns = np.frombuffer(self.stamps, dtype=np.int64)
         duration_ns = np.frombuffer(self.durations, dtype=np.int64)
         order = np.lexsort((-duration_ns, start_ns))
-        numbers = np.frombuffer(self.numbers, dtype=np.int64).reshape(-1, len(_NUMBERS))
+        numbers = np.frombuffer(self.numbers, dtype=np.int64).reshape(-1, len(NUMBER_COLUMNS))
         return TraceColumns(
             start_ns=start_ns[order] + np.int64(base_ns),
             duration_ns=duration_ns[order],
             category=np.frombuffer(self.categories, dtype=np.uint8)[order],
             name=np.frombuffer(self.names, dtype=np.int32)[order],
             detail=np.frombuffer(self.details, dtype=np.int32)[order],
-            **{name: numbers[order, place] for place, name in enumerate(_NUMBERS)},
+            **{name: numbers[order, place] for place, name in enumerate(NUMBER_COLUMNS)},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some intervals; `numbers` holds the values of `_NUMBERS` row after row."""
+    """Some intervals; `numbers` holds the values of `NUMBER_COLUMNS` row after row."""
 
     start_ns: Stamps
     duration_ns: Stamps
@@ -214,7 +150,7 @@ def careful_row(span: dict[str, Any], names: Interner, details: Interner) -> tup
         argument = _EMPTY
     category = _CODES[span["cat"]]
     numbers = [_careful_thread(span.get("tid"), odd)]
-    numbers += [_careful_number(argument.get(word), word, odd) for word in _ARGUMENTS]
+    numbers += [_careful_number(argument.get(word), word, odd) for word in ARGUMENT_FIELDS]
     rows = Rows(
         start_ns=np.array([start_ns]),
         duration_ns=np.array([duration_ns]),
@@ -238,7 +174,7 @@ def _quick_ns(stamps_us: list[Any]) -> Stamps:
 
 
 def _quick_numbers(spans: list[dict[str, Any]], arguments: list[dict[str, Any]]) -> array[int]:
-    # Written out, because this is where most of the time goes; same order as _NUMBERS.
+    # Written out, because this is where most of the time goes; same order as NUMBER_COLUMNS.
     rows = [
         (
             span["tid"],

@@ -9,7 +9,7 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import TraceError
 from tests.conftest import CHECKOUT
 from tests.traces.builders import kernel, launch, span, write_trace
-from traces import kineto_rows
+from traces import kineto_fields
 from traces.kineto import load_kineto
 from traces.trace import Category
 
@@ -185,11 +185,11 @@ def test_a_folder_is_refused(tmp_path):
 def test_the_schema_file_names_every_field_that_is_read():
     schema = load_yaml(CHECKOUT / "traces" / "schema_kineto.yaml")
 
-    assert set(schema["categories"]) == set(kineto_rows.CATEGORIES)
-    assert set(schema["arguments"]) == set(kineto_rows._ARGUMENTS)
+    assert set(schema["categories"]) == set(kineto_fields.CATEGORIES)
+    assert set(schema["arguments"]) == set(kineto_fields.ARGUMENT_FIELDS)
     details = {
-        *kineto_rows.SHAPE_FIELDS, *kineto_rows.GEOMETRY_FIELDS,
-        *kineto_rows.COLLECTIVE_FIELDS, *kineto_rows.WAIT_FIELDS,
+        *kineto_fields.SHAPE_FIELDS, *kineto_fields.GEOMETRY_FIELDS,
+        *kineto_fields.COLLECTIVE_FIELDS, *kineto_fields.WAIT_FIELDS,
     }  # fmt: skip
     assert set(schema["details"]) == details
 
