@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from perfmodel.cli import main
 from perfmodel.graph.storage import save_job
+from perfmodel.recordings.storage import save_recorded_job
 from perfmodel.whatif import TRANSFORMATIONS
+from tests.recordings.builders import call, import_spans
+from tests.traces.builders import span
 from tests.whatif.jobs import training_job
 
 
@@ -96,3 +100,35 @@ def test_without_a_change_the_command_line_is_wrong(folder, capsys):
     assert run(folder) == 2
 
     assert "--apply" in capsys.readouterr().err
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """Two launches and their kernels, recorded."""
+    spans = [
+        call("cudaLaunchKernel", 0, 5, 1),
+        span("kernel", "sgemm", 6, 100, correlation=1, stream=7),
+        call("cudaLaunchKernel", 10, 5, 2),
+        span("kernel", "relu", 106, 50, correlation=2, stream=7),
+    ]
+    return import_spans(tmp_path / "traces", spans)
+
+
+def test_an_answer_for_a_recording_shows_how_well_it_replays(recording, tmp_path, capsys):
+    save_recorded_job(recording, tmp_path / "recorded")
+
+    assert run(str(tmp_path / "recorded"), "--apply", "scale:match=gemm,factor=0.5") == 0
+
+    shown = capsys.readouterr().out
+    assert "replays itself with an error of +0.00 %" in shown
+    assert "156 us -> 106 us" in shown
+
+
+def test_a_recording_that_replays_badly_is_answered_only_by_force(recording, tmp_path, capsys):
+    twice = replace(recording, recorded_end_ns=2 * recording.recorded_end_ns)
+    save_recorded_job(twice, tmp_path / "recorded")
+    words = (str(tmp_path / "recorded"), "--apply", "scale:match=gemm,factor=0.5")
+
+    assert run(*words) == 1
+    assert "replays itself with an error of -50.0 %" in capsys.readouterr().err
+    assert run(*words, "--force") == 0
