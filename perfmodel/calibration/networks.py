@@ -50,7 +50,21 @@ class OrderedPairs:
 def fit_correction(
     features: Matrix, log_ratio: Matrix, plan: TrainingPlan, pairs: OrderedPairs | None = None
 ) -> Correction:
-    """The correction that makes *log_ratio* of *features*, with its spread on rows not fitted."""
+    """The correction that makes *log_ratio* of *features*, with its spread on rows not fitted.
+
+    One thread: the networks are so small that several only wait for each other.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _fit(features, log_ratio, plan, pairs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _fit(
+    features: Matrix, log_ratio: Matrix, plan: TrainingPlan, pairs: OrderedPairs | None
+) -> Correction:
     mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-6
     inputs = (features - mean) / scale
     bounds = features.min(axis=0), features.max(axis=0)

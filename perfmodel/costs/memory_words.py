@@ -35,7 +35,7 @@ SUFFIXES = ("_forward", "_backward", "_fused", "_foreach", "_plain", "_fwd", "_b
 def measured_word(operator: str) -> str | None:
     """The measured operator that stands for *operator*, or None if nobody knows the word."""
     word = operator.rsplit("::", 1)[-1]
-    if "/" in word:
+    if "/" in word or word.endswith("_scalar"):
         return word
     while True:
         if word in RESEMBLES:

@@ -25,7 +25,8 @@ class PricedJob:
     """Durations of *job*, and per row of the duration table how they are known.
 
     *float_ns* are the durations before they were rounded to the clock. *family*
-    is an index into FAMILIES.
+    is an index into FAMILIES. *link_use* is, for collectives, the share of the
+    duration that they keep the links of a GPU and of a NIC busy.
     """
 
     job: JobGraph
@@ -35,6 +36,7 @@ class PricedJob:
     provenance: CodeColumn
     family: CodeColumn
     bound: CodeColumn
+    link_use: FloatColumn
 
     def rows_of_rank(self, rank: int) -> slice:
         """Where the tasks of *rank* stand in the columns."""

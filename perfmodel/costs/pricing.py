@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives import CollectiveSoftware, price_collective
+from collectives import CollectiveCall, CollectiveSoftware, price_collective, share_links
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates
 from perfmodel.costs.models import FAMILIES, family_of, price_ops
 from perfmodel.costs.priced_job import PricedJob
+from perfmodel.costs.rivals import find_rivals
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, JobGraph
@@ -37,6 +38,7 @@ class _CallPrice:
     relative_sigma: float
     provenance: int
     is_latency_bound: bool
+    link_use: tuple[float, float]
 
     def of_member(self, position: int) -> float:
         if self.per_member_ns is None:
@@ -57,9 +59,11 @@ def price_job(
     calls = _CallPricer(job, cluster, collective_software)
     kinds = _rank_kinds(job, calls)
     rows, offset_of_kind, total = [], [], 0
+    link_use = []
     for representative in kinds.representative_rank:
         program = job.program_of(representative)
         rows.append(_price_rank(job, representative, plain, calls))
+        link_use.append(_link_use(job, representative, calls))
         offset_of_kind.append(total)
         total += program.task_count
     columns = _join(rows)
@@ -73,6 +77,7 @@ def price_job(
         provenance=columns.provenance,
         family=family,
         bound=columns.bound,
+        link_use=np.concatenate(link_use),
     )
 
 
@@ -111,9 +116,14 @@ class _CallPricer:
         self._cluster = cluster
         self._software = CollectiveSoftware() if software is None else software
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
-        keys = [_placement(cluster, group.ranks) for group in job.groups]
+        rivals = find_rivals(job, cluster)
+        keys = [
+            (*_placement(cluster, group.ranks), len(of_group))
+            for group, of_group in zip(job.groups, rivals, strict=True)
+        ]
         kind_of_key = {key: kind for kind, key in enumerate(dict.fromkeys(keys))}
         self.placement_of_group = np.array([kind_of_key[key] for key in keys], dtype=np.int64)
+        self._rivals_of_group = rivals
 
     @property
     def has_uneven(self) -> bool:
@@ -139,6 +149,13 @@ class _CallPricer:
             ranks=self._job.groups[group].ranks,
             software=self._software,
         )
+        rivals = self._rivals_of_group[group]
+        if rivals:
+            calls = [
+                CollectiveCall(communication.collective, self._job.groups[member].ranks)
+                for member in (group, *rivals)
+            ]
+            cost = share_links(calls, [cost] * len(calls), cluster=self._cluster)[0]
         per_member = cost.per_rank_ns
         return _CallPrice(
             duration_ns=float(cost.duration_ns),
@@ -146,6 +163,10 @@ class _CallPricer:
             relative_sigma=float(cost.relative_sigma),
             provenance=int(cost.provenance),
             is_latency_bound=cost.latency_ns > cost.duration_ns / 2,
+            link_use=(
+                cost.gpu_busy_ns / max(cost.duration_ns, 1.0),
+                cost.nic_busy_ns / max(cost.duration_ns, 1.0),
+            ),
         )
 
 
@@ -211,6 +232,15 @@ def _price_rank(job: JobGraph, rank: int, plain: Estimates, calls: _CallPricer) 
         columns.provenance[tasks] = price.provenance
         columns.bound[tasks] = Bound.LATENCY if price.is_latency_bound else Bound.LINK
     return columns
+
+
+def _link_use(job: JobGraph, rank: int, calls: _CallPricer) -> NDArray[np.float64]:
+    program = job.program_of(rank)
+    link_use = np.zeros((program.task_count, 2))
+    for op, slot in _distinct_calls(job, program):
+        tasks = (program.op == op) & (program.slot == slot)
+        link_use[tasks] = calls.price(op, int(job.rank_group[rank, slot])).link_use
+    return link_use
 
 
 def _distinct_calls(job: JobGraph, program: Program) -> list[tuple[int, int]]:

@@ -40,7 +40,9 @@ def test_a_straight_line_is_found_again_on_rows_not_fitted():
 
 def test_an_offset_larger_than_a_kernel_can_have_is_the_timing_of_the_benchmark():
     [entry] = fit_entries("memory", straight_table())
-    assert entry.constants["floor_ns"] + entry.constants["timing_ns"] == pytest.approx(5000, rel=0.02)
+    assert entry.constants["floor_ns"] + entry.constants["timing_ns"] == pytest.approx(
+        5000, rel=0.02
+    )
     assert entry.constants["floor_ns"] == 3000
 
 
@@ -78,7 +80,7 @@ def test_a_correction_learns_what_the_physics_leaves_and_how_sure_it_is():
     noise = chooser.normal(0, 0.05, 3000)
     target = 0.3 * np.sin(3 * features[:, 0]) + noise
     pairs = OrderedPairs(features[:100], features[:100], np.zeros(100))
-    plan = TrainingPlan(hidden=16, steps=800, spread_hidden=8)
+    plan = TrainingPlan(hidden=16, steps=600, batch=256, spread_hidden=8)
     correction = fit_correction(features, target, plan, pairs)
     answer = correction.apply(features)
     assert np.mean(np.abs(answer.log_ratio - 0.3 * np.sin(3 * features[:, 0]))) < 0.03
@@ -87,6 +89,8 @@ def test_a_correction_learns_what_the_physics_leaves_and_how_sure_it_is():
 
 
 def test_a_header_names_everything_a_calibration_file_must_say():
-    about = about_tables("gemm", command="perfmodel calibrate gemm x", day=datetime.date(2026, 1, 2))
+    about = about_tables(
+        "gemm", command="perfmodel calibrate gemm x", day=datetime.date(2026, 1, 2)
+    )
     assert about["date"] == "2026-01-02"
     assert {"source", "hardware", "software", "licence", "command"} <= set(about)

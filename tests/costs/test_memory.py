@@ -21,9 +21,7 @@ def price(operator: str, size_bytes: int, device: str = "a100_sxm_80gb", row_len
 
 
 def test_slopes_add_up_from_knot_to_knot():
-    curve = TrafficCurve(
-        floor_ns=0.0, timing_ns=0.0, knots_bytes=(0.0, 1000.0), slopes=(0.5, 0.5)
-    )
+    curve = TrafficCurve(floor_ns=0.0, timing_ns=0.0, knots_bytes=(0.0, 1000.0), slopes=(0.5, 0.5))
     # At 1 byte a nanosecond: 1000 bytes at half a nanosecond, then 1000 at one.
     assert curve.busy_ns(np.array([2000.0]), 1e9).tolist() == [1500.0]
 

@@ -11,7 +11,14 @@ from perfmodel.costs.stack_files import load_stack
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import (
-    Communication, Copy, CopyRoute, Fixed, Gemm, HostPart, HostWork, MemoryBound,
+    Communication,
+    Copy,
+    CopyRoute,
+    Fixed,
+    Gemm,
+    HostPart,
+    HostWork,
+    MemoryBound,
 )  # fmt: skip
 from perfmodel.graph.program import LaneKind
 from topologies import build_cluster, load_device, load_topology
