@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from embeddings.balanced import PlacementRule, build_balanced_plan
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.plan_memory import piece_bytes
@@ -73,21 +75,19 @@ def build_named_plan(name: str, task: ShardingTask) -> ShardingPlan:
 
 def place_greedily(costs: Sequence[float], sizes: Sequence[int], task: ShardingTask) -> list[int]:
     """A rank for every piece: dearest first, to the rank with least cost that has room."""
-    work = [0.0] * task.rank_count
-    used = [0] * task.rank_count
+    work, used = np.zeros(task.rank_count), np.zeros(task.rank_count)
     ranks = [0] * len(costs)
     for piece in sorted(range(len(costs)), key=lambda piece: (-costs[piece], piece)):
-        roomy = [
-            rank for rank in range(task.rank_count) if used[rank] + sizes[piece] <= task.room_bytes
-        ]
-        if not roomy:
+        is_roomy = used + sizes[piece] <= task.room_bytes
+        if not is_roomy.any():
             raise PlanError(
                 f"sharder: no rank has room for a piece of {sizes[piece] / BYTES_PER_GIB:.1f} GiB; "
                 f"the emptiest of {task.rank_count} has "
-                f"{(task.room_bytes - min(used)) / BYTES_PER_GIB:.1f} GiB left. "
+                f"{(task.room_bytes - used.min()) / BYTES_PER_GIB:.1f} GiB left. "
                 "Take more ranks, or a sharder that splits tables."
             )
-        rank = min(roomy, key=lambda rank: (work[rank], used[rank], rank))
+        least = np.where(is_roomy, work, np.inf)
+        rank = int(np.where(least == least.min(), used, np.inf).argmin())
         work[rank] += costs[piece]
         used[rank] += sizes[piece]
         ranks[piece] = rank

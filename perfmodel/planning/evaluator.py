@@ -155,10 +155,10 @@ class PlanEvaluator:
         samples = local_batch(self.spec, rank_count=plan.rank_count)
         return base_memory_bytes(self.spec, copied, samples=samples)
 
-    def piece_bytes(self, tables: Sequence[EmbeddingTable], shard: Shard) -> int:
-        """Memory that a piece takes on its rank, buffers for it included."""
-        piece = self.catalog.piece(tables, shard)
-        return int(self.catalog.columns.memory_bytes[piece])
+    def pieces_bytes(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int64s:
+        """Memory that each piece takes on its rank, buffers for it included."""
+        pieces = [self.catalog.piece(tables, shard) for shard in shards]
+        return self.catalog.columns.memory_bytes[pieces]
 
     def pieces_ns(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Floats:
         """What lookup and update of each piece would take alone, without the floor."""

@@ -77,7 +77,6 @@ class PieceCatalog:
             plan = _OneTable(tuple(plan_tables))
             self._tables.append(plan.table_of(shard))
             self._number_of[key] = number
-            self._columns = None
         return number
 
     def table(self, piece: int) -> EmbeddingTable:
@@ -98,8 +97,10 @@ class PieceCatalog:
     @property
     def columns(self) -> _PieceColumns:
         """What every piece adds to its rank."""
-        if self._columns is None:
-            self._columns = self._build_columns()
+        known = 0 if self._columns is None else len(self._columns.widths)
+        if self._columns is None or known < len(self._tables):
+            fresh = self._build_columns(self._tables[known:])
+            self._columns = fresh if self._columns is None else self._columns.followed_by(fresh)
         return self._columns
 
     def load(
@@ -145,7 +146,7 @@ class PieceCatalog:
         used: Int64s = sums.astype(np.int64).reshape(placements.plan_count, self.rank_count)
         return used
 
-    def _build_columns(self) -> _PieceColumns:
+    def _build_columns(self, tables: Sequence[EmbeddingTable]) -> _PieceColumns:
         spec, device = self._spec, self._device
         terms = [
             [
@@ -156,19 +157,19 @@ class PieceCatalog:
                     l2_bytes=device.l2_bytes,
                     at_once=level + 1,
                 )
-                for table in self._tables
+                for table in tables
             ]
             for level in range(self._levels)
         ]
         return _PieceColumns(
             terms=np.array(terms, dtype=np.int64).reshape(self._levels, -1, len(Term)),
-            widths=np.array([table.width for table in self._tables], dtype=np.int64),
+            widths=np.array([table.width for table in tables], dtype=np.int64),
             index_counts=np.array(
-                [round(self._local_batch * table.pooling_factor) for table in self._tables],
+                [round(self._local_batch * table.pooling_factor) for table in tables],
                 dtype=np.int64,
             ),
             memory_bytes=np.array(
-                [piece_memory_bytes(spec, table) for table in self._tables], dtype=np.int64
+                [piece_memory_bytes(spec, table) for table in tables], dtype=np.int64
             ),
         )
 
@@ -181,6 +182,15 @@ class _PieceColumns:
     widths: Int64s
     index_counts: Int64s
     memory_bytes: Int64s
+
+    def followed_by(self, other: _PieceColumns) -> _PieceColumns:
+        """The pieces of both."""
+        return _PieceColumns(
+            np.ascontiguousarray(np.concatenate([self.terms, other.terms], axis=1)),
+            np.concatenate([self.widths, other.widths]),
+            np.concatenate([self.index_counts, other.index_counts]),
+            np.concatenate([self.memory_bytes, other.memory_bytes]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

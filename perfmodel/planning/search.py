@@ -136,6 +136,7 @@ class PlanSearch:
         tables = self._task.tables
         wholes = [split_table(place, table, 1, 1)[0] for place, table in enumerate(tables)]
         costs = self._evaluator.pieces_ns(tables, wholes)
+        sizes = self._evaluator.pieces_bytes(tables, wholes)
         limit = share * float(costs.sum()) / self._task.rank_count
         shards: list[Shard] = []
         for place, table in enumerate(tables):
@@ -145,7 +146,7 @@ class PlanSearch:
                     break
                 columns *= 2
             rows = 1
-            size = self._evaluator.piece_bytes(tables, wholes[place]) / columns
+            size = int(sizes[place]) / columns
             while size / rows > self._task.room_bytes / 2 and rows < self._task.rank_count:
                 rows *= 2
             shards += split_table(place, table, columns, min(rows, table.rows))
@@ -156,9 +157,7 @@ class PlanSearch:
         pieces = Pieces(
             cost_ns=self._evaluator.pieces_ns(tables, shards),
             widths=np.array([float(shard.width) for shard in shards]),
-            memory_bytes=np.array(
-                [float(self._evaluator.piece_bytes(tables, shard)) for shard in shards]
-            ),
+            memory_bytes=self._evaluator.pieces_bytes(tables, shards).astype(np.float64),
             width_ns=self._evaluator.pricer.width_ns,
             room_bytes=float(self._task.room_bytes),
         )

@@ -52,6 +52,12 @@ def build_exchanges(
     )
 
 
+def empty_exchanges() -> Exchanges:
+    """Exchanges of nothing, to stand for those of a plan that is not chosen yet."""
+    nothing = Collective(CollectiveKind.ALL_TO_ALL, size_bytes=0)
+    return Exchanges(nothing, nothing, nothing)
+
+
 def _all_to_all(matrix: NDArray[np.int64], dtype: DType) -> Collective:
     return Collective(
         CollectiveKind.ALL_TO_ALL,

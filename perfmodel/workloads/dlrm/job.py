@@ -24,7 +24,7 @@ from perfmodel.workloads.dlrm.dense import (
     dense_layers,
     top_layers,
 )
-from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges
+from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_exchanges
 from perfmodel.workloads.dlrm.sparse import (
     EXCHANGE_SLOT,
     SparsePart,
@@ -94,12 +94,7 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan) -> JobGraph:
     consist of; how long lookups and exchanges take is left to the plan.
     """
     rank_count = plan.rank_count
-    exchanges = build_exchanges(
-        plan,
-        local_batch=local_batch(spec, rank_count=rank_count),
-        index_dtype=spec.embedding.index_dtype,
-        exchange_dtype=spec.embedding.exchange_dtype,
-    )
+    exchanges = empty_exchanges()
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
     part = build_sparse_part(spec, plan, rank=holder, exchanges=exchanges)
     job = JobBuilder()
