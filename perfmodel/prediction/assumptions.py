@@ -7,12 +7,13 @@ import numpy as np
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.steady import MOST_ITERATIONS, SteadyState
+from perfmodel.prediction.interference import MOST_ROUNDS, Settled
 from perfmodel.prediction.labels import merge_numbers
 
 MOST_NAMES = 6
 
 
-def list_assumptions(priced: PricedJob, steady: SteadyState) -> tuple[str, ...]:
+def list_assumptions(priced: PricedJob, steady: SteadyState, shared: Settled) -> tuple[str, ...]:
     """What the job, its costs and its replay assume; each sentence once."""
     sentences = list(priced.job.facts.assumptions)
     names = _assumed_labels(priced)
@@ -24,6 +25,11 @@ def list_assumptions(priced: PricedJob, steady: SteadyState) -> tuple[str, ...]:
         sentences.append(
             f"The loop had not settled after {MOST_ITERATIONS} iterations; its period is the mean "
             "of the second half of them."
+        )
+    if shared.rounds == MOST_ROUNDS:
+        sentences.append(
+            f"Collectives that share links had not settled after {MOST_ROUNDS} rounds; the last "
+            f"still moved the iteration by {shared.moved_ratio:.2%}."
         )
     return tuple(dict.fromkeys(sentences))
 

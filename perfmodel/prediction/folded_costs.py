@@ -39,6 +39,7 @@ def fold_costs(priced: PricedJob) -> FoldedCosts:
             provenance=priced.provenance[rows],
             family=priced.family[rows],
             bound=priced.bound[rows],
+            link_use=priced.link_use[rows],
         ),
         class_ranks=tuple(tuple(ranks.tolist()) for ranks in np.split(order, bounds)),
     )
@@ -52,6 +53,7 @@ def _signatures(priced: PricedJob) -> Int64s:
             priced.relative_sigma.view(np.int64),
             priced.family.astype(np.int64),
             priced.provenance.astype(np.int64),
+            priced.link_use.view(np.int64),
         ]
     )
 

@@ -135,4 +135,5 @@ def _as_priced(job: JobGraph) -> PricedJob:
         provenance=known[rows],
         family=np.full(count, FAMILIES.index("fixed"), dtype=np.int8),
         bound=np.full(count, Bound.UNKNOWN, dtype=np.int8),
+        link_use=np.zeros((count, 2)),
     )

@@ -23,6 +23,7 @@ from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.explain import explain
 from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
+from perfmodel.prediction.interference import settle_interference
 from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
 from perfmodel.prediction.sampling import build_interval, replay_samples
 from perfmodel.prediction.scenario import Mode, Scenario
@@ -105,6 +106,9 @@ def answer_question(question: Question, *, executor: Executor, clock: PhaseClock
         whole = price_job(question.job, cluster=question.cluster, stack=question.stack)
     with clock.phase("folding equal ranks", done=0.35):
         folded = fold_costs(whole)
+    with clock.phase("letting collectives share links", done=0.4):
+        shared = settle_interference(executor.replay, folded.priced)
+        folded = replace(folded, priced=shared.priced)
     job, durations = folded.priced.job, folded.priced.durations
     with clock.phase("replaying", done=0.45):
         replays = _Replays(
@@ -130,7 +134,7 @@ def answer_question(question: Question, *, executor: Executor, clock: PhaseClock
         isolated_ns=replays.iteration_ns(Mode.ISOLATED),
         interval=build_interval(times_ns, nominal_ns=iteration_ns),
         explanation=explanation,
-        assumptions=list_assumptions(folded.priced, replays.steady),
+        assumptions=list_assumptions(folded.priced, replays.steady, shared),
         facts=_facts(question, answer),
         run=Run(executor.description, dict(clock.phase_s)),
         evidence=evidence,
