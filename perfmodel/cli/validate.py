@@ -6,6 +6,7 @@ import typer
 
 from perfmodel.cli.collective_tables import validate_collectives_command
 from perfmodel.cli.kernel_tables import validate_attention, validate_gemm, validate_memory
+from perfmodel.cli.run_tables import validate_runs
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -19,3 +20,4 @@ app.command("collectives")(validate_collectives_command)
 app.command("gemm")(validate_gemm)
 app.command("attention")(validate_attention)
 app.command("memory")(validate_memory)
+app.command("runs")(validate_runs)

@@ -1,0 +1,117 @@
+"""Software of measured runs: which profile a row's words stand for, and what it does unasked.
+
+Empty cells of a row take what is said here, and every answer that rests on
+such a default says so.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import WorkloadError
+from perfmodel.costs.stacks import SoftwareStack
+from perfmodel.validation.runs_table import RunRow
+
+
+class GradientFormat(Enum):
+    """What gradients are kept and reduced in."""
+
+    FP32 = "fp32"
+    AS_COMPUTED = "as computed"
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareRule:
+    """What a framework does by default.
+
+    *profile* names the software stack. With *reduces_at_end* gradients are reduced in one piece
+    after the last backward pass. With *reads_loss* the host waits for every iteration.
+    """
+
+    words: str
+    profile: str
+    gradients: GradientFormat = GradientFormat.FP32
+    has_dropout: bool = False
+    reduces_at_end: bool = False
+    reads_loss: bool = True
+    steps: bool = True
+
+
+RULES: tuple[SoftwareRule, ...] = (
+    SoftwareRule("nanotron", "nanotron"),
+    SoftwareRule("bigscience", "megatron_deepspeed", has_dropout=True, reduces_at_end=True),
+    SoftwareRule(
+        "Megatron-DeepSpeed",
+        "megatron_deepspeed",
+        GradientFormat.AS_COMPUTED,
+        has_dropout=True,
+        reduces_at_end=True,
+    ),
+    SoftwareRule("Bridge", "nemo"),
+    SoftwareRule("NeMo", "nemo"),
+    SoftwareRule(
+        "Megatron-LM",
+        "megatron_lm",
+        GradientFormat.AS_COMPUTED,
+        has_dropout=True,
+        reduces_at_end=True,
+    ),
+    SoftwareRule("llm-foundry", "llm_foundry"),
+    SoftwareRule("torchtitan", "torchtitan"),
+    SoftwareRule("HF eager", "pytorch_hf", has_dropout=True, reads_loss=False, steps=False),
+    SoftwareRule("HugeCTR", "hugectr", reads_loss=False),
+    SoftwareRule("hugectr", "hugectr", reads_loss=False),
+    SoftwareRule("TorchRec", "torchrec"),
+    SoftwareRule("PyTorch NVIDIA Release", "ngc_dlrm", reads_loss=False),
+    SoftwareRule("PyTorch NGC container", "ngc_dlrm", reads_loss=False),
+    SoftwareRule("NGC", "ngc_pytorch", GradientFormat.AS_COMPUTED, has_dropout=True),
+    SoftwareRule("PyTorch", "pytorch_fused"),
+    SoftwareRule("torch", "pytorch_fused"),
+)
+"""First rule whose words a row's software contains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What numbers are kept in, and what products are computed in where that differs."""
+
+    stored: DType
+    multiplied: DType | None = None
+
+
+_PRECISIONS: tuple[tuple[str, Precision], ...] = (
+    (r"fp8|float8|mxfp8", Precision(DType.BF16, DType.FP8)),
+    (r"bf16", Precision(DType.BF16)),
+    (r"fp16|amp|mixed", Precision(DType.FP16)),
+    (r"tf32 setting not stated", Precision(DType.FP32)),
+    (r"tf32", Precision(DType.FP32, DType.TF32)),
+    (r"fp32", Precision(DType.FP32)),
+)
+"""First pattern found in a row's precision."""
+
+
+def find_rule(row: RunRow) -> SoftwareRule:
+    """The rule for the software of *row*; raises where there is none."""
+    software = row.text("software")
+    rule = next((rule for rule in RULES if rule.words in software), None)
+    if rule is None:
+        raise WorkloadError(f"software {software!r} has no profile")
+    return rule
+
+
+def read_precision(row: RunRow) -> Precision:
+    """The number formats of *row*."""
+    text = row.text("precision").lower()
+    found = next((one for pattern, one in _PRECISIONS if re.search(pattern, text)), None)
+    if found is None:
+        raise WorkloadError(f"precision {row.text('precision')!r} is not known")
+    return found
+
+
+def with_precision(stack: SoftwareStack, precision: Precision) -> SoftwareStack:
+    """*stack* with products computed as *precision* says, whatever it does unasked."""
+    multiplied = precision.multiplied or precision.stored
+    return replace(stack, matmul_dtypes={precision.stored: multiplied})
