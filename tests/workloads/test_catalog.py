@@ -25,6 +25,8 @@ def test_the_promised_workloads_are_shipped():
     assert SHIPPED == [
         "bert_large",
         "dlrm_dcnv2",
+        "dlrm_ddp",
+        "dlrm_default",
         "dlrm_mlperf",
         "gpt2_xl",
         "gpt3_175b",
