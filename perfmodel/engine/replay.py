@@ -7,6 +7,7 @@ host that is ahead stays ahead. One iteration alone is the isolated case.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -18,17 +19,25 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """When every task of one iteration ended, and every member of a rendezvous was ready.
 
     Rows of *end_ns* are the tasks of rank 0 in program order, then of rank 1,
-    and so on; columns are duration vectors.
+    and so on; columns are duration vectors. They come in parts where blocks of
+    ranks were replayed apart, and are put together only if somebody looks.
     """
 
     iteration: int
-    end_ns: Int64s
+    end_parts_ns: tuple[Int64s, ...]
     member_ready_ns: Int64s
+
+    @cached_property
+    def end_ns(self) -> Int64s:
+        """When every task ended."""
+        if len(self.end_parts_ns) == 1:
+            return self.end_parts_ns[0]
+        return np.concatenate(self.end_parts_ns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +87,7 @@ def replay(job: JobGraph, durations: DurationTable, *, iterations: int = 1) -> R
         lane_now_ns.append(block.lane_now_ns())
     return Replay(
         timelines=tuple(
-            Timeline(index, block.end_ns(index), block.member_ready_ns(index))
+            Timeline(index, (block.end_ns(index),), block.member_ready_ns(index))
             for index in range(iterations - kept, iterations)
         ),
         lane_now_ns=np.stack(lane_now_ns),

@@ -1,24 +1,20 @@
 """Gathering: the results of blocks put together into one replay.
 
-Rows stand in the order of ranks, as in a replay in one process. Copying lets
-go of the interpreter, so blocks are copied side by side.
+Rows stand in the order of ranks, as in a replay in one process. What tasks of
+a block did stays where the block left it, in the object store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
 import numpy as np
 
 from perfmodel.engine.advance import NOT_DONE
-from perfmodel.engine.layout import Int64s, sequence_counts
+from perfmodel.engine.layout import sequence_counts
 from perfmodel.engine.replay import Replay, Timeline
 from perfmodel.execution.rank_block import BlockResult
 from perfmodel.graph.job import NO_GROUP, JobGraph
-
-COPIERS = 4
-"""More threads than that no longer copy faster; memory is the limit."""
 
 
 def gather_replay(job: JobGraph, results: Sequence[BlockResult]) -> Replay:
@@ -26,30 +22,21 @@ def gather_replay(job: JobGraph, results: Sequence[BlockResult]) -> Replay:
     first = results[0]
     kept, iterations = len(first.timelines), len(first.lane_now_ns)
     vectors = first.lane_now_ns.shape[2]
-    end_ns = np.empty((kept, job.task_count, vectors), dtype=np.int64)
     member_ready_ns = np.full((kept, _member_count(job), vectors), NOT_DONE, dtype=np.int64)
-    copies: list[Callable[[], None]] = []
-    place = 0
     for result in results:
-        stop = place + len(result.timelines[0].end_ns)
         for index, timeline in enumerate(result.timelines):
-            copies.append(_copy_into(end_ns[index, place:stop], timeline.end_ns))
             member_ready_ns[index, timeline.members] = timeline.member_ready_ns
-        place = stop
-    with ThreadPoolExecutor(COPIERS) as threads:
-        for done in [threads.submit(copy) for copy in copies]:
-            done.result()
     return Replay(
         timelines=tuple(
-            Timeline(iterations - kept + index, end_ns[index], member_ready_ns[index])
+            Timeline(
+                iterations - kept + index,
+                tuple(result.timelines[index].end_ns for result in results),
+                member_ready_ns[index],
+            )
             for index in range(kept)
         ),
         lane_now_ns=np.concatenate([result.lane_now_ns for result in results], axis=1),
     )
-
-
-def _copy_into(target: Int64s, source: Int64s) -> Callable[[], None]:
-    return lambda: np.copyto(target, source)
 
 
 def _member_count(job: JobGraph) -> int:

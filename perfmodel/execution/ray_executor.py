@@ -34,6 +34,7 @@ class RayExecutor:
         self._on_round = on_round
         self._seats: list[Any] = []
         self._sent_job: tuple[JobGraph, Any] | None = None
+        self._sent_durations: tuple[JobGraph, DurationTable, Any] | None = None
         self._most_blocks = 0
         self._rounds = 0
         self._rebuilds = 0
@@ -55,12 +56,12 @@ class RayExecutor:
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
         """Replay *iterations* of *job*."""
         job_reference = self._send_job(job)
-        durations.check(job)
+        durations_reference = self._send_durations(job, durations)
         blocks = deal_ranks(job, block_count=self._cluster.workers)
         kept = kept_iterations(job, iterations)
         material = Material(
             job=job_reference,
-            durations=self._cluster.put(durations),
+            durations=durations_reference,
             assignments=tuple(Assignment(ranks, kept) for ranks in blocks),
         )
         while len(self._seats) < len(blocks):
@@ -105,6 +106,15 @@ class RayExecutor:
             check_job(job)
             self._sent_job = (job, self._cluster.put(strip_job(job)))
         return self._sent_job[1]
+
+    def _send_durations(self, job: JobGraph, durations: DurationTable) -> Any:
+        """A reference to *durations*, checked and sent once for replays in a row."""
+        sent = self._sent_durations
+        if sent is None or sent[0] is not job or sent[1] is not durations:
+            durations.check(job)
+            sent = (job, durations, self._cluster.put(durations))
+            self._sent_durations = sent
+        return sent[2]
 
 
 def _count(number: int, noun: str) -> str:

