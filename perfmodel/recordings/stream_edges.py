@@ -125,7 +125,7 @@ class _MarkReader:
             if _may_wait(self.view, task, source):
                 self.edges.add(StreamEdge(task, source))
         self.last_on[stream] = max(self.last_on.get(stream, -1), task)
-        of_thread.last_task = self.last_on[stream]
+        of_thread.stream = stream
         of_thread.before = _Before.LAUNCH
 
 
@@ -159,17 +159,19 @@ class _Mark:
 class _ThreadMarks:
     """The marks and waits of one thread."""
 
-    last_task: int | None = None
+    stream: int | None = None
     marks: list[_Mark] = field(default_factory=list)
     before: _Before = _Before.LAUNCH
     other_waits: int = 0
 
     def mark(self, last_on: dict[int, int]) -> None:
         """A mark was recorded."""
-        if self.last_task is not None:
+        if self.stream is not None:
+            # Other threads may have launched on the stream since.
+            task = last_on[self.stream]
             is_repeated = self.before is _Before.MARK
-            others = [task for task in last_on.values() if task != self.last_task]
-            self.marks.append(_Mark(self.last_task, tuple(others) if is_repeated else ()))
+            others = [other for other in last_on.values() if other != task]
+            self.marks.append(_Mark(task, tuple(others) if is_repeated else ()))
             for earlier in self.marks[:-1]:
                 earlier.waits = 0 if earlier.served else earlier.waits
             del self.marks[:-_MARKS_REMEMBERED]
