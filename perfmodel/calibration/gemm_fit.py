@@ -108,8 +108,8 @@ def _ordered_pairs(
 ) -> OrderedPairs:
     """Products and the same with m, n or k doubled, weights cold as in training.
 
-    Sizes are moved off those in the table, which are mostly round, so that the
-    order also holds for ragged shapes.
+    Sizes are moved off those in the table, which are mostly round, and half of
+    the batches are single products, so that the order also holds there.
     """
     chooser = np.random.default_rng(seed)
     table = shapes.rows(chooser.integers(0, len(shapes), PAIR_ROWS))
@@ -117,7 +117,8 @@ def _ordered_pairs(
         np.maximum(1.0, np.rint(size * np.exp2(chooser.uniform(-0.6, 0.6, PAIR_ROWS))))
         for size in (table.m, table.n, table.k)
     )
-    base = GemmShapes(batch=table.batch, m=m, n=n, k=k, width_bytes=table.width_bytes)
+    batch = np.where(chooser.random(PAIR_ROWS) < 0.5, 1.0, table.batch)
+    base = GemmShapes(batch=batch, m=m, n=n, k=k, width_bytes=table.width_bytes)
     which = chooser.integers(0, 3, PAIR_ROWS)
     larger = GemmShapes(
         batch=base.batch,
