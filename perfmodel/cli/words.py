@@ -34,6 +34,7 @@ class Word:
 WORDS = (
     Word("predict", "perfmodel.cli.predict", "Predict one iteration: how long, and why."),
     Word("rank", "perfmodel.cli.rank", "Order sharding plans, fastest first."),
+    Word("embeddings", "perfmodel.cli.embeddings", "Look into files of real indices."),
     Word("search", "perfmodel.cli.search", "Find the fastest parallel layout that fits."),
     Word("emulate", "perfmodel.cli.emulate", "Run a torch script on virtual GPUs, write a job."),
     Word("import", "perfmodel.cli.import_", "Turn recorded traces of all ranks into a job."),

@@ -85,6 +85,11 @@ class PlanPricer:
                 out[plan, PARTIAL] = self._small(kernel)
         return PlanCosts(out)
 
+    def exchange_sigma(self, loads: RankLoads) -> float:
+        """How unsure the pooled exchange of the first plan is."""
+        size = self._spec.embedding.exchange_dtype.size_bytes
+        return self._exchange.relative_sigma(self._samples * loads.widths[0] * size)
+
     def alone_ns(self, terms: Int64s) -> Floats:
         """Lookup and update of pieces one by one, pieces x terms, without their floors."""
         empty = np.zeros((1, terms.shape[1]), dtype=np.int64)

@@ -269,11 +269,17 @@ class _RankWriter:
         self._writer.run(operator, [kernel], label=label)
 
 
+def _index_assumption(plan: ShardingPlan) -> str:
+    words = sorted({str(table.distribution) for table in plan.tables})
+    shown = ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+    return f"Indices are drawn one by one and alike in all samples; distributions: {shown}."
+
+
 def _facts(spec: DlrmSpec, plan: ShardingPlan, exchanges: Exchanges | None) -> JobFacts:
     empty = sum(not shards for shards in plan.shards_of_rank)
     sentences = [
         input_assumption(spec.input),
-        "Indices are spread evenly over the rows of a table and over the samples of a batch.",
+        _index_assumption(plan),
         "The host may run ahead of the GPU without limit; the queue of 1,024 launches is left out.",
         "Kernels of PyTorch's DistributedDataParallel and a fused table kernel a rank are assumed.",
     ]

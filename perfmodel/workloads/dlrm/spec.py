@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from embeddings.distribution import UNIFORM, Zipf
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.workloads.fields import (
@@ -43,12 +45,14 @@ class CrossSection(Section):
 class EmbeddingSection(Section):
     """The tables. A single *width* or *pooling_factors* stands for all of them.
 
+    *zipf_exponents* say how skewed the indices of each table are; 0 is uniform.
     *exchange_dtype* is what pooled rows and their gradients travel in.
     """
 
     rows: Widths
     width: Count | Widths
     pooling_factors: Number | tuple[Number, ...] = 1.0
+    zipf_exponents: Number | tuple[Number, ...] = 0.0
     dtype: NumberFormat = DType.FP32
     exchange_dtype: NumberFormat = DType.FP32
     index_dtype: NumberFormat = DType.INT64
@@ -56,7 +60,7 @@ class EmbeddingSection(Section):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        for name in ("width", "pooling_factors"):
+        for name in ("width", "pooling_factors", "zipf_exponents"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != len(self.rows):
                 raise ValueError(
@@ -67,14 +71,29 @@ class EmbeddingSection(Section):
 
     def tables(self) -> tuple[EmbeddingTable, ...]:
         """The tables, named by their place."""
-        count = len(self.rows)
-        widths = self.width if isinstance(self.width, tuple) else (self.width,) * count
-        pools = self.pooling_factors
-        pooling = pools if isinstance(pools, tuple) else (pools,) * count
-        return tuple(
-            EmbeddingTable(f"table_{place}", rows, widths[place], pooling[place], self.dtype)
-            for place, rows in enumerate(self.rows)
+        return _build_tables(self)
+
+
+@lru_cache(maxsize=64)
+def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
+    count = len(section.rows)
+    columns = [
+        value if isinstance(value, tuple) else (value,) * count
+        for value in (section.width, section.pooling_factors, section.zipf_exponents)
+    ]
+    return tuple(
+        EmbeddingTable(
+            f"table_{place}",
+            rows,
+            int(width),
+            pooling,
+            section.dtype,
+            Zipf(exponent) if exponent else UNIFORM,
         )
+        for place, (rows, width, pooling, exponent) in enumerate(
+            zip(section.rows, *columns, strict=True)
+        )
+    )
 
 
 class ShardingSection(Section):

@@ -1,0 +1,66 @@
+"""`perfmodel embeddings`: look into files of real indices."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.cli.outputs import STDOUT, Outputs
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+SCHEMA_VERSION = 1
+SHOWN = 20
+
+
+@app.callback()
+def embeddings() -> None:
+    """Look into files of real indices."""
+
+
+@app.command()
+def describe(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="npz, npy, parquet, pt or pth.")],
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of a batch.")] = 4096,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw reuse and pooling.")
+    ] = None,
+) -> None:
+    """Show pooling and reuse of the indices in FILE, over the whole set and within batches."""
+    from embeddings.index_files import load_index_data
+    from embeddings.statistics import describe_data
+
+    Outputs(json_file=json_file, report_file=plot_file).check()
+    found = describe_data(load_index_data(file), batch_size=batch)
+    if plot_file is not None:
+        from perfmodel.reports.rank_data_picture import draw_statistics
+
+        plot_file.write_bytes(draw_statistics(found))
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "source": found.source,
+        "samples": found.sample_count,
+        "batch": found.batch_size,
+        "tables": [asdict(table) for table in found.tables],
+        "set_reuse_lookup_shares": found.set_reuse.of_lookups.tolist(),
+        "batch_reuse_lookup_shares": found.batch_reuse.of_lookups.tolist(),
+    }
+    text = json.dumps(document, indent=1) + "\n"
+    if json_file == STDOUT:
+        sys.stdout.write(text)
+        return
+    if json_file is not None:
+        Path(json_file).write_text(text, encoding="utf-8")
+    from rich.console import Console
+
+    from perfmodel.reports.rank_data_table import print_statistics
+
+    print_statistics(found, Console(width=None if sys.stdout.isatty() else 120, highlight=False))

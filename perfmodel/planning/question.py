@@ -1,0 +1,156 @@
+"""RankQuestion: which plans to compare, for which tables, on which machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from embeddings.sharders import SHARDERS, ShardingTask
+from embeddings.table import EmbeddingTable
+from embeddings.table_files import load_tables
+from perfmodel.base.errors import PlanError, ScenarioError
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.costs.stacks import SoftwareStack
+from perfmodel.planning.ranking import RankBy
+from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
+from perfmodel.workloads.catalog import load_workload
+from perfmodel.workloads.dlrm.job import local_batch
+from perfmodel.workloads.dlrm.memory import base_memory_bytes, piece_memory_bytes
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from topologies import Cluster, build_cluster, load_topology
+
+NAMED = "named"
+"""Stands for all sharders by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankQuestion:
+    """Plans to compare.
+
+    *tables* is a file that replaces the workload's tables, *indices* one with
+    real indices of them. *plan_files* are in TorchRec's JSON. *enumerate_limit*
+    plans of whole tables are tried if there are no more than that; a search
+    gets *search_seconds*, and there are *searches* of them side by side. *samples*
+    is how often costs are drawn, *batches* how many batches.
+    """
+
+    topology: str
+    workload: str = DEFAULT_WORKLOAD
+    overrides: tuple[str, ...] = ()
+    tables: str | None = None
+    indices: str | None = None
+    hosts: int = 1
+    ranks_per_host: int | None = None
+    stack: str | None = None
+    mode: Mode = Mode.PERIOD
+    sharders: tuple[str, ...] = tuple(SHARDERS)
+    plan_files: tuple[str, ...] = ()
+    enumerate_limit: int = 0
+    search_seconds: float = 0.0
+    searches: int = 1
+    samples: int = DEFAULT_SAMPLES
+    batches: int = 0
+    rank_by: RankBy = RankBy.NOMINAL
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.sharders if name not in SHARDERS]
+        if unknown:
+            raise ScenarioError(
+                f"rank: sharders must be among {', '.join(SHARDERS)}, got {', '.join(unknown)}."
+            )
+        if self.rank_by is not RankBy.NOMINAL and self.batches < 2:
+            raise ScenarioError(
+                f"rank: ordering by {self.rank_by.value} needs sampled batches. Add --samples 200."
+            )
+        if self.samples < 2 or self.searches < 1 or self.search_seconds < 0:
+            raise ScenarioError(
+                "rank: needs 2 draws of costs or more, 1 search or more, and no negative time."
+            )
+        if not self.sharders and not self.plan_files and not self.wants_more:
+            raise ScenarioError("rank: nothing to compare. Name sharders, plans or a search.")
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether plans are to be made beyond those named."""
+        return self.search_seconds > 0 or self.enumerate_limit > 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """Everything a question names, loaded."""
+
+    spec: DlrmSpec
+    cluster: Cluster
+    stack: SoftwareStack
+    task: ShardingTask
+
+
+def load_setting(question: RankQuestion) -> Setting:
+    """Load what *question* names."""
+    cluster = build_cluster(
+        load_topology(question.topology),
+        hosts=question.hosts,
+        ranks_per_host=question.ranks_per_host,
+    )
+    spec = load_workload(question.workload, question.overrides)
+    if not isinstance(spec, DlrmSpec):
+        raise PlanError(f"rank: {question.workload} has no embedding tables; take a dlrm workload.")
+    tables = spec.embedding.tables()
+    if question.tables is not None:
+        tables = load_tables(question.tables, indices=question.indices)
+        spec = _with_tables(spec, tables, question.tables)
+    elif question.indices is not None:
+        raise PlanError("rank: --indices describe the tables of a file; give --tables too.")
+    return Setting(
+        spec=spec,
+        cluster=cluster,
+        stack=load_stack(question.stack or spec.stack),
+        task=build_task(spec, tables, cluster, seed=question.seed),
+    )
+
+
+def build_task(
+    spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], cluster: Cluster, *, seed: int = 0
+) -> ShardingTask:
+    """What a sharder is asked for *spec*: room is what is left beside everything else.
+
+    Buffers of the exchange grow with what a rank holds; of them an even share is set aside.
+    """
+    ranks = cluster.rank_count
+    base = base_memory_bytes(spec, [], samples=local_batch(spec, rank_count=ranks))
+    buffers = sum(piece_memory_bytes(spec, table) - table.device_bytes for table in tables) // ranks
+    room = cluster.device.memory_bytes - base - buffers
+    if room <= 0:
+        raise PlanError(
+            f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
+            "the dense part and its buffers need it all. Take a smaller batch or more ranks."
+        )
+    return ShardingTask(
+        tables=tables,
+        rank_count=ranks,
+        room_bytes=room,
+        batch_size=spec.batch,
+        optimizer=spec.embedding.optimizer,
+        ranks_per_host=cluster.ranks_per_host,
+        seed=seed,
+    )
+
+
+def _with_tables(spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], file: str) -> DlrmSpec:
+    formats = {table.dtype for table in tables}
+    if len(formats) > 1:
+        raise PlanError(f"{file}: tables of one model must have one number format.")
+    content = spec.model_dump()
+    content["embedding"].update(
+        rows=tuple(table.rows for table in tables),
+        width=tuple(table.width for table in tables),
+        pooling_factors=tuple(table.pooling_factor for table in tables),
+        zipf_exponents=0.0,
+        dtype=formats.pop(),
+    )
+    try:
+        return DlrmSpec.model_validate(content)
+    except ValueError as fault:
+        reason = str(fault).splitlines()[2].strip() if "\n" in str(fault) else str(fault)
+        raise PlanError(f"{Path(file)}: does not fit workload {spec.name}: {reason}") from None

@@ -1,0 +1,105 @@
+"""A ranking as data: JSON with a schema version, and CSV, one line a plan."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from embeddings.torchrec_plan import to_torchrec
+from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
+from perfmodel.planning.question import RankQuestion
+from perfmodel.planning.ranking import RankedPlan, Ranking
+
+SCHEMA_VERSION = 1
+
+
+def to_ranking_document(ranking: Ranking, question: RankQuestion) -> dict[str, Any]:
+    """The whole answer, plans included."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "ranking",
+        "mode": ranking.mode.value,
+        "rank_by": ranking.rank_by.value,
+        "plans_judged": ranking.plans_judged,
+        "device_memory_gib": ranking.device_memory_bytes / BYTES_PER_GIB,
+        "plans": [
+            {**_row(place, plan, ranking), "torchrec_plan": to_torchrec(plan.plan)}
+            for place, plan in enumerate(ranking.plans, start=1)
+        ],
+        "refused": [{"plan": name, "reason": reason} for name, reason in ranking.refused],
+        "assumptions": list(ranking.assumptions),
+        "question": _question(question),
+    }
+
+
+def to_ranking_json(ranking: Ranking, question: RankQuestion) -> str:
+    """The document as text."""
+    return json.dumps(to_ranking_document(ranking, question), indent=1) + "\n"
+
+
+def to_ranking_csv(ranking: Ranking) -> str:
+    """One line a plan, fastest first."""
+    rows = []
+    for place, plan in enumerate(ranking.plans, start=1):
+        row = _row(place, plan, ranking)
+        low, high = row.pop("interval_ms")
+        straggler, gains = row.pop("straggler"), row.pop("gains_ms")
+        spread = row.pop("batch_spread_ms") or {}
+        rows.append(
+            {
+                **row,
+                "low_ms": low,
+                "high_ms": high,
+                "straggler_rank": straggler["rank"],
+                "straggler_waited_ms": straggler["waited_ms"],
+                "straggler_tables": " ".join(straggler["tables"]),
+                **{f"gain_{name}_ms": gain for name, gain in gains.items()},
+                **{f"batches_{name}_ms": value for name, value in spread.items()},
+            }
+        )
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _row(place: int, plan: RankedPlan, ranking: Ranking) -> dict[str, Any]:
+    spread = plan.spread
+    return {
+        "place": place,
+        "plan": plan.plan.name,
+        "iteration_time_ms": plan.time_ns(ranking.mode) / NS_PER_MS,
+        "period_ns": plan.period_ns,
+        "isolated_ns": plan.isolated_ns,
+        "interval_ms": [plan.interval.low_ns / NS_PER_MS, plan.interval.high_ns / NS_PER_MS],
+        "beats_next": plan.beats_next,
+        "bound": plan.bound.value,
+        "gains_ms": {bound.value: gain / NS_PER_MS for bound, gain in plan.gains_ns.items()},
+        "straggler": {
+            "rank": plan.straggler.rank,
+            "waited_ms": plan.straggler.waited_ns / NS_PER_MS,
+            "tables": list(plan.straggler.tables),
+        },
+        "memory_gib": plan.peak_bytes / BYTES_PER_GIB,
+        "fits": plan.fits,
+        "shards": len(plan.plan.shards),
+        "batch_spread_ms": None
+        if spread is None
+        else {
+            "mean": spread.mean_ns / NS_PER_MS,
+            "p05": spread.low_ns / NS_PER_MS,
+            "p50": spread.middle_ns / NS_PER_MS,
+            "p95": spread.high_ns / NS_PER_MS,
+        },
+    }
+
+
+def _question(question: RankQuestion) -> dict[str, Any]:
+    return {
+        name: getattr(value, "value", value)
+        for name in question.__dataclass_fields__
+        for value in [getattr(question, name)]
+    }
