@@ -42,9 +42,12 @@ class WaitFinder:
         self.hidden_waits = 0
         self.last_on: dict[int, int] = {}
         self.stream_of_thread: dict[int, int] = {}
-        before = np.flatnonzero(view.is_before_window()).tolist()
-        self.launched: list[int] = before
-        for task in before:
+        before = np.flatnonzero(view.is_before_window())
+        # Filled from the front as calls come; a list would be copied at every look.
+        self.launched = np.empty(len(view.device), dtype=np.int64)
+        self.launched[: len(before)] = before
+        self.launched_count = len(before)
+        for task in before.tolist():
             self.last_on[int(view.device.stream[task])] = task
 
     def note_launch(self, call: int, task: int) -> None:
@@ -52,7 +55,8 @@ class WaitFinder:
         stream = int(self.view.device.stream[task])
         self.last_on[stream] = max(self.last_on.get(stream, -1), task)
         self.stream_of_thread[int(self.view.calls.thread[call])] = stream
-        self.launched.append(task)
+        self.launched[self.launched_count] = task
+        self.launched_count += 1
 
     def awaited_by(self, call: int, kind: CallKind) -> Awaited:
         """What *call* waited for."""
@@ -111,7 +115,7 @@ class WaitFinder:
 
     def _last_ended(self, low_ns: int, high_ns: int) -> int | None:
         """Of the launched tasks that ended between two moments, the one that ended last."""
-        launched = np.array(self.launched, dtype=np.int64)
+        launched = self.launched[: self.launched_count]
         ends = self.view.device.end_ns[launched]
         fitting = launched[(ends >= low_ns) & (ends <= high_ns)]
         if not len(fitting):
