@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from embeddings.sharders import SHARDERS, ShardingTask
 from embeddings.table import EmbeddingTable
@@ -16,11 +15,8 @@ from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mod
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.memory import base_memory_bytes, piece_memory_bytes
-from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection, Interaction
 from topologies import Cluster, build_cluster, load_topology
-
-NAMED = "named"
-"""Stands for all sharders by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +137,22 @@ def _with_tables(spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], file: str) 
     formats = {table.dtype for table in tables}
     if len(formats) > 1:
         raise PlanError(f"{file}: tables of one model must have one number format.")
-    content = spec.model_dump()
-    content["embedding"].update(
-        rows=tuple(table.rows for table in tables),
-        width=tuple(table.width for table in tables),
-        pooling_factors=tuple(table.pooling_factor for table in tables),
-        zipf_exponents=0.0,
-        dtype=formats.pop(),
+    widths = {table.width for table in tables}
+    bottom = spec.dense.bottom_mlp[-1]
+    if spec.dense.interaction is Interaction.DOT and widths != {bottom}:
+        raise PlanError(
+            f"{file}: dot interaction of {spec.name} needs tables {bottom} wide, as its last "
+            f"bottom layer, got {', '.join(map(str, sorted(widths)))}. "
+            "Add --set dense.interaction=concat."
+        )
+    section = EmbeddingSection.model_validate(
+        {
+            **spec.embedding.model_dump(),
+            "rows": tuple(table.rows for table in tables),
+            "width": tuple(table.width for table in tables),
+            "pooling_factors": tuple(table.pooling_factor for table in tables),
+            "zipf_exponents": 0.0,
+            "dtype": formats.pop(),
+        }
     )
-    try:
-        return DlrmSpec.model_validate(content)
-    except ValueError as fault:
-        reason = str(fault).splitlines()[2].strip() if "\n" in str(fault) else str(fault)
-        raise PlanError(f"{Path(file)}: does not fit workload {spec.name}: {reason}") from None
+    return spec.model_copy(update={"embedding": section})

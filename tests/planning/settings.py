@@ -1,0 +1,74 @@
+"""Small recommendation models to plan for."""
+
+from __future__ import annotations
+
+import random
+
+from embeddings.distribution import Zipf
+from embeddings.plan import Shard, ShardingPlan
+from embeddings.sharders import ShardingTask
+from embeddings.table import EmbeddingTable
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+
+
+def build_spec(table_count: int, *, batch: int, seed: int = 0, **embedding) -> DlrmSpec:
+    """A model with a small dense part, so that tables matter."""
+    chance = random.Random(seed)
+    return DlrmSpec.model_validate(
+        {
+            "family": "dlrm",
+            "name": "small",
+            "description": "for tests",
+            "source": "made up",
+            "stack": "pytorch_eager",
+            "batch": batch,
+            "dense": {
+                "features": 64,
+                "bottom_mlp": [64, 32],
+                "top_mlp": [64, 1],
+                "interaction": "concat",
+            },
+            "embedding": {
+                "rows": [int(10 ** chance.uniform(2, 6)) for _ in range(table_count)],
+                "width": [chance.choice([32, 64, 128, 256]) for _ in range(table_count)],
+                "pooling_factors": [round(chance.uniform(1, 60), 2) for _ in range(table_count)],
+                "zipf_exponents": [chance.choice([0.0, 0.8, 1.1]) for _ in range(table_count)],
+                **embedding,
+            },
+        }
+    )
+
+
+def random_plan(task: ShardingTask, chance: random.Random) -> ShardingPlan:
+    """Some tables whole, some by columns, some by rows, some on every rank."""
+    shards: list[Shard] = []
+    copied = []
+    for place, table in enumerate(task.tables):
+        way = chance.random()
+        if way < 0.1 and table.rows < 10_000 and place:
+            copied.append(place)
+        elif way < 0.3 and table.width >= 64:
+            half = table.width // 2
+            shards += [
+                Shard(place, chance.randrange(task.rank_count), 0, table.rows, column, half)
+                for column in (0, half)
+            ]
+        elif way < 0.4:
+            middle = table.rows // 3
+            shards += [
+                Shard(place, chance.randrange(task.rank_count), first, rows, 0, table.width)
+                for first, rows in ((0, middle), (middle, table.rows - middle))
+            ]
+        else:
+            rank = chance.randrange(task.rank_count)
+            shards.append(Shard(place, rank, 0, table.rows, 0, table.width))
+    return ShardingPlan(
+        task.tables, task.rank_count, tuple(sorted(shards)), tuple(copied), "random"
+    )
+
+
+def skewed_tables(spec: DlrmSpec) -> tuple[EmbeddingTable, ...]:
+    """The tables of *spec*, as its section has them."""
+    tables = spec.embedding.tables()
+    assert any(isinstance(table.distribution, Zipf) for table in tables)
+    return tables

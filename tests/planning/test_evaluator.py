@@ -1,0 +1,136 @@
+"""Condensed plans take the nanoseconds of a full prediction."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from embeddings.sharders import SHARDERS, ShardingTask, build_named_plan
+from perfmodel.base.errors import PlanError
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.execution.serial import SerialExecutor
+from perfmodel.planning.evaluator import PlanEvaluator
+from perfmodel.planning.question import build_task
+from perfmodel.planning.uncertainty import PlanSampler
+from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.phases import PhaseClock
+from perfmodel.prediction.predict import Question, answer_question
+from perfmodel.prediction.sampling import build_interval
+from perfmodel.prediction.scenario import Scenario
+from perfmodel.workloads.dlrm.job import build_dlrm_job
+from perfmodel.workloads.dlrm.memory import dlrm_memory
+from tests.planning.settings import build_spec, random_plan
+from topologies import build_cluster, load_topology
+
+STACK = load_stack("pytorch_eager")
+
+
+def _predict(spec, cluster, plan, *, samples: int = 2) -> Prediction:
+    question = Question(
+        scenario=Scenario(topology=cluster.topology.name, samples=samples),
+        cluster=cluster,
+        stack=STACK,
+        batch=spec.batch,
+        job=build_dlrm_job(spec, rank_count=cluster.rank_count, plan=plan),
+        memory_of_rank=dlrm_memory(spec, rank_count=cluster.rank_count, plan=plan),
+    )
+    return answer_question(question, executor=SerialExecutor(), clock=PhaseClock())
+
+
+def _cluster(name: str, hosts: int = 1, ranks_per_host: int | None = None):
+    return build_cluster(load_topology(name), hosts=hosts, ranks_per_host=ranks_per_host)
+
+
+@pytest.mark.parametrize(
+    ("topology", "hosts", "ranks_per_host", "tables", "batch", "count", "embedding"),
+    [
+        ("quad_a100", 1, None, 6, 16384, 130, {}),
+        ("dgx_h100", 2, 2, 5, 32768, 40, {"optimizer": "rowwise_adagrad"}),
+        ("dgx1_v100", 1, None, 12, 65536, 20, {"exchange_dtype": "fp16"}),
+        ("dgx_a100", 2, None, 10, 65536, 10, {}),
+    ],
+)
+def test_two_hundred_random_plans_take_the_nanoseconds_of_a_full_prediction(
+    topology, hosts, ranks_per_host, tables, batch, count, embedding
+):
+    spec = build_spec(tables, batch=batch, **embedding)
+    cluster = _cluster(topology, hosts, ranks_per_host)
+    task = build_task(spec, spec.embedding.tables(), cluster)
+    chance = random.Random(3)
+    plans = [random_plan(task, chance) for _ in range(count)]
+    evaluator = PlanEvaluator(spec, cluster, STACK)
+    found = evaluator.measure(plans)
+    for place, plan in enumerate(plans):
+        full = _predict(spec, cluster, plan)
+        assert int(found.times.period_ns[place]) == full.period_ns
+        assert int(found.times.isolated_ns[place]) == full.isolated_ns
+    assert len(set(found.times.period_ns.tolist())) > count // 4
+
+
+def test_the_interval_is_that_of_a_full_prediction():
+    spec = build_spec(6, batch=16384)
+    cluster = _cluster("quad_a100")
+    task = build_task(spec, spec.embedding.tables(), cluster)
+    plan = build_named_plan("size_greedy", task)
+    evaluator = PlanEvaluator(spec, cluster, STACK)
+    found = evaluator.measure([plan])
+    sampler = PlanSampler(evaluator, plan, samples=32, seed=0)
+    times = sampler.times_ns(plan, iterations=int(found.times.iterations[0]))
+    full = _predict(spec, cluster, plan, samples=32)
+    assert build_interval(times, nominal_ns=full.period_ns) == full.interval
+
+
+def test_memory_is_that_of_a_full_prediction():
+    spec = build_spec(6, batch=16384, optimizer="adam")
+    cluster = _cluster("quad_a100")
+    task = build_task(spec, spec.embedding.tables(), cluster)
+    evaluator = PlanEvaluator(spec, cluster, STACK)
+    for name in SHARDERS:
+        plan = build_named_plan(name, task)
+        full = dlrm_memory(spec, rank_count=4, plan=plan)
+        peak = int(evaluator.measure([plan]).peak_bytes[0])
+        # Index buffers are rounded a piece here and a rank there.
+        assert peak == pytest.approx(max(memory.total_bytes for memory in full), abs=1000)
+
+
+def test_plans_are_measured_in_any_order_and_company():
+    spec = build_spec(6, batch=16384)
+    cluster = _cluster("quad_a100")
+    task = build_task(spec, spec.embedding.tables(), cluster)
+    chance = random.Random(5)
+    plans = [random_plan(task, chance) for _ in range(70)]
+    evaluator = PlanEvaluator(spec, cluster, STACK)
+    together = evaluator.measure(plans).times.period_ns
+    backwards = PlanEvaluator(spec, cluster, STACK).measure(plans[::-1]).times.period_ns
+    assert np.array_equal(together, backwards[::-1])
+    assert int(evaluator.measure([plans[7]]).times.period_ns[0]) == together[7]
+
+
+def test_renaming_ranks_of_a_host_does_not_change_the_time():
+    spec = build_spec(8, batch=16384)
+    cluster = _cluster("quad_a100")
+    task = build_task(spec, spec.embedding.tables(), cluster)
+    ranks = [0, 0, 1, 1, 2, 3, 3, 3]
+    renamed = [(rank + 1) % 4 for rank in ranks]
+    times = PlanEvaluator(spec, cluster, STACK).times(
+        [task.whole(ranks, "a"), task.whole(renamed, "b")]
+    )
+    assert times.period_ns[0] == times.period_ns[1]
+
+
+def test_a_single_rank_has_nothing_to_compare():
+    spec = build_spec(3, batch=64)
+    with pytest.raises(PlanError, match="two ranks"):
+        PlanEvaluator(spec, _cluster("quad_a100", ranks_per_host=1), STACK)
+
+
+def test_all_tables_on_every_rank_is_no_exchange_to_compare():
+    spec = build_spec(2, batch=64)
+    cluster = _cluster("quad_a100")
+    task = ShardingTask(spec.embedding.tables(), 4, 10**12, 64)
+    plan = build_named_plan("naive", task)
+    alone = type(plan)(plan.tables, 4, (), (0, 1), "copied")
+    with pytest.raises(PlanError, match="data-parallel"):
+        PlanEvaluator(spec, cluster, STACK).times([alone])

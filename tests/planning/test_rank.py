@@ -1,0 +1,200 @@
+"""The ranking: order, reasons, files, errors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from embeddings.sharders import build_named_plan
+from perfmodel import api
+from perfmodel.base.errors import PlanError, ScenarioError
+from perfmodel.cli.words import build_app
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.planning.assignment import Pieces, assign, assign_greedily
+from perfmodel.planning.batches import sample_batches
+from perfmodel.planning.evaluator import PlanEvaluator
+from perfmodel.planning.question import RankQuestion, build_task
+from perfmodel.planning.rank_plans import iter_assignments
+from perfmodel.planning.ranking import RankBy, beats_next
+from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.prediction.scenario import Mode
+from tests.planning.settings import build_spec
+from topologies import build_cluster, load_topology
+
+TABLES = """
+tables:
+  - {name: hot, rows: 100000, width: 128, pooling_factor: 80, distribution: {zipf: 0.7}}
+  - {name: warm, rows: 200000, width: 128, pooling_factor: 30}
+  - {name: mild, rows: 5000, width: 64, pooling_factor: 20}
+  - {name: cold, rows: 1000, width: 64, pooling_factor: 2}
+  - {name: tiny, rows: 10, width: 64, pooling_factor: 1}
+"""
+
+
+@pytest.fixture
+def tables(tmp_path):
+    path = tmp_path / "tables.yaml"
+    path.write_text(TABLES)
+    return str(path)
+
+
+def _question(tables: str, **changes) -> RankQuestion:
+    fields = {"topology": "quad_a100", "overrides": ("batch=16384",), "samples": 8}
+    return RankQuestion(tables=tables, **{**fields, **changes})
+
+
+def test_plans_stand_in_the_order_of_their_times(tables):
+    ranking = api.rank(_question(tables))
+    times = [plan.period_ns for plan in ranking.plans]
+    assert times == sorted(times)
+    assert ranking.plans[-1].beats_next is None
+    for plan in ranking.plans:
+        assert plan.interval.low_ns <= plan.period_ns <= plan.interval.high_ns
+        assert plan.fits
+
+
+def test_the_search_is_never_worse_than_what_it_starts_from(tables):
+    ranking = api.rank(_question(tables, search_seconds=0.5, seed=1))
+    assert ranking.plans[0].plan.name == "searched"
+    assert ranking.plans_judged > 50
+
+
+def test_an_enumeration_finds_the_best_plan_of_whole_tables(tables):
+    ranking = api.rank(_question(tables, enumerate_limit=100, sharders=("lookup_greedy",)))
+    # Five tables in up to four groups: 1 + 15 + 25 + 10 = 51 ways.
+    assert ranking.plans_judged == 51 + 6
+    best = next(plan for plan in ranking.plans if plan.plan.name == "enumerated-1")
+    greedy = next(plan for plan in ranking.plans if plan.plan.name == "lookup_greedy")
+    assert best.period_ns <= greedy.period_ns
+
+
+def test_too_many_plans_are_not_enumerated(tables):
+    with pytest.raises(PlanError, match="more than 20 plans"):
+        api.rank(_question(tables, enumerate_limit=20))
+
+
+def test_the_same_question_twice_has_the_same_answer(tables):
+    first, second = (
+        api.rank(_question(tables, batches=10, rank_by=RankBy.QUANTILE)) for _ in range(2)
+    )
+    assert [plan.plan for plan in first.plans] == [plan.plan for plan in second.plans]
+    assert [plan.spread for plan in first.plans] == [plan.spread for plan in second.plans]
+    highs = [plan.spread.high_ns for plan in first.plans]
+    assert highs == sorted(highs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"sharders": ("magic",)}, "sharders must be among"),
+        ({"sharders": ()}, "nothing to compare"),
+        ({"rank_by": RankBy.MEAN}, "needs sampled batches"),
+        ({"searches": 0}, "1 search or more"),
+    ],
+)
+def test_a_question_without_sense_is_refused(tables, changes, fault):
+    with pytest.raises(ScenarioError, match=fault):
+        _question(tables, **changes)
+
+
+def test_a_transformer_has_no_tables_to_place(tables):
+    with pytest.raises(PlanError, match="no embedding tables"):
+        api.rank(_question(tables, workload="llama3_8b", overrides=()))
+
+
+def test_the_chance_to_beat_the_next_counts_ties_half():
+    fast, slow = np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.0, 2.0, 1.0, 5.0])
+    # Faster twice, tied once, slower once: (2 + 1/2) / 4.
+    assert beats_next([fast, slow]) == [0.625, None]
+
+
+def test_the_exact_assignment_is_at_least_as_even_as_the_greedy_one():
+    # 5, 4, 3, 3, 3 on two ranks: greedy gives 5 + 3 and 4 + 3 + 3; exact 5 + 4 and 9.
+    pieces = Pieces(np.array([5.0, 4, 3, 3, 3]), np.ones(5), np.ones(5), 0.0, 10.0)
+    exact = assign(pieces, rank_count=2, seconds=5)
+    greedy = assign_greedily(pieces, rank_count=2)
+    assert np.bincount(exact, weights=pieces.cost_ns).max() == 9
+    assert np.bincount(greedy, weights=pieces.cost_ns).max() == 10
+
+
+def test_what_does_not_fit_is_not_assigned():
+    pieces = Pieces(np.ones(3), np.ones(3), np.full(3, 6.0), 0.0, 10.0)
+    assert assign(pieces, rank_count=2, seconds=5) is None
+
+
+def test_assignments_do_not_repeat_themselves_under_other_names_of_ranks():
+    spec = build_spec(3, batch=64)
+    cluster = build_cluster(load_topology("quad_a100"))
+    task = build_task(spec, spec.embedding.tables(), cluster)
+    assert len(list(iter_assignments(task))) == 5  # the ways to group three things
+
+
+def test_a_search_with_a_limit_of_plans_repeats_itself():
+    spec = build_spec(8, batch=16384)
+    cluster = build_cluster(load_topology("quad_a100"))
+    task = build_task(spec, spec.embedding.tables(), cluster)
+    stack = load_stack("pytorch_eager")
+    starts = [build_named_plan("naive", task)]
+    outcomes = []
+    for _ in range(2):
+        search = PlanSearch(PlanEvaluator(spec, cluster, stack), task, mode=Mode.PERIOD, seed=4)
+        outcomes.append(search.run(starts, SearchLimit(seconds=60, plans=300)))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_batches_that_differ_more_spread_the_time_more():
+    spec = build_spec(6, batch=65536)
+    cluster = build_cluster(load_topology("quad_a100"))
+    stack = load_stack("pytorch_eager")
+    widths = []
+    for deviation in (1.0, 60.0):
+        tables = tuple(
+            replace(table, pooling_deviation=deviation) for table in spec.embedding.tables()
+        )
+        plan = build_named_plan("naive", build_task(spec, tables, cluster))
+        spread = sample_batches(
+            PlanEvaluator(spec, cluster, stack), plan, mode=Mode.ISOLATED, batches=40, seed=0
+        )
+        assert spread.low_ns <= spread.middle_ns <= spread.high_ns
+        widths.append(spread.high_ns - spread.low_ns)
+    assert widths[1] > widths[0]
+
+
+def _run(arguments: list[str]):
+    return CliRunner().invoke(build_app(arguments), arguments)
+
+
+def test_the_command_line_writes_all_files_and_its_plan_can_be_ranked_again(tables, tmp_path):
+    files = {name: str(tmp_path / name) for name in ("a.json", "a.csv", "a.html", "plan.json")}
+    common = ["rank", "--topology", "quad_a100", "--tables", tables, "--batch", "16384"]
+    common += ["--cost-samples", "4"]
+    result = _run(
+        [*common, "--json", files["a.json"], "--csv", files["a.csv"], "--report", files["a.html"],
+         "--plan-out", files["plan.json"], "--samples", "5", "--sharder", "naive",
+         "--sharder", "balanced"]
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "beats next" in result.output
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["schema_version"] == 1
+    assert len(document["plans"]) == 2
+    assert (tmp_path / "a.csv").read_text().count("\n") == 3
+    assert "data:image/png" in (tmp_path / "a.html").read_text()
+    again = _run([*common, "--sharder", "none", "--plan", files["plan.json"], "--json", "-"])
+    assert again.exit_code == 0, again.output
+    first = json.loads(again.stdout)["plans"][0]
+    assert first["period_ns"] == document["plans"][0]["period_ns"]
+
+
+def test_describing_indices_shows_and_draws_them(tmp_path):
+    np.savez(tmp_path / "i.npz", indices=[1, 1, 2, 3], lengths=[[2, 1], [1, 0]])
+    result = _run(
+        ["embeddings", "describe", str(tmp_path / "i.npz"), "--plot", str(tmp_path / "p.png")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "2 tables, 2 samples" in result.output
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
