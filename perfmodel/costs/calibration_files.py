@@ -145,4 +145,4 @@ def _distance_sigma(entry: Entry, device: Device) -> float:
     steps = abs(ages[0] - ages[1])
     if entry.architecture == device.architecture.value and is_same_class:
         return 0.04
-    return (0.10 if is_same_class else 0.22) + 0.02 * steps
+    return (0.14 if is_same_class else 0.25) + 0.02 * steps

@@ -61,7 +61,7 @@ def test_twice_the_work_never_takes_less_time(batch, length, heads, grown):
         )  # fmt: skip
 
     # Fuller waves let real kernels gain a few per cent.
-    assert duration_ns(call(large)) >= 0.93 * duration_ns(call(small))
+    assert duration_ns(call(large)) >= 0.9 * duration_ns(call(small))
 
 
 def test_an_unknown_kernel_is_refused_by_name():
