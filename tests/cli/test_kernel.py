@@ -37,7 +37,8 @@ def test_people_get_sentences(capsys):
 
 
 def test_an_unknown_device_is_refused(capsys):
-    code, text = run(capsys, *"kernel --device warp9 gemm --m 1 --n 1 --k 1".split())
+    words = "kernel --device warp9 gemm --m 1 --n 1 --k 1"
+    code, text = run(capsys, *words.split())
     assert code == 1
     assert "warp9" in text
 
