@@ -12,7 +12,9 @@ from perfmodel.engine.breakdown import Window
 from perfmodel.engine.history import History
 from perfmodel.engine.layout import Int64s
 from perfmodel.engine.occurrence import Occurrence
+from perfmodel.engine.replay import Replay
 from perfmodel.graph.job import JobGraph
+from perfmodel.prediction.folded_costs import FoldedCosts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,3 +47,19 @@ class Evidence:
     def last_member(self, rank: int, task: int) -> Occurrence:
         """The member that the rendezvous of *task* waited for."""
         return self.history.last_member(Occurrence(self.iteration, rank, task))
+
+
+def build_evidence(folded: FoldedCosts, answer: Replay) -> Evidence:
+    """What is shown of *answer*: its last iteration but one, if it has several.
+
+    There the replay knows what ranks that are ahead did next; in the very last
+    they would seem to idle.
+    """
+    ends_ns = answer.iteration_end_ns[:, 0]
+    shown = max(len(ends_ns) - 2, 0)
+    return Evidence(
+        history=History(folded.priced.job, folded.priced.durations, answer),
+        iteration=shown,
+        window=Window(int(ends_ns[shown - 1]) if shown else 0, int(ends_ns[shown])),
+        class_ranks=folded.class_ranks,
+    )

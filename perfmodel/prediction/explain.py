@@ -56,7 +56,7 @@ def explain(
 def _path_start_ns(evidence: Evidence) -> int:
     """The path is walked over the last iteration, as long as the window."""
     ends_ns = evidence.history.replay.iteration_end_ns[:, 0]
-    return int(ends_ns[-2]) if len(ends_ns) > 1 else 0
+    return int(ends_ns[-2]) if len(ends_ns) > 1 else evidence.window.from_ns
 
 
 def _rank_classes(

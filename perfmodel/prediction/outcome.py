@@ -19,9 +19,10 @@ from perfmodel.engine.steady import Replayer, find_period
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 from perfmodel.prediction.answer import Explanation
-from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.evidence import Evidence, build_evidence
 from perfmodel.prediction.explain import explain
 from perfmodel.prediction.folded_costs import fold_costs
+from perfmodel.prediction.one_iteration import shrink_to_iteration
 from perfmodel.prediction.scenario import Mode
 from perfmodel.prediction.subject import Notes, Subject
 from perfmodel.recordings.hold_back import replay_held
@@ -33,7 +34,8 @@ from perfmodel.workloads.memory import RankMemory
 class Outcome:
     """The answer for one job: its time, the periods it is the median of, and why.
 
-    *span_ns* is one pass from the first task to the last.
+    *span_ns* is one pass from the first task to the last. The *explanation* is
+    that of one iteration.
     """
 
     iteration_ns: int
@@ -44,28 +46,27 @@ class Outcome:
     task_count: int
 
     def path_by_kind_ns(self) -> dict[str, int]:
-        """What the critical path is made of, stretched or shrunk to one iteration."""
-        path = self.explanation.critical_path
-        length_ns = max(path.length_ns, 1)
-        return {
-            share.name: round(share.duration_ns * self.iteration_ns / length_ns)
-            for share in path.by_kind
-        }
+        """What the critical path is made of."""
+        return {share.name: share.duration_ns for share in self.explanation.critical_path.by_kind}
 
-    def mean_of_periods_ns(self, duration_ns: int) -> int:
-        """What *duration_ns* of all periods together is in one of them."""
-        return round(duration_ns / len(self.periods_ns))
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenOutcome:
+    """An outcome with every task that it rests on."""
+
+    outcome: Outcome
+    evidence: Evidence
 
 
 def find_outcome(replay: Replayer, subject: Subject, *, mode: Mode = Mode.PERIOD) -> Outcome:
     """Replay *subject*; *mode* is for built jobs only."""
     if subject.notes is None:
         return _built_outcome(replay, subject.job, mode)
-    return _recorded_outcome(subject.job, subject.notes)
+    return see_recorded_outcome(replay, subject.job, subject.notes).outcome
 
 
 def _built_outcome(replay: Replayer, job: JobGraph, mode: Mode) -> Outcome:
-    folded = fold_costs(_as_priced(job))
+    folded = fold_costs(stated_prices(job))
     priced = folded.priced
     isolated = replay(priced.job, priced.durations, 1)
     span_ns = int(isolated.iteration_end_ns[0, 0])
@@ -73,23 +74,16 @@ def _built_outcome(replay: Replayer, job: JobGraph, mode: Mode) -> Outcome:
     if mode is Mode.PERIOD:
         steady = find_period(replay, priced.job, priced.durations)
         answer, iteration_ns = steady.replay, int(steady.period_ns[0])
-    ends_ns = answer.iteration_end_ns[:, 0]
-    shown = max(len(ends_ns) - 2, 0)
-    evidence = Evidence(
-        history=History(priced.job, priced.durations, answer),
-        iteration=shown,
-        window=Window(int(ends_ns[shown - 1]) if shown else 0, int(ends_ns[shown])),
-        class_ranks=folded.class_ranks,
-    )
-    explanation = _explain(evidence, priced, job.rank_count, iteration_ns)
+    explanation = _explain(build_evidence(folded, answer), priced, job.rank_count, iteration_ns)
     return Outcome(
         iteration_ns, span_ns, (iteration_ns,), explanation, job.rank_count, job.task_count
     )
 
 
-def _recorded_outcome(job: JobGraph, notes: Notes) -> Outcome:
-    priced = _as_priced(job)
-    held = replay_held(job, priced.durations, notes.hold_rule(job))
+def see_recorded_outcome(replay: Replayer, job: JobGraph, notes: Notes) -> SeenOutcome:
+    """Replay a recorded *job* once, with kernels holding back others as its *notes* say."""
+    priced = stated_prices(job)
+    held = replay_held(job, priced.durations, notes.hold_rule(job), replayer=replay)
     span_ns = int(held.end_ns.max())
     moments_ns = notes.step_moments_ns(job, held.end_ns) or []
     if len(moments_ns) < 2:
@@ -103,21 +97,28 @@ def _recorded_outcome(job: JobGraph, notes: Notes) -> Outcome:
     )
     iteration_ns = round(float(np.median(periods_ns)))
     explanation = _explain(evidence, priced, job.rank_count, iteration_ns)
-    return Outcome(iteration_ns, span_ns, periods_ns, explanation, job.rank_count, job.task_count)
+    outcome = Outcome(
+        iteration_ns, span_ns, periods_ns, explanation, job.rank_count, job.task_count
+    )
+    return SeenOutcome(outcome, evidence)
 
 
 def _explain(
     evidence: Evidence, priced: PricedJob, rank_count: int, iteration_ns: int
 ) -> Explanation:
-    return explain(
+    explanation = explain(
         evidence,
         priced=priced,
         memory_of_rank=[RankMemory(())] * rank_count,
         iteration_ns=iteration_ns,
     )
+    window = evidence.window
+    return shrink_to_iteration(
+        explanation, iteration_ns=iteration_ns, window_ns=window.to_ns - window.from_ns
+    )
 
 
-def _as_priced(job: JobGraph) -> PricedJob:
+def stated_prices(job: JobGraph) -> PricedJob:
     """The stated durations of *job* as prices without doubt."""
     durations = stated_durations(job)
     count = len(durations.values_ns)

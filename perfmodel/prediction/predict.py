@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from perfmodel.costs.pricing import price_job
 from perfmodel.costs.stack_files import load_stack
 from perfmodel.costs.stacks import SoftwareStack
-from perfmodel.engine.breakdown import Window
-from perfmodel.engine.history import History
 from perfmodel.engine.replay import Replay
 from perfmodel.engine.steady import SteadyState, find_period
 from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import Facts, Prediction, Run
 from perfmodel.prediction.assumptions import list_assumptions
-from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.evidence import build_evidence
 from perfmodel.prediction.explain import explain
-from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
+from perfmodel.prediction.folded_costs import fold_costs
 from perfmodel.prediction.interference import settle_interference
 from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
 from perfmodel.prediction.sampling import build_interval, replay_samples
@@ -121,7 +119,7 @@ def answer_question(question: Question, *, executor: Executor, clock: PhaseClock
         samples = folded.priced.sample(scenario.samples, seed=scenario.seed)
         times_ns = replay_samples(executor.replay, job, samples, iterations=answer.iteration_count)
     with clock.phase("explaining", done=0.9):
-        evidence = _build_evidence(folded, answer)
+        evidence = build_evidence(folded, answer)
         explanation = explain(
             evidence,
             priced=folded.priced,
@@ -138,22 +136,6 @@ def answer_question(question: Question, *, executor: Executor, clock: PhaseClock
         facts=_facts(question, answer),
         run=Run(executor.description, dict(clock.phase_s)),
         evidence=evidence,
-    )
-
-
-def _build_evidence(folded: FoldedCosts, answer: Replay) -> Evidence:
-    """What is shown: the last iteration but one of several.
-
-    There the replay knows what ranks that are ahead did next; in the very last
-    they would seem to idle.
-    """
-    ends_ns = answer.iteration_end_ns[:, 0]
-    shown = max(len(ends_ns) - 2, 0)
-    return Evidence(
-        history=History(folded.priced.job, folded.priced.durations, answer),
-        iteration=shown,
-        window=Window(int(ends_ns[shown - 1]) if shown else 0, int(ends_ns[shown])),
-        class_ranks=folded.class_ranks,
     )
 
 

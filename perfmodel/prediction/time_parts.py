@@ -26,7 +26,7 @@ def from_breakdown(breakdown: Breakdown, *, total_ns: int) -> TimeParts:
         Fraction(breakdown.waiting_for_ranks_ns),
         Fraction(breakdown.host_bound_idle_ns),
     ]
-    return _share_out(weights, total_ns)
+    return _as_parts(weights, total_ns)
 
 
 def mean_parts(parts: Sequence[TimeParts], class_sizes: Sequence[int]) -> TimeParts:
@@ -40,16 +40,21 @@ def mean_parts(parts: Sequence[TimeParts], class_sizes: Sequence[int]) -> TimePa
         )
         for part in Part
     ]
-    return _share_out(weights, parts[0].total_ns)
+    return _as_parts(weights, parts[0].total_ns)
 
 
-def _share_out(weights: Sequence[Fraction], total_ns: int) -> TimeParts:
+def share_out(weights: Sequence[Fraction], total_ns: int) -> list[int]:
+    """*total_ns* in whole parts in proportion to *weights*; all 0 where the weights are."""
     whole = sum(weights)
     if whole == 0:
-        return TimeParts(dict.fromkeys(Part, 0))
+        return [0] * len(weights)
     exact = [weight * total_ns / whole for weight in weights]
     floors = [int(share) for share in exact]
     order = sorted(range(len(exact)), key=lambda place: (floors[place] - exact[place], place))
     for place in order[: total_ns - sum(floors)]:
         floors[place] += 1
-    return TimeParts(dict(zip(Part, floors, strict=True)))
+    return floors
+
+
+def _as_parts(weights: Sequence[Fraction], total_ns: int) -> TimeParts:
+    return TimeParts(dict(zip(Part, share_out(weights, total_ns), strict=True)))

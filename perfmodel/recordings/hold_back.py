@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.engine.replay import Replay, replay
+from perfmodel.engine.steady import Replayer
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import Anchor, Int64s, Program
@@ -72,9 +73,20 @@ class HoldRule:
         return HoldRule(self.ratio[rows], self.can_be_held[rows])
 
 
-def replay_held(graph: JobGraph, durations: DurationTable, rule: HoldRule) -> HeldReplay:
+def replay_in_process(job: JobGraph, durations: DurationTable, iterations: int) -> Replay:
+    """The replayer that is always there."""
+    return replay(job, durations, iterations=iterations)
+
+
+def replay_held(
+    graph: JobGraph,
+    durations: DurationTable,
+    rule: HoldRule,
+    *,
+    replayer: Replayer = replay_in_process,
+) -> HeldReplay:
     """Replay one pass of *graph* with kernels holding back others as *rule* says."""
-    played = replay(graph, durations)
+    played = replayer(graph, durations, 1)
     lengths_ns = np.concatenate(
         [durations.of_rank(graph, rank)[:, 0] for rank in range(graph.rank_count)]
     )
@@ -90,7 +102,7 @@ def replay_held(graph: JobGraph, durations: DurationTable, rule: HoldRule) -> He
             break
         holds, before_ns = found, int(end_ns.max())
         held = _with_holds(graph, holds)
-        played = replay(held, durations)
+        played = replayer(held, durations, 1)
         end_ns = played.last.end_ns[:, 0]
         moved_ns = int(end_ns.max()) - before_ns
         rounds += 1

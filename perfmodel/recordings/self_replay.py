@@ -12,8 +12,15 @@ import numpy as np
 
 from perfmodel.engine.critical_path import critical_path
 from perfmodel.engine.history import History
+from perfmodel.engine.steady import Replayer
 from perfmodel.graph.program import PLAIN
-from perfmodel.recordings.hold_back import HeldReplay, HoldRule, ready_ns_of, replay_held
+from perfmodel.recordings.hold_back import (
+    HeldReplay,
+    HoldRule,
+    ready_ns_of,
+    replay_held,
+    replay_in_process,
+)
 from perfmodel.recordings.recorded_job import Int64s, RecordedJob
 
 MAX_TRUSTED_ERROR_PCT = 10.0
@@ -72,10 +79,10 @@ class SelfReplay:
         return abs(self.iteration.error_pct) <= MAX_TRUSTED_ERROR_PCT
 
 
-def self_replay(job: RecordedJob) -> SelfReplay:
+def self_replay(job: RecordedJob, *, replayer: Replayer = replay_in_process) -> SelfReplay:
     """Replay *job* with its own durations and compare."""
-    held = replay_held(job.graph, job.durations(), HoldRule(job.hold_ratio, job.can_be_held))
-    return compare(job, held)
+    rule = HoldRule(job.hold_ratio, job.can_be_held)
+    return compare(job, replay_held(job.graph, job.durations(), rule, replayer=replayer))
 
 
 def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:

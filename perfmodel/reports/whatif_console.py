@@ -150,7 +150,7 @@ def _waits_of(outcome: Outcome) -> dict[str, int]:
     totals: dict[str, int] = {}
     for wait in outcome.explanation.waits:
         name = f"rank {format_ranks(wait.waiting_ranks)} for rank {wait.awaited_rank}"
-        totals[name] = totals.get(name, 0) + outcome.mean_of_periods_ns(wait.duration_ns)
+        totals[name] = totals.get(name, 0) + wait.duration_ns
     return totals
 
 

@@ -1,7 +1,7 @@
 """What-if document: a comparison as the JSON that `perfmodel whatif --json` writes.
 
-Times are those of one iteration: the critical path of a recording of several
-steps is shrunk to one, and waits are the mean over its periods.
+Times are those of one iteration: critical path and waits of a recording of
+several steps are shrunk to one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
                 "waiting_ranks": format_ranks(wait.waiting_ranks, max_pieces=_EXACT),
                 "awaited_rank": wait.awaited_rank,
                 "label": wait.label,
-                "ms": _ms(outcome.mean_of_periods_ns(wait.duration_ns)),
+                "ms": _ms(wait.duration_ns),
             }
             for wait in why.waits
         ],
