@@ -39,7 +39,7 @@ def assign(pieces: Pieces, *, rank_count: int, seconds: float) -> Int64s | None:
 
     The exact optimiser gets *seconds*; what it has by then is taken.
     """
-    if len(pieces.cost_ns) * rank_count <= MILP_PLACES:
+    if seconds > 0 and len(pieces.cost_ns) * rank_count <= MILP_PLACES:
         found = _assign_exactly(pieces, rank_count, seconds)
         if found is not None:
             return found

@@ -22,6 +22,12 @@ from embeddings.table import EmbeddingTable
 NEAR = 6
 """How many of the busiest and of the least busy ranks take part in steps."""
 MIN_WIDTH = 32
+COPYING = 0.03
+"""Share of steps that put a table on every rank or take it back.
+
+They are few because each asks for a frame of its own.
+"""
+COPIED_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,12 +64,14 @@ class Neighbourhood:
         of_rank: dict[int, list[int]] = defaultdict(list)
         for number, shard in enumerate(plan.shards):
             of_rank[shard.rank].append(number)
-        found = []
+        found: list[ShardingPlan] = []
         for _ in range(4 * count):
-            shards = self._step(plan, of_rank)
-            if shards is not None:
-                found.append(replace(plan, shards=tuple(shards)))
-            if len(found) == count:
+            if self._random.random() < COPYING:
+                found += self._copy(plan)
+            else:
+                shards = self._step(plan, of_rank)
+                found += [replace(plan, shards=tuple(shards))] if shards is not None else []
+            if len(found) >= count:
                 break
         return found
 
@@ -83,6 +91,28 @@ class Neighbourhood:
         if draw < 0.8:
             return self._swap(plan.shards, number, of_rank[target])
         return self._split(plan, number)
+
+    def _copy(self, plan: ShardingPlan) -> list[ShardingPlan]:
+        """A small table to every rank, or one from every rank back to one of them."""
+        copied = list(plan.data_parallel)
+        if copied and self._random.random() < 0.4:
+            place = self._random.choice(copied)
+            copied.remove(place)
+            whole = split_table(place, plan.tables[place], 1, 1)[0]
+            placed = replace(whole, rank=self._random.choice(self._least))
+            return [replace(plan, shards=(*plan.shards, placed), data_parallel=tuple(copied))]
+        small = [
+            place
+            for place, table in enumerate(plan.tables)
+            if table.size_bytes <= COPIED_BYTES and place not in copied
+        ]
+        if not small:
+            return []
+        place = self._random.choice(small)
+        shards = tuple(shard for shard in plan.shards if shard.table != place)
+        if not shards:
+            return []
+        return [replace(plan, shards=shards, data_parallel=tuple(sorted([*copied, place])))]
 
     def _move(self, shards: Sequence[Shard], number: int, target: int) -> list[Shard]:
         changed = list(shards)

@@ -30,6 +30,10 @@ PATIENCE = 12
 SHAKES = 4
 START_SHARE = 0.07
 """Share of the time that each of the three first assignments may take."""
+SPLIT_SHARES = (np.inf, 1.0, 0.5)
+"""Shares of a rank above which tables are split in the first assignments."""
+COPIED_BELOW_BYTES = (2**18, 2**20, 2**22, 2**24)
+"""Sizes below which tables stand on every rank in further ones."""
 FINE = 1e-3
 """Weight of the busiest rank's own time beside the iteration time.
 
@@ -119,18 +123,38 @@ class PlanSearch:
         return plan
 
     def _own_starts(self, seconds: float) -> list[ShardingPlan]:
-        """Assignments of whole tables, and of tables split until none exceeds a rank's share."""
-        plans = []
-        for share in (np.inf, 1.0, 0.5):
-            shards = self._pieces(share)
-            found = self._assign(shards, seconds)
-            if found is not None:
-                placed = [
-                    replace(shard, rank=int(rank))
-                    for shard, rank in zip(shards, found, strict=True)
-                ]
-                plans.append(self._task.plan(placed, "assigned"))
-        return plans
+        """First plans from costs that add up.
+
+        Of whole tables, of tables split until none exceeds a rank's share, and
+        of what is left when small tables stand on every rank.
+        """
+        plans = [self._start(self._pieces(share), (), seconds) for share in SPLIT_SHARES]
+        for limit_bytes in COPIED_BELOW_BYTES:
+            copied = tuple(
+                place
+                for place, table in enumerate(self._task.tables)
+                if table.size_bytes < limit_bytes
+            )
+            if copied and len(copied) < len(self._task.tables):
+                rest = [shard for shard in self._pieces(1.0) if shard.table not in copied]
+                plans.append(self._start(rest, copied, 0.0))
+        return [plan for plan in plans if plan is not None]
+
+    def _start(
+        self, shards: Sequence[Shard], copied: tuple[int, ...], seconds: float
+    ) -> ShardingPlan | None:
+        found = self._assign(shards, seconds)
+        if found is None:
+            return None
+        placed = [replace(shard, rank=int(rank)) for shard, rank in zip(shards, found, strict=True)]
+        return ShardingPlan(
+            tables=self._task.tables,
+            rank_count=self._task.rank_count,
+            shards=tuple(sorted(placed)),
+            data_parallel=copied,
+            name="assigned",
+            ranks_per_host=self._task.ranks_per_host,
+        )
 
     def _pieces(self, share: float) -> list[Shard]:
         tables = self._task.tables
