@@ -44,10 +44,9 @@ def validate_collectives_command(
     tables: Tables, limit: Limit = None, json_file: JsonFile = None
 ) -> None:
     """Compare predicted with measured collectives, one line a group."""
-    from collectives.measurements import load_measurements
-    from perfmodel.validation.collectives import validate_collectives
+    from perfmodel import api
 
-    show(validate_collectives(load_measurements(tables)), json_file, limit)
+    show(api.validate("collectives", tables), json_file, limit)
 
 
 def calibrate_collectives_command(

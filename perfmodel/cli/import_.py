@@ -35,37 +35,17 @@ def import_traces(
     ] = None,
 ) -> None:
     """Turn recorded traces of all ranks into a job, and replay it once to score it."""
-    from perfmodel.recordings.chakra_jobs import load_chakra_job
+    from perfmodel import api
     from perfmodel.recordings.documents import import_document
-    from perfmodel.recordings.importing import import_job
-    from perfmodel.recordings.self_replay import self_replay
-    from perfmodel.recordings.storage import save_recorded_job
-    from traces.job_trace import load_job_traces
+    from perfmodel.recordings.import_files import are_chakra
 
-    chakra = _chakra_files(paths)
-    jobs = [load_chakra_job(chakra)] if chakra else [import_job(t) for t in load_job_traces(paths)]
-    documents = []
-    for job in jobs:
-        score = self_replay(job)
-        folder = out if len(jobs) == 1 else out / job.graph.facts.name
-        save_recorded_job(job, folder)
-        documents.append(import_document(job, score) | {"folder": str(folder)})
+    read = api.import_chakra if are_chakra(paths) else api.import_kineto
+    documents = [
+        import_document(found.job, found.score) | {"folder": str(found.folder)}
+        for found in read(paths, out)
+    ]
     document = documents[0] if len(documents) == 1 else {"kind": "imports", "jobs": documents}
     write_json(json_file, document)
     if json_file != STDOUT:
-        for found in documents:
-            print_import(found)
-
-
-def _chakra_files(paths: list[Path]) -> list[Path]:
-    """The Chakra files among *paths*, if they are nothing else."""
-    from traces.job_trace import TraceFormat, detect_format
-
-    files = [
-        file
-        for path in paths
-        for file in (sorted(path.iterdir()) if path.is_dir() else [path])
-        if file.is_file()
-    ]
-    formats = {detect_format(file) for file in files}
-    return files if formats == {TraceFormat.CHAKRA} else []
+        for told in documents:
+            print_import(told)

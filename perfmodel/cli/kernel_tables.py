@@ -14,20 +14,20 @@ Table = Annotated[Path, typer.Argument(metavar="FILE", help="A table of measured
 
 def validate_gemm(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
     """Compare predicted with measured matrix products."""
-    from perfmodel.validation import gemm
+    from perfmodel import api
 
-    show(gemm.validate_gemm(table), json_file, limit)
+    show(api.validate("gemm", [table]), json_file, limit)
 
 
 def validate_attention(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
     """Compare predicted with measured attention."""
-    from perfmodel.validation import attention
+    from perfmodel import api
 
-    show(attention.validate_attention(table), json_file, limit)
+    show(api.validate("attention", [table]), json_file, limit)
 
 
 def validate_memory(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
     """Compare predicted with measured memory-bound kernels."""
-    from perfmodel.validation import memory
+    from perfmodel import api
 
-    show(memory.validate_memory(table), json_file, limit)
+    show(api.validate("memory", [table]), json_file, limit)

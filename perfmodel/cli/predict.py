@@ -1,4 +1,4 @@
-"""`perfmodel predict`: one scenario, its answer on the screen and in files.
+"""`perfmodel predict`: one scenario or job, its answer on the screen and in files.
 
 Files that cannot be written are found out before the work, not after it.
 """
@@ -15,6 +15,7 @@ from perfmodel.cli.outputs import Outputs
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
     DEFAULT_WORKLOAD,
+    JobScenario,
     Mode,
     Scenario,
 )
@@ -27,6 +28,7 @@ Examples:
   perfmodel predict --workload llama3_70b --topology dgx_h100 --hosts 16 --json -
   perfmodel predict --workload my_model.yaml --topology my_machine.yaml
   perfmodel predict --topology dgx_a100 --set batch=16384 --report report.html
+  perfmodel predict --job job/
   perfmodel predict --list
 \b
 --debug, anywhere on the line, shows the traceback of an error.
@@ -50,15 +52,24 @@ def predict(
         ),
     ] = None,
     workload: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="NAME|FILE", help="Model: a file or a name from --list, e.g. llama3_8b."
+            metavar="NAME|FILE",
+            help=f"Model: a file or a name from --list; default: {DEFAULT_WORKLOAD}.",
         ),
-    ] = DEFAULT_WORKLOAD,
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB", help="Instead of a model: a folder that `import` or `save_job` wrote."
+        ),
+    ] = None,
     list_workloads: Annotated[
         bool, typer.Option("--list", help="List the workloads and stacks that come along.")
     ] = False,
-    hosts: Annotated[int, typer.Option(metavar="N", min=1, help="Number of hosts, e.g. 16.")] = 1,
+    hosts: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of hosts, e.g. 16; default: 1.")
+    ] = None,
     ranks_per_host: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Ranks on each host, e.g. 4; default: one a GPU."),
@@ -117,25 +128,25 @@ def predict(
 
         print_workloads()
         return
-    if topology is None:
-        raise typer.BadParameter(
-            "say which machine, for example --topology dgx_h100.yaml; "
-            "`perfmodel topology list` shows them",
-            param_hint="--topology",
+    mode = Mode.ISOLATED if isolated else Mode.PERIOD
+    scenario: Scenario | JobScenario
+    if job is not None:
+        _check_alone(workload=workload, set=overrides, ranks_per_host=ranks_per_host)
+        scenario = JobScenario(job, topology, hosts, stack, mode, seed, samples)
+    else:
+        scenario = Scenario(
+            topology=_check_machine(topology),
+            workload=workload or DEFAULT_WORKLOAD,
+            overrides=tuple(overrides or ()),
+            hosts=hosts or 1,
+            ranks_per_host=ranks_per_host,
+            stack=stack,
+            mode=mode,
+            seed=seed,
+            samples=samples,
         )
     outputs = Outputs(json_file=json_file, trace_file=trace_file, report_file=report_file)
     outputs.check()
-    scenario = Scenario(
-        topology=topology,
-        workload=workload,
-        overrides=tuple(overrides or ()),
-        hosts=hosts,
-        ranks_per_host=ranks_per_host,
-        stack=stack,
-        mode=Mode.ISOLATED if isolated else Mode.PERIOD,
-        seed=seed,
-        samples=samples,
-    )
     from perfmodel import api
     from perfmodel.reports.progress import show_progress
 
@@ -148,3 +159,24 @@ def predict(
             on_phase=progress,
         )
     outputs.write(prediction)
+
+
+def _check_machine(topology: str | None) -> str:
+    if topology is None:
+        raise typer.BadParameter(
+            "say which machine, for example --topology dgx_h100.yaml; "
+            "`perfmodel topology list` shows them",
+            param_hint="--topology",
+        )
+    return topology
+
+
+def _check_alone(**options: object) -> None:
+    """Refuse *options* that describe a model, which a job already is."""
+    for name, value in options.items():
+        if value:
+            option = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter(
+                "cannot stand beside --job: the job says what runs. Leave one of them out",
+                param_hint=option,
+            )

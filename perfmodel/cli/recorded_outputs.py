@@ -49,15 +49,20 @@ def print_import(document: dict[str, Any]) -> None:
     _say_faults(document)
 
 
-def print_self_replay(document: dict[str, Any]) -> None:
-    """How well a job replays itself."""
+def print_replay(document: dict[str, Any]) -> None:
+    """How long a job takes, and how well a recorded one replays itself."""
     _say(f"{document['job']}: {document['iteration_time_ms']:.3f} ms a step", style="bold")
-    _say_score(document["self_replay"])
-    for part in (*document["self_replay"]["periods"], *document["self_replay"]["ranks"]):
-        _say(
-            f"    {part['name']:12s} recorded {part['recorded_ms']:10.3f} ms, "
-            f"replayed {part['replayed_ms']:10.3f} ms ({part['error_pct']:+.2f} %)"
-        )
+    _say(
+        f"  {document['ranks']} ranks, {document['tasks']:,} tasks, "
+        f"{document['span_ms']:.3f} ms from the first to the last"
+    )
+    if "self_replay" in document:
+        _say_score(document["self_replay"])
+        for part in (*document["self_replay"]["periods"], *document["self_replay"]["ranks"]):
+            _say(
+                f"    {part['name']:12s} recorded {part['recorded_ms']:10.3f} ms, "
+                f"replayed {part['replayed_ms']:10.3f} ms ({part['error_pct']:+.2f} %)"
+            )
     for sentence in document["assumptions"]:
         _say(f"  assumed: {sentence}")
     _say_faults(document)
@@ -95,7 +100,7 @@ def _say_score(score: dict[str, Any]) -> None:
 
 
 def _say_faults(document: dict[str, Any]) -> None:
-    for fault in document["faults"]:
+    for fault in document.get("faults", ()):
         _say(f"  fault: {fault}", style="yellow")
     for rank in document.get("per_rank", ()):
         for fault in rank["faults"]:

@@ -1,49 +1,91 @@
-"""`perfmodel replay`: a recorded job replayed with its own durations, beside the recording."""
+"""`perfmodel replay`: a job replayed, and beside its recording where it has one."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.recorded_outputs import STDOUT, print_self_replay, write_json
+from perfmodel.cli.outputs import Outputs
+from perfmodel.cli.predict import ExecutorChoice
+from perfmodel.cli.recorded_outputs import STDOUT, print_replay, write_json
+
+if TYPE_CHECKING:
+    from perfmodel.prediction.replaying import ReplayedJob
 
 app = typer.Typer(rich_markup_mode=None)
 
 EPILOG = """\b
-Example:
+Examples:
   perfmodel replay job --json -
+  perfmodel replay built_job --topology dgx_h100 --executor ray
 """
 
 
 @app.command(epilog=EPILOG)
 def replay(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job that `import` wrote.")],
+    job: Annotated[
+        Path, typer.Argument(metavar="JOB", help="A job that `import` or `save_job` wrote.")
+    ],
+    topology: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Machine, for jobs of shapes without durations."),
+    ] = None,
+    hosts: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Hosts of that machine.")
+    ] = None,
+    stack: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Software stack there, e.g. pytorch_fused.")
+    ] = "pytorch_eager",
+    executor: Annotated[
+        ExecutorChoice, typer.Option(help="Where the replay runs.")
+    ] = ExecutorChoice.SERIAL,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one a CPU core.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="Join this Ray cluster, e.g. host:6379.")
+    ] = None,
     json_file: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
     ] = None,
 ) -> None:
-    """Replay a recorded job and compare it with the recording."""
-    from perfmodel.recordings.documents import SCHEMA_VERSION, self_replay_document
-    from perfmodel.recordings.self_replay import self_replay
-    from perfmodel.recordings.storage import load_recorded_job
+    """Replay a job; one that was recorded is compared with its recording."""
+    Outputs(json_file=json_file).check()
+    from perfmodel import api
+    from perfmodel.whatif.machine import Machine
 
-    recorded = load_recorded_job(job)
-    score = self_replay(recorded)
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "replay",
-        "job": recorded.graph.facts.name,
-        "ranks": recorded.graph.rank_count,
-        "tasks": recorded.graph.task_count,
-        "iteration_time_ms": score.iteration.replayed_ns / 1e6,
-        "self_replay": self_replay_document(score),
-        "recorded_starts": recorded.report.recorded_starts,
-        "faults": list(recorded.report.faults),
-        "assumptions": list(recorded.graph.facts.assumptions),
-    }
+    found = api.replay(
+        job,
+        machine=None if topology is None else Machine(topology, hosts, stack),
+        executor=executor.value,
+        workers=workers,
+        ray_address=ray_address,
+    )
+    document = _to_document(found)
     write_json(json_file, document)
     if json_file != STDOUT:
-        print_self_replay(document)
+        print_replay(document)
+
+
+def _to_document(found: ReplayedJob) -> dict[str, Any]:
+    from perfmodel.recordings.documents import SCHEMA_VERSION, self_replay_document
+
+    document: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "replay",
+        "job": found.graph.facts.name,
+        "ranks": found.graph.rank_count,
+        "tasks": found.graph.task_count,
+        "iteration_time_ms": found.iteration_ns / 1e6,
+        "span_ms": found.span_ns / 1e6,
+        "assumptions": list(found.graph.facts.assumptions),
+    }
+    if found.score is not None:
+        document["self_replay"] = self_replay_document(found.score)
+    if found.report is not None:
+        document["recorded_starts"] = found.report.recorded_starts
+        document["faults"] = list(found.report.faults)
+    return document

@@ -34,13 +34,13 @@ def validate_runs(
     ] = None,
 ) -> None:
     """Compare predicted with measured training iterations, one line a source and GPU."""
-    from perfmodel.execution import open_executor
-    from perfmodel.validation import runs
-    from perfmodel.validation.runs_table import load_runs
+    from perfmodel import api
 
-    rows = load_runs(table)
-    if source is not None:
-        rows = rows.of_source(source)
-    with open_executor(executor.value, workers=workers, address=ray_address) as place:
-        board = runs.validate_runs(rows, executor=place)
+    board = api.validate_runs(
+        table,
+        source=source,
+        executor=executor.value,
+        workers=workers,
+        ray_address=ray_address,
+    )
     show(board, json_file, limit)

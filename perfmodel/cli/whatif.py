@@ -13,7 +13,6 @@ from perfmodel.cli.predict import ExecutorChoice
 
 if TYPE_CHECKING:
     from perfmodel.prediction.comparison import Comparison
-    from perfmodel.prediction.subject import Subject
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -85,26 +84,24 @@ def whatif(
     if job is None or not (apply or sweep):
         raise typer.BadParameter("say which job to change and how: JOB --apply NAME, or --list")
     Outputs(json_file=json_file).check()
-    from perfmodel.execution import open_executor
-    from perfmodel.prediction.comparison import NamedChange, compare
-    from perfmodel.prediction.scenario import Mode
-    from perfmodel.prediction.subject import load_subject
-    from perfmodel.whatif import parse_sweep, parse_transformation
+    from perfmodel import api
     from perfmodel.whatif.machine import Machine
 
-    changes = [
-        NamedChange(text, parse_transformation(text, topology=topology)) for text in apply or ()
-    ]
-    swept = None if sweep is None else parse_sweep(sweep, topology=topology)
-    machine = None if topology is None else Machine(topology, hosts, stack)
-    subject = load_subject(job, machine=machine, force=force)
-    mode = Mode.ISOLATED if isolated else Mode.PERIOD
-    with open_executor(executor.value, workers=workers, address=ray_address) as place:
-        answer = compare(subject, changes, sweep=swept, mode=mode, executor=place)
-    _write(answer, subject, json_file)
+    answer = api.whatif(
+        job,
+        apply or (),
+        sweep=sweep,
+        machine=None if topology is None else Machine(topology, hosts, stack),
+        mode=api.Mode.ISOLATED if isolated else api.Mode.PERIOD,
+        force=force,
+        executor=executor.value,
+        workers=workers,
+        ray_address=ray_address,
+    )
+    _write(answer, json_file)
 
 
-def _write(answer: Comparison, subject: Subject, json_file: str | None) -> None:
+def _write(answer: Comparison, json_file: str | None) -> None:
     from rich.console import Console
 
     from perfmodel.reports.console import WIDTH
@@ -112,15 +109,13 @@ def _write(answer: Comparison, subject: Subject, json_file: str | None) -> None:
     from perfmodel.reports.whatif_console import print_comparison
     from perfmodel.reports.whatif_document import to_whatif_document
 
-    name = subject.job.facts.name
-    text = to_json(to_whatif_document(answer, job=name, score=subject.score))
+    text = to_json(to_whatif_document(answer))
     if json_file == STDOUT:
         sys.stdout.write(text)
         return
     if json_file is not None:
         Path(json_file).write_text(text, encoding="utf-8")
-    console = Console(width=WIDTH, highlight=False)
-    print_comparison(answer, console, job=name, score=subject.score)
+    print_comparison(answer, Console(width=WIDTH, highlight=False))
     if json_file is not None:
         print(f"Wrote {json_file}")
 

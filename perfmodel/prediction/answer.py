@@ -13,7 +13,8 @@ from enum import Enum
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.prediction.evidence import Evidence
-from perfmodel.prediction.scenario import Mode, Scenario
+from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
+from perfmodel.recordings.self_replay import SelfReplay
 from perfmodel.workloads.memory import RankMemory
 
 
@@ -108,16 +109,37 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the scenario came down to: names and sizes. *batch* counts samples of all ranks."""
+    """What the scenario came down to: names and sizes. *batch* counts samples of all ranks.
+
+    What the folder of a job does not say is None.
+    """
 
     job: str
-    device: str
-    device_memory_bytes: int
-    stack: str
-    batch: int
+    device: str | None
+    device_memory_bytes: int | None
+    stack: str | None
+    batch: int | None
     rank_count: int
     task_count: int
     iterations_replayed: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """The ranks that need most memory, and what a GPU has."""
+
+    fullest: RankClass
+    capacity_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the fullest ranks need."""
+        return self.fullest.memory.total_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank has the memory it needs."""
+        return self.peak_bytes <= self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +152,28 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long one iteration takes, and why."""
+    """How long one iteration takes, and why.
 
-    scenario: Scenario
+    A recording has a *score*, how well it replays itself, and no isolated iteration.
+    """
+
+    scenario: Scenario | JobScenario
     period_ns: int
-    isolated_ns: int
+    isolated_ns: int | None
     interval: Interval
     explanation: Explanation
     assumptions: tuple[str, ...]
     facts: Facts
     run: Run
     evidence: Evidence
+    score: SelfReplay | None = None
 
     @property
     def iteration_ns(self) -> int:
         """The answer: the period, or one isolated iteration."""
-        return self.period_ns if self.scenario.mode is Mode.PERIOD else self.isolated_ns
+        if self.scenario.mode is Mode.PERIOD or self.isolated_ns is None:
+            return self.period_ns
+        return self.isolated_ns
 
     @property
     def fullest_class(self) -> RankClass:
@@ -153,6 +181,9 @@ class Prediction:
         return max(self.explanation.rank_classes, key=lambda entry: entry.memory.total_bytes)
 
     @property
-    def fits_in_memory(self) -> bool:
-        """Whether every rank has the memory it needs."""
-        return self.fullest_class.memory.total_bytes <= self.facts.device_memory_bytes
+    def memory(self) -> MemoryFit | None:
+        """What the fullest ranks need beside what there is; None where nobody said."""
+        capacity_bytes = self.facts.device_memory_bytes
+        if capacity_bytes is None or not self.fullest_class.memory.parts:
+            return None
+        return MemoryFit(self.fullest_class, capacity_bytes)

@@ -14,6 +14,7 @@ from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.outcome import Outcome, find_outcome
 from perfmodel.prediction.scenario import Mode
 from perfmodel.prediction.subject import Subject
+from perfmodel.recordings.self_replay import SelfReplay
 from perfmodel.whatif.parsing import Sweep
 from perfmodel.whatif.transformation import Transformation, apply_one
 
@@ -47,8 +48,13 @@ class SweepAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The outcome before, after each change, and over a sweep."""
+    """The outcome before, after each change, and over a sweep.
 
+    *score* is how well the job replays itself, if it was recorded.
+    """
+
+    job: str
+    score: SelfReplay | None
     before: Outcome
     steps: tuple[Step, ...]
     sweep: SweepAnswer | None
@@ -104,7 +110,8 @@ def compare(
             tuple(point.value for point in sweep.points),
             tuple(place.map(_answer_point, _Base(changed, mode), points)),
         )
-    return Comparison(before, tuple(steps), answer, subject.job.facts.assumptions)
+    facts = subject.job.facts
+    return Comparison(facts.name, subject.score, before, tuple(steps), answer, facts.assumptions)
 
 
 def _answer_point(base: _Base, change: NamedChange) -> Step:

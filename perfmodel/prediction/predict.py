@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.costs.stack_files import load_stack
 from perfmodel.costs.stacks import SoftwareStack
@@ -24,7 +25,7 @@ from perfmodel.prediction.folded_costs import fold_costs
 from perfmodel.prediction.interference import settle_interference
 from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
 from perfmodel.prediction.sampling import build_interval, replay_samples
-from perfmodel.prediction.scenario import Mode, Scenario
+from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.jobs import build_job, memory_by_rank
 from perfmodel.workloads.memory import RankMemory
@@ -35,12 +36,45 @@ from topologies import Cluster, build_cluster, load_topology
 class Question:
     """A scenario with everything it names loaded and built."""
 
-    scenario: Scenario
+    scenario: Scenario | JobScenario
     cluster: Cluster
     stack: SoftwareStack
-    batch: int
+    batch: int | None
     job: JobGraph
     memory_of_rank: Sequence[RankMemory]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a job runs and on how much; None where nobody said."""
+
+    device: str | None = None
+    device_memory_bytes: int | None = None
+    stack: str | None = None
+    batch: int | None = None
+
+    def facts(self, job: JobGraph, iterations_replayed: int) -> Facts:
+        """What is said of *job* beside its answer."""
+        return Facts(
+            job=job.facts.name,
+            device=self.device,
+            device_memory_bytes=self.device_memory_bytes,
+            stack=self.stack,
+            batch=self.batch,
+            rank_count=job.rank_count,
+            task_count=job.task_count,
+            iterations_replayed=iterations_replayed,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PricedQuestion:
+    """A question whose tasks all have a price."""
+
+    scenario: Scenario | JobScenario
+    whole: PricedJob
+    memory_of_rank: Sequence[RankMemory]
+    setting: Setting
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,11 +133,23 @@ def build_question(scenario: Scenario) -> Question:
 
 def answer_question(question: Question, *, executor: Executor, clock: PhaseClock) -> Prediction:
     """Price and replay the job of *question*, and explain what came out."""
-    scenario = question.scenario
     with clock.phase("pricing", done=0.2):
         whole = price_job(question.job, cluster=question.cluster, stack=question.stack)
+    device = question.cluster.device
+    priced = PricedQuestion(
+        scenario=question.scenario,
+        whole=whole,
+        memory_of_rank=question.memory_of_rank,
+        setting=Setting(device.name, device.memory_bytes, question.stack.name, question.batch),
+    )
+    return answer_priced(priced, executor=executor, clock=clock)
+
+
+def answer_priced(question: PricedQuestion, *, executor: Executor, clock: PhaseClock) -> Prediction:
+    """Replay the job of *question*, and explain what came out."""
+    scenario = question.scenario
     with clock.phase("folding equal ranks", done=0.35):
-        folded = fold_costs(whole)
+        folded = fold_costs(question.whole)
     with clock.phase("letting collectives share links", done=0.4):
         shared = settle_interference(executor.replay, folded.priced)
         folded = replace(folded, priced=shared.priced)
@@ -133,21 +179,7 @@ def answer_question(question: Question, *, executor: Executor, clock: PhaseClock
         interval=build_interval(times_ns, nominal_ns=iteration_ns),
         explanation=explanation,
         assumptions=list_assumptions(folded.priced, replays.steady, shared),
-        facts=_facts(question, answer),
+        facts=question.setting.facts(question.whole.job, answer.iteration_count),
         run=Run(executor.description, dict(clock.phase_s)),
         evidence=evidence,
-    )
-
-
-def _facts(question: Question, answer: Replay) -> Facts:
-    device = question.cluster.device
-    return Facts(
-        job=question.job.facts.name,
-        device=device.name,
-        device_memory_bytes=device.memory_bytes,
-        stack=question.stack.name,
-        batch=question.batch,
-        rank_count=question.job.rank_count,
-        task_count=question.job.task_count,
-        iterations_replayed=answer.iteration_count,
     )

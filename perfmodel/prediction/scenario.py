@@ -1,4 +1,4 @@
-"""Scenario: the question, complete enough to be asked again.
+"""Scenario: the question, complete enough to be asked again; about a workload or a job.
 
 Two equal scenarios give the same answer to the last byte. Where the work runs
 (in process, on Ray) is no part of it, because it cannot change the answer.
@@ -51,13 +51,40 @@ class Scenario:
         _check_at_least(1, "hosts", self.hosts)
         if self.ranks_per_host is not None:
             _check_at_least(1, "ranks per host", self.ranks_per_host)
-        _check_at_least(0, "seed", self.seed)
-        _check_at_least(2, "samples", self.samples)
-        if self.samples > MAX_SAMPLES:
-            raise ScenarioError(
-                f"scenario: samples must be at most {MAX_SAMPLES}, got {self.samples}. "
-                "A few hundred already settle a 90 % interval."
-            )
+        _check_draws(self.seed, self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class JobScenario:
+    """A job that was imported, emulated or built before, in the folder *job*.
+
+    *topology*, *hosts* and *stack* are for jobs made of shapes, which have to be
+    priced: *hosts* of None takes as many as the ranks fill, *stack* of None the
+    default. A recording brings its durations along.
+    """
+
+    job: str
+    topology: str | None = None
+    hosts: int | None = None
+    stack: str | None = None
+    mode: Mode = Mode.PERIOD
+    seed: int = 0
+    samples: int = DEFAULT_SAMPLES
+
+    def __post_init__(self) -> None:
+        if self.hosts is not None:
+            _check_at_least(1, "hosts", self.hosts)
+        _check_draws(self.seed, self.samples)
+
+
+def _check_draws(seed: int, samples: int) -> None:
+    _check_at_least(0, "seed", seed)
+    _check_at_least(2, "samples", samples)
+    if samples > MAX_SAMPLES:
+        raise ScenarioError(
+            f"scenario: samples must be at most {MAX_SAMPLES}, got {samples}. "
+            "A few hundred already settle a 90 % interval."
+        )
 
 
 def _check_at_least(limit: int, name: str, value: int) -> None:

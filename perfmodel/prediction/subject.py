@@ -87,6 +87,12 @@ def load_subject(folder: Path, *, machine: Machine | None, force: bool = False) 
 
 def from_recording(recorded: RecordedJob) -> Subject:
     """The subject that a recorded job is."""
+    job, notes = tag_recording(recorded)
+    return Subject(job, notes, self_replay(recorded))
+
+
+def tag_recording(recorded: RecordedJob) -> tuple[JobGraph, Notes]:
+    """The job of a recording with a label a task, and what was recorded by label."""
     graph = recorded.graph
     labels = _labels_by_row(graph)
     bounds = recorded.rank_rows()
@@ -103,8 +109,7 @@ def from_recording(recorded: RecordedJob) -> Subject:
         programs=programs,
         rank_program=np.arange(graph.rank_count, dtype=np.int32),
     )
-    notes = Notes(recorded.hold_ratio, recorded.can_be_held, recorded.step_ends)
-    return Subject(tagged, notes, self_replay(recorded))
+    return tagged, Notes(recorded.hold_ratio, recorded.can_be_held, recorded.step_ends)
 
 
 def _check_score(folder: Path, subject: Subject, force: bool) -> None:

@@ -175,19 +175,19 @@ def _few_words(ranks: Sequence[int]) -> str:
 
 
 def _memory(prediction: Prediction) -> list[RenderableType]:
-    capacity_bytes = prediction.facts.device_memory_bytes
-    fullest = prediction.fullest_class
-    peak_bytes = fullest.memory.total_bytes
-    filled = min(round(30 * peak_bytes / capacity_bytes), 30)
-    style = "green" if prediction.fits_in_memory else "bold red"
+    memory = prediction.memory
+    if memory is None:
+        return []
+    filled = min(round(30 * memory.peak_bytes / memory.capacity_bytes), 30)
+    style = "green" if memory.fits else "bold red"
     line = Text("█" * filled, style=style).append("░" * (30 - filled), style="dim")
-    verdict = "fits" if prediction.fits_in_memory else "DOES NOT FIT"
-    line.append(f" {format_size(peak_bytes)} of {format_size(capacity_bytes)}: ", style="default")
-    line.append(verdict, style=style)
-    largest_first = sorted(fullest.memory.parts, key=lambda part: -part.size_bytes)
+    sizes = f" {format_size(memory.peak_bytes)} of {format_size(memory.capacity_bytes)}: "
+    line.append(sizes, style="default")
+    line.append("fits" if memory.fits else "DOES NOT FIT", style=style)
+    largest_first = sorted(memory.fullest.memory.parts, key=lambda part: -part.size_bytes)
     parts = [f"{part.name} {format_size(part.size_bytes)}" for part in largest_first]
     most = ", ".join(parts[:TOP_PURPOSES])
-    return [line, Text(f"fullest: {name_ranks(fullest.ranks)}; {most}, ...", style="dim")]
+    return [line, Text(f"fullest: {name_ranks(memory.fullest.ranks)}; {most}, ...", style="dim")]
 
 
 def _provenance(prediction: Prediction) -> list[RenderableType]:

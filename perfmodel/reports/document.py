@@ -7,6 +7,7 @@ scenarios give equal bytes.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import perfmodel
@@ -20,7 +21,8 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.prediction.scenario import Mode, Scenario
+from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
+from perfmodel.recordings.documents import self_replay_document
 from perfmodel.reports.rank_text import format_ranks
 
 SCHEMA_VERSION = 1
@@ -31,14 +33,14 @@ EXACT = 10**9
 def to_document(prediction: Prediction) -> dict[str, Any]:
     """*prediction* as plain values, in the order they are written."""
     why = prediction.explanation
-    return {
+    document = {
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
         "iteration_time_ms": _ms(prediction.iteration_ns),
         "interval_ms": [_ms(prediction.interval.low_ns), _ms(prediction.interval.high_ns)],
         "mode": prediction.scenario.mode.value,
         "period_ms": _ms(prediction.period_ns),
-        "isolated_ms": _ms(prediction.isolated_ns),
+        "isolated_ms": None if prediction.isolated_ns is None else _ms(prediction.isolated_ns),
         "breakdown_ms": _parts(why.time),
         "ranks": [_rank_class(entry) for entry in why.rank_classes],
         "critical_path": _critical_path(why.critical_path),
@@ -55,10 +57,15 @@ def to_document(prediction: Prediction) -> dict[str, Any]:
             },
         },
     }
+    if prediction.score is not None:
+        document["self_replay"] = self_replay_document(prediction.score)
+    return document
 
 
-def to_scenario_document(scenario: Scenario) -> dict[str, Any]:
+def to_scenario_document(scenario: Scenario | JobScenario) -> dict[str, Any]:
     """*scenario* as plain values: everything needed to ask again."""
+    if isinstance(scenario, JobScenario):
+        return {**asdict(scenario), "mode": scenario.mode.value}
     return {
         "workload": scenario.workload,
         "overrides": list(scenario.overrides),
@@ -72,8 +79,10 @@ def to_scenario_document(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def from_scenario_document(document: dict[str, Any]) -> Scenario:
+def from_scenario_document(document: dict[str, Any]) -> Scenario | JobScenario:
     """The scenario that `to_scenario_document` wrote."""
+    if "job" in document:
+        return JobScenario(**{**document, "mode": Mode(document["mode"])})
     return Scenario(
         **{
             **document,
@@ -105,7 +114,7 @@ def _rank_class(rank_class: RankClass) -> dict[str, Any]:
         "ranks": format_ranks(rank_class.ranks, max_pieces=EXACT),
         "count": len(rank_class.ranks),
         "breakdown_ms": _parts(rank_class.time),
-        "memory_gib": _gib(rank_class.memory.total_bytes),
+        "memory_gib": _gib(rank_class.memory.total_bytes) if rank_class.memory.parts else None,
     }
 
 
@@ -131,11 +140,14 @@ def _wait(wait: RankWait) -> dict[str, Any]:
     }
 
 
-def _memory(prediction: Prediction) -> dict[str, Any]:
+def _memory(prediction: Prediction) -> dict[str, Any] | None:
+    memory = prediction.memory
+    if memory is None:
+        return None
     return {
-        "capacity": _gib(prediction.facts.device_memory_bytes),
-        "fits": prediction.fits_in_memory,
-        "peak": _gib(prediction.fullest_class.memory.total_bytes),
+        "capacity": _gib(memory.capacity_bytes),
+        "fits": memory.fits,
+        "peak": _gib(memory.peak_bytes),
         "by_rank": [
             {
                 "ranks": format_ranks(entry.ranks, max_pieces=EXACT),

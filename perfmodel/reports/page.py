@@ -107,7 +107,7 @@ def _classes(prediction: Prediction) -> list[dict[str, Any]]:
         {
             "name": name_ranks(entry.ranks),
             "parts": _parts(entry.time),
-            "memory": format_size(entry.memory.total_bytes),
+            "memory": format_size(entry.memory.total_bytes) if entry.memory.parts else "",
         }
         for entry in prediction.explanation.rank_classes[:MAX_CLASSES]
     ]
@@ -136,14 +136,16 @@ def _waits(prediction: Prediction) -> list[dict[str, str]]:
     ]
 
 
-def _memory(prediction: Prediction) -> dict[str, Any]:
-    fullest = prediction.fullest_class
-    largest_first = sorted(fullest.memory.parts, key=lambda part: -part.size_bytes)
+def _memory(prediction: Prediction) -> dict[str, Any] | None:
+    memory = prediction.memory
+    if memory is None:
+        return None
+    largest_first = sorted(memory.fullest.memory.parts, key=lambda part: -part.size_bytes)
     return {
-        "peak": format_size(fullest.memory.total_bytes),
-        "capacity": format_size(prediction.facts.device_memory_bytes),
-        "ranks": name_ranks(fullest.ranks),
-        "fits": prediction.fits_in_memory,
+        "peak": format_size(memory.peak_bytes),
+        "capacity": format_size(memory.capacity_bytes),
+        "ranks": name_ranks(memory.fullest.ranks),
+        "fits": memory.fits,
         "purposes": [
             {"name": part.name, "size": format_size(part.size_bytes)} for part in largest_first
         ],

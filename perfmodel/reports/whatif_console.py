@@ -15,7 +15,6 @@ from rich.text import Text
 from perfmodel.base.units import format_duration
 from perfmodel.prediction.comparison import Comparison, SweepAnswer
 from perfmodel.prediction.outcome import Outcome
-from perfmodel.recordings.self_replay import SelfReplay
 from perfmodel.reports.duration_text import build_scale
 from perfmodel.reports.rank_text import format_ranks
 from perfmodel.reports.whatif_document import change_pct
@@ -24,11 +23,9 @@ TOP_WAITS = 4
 BAR_WIDTH = 30
 
 
-def print_comparison(
-    comparison: Comparison, console: Console, *, job: str, score: SelfReplay | None
-) -> None:
+def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print *comparison*, most important first."""
-    parts: list[RenderableType] = [*_heading(comparison, job, score)]
+    parts: list[RenderableType] = [*_heading(comparison)]
     parts += _section("Step by step", _steps(comparison))
     if comparison.sweep is not None:
         parts += _section(_sweep_title(comparison.sweep), _sweep(comparison))
@@ -40,11 +37,9 @@ def print_comparison(
     console.print(Group(*parts))
 
 
-def _heading(
-    comparison: Comparison, job: str, score: SelfReplay | None
-) -> Iterable[RenderableType]:
-    before, after = comparison.before, comparison.after
-    yield Text(f"What if: {job}", style="bold")
+def _heading(comparison: Comparison) -> Iterable[RenderableType]:
+    before, after, score = comparison.before, comparison.after, comparison.score
+    yield Text(f"What if: {comparison.job}", style="bold")
     line = Text(f"\n  {format_duration(before.iteration_ns)}")
     line.append(" -> ").append(format_duration(after.iteration_ns), style="bold green")
     line.append(f" an iteration, {_change(before, after)}")

@@ -19,15 +19,14 @@ SCHEMA_VERSION = 1
 _EXACT = 10**9
 
 
-def to_whatif_document(
-    comparison: Comparison, *, job: str, score: SelfReplay | None
-) -> dict[str, Any]:
+def to_whatif_document(comparison: Comparison) -> dict[str, Any]:
     """*comparison* as plain values, in the order they are written."""
+    score = comparison.score
     return {
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
         "kind": "whatif",
-        "job": job,
+        "job": comparison.job,
         "self_replay": None if score is None else _score(score),
         "iteration_time_ms": _ms(comparison.after.iteration_ns),
         "before": _outcome(comparison.before),
