@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 import numpy as np
 
+from perfmodel.base.errors import CalibrationError
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
 from perfmodel.calibration.networks import OrderedPairs, TrainingPlan, fit_correction
-from perfmodel.costs.benchmark import benchmark_residency
+from perfmodel.costs.benchmark import residency_of
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.correction import Matrix
 from perfmodel.costs.gemm import TENSOR, gemm_shapes, machine_rates, variant_of
@@ -62,8 +63,9 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
     dtype = ops[0].dtype
     shapes, machine = gemm_shapes(ops), machine_rates(device, dtype)
     measured = table.measured_ns
-    constants = _fit_physics(shapes, machine, measured, benchmark_residency(dtype), seed)
-    times = predict_gemm_times(shapes, machine, constants, benchmark_residency(dtype))
+    residency = _only_residency(table, device_name)
+    constants = _fit_physics(shapes, machine, measured, residency, seed)
+    times = predict_gemm_times(shapes, machine, constants, residency)
     log_ratio = np.log(measured / times.duration_ns)
     correction = fit_correction(
         gemm_features(shapes, machine, times),
@@ -80,6 +82,18 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
         correction=correction,
         relative_sigma=float(np.std(log_ratio)),
     )
+
+
+def _only_residency(table: KernelTable, device_name: str) -> Residency:
+    """Where operands were in all rows of *table*."""
+    found = {residency_of(kernel) for kernel in table.kernels}
+    if len(found) > 1:
+        words = " and ".join(sorted(residency.value for residency in found))
+        raise CalibrationError(
+            f"products on {device_name}: rows of one fit must be measured in the same way, got "
+            f"residency {words}. Fit recordings and benchmarks apart."
+        )
+    return found.pop()
 
 
 def _fit_physics(

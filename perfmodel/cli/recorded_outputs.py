@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import InputError
+from perfmodel.reports.plain_text import printable
 
 STDOUT = "-"
 WIDTH = 100
@@ -112,8 +113,3 @@ def _say(sentence: str, *, style: str = "") -> None:
     from rich.text import Text
 
     Console(width=WIDTH, highlight=False).print(Text(printable(sentence), style=style))
-
-
-def printable(text: str) -> str:
-    """*text* without control letters, which a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

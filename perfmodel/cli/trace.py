@@ -10,9 +10,9 @@ import typer
 from perfmodel.cli.recorded_outputs import (
     STDOUT,
     print_stream_parts,
-    printable,
     write_json,
 )
+from perfmodel.reports.plain_text import printable
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 

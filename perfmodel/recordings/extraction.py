@@ -79,6 +79,7 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
             "m": work.m,
             "n": work.n,
             "k": work.k,
+            "residency": "cold",
             "latency_ms": round(float(np.median(values)) / 1e6, 6),
             "count": len(values),
         }

@@ -17,6 +17,7 @@ from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankClass, TimeParts
 from perfmodel.reports.crowds import gather_waits
 from perfmodel.reports.duration_text import build_scale
+from perfmodel.reports.plain_text import printable
 from perfmodel.reports.rank_text import name_ranks
 from perfmodel.reports.sentences import (
     describe_other_time,
@@ -67,7 +68,7 @@ def _section(title: str, body: Iterable[RenderableType]) -> list[RenderableType]
 
 
 def _heading(prediction: Prediction) -> list[RenderableType]:
-    title = Text(describe_title(prediction), style="bold")
+    title = Text(printable(describe_title(prediction)), style="bold")
     answer = Text()
     answer.append(f"\n  {format_duration(prediction.iteration_ns)}", style="bold green")
     answer.append(" an iteration")
@@ -201,12 +202,12 @@ def _provenance(prediction: Prediction) -> list[RenderableType]:
 def _assumptions(prediction: Prediction) -> list[RenderableType]:
     table = Table.grid(padding=(0, 1))
     for sentence in prediction.assumptions:
-        table.add_row("-", Text(sentence))
+        table.add_row("-", Text(printable(sentence)))
     return [table] if prediction.assumptions else []
 
 
 def _one_line(words: str) -> Text:
-    return Text(words, overflow="ellipsis", no_wrap=True)
+    return Text(printable(words), overflow="ellipsis", no_wrap=True)
 
 
 def _left_out(count: int, what: str) -> list[RenderableType]:

@@ -35,10 +35,10 @@ def describe_other_time(prediction: Prediction) -> str:
 def describe_speed(prediction: Prediction) -> str:
     """How many samples a second that makes, or iterations where the batch is not known."""
     batch = prediction.facts.batch
-    if batch is None:
-        return f"{NS_PER_S / max(prediction.iteration_ns, 1):,.3g} iterations/s"
-    per_s = batch * NS_PER_S / max(prediction.iteration_ns, 1)
+    per_s = (batch or 1) * NS_PER_S / max(prediction.iteration_ns, 1)
     rate = f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+    if batch is None:
+        return f"{rate} iterations/s"
     return f"{rate} samples/s at a batch of {batch:,}"
 
 

@@ -16,6 +16,7 @@ from perfmodel.base.units import format_duration
 from perfmodel.prediction.comparison import Comparison, SweepAnswer
 from perfmodel.prediction.outcome import Outcome
 from perfmodel.reports.duration_text import build_scale
+from perfmodel.reports.plain_text import printable
 from perfmodel.reports.rank_text import format_ranks
 from perfmodel.reports.whatif_document import change_pct
 
@@ -39,7 +40,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 def _heading(comparison: Comparison) -> Iterable[RenderableType]:
     before, after, score = comparison.before, comparison.after, comparison.score
-    yield Text(f"What if: {comparison.job}", style="bold")
+    yield Text(printable(f"What if: {comparison.job}"), style="bold")
     line = Text(f"\n  {format_duration(before.iteration_ns)}")
     line.append(" -> ").append(format_duration(after.iteration_ns), style="bold green")
     line.append(f" an iteration, {_change(before, after)}")
@@ -152,7 +153,7 @@ def _waits_of(outcome: Outcome) -> dict[str, int]:
 def _sentences(sentences: Iterable[str]) -> Table:
     table = Table.grid(padding=(0, 1))
     for sentence in sentences:
-        table.add_row("-", Text(sentence))
+        table.add_row("-", Text(printable(sentence)))
     return table
 
 
@@ -172,4 +173,4 @@ def _table(first: str, *numbers: str) -> Table:
 
 
 def _one_line(words: str) -> Text:
-    return Text(words, overflow="ellipsis", no_wrap=True)
+    return Text(printable(words), overflow="ellipsis", no_wrap=True)

@@ -1,7 +1,8 @@
 """Tables of measured matrix products: bf16 products, and fp32 linear and bmm.
 
-bf16: collector, device, m, n, k, latency_ms. fp32: op, device, latency_ms, B,
-M, N, K; a linear layer is one product of B x M rows, a bmm is B products.
+bf16: collector, device, m, n, k, latency_ms; dtype, batch and residency where
+they differ. fp32: op, device, latency_ms, B, M, N, K; a linear layer is one
+product of B x M rows, a bmm is B products.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
 from perfmodel.base.units import NS_PER_MS
+from perfmodel.costs.gemm_physics import Residency
 from perfmodel.costs.tables.kernel_table import (
     DEVICE_OF_MARKETING_NAME,
     KernelTable,
@@ -42,11 +44,12 @@ def load_gemm_table(path: Path) -> KernelTable:
 def _bf16_rows(frame: pd.DataFrame) -> list[tuple[str, Gemm | str]]:
     collectors = frame["collector"] if "collector" in frame.columns else ["gemm"] * len(frame)
     dtypes = frame["dtype"] if "dtype" in frame.columns else ["bf16"] * len(frame)
+    batches = frame["batch"] if "batch" in frame.columns else [1] * len(frame)
     rows: list[tuple[str, Gemm | str]] = []
-    for collector, dtype, m, n, k in zip(
-        collectors, dtypes, frame["m"], frame["n"], frame["k"], strict=True
+    for collector, dtype, batch, m, n, k in zip(
+        collectors, dtypes, batches, frame["m"], frame["n"], frame["k"], strict=True
     ):
-        rows.append((str(collector), _product(1, m, n, k, dtype)))
+        rows.append((str(collector), _product(batch, m, n, k, dtype)))
     return rows
 
 
@@ -75,11 +78,29 @@ def _product(batch: int, m: int, n: int, k: int, dtype: str) -> Gemm | str:
     return Gemm(m=sizes[1], n=sizes[2], k=sizes[3], dtype=kind, batch=sizes[0])
 
 
+def _residency(frame: pd.DataFrame) -> list[Residency | None]:
+    """Where operands were, by row; None where the table does not say."""
+    if "residency" not in frame.columns:
+        return [None] * len(frame)
+    words = {residency.value for residency in Residency}
+    strange = sorted({str(word) for word in frame["residency"]} - words)
+    if strange:
+        raise MeasurementError(
+            f"column residency: must be one of {', '.join(sorted(words))}, got {strange[0]!r}."
+        )
+    return [Residency(word) for word in frame["residency"]]
+
+
 def _read(frame: pd.DataFrame, rows: list[tuple[str, Gemm | str]]) -> KernelTable:
     kernels: list[MeasuredKernel] = []
     unsupported: list[UnsupportedRow] = []
-    for name, device, latency_ms, (source, op) in zip(
-        row_names(frame), frame["device"], frame["latency_ms"], rows, strict=True
+    for name, device, latency_ms, residency, (source, op) in zip(
+        row_names(frame),
+        frame["device"],
+        frame["latency_ms"],
+        _residency(frame),
+        rows,
+        strict=True,
     ):
         if isinstance(op, str):
             unsupported.append(UnsupportedRow(name, op))
@@ -94,6 +115,7 @@ def _read(frame: pd.DataFrame, rows: list[tuple[str, Gemm | str]]) -> KernelTabl
                     op=op,
                     device=DEVICE_OF_MARKETING_NAME.get(str(device), str(device)),
                     measured_ns=float(latency_ms) * NS_PER_MS,
+                    residency=residency,
                 )
             )
     return KernelTable(tuple(kernels), tuple(unsupported))

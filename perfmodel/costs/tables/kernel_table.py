@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.errors import MeasurementError
 from perfmodel.costs.estimates import FloatColumn
+from perfmodel.costs.gemm_physics import Residency
 from topologies import Device, load_device
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class MeasuredKernel:
     """One row: what ran, where, and how long it took.
 
     *group* is source, GPU and op, as a report names them; *columns* are what
-    rows can be told apart by in cross-validation.
+    rows can be told apart by in cross-validation. *residency* is where operands
+    were, if the table says.
     """
 
     row: str
@@ -55,6 +57,7 @@ class MeasuredKernel:
     op: Any
     device: str
     measured_ns: float
+    residency: Residency | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,229 @@
+"""`predict --job` and `replay` of jobs that lie in folders: recorded, built, of shapes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.cli import main
+from perfmodel.graph.storage import save_job
+from perfmodel.prediction.predict import build_question
+from perfmodel.prediction.scenario import Scenario
+from perfmodel.recordings.storage import save_recorded_job
+from tests.recordings.builders import call, import_spans
+from tests.traces.builders import kernel, launch, span
+from tests.whatif.jobs import training_job
+
+KEYS = {
+    "schema_version", "iteration_time_ms", "interval_ms", "breakdown_ms", "ranks",
+    "critical_path", "waits", "provenance", "assumptions", "scenario", "run",
+}  # fmt: skip
+
+
+def run(*words):
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    return stop.value.code
+
+
+def ask(capsys, *words):
+    assert run(*words, "--json", "-") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def recorded_steps(folder, *step_starts):
+    """Two ranks; a product and a collective a step; rank 1 launches both 300 us later."""
+    ranks = []
+    for late in (0, 300):
+        spans = []
+        for step, start in enumerate(step_starts):
+            at = start + late
+            spans += [
+                launch(2 * step, at), kernel(2 * step, at + 7, 100, name="sgemm"),
+                launch(2 * step + 1, at + 200),
+                kernel(2 * step + 1, at + 207, 350 - late, 20, name="\x1b[mncclDevKernel_AllReduce"),
+            ]  # fmt: skip
+        ranks.append(spans)
+    return import_spans(folder, *ranks)
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    job = recorded_steps(tmp_path / "traces", 0, 1000, 2100, 3100)
+    save_recorded_job(job, tmp_path / "recorded")
+    return tmp_path / "recorded"
+
+
+@pytest.fixture
+def built(tmp_path):
+    save_job(training_job(slow_rank=1), tmp_path / "built")
+    return tmp_path / "built"
+
+
+def test_a_recording_is_answered_with_the_keys_of_a_workload_and_its_score(recorded, capsys):
+    answer = ask(capsys, "predict", "--job", recorded)
+
+    assert answer.keys() >= KEYS
+    # Steps end 1000, 1100 and 1000 us after one another: the median is 1 ms.
+    assert answer["iteration_time_ms"] == pytest.approx(1.0, rel=0.01)
+    assert answer["self_replay"]["iteration_error_pct"] == pytest.approx(0, abs=1)
+    assert answer["scenario"]["job"] == str(recorded)
+    assert answer["memory_gib"] is answer["isolated_ms"] is None
+    assert answer["provenance"] == {"recorded": 1.0}
+
+
+def test_breakdown_path_and_waits_of_a_recording_add_up(recorded, capsys):
+    answer = ask(capsys, "predict", "--job", recorded)
+
+    whole = pytest.approx(answer["iteration_time_ms"], abs=1e-5)
+    assert sum(answer["breakdown_ms"].values()) == whole
+    assert sum(share["ms"] for share in answer["critical_path"]["by_kind"]) == whole
+    waiting = next(entry for entry in answer["ranks"] if entry["ranks"] == "0")
+    lost = sum(wait["ms"] for wait in answer["waits"] if wait["waiting_ranks"] == "0")
+    assert lost == pytest.approx(waiting["breakdown_ms"]["waiting_for_other_ranks"], abs=1e-5)
+    assert lost == pytest.approx(0.3, rel=0.1)
+
+
+def test_the_interval_of_a_recording_is_the_spread_of_its_periods(recorded, capsys):
+    answer = ask(capsys, "predict", "--job", recorded)
+
+    # 95 % of the way from 1.0 over 1.0 to 1.1 ms: 1.0 + 0.9 * 0.1.
+    assert answer["interval_ms"] == [pytest.approx(1.0, rel=0.01), pytest.approx(1.09, rel=0.01)]
+    assert any("spread of the 3 recorded periods" in line for line in answer["assumptions"])
+
+
+def test_a_recording_of_one_step_has_an_empty_interval_and_says_so(tmp_path, capsys):
+    save_recorded_job(recorded_steps(tmp_path / "traces", 0), tmp_path / "job")
+
+    answer = ask(capsys, "predict", "--job", tmp_path / "job")
+
+    assert answer["interval_ms"] == [answer["iteration_time_ms"]] * 2
+    assert any("fewer than two periods" in line for line in answer["assumptions"])
+
+
+def test_the_screen_shows_a_recording_in_the_same_look_without_control_letters(recorded, capsys):
+    assert run("predict", "--job", recorded) == 0
+
+    shown = capsys.readouterr().out
+    assert "an iteration" in shown
+    assert "replays itself with an error of" in shown
+    assert "What decides it: the critical path" in shown
+    assert "?[mnccl" in shown
+    assert "\x1b" not in shown
+
+
+def test_a_recording_that_replays_badly_is_answered_with_a_warning(tmp_path, capsys):
+    job = recorded_steps(tmp_path / "traces", 0)
+    save_recorded_job(replace(job, recorded_end_ns=2 * job.recorded_end_ns), tmp_path / "job")
+
+    answer = ask(capsys, "predict", "--job", tmp_path / "job")
+
+    assert answer["self_replay"]["is_trusted"] is False
+    assert any("beyond the 10 %" in line for line in answer["assumptions"])
+
+
+def test_page_and_timeline_are_written_for_a_recording(recorded, tmp_path, capsys):
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+
+    assert run("predict", "--job", recorded, "--report", page, "--trace-out", trace) == 0
+
+    capsys.readouterr()
+    assert "<h2>Memory</h2>" not in page.read_text()
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_job_of_shapes_is_answered_as_its_workload_is(tmp_path, capsys):
+    words = ("--topology", "dgx_h100", "--stack", "pytorch_eager", "--samples", "8")
+    question = build_question(Scenario("dgx_h100", "dlrm_mlperf", stack="pytorch_eager"))
+    save_job(question.job, tmp_path / "job")
+
+    of_job = ask(capsys, "predict", "--job", tmp_path / "job", *words)
+    of_workload = ask(capsys, "predict", "--workload", "dlrm_mlperf", *words)
+
+    for key in ("iteration_time_ms", "interval_ms", "breakdown_ms", "critical_path", "waits"):
+        assert of_job[key] == of_workload[key]
+    assert of_job["scenario"]["hosts"] == 1
+    assert "self_replay" not in of_job
+    assert of_job["memory_gib"] is None
+
+
+def test_a_job_that_states_its_durations_needs_no_machine(built, capsys):
+    answer = ask(capsys, "predict", "--job", built, "--isolated")
+
+    assert answer["iteration_time_ms"] == 0.00119
+    assert answer["interval_ms"] == [0.00119, 0.00119]
+
+
+@pytest.mark.parametrize(
+    "words", [["--workload", "llama3_8b"], ["--set", "batch=8"], ["--ranks-per-host", "2"]]
+)
+def test_a_model_beside_a_job_is_a_wrong_command_line(recorded, words, capsys):
+    assert run("predict", "--job", recorded, *words) == 2
+    assert "cannot stand beside --job" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--topology", "dgx_h100"], "would change nothing"),
+        (["--isolated"], "no isolated iteration"),
+    ],
+)
+def test_what_a_recording_cannot_answer_is_refused(recorded, words, message, capsys):
+    assert run("predict", "--job", recorded, *words) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_a_job_is_one_message(tmp_path, capsys):
+    assert run("predict", "--job", tmp_path) == 1
+    assert capsys.readouterr().err.startswith("perfmodel: ")
+
+
+def test_a_built_job_is_replayed_without_a_score(built, capsys):
+    answer = ask(capsys, "replay", built)
+
+    assert "self_replay" not in answer
+    assert answer["span_ms"] == 0.00119
+    assert run("replay", built) == 0
+    assert "ms a step" in capsys.readouterr().out
+
+
+def test_a_job_of_shapes_is_replayed_on_the_machine_that_is_named(tmp_path, capsys):
+    save_job(build_question(Scenario("dgx_h100", "dlrm_mlperf")).job, tmp_path / "job")
+
+    assert run("replay", tmp_path / "job") == 1
+    assert "--topology" in capsys.readouterr().err
+    assert ask(capsys, "replay", tmp_path / "job", "--topology", "dgx_h100")["ranks"] == 8
+
+
+def test_tables_of_a_recording_are_accepted_by_validate(tmp_path, capsys):
+    shapes = {"Input Dims": [[16, 256, 64], [16, 64, 512]], "Input type": ["float", "float"]}
+    reduced = {
+        "Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1_000_000,
+        "Out msg nelems": 1_000_000, "Group size": 2,
+    }  # fmt: skip
+    spans = [
+        span("cpu_op", "aten::bmm", 0, 60, **shapes),
+        call("cudaLaunchKernel", 20, 5, 1),
+        kernel(1, 30, 70, name="volta_sgemm_128x64"),
+        call("cudaLaunchKernel", 70, 5, 2),
+        kernel(2, 110, 90, 20, name="ncclDevKernel_AllReduce_Sum_f32", **reduced),
+    ]
+    import_spans(tmp_path / "traces", spans, spans)
+    words = ("--topology", "dgx1_v100", "--out", tmp_path / "tables")
+    assert run("trace", "extract", tmp_path / "traces", *words) == 0
+    capsys.readouterr()
+
+    products = ask(capsys, "validate", "gemm", tmp_path / "tables" / "gemm.csv")
+    collectives = ask(capsys, "validate", "collectives", tmp_path / "tables" / "collectives.csv")
+
+    # The GPU of the trace is called V100, which could be any of several.
+    assert [row["reason"][:12] for row in products["unsupported"]] == ["gemm on V100"]
+    assert [row["measured"] for row in collectives["rows"]] == [90.0]
+    table = tmp_path / "tables" / "gemm.csv"
+    table.write_text(table.read_text().replace("V100", "Tesla V100-SXM2-32GB"))
+    [row] = ask(capsys, "validate", "gemm", table)["rows"]
+    # 16 products of 2 * 256 * 512 * 64 operations at up to 15.7 TFLOP/s: at least 17 us, all of
+    # them together, and not the 55 us that the timer of the fp32 benchmark adds.
+    assert row["measured"] == 0.07
+    assert 0.017 < row["predicted"] < 0.055
