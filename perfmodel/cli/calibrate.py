@@ -13,6 +13,7 @@ import typer
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli.collective_tables import calibrate_collectives_command
+from perfmodel.cli.measure import measure_command
 
 if TYPE_CHECKING:
     from perfmodel.costs.tables.kernel_table import KernelTable
@@ -73,6 +74,7 @@ def memory(
 
 
 app.command("collectives")(calibrate_collectives_command)
+app.command("measure")(measure_command)
 
 
 class _Request:

@@ -1,0 +1,152 @@
+"""Stopwatches: how long a call takes on a CPU or a CUDA device, undisturbed by neighbours.
+
+Time that a thread of ours waited for a core is taken off, because it belongs to whoever else uses
+the machine; how much was taken off is reported. A calling thread runs, waits for a core, or
+sleeps while helpers (those of gloo) work for it; of its sleep, the longest wait of a helper is
+taken off. Where the system does not tell (not Linux), sleep counts in full.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+SAMPLE_NS = 4_000_000
+"""A sample holds as many calls as take this long, so that the clock's own cost vanishes."""
+MOST_CALLS = 200
+LEAST_NS = 1_000.0
+"""No call of torch takes less; a shorter time is noise of what was taken off."""
+_TASKS = Path("/proc/self/task")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Samples of one call, summed up.
+
+    *duration_ns* is the median of the calm half; *spread_ratio* the distance of its 10th and 90th
+    percentile over it; *lost_ratio* the share of wall time in which others had the core.
+    """
+
+    duration_ns: float
+    spread_ratio: float
+    lost_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some calls: how long the caller ran, slept, and how long a core was waited for.
+
+    *helper_waited_ns* is the longest wait among the other threads of the process.
+    """
+
+    wall_ns: float
+    ran_ns: float
+    waited_ns: float
+    helper_waited_ns: float
+
+    @property
+    def slept_ns(self) -> float:
+        """How long the caller had nothing to do but wait for helpers or other ranks."""
+        return max(self.wall_ns - self.ran_ns - self.waited_ns, 0.0)
+
+    @property
+    def quiet_ns(self) -> float:
+        """What it would have taken on a machine without neighbours."""
+        return self.ran_ns + max(self.slept_ns - self.helper_waited_ns, 0.0)
+
+
+class Stopwatch(Protocol):
+    """Takes one sample of *calls* calls."""
+
+    def sample(self, call: Callable[[], object], calls: int) -> Sample:
+        """Run *call* that often and say how long all of it took."""
+
+
+class CpuStopwatch:
+    """The monotonic clock, less what the scheduler made us wait."""
+
+    def sample(self, call: Callable[[], object], calls: int) -> Sample:
+        """Run *call* that often and say how long all of it took."""
+        before = waits_for_core_ns()
+        ran_ns, start_ns = time.thread_time_ns(), time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        wall_ns = time.perf_counter_ns() - start_ns
+        ran_ns = time.thread_time_ns() - ran_ns
+        after = waits_for_core_ns()
+        waits = {thread: float(after[thread] - before.get(thread, 0)) for thread in after}
+        waited_ns = waits.pop(str(threading.get_native_id()), 0.0)
+        return Sample(wall_ns, ran_ns, waited_ns, max(waits.values(), default=0.0))
+
+
+class CudaStopwatch:
+    """CUDA events around the calls: device time, whatever the host does meanwhile."""
+
+    def sample(self, call: Callable[[], object], calls: int) -> Sample:
+        """Run *call* that often and say how long all of it took."""
+        import torch
+
+        # torch does not annotate its events.
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        return Sample(1e6 * float(start.elapsed_time(end)), 0.0, 0.0, 0.0)
+
+
+def stopwatch_for(device: str) -> Stopwatch:
+    """The stopwatch of *device*, `cpu` or `cuda`."""
+    return CudaStopwatch() if device == "cuda" else CpuStopwatch()
+
+
+def waits_for_core_ns() -> dict[str, int]:
+    """How long each thread of this process has been runnable without a core, so far."""
+    waits = {}
+    for file in _TASKS.glob("*/schedstat"):
+        try:
+            waits[file.parent.name] = int(file.read_text(encoding="ascii").split()[1])
+        except (OSError, IndexError, ValueError):
+            continue  # the thread ended meanwhile
+    return waits
+
+
+def time_call(call: Callable[[], object], *, stopwatch: Stopwatch, samples: int) -> Timing:
+    """The median time of *call* over *samples* samples, after two calls to warm up."""
+    call()
+    once_ns = max(stopwatch.sample(call, 1).quiet_ns, 1.0)
+    calls = int(np.clip(SAMPLE_NS // once_ns, 1, MOST_CALLS))
+    return sum_up([stopwatch.sample(call, calls) for _ in range(samples)], calls=calls)
+
+
+def join_samples(of_rank: Sequence[Sample]) -> Sample:
+    """One sample of a call that all ranks made together.
+
+    The rank that slept least came last: the others waited for it. A helper that waits for a core
+    delays all ranks.
+    """
+    last = min(of_rank, key=lambda sample: sample.slept_ns)
+    return replace(last, helper_waited_ns=max(sample.helper_waited_ns for sample in of_rank))
+
+
+def sum_up(samples: Sequence[Sample], *, calls: int = 1) -> Timing:
+    """What *samples* of *calls* calls each say about one call: the least disturbed half decides."""
+    wall_ns = sum(sample.wall_ns for sample in samples)
+    lost_ns = sum(sample.wall_ns - sample.quiet_ns for sample in samples)
+    calm = sorted(samples, key=lambda sample: 1.0 - sample.quiet_ns / max(sample.wall_ns, 1.0))
+    quiet_ns = np.array([sample.quiet_ns for sample in calm[: -(-len(calm) // 2)]]) / calls
+    low, middle, high = np.percentile(quiet_ns, [10, 50, 90])
+    return Timing(
+        duration_ns=max(float(middle), LEAST_NS),
+        spread_ratio=float((high - low) / max(middle, LEAST_NS)),
+        lost_ratio=float(lost_ns / max(wall_ns, 1.0)),
+    )
