@@ -22,12 +22,12 @@ from embeddings.table import EmbeddingTable
 NEAR = 6
 """How many of the busiest and of the least busy ranks take part in steps."""
 MIN_WIDTH = 32
-COPYING = 0.03
+COPYING = 0.01
 """Share of steps that put a table on every rank or take it back.
 
 They are few because each asks for a frame of its own.
 """
-COPIED_BYTES = 2**24
+COPIED_BYTES = 2**23
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,8 +17,11 @@ from collectives.cost import CollectiveCost
 from collectives.group import wiring_of
 from collectives.pricing import DEFAULT_SOFTWARE, price_sizes
 from collectives.uneven import RankLoad, price_uneven
+from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
+from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.embedding import LookupPricer
+from perfmodel.costs.embedding_terms import table_terms
 from perfmodel.costs.models import price_ops
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.ops import MemoryBound, Pass
@@ -33,6 +36,8 @@ from topologies import Cluster
 Floats = NDArray[np.float64]
 LOOKUP, UPDATE, POOLED, GRADIENTS, INDICES, CAST_OUT, CAST_BACK, PARTIAL = range(len(CHANGING))
 KERNEL = "fbgemm"
+GRADIENT_PASSES = 8
+"""How often a dense gradient is read or written from clearing to the optimizer's step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +116,26 @@ class PlanPricer:
         nothing, something = self._exchange.times_ns(sent)
         return float(2 * (something.max() - nothing.max()) / mean)
 
+    def copied_ns(self, table: EmbeddingTable) -> float:
+        """About what a data-parallel table adds on every rank; for choosing, not for judging.
+
+        A lookup of the rank's own samples, a dense gradient that is cleared,
+        filled, reduced, copied and applied.
+        """
+        device = self._cluster.device
+        local = table_terms(
+            table,
+            batch_size=self._samples,
+            optimizer=self._spec.embedding.optimizer,
+            l2_bytes=device.l2_bytes,
+            at_once=1,
+        )
+        lookup, _ = self._lookups.times(local[None, :], Pass.FORWARD, KERNEL)
+        numbers = self._samples * table.pooling_factor * table.width
+        moved = GRADIENT_PASSES * table.size_bytes + 3 * numbers * DType.FP32.size_bytes
+        reduced = self._exchange.reduction_ns_per_byte * table.size_bytes
+        return float(lookup[0]) + moved * NS_PER_S / device.memory_bandwidth_bytes_per_s + reduced
+
     def _by_width(self, widths: Int64s, source: DType, target: DType) -> Floats:
         distinct, place = np.unique(widths, return_inverse=True)
         times = [
@@ -175,6 +200,19 @@ class ExchangePricer:
         assert cost.per_rank_ns is not None
         result: Floats = np.asarray(cost.per_rank_ns, dtype=np.float64).reshape(each.shape)
         return result
+
+    @property
+    def reduction_ns_per_byte(self) -> float:
+        """What a further byte of a large all-reduce takes."""
+        sizes = np.array([2.0**24, 2.0**26])
+        small, large = price_sizes(
+            CollectiveKind.ALL_REDUCE,
+            sizes,
+            wiring=self._wiring,
+            software=DEFAULT_SOFTWARE,
+            calibration=self._calibration,
+        )
+        return float((large.duration_ns - small.duration_ns) / (sizes[1] - sizes[0]))
 
     def relative_sigma(self, each_bytes: Int64s) -> float:
         """How unsure the exchange of one plan is."""

@@ -32,8 +32,8 @@ START_SHARE = 0.07
 """Share of the time that each of the three first assignments may take."""
 SPLIT_SHARES = (np.inf, 1.0, 0.5)
 """Shares of a rank above which tables are split in the first assignments."""
-COPIED_BELOW_BYTES = (2**18, 2**20, 2**22, 2**24)
-"""Sizes below which tables stand on every rank in further ones."""
+COPIED_SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the tables that seem worth it that stand on every rank in further ones."""
 FINE = 1e-3
 """Weight of the busiest rank's own time beside the iteration time.
 
@@ -129,16 +129,23 @@ class PlanSearch:
         of what is left when small tables stand on every rank.
         """
         plans = [self._start(self._pieces(share), (), seconds) for share in SPLIT_SHARES]
-        for limit_bytes in COPIED_BELOW_BYTES:
-            copied = tuple(
-                place
-                for place, table in enumerate(self._task.tables)
-                if table.size_bytes < limit_bytes
-            )
+        worth = self._worth_copying()
+        for share in COPIED_SHARES:
+            copied = tuple(sorted(worth[: round(share * len(worth))]))
             if copied and len(copied) < len(self._task.tables):
                 rest = [shard for shard in self._pieces(1.0) if shard.table not in copied]
                 plans.append(self._start(rest, copied, 0.0))
         return [plan for plan in plans if plan is not None]
+
+    def _worth_copying(self) -> list[int]:
+        """Tables that seem to cost less on every rank than spread evenly, most gain first."""
+        tables, pricer = self._task.tables, self._evaluator.pricer
+        wholes = [split_table(place, table, 1, 1)[0] for place, table in enumerate(tables)]
+        alone = self._evaluator.pieces_ns(tables, wholes)
+        widths = np.array([table.width for table in tables])
+        spread = (alone + pricer.width_ns * widths) / self._task.rank_count
+        gains = spread - np.array([pricer.copied_ns(table) for table in tables])
+        return [int(place) for place in np.argsort(-gains, kind="stable") if gains[place] > 0]
 
     def _start(
         self, shards: Sequence[Shard], copied: tuple[int, ...], seconds: float

@@ -1,0 +1,146 @@
+"""Which sharder wins, by how much, and what a search adds: model against model.
+
+python experiments/sharding_plans/run.py [SEARCH_SECONDS]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from embeddings.plan import ShardingPlan
+from embeddings.sharders import (
+    PAPER_SHARDERS,
+    SHARDERS,
+    TableCost,
+    build_named_plan,
+    lookup_cost,
+    norm_lookup_cost,
+    size_cost,
+    size_lookup_cost,
+)
+from experiments.sharding_plans.figures import draw_all
+from experiments.sharding_plans.tasks import build_model, draw_tables, load_histograms
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.planning.batches import sample_batches
+from perfmodel.planning.evaluator import PlanEvaluator
+from perfmodel.planning.question import build_task
+from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.prediction.scenario import Mode
+from topologies import build_cluster, load_topology
+
+HERE = Path(__file__).parent
+PLATFORMS = ("quad_gv100", "quad_a100")
+COSTS: dict[str, TableCost] = {
+    "size": size_cost,
+    "lookup": lookup_cost,
+    "norm_lookup": norm_lookup_cost,
+    "size_lookup": size_lookup_cost,
+}
+MODE = Mode.ISOLATED
+
+
+def main() -> None:
+    """Run all tasks and write results.json and figures."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 3.0
+    default = HERE.parents[2] / "shared" / "data"
+    shared = Path(os.environ.get("PERFMODEL_SHARED_DATA", default))
+    histograms = load_histograms(shared)
+    results = []
+    for platform in PLATFORMS:
+        chance = random.Random(0)
+        cluster = build_cluster(load_topology(platform))
+        for year in sorted(histograms):
+            for number in range(10):
+                tables = draw_tables(
+                    chance,
+                    histograms[year],
+                    heavy=number < 5,
+                    memory_bytes=cluster.device.memory_bytes,
+                )
+                found = run_task(cluster, tables, seconds)
+                results.append({"platform": platform, "year": year, "heavy": number < 5, **found})
+                print(platform, year, number, found["searched_gain_pct"], flush=True)
+    document = {"summary": summarise(results), "search_seconds": seconds, "tasks": results}
+    (HERE / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document["summary"], indent=1))
+    draw_all(results, HERE)
+
+
+def run_task(cluster: Any, tables: Any, seconds: float) -> dict[str, Any]:
+    """All sharders and the search on one set of tables."""
+    spec = build_model(tables)
+    evaluator = PlanEvaluator(spec, cluster, load_stack(spec.stack))
+    task = build_task(spec, tables, cluster)
+    plans = [build_named_plan(name, task) for name in SHARDERS]
+    times = evaluator.measure(plans).time_ns(MODE)
+    named = {plan.name: int(time) for plan, time in zip(plans, times, strict=True)}
+    search = PlanSearch(evaluator, task, mode=MODE, seed=0)
+    outcome = search.run(plans, SearchLimit(seconds))
+    best = min(named.values())
+    spread = sample_batches(evaluator, outcome.plan, mode=MODE, batches=50, seed=0)
+    paper = {name: named[name] for name in PAPER_SHARDERS}
+    return {
+        "tables": len(tables),
+        "named_ms": {name: time / 1e6 for name, time in named.items()},
+        "searched_ms": outcome.time_ns / 1e6,
+        "searched_gain_pct": 100 * (best / outcome.time_ns - 1),
+        "gain_over_paper_pct": 100 * (min(paper.values()) / outcome.time_ns - 1),
+        "worst_over_best_pct": 100 * (max(paper.values()) / min(paper.values()) - 1),
+        "regret_pct": {
+            name: 100 * (_chosen(plans, named, cost, task) / best - 1)
+            for name, cost in COSTS.items()
+        },
+        "batch_spread_pct": 100 * (spread.high_ns - spread.low_ns) / spread.middle_ns,
+        "plans_judged": outcome.plans_judged,
+    }
+
+
+def _chosen(
+    plans: list[ShardingPlan], named: dict[str, int], cost: Callable[..., float], task: Any
+) -> int:
+    """Time of the plan whose busiest rank is least busy by *cost*; whole-table plans only."""
+    loads = []
+    for plan in plans[: len(PAPER_SHARDERS)]:
+        load = np.zeros(plan.rank_count)
+        for shard in plan.shards:
+            load[shard.rank] += cost(plan.tables[shard.table], task)
+        loads.append(load.max())
+    return named[plans[int(np.argmin(loads))].name]
+
+
+def summarise(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians by platform and kind of task, and who won."""
+    found: dict[str, Any] = {}
+    for platform in PLATFORMS:
+        for heavy in (True, False):
+            rows = [row for row in results if row["platform"] == platform and row["heavy"] == heavy]
+            winners = Counter(min(row["named_ms"], key=row["named_ms"].get) for row in rows)
+            found[f"{platform} {'heavy' if heavy else 'any'}"] = {
+                "tasks": len(rows),
+                "median_worst_over_best_pct": median(row["worst_over_best_pct"] for row in rows),
+                "median_searched_gain_pct": median(row["searched_gain_pct"] for row in rows),
+                "median_gain_over_paper_pct": median(row["gain_over_paper_pct"] for row in rows),
+                "median_regret_pct": {
+                    name: median(row["regret_pct"][name] for row in rows) for name in COSTS
+                },
+                "max_regret_pct": {
+                    name: max(row["regret_pct"][name] for row in rows) for name in COSTS
+                },
+                "median_batch_spread_pct": median(row["batch_spread_pct"] for row in rows),
+                "best_named": dict(winners.most_common()),
+            }
+    return found
+
+
+if __name__ == "__main__":
+    main()

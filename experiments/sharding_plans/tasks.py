@@ -1,0 +1,96 @@
+"""Sharding tasks drawn as the paper describes, with reuse from public histograms.
+
+Synthetic throughout: row counts and pooling factors of single tables are not
+public, so they are drawn here and only their ranges follow the data sets.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from pathlib import Path
+
+from embeddings.distribution import ReuseHistogram, histogram_from_bins
+from embeddings.table import EmbeddingTable
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+
+BATCH = 4096
+HEAVY_POOLING = 20.0
+RANKS = 4
+
+
+def load_histograms(shared: Path) -> dict[str, ReuseHistogram]:
+    """The whole-file histogram of each year."""
+    found = {}
+    with (shared / "embeddings" / "index_reuse_histograms.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["year"] not in found:
+                found[row["year"]] = histogram_from_bins(
+                    tuple(float(row[key]) for key in row if key.startswith("uniq_rows_frac")),
+                    tuple(float(row[key]) for key in row if key.startswith("lookup_frac")),
+                    draws=float(row["n_indices"]),
+                    reuse=float(row["avg_reuse"]),
+                )
+    return found
+
+
+def draw_tables(
+    chance: random.Random, histogram: ReuseHistogram, *, heavy: bool, memory_bytes: int
+) -> tuple[EmbeddingTable, ...]:
+    """36 to 66 tables; drawn again until they take at most 80 % of all memory."""
+    while True:
+        count = chance.randrange(int(13 * RANKS * 0.7), int(13 * RANKS * 1.3))
+        tables = tuple(_draw_table(chance, histogram, place, heavy) for place in range(count))
+        if sum(table.size_bytes for table in tables) <= 0.8 * RANKS * memory_bytes:
+            return tables
+
+
+def _draw_table(
+    chance: random.Random, histogram: ReuseHistogram, place: int, heavy: bool
+) -> EmbeddingTable:
+    pooling = math.exp(chance.gauss(1.5, 1.5))
+    while (heavy and pooling < HEAVY_POOLING) or pooling > 300:
+        pooling = math.exp(chance.gauss(1.5, 1.5))
+    rows = max(100, int(10 ** chance.uniform(3, 6.7)))
+    return EmbeddingTable(
+        f"t{place}",
+        rows,
+        chance.choice([32, 64, 128, 256]),
+        round(pooling, 2),
+        distribution=_within_a_batch(histogram, pooling),
+        pooling_deviation=round(pooling, 2),
+    )
+
+
+def _within_a_batch(histogram: ReuseHistogram, pooling: float) -> ReuseHistogram:
+    """The file's reuse as that of a batch; no row is used more often than there are samples."""
+    capped = tuple(min(reuse, float(BATCH)) for reuse in histogram.mean_reuse)
+    return ReuseHistogram(histogram.lookup_shares, capped, max(1.0, BATCH * pooling))
+
+
+def build_model(tables: tuple[EmbeddingTable, ...]) -> DlrmSpec:
+    """The paper's model around *tables*."""
+    return DlrmSpec.model_validate(
+        {
+            "family": "dlrm",
+            "name": "paper_dlrm",
+            "description": "The random DLRM of arXiv 2404.12674, tables drawn here",
+            "source": "arXiv 2404.12674 section on sharding; synthetic tables",
+            "stack": "pytorch_eager",
+            "batch": BATCH,
+            "dense": {
+                "features": 512,
+                "bottom_mlp": [512, 1024, 256, 128],
+                "top_mlp": [1024, 512, 256, 1],
+                "interaction": "concat",
+            },
+            "embedding": {
+                "rows": [table.rows for table in tables],
+                "width": [table.width for table in tables],
+                "pooling_factors": [table.pooling_factor for table in tables],
+            },
+            # The paper leaves the exchange of indices out of the iteration.
+            "training": {"distribute_ahead": True},
+        }
+    )
