@@ -9,7 +9,8 @@ from typing import Any
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.stack_files import load_stack
 from perfmodel.execution.executor import Executor
-from perfmodel.validation.runs_prediction import RunAnswer, RunSetting, predict_run
+from perfmodel.validation.runs_prediction import RunAnswer, predict_run
+from perfmodel.validation.runs_question import RunSetting
 from perfmodel.validation.runs_software import RULES
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported

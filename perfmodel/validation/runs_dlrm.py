@@ -39,6 +39,12 @@ def build_dlrm_spec(row: RunRow, rule: SoftwareRule, sentences: list[str]) -> Dl
         | {"optimizer": optimizer, "exchange_dtype": precision.stored.value},
         "training": {"precision": precision.stored.value, "optimizer": optimizer},
     }
+    sharding = row.text("sharding")
+    if "table-wise" in sharding and "column" not in sharding:
+        content["sharding"] = {"min_width": row.count("emb_dim")}
+    if rule.load_ms:
+        content["input"] = {"load_time": f"{rule.load_ms} ms"}
+        sentences.append(f"The loader takes {rule.load_ms} ms a batch.")
     content["dense"] = _dense(row, content["embedding"], sentences)
     if is_half:
         sentences.append("Tables are kept in fp32 and exchanged in fp16.")

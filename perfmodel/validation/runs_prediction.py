@@ -1,47 +1,21 @@
-"""Predicting a measured run: workload, costs and engine, as for any scenario.
-
-An iteration of many equal micro-batches is built with two smaller numbers of
-them and continued in a straight line: once the pipeline is full, each further
-micro-batch adds the same time.
-"""
+"""Predicting a measured run: costs and engine, as for any scenario."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perfmodel.base.errors import InputError
 from perfmodel.costs.pricing import price_job
-from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.engine.steady import find_period
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
 from perfmodel.prediction.sampling import build_interval, replay_samples
-from perfmodel.validation.runs_dlrm import build_dlrm_spec
-from perfmodel.validation.runs_machines import build_machine
-from perfmodel.validation.runs_software import find_rule, read_precision, with_precision
-from perfmodel.validation.runs_table import RunFamily, RunRow
-from perfmodel.validation.runs_transformer import build_transformer_spec
-from perfmodel.workloads.dlrm.job import build_dlrm_job
-from perfmodel.workloads.transformer.job import build_transformer_job
-from perfmodel.workloads.transformer.layout import ChosenLayout, choose_layout
-from perfmodel.workloads.transformer.spec import TransformerSpec
-from topologies import Cluster
+from perfmodel.validation.runs_question import RunQuestion, RunSetting, build_question
+from perfmodel.validation.runs_table import RunRow
 
 SAMPLES = 64
 SEED = 0
-_FILL = 2
-_STRIDE = 2
-"""Micro-batches beyond the stages of the smaller job, and from there to the larger."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSetting:
-    """What all rows share: the kind of table and the software stacks by name."""
-
-    family: RunFamily
-    stacks: Mapping[str, SoftwareStack]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +30,11 @@ class RunAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Continuation:
-    """A job and the larger one that shows what *stride* more micro-batches add."""
+class _Rhythm:
+    """A period, and how many iterations it took to find it."""
 
-    job: JobGraph
-    larger: JobGraph | None = None
-    steps: float = 0.0
+    period_ns: int
+    iterations: int
 
 
 def predict_run(setting: RunSetting, row: RunRow) -> RunAnswer:
@@ -69,76 +42,49 @@ def predict_run(setting: RunSetting, row: RunRow) -> RunAnswer:
     if row.measured_s is None:
         return RunAnswer(reason="no time was measured")
     try:
-        return _predict(setting, row)
+        return answer_run(build_question(setting, row))
     except InputError as fault:
         return RunAnswer(reason=" ".join(str(fault).split()))
 
 
-def _predict(setting: RunSetting, row: RunRow) -> RunAnswer:
-    rule = find_rule(row)
-    machine = build_machine(row)
-    stack = with_precision(setting.stacks[rule.profile], read_precision(row))
-    sentences = list(machine.assumptions)
-    if setting.family is RunFamily.DLRM:
-        spec = build_dlrm_spec(row, rule, sentences)
-        job = build_dlrm_job(spec, rank_count=machine.cluster.rank_count)
-        question = _Continuation(job)
-    else:
-        question = _continuation(build_transformer_spec(row, rule, sentences), machine.cluster)
-    if question.larger is not None:
-        sentences.append("Equal micro-batches are continued in a straight line.")
-    return _answer(question, machine.cluster, stack, tuple(sentences))
+def answer_run(question: RunQuestion) -> RunAnswer:
+    """The period of *question*'s job, continued where it has many micro-batches.
 
-
-def _continuation(spec: TransformerSpec, cluster: Cluster) -> _Continuation:
-    chosen = choose_layout(
-        spec,
-        rank_count=cluster.rank_count,
-        ranks_per_host=cluster.ranks_per_host,
-        memory_bytes=cluster.device.memory_bytes,
-    )
-    count, fewer = chosen.layout.micro_batches, chosen.layout.pp + _FILL
-    more = fewer + _STRIDE
-    if count <= more:
-        return _Continuation(build_transformer_job(spec, chosen))
-    return _Continuation(
-        job=build_transformer_job(spec, _with_count(chosen, fewer)),
-        larger=build_transformer_job(spec, _with_count(chosen, more)),
-        steps=(count - fewer) / _STRIDE,
-    )
-
-
-def _with_count(chosen: ChosenLayout, micro_batches: int) -> ChosenLayout:
-    return replace(chosen, layout=replace(chosen.layout, micro_batches=micro_batches))
-
-
-def _answer(
-    question: _Continuation, cluster: Cluster, stack: SoftwareStack, sentences: tuple[str, ...]
-) -> RunAnswer:
-    folded = _price(question.job, cluster, stack)
-    period_ns, iterations = _period(folded)
-    predicted_ns = float(period_ns)
-    if question.larger is not None:
-        larger_ns, _ = _period(_price(question.larger, cluster, stack))
-        predicted_ns += question.steps * (larger_ns - period_ns)
+    The interval is drawn for the smaller job and kept in proportion.
+    """
+    folded = _price(question, question.run.job)
+    rhythm = _find_rhythm(folded)
+    predicted_ns = _continue(question, rhythm)
     samples = folded.priced.sample(SAMPLES, seed=SEED)
     times_ns = replay_samples(
-        SerialExecutor().replay, folded.priced.job, samples, iterations=iterations
+        SerialExecutor().replay, folded.priced.job, samples, iterations=rhythm.iterations
     )
-    interval = build_interval(times_ns, nominal_ns=period_ns)
+    interval = build_interval(times_ns, nominal_ns=rhythm.period_ns)
     return RunAnswer(
         predicted_ns=predicted_ns,
-        low_ns=predicted_ns * interval.low_ns / period_ns,
-        high_ns=predicted_ns * interval.high_ns / period_ns,
-        assumptions=sentences,
+        low_ns=predicted_ns * interval.low_ns / rhythm.period_ns,
+        high_ns=predicted_ns * interval.high_ns / rhythm.period_ns,
+        assumptions=question.assumptions,
     )
 
 
-def _price(job: JobGraph, cluster: Cluster, stack: SoftwareStack) -> FoldedCosts:
-    return fold_costs(price_job(job, cluster=cluster, stack=stack))
+def predict_period_ns(question: RunQuestion) -> float:
+    """The prediction alone, for those who ask many times."""
+    return _continue(question, _find_rhythm(_price(question, question.run.job)))
 
 
-def _period(folded: FoldedCosts) -> tuple[int, int]:
-    """The period, and how many iterations it took to find it."""
+def _continue(question: RunQuestion, rhythm: _Rhythm) -> float:
+    run = question.run
+    if run.larger is None:
+        return float(rhythm.period_ns)
+    larger = _find_rhythm(_price(question, run.larger))
+    return rhythm.period_ns + run.steps * (larger.period_ns - rhythm.period_ns)
+
+
+def _price(question: RunQuestion, job: JobGraph) -> FoldedCosts:
+    return fold_costs(price_job(job, cluster=question.cluster, stack=question.stack))
+
+
+def _find_rhythm(folded: FoldedCosts) -> _Rhythm:
     steady = find_period(SerialExecutor().replay, folded.priced.job, folded.priced.durations)
-    return int(steady.period_ns[0]), steady.replay.iteration_count
+    return _Rhythm(int(steady.period_ns[0]), steady.replay.iteration_count)

@@ -28,7 +28,8 @@ class SoftwareRule:
     """What a framework does by default.
 
     *profile* names the software stack. With *reduces_at_end* gradients are reduced in one piece
-    after the last backward pass. With *reads_loss* the host waits for every iteration.
+    after the last backward pass. With *reads_loss* the host waits for every iteration. With
+    *steps* the optimizer was timed too. *load_ms* is what its loader takes for a batch.
     """
 
     words: str
@@ -38,6 +39,7 @@ class SoftwareRule:
     reduces_at_end: bool = False
     reads_loss: bool = True
     steps: bool = True
+    load_ms: float = 0.0
 
 
 RULES: tuple[SoftwareRule, ...] = (
@@ -64,7 +66,7 @@ RULES: tuple[SoftwareRule, ...] = (
     SoftwareRule("HF eager", "pytorch_hf", has_dropout=True, reads_loss=False, steps=False),
     SoftwareRule("HugeCTR", "hugectr", reads_loss=False),
     SoftwareRule("hugectr", "hugectr", reads_loss=False),
-    SoftwareRule("TorchRec", "torchrec"),
+    SoftwareRule("TorchRec", "torchrec", load_ms=9.5),
     SoftwareRule("PyTorch NVIDIA Release", "ngc_dlrm", reads_loss=False),
     SoftwareRule("PyTorch NGC container", "ngc_dlrm", reads_loss=False),
     SoftwareRule("NGC", "ngc_pytorch", GradientFormat.AS_COMPUTED, has_dropout=True),

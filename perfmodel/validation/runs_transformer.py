@@ -18,6 +18,8 @@ _SHAPE = ("layers", "hidden", "heads", "ffn", "vocab")
 _DECODER, _MASKED, _ENCODER = "decoder", "encoder (MLM+NSP)", "encoder (LM head)"
 _PREDICTED_TOKENS = {128: 20, 384: 60, 512: 80}
 """Masked tokens a sequence of BERT pre-training, by length."""
+_ENDS = 2
+_NO_VOCAB = 1024
 _ONE_BUCKET = "1 TiB"
 _BUCKET = "25 MiB"
 
@@ -102,9 +104,22 @@ def _model(row: RunRow, rule: SoftwareRule, sentences: list[str]) -> dict[str, A
         model["max_positions"] = row.count("seq_len")
     if architecture == _MASKED:
         model |= {"head": "masked_tokens", "pooler": True, "token_types": 2}
+    if _counts_ends(row):
+        stages = row.count("pp")
+        model |= {"layers": model["layers"] + _ENDS, "vocab": _NO_VOCAB}
+        sentences.append(
+            f"{row.count('layers')} layers and two ends on {stages} stages: a pipeline of equal "
+            "stages, without the work of its ends, stands for it."
+        )
     words = "gated, so as Llama has them" if is_llama else "not gated, so as GPT has them"
     sentences.append(f"Norms, positions, bias: layers are {words}.")
     return model
+
+
+def _counts_ends(row: RunRow) -> bool:
+    """Whether stages are equal only if embedding and head count as a layer each."""
+    layers, stages = row.count("layers") or 0, row.count("pp") or 1
+    return layers % stages != 0 and (layers + _ENDS) % stages == 0
 
 
 def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
