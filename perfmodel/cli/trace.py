@@ -82,11 +82,15 @@ def extract(
     ] = "unknown",
 ) -> None:
     """Tables for `calibrate` and `validate`: host overheads, matrix products, collectives."""
-    from perfmodel.recordings.extraction import extract_tables, write_tables
+    from perfmodel.recordings.extraction import MISSING, extract_tables, write_tables
     from traces.job_trace import load_job_trace
 
-    for path in write_tables(extract_tables(load_job_trace(paths), topology=topology), out):
+    tables = extract_tables(load_job_trace(paths), topology=topology)
+    for path in write_tables(tables, out):
         print(printable(str(path)))
+    for name, lines in tables.items():
+        if not lines:
+            print(f"no {name}.csv: {MISSING[name]}")
 
 
 @app.command(epilog=CHAKRA_EPILOG)

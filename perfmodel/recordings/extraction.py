@@ -24,6 +24,14 @@ from traces.job_trace import JobTrace
 
 _NCCL_WORDS = {DType.FP32: "float", DType.FP16: "half", DType.BF16: "bfloat16", DType.INT8: "int8"}
 Line = dict[str, Any]
+MISSING = {
+    "host_overheads": "the traces hold no host operators. Record with CPU activities.",
+    "gemm": "no matrix product has its shapes. Record with record_shapes=True.",
+    "collectives": (
+        "no collective of all recorded ranks says what it moved. Newer PyTorch releases write that."
+    ),
+}
+"""Why a table has no lines."""
 
 
 def extract_tables(traces: JobTrace, *, topology: str) -> dict[str, list[Line]]:

@@ -19,6 +19,8 @@ KEYS = {
     "critical_path", "waits", "provenance", "assumptions", "scenario", "run",
 }  # fmt: skip
 
+COLLECTIVE = "\x1b[mncclDevKernel_AllReduce"
+
 
 def run(*words):
     with pytest.raises(SystemExit) as stop:
@@ -41,7 +43,7 @@ def recorded_steps(folder, *step_starts):
             spans += [
                 launch(2 * step, at), kernel(2 * step, at + 7, 100, name="sgemm"),
                 launch(2 * step + 1, at + 200),
-                kernel(2 * step + 1, at + 207, 350 - late, 20, name="\x1b[mncclDevKernel_AllReduce"),
+                kernel(2 * step + 1, at + 207, 350 - late, 20, name=COLLECTIVE),
             ]  # fmt: skip
         ranks.append(spans)
     return import_spans(folder, *ranks)
@@ -194,6 +196,11 @@ def test_a_job_of_shapes_is_replayed_on_the_machine_that_is_named(tmp_path, caps
     assert run("replay", tmp_path / "job") == 1
     assert "--topology" in capsys.readouterr().err
     assert ask(capsys, "replay", tmp_path / "job", "--topology", "dgx_h100")["ranks"] == 8
+
+
+def test_tables_that_a_recording_cannot_fill_are_named(recorded, tmp_path, capsys):
+    assert run("trace", "extract", tmp_path / "traces", "--out", tmp_path / "tables") == 0
+    assert "no gemm.csv: no matrix product has its shapes" in capsys.readouterr().out
 
 
 def test_tables_of_a_recording_are_accepted_by_validate(tmp_path, capsys):

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from perfmodel.recordings.storage import save_recorded_job
+from tests.recordings.builders import import_spans
+from tests.traces.builders import kernel, launch
+
 QUESTIONS = [
     ("--topology", "dgx_h100", "--workload", "dlrm_mlperf"),
     ("--topology", "dgx_a100", "--workload", "gpt2_xl", "--hosts", "2", "--set", "model.layers=4",
@@ -39,3 +43,19 @@ def test_ray_with_two_workers_prints_the_bytes_of_serial(question):
     assert json.dumps(serial) == json.dumps(ray)
     assert serial_run["executor"] == "serial"
     assert ray_run["executor"].startswith("ray, 2 workers")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ray_prints_the_bytes_of_serial_for_a_recording(tmp_path):
+    spans = [
+        *(launch(1, 0), kernel(1, 10, 50, name="sgemm")),
+        *(launch(2, 20), kernel(2, 60, 30, 20, name="ncclDevKernel_AllReduce")),
+    ]
+    save_recorded_job(import_spans(tmp_path / "traces", spans, spans), tmp_path / "job")
+
+    serial, _ = ask("--job", str(tmp_path / "job"), "--executor", "serial")
+    ray, ray_run = ask("--job", str(tmp_path / "job"), "--executor", "ray", "--workers", "2")
+
+    assert json.dumps(serial) == json.dumps(ray)
+    assert "ray" in ray_run["executor"].lower()

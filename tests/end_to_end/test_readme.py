@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from perfmodel.cli import main
+from perfmodel.recordings.storage import save_recorded_job
+from tests.recordings.builders import import_spans
+from tests.traces.builders import kernel, launch
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 README = (CHECKOUT / "README.md").read_text()
@@ -25,7 +28,16 @@ def test_the_readme_has_commands():
     assert len(COMMANDS) >= 5
 
 
+@pytest.fixture
+def reader_folder(tmp_path):
+    """What a reader has: the traces of two ranks, and the job imported from them."""
+    spans = [launch(1, 0), kernel(1, 10, 50, name="sgemm"), launch(2, 20), kernel(2, 60, 30)]
+    save_recorded_job(import_spans(tmp_path / "traces", spans, spans), tmp_path / "job")
+    return tmp_path
+
+
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.usefixtures("reader_folder")
 def test_a_command_of_the_readme_works(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
