@@ -69,16 +69,24 @@ def _fit_rates(
     """What is left unexplained, and the device."""
     measured_ns = np.array([one.timing.duration_ns for one in used])
     ops = [one.op for one in used]
+    weights = _weights(used)
 
     def log_ratios(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         priced = price_ops(ops, device=_with_rates(guess, dtypes, logs), stack=stack)
-        ratios: NDArray[np.float64] = np.log(priced.duration_ns / measured_ns)
+        ratios: NDArray[np.float64] = weights * np.log(priced.duration_ns / measured_ns)
         return ratios
 
     rates = [*(guess.peak_flops[dtype] for dtype in dtypes), guess.memory_bandwidth_bytes_per_s]
-    # Soft, so that a single odd size (a page that had to be zeroed) does not move the rates.
-    found = least_squares(log_ratios, np.log(rates), loss="soft_l1", f_scale=0.2, diff_step=[1e-3])
+    found = least_squares(log_ratios, np.log(rates), diff_step=[1e-3])
     return float(found.cost), _with_rates(guess, dtypes, found.x)
+
+
+def _weights(used: Sequence[KernelMeasurement]) -> NDArray[np.float64]:
+    """Long kernels count more, as in an iteration, and every family as much as another."""
+    totals: dict[str, float] = defaultdict(float)
+    for one in used:
+        totals[one.family] += one.timing.duration_ns
+    return np.sqrt([one.timing.duration_ns / totals[one.family] for one in used])
 
 
 def _with_rates(guess: Device, dtypes: Sequence[DType], logs: NDArray[np.float64]) -> Device:

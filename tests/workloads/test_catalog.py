@@ -50,8 +50,6 @@ def test_the_default_workload_has_the_batch_of_mlperf():
 def test_a_field_can_be_changed_with_its_unit_and_type():
     workload = load_workload(
         "llama3_8b",
-        "mlp_data_parallel",
-        "transformer_small",
         ["batch=4096", "parallel.tp=4", "training.bucket_size=1 MiB", "training.precision=fp16"],
     )
     assert workload.batch == 4096
