@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
+from embeddings.sharders import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.priced_job import PricedJob
@@ -19,7 +20,7 @@ from perfmodel.costs.pricing import price_job
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.planning.evaluate import Int8s, PlanTimes, evaluate_plans
 from perfmodel.planning.frame import EMPTY, HOLDER, Frame, build_frame
-from perfmodel.planning.placements import Int64s, PieceCatalog, Placements, RankLoads
+from perfmodel.planning.placements import Int32s, Int64s, PieceCatalog, Placements, RankLoads
 from perfmodel.planning.plan_costs import (
     GRADIENTS,
     LOOKUP,
@@ -118,6 +119,24 @@ class PlanEvaluator:
                 base = self.base_bytes(chosen[0])
                 peak[part] = priced.loads.memory_bytes.max(axis=1) + base
         return PlanMeasures(PlanTimes(*times), busiest, peak)
+
+    def measure_assignments(self, task: ShardingTask, ranks: Int32s) -> PlanMeasures:
+        """The same for plans of whole tables, *ranks* being plans x tables: no plan is built."""
+        like = task.whole([int(rank) for rank in ranks[0]], "assignment")
+        pieces = self.catalog.placements([like]).piece
+        frame, base = self.frame(like), self.base_bytes(like)
+        times, busiest, peak = [], [], []
+        for first in range(0, len(ranks), AT_ONCE):
+            part = np.ascontiguousarray(ranks[first : first + AT_ONCE], dtype=np.int32)
+            starts = np.arange(len(part) + 1, dtype=np.int64) * len(pieces)
+            placements = Placements(np.tile(pieces, len(part)), part.reshape(-1), starts)
+            priced = self.price_placements(placements, np.zeros(len(part), dtype=np.int64))
+            found = evaluate_plans(frame, priced.kinds, priced.durations_ns)
+            times.append([found.isolated_ns, found.period_ns, found.iterations, found.cyclicity])
+            busiest.append(priced.own_ns.max(axis=1))
+            peak.append(priced.loads.memory_bytes.max(axis=1) + base)
+        columns = np.concatenate([np.stack(part) for part in times], axis=1)
+        return PlanMeasures(PlanTimes(*columns), np.concatenate(busiest), np.concatenate(peak))
 
     def price(self, plans: Sequence[ShardingPlan]) -> PricedPlans:
         """Durations of what *plans* change; they share a frame."""

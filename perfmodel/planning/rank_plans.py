@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask, build_named_plan
@@ -17,6 +18,7 @@ from perfmodel.execution.executor import Executor
 from perfmodel.planning.batches import BatchSpread, sample_batches
 from perfmodel.planning.evaluate import start_and_end
 from perfmodel.planning.evaluator import PlanEvaluator
+from perfmodel.planning.placements import Int32s
 from perfmodel.planning.question import RankQuestion, Setting, load_setting
 from perfmodel.planning.ranking import (
     RankBy,
@@ -201,7 +203,8 @@ def _enumerate(question: RankQuestion, setting: Setting, executor: Executor) -> 
             f"rank: more than {limit} plans of whole tables on {setting.task.rank_count} ranks. "
             "Raise --enumerate or take --search."
         )
-    chunks = [tuple(all_ranks[first : first + CHUNK]) for first in range(0, len(all_ranks), CHUNK)]
+    table = np.array(all_ranks, dtype=np.int32)
+    chunks = [table[first : first + CHUNK] for first in range(0, len(table), CHUNK)]
     times = np.concatenate(executor.map(judge_assignments, question, chunks))
     best = np.argsort(times, kind="stable")[:KEPT_ENUMERATED]
     plans = tuple(
@@ -211,11 +214,11 @@ def _enumerate(question: RankQuestion, setting: Setting, executor: Executor) -> 
     return _Made(plans, (), len(all_ranks))
 
 
-def judge_assignments(question: RankQuestion, chunk: tuple[tuple[int, ...], ...]) -> np.ndarray:
-    """Times of plans that put table i on ranks[i]."""
+def judge_assignments(question: RankQuestion, ranks: Int32s) -> NDArray[np.int64]:
+    """Times of plans of whole tables, plans x tables; endless where one does not fit."""
     evaluator = _evaluator(question)
     task = _setting(question).task
-    found = evaluator.measure([task.whole(ranks, "enumerated") for ranks in chunk])
+    found = evaluator.measure_assignments(task, ranks)
     room = evaluator.cluster.device.memory_bytes
     return np.where(found.peak_bytes <= room, found.time_ns(question.mode), np.iinfo(np.int64).max)
 

@@ -108,6 +108,18 @@ def test_plans_are_measured_in_any_order_and_company():
     assert int(evaluator.measure([plans[7]]).times.period_ns[0]) == together[7]
 
 
+def test_assignments_of_whole_tables_are_measured_like_plans():
+    spec = build_spec(6, batch=16384)
+    cluster = _cluster("quad_a100")
+    task = build_task(spec, spec.embedding.tables(), cluster)
+    ranks = np.random.default_rng(0).integers(0, 4, (70, 6)).astype(np.int32)
+    evaluator = PlanEvaluator(spec, cluster, STACK)
+    quick = evaluator.measure_assignments(task, ranks)
+    slow = evaluator.measure([task.whole(row, "w") for row in ranks.tolist()])
+    assert np.array_equal(quick.times.period_ns, slow.times.period_ns)
+    assert np.array_equal(quick.peak_bytes, slow.peak_bytes)
+
+
 def test_renaming_ranks_of_a_host_does_not_change_the_time():
     spec = build_spec(8, batch=16384)
     cluster = _cluster("quad_a100")

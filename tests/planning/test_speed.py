@@ -10,9 +10,10 @@ import pytest
 
 from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.costs.stack_files import load_stack
-from perfmodel.planning.evaluate import evaluate_plans
+from perfmodel.execution import open_executor
 from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.question import build_task
+from perfmodel.planning.question import RankQuestion, build_task
+from perfmodel.planning.rank_plans import judge_assignments
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import build_spec
@@ -31,25 +32,37 @@ def _setting(tables: int, hosts: int, batch: int):
 @pytest.mark.benchmark
 def test_two_thousand_plans_of_100_tables_on_128_ranks_are_judged_a_second():
     evaluator, task = _setting(100, 16, 65536)
-    chance = random.Random(0)
-    plans = [task.whole([chance.randrange(128) for _ in task.tables], "r") for _ in range(2048)]
-    placements = [
-        evaluator.catalog.placements(plans[first : first + 64]) for first in range(0, 2048, 64)
-    ]
-    frame, widths = evaluator.frame(plans[0]), np.zeros(64, dtype=np.int64)
-
-    def judge() -> None:
-        for part in placements:
-            priced = evaluator.price_placements(part, widths)
-            evaluate_plans(frame, priced.kinds, priced.durations_ns)
-
-    judge()
+    ranks = np.random.default_rng(0).integers(0, 128, (2048, 100)).astype(np.int32)
+    evaluator.measure_assignments(task, ranks[:128])
     # Time of this process, because others may share the machine.
     begin = time.process_time()
-    judge()
+    evaluator.measure_assignments(task, ranks)
     rate = 2048 / (time.process_time() - begin)
     print(f"{rate:.0f} plans a second")
     assert rate > 2000
+
+
+@pytest.mark.benchmark
+@pytest.mark.ray
+def test_two_ray_workers_judge_3200_plans_a_second(tmp_path):
+    chance = random.Random(0)
+    lines = [
+        f"t{place},{int(10 ** chance.uniform(2, 6))},128,{chance.uniform(1, 60):.2f}"
+        for place in range(100)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["name,rows,width,pooling_factor", *lines]))
+    question = RankQuestion(
+        topology="dgx_a100", hosts=16, tables=str(tmp_path / "t.csv"), overrides=("batch=65536",)
+    )
+    ranks = np.random.default_rng(0).integers(0, 128, (16, 1024, 100)).astype(np.int32)
+    chunks = list(ranks)
+    with open_executor("ray", workers=2) as executor:
+        executor.map(judge_assignments, question, chunks[:4])
+        begin = time.monotonic()
+        executor.map(judge_assignments, question, chunks)
+        rate = 1024 * len(chunks) / (time.monotonic() - begin)
+    print(f"{rate:.0f} plans a second on two workers")
+    assert rate > 3200
 
 
 @pytest.mark.benchmark
