@@ -5,13 +5,16 @@
 Fits on the rows of transformer.csv.gz that are not in core_transformer.csv (every n-th of them) and
 scores the rows of the core table; a stack without other rows is scored leave-one-configuration-out.
 `host` divides `host_speed_ratio`, `arithmetic` multiplies `sustained_slowdown`. The words `memory`,
-`attention`, `communication` are factors that profiles cannot state yet: they show what such a key would bring.
+`attention`, `gemm`, `communication` are factors that profiles cannot state yet: they show what such
+a key would bring. Other words keep only rows whose source or GPU contains one of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +29,10 @@ from perfmodel.engine.steady import find_period
 from perfmodel.prediction.folded_costs import fold_costs
 from perfmodel.validation.runs_question import RunSetting, build_question
 from perfmodel.validation.runs_software import RULES, find_rule
-from perfmodel.validation.runs_table import load_runs
+from perfmodel.validation.runs_table import RunRow, load_runs
 
 MOST_ROWS = 36
+ENOUGH_ROWS = 8
 DLRM_PROFILES = ("hugectr", "torchrec", "ngc_dlrm")
 FAMILIES_OF = {
     "host": ("host",),
@@ -43,14 +47,14 @@ FAMILIES_OF = {
 class Case:
     """A measured run; factors are applied to its prices."""
 
-    def __init__(self, setting: RunSetting, row) -> None:
+    def __init__(self, setting: RunSetting, row: RunRow) -> None:
         self.question = build_question(setting, row)
         self.row = row
         self.steps = self.question.run.steps
         self._priced: dict[float, list[PricedJob]] = {}
 
     def priced(self, arithmetic: float) -> list[PricedJob]:
-        """The jobs with *arithmetic* times the slow-down of the profile; memory passes keep theirs."""
+        """The jobs with *arithmetic* times the profile's slow-down; memory passes keep theirs."""
         if arithmetic not in self._priced:
             question = self.question
             base = question.stack.slowdown(question.cluster.device.architecture.value)
@@ -66,10 +70,12 @@ class Case:
 
     @property
     def configuration(self) -> tuple[str, ...]:
+        """What runs are left out together by."""
         names = ("model", "seq_len", "tp", "pp", "mbs", "precision", "gpu", "n_gpus")
         return tuple(self.row.text(name) for name in names)
 
     def predict_s(self, factors: dict[str, float]) -> float:
+        """The iteration with *factors* applied."""
         rest = {word: factor for word, factor in factors.items() if word != "arithmetic"}
         priced_jobs = self.priced(factors.get("arithmetic", 1.0))
         times = [_period_ns(priced, rest) for priced in priced_jobs]
@@ -77,6 +83,7 @@ class Case:
         return total / 1e9
 
     def log_ratio(self, factors: dict[str, float]) -> float:
+        """How far the prediction is off, as a logarithm."""
         return float(np.log(self.predict_s(factors) / self.row.measured_s))
 
 
@@ -114,59 +121,58 @@ def fit(cases: list[Case], words: list[str]) -> dict[str, float]:
     return factors
 
 
-def describe(name: str, cases: list[Case], ratios: list[float]) -> None:
+def describe(name: str, ratios: list[float]) -> None:
+    """Print the score of *ratios*."""
     errors = np.expm1(ratios) * 100
+    sizes = np.abs(errors)
     print(
-        f"{name:28} rows {len(errors):4} MAPE {np.abs(errors).mean():6.1f} median "
-        f"{np.median(np.abs(errors)):6.1f} p90 {np.quantile(np.abs(errors), 0.9):6.1f} bias {errors.mean():+6.1f}"
+        f"{name:22} rows {len(errors):4} MAPE {sizes.mean():6.1f} median {np.median(sizes):6.1f} "
+        f"p90 {np.quantile(sizes, 0.9):6.1f} bias {errors.mean():+6.1f}"
     )
+
+
+def build_cases(
+    setting: RunSetting, rows: Iterable[RunRow], profile: str, sources: list[str]
+) -> list[Case]:
+    """Cases of at most MOST_ROWS of *rows* that ran under *profile*, evenly taken."""
+
+    def is_wanted(row: RunRow) -> bool:
+        is_named = not sources or any(word in row.group for word in sources)
+        is_scored = row.text("tier") in ("A", "B") and row.measured_s is not None
+        known = any(rule.words in row.text("software") for rule in RULES)
+        return is_named and is_scored and known and find_rule(row).profile == profile
+
+    wanted = [row for row in rows if is_wanted(row)]
+    cases = []
+    for row in wanted[:: max(1, -(-len(wanted) // MOST_ROWS))]:
+        with contextlib.suppress(InputError):
+            cases.append(Case(setting, row))
+    return cases
 
 
 def main(folder: Path, profile: str, words: list[str], sources: list[str]) -> None:
+    """Fit, score and print."""
     is_dlrm = profile in DLRM_PROFILES
     table = load_runs(folder / ("dlrm.csv" if is_dlrm else "transformer.csv.gz"))
     core = load_runs(folder / ("core_dlrm.csv" if is_dlrm else "core_transformer.csv"))
-    setting = RunSetting(
-        table.family, {name: load_stack(name) for name in {r.profile for r in RULES}}
-    )
+    profiles = {rule.profile for rule in RULES}
+    setting = RunSetting(table.family, {name: load_stack(name) for name in profiles})
     core_names = {row.name for row in core.rows}
-
-    def cases_of(rows) -> list[Case]:
-        cases = []
-        for row in rows:
-            try:
-                if (
-                    find_rule(row).profile == profile
-                    and row.text("tier") in "AB"
-                    and row.measured_s
-                ):
-                    if not sources or any(word in row.group for word in sources):
-                        cases.append(row)
-            except InputError:
-                continue
-        cases = cases[:: max(1, -(-len(cases) // MOST_ROWS))]
-        built = []
-        for row in cases:
-            try:
-                built.append(Case(setting, row))
-            except InputError:
-                continue
-        return built
-
-    others = cases_of(row for row in table.rows if row.name not in core_names)
-    scored = cases_of(core.rows)
-    describe("core before", scored, [case.log_ratio({}) for case in scored])
-    if len(others) >= 8:
+    rest = [row for row in table.rows if row.name not in core_names]
+    others = build_cases(setting, rest, profile, sources)
+    scored = build_cases(setting, core.rows, profile, sources)
+    describe("core before", [case.log_ratio({}) for case in scored])
+    if len(others) >= ENOUGH_ROWS:
         factors = fit(others, words)
-        describe("fitted rows", others, [case.log_ratio(factors) for case in others])
-        describe("core (held out)", scored, [case.log_ratio(factors) for case in scored])
+        describe("fitted rows", [case.log_ratio(factors) for case in others])
+        describe("core (held out)", [case.log_ratio(factors) for case in scored])
     else:
         held = []
         for case in scored:
-            rest = [one for one in scored if one.configuration != case.configuration]
-            held.append(case.log_ratio(fit(rest, words)))
+            kept = [one for one in scored if one.configuration != case.configuration]
+            held.append(case.log_ratio(fit(kept, words)))
         factors = fit(scored + others, words)
-        describe("core (each left out)", scored, held)
+        describe("core (each left out)", held)
     print({word: round(value, 3) for word, value in factors.items()})
     for case in scored:
         print(f"   {case.row.name} {100 * np.expm1(case.log_ratio(factors)):+.1f}")
