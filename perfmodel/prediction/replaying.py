@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.outcome import find_outcome
@@ -36,6 +37,12 @@ class ReplayedJob:
 def replay_job(folder: Path, *, executor: Executor, machine: Machine | None = None) -> ReplayedJob:
     """Replay the job in *folder*, priced on *machine* where its tasks state no duration."""
     if is_recorded_job(folder):
+        if machine is not None:
+            raise ScenarioError(
+                f"{folder}: was recorded, so that a machine ({machine.topology}) would change "
+                "nothing. Replay it without --topology, or ask `perfmodel whatif JOB --apply "
+                "machine`; `perfmodel whatif --list` shows its parameters."
+            )
         recorded = load_recorded_job(folder)
         score = self_replay(recorded, replayer=executor.replay)
         return ReplayedJob(

@@ -176,6 +176,11 @@ def test_what_a_recording_cannot_answer_is_refused(recorded, words, message, cap
     assert message in capsys.readouterr().err
 
 
+def test_a_recording_is_not_replayed_on_another_machine(recorded, capsys):
+    assert run("replay", recorded, "--topology", "dgx_h100") == 1
+    assert "would change nothing" in capsys.readouterr().err
+
+
 def test_a_folder_without_a_job_is_one_message(tmp_path, capsys):
     assert run("predict", "--job", tmp_path) == 1
     assert capsys.readouterr().err.startswith("perfmodel: ")
