@@ -1,6 +1,6 @@
 """Iteration times of the paper's random DLRMs, beside the naive sum of kernels: prediction only.
 
-python experiments/dlrm_tasks/run.py      # needs ../shared/data for the reuse histograms
+python -m experiments.dlrm_tasks.run      # needs ../shared/data for the reuse histograms
 """
 
 from __future__ import annotations

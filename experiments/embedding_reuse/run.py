@@ -1,6 +1,6 @@
 """Reuse of rows in the public data sets, over the whole set and within batches.
 
-python experiments/embedding_reuse/run.py      # needs ../shared/data
+python -m experiments.embedding_reuse.run      # needs ../shared/data
 """
 
 from __future__ import annotations

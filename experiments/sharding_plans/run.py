@@ -1,6 +1,6 @@
 """Which sharder wins, by how much, and what a search adds: model against model.
 
-python experiments/sharding_plans/run.py [SEARCH_SECONDS]
+python -m experiments.sharding_plans.run [SEARCH_SECONDS]
 """
 
 from __future__ import annotations
