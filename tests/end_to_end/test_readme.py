@@ -62,7 +62,7 @@ def test_a_link_of_the_readme_leads_somewhere(link):
 
 def test_make_predict_asks_for_the_default_workload_on_a_dgx_h100():
     shown = subprocess.run(
-        ["make", "--dry-run", "--always-make", "predict"],
+        ["make", "--no-print-directory", "--dry-run", "--always-make", "predict"],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,

@@ -85,7 +85,7 @@ def test_a_raylet_that_is_lost_half_way_costs_time_but_not_the_answer(cluster):
     with open_executor("ray", workers=3, address=cluster.address, on_round=lose_in_round_5) as on:
         found = on.replay(job, durations)
 
-        # Two raylets with two cores each: of three blocks one has two, the other one.
-        count = {1: "1 lost block", 2: "2 lost blocks"}[len(lost)]
+        # Usually one or two of the three; all of them where the first raylet was too busy.
+        count = {1: "1 lost block", 2: "2 lost blocks", 3: "3 lost blocks"}[len(lost)]
         assert on.description.endswith(f"3 blocks, 11 rounds, {count} rebuilt")
     assert_same(found, replay(job, durations))
