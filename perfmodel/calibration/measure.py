@@ -27,7 +27,7 @@ from perfmodel.calibration.measure_machine import check_device, dtypes_of, guess
 from perfmodel.calibration.measure_wires import Wires, fit_wires, wires_document
 from perfmodel.costs.stack_files import load_stack
 
-STACKS = {"cpu": "pytorch_cpu", "cuda": "pytorch_eager"}
+STACKS = {"cpu": "pytorch_cpu", "cuda": "pytorch_fused"}
 """The software stack that kernels are fitted under; predict with the same one."""
 
 

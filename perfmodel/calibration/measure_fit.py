@@ -77,16 +77,18 @@ def _fit_rates(
         return ratios
 
     rates = [*(guess.peak_flops[dtype] for dtype in dtypes), guess.memory_bandwidth_bytes_per_s]
-    found = least_squares(log_ratios, np.log(rates), diff_step=[1e-3])
+    # Soft, so that a single odd size (a page that had to be zeroed) does not move the rates.
+    found = least_squares(log_ratios, np.log(rates), loss="soft_l1", f_scale=0.2, diff_step=[1e-3])
     return float(found.cost), _with_rates(guess, dtypes, found.x)
 
 
 def _weights(used: Sequence[KernelMeasurement]) -> NDArray[np.float64]:
-    """Long kernels count more, as in an iteration, and every family as much as another."""
-    totals: dict[str, float] = defaultdict(float)
+    """Long kernels count more, as in an iteration, family by family."""
+    times: dict[str, list[float]] = defaultdict(list)
     for one in used:
-        totals[one.family] += one.timing.duration_ns
-    return np.sqrt([one.timing.duration_ns / totals[one.family] for one in used])
+        times[one.family].append(one.timing.duration_ns)
+    means = {family: sum(values) / len(values) for family, values in times.items()}
+    return np.sqrt([one.timing.duration_ns / means[one.family] for one in used])
 
 
 def _with_rates(guess: Device, dtypes: Sequence[DType], logs: NDArray[np.float64]) -> Device:
