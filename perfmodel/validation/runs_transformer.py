@@ -61,6 +61,7 @@ def _check_expressible(row: RunRow) -> None:
         ((row.count("ep") or 1) > 1, "expert parallelism is not a workload yet"),
         ((row.count("cp") or 1) > 1, "context parallelism is not a workload yet"),
         ((row.count("vpp") or 1) > 1, "interleaved pipeline stages are not a workload yet"),
+        ("unpadded" in row.text("attn_impl"), "sequences without padding are not a workload yet"),
         ("LoRA" in row.text("sharding"), "training of adapters only is not a workload yet"),
     )
     reason = next((sentence for is_fault, sentence in reasons if is_fault), None)

@@ -66,6 +66,7 @@ def test_a_table_without_ids_counts_its_rows_from_zero(tmp_path):
         ({"software": "Abacus 2"}, "Abacus 2"),
         ({"precision": "int3"}, "int3"),
         ({"sharding": "LoRA adapters only"}, "adapters"),
+        ({"attn_impl": "fused FMHA unpadded"}, "without padding"),
         ({"iter_time_s": ""}, "no time was measured"),
         ({"tp": "3"}, "heads"),
     ],
