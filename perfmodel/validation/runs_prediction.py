@@ -68,11 +68,6 @@ def answer_run(question: RunQuestion) -> RunAnswer:
     )
 
 
-def predict_period_ns(question: RunQuestion) -> float:
-    """The prediction alone, for those who ask many times."""
-    return _continue(question, _find_rhythm(_price(question, question.run.job)))
-
-
 def _continue(question: RunQuestion, rhythm: _Rhythm) -> float:
     run = question.run
     if run.larger is None:
