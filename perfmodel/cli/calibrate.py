@@ -14,6 +14,7 @@ import typer
 from perfmodel.base.errors import InputError
 from perfmodel.cli.collective_tables import calibrate_collectives_command
 from perfmodel.cli.measure import measure_command
+from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
     from perfmodel.costs.tables.kernel_table import KernelTable
@@ -33,9 +34,6 @@ By = Annotated[
     str | None, typer.Option(metavar="COLUMNS", help="Rows equal in these share a fold: m,n,k.")
 ]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write the constants.")]
-JsonFile = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write the report here; - is stdout.")
-]
 
 
 @app.command()

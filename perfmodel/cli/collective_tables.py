@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
+from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
     from perfmodel.calibration.collectives_rows import HeldOut
@@ -21,10 +22,6 @@ STDOUT = "-"
 Tables = Annotated[
     list[Path],
     typer.Argument(metavar="TABLE...", help="CSV tables of measured collectives."),
-]
-JsonFile = Annotated[
-    str | None,
-    typer.Option("--json", metavar="FILE", help="Machine-readable answer; - is stdout."),
 ]
 Limit = Annotated[
     float | None,

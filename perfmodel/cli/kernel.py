@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
+from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
     from perfmodel.costs.kernel_answer import KernelAnswer, KernelQuestion
@@ -22,9 +23,6 @@ Examples:
 
 Size = Annotated[int, typer.Option(min=1)]
 DTypeWord = Annotated[str, typer.Option("--dtype", help="Number format: bf16, fp16, fp8, fp32 ...")]
-JsonFile = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write the answer here; - is stdout.")
-]
 
 
 @app.callback(epilog=EPILOG)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.collective_tables import JsonFile, Limit, show
+from perfmodel.cli.collective_tables import Limit, show
+from perfmodel.cli.options import JsonFile
 
 Table = Annotated[Path, typer.Argument(metavar="FILE", help="A table of measured kernels.")]
 

@@ -5,12 +5,12 @@ Files that cannot be written are found out before the work, not after it.
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
 from perfmodel.cli.outputs import Outputs
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
@@ -33,14 +33,6 @@ Examples:
 \b
 --debug, anywhere on the line, shows the traceback of an error.
 """
-
-
-class ExecutorChoice(Enum):
-    """The places where replays can run."""
-
-    AUTO = "auto"
-    SERIAL = "serial"
-    RAY = "ray"
 
 
 @app.command(epilog=EPILOG)
@@ -101,19 +93,10 @@ def predict(
             metavar="N", min=2, help="How often uncertain costs are drawn for the interval."
         ),
     ] = DEFAULT_SAMPLES,
-    executor: Annotated[
-        ExecutorChoice, typer.Option(help="Where replays run; auto takes Ray for big jobs.")
-    ] = ExecutorChoice.AUTO,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one a CPU core.")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="Join this Ray cluster, e.g. host:6379.")
-    ] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
-    ] = None,
+    executor: ExecutorOption = ExecutorChoice.AUTO,
+    workers: Workers = None,
+    ray_address: RayAddress = None,
+    json_file: JsonFile = None,
     trace_file: Annotated[
         Path | None,
         typer.Option("--trace-out", metavar="FILE", help="Write a timeline for Perfetto."),

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
 from perfmodel.cli.outputs import STDOUT, Outputs
-from perfmodel.cli.predict import ExecutorChoice
 from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
 
 app = typer.Typer(rich_markup_mode=None)
@@ -79,16 +79,10 @@ def rank(
         int, typer.Option(metavar="N", min=2, help="Draws of uncertain costs.")
     ] = DEFAULT_SAMPLES,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of all draws.")] = 0,
-    executor: Annotated[
-        ExecutorChoice, typer.Option(help="Where searches run.")
-    ] = ExecutorChoice.SERIAL,
-    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Ray workers.")] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="Join this Ray cluster.")
-    ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")
-    ] = None,
+    executor: ExecutorOption = ExecutorChoice.SERIAL,
+    workers: Workers = None,
+    ray_address: RayAddress = None,
+    json_file: JsonFile = None,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write CSV.")
     ] = None,

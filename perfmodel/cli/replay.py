@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perfmodel.cli.options import (
+    ExecutorChoice,
+    ExecutorOption,
+    JobHosts,
+    JobMachine,
+    JobStack,
+    JsonFile,
+    RayAddress,
+    Workers,
+)
 from perfmodel.cli.outputs import Outputs
-from perfmodel.cli.predict import ExecutorChoice
 from perfmodel.cli.recorded_outputs import STDOUT, print_replay, write_json
 
 if TYPE_CHECKING:
@@ -28,29 +37,13 @@ def replay(
     job: Annotated[
         Path, typer.Argument(metavar="JOB", help="A job that `import` or `save_job` wrote.")
     ],
-    topology: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="Machine, for jobs of shapes without durations."),
-    ] = None,
-    hosts: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Hosts of that machine.")
-    ] = None,
-    stack: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Software stack there, e.g. pytorch_fused.")
-    ] = "pytorch_eager",
-    executor: Annotated[
-        ExecutorChoice, typer.Option(help="Where the replay runs.")
-    ] = ExecutorChoice.SERIAL,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one a CPU core.")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="Join this Ray cluster, e.g. host:6379.")
-    ] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
-    ] = None,
+    topology: JobMachine = None,
+    hosts: JobHosts = None,
+    stack: JobStack = "pytorch_eager",
+    executor: ExecutorOption = ExecutorChoice.SERIAL,
+    workers: Workers = None,
+    ray_address: RayAddress = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Replay a job; one that was recorded is compared with its recording."""
     Outputs(json_file=json_file).check()

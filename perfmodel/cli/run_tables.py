@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.collective_tables import JsonFile, Limit, show
-from perfmodel.cli.predict import ExecutorChoice
+from perfmodel.cli.collective_tables import Limit, show
+from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
 
 Table = Annotated[
     Path, typer.Argument(metavar="FILE", help="A table of measured runs, .csv or .csv.gz.")
@@ -23,15 +23,9 @@ def validate_runs(
         str | None,
         typer.Option(metavar="TEXT", help="Only rows whose source contains this, e.g. BLOOM."),
     ] = None,
-    executor: Annotated[
-        ExecutorChoice, typer.Option(help="Where rows are worked on; auto takes Ray if it pays.")
-    ] = ExecutorChoice.AUTO,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one a CPU core.")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="Join this Ray cluster, e.g. host:6379.")
-    ] = None,
+    executor: ExecutorOption = ExecutorChoice.AUTO,
+    workers: Workers = None,
+    ray_address: RayAddress = None,
 ) -> None:
     """Compare predicted with measured training iterations, one line a source and GPU."""
     from perfmodel import api

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfmodel.cli.options import (
+    ExecutorChoice,
+    ExecutorOption,
+    JobHosts,
+    JobMachine,
+    JobStack,
+    JsonFile,
+    RayAddress,
+    Workers,
+)
 from perfmodel.cli.outputs import STDOUT, Outputs
-from perfmodel.cli.predict import ExecutorChoice
 
 if TYPE_CHECKING:
     from perfmodel.prediction.comparison import Comparison
@@ -47,35 +56,19 @@ def whatif(
     list_names: Annotated[
         bool, typer.Option("--list", help="List the changes with their parameters.")
     ] = False,
-    topology: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="Machine the job runs on, to price its work."),
-    ] = None,
-    hosts: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Hosts of that machine.")
-    ] = None,
-    stack: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Software stack there, e.g. pytorch_fused.")
-    ] = "pytorch_eager",
+    topology: JobMachine = None,
+    hosts: JobHosts = None,
+    stack: JobStack = "pytorch_eager",
     isolated: Annotated[
         bool, typer.Option("--isolated", help="Built jobs: one iteration from a barrier.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Answer for recordings that replay badly, too.")
     ] = False,
-    executor: Annotated[
-        ExecutorChoice, typer.Option(help="Where points of a sweep run.")
-    ] = ExecutorChoice.SERIAL,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one a CPU core.")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="Join this Ray cluster, e.g. host:6379.")
-    ] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
-    ] = None,
+    executor: ExecutorOption = ExecutorChoice.SERIAL,
+    workers: Workers = None,
+    ray_address: RayAddress = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Change a job and compare: time, critical path, who waits for whom."""
     if list_names:

@@ -28,6 +28,6 @@ def test_the_default_workload_is_the_one_the_catalog_names():
 
 
 def test_the_words_for_executors_are_those_of_the_executors():
-    from perfmodel.cli.predict import ExecutorChoice
+    from perfmodel.cli.options import ExecutorChoice
 
     assert [choice.value for choice in ExecutorChoice] == [kind.value for kind in ExecutorKind]

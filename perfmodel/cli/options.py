@@ -1,0 +1,39 @@
+"""Options that several commands have in common, so that they read alike everywhere."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+
+class ExecutorChoice(Enum):
+    """The places where replays can run."""
+
+    AUTO = "auto"
+    SERIAL = "serial"
+    RAY = "ray"
+
+
+ExecutorOption = Annotated[
+    ExecutorChoice, typer.Option(help="Where the work is done; auto takes Ray where it pays.")
+]
+Workers = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one a CPU core.")
+]
+RayAddress = Annotated[
+    str | None, typer.Option(metavar="ADDR", help="Join this Ray cluster, e.g. host:6379.")
+]
+JsonFile = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
+]
+JobMachine = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|FILE", help="Machine, for jobs of shapes without durations."),
+]
+JobHosts = Annotated[int | None, typer.Option(metavar="N", min=1, help="Hosts of that machine.")]
+JobStack = Annotated[
+    str, typer.Option(metavar="NAME|FILE", help="Software stack there, e.g. pytorch_fused.")
+]
