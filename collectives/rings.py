@@ -53,12 +53,15 @@ def _best_packing(cycles: np.ndarray, matrix: np.ndarray) -> float:
     load = csr_matrix(
         (np.ones(wires.size), (wires.ravel(), columns)), shape=(count * count, len(cycles))
     )
+    # In units of the widest wire: with bytes a second the solver takes 1e11 for infinite.
+    widest = float(matrix.max())
     answer = linprog(
         -np.ones(len(cycles)),
         A_ub=load,  # type: ignore[call-overload]  # the stubs do not know sparse matrices
-        b_ub=matrix.ravel(),
+        b_ub=matrix.ravel() / widest,
     )
-    return float(-answer.fun)
+    assert answer.success, answer.message  # nothing sent is always possible
+    return float(-answer.fun) * widest
 
 
 def chain_bandwidth(capacities: Capacities) -> float:

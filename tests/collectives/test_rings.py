@@ -17,6 +17,12 @@ def test_a_triangle_of_single_links_holds_two_rings_one_each_way_round():
     assert round(pack_rings(wires), 6) == 50
 
 
+def test_wires_of_hundreds_of_gigabytes_are_packed_like_thin_ones():
+    # Bytes a second: two rings of 200e9 each.
+    wires = square([[0, 2e11, 2e11], [2e11, 0, 2e11], [2e11, 2e11, 0]])
+    assert round(pack_rings(wires) / 1e9, 6) == 400
+
+
 def test_the_thinnest_wire_bounds_every_ring_of_a_triangle():
     # Each direction must take 0 <-> 1 once: 10 each way, whatever the others carry.
     wires = square([[0, 10, 90], [10, 0, 90], [90, 90, 0]])
