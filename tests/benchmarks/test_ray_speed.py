@@ -177,3 +177,5 @@ def test_two_workers_with_a_hundred_all_reduces(workers, capsys):
         print(f"  speed-up {best[1].total_s / best[2].total_s:.2f}, {rounds} rounds")
         print(f"  {1e3 * best[2].rounds_s / (rounds - 1):.2f} ms a round with its work,")
         print(f"  {1e3 * idle.rounds_s / (rounds - 1):.2f} ms a round of two ranks alone")
+    # One round to the first all-reduce, and one after each of them.
+    assert rounds == 101
