@@ -67,14 +67,21 @@ def sum_up(rounds: list[dict[str, dict]]) -> dict[str, dict]:
     return summary
 
 
+BARS = {
+    "predicted_ms": ("predicted", "#0b6e4f"),
+    "measured_ms": ("measured, time without a core taken off", "#c7522a"),
+    "measured_wall_ms": ("measured, wall clock", "#e6b8a2"),
+}
+
+
 def draw(summary: dict[str, dict]) -> Figure:
     """Predicted beside measured, in one picture."""
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(summary))
-    for shift, key, colour in ((-0.2, "predicted_ms", "#0b6e4f"), (0.2, "measured_ms", "#c7522a")):
+    for shift, (key, (label, colour)) in zip((-0.27, 0.0, 0.27), BARS.items(), strict=True):
         heights = [result[key] for result in summary.values()]
-        bars = axes.bar(places + shift, heights, 0.38, color=colour, label=key.removesuffix("_ms"))
+        bars = axes.bar(places + shift, heights, 0.26, color=colour, label=label)
         axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
     names = [f"{name}\nerror {result['error_pct']:+.1f} %" for name, result in summary.items()]
     axes.set_xticks(places, [name.replace(", ", ",\n") for name in names], fontsize=8)
