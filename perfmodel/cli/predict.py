@@ -28,6 +28,7 @@ Examples:
   perfmodel predict --workload llama3_70b --topology dgx_h100 --hosts 16 --json -
   perfmodel predict --workload my_model.yaml --topology my_machine.yaml
   perfmodel predict --topology dgx_a100 --set batch=16384 --report report.html
+  perfmodel predict --topology quad_a100 --tables tables.yaml --plan plan.json
   perfmodel predict --job job/
   perfmodel predict --list
 \b
@@ -74,6 +75,20 @@ def predict(
             help="Change a workload field, e.g. batch=4096; repeatable.",
         ),
     ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Tables instead of the model's: YAML, CSV or JSON."),
+    ] = None,
+    indices: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Real indices of those tables: npz, parquet or pt."),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Sharding plan in TorchRec's JSON, e.g. from `rank --plan-out`."
+        ),
+    ] = None,
     stack: Annotated[
         str | None,
         typer.Option(
@@ -115,6 +130,7 @@ def predict(
     scenario: Scenario | JobScenario
     if job is not None:
         _check_alone(workload=workload, set=overrides, ranks_per_host=ranks_per_host)
+        _check_alone(tables=tables, indices=indices, plan=plan)
         scenario = JobScenario(job, topology, hosts, stack, mode, seed, samples)
     else:
         scenario = Scenario(
@@ -127,6 +143,9 @@ def predict(
             mode=mode,
             seed=seed,
             samples=samples,
+            tables=_text(tables),
+            indices=_text(indices),
+            plan=_text(plan),
         )
     outputs = Outputs(json_file=json_file, trace_file=trace_file, report_file=report_file)
     outputs.check()
@@ -142,6 +161,10 @@ def predict(
             on_phase=progress,
         )
     outputs.write(prediction)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _check_machine(topology: str | None) -> str:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from embeddings.sharders import SHARDERS, ShardingTask
 from embeddings.table import EmbeddingTable
-from embeddings.table_files import load_tables
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.costs.stack_files import load_stack
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.planning.ranking import RankBy
+from perfmodel.prediction.placing import PlacementFiles, load_tabled
 from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.memory import base_memory_bytes, piece_memory_bytes
-from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection, Interaction
+from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster, build_cluster, load_topology
 
 
@@ -89,20 +89,14 @@ def load_setting(question: RankQuestion) -> Setting:
         hosts=question.hosts,
         ranks_per_host=question.ranks_per_host,
     )
-    spec = load_workload(question.workload, question.overrides)
-    if not isinstance(spec, DlrmSpec):
-        raise PlanError(f"rank: {question.workload} has no embedding tables; take a dlrm workload.")
-    tables = spec.embedding.tables()
-    if question.tables is not None:
-        tables = load_tables(question.tables, indices=question.indices)
-        spec = _with_tables(spec, tables, question.tables)
-    elif question.indices is not None:
-        raise PlanError("rank: --indices describe the tables of a file; give --tables too.")
+    files = PlacementFiles(tables=question.tables, indices=question.indices)
+    tabled = load_tabled(load_workload(question.workload, question.overrides), files)
+    spec = tabled.spec
     return Setting(
         spec=spec,
         cluster=cluster,
         stack=load_stack(question.stack or spec.stack),
-        task=build_task(spec, tables, cluster, seed=question.seed),
+        task=build_task(spec, tabled.tables, cluster, seed=question.seed),
     )
 
 
@@ -131,28 +125,3 @@ def build_task(
         ranks_per_host=cluster.ranks_per_host,
         seed=seed,
     )
-
-
-def _with_tables(spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], file: str) -> DlrmSpec:
-    formats = {table.dtype for table in tables}
-    if len(formats) > 1:
-        raise PlanError(f"{file}: tables of one model must have one number format.")
-    widths = {table.width for table in tables}
-    bottom = spec.dense.bottom_mlp[-1]
-    if spec.dense.interaction is Interaction.DOT and widths != {bottom}:
-        raise PlanError(
-            f"{file}: dot interaction of {spec.name} needs tables {bottom} wide, as its last "
-            f"bottom layer, got {', '.join(map(str, sorted(widths)))}. "
-            "Add --set dense.interaction=concat."
-        )
-    section = EmbeddingSection.model_validate(
-        {
-            **spec.embedding.model_dump(),
-            "rows": tuple(table.rows for table in tables),
-            "width": tuple(table.width for table in tables),
-            "pooling_factors": tuple(table.pooling_factor for table in tables),
-            "zipf_exponents": 0.0,
-            "dtype": formats.pop(),
-        }
-    )
-    return spec.model_copy(update={"embedding": section})

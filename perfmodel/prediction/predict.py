@@ -24,6 +24,7 @@ from perfmodel.prediction.explain import explain
 from perfmodel.prediction.folded_costs import fold_costs
 from perfmodel.prediction.interference import settle_interference
 from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
+from perfmodel.prediction.placing import PlacementFiles, place_workload
 from perfmodel.prediction.sampling import build_interval, replay_samples
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.workloads.catalog import load_workload
@@ -109,7 +110,10 @@ def build_question(scenario: Scenario) -> Question:
     """Load what *scenario* names and build its job."""
     topology = load_topology(scenario.topology)
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
-    spec = load_workload(scenario.workload, scenario.overrides)
+    files = PlacementFiles(scenario.tables, scenario.indices, scenario.plan)
+    workload = load_workload(scenario.workload, scenario.overrides)
+    placed = place_workload(workload, files, cluster)
+    spec = placed.workload
     stack = load_stack(scenario.stack or spec.stack)
     return Question(
         scenario=replace(scenario, stack=scenario.stack or spec.stack),
@@ -121,12 +125,14 @@ def build_question(scenario: Scenario) -> Question:
             rank_count=cluster.rank_count,
             ranks_per_host=cluster.ranks_per_host,
             memory_bytes=cluster.device.memory_bytes,
+            plan=placed.plan,
         ),
         memory_of_rank=memory_by_rank(
             spec,
             rank_count=cluster.rank_count,
             ranks_per_host=cluster.ranks_per_host,
             memory_bytes=cluster.device.memory_bytes,
+            plan=placed.plan,
         ),
     )
 

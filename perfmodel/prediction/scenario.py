@@ -34,7 +34,8 @@ class Scenario:
     *overrides* change fields of the workload, each a text like `batch=4096`.
     *ranks_per_host* of None takes every GPU of a host, and *stack* of None the
     one that the workload names. *samples* is how many times the uncertain
-    costs are drawn for the interval, from *seed*.
+    costs are drawn for the interval, from *seed*. *tables*, *indices* and *plan*
+    are files that describe and place the tables of a recommendation model.
     """
 
     topology: str
@@ -46,6 +47,9 @@ class Scenario:
     mode: Mode = Mode.PERIOD
     seed: int = 0
     samples: int = DEFAULT_SAMPLES
+    tables: str | None = None
+    indices: str | None = None
+    plan: str | None = None
 
     def __post_init__(self) -> None:
         _check_at_least(1, "hosts", self.hosts)

@@ -76,6 +76,9 @@ def to_scenario_document(scenario: Scenario | JobScenario) -> dict[str, Any]:
         "mode": scenario.mode.value,
         "seed": scenario.seed,
         "samples": scenario.samples,
+        "tables": scenario.tables,
+        "indices": scenario.indices,
+        "plan": scenario.plan,
     }
 
 
