@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -66,10 +67,18 @@ def price_ops(ops: Sequence[Op], *, device: Device, stack: SoftwareStack) -> Est
     for row, op in enumerate(ops):
         rows_of_type[type(op)].append(row)
     parts = [
-        MODELS[op_type].price([ops[row] for row in rows], device, stack)
+        _price_type(op_type, [ops[row] for row in rows], device, stack)
         for op_type, rows in rows_of_type.items()
     ]
     if len(parts) == 1:
         return parts[0]
     places = [np.array(rows, dtype=np.intp) for rows in rows_of_type.values()]
     return scatter_estimates(parts, places) if parts else concatenate_estimates(())
+
+
+def _price_type(
+    op_type: type[object], ops: Sequence[Op], device: Device, stack: SoftwareStack
+) -> Estimates:
+    priced = MODELS[op_type].price(ops, device, stack)
+    ratio = stack.time_ratio(family_of(op_type), device.architecture.value)
+    return replace(priced, duration_ns=priced.duration_ns * ratio) if ratio != 1 else priced

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from collectives import CollectiveCall, CollectiveSoftware, price_collective, share_links
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates
-from perfmodel.costs.models import FAMILIES, family_of, price_ops
+from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, price_ops
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.rivals import find_rivals
 from perfmodel.costs.stacks import SoftwareStack
@@ -56,7 +56,8 @@ def price_job(
     """Durations of every task of *job* on *cluster* under *stack*."""
     _check_fits(job, cluster)
     plain = _price_plain(job.ops, cluster, stack)
-    calls = _CallPricer(job, cluster, collective_software)
+    ratio = stack.time_ratio(COMMUNICATION_FAMILY, cluster.device.architecture.value)
+    calls = _CallPricer(job, cluster, collective_software, time_ratio=ratio)
     kinds = _rank_kinds(job, calls)
     rows, offset_of_kind, total = [], [], 0
     link_use = []
@@ -110,10 +111,16 @@ class _CallPricer:
     """Prices collectives, once for groups that lie alike on the machine."""
 
     def __init__(
-        self, job: JobGraph, cluster: Cluster, software: CollectiveSoftware | None
+        self,
+        job: JobGraph,
+        cluster: Cluster,
+        software: CollectiveSoftware | None,
+        *,
+        time_ratio: float,
     ) -> None:
         self._job = job
         self._cluster = cluster
+        self._time_ratio = time_ratio
         self._software = CollectiveSoftware() if software is None else software
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
         rivals = find_rivals(job, cluster)
@@ -158,8 +165,10 @@ class _CallPricer:
             cost = share_links(calls, [cost] * len(calls), cluster=self._cluster)[0]
         per_member = cost.per_rank_ns
         return _CallPrice(
-            duration_ns=float(cost.duration_ns),
-            per_member_ns=None if per_member is None else tuple(float(ns) for ns in per_member),
+            duration_ns=float(cost.duration_ns) * self._time_ratio,
+            per_member_ns=None
+            if per_member is None
+            else tuple(float(ns) * self._time_ratio for ns in per_member),
             relative_sigma=float(cost.relative_sigma),
             provenance=int(cost.provenance),
             is_latency_bound=cost.latency_ns > cost.duration_ns / 2,

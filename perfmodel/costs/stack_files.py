@@ -31,7 +31,8 @@ STACK_FOLDER = Path(__file__).parent / "stacks"
 _KEYS = {
     "name", "description", "source", "date", "licence", "hardware", "extends", "execution",
     "optimizer_kernels", "fusions", "overlaps", "attention_kernels", "matmul_dtypes",
-    "sustained_slowdown", "relative_sigma", "residency", "host", "host_speed_ratio",
+    "sustained_slowdown", "kernel_time_ratio", "relative_sigma", "residency", "host",
+    "host_speed_ratio",
 }  # fmt: skip
 _HOST_KEYS = {
     "between_operators", "launch", "wait", "launch_latency", "kernel_gap", "operators", "default",
@@ -45,6 +46,8 @@ _PART_WORDS = {
     "wait": HostPart.WAIT,
 }
 _MAX_CHAIN = 8
+KERNEL_FAMILIES = ("attention", "communication", "copy", "embedding", "gemm", "memory")
+"""Families of kernels that a profile may state a time ratio for."""
 
 
 def list_stacks() -> tuple[str, ...]:
@@ -143,6 +146,7 @@ class _Reader:
             "attention_kernels": self._attention(),
             "matmul_dtypes": self._dtypes(),
             "sustained_slowdown": self._slowdowns(),
+            "kernel_time_ratio": self._time_ratios(),
             "residency": self._word("residency", Residency, default="cold"),
             "relative_sigma": self._number("relative_sigma", 0.0),
         }
@@ -217,6 +221,27 @@ class _Reader:
             else:
                 result[key] = float(value)
         return result
+
+    def _time_ratios(self) -> Mapping[str, Mapping[str, float]]:
+        return {
+            family: self._ratios(f"kernel_time_ratio.{family}", value)
+            for family, value in self._mapping("kernel_time_ratio").items()
+            if self._is_family(family)
+        }
+
+    def _is_family(self, family: str) -> bool:
+        if family not in KERNEL_FAMILIES:
+            known = ", ".join(KERNEL_FAMILIES)
+            self._faults.add(f"kernel_time_ratio.{family}", f"unknown family; known: {known}")
+        return family in KERNEL_FAMILIES
+
+    def _ratios(self, place: str, value: Any) -> Mapping[str, float]:
+        by_architecture = value if isinstance(value, dict) else {"default": value}
+        for key, ratio in by_architecture.items():
+            if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not ratio > 0:
+                self._faults.add(f"{place}.{key}", f"must be a number above 0, got {ratio!r}")
+                return {}
+        return {key: float(ratio) for key, ratio in by_architecture.items()}
 
     def _host(self) -> HostTimes | None:
         host = self._mapping("host")

@@ -96,7 +96,9 @@ class SoftwareStack:
 
     *attention_kernels* maps an architecture (or `default`) to a kernel name.
     *sustained_slowdown* maps an architecture to how much longer a long run of
-    kernels bound by arithmetic takes than a short one.
+    kernels bound by arithmetic takes than a short one. *kernel_time_ratio* maps
+    a family of kernels and an architecture to how much longer they take inside
+    this framework than alone: fitted to runs, where nothing else tells.
     """
 
     name: str
@@ -110,6 +112,7 @@ class SoftwareStack:
     host: HostTimes
     matmul_dtypes: Mapping[DType, DType] = field(default_factory=dict)
     sustained_slowdown: Mapping[str, float] = field(default_factory=dict)
+    kernel_time_ratio: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     relative_sigma: float = 0.0
     residency: Residency = Residency.COLD
 
@@ -122,6 +125,11 @@ class SoftwareStack:
         return self.sustained_slowdown.get(
             architecture, self.sustained_slowdown.get("default", 1.0)
         )
+
+    def time_ratio(self, family: str, architecture: str) -> float:
+        """How much longer kernels of *family* take here than alone on *architecture*."""
+        of_family = self.kernel_time_ratio.get(family, {})
+        return of_family.get(architecture, of_family.get("default", 1.0))
 
     def fuses(self, fusion: Fusion) -> bool:
         """Whether this stack runs *fusion* as one kernel."""

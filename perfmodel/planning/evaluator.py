@@ -165,7 +165,7 @@ class PlanEvaluator:
                 f"plan {plan.name!r}: all tables are data-parallel, so nothing is exchanged. "
                 "Predict it alone."
             )
-        job = build_variant_job(self.spec, plan=plan)
+        job = build_variant_job(self.spec, plan=plan, stack=self.stack)
         return price_job(job, cluster=self.cluster, stack=self.stack)
 
     def base_bytes(self, plan: ShardingPlan) -> int:

@@ -22,7 +22,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.embedding import LookupPricer
 from perfmodel.costs.embedding_terms import table_terms
-from perfmodel.costs.models import price_ops
+from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.planning.frame import CHANGING
@@ -61,7 +61,11 @@ class PlanPricer:
         self._stack = stack
         self._samples = local_batch(spec, rank_count=cluster.rank_count)
         self._lookups = LookupPricer(cluster.device)
-        self._exchange = ExchangePricer(cluster)
+        architecture = cluster.device.architecture.value
+        self._lookup_ratio = stack.time_ratio("embedding", architecture)
+        self._exchange = ExchangePricer(
+            cluster, time_ratio=stack.time_ratio(COMMUNICATION_FAMILY, architecture)
+        )
         self._small_ns: dict[MemoryBound, float] = {}
 
     def price(self, loads: RankLoads, partial_widths: Int64s) -> PlanCosts:
@@ -71,7 +75,7 @@ class PlanPricer:
         terms = loads.terms.reshape(plans * ranks, -1)
         for column, direction in ((LOOKUP, Pass.FORWARD), (UPDATE, Pass.BACKWARD)):
             times, _ = self._lookups.times(terms, direction, KERNEL)
-            out[:, column] = times.reshape(plans, ranks)
+            out[:, column] = times.reshape(plans, ranks) * self._lookup_ratio
         section = self._spec.embedding
         sent = self._samples * loads.widths * section.exchange_dtype.size_bytes
         out[:, POOLED] = out[:, GRADIENTS] = self._exchange.times_ns(sent)
@@ -102,7 +106,7 @@ class PlanPricer:
         for direction in Pass:
             times, _ = self._lookups.times(np.concatenate([terms, empty]), direction, KERNEL)
             total += times[:-1] - times[-1]
-        return total
+        return total * self._lookup_ratio
 
     @property
     def width_ns(self) -> float:
@@ -158,8 +162,9 @@ class ExchangePricer:
     and their gradients.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, time_ratio: float = 1.0) -> None:
         self._cluster = cluster
+        self._time_ratio = time_ratio
         members = np.arange(cluster.rank_count, dtype=np.int64)
         self._wiring = wiring_of(members, cluster)
         self._calibration = load_default_calibration()
@@ -198,7 +203,8 @@ class ExchangePricer:
             even=self._even(float(total[0, 0]) * (count - 1) / count),
         )
         assert cost.per_rank_ns is not None
-        result: Floats = np.asarray(cost.per_rank_ns, dtype=np.float64).reshape(each.shape)
+        times_ns = np.asarray(cost.per_rank_ns, dtype=np.float64) * self._time_ratio
+        result: Floats = times_ns.reshape(each.shape)
         return result
 
     @property
@@ -212,7 +218,8 @@ class ExchangePricer:
             software=DEFAULT_SOFTWARE,
             calibration=self._calibration,
         )
-        return float((large.duration_ns - small.duration_ns) / (sizes[1] - sizes[0]))
+        further_ns = (large.duration_ns - small.duration_ns) * self._time_ratio
+        return float(further_ns / (sizes[1] - sizes[0]))
 
     def relative_sigma(self, each_bytes: Int64s) -> float:
         """How unsure the exchange of one plan is."""

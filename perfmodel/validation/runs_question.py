@@ -63,15 +63,15 @@ def build_question(setting: RunSetting, row: RunRow) -> RunQuestion:
     sentences = list(machine.assumptions)
     if setting.family is RunFamily.DLRM:
         dlrm = build_dlrm_spec(row, rule, sentences)
-        run = RunJob(build_dlrm_job(dlrm, rank_count=machine.cluster.rank_count))
+        run = RunJob(build_dlrm_job(dlrm, rank_count=machine.cluster.rank_count, stack=stack))
     else:
-        run = _build_run(build_transformer_spec(row, rule, sentences), machine.cluster)
+        run = _build_run(build_transformer_spec(row, rule, sentences), machine.cluster, stack)
     if run.larger is not None:
         sentences.append("Equal micro-batches are continued in a straight line.")
     return RunQuestion(run, machine.cluster, stack, tuple(sentences))
 
 
-def _build_run(spec: TransformerSpec, cluster: Cluster) -> RunJob:
+def _build_run(spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack) -> RunJob:
     chosen = choose_layout(
         spec,
         rank_count=cluster.rank_count,
@@ -81,10 +81,10 @@ def _build_run(spec: TransformerSpec, cluster: Cluster) -> RunJob:
     count, fewer = chosen.layout.micro_batches, chosen.layout.pp + _FILL
     more = fewer + _STRIDE
     if count <= more:
-        return RunJob(build_transformer_job(spec, chosen))
+        return RunJob(build_transformer_job(spec, chosen, stack=stack))
     return RunJob(
-        job=build_transformer_job(spec, _with_count(chosen, fewer)),
-        larger=build_transformer_job(spec, _with_count(chosen, more)),
+        job=build_transformer_job(spec, _with_count(chosen, fewer), stack=stack),
+        larger=build_transformer_job(spec, _with_count(chosen, more), stack=stack),
         steps=(count - fewer) / _STRIDE,
     )
 

@@ -4,6 +4,9 @@ A host thread spends T2 before an operator's first launch, T4 in each launch,
 T5 between launches, T3 after the last and T1 before the next operator. Pieces
 up to a launch are one host task, and the kernel depends on that task. The
 launch queue is unbounded here: the host may run ahead as far as it can.
+
+An iteration captured as a CUDA graph is one launch, and another after every
+moment that the host waits for the device; operators inside cost the host nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from collectives.collective import Collective
+from perfmodel.costs.stacks import Execution, SoftwareStack
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, Op
 from perfmodel.graph.program import LaneKind, Program
@@ -24,6 +28,22 @@ _T1, _T2, _T3 = (
 _T4, _T5, _WAIT = (
     _PARTS.index(part) for part in (HostPart.LAUNCH, HostPart.BETWEEN_LAUNCHES, HostPart.WAIT)
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Issuing:
+    """How launches get to the device: how late a kernel may start, and whether captured."""
+
+    launch_latency_ns: int = 0
+    is_captured: bool = False
+
+
+def issuing_under(stack: SoftwareStack) -> Issuing:
+    """How *stack* issues kernels."""
+    return Issuing(
+        launch_latency_ns=round(stack.host.launch_latency_ns),
+        is_captured=stack.execution is Execution.CUDA_GRAPH,
+    )
 
 
 @dataclass(slots=True)
@@ -44,11 +64,16 @@ class Stream:
     last_task: int | None = None
 
 
+EAGER = Issuing()
+
+
 class EagerWriter:
     """Writes operators to host threads and their kernels to streams."""
 
-    def __init__(self, program: ProgramBuilder) -> None:
+    def __init__(self, program: ProgramBuilder, issuing: Issuing = EAGER) -> None:
         self._program = program
+        self._issuing = issuing
+        self._graph: Dependency | None = None
         self._spans: dict[tuple[tuple[str, int], ...], HostSpan] = {}
         self.main = self.add_thread("main thread")
         self.autograd = self.add_thread("autograd thread")
@@ -73,23 +98,23 @@ class EagerWriter:
     ) -> int:
         """Issue *operator* with its *kernels* and return its last task."""
         stream = stream or self.compute
-        self._thread.pieces += [(operator, _T1), (operator, _T2)]
+        self._spend((operator, _T1), (operator, _T2))
         task = -1
         for number, kernel in enumerate(kernels):
             if number:
-                self._thread.pieces.append((operator, _T5))
+                self._spend((operator, _T5))
             launch = self._launch(operator, label)
             task = self._program.add_task(
                 stream.lane, kernel, label=label, after=[launch, *stream.awaited]
             )
             stream.awaited.clear()
-        self._thread.pieces.append((operator, _T3))
+        self._spend((operator, _T3))
         stream.last_task = task
         return task
 
     def note(self, operator: str) -> None:
         """Issue an *operator* that launches nothing."""
-        self._thread.pieces += [(operator, _T1), (operator, _T5)]
+        self._spend((operator, _T1), (operator, _T5))
 
     def communicate(
         self,
@@ -102,9 +127,9 @@ class EagerWriter:
         is_behind_compute: bool = True,
     ) -> int:
         """Issue a collective on *stream*, as a rule behind all compute issued so far."""
-        self._thread.pieces += [(operator, _T1), (operator, _T2)]
+        self._spend((operator, _T1), (operator, _T2))
         launch = self._launch(operator, label)
-        self._thread.pieces.append((operator, _T3))
+        self._spend((operator, _T3))
         after: list[Dependency | int] = [launch, *stream.awaited]
         if is_behind_compute and self.compute.last_task is not None:
             after.append(self.compute.last_task)
@@ -125,7 +150,7 @@ class EagerWriter:
 
     def hand_over(self, thread: HostThread, *, label: str) -> None:
         """Let *thread* go on where the current one stops and waits."""
-        if thread is self._thread:
+        if thread is self._thread or self._issuing.is_captured:
             return
         self._thread.pieces.append(("hand_over", _T1))
         thread.awaited.append(self._write_pieces(f"{label} hand-over"))
@@ -137,6 +162,7 @@ class EagerWriter:
             self._write_pieces(label)
         self._thread.pieces.append(("synchronize", _WAIT))
         self._thread.awaited.extend(awaited)
+        self._graph = None
         return self._write_pieces(label)
 
     def finish(self) -> Program:
@@ -148,9 +174,20 @@ class EagerWriter:
                 self._write_pieces("end of iteration")
         return self._program.build()
 
-    def _launch(self, operator: str, label: str) -> int:
-        self._thread.pieces.append((operator, _T4))
-        return self._write_pieces(label)
+    def _spend(self, *pieces: tuple[str, int]) -> None:
+        if not self._issuing.is_captured:
+            self._thread.pieces += pieces
+
+    def _launch(self, operator: str, label: str) -> Dependency:
+        if self._graph is not None:
+            return self._graph
+        is_captured = self._issuing.is_captured
+        self._thread.pieces.append(("graph_launch" if is_captured else operator, _T4))
+        task = self._write_pieces("graph/launch" if is_captured else label)
+        launch = Dependency(task, lag_ns=self._issuing.launch_latency_ns)
+        if is_captured:
+            self._graph = launch
+        return launch
 
     def _write_pieces(self, label: str) -> int:
         thread = self._thread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import WorkloadError
+from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.job import JobGraph
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.dlrm.job import build_dlrm_job
@@ -26,17 +27,19 @@ def build_job(
     ranks_per_host: int,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     plan: ShardingPlan | None = None,
+    stack: SoftwareStack | None = None,
 ) -> JobGraph:
     """One iteration of *workload*.
 
     *memory_bytes* is what a GPU has; a layout that the workload leaves open is
     chosen to fit in it. *plan* places the tables of a recommendation model.
+    *stack* is what issues the iteration, as a rule the one that the workload names.
     """
     _check_ranks(rank_count, ranks_per_host)
     if isinstance(workload, DlrmSpec):
-        return build_dlrm_job(workload, rank_count=rank_count, plan=plan)
+        return build_dlrm_job(workload, rank_count=rank_count, plan=plan, stack=stack)
     chosen = _choose(workload, rank_count, ranks_per_host, memory_bytes)
-    return build_transformer_job(workload, chosen)
+    return build_transformer_job(workload, chosen, stack=stack)
 
 
 def memory_by_rank(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -116,3 +118,13 @@ def test_a_pageable_copy_takes_twice_as_long():
     pageable = Copy(CopyRoute.HOST_TO_DEVICE, 10**9, is_pinned=False)
     fast, slow = price_ops([pinned, pageable], device=device, stack=STACK).duration_ns
     assert slow / fast == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_profiles_ratios_stretch_their_families_and_nothing_else(job, cluster):
+    ratios = {"gemm": {"hopper": 2.0, "default": 9.0}, "communication": {"default": 1.5}}
+    plain = price_job(job, cluster=cluster, stack=STACK)
+    stretched = price_job(job, cluster=cluster, stack=replace(STACK, kernel_time_ratio=ratios))
+    factor = stretched.float_ns / plain.float_ns
+    wanted = {"gemm": 2.0, "communication": 1.5, "host": 1.0, "fixed": 1.0}
+    for code, ratio in zip(plain.family.tolist(), factor.tolist(), strict=True):
+        assert ratio == pytest.approx(wanted[FAMILIES[code]])

@@ -74,3 +74,28 @@ def test_a_profile_that_extends_itself_is_refused(tmp_path):
     file.write_text(f"name: loop\nextends: {file}\n")
     with pytest.raises(CalibrationError, match="loop"):
         load_stack(file)
+
+
+def test_a_profile_may_state_how_much_longer_a_family_takes(tmp_path):
+    file = tmp_path / "slow.yaml"
+    file.write_text(
+        "name: slow\nextends: pytorch_eager\ndescription: slow\nsource: made up\n"
+        "kernel_time_ratio: {memory: 2, attention: {hopper: 3, default: 1.5}}\n"
+    )
+    stack = load_stack(file)
+    assert stack.time_ratio("memory", "volta") == 2
+    assert stack.time_ratio("attention", "hopper") == 3
+    assert stack.time_ratio("attention", "ampere") == 1.5
+    assert stack.time_ratio("gemm", "ampere") == 1
+
+
+def test_an_unknown_family_and_a_ratio_of_zero_are_both_named(tmp_path):
+    file = tmp_path / "wrong.yaml"
+    file.write_text(
+        "name: wrong\nextends: pytorch_eager\ndescription: wrong\nsource: made up\n"
+        "kernel_time_ratio: {products: 2, memory: {volta: 0}}\n"
+    )
+    with pytest.raises(CalibrationError) as caught:
+        load_stack(file)
+    assert "kernel_time_ratio.products: unknown family" in str(caught.value)
+    assert "kernel_time_ratio.memory.volta: must be a number above 0, got 0" in str(caught.value)

@@ -7,7 +7,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.ops import Gemm, HostPart, HostSpan
 from perfmodel.graph.program import LaneKind
-from perfmodel.workloads.eager import EagerWriter
+from perfmodel.workloads.eager import EagerWriter, Issuing
 
 KERNEL = Gemm(1, 2, 3, DType.FP32)
 
@@ -95,3 +95,24 @@ def test_a_synchronising_call_is_a_wait_of_the_host():
 
     assert _parts(job, program, 0)[-1] == [f"synchronize {HostPart.WAIT.value}"]
     assert _awaited(program, 2) == [3]
+
+
+def test_a_captured_iteration_is_one_launch_and_one_more_after_a_wait():
+    job = JobBuilder()
+    writer = EagerWriter(job.new_program(), Issuing(launch_latency_ns=7, is_captured=True))
+    writer.run("linear", [KERNEL, KERNEL], label="forward")
+    writer.hand_over(writer.autograd, label="backward")
+    last = writer.run("AddmmBackward", [KERNEL], label="backward")
+    writer.block([last], label="loss")
+    writer.run("step", [KERNEL], label="optimizer")
+    program = writer.finish()
+
+    # Main thread: graph, wait, graph. Autograd: nothing. Compute: three kernels and one.
+    assert _parts(job, program, 0) == [
+        ["graph_launch t4"],
+        ["synchronize wait"],
+        ["graph_launch t4"],
+    ]
+    assert program.lane_start.tolist() == [0, 3, 3, 7]
+    assert [_awaited(program, task) for task in range(3, 7)] == [[0], [0], [0], [2]]
+    assert program.dep_lag_ns[program.dep_start[3]] == 7

@@ -12,6 +12,8 @@ from embeddings.balanced import PlacementRule, build_balanced_plan
 from embeddings.plan import ShardingPlan
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError, WorkloadError
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Gemm, MemoryBound, Op
@@ -32,7 +34,7 @@ from perfmodel.workloads.dlrm.sparse import (
     build_sparse_part,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
-from perfmodel.workloads.eager import EagerWriter
+from perfmodel.workloads.eager import EagerWriter, issuing_under
 from perfmodel.workloads.feeding import feed_batch, input_assumption
 from perfmodel.workloads.kernels import elementwise, optimizer_step
 from perfmodel.workloads.reduction import GradientReduction
@@ -56,9 +58,17 @@ def build_plan(
 
 
 def build_dlrm_job(
-    spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan | None = None
+    spec: DlrmSpec,
+    *,
+    rank_count: int,
+    plan: ShardingPlan | None = None,
+    stack: SoftwareStack | None = None,
 ) -> JobGraph:
-    """One iteration of *spec* on *rank_count* ranks; *plan* overrides the placement."""
+    """One iteration of *spec* on *rank_count* ranks; *plan* overrides the placement.
+
+    *stack* is what issues it, as a rule the one that *spec* names.
+    """
+    stack = stack or load_stack(spec.stack)
     samples = local_batch(spec, rank_count=rank_count)
     plan = build_plan(spec, rank_count=rank_count, given=plan)
     exchanges = None
@@ -74,7 +84,7 @@ def build_dlrm_job(
     for rank in range(rank_count):
         part = build_sparse_part(spec, plan, rank=rank, exchanges=exchanges)
         if part not in program_of_part:
-            program = _RankWriter(job.new_program(), spec, part, rank_count).write()
+            program = _RankWriter(job.new_program(), spec, part, rank_count, stack).write()
             program_of_part[part] = job.add_program(program)
         job.add_rank(program_of_part[part])
     _add_groups(job, rank_count)
@@ -87,7 +97,7 @@ def _add_groups(job: JobBuilder, rank_count: int) -> None:
             job.add_group(name, range(rank_count), slot=slot)
 
 
-def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan) -> JobGraph:
+def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) -> JobGraph:
     """Rank 0 as a rank of *plan* that holds pieces, all others as ranks that hold none.
 
     These two programs are all that plans with the same data-parallel tables
@@ -99,7 +109,8 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan) -> JobGraph:
     part = build_sparse_part(spec, plan, rank=holder, exchanges=exchanges)
     job = JobBuilder()
     for variant in (part, replace(part, lookup=None)):
-        job.add_program(_RankWriter(job.new_program(), spec, variant, rank_count).write())
+        writer = _RankWriter(job.new_program(), spec, variant, rank_count, stack)
+        job.add_program(writer.write())
     for rank in range(rank_count):
         job.add_rank(0 if rank == 0 else 1)
     _add_groups(job, rank_count)
@@ -136,13 +147,18 @@ class _RankWriter:
     """Writes the program of the ranks that hold *part*."""
 
     def __init__(
-        self, program: ProgramBuilder, spec: DlrmSpec, part: SparsePart, rank_count: int
+        self,
+        program: ProgramBuilder,
+        spec: DlrmSpec,
+        part: SparsePart,
+        rank_count: int,
+        stack: SoftwareStack,
     ) -> None:
         self._program = program
         self._spec = spec
         self._samples = spec.batch // rank_count
         self._dtype = spec.training.precision
-        self._writer = EagerWriter(program)
+        self._writer = EagerWriter(program, issuing_under(stack))
         stream = None
         self._reduction = None
         if rank_count > 1:

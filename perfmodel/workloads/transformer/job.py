@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from perfmodel.base.units import format_size
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.workloads.feeding import input_assumption
@@ -12,12 +14,18 @@ from perfmodel.workloads.transformer.spec import Recompute, StateSharding, Trans
 from perfmodel.workloads.transformer.stage import StageWriter
 
 
-def build_transformer_job(spec: TransformerSpec, chosen: ChosenLayout) -> JobGraph:
-    """One iteration of *spec* in the layout that was *chosen*."""
+def build_transformer_job(
+    spec: TransformerSpec, chosen: ChosenLayout, *, stack: SoftwareStack | None = None
+) -> JobGraph:
+    """One iteration of *spec* in the layout that was *chosen*.
+
+    *stack* is what issues it, as a rule the one that *spec* names.
+    """
+    stack = stack or load_stack(spec.stack)
     layout = chosen.layout
     job = JobBuilder()
     for stage in range(layout.pp):
-        writer = StageWriter(job.new_program(), spec, layout, stage=stage)
+        writer = StageWriter(job.new_program(), spec, layout, stage=stage, stack=stack)
         program = job.add_program(writer.write())
         for _ in range(layout.tp * layout.dp):
             job.add_rank(program)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
+from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import LaneKind, Program
 from perfmodel.workloads.buckets import BucketFill
-from perfmodel.workloads.eager import EagerWriter, Stream
+from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
 from perfmodel.workloads.feeding import feed_batch
 from perfmodel.workloads.reduction import GradientReduction
 from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
@@ -33,7 +34,13 @@ class StageWriter:
     """Writes one program; use it once."""
 
     def __init__(
-        self, program: ProgramBuilder, spec: TransformerSpec, layout: Layout, *, stage: int
+        self,
+        program: ProgramBuilder,
+        spec: TransformerSpec,
+        layout: Layout,
+        *,
+        stage: int,
+        stack: SoftwareStack,
     ) -> None:
         self._program, self._spec, self._layout = program, spec, layout
         self._is_first, self._is_last = stage == 0, stage == layout.pp - 1
@@ -48,7 +55,7 @@ class StageWriter:
         self._layer_size = layer_shape(spec.model, tp=layout.tp).parameters
         all_sizes = stage_parameters(spec.model, tp=layout.tp, pp=layout.pp, stage=stage)
         self._root_size = all_sizes - layers * self._layer_size
-        self._writer = EagerWriter(program)
+        self._writer = EagerWriter(program, issuing_under(stack))
         tensor = self._add_stream("tensor stream") if layout.tp > 1 else None
         self._steps = StepWriter(self._writer, tensor, Slot.TENSOR)
         self._data = self._add_stream("data stream") if layout.dp > 1 else None
