@@ -126,6 +126,7 @@ def build_question(scenario: Scenario) -> Question:
             ranks_per_host=cluster.ranks_per_host,
             memory_bytes=cluster.device.memory_bytes,
             plan=placed.plan,
+            stack=stack,
         ),
         memory_of_rank=memory_by_rank(
             spec,
