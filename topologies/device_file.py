@@ -10,12 +10,13 @@ from perfmodel.base.errors import TopologyError
 from perfmodel.base.units import (
     parse_bandwidth,
     parse_frequency_hz,
+    parse_power_w,
     parse_rate_flops,
     parse_size,
 )
 from topologies.device import Architecture, Device, HostLink, HostLinkKind, Multiprocessors
 from topologies.lookup import DEVICES, find_document, list_documents
-from topologies.reading import Section, parse_power_w
+from topologies.reading import Section
 
 
 def list_devices() -> tuple[str, ...]:

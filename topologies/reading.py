@@ -7,7 +7,6 @@ the values before the fault list was checked.
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -15,7 +14,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from perfmodel.base.documents import FaultList
-from perfmodel.base.errors import InputError, UnitError
+from perfmodel.base.errors import InputError
 
 E = TypeVar("E", bound=Enum)
 Q = TypeVar("Q", int, float)
@@ -146,14 +145,6 @@ class Section:
                 near = get_close_matches(str(key), known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
                 self.fault(str(key), f"unknown key; {hint}")
-
-
-def parse_power_w(text: str) -> float:
-    """Watts in *text*, such as `700 W`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?W", text) if isinstance(text, str) else None
-    if match is None:
-        raise UnitError(f"quantity: must carry its unit, got {text!r}. Write it like '700 W'.")
-    return float(match[1])
 
 
 def _stand_in(default: Q | None) -> Q:

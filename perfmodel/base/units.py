@@ -58,6 +58,12 @@ def parse_frequency_hz(text: str) -> float:
     return value * _scale(text, unit, ("Hz",), "1.98 GHz")
 
 
+def parse_power_w(text: str) -> float:
+    """Watts in *text*, such as `700 W`."""
+    value, unit = _split(text, "700 W")
+    return value * _scale(text, unit, ("W",), "700 W")
+
+
 def format_size(size_bytes: float) -> str:
     """*size_bytes* for people: `64 MiB`."""
     for prefix, factor in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):

@@ -35,5 +35,6 @@ JobMachine = Annotated[
 ]
 JobHosts = Annotated[int | None, typer.Option(metavar="N", min=1, help="Hosts of that machine.")]
 JobStack = Annotated[
-    str, typer.Option(metavar="NAME|FILE", help="Software stack there, e.g. pytorch_fused.")
+    str | None,
+    typer.Option(metavar="NAME|FILE", help="Software stack there; pytorch_eager if left out."),
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perfmodel.cli.job_machine import read_machine
 from perfmodel.cli.options import (
     ExecutorChoice,
     ExecutorOption,
@@ -39,7 +40,7 @@ def replay(
     ],
     topology: JobMachine = None,
     hosts: JobHosts = None,
-    stack: JobStack = "pytorch_eager",
+    stack: JobStack = None,
     executor: ExecutorOption = ExecutorChoice.SERIAL,
     workers: Workers = None,
     ray_address: RayAddress = None,
@@ -48,11 +49,10 @@ def replay(
     """Replay a job; one that was recorded is compared with its recording."""
     Outputs(json_file=json_file).check()
     from perfmodel import api
-    from perfmodel.whatif.machine import Machine
 
     found = api.replay(
         job,
-        machine=None if topology is None else Machine(topology, hosts, stack),
+        machine=read_machine(topology, hosts, stack),
         executor=executor.value,
         workers=workers,
         ray_address=ray_address,

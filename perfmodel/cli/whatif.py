@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfmodel.cli.job_machine import read_machine
 from perfmodel.cli.options import (
     ExecutorChoice,
     ExecutorOption,
@@ -58,7 +59,7 @@ def whatif(
     ] = False,
     topology: JobMachine = None,
     hosts: JobHosts = None,
-    stack: JobStack = "pytorch_eager",
+    stack: JobStack = None,
     isolated: Annotated[
         bool, typer.Option("--isolated", help="Built jobs: one iteration from a barrier.")
     ] = False,
@@ -78,13 +79,12 @@ def whatif(
         raise typer.BadParameter("say which job to change and how: JOB --apply NAME, or --list")
     Outputs(json_file=json_file).check()
     from perfmodel import api
-    from perfmodel.whatif.machine import Machine
 
     answer = api.whatif(
         job,
         apply or (),
         sweep=sweep,
-        machine=None if topology is None else Machine(topology, hosts, stack),
+        machine=read_machine(topology, hosts, stack),
         mode=api.Mode.ISOLATED if isolated else api.Mode.PERIOD,
         force=force,
         executor=executor.value,

@@ -14,11 +14,15 @@ from perfmodel.base.units import (
     parse_bandwidth,
     parse_duration_ns,
     parse_frequency_hz,
+    parse_power_w,
     parse_rate_flops,
     parse_size,
 )
 
-PARSERS = [parse_size, parse_bandwidth, parse_duration_ns, parse_rate_flops, parse_frequency_hz]
+PARSERS = [
+    parse_size, parse_bandwidth, parse_duration_ns, parse_rate_flops, parse_frequency_hz,
+    parse_power_w,
+]  # fmt: skip
 
 
 def test_giga_is_decimal_and_gibi_is_binary():
@@ -36,6 +40,7 @@ def test_durations_rates_and_frequencies():
     assert parse_duration_ns("2 ms") == 2_000_000
     assert parse_rate_flops("989 TFLOP/s") == 989e12
     assert parse_frequency_hz("1.98 GHz") == 1.98e9
+    assert parse_power_w("0.7 kW") == 700
 
 
 @pytest.mark.parametrize("parse", PARSERS)
