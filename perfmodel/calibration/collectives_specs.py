@@ -6,7 +6,7 @@ say, LL128 keeps the value of its neighbour.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
 from collectives.software import Protocol
@@ -145,32 +145,20 @@ HOST_PRIOR = HostConstants(
     plateau_bytes=20_000.0,
 )
 
-PCIE_PRIOR = HostConstants(
+PCIE_PRIOR = replace(
+    HOST_PRIOR,
     launch_ns=3_000.0,
-    spread_ns=2_000.0,
-    spread_bytes=4_000.0,
     ll_hop_ns=1_400.0,
     ll_ratio=0.35,
-    ll_overlap=2.0,
     ll128_hop_ns=2_500.0,
     ll128_ratio=0.6,
-    simple_launch_ns=8_000.0,
     simple_hop_ns=5_000.0,
     simple_ratio=0.75,
     copy_ratio=0.1,
-    fill_ns=6_000.0,
     crowding=1.0,
-    root_launch_ns=1_000.0,
-    nvls_launch_ns=17_000.0,
-    nvls_ratio=0.63,
-    nvls_fill_ns=20_000.0,
-    pair_launch_ns=2_000.0,
-    pair_peer_ns=500.0,
     pair_ratio=0.75,
     pair_fill_ns=6_000.0,
     pair_crowding=1.0,
-    plateau_ns=3_000.0,
-    plateau_bytes=20_000.0,
 )
 
 FABRIC_PRIOR = FabricConstants(
