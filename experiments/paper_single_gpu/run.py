@@ -70,7 +70,7 @@ def own_stack(stack: SoftwareStack, model: str, batch: int) -> SoftwareStack:
 
 
 def predict(job: JobGraph, stack: SoftwareStack) -> Answer:
-    """Price and replay *job*; kernels follow each other at the stack's gap."""
+    """Price and replay *job*."""
     cluster = build_cluster(load_topology(HERE / "machine.yaml"), ranks_per_host=1)
     priced = price_job(job, cluster=cluster, stack=stack)
     program = job.program_of(0)
@@ -82,8 +82,6 @@ def predict(job: JobGraph, stack: SoftwareStack) -> Answer:
             continue
         for op, time_ns in zip(program.op[rows], values[rows, 0], strict=True):
             family[family_of(job.ops[op])] += float(time_ns) / 1e6
-        if lane.kind is LaneKind.COMPUTE:
-            values[rows] += round(stack.host.kernel_gap_ns)
     durations = DurationTable(values, priced.durations.rank_offset)
     answer = replay(job, durations, iterations=1)
     end_ns = int(answer.iteration_end_ns[0, 0])

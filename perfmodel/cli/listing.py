@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from perfmodel.costs.stack_files import list_stacks, load_stack
+from perfmodel.costs.stack_chain import list_stacks
+from perfmodel.costs.stack_files import load_stack
 from perfmodel.prediction.scenario import DEFAULT_WORKLOAD
 from perfmodel.workloads.catalog import list_workloads
 

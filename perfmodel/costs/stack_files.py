@@ -1,8 +1,4 @@
-"""Stack files: reading software stack profiles.
-
-A profile that extends another takes over every key it does not state; host
-operators are merged one by one. All faults of a file are reported at once.
-"""
+"""Stack files: reading software stack profiles. All faults of a file are reported at once."""
 
 from __future__ import annotations
 
@@ -10,32 +6,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.base.documents import FaultList, load_yaml
+from embeddings.lookup import KERNELS
+from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import CalibrationError, InputError
 from perfmodel.base.units import parse_duration_ns
 from perfmodel.costs.gemm_physics import Residency
+from perfmodel.costs.stack_chain import find_profile, merge_profile
 from perfmodel.costs.stacks import (
     Execution,
     Fusion,
+    Habit,
     HostTimes,
     OptimizerKernels,
     Overlap,
     SoftwareStack,
+    TableHandling,
     canonical_operator,
 )
 from perfmodel.graph.ops import HostPart
 
-STACK_FOLDER = Path(__file__).parent / "stacks"
-
-_KEYS = {
-    "name", "description", "source", "date", "licence", "hardware", "extends", "execution",
-    "optimizer_kernels", "fusions", "overlaps", "attention_kernels", "matmul_dtypes",
-    "sustained_slowdown", "kernel_time_ratio", "relative_sigma", "residency", "host",
-    "host_speed_ratio",
-}  # fmt: skip
 _HOST_KEYS = {
-    "between_operators", "launch", "wait", "launch_latency", "kernel_gap", "operators", "default",
+    "between_operators", "launch", "wait", "launch_latency", "operators", "default",
 }  # fmt: skip
 _PART_WORDS = {
     "between_operators": HostPart.BETWEEN_OPERATORS,
@@ -45,85 +37,20 @@ _PART_WORDS = {
     "between_launches": HostPart.BETWEEN_LAUNCHES,
     "wait": HostPart.WAIT,
 }
-_MAX_CHAIN = 8
+_TABLE_KEYS = {"lookup_kernel", "key_time", "updates_all_rows"}
 KERNEL_FAMILIES = ("attention", "communication", "copy", "embedding", "gemm", "memory")
 """Families of kernels that a profile may state a time ratio for."""
 
 
-def list_stacks() -> tuple[str, ...]:
-    """Names of the software stacks that come with perfmodel."""
-    return tuple(sorted(path.stem for path in STACK_FOLDER.glob("*.yaml")))
-
-
 def load_stack(name_or_path: str | Path) -> SoftwareStack:
     """The stack in a file, or the one of that name that comes with perfmodel."""
-    path = _find(name_or_path)
-    content = _merged(path, depth=0)
+    path = find_profile(name_or_path)
+    content = merge_profile(path)
     faults = FaultList(str(path))
     stack = _Reader(content, faults).stack()
     faults.check(CalibrationError)
     assert stack is not None
     return stack
-
-
-def _find(name_or_path: str | Path) -> Path:
-    path = Path(name_or_path)
-    bundled = STACK_FOLDER / f"{path.name.removesuffix('.yaml')}.yaml"
-    if path.exists() and not path.is_dir():
-        return path
-    if path.parent == Path() and bundled.exists():
-        return bundled
-    raise CalibrationError(
-        f"software stack {str(name_or_path)!r}: must be a file or one of "
-        f"{', '.join(list_stacks())}, found neither. Check the spelling or give a path."
-    )
-
-
-def _merged(path: Path, *, depth: int) -> dict[str, Any]:
-    content = load_yaml(path, error_type=CalibrationError)
-    unknown = sorted(set(content) - _KEYS)
-    if unknown:
-        raise CalibrationError(
-            f"{path}: unknown keys {', '.join(unknown)}. Known keys: {', '.join(sorted(_KEYS))}."
-        )
-    if "extends" not in content:
-        return content
-    if depth >= _MAX_CHAIN:
-        raise CalibrationError(
-            f"{path}: `extends` chain is longer than {_MAX_CHAIN}; is it a loop?"
-        )
-    base = _merged(_find(str(content["extends"])), depth=depth + 1)
-    return _overlay(base, content, path)
-
-
-def _overlay(base: dict[str, Any], content: dict[str, Any], path: Path) -> dict[str, Any]:
-    ratio = content.get("host_speed_ratio", 1.0)
-    if not isinstance(ratio, int | float) or not ratio > 0:
-        raise CalibrationError(f"{path}: host_speed_ratio: must be above zero, got {ratio!r}.")
-    host = _slowed(base.get("host", {}), 1.0 / ratio)
-    own = content.get("host", {})
-    if not isinstance(own, dict):
-        raise CalibrationError(f"{path}: host: must be a mapping, got {own!r}.")
-    # An empty table of operators, stated, takes over none: a captured graph has no operators.
-    is_cleared = own.get("operators") == {}
-    operators = {} if is_cleared else {**host.get("operators", {}), **own.get("operators", {})}
-    default = {**host.get("default", {}), **own.get("default", {})}
-    merged_host = {**host, **own, "operators": operators, "default": default}
-    kept = {key: value for key, value in base.items() if key != "host_speed_ratio"}
-    return {**kept, **content, "host": merged_host}
-
-
-def _slowed(times: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """*times* with every duration multiplied by *factor*, still as text with its unit."""
-    result: dict[str, Any] = {}
-    for key, value in times.items():
-        if isinstance(value, dict):
-            result[key] = _slowed(value, factor)
-        elif isinstance(value, str) and key not in ("launch_latency", "kernel_gap"):
-            result[key] = f"{parse_duration_ns(value) * factor:.6g} ns"
-        else:
-            result[key] = value
-    return result
 
 
 class _Reader:
@@ -149,6 +76,8 @@ class _Reader:
             "kernel_time_ratio": self._time_ratios(),
             "residency": self._word("residency", Residency, default="cold"),
             "relative_sigma": self._number("relative_sigma", 0.0),
+            "habits": frozenset(self._words("habits", Habit)),
+            "tables": self._tables(),
         }
         if self._faults.faults or host is None:
             return None
@@ -243,11 +172,26 @@ class _Reader:
                 return {}
         return {key: float(ratio) for key, ratio in by_architecture.items()}
 
+    def _tables(self) -> TableHandling:
+        tables = self._mapping("tables")
+        kernel, all_rows = tables.get("lookup_kernel", "fbgemm"), tables.get("updates_all_rows")
+        for key in sorted(set(tables) - _TABLE_KEYS):
+            known = ", ".join(sorted(_TABLE_KEYS))
+            self._faults.add(f"tables.{key}", f"unknown key; known: {known}")
+        if kernel not in KERNELS:
+            self._faults.add(
+                "tables.lookup_kernel", f"must be one of {', '.join(KERNELS)}, got {kernel!r}"
+            )
+        if all_rows not in (None, True, False):
+            self._faults.add("tables.updates_all_rows", f"must be true or false, got {all_rows!r}")
+        key_ns = self._duration("tables.key_time", tables.get("key_time", "0 ns"))
+        return TableHandling(kernel, key_ns, bool(all_rows))
+
     def _host(self) -> HostTimes | None:
         host = self._mapping("host")
         for key in sorted(set(host) - _HOST_KEYS):
             self._faults.add(f"host.{key}", f"unknown key; known: {', '.join(sorted(_HOST_KEYS))}")
-        names = ("between_operators", "launch", "wait", "launch_latency", "kernel_gap")
+        names = ("between_operators", "launch", "wait", "launch_latency")
         times = {f"{key}_ns": self._duration(f"host.{key}", host.get(key)) for key in names}
         operators = {
             canonical_operator(operator): self._parts(f"host.operators.{operator}", parts)

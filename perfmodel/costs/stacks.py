@@ -16,9 +16,16 @@ from perfmodel.graph.ops import HostPart
 
 
 class Fusion(Enum):
-    """Chains of operators that a stack may run as one kernel."""
+    """Chains of operators that a stack may run as one kernel.
+
+    LOOKUP_CAST: a lookup writes rows in the format they travel in. WEIGHT_CAST: the optimizer
+    writes weights in the format of products, and gradients stay in it. GRADIENT_COPY: gradients
+    are written straight to the buffer they are reduced in.
+    """
 
     NORM = "norm"
+    BIAS = "bias"
+    GELU = "gelu"
     BIAS_ACTIVATION = "bias_activation"
     DROPOUT_RESIDUAL = "dropout_residual"
     SWIGLU = "swiglu"
@@ -27,6 +34,25 @@ class Fusion(Enum):
     CROSS_ENTROPY = "cross_entropy"
     ELEMENTWISE = "elementwise"
     INTERACTION = "interaction"
+    LOOKUP_CAST = "lookup_cast"
+    WEIGHT_CAST = "weight_cast"
+    GRADIENT_COPY = "gradient_copy"
+
+
+class Habit(Enum):
+    """What a training script does although it need not.
+
+    BLOCKING_COPIES: every copy to or from the device holds the host up until it is done, and the
+    loss is copied each iteration. UNFUSED_BIAS: a layer copies its bias before the product and
+    sums its gradient in an operator of its own. ZEROED_GRADIENTS: gradients are added to zeros.
+    HOST_TRIANGLE: indices of the triangle of products come from the host, and its backward pass
+    adds up by index.
+    """
+
+    BLOCKING_COPIES = "blocking_copies"
+    UNFUSED_BIAS = "unfused_bias"
+    ZEROED_GRADIENTS = "zeroed_gradients"
+    HOST_TRIANGLE = "host_triangle"
 
 
 class Execution(Enum):
@@ -71,7 +97,6 @@ class HostTimes:
     launch_ns: float
     wait_ns: float
     launch_latency_ns: float
-    kernel_gap_ns: float
     operators: Mapping[str, Mapping[HostPart, float]]
     default: Mapping[HostPart, float]
 
@@ -91,8 +116,23 @@ class HostTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class TableHandling:
+    """How a stack treats embedding tables.
+
+    *lookup_kernel* is the implementation of the fused lookup; only SGD can take one that adds
+    gradients in place. Every rank spends *key_ns* on every key of the whole batch before it is
+    looked up. With *updates_all_rows* every rank passes over all rows of all tables and their
+    optimizer state, not only over those of the batch.
+    """
+
+    lookup_kernel: str = "fbgemm"
+    key_ns: float = 0.0
+    updates_all_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SoftwareStack:
-    """How a framework runs a model: kernels, fusions, overlaps and host times.
+    """How a framework runs a model: kernels, fusions, overlaps, habits and host times.
 
     *attention_kernels* maps an architecture (or `default`) to a kernel name.
     *sustained_slowdown* maps an architecture to how much longer a long run of
@@ -115,6 +155,8 @@ class SoftwareStack:
     kernel_time_ratio: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     relative_sigma: float = 0.0
     residency: Residency = Residency.COLD
+    habits: frozenset[Habit] = frozenset()
+    tables: TableHandling = TableHandling()
 
     def attention_kernel(self, architecture: str) -> str:
         """The attention kernel this stack takes on *architecture*."""

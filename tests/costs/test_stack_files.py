@@ -3,8 +3,9 @@ import pickle
 import pytest
 
 from perfmodel.base.errors import CalibrationError
-from perfmodel.costs.stack_files import list_stacks, load_stack
-from perfmodel.costs.stacks import Execution, canonical_operator
+from perfmodel.costs.stack_chain import list_stacks
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.costs.stacks import Execution, Habit, TableHandling, canonical_operator
 from perfmodel.graph.ops import HostPart
 
 
@@ -99,3 +100,27 @@ def test_an_unknown_family_and_a_ratio_of_zero_are_both_named(tmp_path):
         load_stack(file)
     assert "kernel_time_ratio.products: unknown family" in str(caught.value)
     assert "kernel_time_ratio.memory.volta: must be a number above 0, got 0" in str(caught.value)
+
+
+def test_a_profile_may_state_habits_and_how_tables_are_treated(tmp_path):
+    file = tmp_path / "old.yaml"
+    file.write_text(
+        "name: old\nextends: pytorch_eager\ndescription: old\nsource: made up\n"
+        "habits: [blocking_copies]\n"
+        "tables: {lookup_kernel: table_batched, key_time: 9 ns, updates_all_rows: true}\n"
+    )
+    stack = load_stack(file)
+    assert stack.habits == {Habit.BLOCKING_COPIES}
+    assert stack.tables == TableHandling("table_batched", key_ns=9.0, updates_all_rows=True)
+
+
+def test_faults_in_how_tables_are_treated_are_all_named(tmp_path):
+    file = tmp_path / "wrong.yaml"
+    file.write_text(
+        "name: wrong\nextends: pytorch_eager\ndescription: wrong\nsource: made up\n"
+        "habits: [whistling]\ntables: {lookup_kernel: magic, updates_all_rows: 3, rows: 1}\n"
+    )
+    with pytest.raises(CalibrationError) as caught:
+        load_stack(file)
+    for fault in ("habits[0]", "tables.rows: unknown key", "got 'magic'", "got 3"):
+        assert fault in str(caught.value)
