@@ -13,6 +13,7 @@ import typer
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli.collective_tables import calibrate_collectives_command
+from perfmodel.cli.embedding_cases import calibrate_embedding_command
 from perfmodel.cli.measure import measure_command
 from perfmodel.cli.options import JsonFile
 
@@ -72,6 +73,7 @@ def memory(
 
 
 app.command("collectives")(calibrate_collectives_command)
+app.command("embedding")(calibrate_embedding_command)
 app.command("measure")(measure_command)
 
 

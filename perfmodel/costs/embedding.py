@@ -9,6 +9,7 @@ gradient in place (`table_batched`, its predecessor).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +38,13 @@ PREPARED_BYTES = 64
 SORTED_BYTES = 24
 """Traffic of one sorting pass an index: key and value, read and written."""
 PASS_BITS = 8
-BACKWARD_LAUNCHES = 12
-LAUNCH_GAP_NS = 1_000.0
+PREPARING_KERNELS = 12
+"""Kernels before the updates of a sorted backward pass, passes of sorting aside.
+
+Counted in a recording. Each pays the floor, as do the passes and both updates.
+"""
+WEIGHT_KERNELS = 2
+"""Further kernels that sort the weights of indices, passes aside."""
 WARPS_PER_BLOCK = 16
 BLOCKS_PER_SM = 2
 
@@ -84,11 +90,23 @@ def lookup_terms(op: EmbeddingOp, device: Device) -> Int64s:
     return add_terms(np.array(of_tables, dtype=np.int64).reshape(-1, len(Term)))
 
 
-class LookupPricer:
-    """From terms to durations on one device; rows of terms are kernels."""
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateParts:
+    """What the kernels of a sorted backward pass take: sorting, long rows, the other rows."""
 
-    def __init__(self, device: Device) -> None:
-        self.constants: EmbeddingConstants = constants_for(device)
+    prepared_ns: FloatColumn
+    long_ns: FloatColumn
+    short_ns: FloatColumn
+
+
+class LookupPricer:
+    """From terms to durations on one device; rows of terms are kernels.
+
+    *constants* are those of the device's generation unless others are given.
+    """
+
+    def __init__(self, device: Device, constants: EmbeddingConstants | None = None) -> None:
+        self.constants: EmbeddingConstants = constants or constants_for(device)
         memory = float(device.memory_bandwidth_bytes_per_s)
         cache = float(device.l2_bandwidth_bytes_per_s or CACHE_BANDWIDTH_RATIO * memory)
         self._memory_ns = NS_PER_S / (self.constants.memory_ratio * memory)
@@ -129,13 +147,28 @@ class LookupPricer:
         total_ns = self.constants.floor_ns + gradient_ns + np.maximum(memory_ns, added_ns) + host_ns
         return total_ns, _bound(memory_ns + gradient_ns, added_ns, host_ns)
 
+    def update_parts(self, terms: Int64s) -> UpdateParts:
+        """The kernels of a sorted backward pass one by one, of kernels x terms."""
+        return self._update_parts(terms.astype(np.float64))
+
     def _sorted(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
         """Indices are sorted; rows with many updates get a block each, the others a warp."""
+        parts = self._update_parts(terms)
+        memory_ns, cache_ns = self._short_rows(terms)
+        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        total_ns = parts.prepared_ns + parts.long_ns + parts.short_ns + host_ns
+        bound = _bound(memory_ns + parts.prepared_ns, cache_ns + parts.long_ns, host_ns)
+        return total_ns, bound
+
+    def _update_parts(self, terms: FloatColumn) -> UpdateParts:
         constants = self.constants
         draws = terms[:, Term.DRAWS]
         bits = np.ceil(np.log2(np.maximum(terms[:, Term.ROWS], 2)))
         passes = np.ceil(bits / PASS_BITS)
-        prepared_ns = draws * (PREPARED_BYTES + SORTED_BYTES * passes) * self._sort_ns
+        weighted = terms[:, Term.WEIGHTED_DRAWS]
+        sorted_bytes = SORTED_BYTES * passes * (draws + weighted)
+        prepared_ns = (PREPARED_BYTES * draws + sorted_bytes) * self._sort_ns
+        launches = PREPARING_KERNELS + passes + (weighted > 0) * (WEIGHT_KERNELS + passes)
         slots = self._sm_count * BLOCKS_PER_SM
         long_ns = (
             terms[:, Term.LONG_ROWS] * (constants.long_row_ns / MILLI)
@@ -145,14 +178,18 @@ class LookupPricer:
         long_ns = np.maximum(
             np.maximum(long_ns, hottest_ns), terms[:, Term.LONG_CACHE_BYTES] * self._cache_ns
         )
-        memory_ns = (terms[:, Term.GRADIENT_BYTES] + terms[:, Term.UPDATE_BYTES]) * self._memory_ns
-        cache_ns = terms[:, Term.SHORT_CACHE_BYTES] * self._cache_ns
+        memory_ns, cache_ns = self._short_rows(terms)
         empty_ns = draws * (constants.block_ns / (WARPS_PER_BLOCK * self._sm_count))
         short_ns = np.maximum(_norm4(memory_ns, cache_ns), empty_ns)
-        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
-        floor_ns = constants.floor_ns + BACKWARD_LAUNCHES * LAUNCH_GAP_NS
-        total_ns = floor_ns + prepared_ns + long_ns + short_ns + host_ns
-        return total_ns, _bound(memory_ns + prepared_ns, cache_ns + long_ns, host_ns)
+        floor_ns = constants.floor_ns
+        return UpdateParts(
+            launches * floor_ns + prepared_ns, floor_ns + long_ns, floor_ns + short_ns
+        )
+
+    def _short_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+        """Memory and cache time of rows with few updates."""
+        moved = terms[:, Term.GRADIENT_BYTES] + terms[:, Term.UPDATE_BYTES]
+        return moved * self._memory_ns, terms[:, Term.SHORT_CACHE_BYTES] * self._cache_ns
 
 
 def _norm4(first: FloatColumn, second: FloatColumn) -> FloatColumn:

@@ -60,8 +60,9 @@ class Term(IntEnum):
     LONG_ENTRIES = 10
     LONG_CACHE_BYTES = 11
     SHORT_CACHE_BYTES = 12
-    TAIL_ROWS = 13
-    HOTTEST_DRAWS = 14
+    WEIGHTED_DRAWS = 13
+    TAIL_ROWS = 14
+    HOTTEST_DRAWS = 15
 
 
 FIRST_LARGEST = Term.TAIL_ROWS
@@ -117,6 +118,7 @@ def table_terms(
         Term.LONG_ENTRIES: long_draws / BLOCK_WARPS * MILLI,
         Term.LONG_CACHE_BYTES: long_draws * handled,
         Term.SHORT_CACHE_BYTES: (draws - long_draws) * handled + 2 * distinct * handled,
+        Term.WEIGHTED_DRAWS: draws if table.is_weighted else 0.0,
         Term.TAIL_ROWS: _tail_rows(table, batch_size) * MILLI,
         Term.HOTTEST_DRAWS: draws * popularity.hottest_share,
     }
