@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.attention_fit import fit_attention_entry
+from perfmodel.calibration.attention_fit import variant_of as variant_of_attention
 from perfmodel.calibration.gemm_fit import fit_gemm_entry
 from perfmodel.calibration.memory_fit import fit_memory_entry
 from perfmodel.costs.attention import AttentionModel
@@ -49,7 +50,7 @@ KERNEL_FITS = {
         model=GemmModel,
     ),
     "attention": KernelFit(
-        variant=lambda kernel: f"{kernel.group[2]} {kernel.op.dtype.value}",
+        variant=lambda kernel: variant_of_attention(kernel.op),
         fit=fit_attention_entry,
         model=AttentionModel,
     ),

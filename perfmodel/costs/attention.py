@@ -1,27 +1,26 @@
 """Attention: fused kernels by name, or unfused as products and passes over the scores.
 
-The kernel is an input: on one GPU kernels differ by 14 to 40 %. A name stands
-for one implementation measured by one collector, or for a generation
-(`flash2`, `flash3`), which takes the best-known member the device has.
+The kernel is an input: on one GPU kernels differ by 14 to 40 %, generations by
+a factor of two. Which constants price a kernel is decided in `attention_kernels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 
 import numpy as np
 
-from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
+from perfmodel.costs.attention_kernels import AttentionKind, KernelRecipe, find_recipe
 from perfmodel.costs.attention_physics import (
     AttentionConstants,
     AttentionShapes,
     attention_features,
-    predict_attention_times,
+    predict_backward_ns,
+    predict_forward_times,
 )
-from perfmodel.costs.calibration_files import Entry, Match, load_entries, match_entry
+from perfmodel.costs.calibration_files import Entry, load_entries
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
 from perfmodel.costs.gemm import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
@@ -29,32 +28,6 @@ from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.costs.unfused_attention import UNFUSED, price_unfused
 from perfmodel.graph.ops import Attention, Pass
 from topologies import Device
-
-GENERATIONS: dict[str, tuple[str, ...]] = {
-    "flash2": ("flash_attention", "vllm_flash_attn", "vllm_flash_attn_fa2",
-               "vllm_vit_flash_attn_fa2"),
-    "flash3": ("fa3", "vllm_flash_attn_fa3", "flash_attention_v3", "vllm_vit_flash_attn_fa3"),
-    "flash4": ("vllm_flash_attn_fa4",),
-    "trtllm": ("torch_flow",),
-    "triton": ("triton",),
-    "cudnn": ("cudnn",),
-}  # fmt: skip
-"""Which measured kernels a generation stands for, best measured first."""
-
-OTHER_MASK_SIGMA = 0.08
-OTHER_DTYPE_SIGMA = 0.12
-OTHER_KERNEL_SIGMA = 0.10
-BACKWARD_KERNEL = "cudnn"
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Calls that one set of constants prices."""
-
-    kernel: str
-    is_causal: bool
-    is_backward: bool
-    dtype: DType
 
 
 class AttentionModel:
@@ -76,87 +49,65 @@ class AttentionModel:
             places.append(np.array(rows, dtype=np.intp))
         return parts[0] if len(parts) == 1 else scatter_estimates(parts, places)
 
+    def describe(self, op: Attention, device: Device, stack: SoftwareStack) -> str:
+        """The kernel that runs *op* and whose constants price it."""
+        kind = _kind(op, device, stack)
+        if kind.kernel == UNFUSED:
+            return f"{UNFUSED}: products and passes over the scores"
+        return f"{kind.kernel}: {find_recipe(self._known(), device, kind).describe(device)}"
+
+    def _known(self) -> Sequence[Entry]:
+        return load_entries("attention") if self._entries is None else self._entries
+
     def _price_kind(
-        self, ops: Sequence[Attention], kind: _Kind, device: Device, stack: SoftwareStack
+        self, ops: Sequence[Attention], kind: AttentionKind, device: Device, stack: SoftwareStack
     ) -> Estimates:
         if kind.kernel == UNFUSED:
             return price_unfused(ops, device, stack)
-        entries = load_entries("attention") if self._entries is None else tuple(self._entries)
-        match, extra = match_kernel(entries, device, kind)
         return price_attentions(
             attention_shapes(ops),
             machine_rates(device, kind.dtype),
-            match,
+            find_recipe(self._known(), device, kind),
             slowdown=stack.slowdown(device.architecture.value),
-            extra_sigma=extra,
         )
-
-
-def match_kernel(entries: Sequence[Entry], device: Device, kind: _Kind) -> tuple[Match, float]:
-    """The nearest entry for a kind of call, and what standing in for another costs."""
-    found = [
-        (match, extra)
-        for variant, extra in _variants(kind)
-        if (match := match_entry(entries, device, variant)) is not None
-    ]
-    if not found and kind.is_backward and kind.kernel != BACKWARD_KERNEL:
-        # Backward was measured for one kernel only; the others run the same five products.
-        substitute = replace(kind, kernel=BACKWARD_KERNEL)
-        match, extra = match_kernel(entries, device, substitute)
-        return match, extra + OTHER_KERNEL_SIGMA
-    if not found:
-        known = sorted({entry.variant.split("/")[0] for entry in entries})
-        raise CalibrationError(
-            f"attention kernel {kind.kernel!r}: must be `unfused`, `auto` or one of "
-            f"{', '.join([*GENERATIONS, *known])}."
-        )
-    return min(found, key=lambda pair: (pair[0].borrowed_sigma + pair[1], pair[0].entry.variant))
-
-
-def _variants(kind: _Kind) -> list[tuple[str, float]]:
-    """Variants that may price *kind*, and what standing in for it adds to the spread."""
-    direction = "backward" if kind.is_backward else "forward"
-    masks = ("causal", "full") if kind.is_causal else ("full", "causal")
-    is_half = kind.dtype in (DType.BF16, DType.FP16)
-    suffixes = [("", 0.0 if is_half else OTHER_DTYPE_SIGMA)]
-    if not is_half:
-        suffixes.insert(0, (f"/{kind.dtype.value}", 0.0))
-    return [
-        (f"{name}/{direction}/{mask}{suffix}", dtype_sigma + mask_sigma + 0.001 * place)
-        for place, name in enumerate(GENERATIONS.get(kind.kernel, (kind.kernel,)))
-        for mask, mask_sigma in zip(masks, (0.0, OTHER_MASK_SIGMA), strict=True)
-        for suffix, dtype_sigma in suffixes
-    ]
 
 
 def price_attentions(
-    shapes: AttentionShapes,
-    machine: MachineRates,
-    match: Match,
-    *,
-    slowdown: float = 1.0,
-    extra_sigma: float = 0.0,
+    shapes: AttentionShapes, rates: MachineRates, recipe: KernelRecipe, *, slowdown: float = 1.0
 ) -> Estimates:
-    """Predict *shapes* with the constants of *match*."""
-    constants = AttentionConstants(**match.entry.constants)
-    times = predict_attention_times(shapes, machine, constants)
-    duration_ns = times.duration_ns
-    sigma = np.full(len(shapes), match.entry.relative_sigma)
-    is_inside = np.full(len(shapes), match.is_own)
-    if match.entry.correction is not None:
-        corrected = match.entry.correction.apply(attention_features(shapes, machine, times))
-        duration_ns = duration_ns * np.exp(corrected.log_ratio)
-        sigma = corrected.relative_sigma
+    """Predict *shapes* by *recipe* on a device with *rates*."""
+    entry, machine = recipe.match.entry, recipe.machine(rates)
+    constants = forward_constants(entry)
+    times = predict_forward_times(shapes, machine, constants)
+    log_ratio = np.zeros(len(shapes))
+    sigma = np.full(len(shapes), entry.relative_sigma)
+    is_inside = np.full(len(shapes), recipe.is_measured)
+    if entry.correction is not None:
+        corrected = entry.correction.apply(attention_features(shapes, machine, times))
+        log_ratio, sigma = corrected.log_ratio, corrected.relative_sigma
         is_inside &= corrected.is_inside
+    if not recipe.writes_cache:
+        times = predict_forward_times(shapes, machine, replace(constants, cache_ratio=0.0))
+    # Long load slows the arithmetic only. Added, not multiplied: sums keep the order of parts.
+    slower_ns = (slowdown - 1.0) * times.busy_ns
+    duration_ns = recipe.time_ratio * (times.duration_ns * np.exp(log_ratio) + slower_ns)
+    if recipe.backward is not None:
+        duration_ns = predict_backward_ns(shapes, machine, recipe.backward, forward_ns=duration_ns)
     is_memory = times.memory_ns > 0.5 * times.duration_ns
     bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
     return build_estimates(
-        duration_ns * np.where(is_memory, 1.0, slowdown),
-        relative_sigma=np.sqrt(sigma**2 + match.borrowed_sigma**2 + extra_sigma**2),
-        provenance=np.where(
-            is_inside & (extra_sigma < 0.01), Provenance.INTERPOLATED, Provenance.EXTRAPOLATED
-        ),
+        duration_ns,
+        relative_sigma=np.sqrt(sigma**2 + recipe.match.borrowed_sigma**2 + recipe.extra_sigma**2),
+        provenance=np.where(is_inside, Provenance.INTERPOLATED, Provenance.EXTRAPOLATED),
         bound=np.where(times.duration_ns < 2 * constants.floor_ns, Bound.LATENCY, bound),
+    )
+
+
+def forward_constants(entry: Entry) -> AttentionConstants:
+    """The constants of the forward pass in *entry*."""
+    names = [one.name for one in fields(AttentionConstants)]
+    return AttentionConstants(
+        **{name: entry.constants[name] for name in names if name in entry.constants}
     )
 
 
@@ -182,8 +133,8 @@ def attention_shapes(ops: Sequence[Attention]) -> AttentionShapes:
     )
 
 
-def _kind(op: Attention, device: Device, stack: SoftwareStack) -> _Kind:
+def _kind(op: Attention, device: Device, stack: SoftwareStack) -> AttentionKind:
     kernel = op.kernel
     if kernel == "auto":
         kernel = stack.attention_kernel(device.architecture.value)
-    return _Kind(kernel, op.is_causal, op.direction is Pass.BACKWARD, op.dtype)
+    return AttentionKind(kernel, op.is_causal, op.direction is Pass.BACKWARD, op.dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration
+from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.estimates import Bound
 from perfmodel.costs.models import price_ops
 from perfmodel.costs.stacks import SoftwareStack
@@ -39,6 +40,8 @@ class KernelAnswer:
     gigabytes_per_s: float
     bound: str
     provenance: str
+    priced_as: str | None = None
+    """For attention: the kernel that runs it and whose constants price it."""
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable answer."""
@@ -48,12 +51,14 @@ class KernelAnswer:
         """The answer for people."""
         low, high = (format_duration(end * NS_PER_MS) for end in self.interval_ms)
         rate = f"{self.tflops:.4g} TFLOP/s, " if self.tflops else ""
+        priced_as = [] if self.priced_as is None else [f"  priced as   {self.priced_as}"]
         return [
             f"{self.kernel} on {self.device} ({self.stack})",
             f"  time        {format_duration(self.time_ms * NS_PER_MS)}  (90 %: {low} to {high})",
             f"  rate        {rate}{self.gigabytes_per_s:.4g} GB/s",
             f"  bound by    {self.bound}",
             f"  known by    {self.provenance}",
+            *priced_as,
         ]
 
 
@@ -112,4 +117,7 @@ def answer_question(question: KernelQuestion, device: Device, stack: SoftwareSta
         gigabytes_per_s=question.least_bytes * per_s / 1e9,
         bound=Bound(int(estimate.bound[0])).word,
         provenance=Provenance(int(estimate.provenance[0])).word,
+        priced_as=AttentionModel().describe(question.op, device, stack)
+        if isinstance(question.op, Attention)
+        else None,
     )

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.provenance import Provenance
 from perfmodel.costs.attention import AttentionModel, attention_shapes
 from perfmodel.costs.stack_files import load_stack
 from perfmodel.graph.ops import Attention, Pass
@@ -38,6 +39,49 @@ def test_backward_takes_two_to_five_forwards(device):
 def test_no_kernel_beats_the_datasheet():
     # 4 x 2 x 32 x 4096^2 x 128 / 2 operations at 989.4 TFLOP/s take 278 us.
     assert duration_ns(CALL) > 278_000
+
+
+def test_flash2_runs_on_hopper_at_the_rate_of_amperes_instructions():
+    # Published for H100, 16384 tokens, 16 heads of 128, length 4096, causal: 319 TFLOP/s by
+    # flash-attention 2 and 579 by 3 (arXiv 2407.08608): 4 x 4 x 16 x 4096^2 x 128 / 2 operations.
+    call = replace(CALL, batch=4, heads=16, kv_heads=16)
+    operations = 4 * 4 * 16 * 4096**2 * 128 / 2
+    assert operations / duration_ns(replace(call, kernel="flash2")) / 1e3 == pytest.approx(
+        319, rel=0.15
+    )
+    assert operations / duration_ns(replace(call, kernel="flash3")) / 1e3 == pytest.approx(
+        579, rel=0.15
+    )
+
+
+@pytest.mark.parametrize(("kernel", "tflops"), [("flash2", 310), ("flash3", 542), ("cudnn", 499)])
+def test_backward_follows_its_own_forward(kernel, tflops):
+    # Published backward rates on H100 for the same shape without a mask: ten operations a pair.
+    call = replace(
+        CALL, batch=4, heads=16, kv_heads=16, is_causal=False, direction=Pass.BACKWARD,
+        kernel=kernel,
+    )  # fmt: skip
+    operations = 10 * 4 * 16 * 4096**2 * 128
+    assert operations / duration_ns(call) / 1e3 == pytest.approx(tflops, rel=0.15)
+
+
+def test_only_benchmarks_of_serving_write_a_cache():
+    assert duration_ns(replace(CALL, kernel="fa3")) > duration_ns(replace(CALL, kernel="flash3"))
+
+
+def test_what_was_not_measured_is_extrapolated_and_less_sure():
+    own, carried = (
+        AttentionModel().price([replace(CALL, kernel="flash2")], load_device(name), STACK)
+        for name in ("a100_sxm_80gb", "h100_sxm")
+    )
+    assert own.provenance[0] == Provenance.INTERPOLATED
+    assert carried.provenance[0] == Provenance.EXTRAPOLATED
+    assert carried.relative_sigma[0] > own.relative_sigma[0]
+
+
+def test_the_kernel_used_is_told():
+    words = AttentionModel().describe(CALL, load_device("h100_sxm"), STACK)
+    assert words == "flash3: fa3/causal measured on h100_sxm"
 
 
 def test_unfused_attention_pays_for_its_scores():
