@@ -30,12 +30,12 @@ from perfmodel.planning.placements import Int64s, RankLoads
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
 from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.switches import switches_of
 from perfmodel.workloads.kernels import cast, elementwise
 from topologies import Cluster
 
 Floats = NDArray[np.float64]
 LOOKUP, UPDATE, POOLED, GRADIENTS, INDICES, CAST_OUT, CAST_BACK, PARTIAL = range(len(CHANGING))
-KERNEL = "fbgemm"
 GRADIENT_PASSES = 8
 """How often a dense gradient is read or written from clearing to the optimizer's step."""
 
@@ -61,6 +61,7 @@ class PlanPricer:
         self._stack = stack
         self._samples = local_batch(spec, rank_count=cluster.rank_count)
         self._lookups = LookupPricer(cluster.device)
+        self._kernel = switches_of(stack).lookup_kernel(spec.embedding.optimizer)
         architecture = cluster.device.architecture.value
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self._exchange = ExchangePricer(
@@ -74,7 +75,7 @@ class PlanPricer:
         out = np.zeros((plans, len(CHANGING), ranks))
         terms = loads.terms.reshape(plans * ranks, -1)
         for column, direction in ((LOOKUP, Pass.FORWARD), (UPDATE, Pass.BACKWARD)):
-            times, _ = self._lookups.times(terms, direction, KERNEL)
+            times, _ = self._lookups.times(terms, direction, self._kernel)
             out[:, column] = times.reshape(plans, ranks) * self._lookup_ratio
         section = self._spec.embedding
         sent = self._samples * loads.widths * section.exchange_dtype.size_bytes
@@ -104,7 +105,7 @@ class PlanPricer:
         empty = np.zeros((1, terms.shape[1]), dtype=np.int64)
         total = np.zeros(len(terms))
         for direction in Pass:
-            times, _ = self._lookups.times(np.concatenate([terms, empty]), direction, KERNEL)
+            times, _ = self._lookups.times(np.concatenate([terms, empty]), direction, self._kernel)
             total += times[:-1] - times[-1]
         return total * self._lookup_ratio
 
@@ -134,7 +135,7 @@ class PlanPricer:
             l2_bytes=device.l2_bytes,
             at_once=1,
         )
-        lookup, _ = self._lookups.times(local[None, :], Pass.FORWARD, KERNEL)
+        lookup, _ = self._lookups.times(local[None, :], Pass.FORWARD, self._kernel)
         numbers = self._samples * table.pooling_factor * table.width
         moved = GRADIENT_PASSES * table.size_bytes + 3 * numbers * DType.FP32.size_bytes
         reduced = self._exchange.reduction_ns_per_byte * table.size_bytes

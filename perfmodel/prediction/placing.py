@@ -88,7 +88,7 @@ def _with_tables(spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], file: str) 
     if len(formats) > 1:
         raise PlanError(f"{file}: tables of one model must have one number format.")
     widths = {table.width for table in tables}
-    bottom = spec.dense.bottom_mlp[-1]
+    bottom = spec.dense_width
     if spec.dense.interaction is Interaction.DOT and widths != {bottom}:
         raise PlanError(
             f"{file}: dot interaction of {spec.name} needs tables {bottom} wide, as its last "

@@ -6,18 +6,21 @@ pooled vectors so that each has all vectors of its own samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collectives.collective import Collective
 from embeddings.lookup import Lookup
 from embeddings.plan import ShardingKind, ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.ops import EmbeddingOp, MemoryBound, Pass
+from perfmodel.base.provenance import Provenance
+from perfmodel.costs.stacks import Fusion
+from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Pass
 from perfmodel.workloads.dlrm.exchange import Exchanges
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.switches import DlrmSwitches
 from perfmodel.workloads.eager import EagerWriter, Stream
-from perfmodel.workloads.kernels import cast, elementwise
+from perfmodel.workloads.kernels import cast, elementwise, optimizer_step
 from perfmodel.workloads.reduction import GradientReduction
 
 EXCHANGE_SLOT = 0
@@ -35,16 +38,22 @@ class SparsePart:
 
 
 def build_sparse_part(
-    spec: DlrmSpec, plan: ShardingPlan, *, rank: int, exchanges: Exchanges | None
+    spec: DlrmSpec,
+    plan: ShardingPlan,
+    switches: DlrmSwitches,
+    *,
+    rank: int,
+    exchanges: Exchanges | None,
 ) -> SparsePart:
     """The lookups of *rank* under *plan*."""
     held = tuple(plan.table_of(shard) for shard in plan.shards_of_rank[rank])
     copied = tuple(plan.tables[place] for place in plan.data_parallel)
     local_batch = spec.batch // plan.rank_count
     optimizer = spec.embedding.optimizer
+    kernel = switches.lookup_kernel(optimizer)
     return SparsePart(
-        lookup=Lookup(held, spec.batch, optimizer) if held else None,
-        copied=Lookup(copied, local_batch, optimizer) if copied else None,
+        lookup=Lookup(held, spec.batch, optimizer, kernel) if held else None,
+        copied=Lookup(copied, local_batch, optimizer, kernel) if copied else None,
         exchanges=exchanges,
         partial_width=_partial_width(plan),
     )
@@ -73,6 +82,7 @@ class SparseWriter:
     samples: int
     stream: Stream | None
     reduction: GradientReduction | None
+    switches: DlrmSwitches
 
     def distribute_indices(self) -> int | None:
         """Send indices to the ranks that hold their tables; the task, if there is one."""
@@ -82,6 +92,7 @@ class SparseWriter:
 
     def look_up(self) -> LookupTasks:
         """Look up, and start the exchange of pooled vectors."""
+        self._take_keys()
         tasks = [
             self.writer.run(
                 "LookupFunction",
@@ -137,6 +148,31 @@ class SparseWriter:
             op = EmbeddingOp(self.part.lookup, Pass.BACKWARD)
             label = "embedding/update backward"
             self.writer.run("LookupFunctionBackward", [op], label=label)
+        if self.switches.tables.updates_all_rows:
+            self._update_all_rows()
+
+    def _take_keys(self) -> None:
+        """Time that the stack spends on each key of the whole batch, on every rank."""
+        key_ns = self.switches.tables.key_ns
+        if not key_ns:
+            return
+        keys = self.spec.batch * sum(t.pooling_factor for t in self.spec.embedding.tables())
+        work = Fixed("handle keys", round(keys * key_ns), Provenance.EXTRAPOLATED)
+        self.writer.run("handle_keys", [work], label="embedding/keys forward")
+
+    def _update_all_rows(self) -> None:
+        """A pass over weights and state of all tables, whoever holds them."""
+        numbers = sum(table.rows * table.width for table in self.spec.embedding.tables())
+        name = self.spec.embedding.optimizer
+        kernel = optimizer_step(
+            name.removeprefix("rowwise_"),
+            numbers,
+            gradient_dtype=DType.FP32,
+            weight_dtype=DType.FP32,
+        )
+        # Rows without a gradient read none; the batch's own are those of the update before.
+        kernel = replace(kernel, read_bytes=kernel.write_bytes)
+        self.writer.run("update_all_rows", [kernel], label="embedding/all rows backward")
 
     def _reduce_copied(self, lookup: Lookup) -> None:
         numbers = sum(table.rows * table.width for table in lookup.tables)
@@ -151,6 +187,8 @@ class SparseWriter:
 
     def _cast_sent(self, source: DType, target: DType, way: str) -> None:
         if source is target or self.part.lookup is None:
+            return
+        if self.switches.fuses(Fusion.LOOKUP_CAST):
             return
         width = sum(table.width for table in self.part.lookup.tables)
         kernel = cast(self.spec.batch * width, source, target)

@@ -28,11 +28,20 @@ Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
 
 
 class Interaction(Enum):
-    """How dense and sparse features meet."""
+    """How dense and sparse features meet.
+
+    WIDE_DEEP and DEEP_FM feed the concatenation to the top layers and add sums to their output:
+    both the rows of tables of width 1, DEEP_FM also a factorization machine over the other tables.
+    """
 
     DOT = "dot"
     CROSS = "cross"
     CONCAT = "concat"
+    WIDE_DEEP = "wide_deep"
+    DEEP_FM = "deep_fm"
+
+
+_SKIPPING = (Interaction.WIDE_DEEP, Interaction.DEEP_FM)
 
 
 class CrossSection(Section):
@@ -110,10 +119,13 @@ class ShardingSection(Section):
 
 
 class DenseSection(Section):
-    """The dense part: two stacks of fully connected layers and what stands between them."""
+    """The dense part: two stacks of fully connected layers and what stands between them.
+
+    *bottom_mlp* may be empty; the features then go to the interaction as they are.
+    """
 
     features: Count
-    bottom_mlp: Widths
+    bottom_mlp: tuple[Count, ...]
     top_mlp: Widths
     interaction: Interaction = Interaction.DOT
     cross: CrossSection = CrossSection()
@@ -142,20 +154,51 @@ class DlrmSpec(CommonSpec):
 
     @model_validator(mode="after")
     def _check_interaction(self) -> Self:
-        if self.dense.interaction is not Interaction.DOT:
-            return self
-        widths = {table.width for table in self.embedding.tables()} | {self.dense.bottom_mlp[-1]}
-        if len(widths) > 1:
+        kind = self.dense.interaction
+        widths = {table.width for table in self.embedding.tables()}
+        if kind is Interaction.DOT and widths | {self.dense_width} != {self.dense_width}:
             raise ValueError(
                 "dot interaction needs tables as wide as the last bottom layer, got widths "
-                f"{', '.join(map(str, sorted(widths)))}; or take interaction concat"
+                f"{', '.join(map(str, sorted(widths | {self.dense_width})))}; "
+                "or take interaction concat"
+            )
+        if kind in _SKIPPING and not widths - {1}:
+            raise ValueError(f"{kind.value} interaction needs tables wider than 1, got none")
+        if kind is Interaction.WIDE_DEEP and 1 not in widths:
+            raise ValueError("wide_deep interaction needs tables of width 1, got none")
+        if kind is Interaction.DEEP_FM and len(widths - {1}) > 1:
+            raise ValueError(
+                "deep_fm interaction needs tables of one width beside those of width 1, got "
+                f"{', '.join(map(str, sorted(widths)))}"
             )
         return self
 
     @property
+    def dense_width(self) -> int:
+        """Numbers a sample brings from the dense features to the interaction."""
+        return self.dense.bottom_mlp[-1] if self.dense.bottom_mlp else self.dense.features
+
+    @property
+    def wide_tables(self) -> int:
+        """Tables whose rows are summed up past the top layers."""
+        if self.dense.interaction not in _SKIPPING:
+            return 0
+        return sum(table.width == 1 for table in self.embedding.tables())
+
+    @property
+    def deep_inputs(self) -> int:
+        """Numbers a sample brings from the tables to the interaction."""
+        return sum(table.width for table in self.embedding.tables()) - self.wide_tables
+
+    @property
+    def deep_width(self) -> int:
+        """The width of the widest table."""
+        return max(table.width for table in self.embedding.tables())
+
+    @property
     def interaction_inputs(self) -> int:
         """Numbers a sample brings to the interaction."""
-        return self.dense.bottom_mlp[-1] + sum(table.width for table in self.embedding.tables())
+        return self.dense_width + self.deep_inputs
 
     @property
     def top_inputs(self) -> int:
@@ -163,4 +206,9 @@ class DlrmSpec(CommonSpec):
         if self.dense.interaction is not Interaction.DOT:
             return self.interaction_inputs
         vectors = len(self.embedding.rows) + 1
-        return self.dense.bottom_mlp[-1] + vectors * (vectors - 1) // 2
+        return self.dense_width + vectors * (vectors - 1) // 2
+
+    @property
+    def has_skipping_sums(self) -> bool:
+        """Whether something is added to the output of the top layers."""
+        return self.dense.interaction in _SKIPPING

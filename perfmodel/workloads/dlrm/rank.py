@@ -1,0 +1,162 @@
+"""RankWriter: one rank's iteration of a recommendation model, from input to optimizer.
+
+Autograd runs what was recorded last first: the exchange of embedding
+gradients starts, the bottom layers run meanwhile, then the tables are updated.
+"""
+
+from __future__ import annotations
+
+from perfmodel.base.dtypes import DType
+from perfmodel.costs.stacks import Fusion, Habit, Overlap, SoftwareStack
+from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.ops import CopyRoute
+from perfmodel.graph.program import LaneKind, Program
+from perfmodel.workloads.buckets import BucketFill
+from perfmodel.workloads.dlrm.dense import (
+    DenseWriter,
+    bottom_layers,
+    cross_layers,
+    dense_layers,
+    top_layers,
+)
+from perfmodel.workloads.dlrm.interaction import InteractionWriter
+from perfmodel.workloads.dlrm.sparse import SparsePart, SparseWriter
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.stepping import write_step
+from perfmodel.workloads.dlrm.switches import switches_of
+from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
+from perfmodel.workloads.feeding import copy_blocking, feed_batch, feed_blocking
+from perfmodel.workloads.kernels import elementwise
+from perfmodel.workloads.reduction import GradientReduction
+
+REDUCTION_SLOT = 1
+
+
+class RankWriter:
+    """Writes the program of the ranks that hold *part*."""
+
+    def __init__(
+        self,
+        program: ProgramBuilder,
+        spec: DlrmSpec,
+        part: SparsePart,
+        rank_count: int,
+        stack: SoftwareStack,
+    ) -> None:
+        self._program = program
+        self._spec = spec
+        self._switches = switches = switches_of(stack)
+        self._samples = samples = spec.batch // rank_count
+        self._writer = writer = EagerWriter(program, issuing_under(stack))
+        stream = None
+        self._reduction = None
+        if rank_count > 1:
+            # One process group has one stream, so exchanges and reductions queue up behind
+            # each other in the order they are issued.
+            stream = writer.add_stream("communication stream", LaneKind.COMMUNICATION)
+            self._reduction = self._build_reduction(stream)
+        precision = spec.training.precision
+        self._dense = DenseWriter(writer, samples, precision, self._reduction, switches)
+        self._sparse = SparseWriter(writer, spec, part, samples, stream, self._reduction, switches)
+        self._interaction = InteractionWriter(writer, spec, switches, samples)
+
+    def _build_reduction(self, stream: Stream) -> GradientReduction:
+        training, switches = self._spec.training, self._switches
+        is_short = switches.fuses(Fusion.WEIGHT_CAST)
+        return GradientReduction(
+            self._writer,
+            stream,
+            REDUCTION_SLOT,
+            training.precision if is_short else DType.FP32,
+            BucketFill(training.bucket_size),
+            is_deferred=not switches.overlaps_with_compute(Overlap.GRADIENT_REDUCTION),
+        )
+
+    def write(self) -> Program:
+        """The program."""
+        writer = self._writer
+        self._feed()
+        self._forward()
+        self._loss()
+        writer.hand_over(writer.autograd, label="backward")
+        self._backward()
+        writer.hand_over(writer.main, label="optimizer")
+        copied = [table.rows * table.width for table in self._sparse.copied_tables]
+        sizes = [size for layer in dense_layers(self._spec) for size in layer.tensors] + copied
+        has_buckets = self._reduction is not None
+        write_step(writer, self._spec, self._switches, sizes, has_buckets=has_buckets)
+        if self._spec.sync_each_iteration:
+            last = writer.compute.last_task
+            writer.block([last] if last is not None else [], label="loss/read on the host")
+        return writer.finish()
+
+    def _feed(self) -> None:
+        section, sizes = self._spec.input, self._input_sizes()
+        if self._switches.has(Habit.BLOCKING_COPIES):
+            feed_blocking(self._writer, self._program, section=section, sizes=sizes)
+            return
+        if not self._switches.overlaps_with_compute(Overlap.INPUT):
+            section = section.model_copy(update={"prefetch": False})
+        labels_bytes = self._samples * DType.FP32.size_bytes
+        size_bytes = sizes[0] + sizes[2] + labels_bytes
+        feed_batch(self._writer, self._program, section=section, size_bytes=size_bytes)
+
+    def _input_sizes(self) -> tuple[int, int, int]:
+        """Bytes of indices, offsets and dense features."""
+        tables = self._spec.embedding.tables()
+        lookups = round(self._samples * sum(table.pooling_factor for table in tables))
+        offsets = self._samples * len(tables) + 1
+        index_bytes = self._spec.embedding.index_dtype.size_bytes
+        dense_bytes = self._samples * self._spec.dense.features * DType.FP32.size_bytes
+        return lookups * index_bytes, offsets * index_bytes, dense_bytes
+
+    def _forward(self) -> None:
+        spec = self._spec
+        is_ahead = spec.training.distribute_ahead
+        if not is_ahead:
+            indices = self._sparse.distribute_indices()
+            self._writer.hold(self._writer.compute, [] if indices is None else [indices])
+        tasks = self._sparse.look_up()
+        if is_ahead:
+            indices = self._sparse.distribute_indices()
+            if indices is not None and tasks.lookup is not None:
+                self._program.add_dependency(tasks.lookup, Dependency(indices, distance=1))
+        is_beside = self._switches.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
+        if not is_beside:
+            self._sparse.join(tasks.exchange)
+        self._dense.run_forward(bottom_layers(spec))
+        if is_beside:
+            self._sparse.join(tasks.exchange)
+        self._interaction.run_forward()
+        self._dense.run_cross_forward(cross_layers(spec))
+        self._dense.run_forward(top_layers(spec))
+        self._interaction.join_forward()
+
+    def _loss(self) -> None:
+        is_blocking = self._switches.has(Habit.BLOCKING_COPIES)
+        size_bytes = DType.FP32.size_bytes
+        if is_blocking:
+            copy_blocking(self._writer, self._samples * size_bytes, label="loss/labels to device")
+        loss = elementwise("bce_loss", self._samples, DType.FP32, reads=2)
+        self._writer.run("binary_cross_entropy", [loss], label="loss forward")
+        if is_blocking:
+            route = CopyRoute.DEVICE_TO_HOST
+            copy_blocking(self._writer, size_bytes, label="loss/read on the host", route=route)
+
+    def _backward(self) -> None:
+        spec = self._spec
+        loss = elementwise("bce_loss", self._samples, DType.FP32, reads=2)
+        self._writer.run("BinaryCrossEntropyBackward", [loss], label="loss backward")
+        self._interaction.join_backward()
+        self._dense.run_backward(top_layers(spec))
+        self._dense.run_cross_backward(cross_layers(spec))
+        self._interaction.run_backward()
+        gradients = self._sparse.return_gradients()
+        is_beside = self._switches.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
+        if not is_beside:
+            self._sparse.update(gradients)
+        self._dense.run_backward(bottom_layers(spec))
+        if is_beside:
+            self._sparse.update(gradients)
+        if self._reduction is not None:
+            self._reduction.finish()
