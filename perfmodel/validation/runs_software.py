@@ -27,30 +27,36 @@ class GradientFormat(Enum):
 class SoftwareRule:
     """What a framework does by default.
 
-    *profile* names the software stack. With *reduces_at_end* gradients are reduced in one piece
-    after the last backward pass. With *reads_loss* the host waits for every iteration. With
-    *steps* the optimizer was timed too. *load_ms* is what its loader takes for a batch.
+    *profile* names the software stack. *further* are words that must also stand in the row's
+    column `overlap`. With *reduces_in_one_piece* gradients are not cut into buckets. With
+    *reads_loss* the host waits for every iteration. With *steps* the optimizer was timed too.
+    *load_ms* is what its loader takes for a batch.
     """
 
     words: str
     profile: str
     gradients: GradientFormat = GradientFormat.FP32
     has_dropout: bool = False
-    reduces_at_end: bool = False
+    reduces_in_one_piece: bool = False
     reads_loss: bool = True
     steps: bool = True
     load_ms: float = 0.0
+    further: str = ""
+
+    def fits(self, row: RunRow) -> bool:
+        """Whether *row* ran under this software."""
+        return self.words in row.text("software") and self.further in row.text("overlap")
 
 
 RULES: tuple[SoftwareRule, ...] = (
     SoftwareRule("nanotron", "nanotron"),
-    SoftwareRule("bigscience", "megatron_deepspeed", has_dropout=True, reduces_at_end=True),
+    SoftwareRule("bigscience", "megatron_deepspeed", has_dropout=True, reduces_in_one_piece=True),
     SoftwareRule(
         "Megatron-DeepSpeed",
         "megatron_deepspeed",
         GradientFormat.AS_COMPUTED,
         has_dropout=True,
-        reduces_at_end=True,
+        reduces_in_one_piece=True,
     ),
     SoftwareRule("Bridge", "nemo"),
     SoftwareRule("NeMo", "nemo"),
@@ -59,9 +65,10 @@ RULES: tuple[SoftwareRule, ...] = (
         "megatron_lm",
         GradientFormat.AS_COMPUTED,
         has_dropout=True,
-        reduces_at_end=True,
+        reduces_in_one_piece=True,
     ),
     SoftwareRule("llm-foundry", "llm_foundry"),
+    SoftwareRule("torchtitan", "torchtitan_compiled", further="torch.compile"),
     SoftwareRule("torchtitan", "torchtitan"),
     SoftwareRule("HF eager", "pytorch_hf", has_dropout=True, reads_loss=False, steps=False),
     SoftwareRule("HugeCTR", "hugectr", reads_loss=False),
@@ -73,7 +80,7 @@ RULES: tuple[SoftwareRule, ...] = (
     SoftwareRule("PyTorch", "pytorch_fused"),
     SoftwareRule("torch", "pytorch_fused"),
 )
-"""First rule whose words a row's software contains."""
+"""First rule that fits a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,7 @@ _PRECISIONS: tuple[tuple[str, Precision], ...] = (
 def find_rule(row: RunRow) -> SoftwareRule:
     """The rule for the software of *row*; raises where there is none."""
     software = row.text("software")
-    rule = next((rule for rule in RULES if rule.words in software), None)
+    rule = next((rule for rule in RULES if rule.fits(row)), None)
     if rule is None:
         raise WorkloadError(f"software {software!r} has no profile")
     return rule

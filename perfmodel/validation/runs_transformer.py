@@ -151,14 +151,12 @@ def _training(row: RunRow, rule: SoftwareRule, sentences: list[str]) -> dict[str
     training = {
         "precision": precision.stored.value,
         "gradient_dtype": precision.stored.value if is_pure else "fp32",
-        "optimizer": "adam" if rule.steps else "sgd",
+        "optimizer": _optimizer(row.text("optimizer")) if rule.steps else "sgd",
         "clip_gradients": rule.steps,
         "recompute": _recompute(row.text("act_recompute"), sentences),
         "attention": _attention(row.text("attn_impl")),
-        "bucket_size": _ONE_BUCKET if rule.reduces_at_end else _BUCKET,
+        "bucket_size": _ONE_BUCKET if rule.reduces_in_one_piece else _BUCKET,
     }
-    if "LAMB" in row.text("optimizer").upper():
-        sentences.append("LAMB is counted as Adam.")
     if not rule.steps:
         sentences.append(
             "No optimizer was timed: plain SGD, a hundredth of the time, stands for it."
@@ -166,11 +164,18 @@ def _training(row: RunRow, rule: SoftwareRule, sentences: list[str]) -> dict[str
     return training
 
 
+def _optimizer(text: str) -> str:
+    known = (("LAMB", "lamb"), ("ADAMW", "adamw"))
+    return next((name for word, name in known if word in text.upper()), "adam")
+
+
 def _recompute(text: str, sentences: list[str]) -> str:
     if text.startswith("full"):
         return "full"
     if text.startswith("selective (attention"):
         return "selective"
+    if text.startswith("selective (op-level"):
+        return "operators"
     if text.startswith("selective"):
         sentences.append(f"Recomputation {text!r} is counted as that of whole layers.")
         return "full"

@@ -44,12 +44,34 @@ def cast(elements: int, source: DType, target: DType) -> MemoryBound:
 def row_sum(rows: int, columns: int, dtype: DType) -> MemoryBound:
     """The sum over rows that is the gradient of a bias."""
     return MemoryBound(
-        "reduce_sum",
+        "reduction",
         read_bytes=rows * columns * dtype.size_bytes,
         write_bytes=columns * dtype.size_bytes,
         dtype=dtype,
         row_length=rows,
     )
+
+
+def dropout(elements: int, dtype: DType, *, is_backward: bool) -> MemoryBound:
+    """Drop *elements* numbers, or carry their gradients back; the mask is a byte a number."""
+    size_bytes = elements * dtype.size_bytes
+    return MemoryBound(
+        "dropout",
+        read_bytes=size_bytes + (elements if is_backward else 0),
+        write_bytes=size_bytes + (0 if is_backward else elements),
+        dtype=dtype,
+    )
+
+
+def dropout_residual(elements: int, dtype: DType) -> MemoryBound:
+    """Drop *elements* numbers and add the residual, in one kernel."""
+    size_bytes = elements * dtype.size_bytes
+    return MemoryBound("dropout_residual", 2 * size_bytes, size_bytes + elements, dtype=dtype)
+
+
+def bias_add(rows: int, columns: int, dtype: DType) -> MemoryBound:
+    """Add a bias to the output of a product, in a kernel of its own."""
+    return elementwise("bias_add", rows * columns, dtype)
 
 
 def optimizer_step(

@@ -1,4 +1,4 @@
-"""GradientReduction: buckets of gradients reduced over ranks while the backward pass goes on."""
+"""GradientReduction: buckets of gradients reduced over ranks, beside the backward pass or after."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from perfmodel.workloads.eager import EagerWriter, Stream
 
 @dataclass(slots=True)
 class GradientReduction:
-    """Issues one collective of *kind* on *stream* for every bucket that fills."""
+    """Issues one collective of *kind* on *stream* for every bucket that fills.
+
+    With *is_deferred* buckets are reduced only after the last gradient.
+    """
 
     writer: EagerWriter
     stream: Stream
@@ -20,27 +23,35 @@ class GradientReduction:
     dtype: DType
     fill: BucketFill
     kind: CollectiveKind = CollectiveKind.ALL_REDUCE
+    is_deferred: bool = False
     tasks: list[int] = field(default_factory=list)
+    deferred_bytes: list[int] = field(default_factory=list)
     bucket_elements: list[int] = field(default_factory=list)
 
     def add(self, elements: int) -> None:
         """Note that gradients of *elements* parameters were just issued."""
-        self._reduce(self.fill.add(elements * self.dtype.size_bytes))
+        size_bytes = self.fill.add(elements * self.dtype.size_bytes)
+        if size_bytes and self.is_deferred:
+            self.deferred_bytes.append(size_bytes)
+        elif size_bytes:
+            self._reduce(size_bytes)
 
     def finish(self) -> None:
         """Reduce what is left, and let compute wait for all buckets."""
-        self._reduce(self.fill.close())
+        for size_bytes in (*self.deferred_bytes, self.fill.close()):
+            if size_bytes:
+                self._reduce(size_bytes)
+        self.deferred_bytes.clear()
         self.writer.hold(self.writer.compute, self.tasks)
 
     def _reduce(self, size_bytes: int) -> None:
-        if not size_bytes:
-            return
+        number = len(self.tasks)
         self.bucket_elements.append(size_bytes // self.dtype.size_bytes)
         self.tasks.append(
             self.writer.communicate(
                 self.kind.value,
                 Collective(self.kind, size_bytes=size_bytes, dtype=self.dtype),
-                label=f"gradients/bucket {self.fill.closed - 1} {self.kind.value}",
+                label=f"gradients/bucket {number} {self.kind.value}",
                 stream=self.stream,
                 slot=self.slot,
             )

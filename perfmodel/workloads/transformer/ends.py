@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound
-from perfmodel.workloads.kernels import cast
-from perfmodel.workloads.transformer.layers import norm_step
+from perfmodel.workloads.transformer.losses import loss_backward, loss_forward
+from perfmodel.workloads.transformer.norms import norm_steps
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.products import ProductSteps
 from perfmodel.workloads.transformer.shapes import (
@@ -22,6 +22,7 @@ from perfmodel.workloads.transformer.shapes import (
 )
 from perfmodel.workloads.transformer.spec import Head, TransformerSpec
 from perfmodel.workloads.transformer.steps import Step
+from perfmodel.workloads.transformer.switches import StackSwitches
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,15 @@ class EndSteps:
     backward: tuple[Step, ...]
 
 
-def build_embedding_steps(spec: TransformerSpec, layout: Layout) -> EndSteps:
+def build_embedding_steps(
+    spec: TransformerSpec, layout: Layout, switches: StackSwitches
+) -> EndSteps:
     """Look-up of token vectors, positions added."""
     tokens = layout.micro_batch * spec.sequence_length
-    products = ProductSteps(spec, layout, tokens)
+    products = ProductSteps(spec, layout, switches, tokens)
     hidden, size = spec.model.hidden, products.dtype.size_bytes
     moved_bytes = tokens * hidden * size
-    gather = MemoryBound("embedding_gather", moved_bytes, moved_bytes, products.dtype)
+    gather = MemoryBound("embedding", moved_bytes, moved_bytes, products.dtype)
     forward = [Step("embedding", "embedding/look-up forward", (gather,))]
     if layout.tp > 1:
         reduce = _reduction(layout, moved_bytes, products.dtype)
@@ -58,7 +61,7 @@ def build_embedding_steps(spec: TransformerSpec, layout: Layout) -> EndSteps:
         )
     parameters = embedding_parameters(spec.model, tp=layout.tp)
     zero = MemoryBound("zero", 0, parameters * size, products.dtype)
-    add = MemoryBound("embedding_grad", 2 * moved_bytes, moved_bytes, products.dtype)
+    add = MemoryBound("embedding_backward", 2 * moved_bytes, moved_bytes, products.dtype)
     label = "embedding/look-up backward"
     backward = [Step("EmbeddingBackward", label, (zero, add))]
     if layout.is_sequence_parallel:
@@ -69,26 +72,24 @@ def build_embedding_steps(spec: TransformerSpec, layout: Layout) -> EndSteps:
     return EndSteps(tuple(forward), (*backward, products.accumulate(parameters, label)))
 
 
-def build_head_steps(spec: TransformerSpec, layout: Layout) -> EndSteps:
+def build_head_steps(spec: TransformerSpec, layout: Layout, switches: StackSwitches) -> EndSteps:
     """Final norm or transformation, logits, and the loss."""
     tokens = layout.micro_batch * spec.predicted_tokens
-    products = ProductSteps(spec, layout, tokens)
+    products = ProductSteps(spec, layout, switches, tokens)
     logits = Linear(spec.model.hidden, -(-spec.model.vocab // layout.tp))
     forward = [
         *_transform(products, spec),
-        norm_step(products, "head/norm forward"),
+        *norm_steps(products, "head/norm forward"),
         *products.wide(logits, "head/logits"),
-        *_loss(products, logits.outputs, layout),
+        *loss_forward(products, logits.outputs),
     ]
     parameters = head_parameters(spec.model, tp=layout.tp)
     if not spec.model.tied_embeddings:
         parameters -= logits.parameters
     backward = [
-        Step(
-            "CrossEntropyBackward", "head/loss backward", (_loss_kernel(products, logits.outputs),)
-        ),
+        *loss_backward(products, logits.outputs),
         *products.wide_backward(logits, "head/logits"),
-        norm_step(products, "head/norm backward", is_backward=True),
+        *norm_steps(products, "head/norm backward", is_backward=True),
         *_transform(products, spec, is_backward=True),
         products.accumulate(parameters, "head/norm backward"),
     ]
@@ -123,26 +124,6 @@ def _transform(
     linear = Linear(hidden, hidden, hidden)
     dense = products.dense(linear, f"head/transform {way}", is_backward=is_backward)
     return [gelu, dense] if is_backward else [dense, gelu]
-
-
-def _loss(products: ProductSteps, vocab: int, layout: Layout) -> list[Step]:
-    elements = products.tokens * vocab
-    steps = [Step("to", "head/logits cast forward", (cast(elements, products.dtype, DType.FP32),))]
-    kernel = _loss_kernel(products, vocab)
-    small = Collective(
-        CollectiveKind.ALL_REDUCE, products.tokens * DType.FP32.size_bytes, DType.FP32
-    )
-    if layout.tp > 1:
-        steps += [
-            Step("all_reduce", f"head/loss {what} all_reduce", collective=small)
-            for what in ("maximum", "sum", "target")
-        ]
-    return [*steps, Step("cross_entropy_loss", "head/loss forward", (kernel,))]
-
-
-def _loss_kernel(products: ProductSteps, vocab: int) -> MemoryBound:
-    size_bytes = products.tokens * vocab * DType.FP32.size_bytes
-    return MemoryBound("cross_entropy", size_bytes, size_bytes, DType.FP32, row_length=vocab)
 
 
 def _reduction(layout: Layout, size_bytes: int, dtype: DType) -> Collective:

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
+from perfmodel.costs.stacks import OptimizerKernels
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.graph.program import LaneKind
 from perfmodel.workloads.eager import EagerWriter, Stream
-from perfmodel.workloads.kernels import elementwise, optimizer_step
+from perfmodel.workloads.kernels import elementwise
+from perfmodel.workloads.optimizers import OptimizerStep
 from perfmodel.workloads.reduction import GradientReduction
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.slots import Slot, has_norm_group, has_tied_group
 from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
+from perfmodel.workloads.transformer.switches import StackSwitches
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class FinishWriter:
     writer: EagerWriter
     spec: TransformerSpec
     layout: Layout
+    switches: StackSwitches
     data: Stream | None
 
     def zero_gradients(self, parameters: int) -> int:
@@ -43,51 +47,56 @@ class FinishWriter:
         elements = -(-self.spec.model.vocab // self.layout.tp) * self.spec.model.hidden
         self._all_reduce(elements * dtype.size_bytes, dtype, "gradients/tied weight", Slot.TIED)
 
-    def step(self, sizes: Sequence[int]) -> None:
-        """Clip gradients and update parameters: one kernel for each of *sizes*."""
+    def step(self, groups: Sequence[Sequence[int]]) -> None:
+        """Clip gradients and update parameters; *groups* are elements of tensors, by layer."""
         training = self.spec.training
         share = 1 if self.spec.parallel.sharding is StateSharding.NONE else self.layout.dp
-        shares = [-(-size // share) for size in sizes]
+        shares = [[-(-tensor // share) for tensor in group] for group in groups]
         if training.clip_gradients:
-            self._clip(sum(shares))
-        kernels = [
-            optimizer_step(
-                training.optimizer,
-                size,
-                gradient_dtype=training.gradient_dtype,
-                weight_dtype=training.precision,
-            )
-            for size in shares
-        ]
-        operator = f"Optimizer.step#{training.optimizer.upper()}.step"
-        self.writer.run(operator, kernels, label="optimizer/step")
+            self._clip(shares)
+        step = OptimizerStep(
+            training.optimizer,
+            self.switches.optimizer_kernels,
+            gradient_dtype=training.gradient_dtype,
+            weight_dtype=training.precision,
+        )
+        for call in step.iter_calls(shares):
+            self.writer.run(call.operator, call.kernels, label="optimizer/step")
 
-    def gather_weights(self, reduction: GradientReduction | None) -> list[int]:
-        """Gather updated weights where only the optimizer is sharded; the tasks."""
+    def gather_weights(self, reduction: GradientReduction | None) -> dict[int, int]:
+        """Gather updated weights where only the optimizer is sharded; the task of each bucket.
+
+        The first layers are needed first, and their bucket was the last to fill.
+        """
         is_sharded = self.spec.parallel.sharding is StateSharding.OPTIMIZER
         if not is_sharded or reduction is None or self.data is None:
-            return []
+            return {}
         dtype, kind = self.spec.training.precision, CollectiveKind.ALL_GATHER
-        return [
-            self.writer.communicate(
+        return {
+            number: self.writer.communicate(
                 kind.value,
                 Collective(kind, elements * dtype.size_bytes, dtype),
                 label=f"optimizer/weights {number} all_gather",
                 stream=self.data,
                 slot=Slot.DATA,
             )
-            for number, elements in enumerate(reduction.bucket_elements)
-        ]
+            for number, elements in reversed(list(enumerate(reduction.bucket_elements)))
+        }
 
-    def _clip(self, elements: int) -> None:
+    def _clip(self, groups: Sequence[Sequence[int]]) -> None:
         dtype = self.spec.training.gradient_dtype
-        norm = MemoryBound("reduce_sum", elements * dtype.size_bytes, DType.FP32.size_bytes, dtype)
-        self.writer.run("norm", [norm], label="optimizer/gradient norm")
+        is_plain = self.switches.optimizer_kernels is OptimizerKernels.PLAIN
+        tensors = [tensor for group in groups for tensor in group]
+        pieces = tensors if is_plain else [sum(tensors)]
+        for elements in pieces:
+            norm = elementwise("gradient_norm", elements, dtype, writes=0)
+            self.writer.run("norm", [norm], label="optimizer/gradient norm")
         if has_norm_group(self.spec, self.layout):
             size_bytes = DType.FP32.size_bytes
             self._all_reduce(size_bytes, DType.FP32, "optimizer/gradient norm", Slot.NORM)
-        scale = elementwise("copy", elements, dtype)
-        self.writer.run("mul_", [scale], label="optimizer/clip gradients")
+        for elements in pieces:
+            scale = elementwise("gradient_clip", elements, dtype)
+            self.writer.run("mul_", [scale], label="optimizer/clip gradients")
 
     def _all_reduce(self, size_bytes: int, dtype: DType, label: str, slot: Slot) -> None:
         stream = self.writer.add_stream(f"{slot.name.lower()} stream", LaneKind.COMMUNICATION)

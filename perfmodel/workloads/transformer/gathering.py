@@ -1,7 +1,8 @@
 """LayerGathering: fully sharded weights, gathered layer by layer just ahead of their use.
 
 At most two layers are gathered at a time: the gather of a layer waits until
-compute is done with the layer two before it.
+compute is done with the layer two before it. A stack that does not overlap
+gathers with compute starts one only when compute has come to it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ _AHEAD = 2
 
 @dataclass(slots=True)
 class LayerGathering:
-    """Gathers of weights in *dtype* on *stream*; *used* are the last kernels of past layers."""
+    """Gathers of weights in *dtype* on *stream*; *used* are the last kernels of past layers.
+
+    Without *is_ahead* a gather waits for all compute issued before it.
+    """
 
     writer: EagerWriter
     stream: Stream
     dtype: DType
+    is_ahead: bool = True
     used: list[int] = field(default_factory=list)
     gathered: dict[str, int] = field(default_factory=dict)
 
@@ -39,7 +44,7 @@ class LayerGathering:
             label=f"{name}/weights all_gather",
             stream=self.stream,
             slot=Slot.DATA,
-            is_behind_compute=False,
+            is_behind_compute=not self.is_ahead,
         )
 
     def use(self, name: str) -> None:

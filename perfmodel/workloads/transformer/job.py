@@ -49,6 +49,11 @@ def _facts(spec: TransformerSpec, chosen: ChosenLayout) -> JobFacts:
         sentences.append("Every layer is computed again in the backward pass.")
     if training.recompute is Recompute.SELECTIVE:
         sentences.append("The attention core is computed again in the backward pass.")
+    if training.recompute is Recompute.OPERATORS:
+        sentences.append(
+            "All but the attention core and every second product is computed again in the backward "
+            "pass."
+        )
     if spec.parallel.sharding is StateSharding.FULL:
         sentences.append("Weights are gathered one layer ahead of use; at most two are held.")
     return JobFacts(

@@ -1,19 +1,26 @@
 """A Transformer layer as steps: attention and feed-forward, forward and backward.
 
 Norms, residuals and dropout of post-norm models are counted as those of
-pre-norm ones: the same kernels run in another order.
+pre-norm ones: the same kernels run in another order. Where chains of pointwise
+kernels are fused, a residual is added by the kernel of the norm behind it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.graph.ops import Attention, MemoryBound, Pass
+from perfmodel.costs.stacks import Fusion
+from perfmodel.graph.ops import MemoryBound, Pass
+from perfmodel.workloads.kernels import dropout, dropout_residual
+from perfmodel.workloads.transformer import chains
+from perfmodel.workloads.transformer.core_attention import attention_steps
+from perfmodel.workloads.transformer.norms import norm_steps
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.products import ProductSteps
 from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape
-from perfmodel.workloads.transformer.spec import Norm, Positions, Recompute, TransformerSpec
-from perfmodel.workloads.transformer.steps import Joining, Step
+from perfmodel.workloads.transformer.spec import Positions, Recompute, TransformerSpec
+from perfmodel.workloads.transformer.steps import Step
+from perfmodel.workloads.transformer.switches import StackSwitches
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,140 +32,139 @@ class LayerSteps:
     backward: tuple[Step, ...]
 
 
-def build_layer_steps(spec: TransformerSpec, layout: Layout) -> LayerSteps:
+def build_layer_steps(spec: TransformerSpec, layout: Layout, switches: StackSwitches) -> LayerSteps:
     """The steps of one layer for one micro-batch."""
-    maker = _LayerMaker(spec, layout)
+    maker = _LayerMaker(spec, layout, switches)
     forward = maker.forward()
     recompute: tuple[Step, ...] = ()
     if spec.training.recompute is Recompute.FULL:
         recompute = forward
     elif spec.training.recompute is Recompute.SELECTIVE:
-        recompute = (maker.attention(Pass.FORWARD),)
+        recompute = tuple(maker.attention(Pass.FORWARD))
+    elif spec.training.recompute is Recompute.OPERATORS:
+        recompute = maker.without_every_second_product()
     return LayerSteps(forward, recompute, maker.backward())
 
 
-def norm_step(products: ProductSteps, label: str, *, is_backward: bool = False) -> Step:
-    """A norm over the tokens that one rank sees."""
-    model = products.spec.model
-    elements = products.split_tokens * model.hidden
-    size = products.dtype.size_bytes
-    operator = "layer_norm" if model.norm is Norm.LAYER else "rms_norm"
-    # The backward pass reads the input and the gradient, once more for the parameters.
-    kernel = MemoryBound(
-        model.norm.value,
-        read_bytes=elements * size * (3 if is_backward else 1),
-        write_bytes=elements * size,
-        dtype=products.dtype,
-        row_length=model.hidden,
-    )
-    name = "NativeLayerNormBackward" if model.norm is Norm.LAYER else "RmsNormBackward"
-    return Step(name if is_backward else operator, label, (kernel,), joins=(Joining.GRADIENT,))
-
-
 class _LayerMaker:
-    def __init__(self, spec: TransformerSpec, layout: Layout) -> None:
-        self._spec = spec
-        self._layout = layout
+    def __init__(self, spec: TransformerSpec, layout: Layout, switches: StackSwitches) -> None:
+        self._spec, self._layout, self._switches = spec, layout, switches
         self._shape: LayerShape = layer_shape(spec.model, tp=layout.tp)
         tokens = layout.micro_batch * spec.sequence_length
-        self._products = ProductSteps(spec, layout, tokens)
+        self._products = ProductSteps(spec, layout, switches, tokens)
 
     def forward(self) -> tuple[Step, ...]:
         products, shape = self._products, self._shape
         return (
-            norm_step(products, "attention/norm forward"),
+            *norm_steps(products, "attention/norm forward"),
             *products.wide(shape.qkv, "attention/qkv"),
-            *self._rotary("attention/rotary forward", "rotary"),
-            self.attention(Pass.FORWARD),
+            *self._rotary("attention/rotary forward", is_backward=False),
+            *self.attention(Pass.FORWARD),
             *products.narrow(shape.projection, "attention/projection"),
-            *self._residual("attention", "forward"),
-            norm_step(products, "ffn/norm forward"),
+            *self._residual("attention"),
+            *norm_steps(products, "ffn/norm forward"),
             *products.wide(shape.up, "ffn/up"),
-            self._activation("ffn/activation forward", is_backward=False),
+            *self._activation("ffn/activation forward", is_backward=False),
             *products.narrow(shape.down, "ffn/down"),
-            *self._residual("ffn", "forward"),
+            *self._residual("ffn"),
+        )
+
+    def without_every_second_product(self) -> tuple[Step, ...]:
+        products, shape = self._products, self._shape
+        return (
+            *norm_steps(products, "attention/norm forward"),
+            *products.wide(shape.qkv, "attention/qkv"),
+            *self._rotary("attention/rotary forward", is_backward=False),
+            *self._residual("attention"),
+            *norm_steps(products, "ffn/norm forward"),
+            *products.wide(shape.up, "ffn/up"),
+            *self._activation("ffn/activation forward", is_backward=False),
         )
 
     def backward(self) -> tuple[Step, ...]:
         products, shape = self._products, self._shape
         return (
-            *self._dropout("ffn/dropout backward", "DropoutBackward"),
+            *self._dropout_backward("ffn/dropout backward"),
             *products.narrow_backward(shape.down, "ffn/down"),
-            self._activation("ffn/activation backward", is_backward=True),
+            *self._activation("ffn/activation backward", is_backward=True),
             *products.wide_backward(shape.up, "ffn/up"),
             *self._norm_backward("ffn"),
-            *self._dropout("attention/dropout backward", "DropoutBackward"),
+            *self._dropout_backward("attention/dropout backward"),
             *products.narrow_backward(shape.projection, "attention/projection"),
-            self.attention(Pass.BACKWARD),
-            *self._rotary("attention/rotary backward", "RotaryBackward"),
+            *self.attention(Pass.BACKWARD),
+            *self._rotary("attention/rotary backward", is_backward=True),
             *products.wide_backward(shape.qkv, "attention/qkv"),
             *self._norm_backward("attention"),
         )
 
-    def attention(self, direction: Pass) -> Step:
-        spec, shape = self._spec, self._shape
-        op = Attention(
-            batch=self._layout.micro_batch,
-            query_length=spec.sequence_length,
-            key_length=spec.sequence_length,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_dim=spec.model.head_width,
-            dtype=spec.training.precision,
-            is_causal=spec.model.causal,
-            direction=direction,
-            kernel=spec.training.attention.value,
-        )
-        operator = "scaled_dot_product_attention"
-        if direction is Pass.BACKWARD:
-            operator = "ScaledDotProductAttentionBackward"
-        return Step(operator, f"attention/core {direction.value}", (op,))
+    def attention(self, direction: Pass) -> list[Step]:
+        return attention_steps(self._spec, self._layout, self._switches, direction)
 
-    def _rotary(self, label: str, operator: str) -> list[Step]:
+    def _rotary(self, label: str, *, is_backward: bool) -> list[Step]:
         if self._spec.model.positions is not Positions.ROTARY:
             return []
-        heads = self._shape.heads + self._shape.kv_heads
-        elements = self._products.tokens * heads * self._spec.model.head_width
-        return [self._products.pointwise("rotary", label, elements=elements, operator=operator)]
+        products, width = self._products, self._spec.model.head_width
+        queries = products.tokens * self._shape.heads * width
+        keys = products.tokens * self._shape.kv_heads * width
+        if self._switches.fuses(Fusion.ROTARY):
+            operator = "RotaryBackward" if is_backward else "rotary"
+            return [products.pointwise("rotary", label, elements=queries + keys, operator=operator)]
+        pieces = chains.ROTARY_BACKWARD if is_backward else chains.ROTARY
+        return [
+            step
+            for elements in (queries, keys)
+            for step in chains.chain_steps(pieces, label, elements=elements, dtype=products.dtype)
+        ]
 
-    def _activation(self, label: str, *, is_backward: bool) -> Step:
-        products, shape = self._products, self._shape
-        numbers = products.tokens * shape.down.inputs * products.dtype.size_bytes
-        if self._spec.model.gated_ffn:
-            kernel, operator, inputs = "silu_mul", "silu_mul", 2
-        else:
-            kernel, operator, inputs = "gelu", "gelu", 1
+    def _activation(self, label: str, *, is_backward: bool) -> list[Step]:
+        products, is_gated = self._products, self._spec.model.gated_ffn
+        elements = products.tokens * self._shape.down.inputs
+        if not self._switches.fuses(Fusion.SWIGLU if is_gated else Fusion.GELU):
+            pieces = chains.activation_pieces(is_gated=is_gated, is_backward=is_backward)
+            return chains.chain_steps(pieces, label, elements=elements, dtype=products.dtype)
+        kernel, operator, inputs = ("swiglu", "swiglu", 2) if is_gated else ("gelu", "gelu", 1)
+        reads, writes = (inputs + 1, inputs) if is_backward else (inputs, 1)
+        size_bytes = elements * products.dtype.size_bytes
+        op = MemoryBound(kernel, reads * size_bytes, writes * size_bytes, products.dtype)
         if is_backward:
-            op = MemoryBound(kernel, (inputs + 1) * numbers, inputs * numbers, products.dtype)
-            operator = "SiluMulBackward" if self._spec.model.gated_ffn else "GeluBackward"
-        else:
-            op = MemoryBound(kernel, inputs * numbers, numbers, products.dtype)
-        return Step(operator, label, (op,))
+            operator = "SwigluBackward" if is_gated else "GeluBackward"
+        return [Step(operator, label, (op,))]
 
-    def _dropout(self, label: str, operator: str) -> list[Step]:
+    @property
+    def _elements(self) -> int:
+        return self._products.split_tokens * self._spec.model.hidden
+
+    def _dropout_backward(self, label: str) -> list[Step]:
         if not self._spec.model.dropout:
             return []
-        elements = self._products.split_tokens * self._spec.model.hidden
-        return [self._products.pointwise("dropout", label, elements=elements, operator=operator)]
+        op = dropout(self._elements, self._products.dtype, is_backward=True)
+        return [Step("DropoutBackward", label, (op,))]
 
-    def _residual(self, where: str, way: str) -> list[Step]:
-        elements = self._products.split_tokens * self._spec.model.hidden
-        add = self._products.pointwise(
-            "residual_add", f"{where}/residual {way}", elements=elements, operator="add", reads=2
-        )
-        return [*self._dropout(f"{where}/dropout {way}", "dropout"), add]
+    def _residual(self, where: str) -> list[Step]:
+        dtype, label = self._products.dtype, f"{where}/residual forward"
+        has_dropout = self._spec.model.dropout
+        if has_dropout and self._switches.fuses(Fusion.DROPOUT_RESIDUAL):
+            return [Step("dropout_residual", label, (dropout_residual(self._elements, dtype),))]
+        steps = []
+        if has_dropout:
+            op = dropout(self._elements, dtype, is_backward=False)
+            steps.append(Step("dropout", f"{where}/dropout forward", (op,)))
+        return steps + self._add(label)
 
     def _norm_backward(self, where: str) -> list[Step]:
         label = f"{where}/norm backward"
-        elements = self._products.split_tokens * self._spec.model.hidden
         return [
-            norm_step(self._products, label, is_backward=True),
+            *norm_steps(self._products, label, is_backward=True),
             self._products.accumulate(self._shape.norm, label),
+            *self._add(f"{where}/residual backward"),
+        ]
+
+    def _add(self, label: str) -> list[Step]:
+        """The addition of a residual, where no norm does it on the way."""
+        if self._switches.fuses(Fusion.ELEMENTWISE):
+            return []
+        return [
             self._products.pointwise(
-                "residual_add",
-                f"{where}/residual backward",
-                elements=elements,
-                operator="add",
-                reads=2,
-            ),
+                "residual_add", label, elements=self._elements, operator="add", reads=2
+            )
         ]

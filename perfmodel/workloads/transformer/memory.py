@@ -10,6 +10,7 @@ and grouped-query layers.
 from __future__ import annotations
 
 from perfmodel.workloads.memory import RUNTIME_BYTES, MemoryPart, RankMemory
+from perfmodel.workloads.optimizers import STATES
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
 from perfmodel.workloads.transformer.spec import (
@@ -54,8 +55,7 @@ def stage_memory(spec: TransformerSpec, layout: Layout, *, stage: int) -> RankMe
 
 def _state_bytes_per_element(spec: TransformerSpec) -> int:
     master_bytes = _FP32_BYTES if spec.training.precision.size_bytes < _FP32_BYTES else 0
-    moments = 2 if spec.training.optimizer == "adam" else 0
-    return master_bytes + moments * _FP32_BYTES
+    return master_bytes + STATES[spec.training.optimizer] * _FP32_BYTES
 
 
 def _activation_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:

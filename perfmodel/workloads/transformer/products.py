@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
+from perfmodel.costs.stacks import Fusion
 from perfmodel.graph.ops import MemoryBound, Op
 from perfmodel.workloads.kernels import (
+    bias_add,
     elementwise,
     forward_gemm,
     input_gemm,
@@ -24,6 +26,7 @@ from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.shapes import Linear
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.transformer.steps import Joining, Step
+from perfmodel.workloads.transformer.switches import StackSwitches
 
 _OVERLAPPING = "LinearWithGradAccumulationAndAsyncCommunicationBackward"
 
@@ -34,6 +37,7 @@ class ProductSteps:
 
     spec: TransformerSpec
     layout: Layout
+    switches: StackSwitches
     tokens: int
 
     @property
@@ -48,8 +52,7 @@ class ProductSteps:
 
     def wide(self, linear: Linear, label: str) -> list[Step]:
         """Forward of a product split by outputs."""
-        gemm = forward_gemm(self.tokens, linear.inputs, linear.outputs, self.dtype)
-        steps = [Step("linear", f"{label} forward", (gemm,))]
+        steps = [Step("linear", f"{label} forward", self._forward_kernels(linear))]
         if self.layout.is_sequence_parallel:
             kind = CollectiveKind.ALL_GATHER
             steps.insert(0, self._exchange(kind, linear.inputs, f"{label} input"))
@@ -57,8 +60,7 @@ class ProductSteps:
 
     def narrow(self, linear: Linear, label: str) -> list[Step]:
         """Forward of a product split by inputs, and the reduction of its partial sums."""
-        gemm = forward_gemm(self.tokens, linear.inputs, linear.outputs, self.dtype)
-        steps = [Step("linear", f"{label} forward", (gemm,))]
+        steps = [Step("linear", f"{label} forward", self._forward_kernels(linear))]
         if self.layout.tp > 1:
             steps.append(self._exchange(self._reducing, linear.outputs, f"{label} output"))
         return steps
@@ -91,8 +93,7 @@ class ProductSteps:
     def dense(self, linear: Linear, label: str, *, is_backward: bool) -> Step:
         """A product that every rank computes whole; its gradients are counted elsewhere."""
         if not is_backward:
-            gemm = forward_gemm(self.tokens, linear.inputs, linear.outputs, self.dtype)
-            return Step("linear", label, (gemm,))
+            return Step("linear", label, self._forward_kernels(linear))
         gemm = input_gemm(self.tokens, linear.inputs, linear.outputs, self.dtype)
         return Step("AddmmBackward", label, (gemm, *self._weight_kernels(linear)))
 
@@ -131,6 +132,12 @@ class ProductSteps:
             Step("AddmmBackward", name, kernels),
             self.accumulate(linear.parameters, name),
         ]
+
+    def _forward_kernels(self, linear: Linear) -> tuple[Op, ...]:
+        gemm = forward_gemm(self.tokens, linear.inputs, linear.outputs, self.dtype)
+        if not linear.bias or self.switches.fuses(Fusion.BIAS):
+            return (gemm,)
+        return (gemm, bias_add(self.tokens, linear.outputs, self.dtype))
 
     def _weight_kernels(self, linear: Linear) -> tuple[Op, ...]:
         weight = weight_gemm(self.tokens, linear.inputs, linear.outputs, self.dtype)

@@ -40,8 +40,15 @@ class LayerShape:
     @property
     def parameters(self) -> int:
         """Elements a rank holds of one layer, both norms included."""
+        return sum(self.tensors)
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Elements of every weight, bias and norm of the layer."""
         products = (self.qkv, self.projection, self.up, self.down)
-        return sum(product.parameters for product in products) + 2 * self.norm
+        weights = [product.inputs * product.outputs for product in products]
+        biases = [product.bias for product in products if product.bias]
+        return (*weights, *biases, self.norm, self.norm)
 
 
 def layer_shape(model: ModelSection, *, tp: int) -> LayerShape:

@@ -39,11 +39,13 @@ class Head(Enum):
 class Recompute(Enum):
     """Which activations the backward pass computes anew.
 
-    SELECTIVE runs the attention core again, FULL the whole layer.
+    SELECTIVE runs the attention core again, OPERATORS all but that core and every
+    second product, FULL the whole layer.
     """
 
     NONE = "none"
     SELECTIVE = "selective"
+    OPERATORS = "operators"
     FULL = "full"
 
 
@@ -127,7 +129,7 @@ class TrainingSection(Section):
 
     precision: NumberFormat = DType.BF16
     gradient_dtype: NumberFormat = DType.FP32
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "adagrad", "lamb", "sgd"] = "adam"
     clip_gradients: Switch = True
     recompute: Recompute = Recompute.NONE
     attention: AttentionKernel = AttentionKernel.AUTO

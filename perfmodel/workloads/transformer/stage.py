@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.stacks import SoftwareStack
+from perfmodel.costs.stacks import Overlap, SoftwareStack
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import LaneKind, Program
@@ -26,6 +26,8 @@ from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
 from perfmodel.workloads.transformer.slots import Slot
 from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
 from perfmodel.workloads.transformer.steps import Step, StepWriter
+from perfmodel.workloads.transformer.switches import switches_of
+from perfmodel.workloads.transformer.weights_ready import WeightsReady
 
 _ROOT = "embedding and head"
 
@@ -49,10 +51,12 @@ class StageWriter:
         self._turns = build_schedule(
             stage=stage, stages=layout.pp, micro_batches=layout.micro_batches
         )
-        self._layer = build_layer_steps(spec, layout)
-        self._embedding = build_embedding_steps(spec, layout)
-        self._head = build_head_steps(spec, layout)
-        self._layer_size = layer_shape(spec.model, tp=layout.tp).parameters
+        self._switches = switches = switches_of(stack)
+        self._layer = build_layer_steps(spec, layout, switches)
+        self._embedding = build_embedding_steps(spec, layout, switches)
+        self._head = build_head_steps(spec, layout, switches)
+        self._layer_tensors = layer_shape(spec.model, tp=layout.tp).tensors
+        self._layer_size = sum(self._layer_tensors)
         all_sizes = stage_parameters(spec.model, tp=layout.tp, pp=layout.pp, stage=stage)
         self._root_size = all_sizes - layers * self._layer_size
         self._writer = EagerWriter(program, issuing_under(stack))
@@ -62,6 +66,7 @@ class StageWriter:
         self._transfers = self._add_transfers()
         self._reduction, self._gathering = self._build_sharing()
         self._is_reducing = False
+        self._ready = WeightsReady()
 
     def write(self) -> Program:
         """The program."""
@@ -70,10 +75,10 @@ class StageWriter:
             sequences = self._layout.micro_batch * self._layout.micro_batches
             size_bytes = sequences * self._spec.sequence_length * DType.INT64.size_bytes
             feed_batch(writer, self._program, section=self._spec.input, size_bytes=size_bytes)
-        finish = FinishWriter(writer, self._spec, self._layout, self._data)
-        sizes = [self._layer_size] * len(self._layer_numbers)
-        sizes += [self._root_size] if self._root_size else []
-        first_task = finish.zero_gradients(sum(sizes))
+        finish = FinishWriter(writer, self._spec, self._layout, self._switches, self._data)
+        groups = [self._layer_tensors] * len(self._layer_numbers)
+        groups += [(self._root_size,)] if self._root_size else []
+        first_task = finish.zero_gradients(sum(sum(group) for group in groups))
         for turn in self._turns:
             if turn.direction is Pass.FORWARD:
                 self._forward()
@@ -83,9 +88,12 @@ class StageWriter:
             finish.reduce_tied_weight(is_sole_end=self._is_first and self._is_last)
         if self._reduction is not None:
             self._reduction.finish()
-        finish.step(sizes)
-        for task in finish.gather_weights(self._reduction):
-            self._program.add_dependency(first_task, Dependency(task, distance=1))
+        finish.step(groups)
+        gathers = finish.gather_weights(self._reduction)
+        if not self._overlaps(Overlap.PARAMETER_GATHER):
+            self._ready = WeightsReady(users={number: [first_task] for number in gathers})
+        for task, gather in self._ready.iter_waits(gathers):
+            self._program.add_dependency(task, Dependency(gather, distance=1))
         if self._spec.sync_each_iteration:
             last = writer.compute.last_task
             writer.block([] if last is None else [last], label="loss/read on the host")
@@ -96,13 +104,13 @@ class StageWriter:
             self._receive(Slot.FORWARD_IN, "receive forward")
         self._use_root()
         if self._is_first:
-            self._write(self._embedding.forward, "")
+            self._write(self._embedding.forward, "", part="embedding")
         for number in self._layer_numbers:
             self._use_layer(number, number + 1)
-            self._write(self._layer.forward, f"layer {number}/")
+            self._write(self._layer.forward, f"layer {number}/", part=f"layer {number}")
             self._release_layer()
         if self._is_last:
-            self._write(self._head.forward, "")
+            self._write(self._head.forward, "", part="head")
         else:
             self._send(Slot.FORWARD_OUT, "send forward")
 
@@ -113,25 +121,37 @@ class StageWriter:
             self._receive(Slot.BACKWARD_IN, "receive backward")
         self._writer.hand_over(self._writer.autograd, label="backward")
         if self._is_last:
-            self._write(self._head.backward, "")
+            self._write(self._head.backward, "", part="head")
         for number in reversed(self._layer_numbers):
             self._use_layer(number, number - 1)
             self._write(self._layer.recompute, f"layer {number}/recompute/")
-            self._write(self._layer.backward, f"layer {number}/")
+            self._write(self._layer.backward, f"layer {number}/", part=f"layer {number}")
             self._release_layer(reduces=True)
         if self._is_first:
-            self._write(self._embedding.backward, "")
+            self._write(self._embedding.backward, "", part="embedding")
         if self._gathering is not None and self._reduction is not None and self._root_size:
-            self._reduction.add(self._root_size)
+            self._reduce(self._root_size)
         self._writer.hand_over(self._writer.main, label="forward")
         if not self._is_first:
             self._send(Slot.BACKWARD_OUT, "send backward")
 
-    def _write(self, steps: tuple[Step, ...], prefix: str) -> None:
+    def _write(self, steps: tuple[Step, ...], prefix: str, *, part: str = "") -> None:
         for step in steps:
-            self._steps.write(step, prefix=prefix)
+            task = self._steps.write(step, prefix=prefix)
+            self._ready.note_use(part, task)
             if self._is_reducing and step.parameters and self._reduction is not None:
+                self._ready.note_bucket(part, self._reduction.fill.closed)
                 self._reduction.add(step.parameters)
+
+    def _reduce(self, elements: int) -> None:
+        """Reduce the gradients of a sharded layer; without overlap, compute waits for it."""
+        assert self._reduction is not None
+        self._reduction.add(elements)
+        if not self._overlaps(Overlap.GRADIENT_REDUCTION):
+            self._writer.hold(self._writer.compute, self._reduction.tasks[-1:])
+
+    def _overlaps(self, overlap: Overlap) -> bool:
+        return self._switches.overlaps_with_compute(overlap)
 
     def _build_sharing(self) -> tuple[GradientReduction | None, LayerGathering | None]:
         if self._data is None:
@@ -143,12 +163,14 @@ class StageWriter:
             kind = CollectiveKind.ALL_REDUCE
         # Fully sharded gradients are reduced a layer at a time: every layer fills its bucket.
         fill = BucketFill(1 if is_sharded else training.bucket_size)
+        is_deferred = not (is_sharded or self._overlaps(Overlap.GRADIENT_REDUCTION))
         reduction = GradientReduction(
-            self._writer, self._data, Slot.DATA, training.gradient_dtype, fill, kind
+            self._writer, self._data, Slot.DATA, training.gradient_dtype, fill, kind, is_deferred
         )
         if not is_sharded:
             return reduction, None
-        return reduction, LayerGathering(self._writer, self._data, training.precision)
+        is_ahead = self._overlaps(Overlap.PARAMETER_GATHER)
+        return reduction, LayerGathering(self._writer, self._data, training.precision, is_ahead)
 
     def _use_root(self) -> None:
         if self._gathering is not None and self._root_size:
@@ -159,7 +181,7 @@ class StageWriter:
         if self._gathering is None:
             return
         self._gathering.gather(f"layer {number}", self._layer_size)
-        if following in self._layer_numbers:
+        if following in self._layer_numbers and self._gathering.is_ahead:
             self._gathering.gather(f"layer {following}", self._layer_size)
         self._gathering.use(f"layer {number}")
 
@@ -168,7 +190,7 @@ class StageWriter:
             return
         self._gathering.release()
         if reduces and self._reduction is not None:
-            self._reduction.add(self._layer_size)
+            self._reduce(self._layer_size)
 
     def _add_stream(self, name: str) -> Stream:
         return self._writer.add_stream(name, LaneKind.COMMUNICATION)
@@ -186,7 +208,9 @@ class StageWriter:
         self._writer.hold(self._writer.compute, [task])
 
     def _send(self, slot: Slot, label: str) -> None:
-        self._transfer(slot, label, is_behind_compute=True)
+        task = self._transfer(slot, label, is_behind_compute=True)
+        if not self._overlaps(Overlap.PIPELINE_TRANSFER):
+            self._writer.hold(self._writer.compute, [task])
 
     def _transfer(self, slot: Slot, label: str, *, is_behind_compute: bool) -> int:
         layout, dtype = self._layout, self._spec.training.precision

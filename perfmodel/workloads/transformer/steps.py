@@ -44,17 +44,18 @@ class StepWriter:
     slot: int
     outstanding: dict[Joining, int] = field(default_factory=dict)
 
-    def write(self, step: Step, *, prefix: str) -> None:
-        """Write *step*, labelled with *prefix*."""
+    def write(self, step: Step, *, prefix: str) -> int | None:
+        """Write *step*, labelled with *prefix*; its last kernel, if it has one."""
         for joining in step.joins:
             if joining in self.outstanding:
                 self.writer.hold(self.writer.compute, [self.outstanding.pop(joining)])
         if step.collective is not None:
             self._communicate(step, step.collective, prefix)
         elif step.kernels:
-            self.writer.run(step.operator, step.kernels, label=prefix + step.label)
+            return self.writer.run(step.operator, step.kernels, label=prefix + step.label)
         else:
             self.writer.note(step.operator)
+        return None
 
     def _communicate(self, step: Step, collective: Collective, prefix: str) -> None:
         assert self.stream is not None

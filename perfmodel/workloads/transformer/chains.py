@@ -1,0 +1,155 @@
+"""Chains: what one fused kernel does, as the small kernels of a stack without that fusion.
+
+Pieces follow the operators of the usual Python code: gelu by its tanh formula,
+rotary positions by rotating halves, RMS norm in fp32, a loss over fp32 logits.
+Passes over a few numbers a token are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfmodel.base.dtypes import DType
+from perfmodel.graph.ops import MemoryBound
+from perfmodel.workloads.transformer.steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One kernel of a chain: tensors read and written in the model's format, and in fp32.
+
+    *operator* is what the host issues, *kernel* the word its traffic is priced by.
+    """
+
+    operator: str
+    kernel: str
+    reads: float = 0.0
+    writes: float = 0.0
+    wide_reads: float = 0.0
+    wide_writes: float = 0.0
+
+    def op(self, elements: int, dtype: DType) -> MemoryBound:
+        """The kernel over tensors of *elements* numbers."""
+        size, wide = dtype.size_bytes, DType.FP32.size_bytes
+        return MemoryBound(
+            self.kernel,
+            read_bytes=round(elements * (self.reads * size + self.wide_reads * wide)),
+            write_bytes=round(elements * (self.writes * size + self.wide_writes * wide)),
+            dtype=dtype,
+        )
+
+
+def chain_steps(pieces: Sequence[Piece], label: str, *, elements: int, dtype: DType) -> list[Step]:
+    """A step for each of *pieces*: one operator, one kernel; fp32 needs no casts."""
+    return [
+        Step(piece.operator, label, (piece.op(elements, dtype),))
+        for piece in pieces
+        if not (dtype is DType.FP32 and piece.kernel == "cast")
+    ]
+
+
+GELU = (
+    Piece("pow", "pow", 1, 1),
+    Piece("mul", "scale", 1, 1),
+    Piece("add", "add", 2, 1),
+    Piece("mul", "scale", 1, 1),
+    Piece("tanh", "tanh", 1, 1),
+    Piece("add", "scale", 1, 1),
+    Piece("mul", "scale", 1, 1),
+    Piece("mul", "mul", 2, 1),
+)
+"""x / 2 (1 + tanh(c (x + a x^3)))."""
+
+GELU_BACKWARD = (
+    Piece("MulBackward", "mul", 2, 1),
+    Piece("MulBackward", "mul", 2, 1),
+    Piece("TanhBackward", "mul", 2, 1),
+    Piece("MulBackward", "scale", 1, 1),
+    Piece("MulBackward", "scale", 1, 1),
+    Piece("PowBackward", "pow", 1, 1),
+    Piece("PowBackward", "mul", 2, 1),
+    Piece("add", "add", 2, 1),
+    Piece("MulBackward", "scale", 1, 1),
+    Piece("add", "add", 2, 1),
+)
+
+SWIGLU = (Piece("silu", "silu", 1, 1), Piece("mul", "mul", 2, 1))
+SWIGLU_BACKWARD = (
+    Piece("MulBackward", "mul", 2, 1),
+    Piece("MulBackward", "mul", 2, 1),
+    Piece("SiluBackward", "silu", 2, 1),
+    Piece("CatBackward", "concat", 2, 2),
+)
+"""Gate and up are halves of one product, so their gradients are joined."""
+
+ROTARY = (
+    Piece("neg", "scale", 0.5, 0.5),
+    Piece("cat", "concat", 1, 1),
+    Piece("mul", "mul", 1, 1),
+    Piece("mul", "mul", 1, 1),
+    Piece("add", "add", 2, 1),
+)
+ROTARY_BACKWARD = (
+    Piece("MulBackward", "mul", 1, 1),
+    Piece("MulBackward", "mul", 1, 1),
+    Piece("SliceBackward", "slice", 0.5, 1),
+    Piece("SliceBackward", "slice", 0.5, 1),
+    Piece("NegBackward", "scale", 0.5, 0.5),
+    Piece("add", "add", 2, 1),
+    Piece("add", "add", 2, 1),
+)
+
+RMS_NORM = (
+    Piece("to", "cast", reads=1, wide_writes=1),
+    Piece("pow", "pow", wide_reads=1, wide_writes=1),
+    Piece("mean", "reduction", wide_reads=1),
+    Piece("mul", "mul", wide_reads=1, wide_writes=1),
+    Piece("to", "cast", wide_reads=1, writes=1),
+    Piece("mul", "mul", 1, 1),
+)
+RMS_NORM_BACKWARD = (
+    Piece("MulBackward", "mul", 1, 1),
+    Piece("MulBackward", "mul", 2, 1),
+    Piece("sum", "reduction", 1),
+    Piece("to", "cast", reads=1, wide_writes=1),
+    Piece("MulBackward", "mul", wide_reads=2, wide_writes=1),
+    Piece("sum", "reduction", wide_reads=1),
+    Piece("MulBackward", "mul", wide_reads=1, wide_writes=1),
+    Piece("PowBackward", "scale", wide_reads=1, wide_writes=1),
+    Piece("add", "add", wide_reads=2, wide_writes=1),
+    Piece("to", "cast", wide_reads=1, writes=1),
+)
+
+LOSS = (
+    Piece("to", "cast", reads=1, wide_writes=1),
+    Piece("log_softmax", "log_softmax", wide_reads=1, wide_writes=1),
+)
+LOSS_BACKWARD = (
+    Piece("NllLossBackward", "zero", wide_writes=1),
+    Piece("LogSoftmaxBackward", "log_softmax_backward", wide_reads=2, wide_writes=1),
+    Piece("ToCopyBackward", "cast", wide_reads=1, writes=1),
+)
+
+SPLIT_LOSS_HEAD = (
+    Piece("to", "cast", reads=1, wide_writes=1),
+    Piece("max", "reduction", wide_reads=1),
+)
+SPLIT_LOSS_TAIL = (
+    Piece("sub", "sub", wide_reads=1, wide_writes=1),
+    Piece("exp", "tanh", wide_reads=1, wide_writes=1),
+    Piece("sum", "reduction", wide_reads=1),
+    Piece("div", "div", wide_reads=1, wide_writes=1),
+)
+SPLIT_LOSS_BACKWARD = (
+    Piece("MulBackward", "mul", wide_reads=1, wide_writes=1),
+    Piece("ToCopyBackward", "cast", wide_reads=1, writes=1),
+)
+"""A loss whose vocabulary is split over ranks: its pieces before and after the largest logit."""
+
+
+def activation_pieces(*, is_gated: bool, is_backward: bool) -> tuple[Piece, ...]:
+    """The chain of a gated activation or of gelu."""
+    if is_gated:
+        return SWIGLU_BACKWARD if is_backward else SWIGLU
+    return GELU_BACKWARD if is_backward else GELU

@@ -1,0 +1,123 @@
+"""Core attention as steps: one fused kernel, or products with passes over the scores.
+
+Unfused, nothing is saved by a causal mask: the whole matrix of scores is made,
+masked and read. Plain eager code also copies queries, keys and values so that
+heads lie one after another; a stack with a fused scale-mask-softmax does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfmodel.base.dtypes import DType
+from perfmodel.costs.stacks import Fusion
+from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
+from perfmodel.workloads.kernels import dropout, elementwise
+from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.shapes import layer_shape
+from perfmodel.workloads.transformer.spec import AttentionKernel, TransformerSpec
+from perfmodel.workloads.transformer.steps import Step
+from perfmodel.workloads.transformer.switches import StackSwitches
+
+
+def attention_steps(
+    spec: TransformerSpec, layout: Layout, switches: StackSwitches, direction: Pass
+) -> list[Step]:
+    """The steps between the qkv product and the projection."""
+    kernel = spec.training.attention
+    is_open = kernel is AttentionKernel.AUTO and switches.unfuses_attention
+    shape = layer_shape(spec.model, tp=layout.tp)
+    if kernel is AttentionKernel.UNFUSED or is_open:
+        core = _Unfused(
+            pairs=layout.micro_batch * shape.heads,
+            length=spec.sequence_length,
+            width=spec.model.head_width,
+            dtype=spec.training.precision,
+            has_dropout=spec.model.dropout,
+            is_masked_in_softmax=switches.fuses(Fusion.SOFTMAX_MASK),
+        )
+        return core.forward() if direction is Pass.FORWARD else core.backward()
+    op = Attention(
+        batch=layout.micro_batch,
+        query_length=spec.sequence_length,
+        key_length=spec.sequence_length,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=spec.model.head_width,
+        dtype=spec.training.precision,
+        is_causal=spec.model.causal,
+        direction=direction,
+        kernel=kernel.value,
+    )
+    operator = "scaled_dot_product_attention"
+    if direction is Pass.BACKWARD:
+        operator = "ScaledDotProductAttentionBackward"
+    return [Step(operator, f"attention/core {direction.value}", (op,))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfused:
+    """Attention over *pairs* of sequence and head; *is_masked_in_softmax* fuses scale and mask."""
+
+    pairs: int
+    length: int
+    width: int
+    dtype: DType
+    has_dropout: bool
+    is_masked_in_softmax: bool
+
+    def forward(self) -> list[Step]:
+        label = "attention/core forward"
+        steps = self._copies(label)
+        steps.append(Step("bmm", label, (self._scores(),)))
+        if not self.is_masked_in_softmax:
+            steps += [self._pass("div", "div", label), self._pass("add", "mask", label)]
+        steps.append(Step("softmax", label, (self._softmax("softmax", reads=1),)))
+        if self.has_dropout:
+            dropped = dropout(self._pair_count, self.dtype, is_backward=False)
+            steps.append(Step("dropout", label, (dropped,)))
+        steps.append(Step("bmm", label, (self._mixed(),)))
+        return [*steps, self._reorder("reshape", label)]
+
+    def backward(self) -> list[Step]:
+        label = "attention/core backward"
+        steps = [
+            self._reorder("TransposeBackward", label),
+            Step("BmmBackward", label, (self._scores(), self._mixed())),
+        ]
+        if self.has_dropout:
+            dropped = dropout(self._pair_count, self.dtype, is_backward=True)
+            steps.append(Step("MulBackward", label, (dropped,)))
+        softmax = self._softmax("softmax_backward", reads=2)
+        steps.append(Step("SoftmaxBackward", label, (softmax,)))
+        if not self.is_masked_in_softmax:
+            steps.append(self._pass("DivBackward", "div", label))
+        steps.append(Step("BmmBackward", label, (self._mixed(), self._mixed())))
+        return [*steps, *self._copies(label)]
+
+    @property
+    def _pair_count(self) -> int:
+        return self.pairs * self.length**2
+
+    def _scores(self) -> Gemm:
+        return Gemm(self.length, self.length, self.width, self.dtype, batch=self.pairs)
+
+    def _mixed(self) -> Gemm:
+        # Also the gradients of queries, keys and values: as many tokens on either side.
+        return Gemm(self.length, self.width, self.length, self.dtype, batch=self.pairs)
+
+    def _softmax(self, word: str, *, reads: int) -> MemoryBound:
+        size_bytes = self._pair_count * self.dtype.size_bytes
+        return MemoryBound(word, reads * size_bytes, size_bytes, self.dtype, row_length=self.length)
+
+    def _pass(self, operator: str, kernel: str, label: str) -> Step:
+        return Step(operator, label, (elementwise(kernel, self._pair_count, self.dtype),))
+
+    def _reorder(self, operator: str, label: str) -> Step:
+        elements = self.pairs * self.length * self.width
+        return Step(operator, label, (elementwise("transpose", elements, self.dtype),))
+
+    def _copies(self, label: str) -> list[Step]:
+        if self.is_masked_in_softmax:
+            return []
+        return [self._reorder("reshape", label) for _ in ("queries", "keys", "values")]

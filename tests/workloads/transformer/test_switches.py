@@ -1,0 +1,280 @@
+"""What a software stack's switches do to the kernels and waits of a Transformer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collectives.collective import CollectiveKind
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.costs.stacks import Fusion, OptimizerKernels, Overlap
+from perfmodel.engine.steady import find_period
+from perfmodel.execution.serial import SerialExecutor
+from perfmodel.graph.audit import check_job
+from perfmodel.graph.durations import build_shared_durations
+from perfmodel.graph.ops import Attention, Communication, Gemm, HostSpan, MemoryBound
+from perfmodel.workloads import build_job, parse_workload
+from tests.workloads.reading import collectives_of, iter_ops
+
+BASE = replace(load_stack("pytorch_fused"), fusions=frozenset(), overlaps=frozenset())
+
+# 2 sequences of 16 tokens, 8 numbers wide: 32 x 8 = 256 numbers, 512 bytes in bf16.
+HIDDEN_BYTES = 512
+# 32 tokens x 24 numbers between the products of the feed-forward part.
+FFN_BYTES = 1536
+# 32 tokens x 10 words: 640 bytes in bf16, 1280 in fp32.
+LOGIT_BYTES = 640
+
+
+def tiny(parallel=None, training=None, **model):
+    gated = model.pop("gated", True)
+    kind = {"gated_ffn": gated, "bias": not gated, "norm": "rms_norm" if gated else "layer_norm"}
+    positions = {"positions": "rotary"} if gated else {"max_positions": 16}
+    return parse_workload(
+        {
+            "name": "tiny", "family": "transformer", "description": "tiny", "source": "made up",
+            "batch": 2, "sequence_length": 16,
+            "model": {
+                "layers": 1, "hidden": 8, "heads": 4, "kv_heads": 4, "ffn": 24, "vocab": 10,
+                "tied_embeddings": False, **kind, **positions, **model,
+            },
+            "parallel": {"micro_batch": 2, "tp": 1, "pp": 1, **(parallel or {})},
+            "training": training or {},
+        },
+        document="tiny",
+    )  # fmt: skip
+
+
+def under(spec, *fusions, ranks=1, overlaps=(), **changes):
+    stack = replace(BASE, fusions=frozenset(fusions), overlaps=frozenset(overlaps), **changes)
+    job = build_job(spec, rank_count=ranks, ranks_per_host=8, stack=stack)
+    check_job(job)
+    return job
+
+
+def traffic(job, label):
+    """Kernels with *label*: how many, and bytes they move."""
+    kernels = [op for name, op in iter_ops(job) if name == label and isinstance(op, MemoryBound)]
+    return len(kernels), sum(op.read_bytes + op.write_bytes for op in kernels)
+
+
+def operators(job):
+    """Host operators of the first rank."""
+    spans = (op for _, op in iter_ops(job) if isinstance(op, HostSpan))
+    return [part.operator for span in spans for part in span.parts if part.part.value == "t4"]
+
+
+@pytest.mark.parametrize(
+    ("fusion", "gated", "label", "fused", "separate"),
+    [
+        # silu 1 + 1 and mul 2 + 1, against 2 + 1 at once.
+        (Fusion.SWIGLU, True, "layer 0/ffn/activation forward", (1, 3), (2, 5)),
+        # Two products 3 + 3, silu 2 + 1, joining 2 + 2; at once 3 + 2.
+        (Fusion.SWIGLU, True, "layer 0/ffn/activation backward", (1, 5), (4, 13)),
+        # Eight operations: ten tensors in, eight out.
+        (Fusion.GELU, False, "layer 0/ffn/activation forward", (1, 2), (8, 18)),
+        # Ten: 16 tensors in, 10 out.
+        (Fusion.GELU, False, "layer 0/ffn/activation backward", (1, 3), (10, 26)),
+    ],
+)
+def test_an_activation_without_fusion_is_several_kernels(fusion, gated, label, fused, separate):
+    spec = tiny(gated=gated)
+    for job, (kernels, tensors) in ((under(spec, fusion), fused), (under(spec), separate)):
+        assert traffic(job, label) == (kernels, tensors * FFN_BYTES)
+
+
+def test_rotary_positions_without_fusion_are_five_kernels_for_queries_and_five_for_keys():
+    label = "layer 0/attention/rotary forward"
+    # Queries and keys are as wide as the model: 2 x 512 bytes, read and written.
+    assert traffic(under(tiny(), Fusion.ROTARY), label) == (1, 4 * HIDDEN_BYTES)
+    # Half in and out, then 1 + 1 three times and 2 + 1: ten tensors for each.
+    assert traffic(under(tiny()), label) == (10, 2 * 10 * HIDDEN_BYTES)
+
+
+def test_rms_norm_without_fusion_runs_in_fp32_pieces():
+    label = "layer 0/ffn/norm forward"
+    assert traffic(under(tiny(), Fusion.NORM), label) == (1, 2 * HIDDEN_BYTES)
+    # Bytes a number: 2 + 4, 4 + 4, 4, 4 + 4, 4 + 2, 2 + 2 = 36 against 4.
+    assert traffic(under(tiny()), label) == (6, 36 // 2 * HIDDEN_BYTES)
+
+
+def test_layer_norm_is_one_kernel_in_every_stack():
+    label = "layer 0/ffn/norm forward"
+    assert traffic(under(tiny(gated=False)), label) == (1, 2 * HIDDEN_BYTES)
+
+
+def test_a_bias_without_fusion_is_a_pass_over_the_products_output():
+    label = "layer 0/attention/projection forward"
+    assert traffic(under(tiny(gated=False), Fusion.BIAS), label) == (0, 0)
+    assert traffic(under(tiny(gated=False)), label) == (1, 2 * HIDDEN_BYTES)
+    assert traffic(under(tiny(gated=False), Fusion.BIAS_ACTIVATION), label) == (0, 0)
+
+
+def test_dropout_and_residual_without_fusion_are_two_kernels():
+    spec = tiny(gated=False, dropout=True)
+    fused, separate = under(spec, Fusion.DROPOUT_RESIDUAL), under(spec)
+    mask_bytes = HIDDEN_BYTES // 2
+    # Two tensors in, one and a mask of a byte a number out; apart, one tensor more each way.
+    assert traffic(fused, "layer 0/ffn/residual forward") == (1, 3 * HIDDEN_BYTES + mask_bytes)
+    assert traffic(fused, "layer 0/ffn/dropout forward") == (0, 0)
+    assert traffic(separate, "layer 0/ffn/residual forward") == (1, 3 * HIDDEN_BYTES)
+    assert traffic(separate, "layer 0/ffn/dropout forward") == (1, 2 * HIDDEN_BYTES + mask_bytes)
+
+
+def test_compiled_chains_leave_the_residual_to_the_norm_behind_it():
+    job = under(tiny(gated=False), Fusion.ELEMENTWISE)
+    assert traffic(job, "layer 0/ffn/residual forward") == (0, 0)
+    # Input and residual in, sum and norm out.
+    assert traffic(job, "layer 0/ffn/norm forward") == (1, 4 * HIDDEN_BYTES)
+
+
+def test_a_loss_without_fusion_casts_logits_to_fp32():
+    spec = tiny()
+    assert traffic(under(spec, Fusion.CROSS_ENTROPY), "head/loss forward") == (1, LOGIT_BYTES)
+    # Cast 2 + 4 bytes a logit, logarithm of softmax 4 + 4.
+    assert traffic(under(spec), "head/loss forward") == (2, 14 // 2 * LOGIT_BYTES)
+    # Zeros 4, softmax 8 + 4, cast 4 + 2.
+    assert traffic(under(spec), "head/loss backward") == (3, 22 // 2 * LOGIT_BYTES)
+
+
+def test_fp32_logits_need_no_cast():
+    spec = tiny(training={"precision": "fp32"})
+    assert traffic(under(spec), "head/loss forward") == (1, 2 * 2 * LOGIT_BYTES)
+
+
+def test_unfused_attention_is_products_with_passes_over_the_scores():
+    spec = tiny(training={"attention": "unfused"}, gated=False, dropout=True)
+    label = "layer 0/attention/core forward"
+    # 2 sequences x 4 heads x 16 x 16 scores in bf16; 8 numbers a token in and out of heads.
+    scores = 2 * 4 * 16 * 16 * 2
+    assert traffic(under(spec, Fusion.SOFTMAX_MASK), label) == (
+        3, 4 * scores + scores // 2 + 2 * HIDDEN_BYTES,
+    )  # fmt: skip
+    # Scale and mask in passes of their own, and three copies that bring heads together.
+    assert traffic(under(spec), label) == (8, 8 * scores + scores // 2 + 8 * HIDDEN_BYTES)
+    ops = [op for name, op in iter_ops(under(spec)) if name.startswith("layer 0/attention/core")]
+    assert [op for op in ops if isinstance(op, Attention)] == []
+    assert {(op.batch, op.m, op.n, op.k) for op in ops if isinstance(op, Gemm)} == {
+        (8, 16, 16, 2), (8, 16, 2, 16),
+    }  # fmt: skip
+
+
+def test_every_separate_kernel_has_an_operator_on_the_host():
+    every = frozenset(Fusion) - {Fusion.ELEMENTWISE}
+    fused, separate = (operators(under(tiny(), *fusions)) for fusions in (every, ()))
+    kernels = [
+        sum(isinstance(op, MemoryBound | Gemm | Attention) for _, op in iter_ops(job))
+        for job in (under(tiny(), *every), under(tiny()))
+    ]
+    assert len(separate) - len(fused) == kernels[1] - kernels[0] > 50
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "way", "kernels", "bytes_a_parameter"),
+    [
+        # Gradient, weight and two moments in, three out; then the copy in bf16: 16 + 12 + 4 + 2.
+        ("adam", OptimizerKernels.FUSED, 3, 34),
+        ("sgd", OptimizerKernels.FUSED, 3, 18),
+        # Seven operations: 11 tensors in, 7 out, for the layer and for the ends; then the copy.
+        ("adam", OptimizerKernels.FOREACH, 15, 78),
+        ("adamw", OptimizerKernels.FOREACH, 17, 86),
+        # The update is made 16 + 12, its norm taken 8, applied 8 + 4, copied 6.
+        ("lamb", OptimizerKernels.FUSED, 7, 54),
+    ],
+)
+def test_optimizers_move_what_their_formula_reads_and_writes(
+    optimizer, way, kernels, bytes_a_parameter
+):
+    spec = tiny(training={"optimizer": optimizer, "clip_gradients": False})
+    count, moved = traffic(under(spec, optimizer_kernels=way), "optimizer/step")
+    # Layer: 8 x 24 + 8 x 8 + 8 x 48 + 24 x 8 + 2 x 8 = 848; ends: 2 x 80 + 8 = 168.
+    assert moved == bytes_a_parameter * (848 + 168)
+    # One kernel an operation for the layer, one for the ends, and one launch for both copies.
+    assert count == kernels + 1
+
+
+def test_a_plain_optimizer_goes_tensor_by_tensor():
+    spec = tiny(training={"optimizer": "adam"})
+    job = under(spec, optimizer_kernels=OptimizerKernels.PLAIN)
+    # Six tensors of the layer and the ends as one: seven operations each, and two copies.
+    assert traffic(job, "optimizer/step")[0] == 7 * 7 + 2
+    assert traffic(job, "optimizer/gradient norm")[0] == 7
+
+
+def period_ns(job, *, compute_ns=0, communication_ns=100):
+    """The period if products and collectives take what is said, and the rest nothing."""
+    of_op = np.zeros(len(job.ops), dtype=np.int64)
+    for place, op in enumerate(job.ops):
+        if isinstance(op, Gemm):
+            of_op[place] = compute_ns
+        if isinstance(op, Communication):
+            of_op[place] = communication_ns
+    durations = build_shared_durations(job, [of_op[program.op] for program in job.programs])
+    return int(find_period(SerialExecutor().replay, job, durations).period_ns[0])
+
+
+NO_LATENCY = replace(BASE.host, launch_latency_ns=0.0)
+
+
+def test_gradients_that_do_not_overlap_wait_for_the_backward_pass():
+    spec = tiny(parallel={"dp": 2, "micro_batch": 1}, training={"bucket_size": "1 B"}, layers=4)
+    times = [
+        period_ns(under(spec, ranks=2, overlaps=on, host=NO_LATENCY), compute_ns=1000)
+        for on in ((Overlap.GRADIENT_REDUCTION,), ())
+    ]
+    job = under(spec, ranks=2)
+    buckets = len(collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients/bucket"))
+    # The products are 3 x (4 x 4 + 1). Beside them only what comes after the last shows: the
+    # first layer's qkv weight and norm, and the embedding.
+    assert times == [51 * 1000 + 300, 51 * 1000 + buckets * 100]
+
+
+def test_weights_gathered_beside_the_next_forward_pass_are_hidden():
+    parallel = {"dp": 2, "micro_batch": 1, "sharding": "optimizer"}
+    spec = tiny(parallel=parallel, training={"bucket_size": "1 B", "clip_gradients": False},
+                layers=4)  # fmt: skip
+    hidden, waited = (
+        period_ns(
+            under(spec, ranks=2, overlaps=(Overlap.GRADIENT_REDUCTION, *on), host=NO_LATENCY),
+            compute_ns=1000,
+        )
+        for on in ((Overlap.PARAMETER_GATHER,), ())
+    )
+    job = under(spec, ranks=2, overlaps=(Overlap.GRADIENT_REDUCTION,))
+    gathers = len(collectives_of(job, CollectiveKind.ALL_GATHER, "optimizer/weights"))
+    assert waited == 51 * 1000 + 300 + gathers * 100
+    # The first layer's weights are gathered first; only what its own first kernel needs shows.
+    assert 51 * 1000 + 300 < hidden < waited - (gathers // 2) * 100
+
+
+@pytest.mark.parametrize("overlap", [Overlap.GRADIENT_REDUCTION, Overlap.PARAMETER_GATHER])
+def test_a_fully_sharded_job_waits_for_what_does_not_overlap(overlap):
+    spec = tiny(parallel={"dp": 2, "micro_batch": 1, "sharding": "full"}, layers=4)
+    both = (Overlap.GRADIENT_REDUCTION, Overlap.PARAMETER_GATHER)
+    on, off = (
+        period_ns(under(spec, ranks=2, overlaps=kept, host=NO_LATENCY), compute_ns=1000)
+        for kept in (both, [one for one in both if one is not overlap])
+    )
+    # Four layers, each with a collective that no longer hides behind products.
+    assert off >= on + 3 * 100
+
+
+def test_a_stage_that_does_not_overlap_its_transfers_waits_until_they_are_sent():
+    spec = tiny(parallel={"pp": 2, "micro_batch": 1}, layers=4).model_copy(update={"batch": 8})
+    with_overlap, without = (
+        period_ns(under(spec, ranks=2, overlaps=on, host=NO_LATENCY), compute_ns=1000)
+        for on in ((Overlap.PIPELINE_TRANSFER,), ())
+    )
+    assert without > with_overlap
+
+
+def test_operators_recomputed_are_all_but_the_core_and_every_second_product():
+    job = under(tiny(training={"recompute": "operators"}))
+    again = [label for label, op in iter_ops(job) if "/recompute/" in label]
+    products = {label.split("/recompute/")[1] for label in again}
+    assert "attention/qkv forward" in products
+    assert "ffn/activation forward" in products
+    assert "attention/core forward" not in products
+    assert "ffn/down forward" not in products
