@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
+from perfmodel.cli.calibrate_interference import calibrate_interference_command
 from perfmodel.cli.collective_tables import calibrate_collectives_command
 from perfmodel.cli.embedding_cases import calibrate_embedding_command
 from perfmodel.cli.measure import measure_command
@@ -74,6 +75,7 @@ def memory(
 
 app.command("collectives")(calibrate_collectives_command)
 app.command("embedding")(calibrate_embedding_command)
+app.command("interference")(calibrate_interference_command)
 app.command("measure")(measure_command)
 
 

@@ -15,6 +15,7 @@ from perfmodel.cli.outputs import Outputs
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
     DEFAULT_WORKLOAD,
+    Interference,
     JobScenario,
     Mode,
     Scenario,
@@ -99,6 +100,10 @@ def predict(
         bool,
         typer.Option("--isolated", help="Answer with one iteration that starts at a barrier."),
     ] = False,
+    no_interference: Annotated[
+        bool,
+        typer.Option("--no-interference", help="Let what overlaps take as long as alone."),
+    ] = False,
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, help="Seed of the interval's samples.")
     ] = 0,
@@ -127,11 +132,12 @@ def predict(
         print_workloads()
         return
     mode = Mode.ISOLATED if isolated else Mode.PERIOD
+    interference = Interference.LEFT_OUT if no_interference else Interference.COUNTED
     scenario: Scenario | JobScenario
     if job is not None:
         _check_alone(workload=workload, set=overrides, ranks_per_host=ranks_per_host)
         _check_alone(tables=tables, indices=indices, plan=plan)
-        scenario = JobScenario(job, topology, hosts, stack, mode, seed, samples)
+        scenario = JobScenario(job, topology, hosts, stack, mode, seed, samples, interference)
     else:
         scenario = Scenario(
             topology=_check_machine(topology),
@@ -146,6 +152,7 @@ def predict(
             tables=_text(tables),
             indices=_text(indices),
             plan=_text(plan),
+            interference=interference,
         )
     outputs = Outputs(json_file=json_file, trace_file=trace_file, report_file=report_file)
     outputs.check()

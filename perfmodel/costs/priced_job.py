@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.estimates import CodeColumn, FloatColumn
+from perfmodel.costs.interference import NOTHING_SLOWED, GenerationSlowdowns
 from perfmodel.costs.models import FAMILIES
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
@@ -26,7 +27,8 @@ class PricedJob:
 
     *float_ns* are the durations before they were rounded to the clock. *family*
     is an index into FAMILIES. *link_use* is, for collectives, the share of the
-    duration that they keep the links of a GPU and of a NIC busy.
+    duration that they keep the links of a GPU and of a NIC busy. *slowdowns* say
+    how much longer kernels take beside collectives; recorded ones hold it already.
     """
 
     job: JobGraph
@@ -37,6 +39,7 @@ class PricedJob:
     family: CodeColumn
     bound: CodeColumn
     link_use: FloatColumn
+    slowdowns: GenerationSlowdowns = NOTHING_SLOWED
 
     def rows_of_rank(self, rank: int) -> slice:
         """Where the tasks of *rank* stand in the columns."""

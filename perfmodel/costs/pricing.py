@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from collectives import CollectiveCall, CollectiveSoftware, price_collective, share_links
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates
+from perfmodel.costs.interference import slowdowns_for
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, price_ops
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.rivals import find_rivals
@@ -79,6 +80,7 @@ def price_job(
         family=family,
         bound=columns.bound,
         link_use=np.concatenate(link_use),
+        slowdowns=slowdowns_for(cluster.device),
     )
 
 

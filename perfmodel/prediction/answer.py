@@ -143,6 +143,14 @@ class MemoryFit:
 
 
 @dataclass(frozen=True, slots=True)
+class InterferenceLoss:
+    """What the iteration loses because kernels and collectives overlap, found in *rounds*."""
+
+    lost_ns: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Where the work was done and how long that took; never part of the answer."""
 
@@ -155,6 +163,7 @@ class Prediction:
     """How long one iteration takes, and why.
 
     A recording has a *score*, how well it replays itself, and no isolated iteration.
+    *interference* is None where it was left out or is part of what was recorded.
     """
 
     scenario: Scenario | JobScenario
@@ -167,6 +176,7 @@ class Prediction:
     run: Run
     evidence: Evidence
     score: SelfReplay | None = None
+    interference: InterferenceLoss | None = None
 
     @property
     def iteration_ns(self) -> int:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.base.provenance import Provenance
+from perfmodel.base.units import format_duration
+from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.steady import MOST_ITERATIONS, SteadyState
+from perfmodel.prediction.answer import InterferenceLoss
 from perfmodel.prediction.interference import MOST_ROUNDS, Settled
 from perfmodel.prediction.labels import merge_numbers
 
 MOST_NAMES = 6
 
 
-def list_assumptions(priced: PricedJob, steady: SteadyState, shared: Settled) -> tuple[str, ...]:
-    """What the job, its costs and its replay assume; each sentence once."""
+def list_assumptions(
+    priced: PricedJob, steady: SteadyState, settled: Settled, loss: InterferenceLoss | None
+) -> tuple[str, ...]:
+    """What the job, its costs and its replay assume; each sentence once.
+
+    *loss* is None where interference was left out.
+    """
     sentences = list(priced.job.facts.assumptions)
     names = _assumed_labels(priced)
     if names:
@@ -26,12 +34,40 @@ def list_assumptions(priced: PricedJob, steady: SteadyState, shared: Settled) ->
             f"The loop had not settled after {MOST_ITERATIONS} iterations; its period is the mean "
             "of the second half of them."
         )
-    if shared.rounds == MOST_ROUNDS:
-        sentences.append(
-            f"Collectives that share links had not settled after {MOST_ROUNDS} rounds; the last "
-            f"still moved the iteration by {shared.moved_ratio:.2%}."
-        )
+    sentences.extend(_about_interference(priced.slowdowns, settled, loss))
     return tuple(dict.fromkeys(sentences))
+
+
+def _about_interference(
+    slowdowns: GenerationSlowdowns, settled: Settled, loss: InterferenceLoss | None
+) -> list[str]:
+    if loss is None:
+        return ["Interference is left out: what overlaps takes as long as alone."]
+    if not settled.has_losses:
+        return []
+    sentences = [
+        f"Interference adds {format_duration(loss.lost_ns)} to the iteration: "
+        "collectives on one link share it" + _about_kernels(slowdowns)
+    ]
+    if settled.rounds == MOST_ROUNDS:
+        sentences.append(
+            f"Overlaps had not settled after {MOST_ROUNDS} rounds; the last still moved the "
+            f"iteration by {settled.moved_ratio:.2%}."
+        )
+    return sentences
+
+
+def _about_kernels(slowdowns: GenerationSlowdowns) -> str:
+    if not slowdowns.of:
+        return "."
+    products, passes = (slowdowns.factor(family, Phase.MOVING) for family in ("gemm", "memory"))
+    origin = f"as recorded on {slowdowns.architecture}"
+    if not slowdowns.is_own:
+        origin = f"assumed as on {slowdowns.architecture}"
+    return (
+        f", and beside one products take {products:.2f} and memory-bound kernels {passes:.2f} "
+        f"times as long, {origin} and drawn towards the mean of all generations."
+    )
 
 
 def _assumed_labels(priced: PricedJob) -> list[str]:

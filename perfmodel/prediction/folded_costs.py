@@ -40,6 +40,7 @@ def fold_costs(priced: PricedJob) -> FoldedCosts:
             family=priced.family[rows],
             bound=priced.bound[rows],
             link_use=priced.link_use[rows],
+            slowdowns=priced.slowdowns,
         ),
         class_ranks=tuple(tuple(ranks.tolist()) for ranks in np.split(order, bounds)),
     )

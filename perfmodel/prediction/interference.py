@@ -1,8 +1,11 @@
 """Interference: what depends on what runs at the same time, fed back into durations.
 
-A replay shows which collectives of a rank overlap. While the links they use are
-asked for more than they can carry, each runs slower by that factor; the job is
-replayed with the longer durations until nothing moves any more.
+A replay shows which collectives of a rank overlap, and which kernels run beside
+them. Collectives share links, kernels lose multiprocessors and bandwidth; the
+job is replayed with the longer durations until nothing moves any more.
+
+Leaves out: transfers between two ranks, which hold few multiprocessors and were
+never recorded beside kernels, and what kernels cost collectives.
 """
 
 from __future__ import annotations
@@ -10,119 +13,167 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.history import History
 from perfmodel.engine.layout import Int64s
+from perfmodel.engine.replay import Replay, Timeline
 from perfmodel.engine.steady import Replayer
-from perfmodel.graph.durations import DurationTable
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.program import PLAIN
+from perfmodel.prediction.folded_costs import FoldedCosts
+from perfmodel.prediction.kernel_slowdown import Floats, Spells, Walk, find_company, find_losses
+from perfmodel.prediction.link_sharing import overlap_losses
+from perfmodel.prediction.overlap_board import Board, build_board
 
 MOST_ROUNDS = 8
 STANDSTILL_RATIO = 1e-4
 """A round that moves the iteration by less than this is the last."""
+FULL_STEPS = 3
+"""Rounds that take over what they find; later ones go half-way, so that two that swap rest."""
 MOST_LOSS_RATIO = 0.9
-ITERATIONS = 2
-"""Enough to see collectives of one iteration meet those of the next."""
-
-Floats = NDArray[np.float64]
+ITERATIONS = 3
+"""Enough for an iteration that follows others, and for two that are kept side by side."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """*priced* with durations that count interference.
+    """*folded* with durations that count interference.
 
     *moved_ratio* is how much the last of *rounds* still moved the iteration.
     """
 
-    priced: PricedJob
+    folded: FoldedCosts
     rounds: int
     moved_ratio: float
+    has_losses: bool
 
 
-def settle_interference(replay: Replayer, priced: PricedJob) -> Settled:
-    """Replay *priced* until the slow-down of overlapping collectives stands still."""
-    if not any(_lane_count(priced.job, rank) > 1 for rank in range(priced.job.rank_count)):
-        return Settled(priced, rounds=0, moved_ratio=0.0)
-    factor = np.ones(len(priced.float_ns))
+def leave_out(folded: FoldedCosts) -> Settled:
+    """*folded* as if everything ran alone."""
+    return Settled(folded, rounds=0, moved_ratio=0.0, has_losses=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Losses:
+    """What tasks lose to collectives of their own iteration and before, and of the next."""
+
+    own_ns: Floats
+    next_ns: Floats
+
+    @property
+    def total_ns(self) -> Floats:
+        return self.own_ns + self.next_ns
+
+    def half_way(self, other: _Losses) -> _Losses:
+        return _Losses((self.own_ns + other.own_ns) / 2, (self.next_ns + other.next_ns) / 2)
+
+
+def settle_interference(replay: Replayer, folded: FoldedCosts) -> Settled:
+    """Replay *folded* until the slow-down of what overlaps stands still."""
+    board = build_board(folded.priced)
+    sharing = _sharing_ranks(board)
+    if not len(board.calls.task) or not (len(board.lanes.first) or len(sharing)):
+        return leave_out(folded)
+    losses = _Losses(np.zeros(len(board.alone_ns)), np.zeros(len(board.alone_ns)))
     previous_ns, moved = 0, 1.0
     for rounds in range(1, MOST_ROUNDS + 1):
-        slowed = _slow_down(priced, factor)
-        answer = replay(priced.job, slowed.durations, ITERATIONS)
+        durations = board.durations(losses.total_ns)
+        answer = replay(board.job, durations, ITERATIONS)
         end_ns = int(answer.iteration_end_ns[-1, 0])
         moved = abs(end_ns - previous_ns) / max(end_ns, 1)
         if rounds > 1 and moved < STANDSTILL_RATIO:
-            return Settled(slowed, rounds, moved)
+            break
         previous_ns = end_ns
-        history = History(priced.job, slowed.durations, answer)
-        # The share of its time that a collective loses to others: what is left
-        # of each moment must add up to its time alone.
-        lost = np.minimum(_lost_ratio(history, priced), MOST_LOSS_RATIO)
-        factor = (factor + 1 / (1 - lost)) / 2 if rounds > 1 else 1 / (1 - lost)
-        if not lost.any():
-            return Settled(priced, rounds, 0.0)
-    return Settled(_slow_down(priced, factor), MOST_ROUNDS, moved)
+        found = _find_losses(board, sharing, _Moments.of(answer, durations.values_ns[:, 0]), losses)
+        if rounds == 1 and not found.total_ns.any():
+            return Settled(folded, rounds, 0.0, has_losses=False)
+        losses = found if rounds <= FULL_STEPS else losses.half_way(found)
+    slowed = replace(folded, priced=board.price(losses.total_ns))
+    return Settled(slowed, rounds, moved, has_losses=True)
 
 
-def _slow_down(priced: PricedJob, factor: Floats) -> PricedJob:
-    float_ns = priced.float_ns * factor
-    values_ns = np.rint(float_ns).astype(np.int64)[:, np.newaxis]
-    durations = DurationTable(values_ns, priced.durations.rank_offset)
-    return replace(priced, durations=durations, float_ns=float_ns)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moments:
+    """The last two iterations of a replay: when tasks ran and members were ready."""
+
+    before: Timeline
+    last: Timeline
+    duration_ns: Int64s
+
+    @classmethod
+    def of(cls, answer: Replay, duration_ns: Int64s) -> _Moments:
+        before, last = answer.timelines[-2:]
+        return cls(before, last, duration_ns)
+
+    def spells(self, board: Board, timeline: Timeline) -> Spells:
+        """The collectives of *timeline* that can have kernels beside them."""
+        calls = board.calls
+        chosen = calls.is_beside
+        task = calls.task[chosen]
+        end_ns = timeline.end_ns[task, 0]
+        return Spells(
+            rank=calls.rank[chosen],
+            ready_ns=timeline.member_ready_ns[calls.member[chosen], 0],
+            start_ns=end_ns - self.duration_ns[task],
+            end_ns=end_ns,
+        )
+
+    def walk(self, board: Board, timeline: Timeline, work_ns: Floats) -> Walk:
+        end_ns = np.ascontiguousarray(timeline.end_ns[:, 0])
+        return Walk(end_ns - self.duration_ns, end_ns, work_ns, board.family, board.speed)
 
 
-def _lane_count(job: JobGraph, rank: int) -> int:
-    """On how many lanes *rank* communicates."""
-    program = job.program_of(rank)
-    return len(np.unique(program.task_lanes()[program.slot != PLAIN]))
+def _find_losses(board: Board, sharing: Int64s, moments: _Moments, losses: _Losses) -> _Losses:
+    own_ns, next_ns = np.zeros(len(board.alone_ns)), np.zeros(len(board.alone_ns))
+    ranks = board.job.rank_count
+    if len(board.lanes.first):
+        last = moments.spells(board, moments.last)
+        both = moments.spells(board, moments.before).joined(last)
+        walk = moments.walk(board, moments.last, board.alone_ns + losses.next_ns)
+        own_ns = find_losses(walk, board.lanes, find_company(both, ranks))
+        early = _early(board, moments, last)
+        if len(early.rank):
+            walk = moments.walk(board, moments.before, board.alone_ns + own_ns)
+            next_ns = find_losses(walk, board.lanes, find_company(early, ranks))
+    if len(sharing):
+        # A collective is on no lane that slows down, or holds its own time there.
+        lost = np.minimum(_link_losses(board, sharing, moments), MOST_LOSS_RATIO)
+        own_ns += board.alone_ns * lost / (1 - lost)
+    return _Losses(own_ns, next_ns)
 
 
-def _lost_ratio(history: History, priced: PricedJob) -> Floats:
-    """The share of its duration that each row loses; members of a rendezvous lose alike."""
-    job, iteration = history.job, history.iterations[-1]
-    lost = np.zeros(len(priced.float_ns))
-    worst: dict[tuple[int, int], float] = {}
-    members = []
-    for rank in range(job.rank_count):
-        program = job.program_of(rank)
-        tasks = np.flatnonzero(program.slot != PLAIN)
-        rows = priced.rows_of_rank(rank).start + tasks
-        starts = history.start_ns(iteration, rank)[tasks]
-        ends = history.end_ns(iteration, rank)[tasks]
-        shares = overlap_losses(starts, ends, priced.link_use[rows])
-        groups = job.rank_group[rank, program.slot[tasks]]
-        keys = list(zip(groups.tolist(), program.sequence[tasks].tolist(), strict=True))
-        for key, share in zip(keys, shares.tolist(), strict=True):
-            worst[key] = max(worst.get(key, 0.0), share)
-        members.append((rows, keys))
-    for rows, keys in members:
-        lost[rows] = np.maximum(lost[rows], [worst[key] for key in keys])
+def _early(board: Board, moments: _Moments, spells: Spells) -> Spells:
+    """Those of *spells* that begin while tasks of the iteration before still run."""
+    has_tasks = np.diff(board.first) > 0
+    last_ns = np.zeros(len(has_tasks), dtype=np.int64)
+    last_ns[has_tasks] = np.maximum.reduceat(
+        moments.before.end_ns[:, 0], board.first[:-1][has_tasks]
+    )
+    return spells.only(spells.ready_ns < last_ns[spells.rank])
+
+
+def _sharing_ranks(board: Board) -> Int64s:
+    """Ranks that communicate on more than one lane, where it is known what links carry."""
+    if not board.priced.link_use.any():
+        return np.zeros(0, dtype=np.int64)
+    lanes = np.unique(np.column_stack([board.calls.rank, board.calls.lane]), axis=0)
+    ranks, counts = np.unique(lanes[:, 0], return_counts=True)
+    return ranks[counts > 1].astype(np.int64)
+
+
+def _link_losses(board: Board, sharing: Int64s, moments: _Moments) -> Floats:
+    """The share of its duration that each task loses on links, the same for all members."""
+    calls = board.calls
+    duration_ns = moments.duration_ns[calls.task]
+    ends_ns = [timeline.end_ns[calls.task, 0] for timeline in (moments.before, moments.last)]
+    use = board.priced.link_use[board.row[calls.task]]
+    share = np.zeros(len(calls.task))
+    edges = np.searchsorted(calls.rank, np.column_stack([sharing, sharing + 1]))
+    for first, stop in edges.tolist():
+        own = slice(first, stop)
+        ends = np.concatenate([end_ns[own] for end_ns in ends_ns])
+        starts = ends - np.tile(duration_ns[own], 2)
+        both = overlap_losses(starts, ends, np.tile(use[own], (2, 1)))
+        share[own] = both.reshape(2, -1).max(axis=0)
+    worst = np.zeros(int(calls.rendezvous.max()) + 1)
+    np.maximum.at(worst, calls.rendezvous, share)
+    lost = np.zeros(len(board.alone_ns))
+    lost[calls.task] = worst[calls.rendezvous]
     return lost
-
-
-def overlap_losses(starts_ns: Int64s, ends_ns: Int64s, link_use: Floats) -> Floats:
-    """The share of each interval lost to the others, its worst link deciding.
-
-    Where intervals ask a link for d > 1 times what it can carry, each that
-    uses it all the time advances at 1/d.
-    """
-    if not len(starts_ns):
-        return np.zeros(0)
-    moments = np.unique(np.concatenate([starts_ns, ends_ns]))
-    first, last = np.searchsorted(moments, starts_ns), np.searchsorted(moments, ends_ns)
-    spans = np.diff(moments)
-    shares = np.zeros(len(starts_ns))
-    for link in range(link_use.shape[1]):
-        change = np.zeros(len(moments))
-        np.add.at(change, first, link_use[:, link])
-        np.subtract.at(change, last, link_use[:, link])
-        demand = np.cumsum(change)[:-1]
-        idle = spans * (1 - 1 / np.maximum(demand, 1.0))
-        reached = np.concatenate([[0.0], np.cumsum(idle)])
-        lost_ns = (reached[last] - reached[first]) * np.minimum(link_use[:, link], 1.0)
-        shares = np.maximum(shares, lost_ns / np.maximum(ends_ns - starts_ns, 1))
-    # Sums of shares may miss 1 by the last bit.
-    shares[shares < 1e-9] = 0.0
-    return shares

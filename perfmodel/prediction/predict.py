@@ -17,16 +17,16 @@ from perfmodel.engine.replay import Replay
 from perfmodel.engine.steady import SteadyState, find_period
 from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
-from perfmodel.prediction.answer import Facts, Prediction, Run
+from perfmodel.prediction.answer import Facts, InterferenceLoss, Prediction, Run
 from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.evidence import build_evidence
 from perfmodel.prediction.explain import explain
-from perfmodel.prediction.folded_costs import fold_costs
-from perfmodel.prediction.interference import settle_interference
+from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
+from perfmodel.prediction.interference import Settled, leave_out, settle_interference
 from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
 from perfmodel.prediction.placing import PlacementFiles, place_workload
 from perfmodel.prediction.sampling import build_interval, replay_samples
-from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
+from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.jobs import build_job, memory_by_rank
 from perfmodel.workloads.memory import RankMemory
@@ -156,16 +156,15 @@ def answer_priced(question: PricedQuestion, *, executor: Executor, clock: PhaseC
     """Replay the job of *question*, and explain what came out."""
     scenario = question.scenario
     with clock.phase("folding equal ranks", done=0.35):
-        folded = fold_costs(question.whole)
-    with clock.phase("letting collectives share links", done=0.4):
-        shared = settle_interference(executor.replay, folded.priced)
-        folded = replace(folded, priced=shared.priced)
-    job, durations = folded.priced.job, folded.priced.durations
+        alone = fold_costs(question.whole)
+    with clock.phase("letting overlaps slow down", done=0.4):
+        is_counted = scenario.interference is Interference.COUNTED
+        settled = settle_interference(executor.replay, alone) if is_counted else leave_out(alone)
+        folded = settled.folded
+    job = folded.priced.job
     with clock.phase("replaying", done=0.45):
-        replays = _Replays(
-            isolated=executor.replay(job, durations, 1),
-            steady=find_period(executor.replay, job, durations),
-        )
+        replays = _replay(folded, executor)
+        loss = _find_loss(alone, settled, replays, scenario.mode, executor) if is_counted else None
     answer = replays.of(scenario.mode)
     iteration_ns = replays.iteration_ns(scenario.mode)
     with clock.phase("replaying samples", done=0.55):
@@ -185,8 +184,28 @@ def answer_priced(question: PricedQuestion, *, executor: Executor, clock: PhaseC
         isolated_ns=replays.iteration_ns(Mode.ISOLATED),
         interval=build_interval(times_ns, nominal_ns=iteration_ns),
         explanation=explanation,
-        assumptions=list_assumptions(folded.priced, replays.steady, shared),
+        assumptions=list_assumptions(folded.priced, replays.steady, settled, loss),
         facts=question.setting.facts(question.whole.job, answer.iteration_count),
         run=Run(executor.description, dict(clock.phase_s)),
         evidence=evidence,
+        interference=loss,
     )
+
+
+def _replay(folded: FoldedCosts, executor: Executor) -> _Replays:
+    job, durations = folded.priced.job, folded.priced.durations
+    return _Replays(
+        isolated=executor.replay(job, durations, 1),
+        steady=find_period(executor.replay, job, durations),
+    )
+
+
+def _find_loss(
+    alone: FoldedCosts, settled: Settled, replays: _Replays, mode: Mode, executor: Executor
+) -> InterferenceLoss:
+    """What *replays* take longer than the same job without interference."""
+    if not settled.has_losses:
+        return InterferenceLoss(0, settled.rounds)
+    without = _replay(alone, executor)
+    lost_ns = replays.iteration_ns(mode) - without.iteration_ns(mode)
+    return InterferenceLoss(lost_ns, settled.rounds)

@@ -26,7 +26,7 @@ from perfmodel.prediction.predict import (
     answer_question,
 )
 from perfmodel.prediction.sampling import build_interval
-from perfmodel.prediction.scenario import JobScenario, Mode
+from perfmodel.prediction.scenario import Interference, JobScenario, Mode
 from perfmodel.prediction.subject import tag_recording
 from perfmodel.recordings.recorded_job import RecordedJob
 from perfmodel.recordings.self_replay import MAX_TRUSTED_ERROR_PCT, SelfReplay, self_replay
@@ -139,7 +139,12 @@ def _distrust(score: SelfReplay) -> tuple[str, ...]:
 
 
 def _check_stated(scenario: JobScenario, why: str) -> None:
-    """Refuse a machine for a job that brings its durations along."""
+    """Refuse a machine, or to leave out interference, for a job that brings its durations along."""
+    if scenario.interference is Interference.LEFT_OUT:
+        raise ScenarioError(
+            f"{scenario.job}: {why}, and its durations hold what overlaps cost, so that "
+            "--no-interference would change nothing. Ask without it."
+        )
     given = {
         "--topology": scenario.topology,
         "--hosts": scenario.hosts,

@@ -27,6 +27,13 @@ class Mode(Enum):
     ISOLATED = "isolated"
 
 
+class Interference(Enum):
+    """Whether kernels and collectives that overlap slow each other down."""
+
+    COUNTED = "counted"
+    LEFT_OUT = "left_out"
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A workload on a cluster under a software stack.
@@ -50,6 +57,7 @@ class Scenario:
     tables: str | None = None
     indices: str | None = None
     plan: str | None = None
+    interference: Interference = Interference.COUNTED
 
     def __post_init__(self) -> None:
         _check_at_least(1, "hosts", self.hosts)
@@ -74,6 +82,7 @@ class JobScenario:
     mode: Mode = Mode.PERIOD
     seed: int = 0
     samples: int = DEFAULT_SAMPLES
+    interference: Interference = Interference.COUNTED
 
     def __post_init__(self) -> None:
         if self.hosts is not None:

@@ -21,7 +21,7 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
+from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 from perfmodel.recordings.documents import self_replay_document
 from perfmodel.reports.rank_text import format_ranks
 
@@ -41,6 +41,7 @@ def to_document(prediction: Prediction) -> dict[str, Any]:
         "mode": prediction.scenario.mode.value,
         "period_ms": _ms(prediction.period_ns),
         "isolated_ms": None if prediction.isolated_ns is None else _ms(prediction.isolated_ns),
+        "interference_ms": _interference_ms(prediction),
         "breakdown_ms": _parts(why.time),
         "ranks": [_rank_class(entry) for entry in why.rank_classes],
         "critical_path": _critical_path(why.critical_path),
@@ -65,7 +66,11 @@ def to_document(prediction: Prediction) -> dict[str, Any]:
 def to_scenario_document(scenario: Scenario | JobScenario) -> dict[str, Any]:
     """*scenario* as plain values: everything needed to ask again."""
     if isinstance(scenario, JobScenario):
-        return {**asdict(scenario), "mode": scenario.mode.value}
+        return {
+            **asdict(scenario),
+            "mode": scenario.mode.value,
+            "interference": scenario.interference.value,
+        }
     return {
         "workload": scenario.workload,
         "overrides": list(scenario.overrides),
@@ -79,20 +84,20 @@ def to_scenario_document(scenario: Scenario | JobScenario) -> dict[str, Any]:
         "tables": scenario.tables,
         "indices": scenario.indices,
         "plan": scenario.plan,
+        "interference": scenario.interference.value,
     }
 
 
 def from_scenario_document(document: dict[str, Any]) -> Scenario | JobScenario:
     """The scenario that `to_scenario_document` wrote."""
+    words = {
+        **document,
+        "mode": Mode(document["mode"]),
+        "interference": Interference(document["interference"]),
+    }
     if "job" in document:
-        return JobScenario(**{**document, "mode": Mode(document["mode"])})
-    return Scenario(
-        **{
-            **document,
-            "overrides": tuple(document["overrides"]),
-            "mode": Mode(document["mode"]),
-        }
-    )
+        return JobScenario(**words)
+    return Scenario(**{**words, "overrides": tuple(document["overrides"])})
 
 
 def to_json(document: dict[str, Any]) -> str:
@@ -102,6 +107,11 @@ def to_json(document: dict[str, Any]) -> str:
 
 def _ms(duration_ns: int) -> float:
     return duration_ns / NS_PER_MS
+
+
+def _interference_ms(prediction: Prediction) -> float | None:
+    loss = prediction.interference
+    return None if loss is None else _ms(loss.lost_ns)
 
 
 def _gib(size_bytes: int) -> float:

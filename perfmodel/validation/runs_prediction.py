@@ -1,4 +1,4 @@
-"""Predicting a measured run: costs and engine, as for any scenario."""
+"""Predicting a measured run: costs, interference and engine, as for any scenario."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from perfmodel.engine.steady import find_period
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
+from perfmodel.prediction.interference import settle_interference
 from perfmodel.prediction.sampling import build_interval, replay_samples
 from perfmodel.validation.runs_question import RunQuestion, RunSetting, build_question
 from perfmodel.validation.runs_table import RunRow
@@ -77,7 +78,8 @@ def _continue(question: RunQuestion, rhythm: _Rhythm) -> float:
 
 
 def _price(question: RunQuestion, job: JobGraph) -> FoldedCosts:
-    return fold_costs(price_job(job, cluster=question.cluster, stack=question.stack))
+    alone = fold_costs(price_job(job, cluster=question.cluster, stack=question.stack))
+    return settle_interference(SerialExecutor().replay, alone).folded
 
 
 def _find_rhythm(folded: FoldedCosts) -> _Rhythm:

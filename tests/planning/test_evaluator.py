@@ -18,7 +18,7 @@ from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import PhaseClock
 from perfmodel.prediction.predict import Question, answer_question
 from perfmodel.prediction.sampling import build_interval
-from perfmodel.prediction.scenario import Scenario
+from perfmodel.prediction.scenario import Interference, Scenario
 from perfmodel.workloads.dlrm.job import build_dlrm_job
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from tests.planning.settings import build_spec, random_plan
@@ -29,7 +29,11 @@ STACK = load_stack("pytorch_eager")
 
 def _predict(spec, cluster, plan, *, samples: int = 2) -> Prediction:
     question = Question(
-        scenario=Scenario(topology=cluster.topology.name, samples=samples),
+        scenario=Scenario(
+            topology=cluster.topology.name,
+            samples=samples,
+            interference=Interference.LEFT_OUT,
+        ),
         cluster=cluster,
         stack=STACK,
         batch=spec.batch,

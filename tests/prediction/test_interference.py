@@ -1,86 +1,258 @@
-"""Collectives that overlap on a link slow each other down; others do not."""
+"""Collectives that overlap on a link slow each other down, and kernels beside them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
 
 from perfmodel.costs.estimates import Bound
+from perfmodel.costs.interference import GenerationSlowdowns, Phase, Slowdown
+from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import replay
-from perfmodel.graph.program import LaneKind
-from perfmodel.prediction.interference import overlap_losses, settle_interference
+from perfmodel.engine.steady import find_period
+from perfmodel.graph.builder import Dependency
+from perfmodel.graph.program import Anchor, LaneKind
+from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
+from perfmodel.prediction.interference import settle_interference
 from tests.builders import JobSketch
+from tests.strategies import JobSize, jobs
 
-GPU_LINK, NIC = (1.0, 0.0), (0.0, 1.0)
+GPU_LINK, NIC, NO_LINK = (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)
+GEMM = FAMILIES.index("gemm")
+
+
+def slowdowns(*, waiting: float = 1.0, moving: float = 1.0) -> GenerationSlowdowns:
+    factors = {Phase.WAITING: waiting, Phase.MOVING: moving}
+    return GenerationSlowdowns(
+        "made up", {("gemm", phase): Slowdown(factor, 1) for phase, factor in factors.items()}
+    )
 
 
 def run(job, durations, iterations):
     return replay(job, durations, iterations=iterations)
 
 
-def two_collectives(first_use, second_use, *, second_after_ns: int = 0) -> PricedJob:
+def price(job, durations, *, use=None, slowed=None) -> FoldedCosts:
+    """Every task as a product; *use* is the use of links by label."""
+    count = len(durations.values_ns)
+    link_use = np.zeros((count, 2))
+    for rank in range(job.rank_count):
+        for task in range(job.program_of(rank).task_count):
+            row = int(durations.rank_offset[rank]) + task
+            link_use[row] = (use or {}).get(job.label_of(rank, task), NO_LINK)
+    priced = PricedJob(
+        job=job,
+        durations=durations,
+        float_ns=durations.values_ns[:, 0].astype(np.float64),
+        relative_sigma=np.zeros(count),
+        provenance=np.zeros(count, dtype=np.int8),
+        family=np.full(count, GEMM, dtype=np.int8),
+        bound=np.full(count, Bound.LINK, dtype=np.int8),
+        link_use=link_use,
+        slowdowns=slowed or slowdowns(),
+    )
+    return FoldedCosts(priced, tuple((rank,) for rank in range(job.rank_count)))
+
+
+def two_collectives(first_use, second_use, *, second_after_ns: int = 0) -> FoldedCosts:
     """Two ranks that make two all-reduces of 1000 ns on two streams."""
     sketch = JobSketch()
     for _ in range(2):
         rank = sketch.rank(
             gpu=LaneKind.COMPUTE, one=LaneKind.COMMUNICATION, two=LaneKind.COMMUNICATION
         )
-        rank.task("before", "gpu", second_after_ns)
-        rank.meet("first", "one", 1000, slot=0)
+        before = rank.task("before", "gpu", second_after_ns)
+        rank.meet("first", "one", 1000, slot=0, after=[Dependency(before, Anchor.START)])
         rank.meet("second", "two", 1000, slot=1, after=["before"])
+        rank.task("after", "gpu", 0, after=["first", "second"])
     sketch.group(0, 1, slot=0, name="first group")
     sketch.group(0, 1, slot=1, name="second group")
-    job, durations = sketch.build()
-    use = {"before": (0.0, 0.0), "first": first_use, "second": second_use}
-    count = len(durations.values_ns)
-    labels = [job.label_of(rank, task) for rank in range(2) for task in range(3)]
-    return PricedJob(
-        job=job,
-        durations=durations,
-        float_ns=durations.values_ns[:, 0].astype(np.float64),
-        relative_sigma=np.zeros(count),
-        provenance=np.zeros(count, dtype=np.int8),
-        family=np.zeros(count, dtype=np.int8),
-        bound=np.full(count, Bound.LINK, dtype=np.int8),
-        link_use=np.array([use[label] for label in labels]),
-    )
+    return price(*sketch.build(), use={"first": first_use, "second": second_use})
 
 
-def longest_ns(priced: PricedJob) -> float:
-    settled = settle_interference(run, priced)
-    return float(settled.priced.float_ns.max())
+def beside_all_reduce(*, arrivals_ns=(400, 400), slowed) -> FoldedCosts:
+    """Ranks that work, then make an all-reduce of 600 ns beside a product of 1000 ns."""
+    sketch = JobSketch()
+    for arrival_ns in arrivals_ns:
+        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
+        rank.task("first", "gpu", arrival_ns)
+        rank.meet("reduce", "wire", 600, after=["first"])
+        rank.task("second", "gpu", 1000)
+        rank.meet("barrier", "gpu", 0)
+    sketch.group(*range(len(arrivals_ns)))
+    return price(*sketch.build(), slowed=slowed)
+
+
+def settled_ns(folded: FoldedCosts) -> dict[str, float]:
+    """Durations by `rank/label` once everything stands still."""
+    priced = settle_interference(run, folded).folded.priced
+    return {
+        f"{rank}/{priced.job.label_of(rank, task)}": float(
+            priced.float_ns[int(priced.durations.rank_offset[rank]) + task]
+        )
+        for rank in range(priced.job.rank_count)
+        for task in range(priced.job.program_of(rank).task_count)
+    }
+
+
+def period_ns(folded: FoldedCosts) -> int:
+    priced = folded.priced
+    return int(find_period(run, priced.job, priced.durations).period_ns[0])
 
 
 def test_two_all_reduces_on_one_nic_each_take_the_time_of_both():
     # Each gets half of the wire all the time: 2 x 1000.
-    assert longest_ns(two_collectives(NIC, NIC)) == pytest.approx(2000, rel=1e-3)
+    times = settled_ns(two_collectives(NIC, NIC))
+    assert times["0/first"] == pytest.approx(2000, rel=1e-3)
+    assert times["1/second"] == pytest.approx(2000, rel=1e-3)
 
 
 def test_two_all_reduces_on_different_links_do_not_slow_each_other():
-    priced = two_collectives(NIC, GPU_LINK)
-    assert settle_interference(run, priced).priced is priced
+    folded = two_collectives(NIC, GPU_LINK)
+    assert settle_interference(run, folded).folded is folded
 
 
 def test_collectives_that_leave_room_for_each_other_keep_their_time():
     # 0.4 + 0.5 of the wire: both fit.
-    assert longest_ns(two_collectives((0.0, 0.4), (0.0, 0.5))) == 1000
+    assert settled_ns(two_collectives((0.0, 0.4), (0.0, 0.5)))["0/first"] == 1000
 
 
 def test_collectives_one_after_the_other_keep_their_time():
-    assert longest_ns(two_collectives(NIC, NIC, second_after_ns=3000)) == 3000  # the task before
+    folded = two_collectives(NIC, NIC, second_after_ns=3000)
+    assert settle_interference(run, folded).folded is folded
 
 
 def test_half_an_overlap_costs_half_as_much():
     # The first runs 0-500 alone, has 500 left and shares until 1500; the
     # second has shared 1000 by then, that is 500 of work, and ends at 2000.
-    priced = two_collectives(NIC, NIC, second_after_ns=500)
-    settled = settle_interference(run, priced)
-    first_ns, second_ns = settled.priced.float_ns[1:3]
-    assert first_ns == pytest.approx(1500, rel=1e-2)
-    assert second_ns == pytest.approx(1500, rel=1e-2)
+    times = settled_ns(two_collectives(NIC, NIC, second_after_ns=500))
+    assert times["0/first"] == pytest.approx(1500, rel=1e-2)
+    assert times["0/second"] == pytest.approx(1500, rel=1e-2)
 
 
-def test_three_at_once_each_lose_two_thirds():
-    starts, ends = np.zeros(3, dtype=np.int64), np.full(3, 900, dtype=np.int64)
-    assert overlap_losses(starts, ends, np.ones((3, 1))) == pytest.approx([2 / 3] * 3)
+def test_a_product_beside_a_collective_advances_at_the_pace_it_is_left_with():
+    # Both start at 400. Until 1000 the product advances at 1/2 and gets 300 of
+    # its 1000 done; the other 700 run alone: 600 + 700 = 1300. The lane then
+    # takes 400 + 1300 an iteration instead of 400 + 1000.
+    folded = beside_all_reduce(slowed=slowdowns(moving=2.0))
+    times = settled_ns(folded)
+    assert times == {
+        f"{rank}/{label}": length_ns
+        for rank in (0, 1)
+        for label, length_ns in (("first", 400), ("second", 1300), ("reduce", 600), ("barrier", 0))
+    }
+    assert period_ns(folded) == 1400
+    assert period_ns(settle_interference(run, folded).folded) == 1700
+
+
+def test_a_collective_that_waits_for_others_already_holds_its_share():
+    # Rank 0 is ready at 400, rank 1 at 700. On rank 0 the product advances at
+    # 1/1.25 for 300 ns (240 done), at 1/2 for 600 (300 done) and has 460 left:
+    # 300 + 600 + 460. On rank 1 nothing waits: 600 + 700 as above.
+    folded = beside_all_reduce(arrivals_ns=(400, 700), slowed=slowdowns(waiting=1.25, moving=2.0))
+    first = settle_interference(run, folded)
+    priced = first.folded.priced
+    timeline = replay(priced.job, priced.durations).last
+    assert timeline.end_ns[:, 0].max() == 2000
+    assert settled_ns(folded)["0/second"] == pytest.approx(1360)
+    assert settled_ns(folded)["1/second"] == pytest.approx(1300)
+
+
+def test_a_chain_of_products_is_slowed_only_as_far_as_the_collective_reaches():
+    # Ten products of 100 start with a collective of 600: at half pace three of
+    # them fit into it, and seven run alone after it.
+    sketch = JobSketch()
+    for _ in range(2):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
+        rank.task("first", "gpu", 400)
+        rank.meet("reduce", "wire", 600, after=["first"])
+        for number in range(10):
+            rank.task(f"product {number}", "gpu", 100)
+    sketch.group(0, 1)
+    times = settled_ns(price(*sketch.build(), slowed=slowdowns(moving=2.0)))
+    assert [times[f"0/product {number}"] for number in range(10)] == [200] * 3 + [100] * 7
+
+
+def test_kernels_see_collectives_of_the_next_iteration():
+    # The collective of the next iteration starts when `early` ends, beside
+    # `late`: 300 ns at half pace do 150 of its 500, and 350 are left: 650.
+    sketch = JobSketch()
+    for _ in range(2):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
+        early = rank.task("early", "gpu", 500)
+        rank.task("late", "gpu", 500)
+        rank.meet("fetch", "wire", 300, after=[Dependency(early, distance=1)])
+    sketch.group(0, 1)
+    times = settled_ns(price(*sketch.build(), slowed=slowdowns(moving=2.0)))
+    assert times["0/early"] == 500
+    assert times["0/late"] == 650
+
+
+def test_without_overlap_nothing_moves_by_a_nanosecond():
+    sketch = JobSketch()
+    for _ in range(2):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
+        rank.task("first", "gpu", 400)
+        rank.meet("reduce", "wire", 600, after=["first"])
+        rank.task("second", "gpu", 1000, after=["reduce"])
+    sketch.group(0, 1)
+    folded = price(*sketch.build(), slowed=slowdowns(waiting=1.5, moving=2.0))
+    settled = settle_interference(run, folded)
+    assert settled.folded is folded
+    assert not settled.has_losses
+
+
+def test_ranks_of_one_price_may_lose_differently():
+    # Both ranks share a program and its prices; rank 1 waits for nobody, and
+    # rank 0 waits 300 ns for the rank 2 that only it meets.
+    sketch = JobSketch()
+    for arrival_ns, group in ((400, 0), (400, 1), (700, 0), (400, 1)):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
+        rank.task("first", "gpu", arrival_ns)
+        rank.meet("reduce", "wire", 600, after=["first"], slot=group)
+        rank.task("second", "gpu", 1000)
+        rank.meet("barrier", "gpu", 0, slot=2)
+    sketch.group(0, 1, 2, 3, slot=2, name="barrier")
+    sketch.group(0, 2, slot=0, name="late")
+    sketch.group(1, 3, slot=1, name="early")
+    folded = price(*sketch.build(), slowed=slowdowns(waiting=1.25, moving=2.0))
+    times = settled_ns(folded)
+    assert times["0/second"] == pytest.approx(1360)
+    assert times["1/second"] == pytest.approx(1300)
+    assert times["3/second"] == pytest.approx(1300)
+
+
+@given(made=jobs(JobSize(vectors=1)))
+def test_interference_never_makes_a_task_or_an_iteration_shorter(made):
+    job, durations = made
+    folded = price(job, durations, slowed=slowdowns(waiting=1.3, moving=1.9))
+    slowed = settle_interference(run, folded).folded.priced
+
+    before = replay(job, durations, iterations=3)
+    after = replay(job, slowed.durations, iterations=3)
+    assert (after.iteration_end_ns >= before.iteration_end_ns).all()
+    for rank in range(job.rank_count):
+        assert (slowed.durations.of_rank(job, rank) >= durations.of_rank(job, rank)).all()
+
+
+@given(made=jobs(JobSize(vectors=1)))
+def test_kernels_that_nothing_slows_keep_their_nanoseconds(made):
+    folded = price(*made)
+    assert settle_interference(run, folded).folded is folded
+
+
+@given(made=jobs(JobSize(vectors=1)))
+def test_folded_ranks_lose_what_they_lose_unfolded(made):
+    job, durations = made
+    whole = price(job, durations, slowed=slowdowns(waiting=1.3, moving=1.9))
+    folded = fold_costs(whole.priced)
+    alone, classes = (settle_interference(run, one).folded for one in (whole, folded))
+    for place, ranks in enumerate(classes.class_ranks):
+        expected = classes.priced.durations.of_rank(classes.priced.job, place)
+        for rank in ranks:
+            assert (alone.priced.durations.of_rank(job, rank) == expected).all()
+    assert replace(classes, priced=folded.priced).class_ranks == folded.class_ranks
