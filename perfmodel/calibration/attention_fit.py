@@ -7,7 +7,7 @@ follows from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
 from perfmodel.costs.attention import attention_shapes
 from perfmodel.costs.attention_physics import (
+    NARROW_HEAD,
     AttentionConstants,
     AttentionShapes,
     BackwardConstants,
@@ -36,6 +37,7 @@ USUAL_PAIR_CLOCKS = 0.04
 """Held where all rows have one head size, which cannot tell multiplying from the rest of the
 work on a pair. Fits over several head sizes give 0.04 to 0.065 on Hopper; 16 exponentials a
 clock would alone take 0.0625, of which kernels hide a part."""
+EVALUATIONS = 60
 SMALLEST_SIGMA = 0.04
 WITHOUT_CACHE = frozenset({"cudnn"})
 """Kernels whose benchmarks are of training; those of serving write causal keys to a cache."""
@@ -45,11 +47,16 @@ LIMITS = {
     "compute_ratio": Limit(0.7, 0.2, 1.0),
     "pair_clocks": Limit(0.04, 0.001, 0.5),
     "tile_clocks": Limit(300, 10, 5000),
+    "tail_ratio": Limit(0.5, 0.001, 1.0),
     "balance": Limit(3.0, 1.0, 12.0),
     "traffic_bytes_per_clock": Limit(10.0, 0.5, 60.0),
     "sustained_loss": Limit(0.05, 0.001, 0.6),
     "sustained_after_ns": Limit(1e6, 1e4, 1e8),
 }
+TILES = ((128.0, 128.0), (64.0, 64.0), (192.0, 128.0), (192.0, 192.0), (128.0, 64.0))
+"""Lengths of query tiles, for heads up to 96 and beyond, of which the best fit is taken."""
+TRIAL_ROWS = 800
+TRIAL_EVALUATIONS = 25
 CACHE_LIMITS = {"cache_ratio": Limit(0.7, 0.1, 3.0)}
 FEW_ROWS = ("compute_ratio", "balance", "traffic_bytes_per_clock")
 BACKWARD_LIMITS = {
@@ -98,24 +105,48 @@ def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
 def _fit_forward(
     shapes: AttentionShapes, machine: MachineRates, measured: Matrix, limits: Mapping[str, Limit]
 ) -> AttentionConstants:
-    fixed: dict[str, float] = {}
-    if len(measured) < FEWEST_ROWS:
-        fixed = {name: limit.start for name, limit in limits.items() if name not in FEW_ROWS}
+    """The best fit over lengths of tiles, which are chosen on fewer rows."""
+    fixed = _held(shapes, limits)
+    tiles: tuple[tuple[float, float], ...] = TILES[:1]
+    if len(measured) >= FEWEST_ROWS:
+        is_wide = bool(np.any(shapes.head_dim > NARROW_HEAD))
+        tiles = TILES if is_wide else tuple(pair for pair in TILES if pair[0] == pair[1])
+
+    def fit(tile: tuple[float, float], rows: int, evaluations: int) -> _Trial:
+        chosen = np.random.default_rng(0).permutation(len(measured))[:rows]
+        few, truth = shapes.rows(np.sort(chosen)), measured[np.sort(chosen)]
+        held = {**fixed, "query_tile": tile[0], "wide_query_tile": tile[1]}
+
+        def predict(constants: Mapping[str, float]) -> Matrix:
+            together = AttentionConstants(**held, **constants)
+            return predict_forward_times(few, machine, together).duration_ns
+
+        free = {name: limit for name, limit in limits.items() if name not in held}
+        found = fit_constants(free, predict, truth, evaluations=evaluations)
+        error = float(np.mean(np.abs(np.log(predict(found) / truth))))
+        return _Trial(error, AttentionConstants(**held, **found))
+
+    trials = [fit(tile, TRIAL_ROWS, TRIAL_EVALUATIONS) for tile in tiles]
+    best = tiles[int(np.argmin([trial.error for trial in trials]))]
+    return fit(best, PHYSICS_ROWS, EVALUATIONS).constants
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Constants and their mean error of the logarithm."""
+
+    error: float
+    constants: AttentionConstants
+
+
+def _held(shapes: AttentionShapes, limits: Mapping[str, Limit]) -> dict[str, float]:
+    """Constants that the rows cannot tell, at their usual values."""
+    held: dict[str, float] = {}
+    if len(shapes) < FEWEST_ROWS:
+        held = {name: limit.start for name, limit in limits.items() if name not in FEW_ROWS}
     if len(np.unique(shapes.head_dim)) == 1:
-        fixed["pair_clocks"] = USUAL_PAIR_CLOCKS
-    chooser = np.random.default_rng(0)
-    count = min(PHYSICS_ROWS, len(measured))
-    chosen = np.sort(chooser.choice(len(measured), count, replace=False))
-    few = shapes.rows(chosen)
-
-    def predict(constants: Mapping[str, float]) -> Matrix:
-        together = AttentionConstants(**fixed, **constants)
-        return predict_forward_times(few, machine, together).duration_ns
-
-    free = {name: limit for name, limit in limits.items() if name not in fixed}
-    return AttentionConstants(
-        **fixed, **fit_constants(free, predict, measured[chosen], evaluations=60)
-    )
+        held["pair_clocks"] = USUAL_PAIR_CLOCKS
+    return held
 
 
 def _fit_backward(
@@ -125,4 +156,6 @@ def _fit_backward(
         relation = BackwardConstants(**constants)
         return predict_backward_ns(shapes, machine, relation, forward_ns=forward_ns)
 
-    return BackwardConstants(**fit_constants(BACKWARD_LIMITS, predict, measured, evaluations=60))
+    return BackwardConstants(
+        **fit_constants(BACKWARD_LIMITS, predict, measured, evaluations=EVALUATIONS)
+    )

@@ -24,9 +24,12 @@ def duration_ns(op: Attention, device: str = "h100_sxm") -> float:
 
 
 def test_a_causal_tile_row_passes_over_half_the_keys_and_its_diagonal():
-    # 4096 / 128 = 32 tiles; the first sees 1, the last 32: on average 16.5.
-    assert attention_shapes([CALL]).key_tiles[0] == pytest.approx(16.5)
-    assert attention_shapes([replace(CALL, is_causal=False)]).key_tiles[0] == 32
+    # 4096 / 128 = 32 tiles of queries; the first sees 2 of 64 keys, the last 64: on average 33.
+    assert attention_shapes([CALL]).key_tiles(128)[0] == pytest.approx(33)
+    assert attention_shapes([replace(CALL, is_causal=False)]).key_tiles(128)[0] == 64
+    # 256 queries of 320: tiles of 192 see the 64 earlier keys and 192, then all: 4 and 5.
+    late = replace(CALL, query_length=256, key_length=320)
+    assert attention_shapes([late]).key_tiles(192)[0] == pytest.approx(4.5)
 
 
 @pytest.mark.parametrize("device", ["a100_sxm_80gb", "h100_sxm", "h200_sxm", "b200_sxm", "l40s"])
