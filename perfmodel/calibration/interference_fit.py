@@ -120,7 +120,7 @@ def shrink(seen: Mapping[str, SeenLoss], devices: Sequence[str]) -> dict[str, Fi
     counts = np.array([seen[name].effective_kernels for name in names])
     scatter = np.array([seen[name].variance for name in names])
     pooled = float((scatter * counts).sum() / max((counts - 1).sum(), 1.0))
-    scatter = (scatter * counts + pooled * COMMON_KERNELS) / (counts + COMMON_KERNELS)
+    scatter = (scatter * counts + pooled * COMMON_KERNELS) / (counts - 1 + COMMON_KERNELS)
     own = np.maximum(scatter / counts, 1e-6)
     between = _between_variance(means, own)
     weights = 1 / (own + between)

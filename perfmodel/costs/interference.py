@@ -17,9 +17,11 @@ from perfmodel.base.documents import FaultList, parse_yaml
 from perfmodel.base.errors import CalibrationError
 from perfmodel.costs.calibration_files import GENERATIONS, HEADER_KEYS
 from topologies import Device
+from topologies.device import Architecture
 
 SLOWED_FAMILIES = ("gemm", "memory", "attention", "embedding")
 """Families of kernels that need multiprocessors; copies and the host do not."""
+_AMD = "cdna"
 _ENTRY_KEYS = {"slowdown", "measured", "low", "high", "kernels"}
 
 
@@ -72,21 +74,27 @@ NOTHING_SLOWED = GenerationSlowdowns("", {})
 
 
 def slowdowns_for(device: Device) -> GenerationSlowdowns:
-    """The constants of the generation of *device*, or those of the nearest."""
+    """The constants of the generation of *device*, or those of the nearest.
+
+    None for a CPU: what was seen on GPUs says nothing about its cores.
+    """
+    if device.architecture is Architecture.CPU:
+        return NOTHING_SLOWED
     return nearest_slowdowns(load_slowdowns(), device.architecture.value)
 
 
 def nearest_slowdowns(
     generations: Mapping[str, GenerationSlowdowns], architecture: str
 ) -> GenerationSlowdowns:
-    """The constants of *architecture*; else of the generation next to it, the newer of two."""
+    """The constants of *architecture*; else of the next one of its vendor, the newer of two."""
     if architecture in generations:
         return generations[architecture]
     age = GENERATIONS.get(architecture, 0)
+    is_amd = architecture.startswith(_AMD)
 
-    def distance(name: str) -> tuple[int, int, str]:
+    def distance(name: str) -> tuple[bool, int, int, str]:
         other = GENERATIONS.get(name, 0)
-        return abs(other - age), -other, name
+        return name.startswith(_AMD) != is_amd, abs(other - age), -other, name
 
     nearest = generations[min(generations, key=distance)]
     return GenerationSlowdowns(nearest.architecture, nearest.of, is_own=False)

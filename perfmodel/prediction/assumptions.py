@@ -49,7 +49,7 @@ def _about_interference(
         f"Interference adds {format_duration(loss.lost_ns)} to the iteration: "
         "collectives on one link share it" + _about_kernels(slowdowns)
     ]
-    if settled.rounds == MOST_ROUNDS:
+    if not settled.is_settled:
         sentences.append(
             f"Overlaps had not settled after {MOST_ROUNDS} rounds; the last still moved the "
             f"iteration by {settled.moved_ratio:.2%}."

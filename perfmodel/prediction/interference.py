@@ -44,6 +44,11 @@ class Settled:
     moved_ratio: float
     has_losses: bool
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last round moved next to nothing."""
+        return self.moved_ratio < STANDSTILL_RATIO
+
 
 def leave_out(folded: FoldedCosts) -> Settled:
     """*folded* as if everything ran alone."""
