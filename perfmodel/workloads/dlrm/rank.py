@@ -9,7 +9,7 @@ from __future__ import annotations
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.stacks import Fusion, Habit, Overlap, SoftwareStack
 from perfmodel.graph.builder import Dependency, ProgramBuilder
-from perfmodel.graph.ops import CopyRoute
+from perfmodel.graph.ops import CopyRoute, MemoryBound, Op
 from perfmodel.graph.program import LaneKind, Program
 from perfmodel.workloads.buckets import BucketFill
 from perfmodel.workloads.dlrm.dense import (
@@ -22,11 +22,11 @@ from perfmodel.workloads.dlrm.dense import (
 from perfmodel.workloads.dlrm.interaction import InteractionWriter
 from perfmodel.workloads.dlrm.sparse import SparsePart, SparseWriter
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.dlrm.stepping import write_step
+from perfmodel.workloads.dlrm.stepping import write_clearing, write_step
 from perfmodel.workloads.dlrm.switches import switches_of
 from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
 from perfmodel.workloads.feeding import copy_blocking, feed_batch, feed_blocking
-from perfmodel.workloads.kernels import elementwise
+from perfmodel.workloads.kernels import elementwise, row_sum
 from perfmodel.workloads.reduction import GradientReduction
 
 REDUCTION_SLOT = 1
@@ -78,11 +78,12 @@ class RankWriter:
         self._feed()
         self._forward()
         self._loss()
+        copied = [table.rows * table.width for table in self._sparse.copied_tables]
+        sizes = [size for layer in dense_layers(self._spec) for size in layer.tensors] + copied
+        write_clearing(writer, self._spec, self._switches, sizes)
         writer.hand_over(writer.autograd, label="backward")
         self._backward()
         writer.hand_over(writer.main, label="optimizer")
-        copied = [table.rows * table.width for table in self._sparse.copied_tables]
-        sizes = [size for layer in dense_layers(self._spec) for size in layer.tensors] + copied
         has_buckets = self._reduction is not None
         write_step(writer, self._spec, self._switches, sizes, has_buckets=has_buckets)
         if self._spec.sync_each_iteration:
@@ -116,6 +117,10 @@ class RankWriter:
         if not is_ahead:
             indices = self._sparse.distribute_indices()
             self._writer.hold(self._writer.compute, [] if indices is None else [indices])
+        # Without an exchange to hide nothing is gained by looking up first, and scripts do not.
+        is_first = self._sparse.part.exchanges is not None
+        if not is_first:
+            self._dense.run_forward(bottom_layers(spec))
         tasks = self._sparse.look_up()
         if is_ahead:
             indices = self._sparse.distribute_indices()
@@ -124,7 +129,8 @@ class RankWriter:
         is_beside = self._switches.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
         if not is_beside:
             self._sparse.join(tasks.exchange)
-        self._dense.run_forward(bottom_layers(spec))
+        if is_first:
+            self._dense.run_forward(bottom_layers(spec))
         if is_beside:
             self._sparse.join(tasks.exchange)
         self._interaction.run_forward()
@@ -137,26 +143,33 @@ class RankWriter:
         size_bytes = DType.FP32.size_bytes
         if is_blocking:
             copy_blocking(self._writer, self._samples * size_bytes, label="loss/labels to device")
-        loss = elementwise("bce_loss", self._samples, DType.FP32, reads=2)
-        self._writer.run("binary_cross_entropy", [loss], label="loss forward")
+        kernels: list[Op] = [elementwise("bce_loss", self._samples, DType.FP32, reads=2)]
+        if not self._switches.fuses(Fusion.ELEMENTWISE):
+            kernels.append(row_sum(self._samples, 1, DType.FP32))
+        self._writer.run("binary_cross_entropy", kernels, label="loss forward")
         if is_blocking:
             route = CopyRoute.DEVICE_TO_HOST
             copy_blocking(self._writer, size_bytes, label="loss/read on the host", route=route)
 
     def _backward(self) -> None:
         spec = self._spec
-        loss = elementwise("bce_loss", self._samples, DType.FP32, reads=2)
-        self._writer.run("BinaryCrossEntropyBackward", [loss], label="loss backward")
+        kernels: list[Op] = [elementwise("bce_loss", self._samples, DType.FP32, reads=2)]
+        if not self._switches.fuses(Fusion.ELEMENTWISE):
+            one = MemoryBound("fill", 0, DType.FP32.size_bytes, DType.FP32)
+            self._writer.run("ones_like", [one], label="loss backward")
+            kernels.insert(0, elementwise("zero", self._samples, DType.FP32, reads=0))
+        self._writer.run("BinaryCrossEntropyBackward", kernels, label="loss backward")
         self._interaction.join_backward()
         self._dense.run_backward(top_layers(spec))
         self._dense.run_cross_backward(cross_layers(spec))
         self._interaction.run_backward()
         gradients = self._sparse.return_gradients()
         is_beside = self._switches.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
-        if not is_beside:
+        is_hidden = gradients is not None and is_beside
+        if not is_hidden:
             self._sparse.update(gradients)
         self._dense.run_backward(bottom_layers(spec))
-        if is_beside:
+        if is_hidden:
             self._sparse.update(gradients)
         if self._reduction is not None:
             self._reduction.finish()

@@ -36,22 +36,29 @@ def write_step(
     *,
     has_buckets: bool,
 ) -> None:
-    """Write the step over tensors of *sizes* numbers, and clear their gradients."""
+    """Write the step over tensors of *sizes* numbers."""
     dtype = DType.FP32
     name = spec.training.optimizer
-    owns_buffer = switches.fuses(Fusion.GRADIENT_COPY)
-    if has_buckets and not owns_buffer:
+    if has_buckets and not switches.fuses(Fusion.GRADIENT_COPY):
         for size in sizes:
             kernel = elementwise("copy", size, dtype)
             writer.run("copy_bucket_to_grad", [kernel], label="gradients/copy from bucket")
     kernels = _step_kernels(spec, switches, sizes)
     writer.run(f"Optimizer.step#{name.upper()}.step", kernels, label="optimizer/step")
-    if owns_buffer:
+
+
+def write_clearing(
+    writer: EagerWriter, spec: DlrmSpec, switches: DlrmSwitches, sizes: Sequence[int]
+) -> None:
+    """Clear gradients of *sizes* numbers, where products do not overwrite them anyway."""
+    if switches.fuses(Fusion.GRADIENT_COPY):
         return
+    dtype = DType.FP32
     is_plain = switches.optimizer_kernels is OptimizerKernels.PLAIN
     cleared = sizes if is_plain else [sum(sizes)]
     zeros = [MemoryBound("zero", 0, size * dtype.size_bytes, dtype) for size in cleared]
-    operator = f"Optimizer.zero_grad#{name.upper()}.zero_grad"
+    name = spec.training.optimizer.upper()
+    operator = f"Optimizer.zero_grad#{name}.zero_grad"
     writer.run(operator, zeros, label="optimizer/zero gradients")
 
 
