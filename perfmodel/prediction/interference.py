@@ -25,8 +25,6 @@ from perfmodel.prediction.overlap_board import Board, build_board
 MOST_ROUNDS = 8
 STANDSTILL_RATIO = 1e-4
 """A round that moves the iteration by less than this is the last."""
-FULL_STEPS = 3
-"""Rounds that take over what they find; later ones go half-way, so that two that swap rest."""
 MOST_LOSS_RATIO = 0.9
 ITERATIONS = 3
 """Enough for an iteration that follows others, and for two that are kept side by side."""
@@ -77,19 +75,20 @@ def settle_interference(replay: Replayer, folded: FoldedCosts) -> Settled:
     if not len(board.calls.task) or not (len(board.lanes.first) or len(sharing)):
         return leave_out(folded)
     losses = _Losses(np.zeros(len(board.alone_ns)), np.zeros(len(board.alone_ns)))
-    previous_ns, moved = 0, 1.0
+    previous_ns, moved = 0, np.inf
     for rounds in range(1, MOST_ROUNDS + 1):
         durations = board.durations(losses.total_ns)
         answer = replay(board.job, durations, ITERATIONS)
         end_ns = int(answer.iteration_end_ns[-1, 0])
-        moved = abs(end_ns - previous_ns) / max(end_ns, 1)
+        before, moved = moved, abs(end_ns - previous_ns) / max(end_ns, 1)
         if rounds > 1 and moved < STANDSTILL_RATIO:
             break
         previous_ns = end_ns
         found = _find_losses(board, sharing, _Moments.of(answer, durations.values_ns[:, 0]), losses)
         if rounds == 1 and not found.total_ns.any():
             return Settled(folded, rounds, 0.0, has_losses=False)
-        losses = found if rounds <= FULL_STEPS else losses.half_way(found)
+        # Half-way where moves do not get smaller, so that two that swap places come to rest.
+        losses = found if moved <= before / 2 else losses.half_way(found)
     slowed = replace(folded, priced=board.price(losses.total_ns))
     return Settled(slowed, rounds, moved, has_losses=True)
 
