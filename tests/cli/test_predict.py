@@ -92,6 +92,22 @@ def test_isolated_answers_with_the_isolated_time(capsys):
     assert document["iteration_time_ms"] == document["isolated_ms"]
 
 
+def test_interference_can_be_left_out_to_compare(capsys):
+    documents = []
+    for words in ((), ("--no-interference",)):
+        assert (
+            run("predict", "--topology", "dgx_h100", "--samples", "4", "--json", "-", *words) == 0
+        )
+        documents.append(json.loads(capsys.readouterr().out))
+
+    counted, left_out = documents
+    assert counted["interference_ms"] == pytest.approx(
+        counted["iteration_time_ms"] - left_out["iteration_time_ms"]
+    )
+    assert left_out["interference_ms"] is None
+    assert left_out["scenario"]["interference"] == "left_out"
+
+
 def test_list_names_workloads_and_stacks(capsys):
     assert run("predict", "--list") == 0
 

@@ -169,6 +169,7 @@ def test_a_model_beside_a_job_is_a_wrong_command_line(recorded, words, capsys):
     [
         (["--topology", "dgx_h100"], "would change nothing"),
         (["--isolated"], "no isolated iteration"),
+        (["--no-interference"], "would change nothing"),
     ],
 )
 def test_what_a_recording_cannot_answer_is_refused(recorded, words, message, capsys):

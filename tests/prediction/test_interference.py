@@ -14,7 +14,10 @@ from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import replay
 from perfmodel.engine.steady import find_period
-from perfmodel.graph.builder import Dependency
+from perfmodel.graph.builder import Dependency, JobBuilder
+from perfmodel.graph.durations import build_shared_durations
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
 from perfmodel.prediction.interference import settle_interference
@@ -206,24 +209,44 @@ def test_without_overlap_nothing_moves_by_a_nanosecond():
     assert not settled.has_losses
 
 
-def test_ranks_of_one_price_may_lose_differently():
-    # Both ranks share a program and its prices; rank 1 waits for nobody, and
-    # rank 0 waits 300 ns for the rank 2 that only it meets.
-    sketch = JobSketch()
-    for arrival_ns, group in ((400, 0), (400, 1), (700, 0), (400, 1)):
-        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
-        rank.task("first", "gpu", arrival_ns)
-        rank.meet("reduce", "wire", 600, after=["first"], slot=group)
-        rank.task("second", "gpu", 1000)
-        rank.meet("barrier", "gpu", 0, slot=2)
-    sketch.group(0, 1, 2, 3, slot=2, name="barrier")
-    sketch.group(0, 2, slot=0, name="late")
-    sketch.group(1, 3, slot=1, name="early")
-    folded = price(*sketch.build(), slowed=slowdowns(waiting=1.25, moving=2.0))
+def test_ranks_that_share_prices_may_lose_differently():
+    # Ranks 0, 1 and 3 run one program at one price. Rank 0 meets rank 2, which
+    # comes 300 ns later, and waits; ranks 1 and 3 meet each other and do not.
+    builder = JobBuilder()
+    programs = []
+    for arrival_ns in (400, 700):
+        program = builder.new_program()
+        gpu = program.add_lane("gpu", LaneKind.COMPUTE)
+        wire = program.add_lane("wire", LaneKind.COMMUNICATION)
+        first = program.add_task(gpu, Fixed("first", arrival_ns), label="first")
+        program.add_rendezvous(
+            wire, Fixed("reduce", 600), label="reduce", slot=0, after=[Dependency(first)]
+        )
+        program.add_task(gpu, Fixed("second", 1000), label="second")
+        program.add_rendezvous(gpu, Fixed("barrier", 0), label="barrier", slot=1)
+        programs.append(builder.add_program(program.build()))
+    for number in (0, 0, 1, 0):
+        builder.add_rank(programs[number])
+    builder.add_group("late", (0, 2), slot=0)
+    builder.add_group("early", (1, 3), slot=0)
+    builder.add_group("all", (0, 1, 2, 3), slot=1)
+    job = builder.build(JobFacts("shared"))
+    rows = [
+        np.array([job.ops[op].duration_ns for op in program.op], dtype=np.int64)
+        for program in job.programs
+    ]
+    folded = price(
+        job, build_shared_durations(job, rows), slowed=slowdowns(waiting=1.25, moving=2.0)
+    )
+    assert folded.priced.durations.rank_offset.tolist() == [0, 0, 4, 0]
+
+    slowed = settle_interference(run, folded).folded.priced
     times = settled_ns(folded)
     assert times["0/second"] == pytest.approx(1360)
-    assert times["1/second"] == pytest.approx(1300)
-    assert times["3/second"] == pytest.approx(1300)
+    assert times["1/second"] == times["3/second"] == pytest.approx(1300)
+    # Those that lost the same still share what they cost.
+    offsets = slowed.durations.rank_offset.tolist()
+    assert offsets[1] == offsets[3] != offsets[0]
 
 
 @given(made=jobs(JobSize(vectors=1)))
