@@ -114,9 +114,8 @@ def _write(kind: str, table: KernelTable, request: _Request) -> None:
             "to see held-out errors only."
         )
     names = " ".join(str(path) for path in request.tables)
-    about = about_tables(
-        kind, command=f"perfmodel calibrate {kind} {names}", day=datetime.now(UTC).date()
-    )
+    command = f"perfmodel calibrate {kind} {names} --out {request.out}"
+    about = about_tables(kind, command=command, day=datetime.now(UTC).date())
     entries = fit_entries(kind, table)
     request.out.write_text(entries_to_text(about, entries), encoding="utf-8")
     print(f"Wrote {len(entries)} sets of constants to {request.out}")
