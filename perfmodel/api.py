@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from perfmodel.execution import open_executor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
-from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
+from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 
 if TYPE_CHECKING:
     from perfmodel.graph.job import JobGraph
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perfmodel.whatif.machine import Machine
 
 __all__ = [
+    "Interference",
     "JobScenario",
     "Mode",
     "Prediction",
