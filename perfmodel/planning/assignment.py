@@ -1,8 +1,9 @@
 """Assignment: a first placement of pieces from costs that add up, by MILP or greedily.
 
-The cost of a piece is what its lookup and update would take alone; ranks
-should be alike in that and in the width they exchange. What comes out is only
-where the search starts: it is judged by the replayed time.
+Ranks meet after the lookup, in both exchanges and at the end, so what counts
+is the largest lookup, the largest width and the largest update, each over all
+ranks. What comes out is only where the search starts: it is judged by the
+replayed time.
 """
 
 from __future__ import annotations
@@ -12,26 +13,32 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from perfmodel.planning.plan_costs import AloneCosts, Floats
+
 Int64s = NDArray[np.int64]
 
 MILP_PLACES = 3_000
 """Pieces x ranks up to which the exact optimiser is asked."""
-MILP_GAP = 0.01
+MILP_GAP = 0.002
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """What has to be placed: cost, exchanged width and memory of every piece.
+    """What has to be placed: costs, exchanged width and memory of every piece.
 
-    *width_ns* is what a number of width costs, so that both add up.
+    *width_ns* is what a number of width costs, so that all of them add up.
     """
 
-    cost_ns: Floats
+    costs: AloneCosts
     widths: Floats
     memory_bytes: Floats
     width_ns: float
     room_bytes: float
+
+    @property
+    def parts_ns(self) -> Floats:
+        """Lookup, update and exchange of every piece, parts x pieces; tails aside."""
+        return np.stack([self.costs.lookup_ns, self.costs.update_ns, self.width_ns * self.widths])
 
 
 def assign(pieces: Pieces, *, rank_count: int, seconds: float) -> Int64s | None:
@@ -39,7 +46,7 @@ def assign(pieces: Pieces, *, rank_count: int, seconds: float) -> Int64s | None:
 
     The exact optimiser gets *seconds*; what it has by then is taken.
     """
-    if seconds > 0 and len(pieces.cost_ns) * rank_count <= MILP_PLACES:
+    if seconds > 0 and len(pieces.widths) * rank_count <= MILP_PLACES:
         found = _assign_exactly(pieces, rank_count, seconds)
         if found is not None:
             return found
@@ -48,7 +55,7 @@ def assign(pieces: Pieces, *, rank_count: int, seconds: float) -> Int64s | None:
 
 def assign_greedily(pieces: Pieces, *, rank_count: int) -> Int64s | None:
     """Dearest piece first, to the rank with least to do that has room."""
-    total = pieces.cost_ns + pieces.width_ns * pieces.widths
+    total = pieces.parts_ns.sum(axis=0) + pieces.costs.tail_ns
     load, used = np.zeros(rank_count), np.zeros(rank_count)
     ranks = np.zeros(len(total), dtype=np.int64)
     for piece in np.argsort(-total, kind="stable"):
@@ -63,39 +70,43 @@ def assign_greedily(pieces: Pieces, *, rank_count: int) -> Int64s | None:
 
 
 def _assign_exactly(pieces: Pieces, rank_count: int, seconds: float) -> Int64s | None:
-    """Least (largest cost + largest width) over ranks, as a mixed-integer program."""
+    """Least (largest lookup + update + exchange) over ranks, as a mixed-integer program.
+
+    Columns: a place for every piece x rank, the largest of each part, and the
+    longest tail of every rank, which is part of its lookup.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, eye_array, hstack, kron
 
-    count = len(pieces.cost_ns)
-    places = count * rank_count
-    scale = max(float(pieces.cost_ns.sum() + pieces.width_ns * pieces.widths.sum()), 1e-9)
-    once = kron(eye_array(count), np.ones((1, rank_count)))
-    rows = [hstack([once, csr_array((count, 2))])]
-    low, high = [np.ones(count)], [np.ones(count)]
-    for column, weights in enumerate(
-        (pieces.cost_ns / scale, pieces.width_ns * pieces.widths / scale)
-    ):
-        limit = np.zeros((rank_count, 2))
-        limit[:, column] = -1
-        rows.append(hstack([kron(weights[None, :], eye_array(rank_count)), csr_array(limit)]))
-        low.append(np.full(rank_count, -np.inf))
-        high.append(np.zeros(rank_count))
-    memory = pieces.memory_bytes / pieces.room_bytes
-    rows.append(hstack([kron(memory[None, :], eye_array(rank_count)), csr_array((rank_count, 2))]))
-    low.append(np.full(rank_count, -np.inf))
-    high.append(np.ones(rank_count))
+    parts = pieces.parts_ns
+    scale = max(float(parts.sum()), 1e-9)
+    count, places = parts.shape[1], parts.shape[1] * rank_count
+    further = len(parts) + rank_count
+    each_rank = np.eye(rank_count)
+
+    once = hstack([kron(eye_array(count), np.ones((1, rank_count))), csr_array((count, further))])
+    tails = np.diag(pieces.costs.tail_ns / scale)[pieces.costs.tail_ns > 0]
+    weights = np.concatenate([parts / scale, tails])
+    # Sums of the parts stay below their largest; a lookup has the longest tail in it.
+    extra = np.zeros((len(weights), rank_count, further))
+    for number in range(len(parts)):
+        extra[number, :, number] = -1
+    extra[0, :, len(parts) :] = each_rank
+    extra[len(parts) :, :, len(parts) :] = -each_rank
+    below = hstack([kron(weights, each_rank), csr_array(extra.reshape(-1, further))])
+    memory = kron(pieces.memory_bytes[None, :] / pieces.room_bytes, each_rank)
     answer = milp(
-        np.concatenate([np.zeros(places), np.ones(2)]),
-        integrality=np.concatenate([np.ones(places), np.zeros(2)]),
-        bounds=Bounds(0, np.concatenate([np.ones(places), np.full(2, np.inf)])),
+        np.concatenate([np.zeros(places), np.ones(len(parts)), np.zeros(rank_count)]),
+        integrality=np.concatenate([np.ones(places), np.zeros(further)]),
+        bounds=Bounds(0, np.concatenate([np.ones(places), np.full(further, np.inf)])),
         constraints=[
-            LinearConstraint(part, below, above)
-            for part, below, above in zip(rows, low, high, strict=True)
+            LinearConstraint(once, 1, 1),
+            LinearConstraint(below, -np.inf, 0),
+            LinearConstraint(hstack([memory, csr_array((rank_count, further))]), -np.inf, 1),
         ],
         options={"time_limit": seconds, "mip_rel_gap": MILP_GAP},
     )
     if answer.x is None:
         return None
-    chosen: Int64s = answer.x[:places].reshape(count, rank_count).argmax(axis=1)
-    return chosen
+    chosen_rank: Int64s = answer.x[:places].reshape(count, rank_count).argmax(axis=1)
+    return chosen_rank

@@ -6,7 +6,7 @@ data-parallel tables); of each plan only lookups and exchanges are priced anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +20,21 @@ from perfmodel.costs.pricing import price_job
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.planning.evaluate import Int8s, PlanTimes, evaluate_plans
 from perfmodel.planning.frame import EMPTY, HOLDER, Frame, build_frame
-from perfmodel.planning.placements import Int32s, Int64s, PieceCatalog, Placements, RankLoads
+from perfmodel.planning.layout import Layout, LayoutBook
+from perfmodel.planning.placements import (
+    Int32s,
+    Int64s,
+    PieceCatalog,
+    Placements,
+    RankLoads,
+    join_placements,
+)
 from perfmodel.planning.plan_costs import (
     GRADIENTS,
     LOOKUP,
     POOLED,
     UPDATE,
+    AloneCosts,
     Floats,
     PlanCosts,
     PlanPricer,
@@ -64,15 +73,20 @@ class PricedPlans:
 
     @property
     def own_ns(self) -> Floats:
-        """Lookup, update and exchanges of every rank, plans x ranks."""
-        columns = (LOOKUP, UPDATE, POOLED, GRADIENTS)
-        total: Floats = self.costs.float_ns[:, columns].sum(axis=1)
-        return np.where(self.kinds == HOLDER, total, 0.0)
+        """Lookup, update and both exchanges of every rank, plans x parts x ranks."""
+        parts: Floats = self.costs.float_ns[:, (LOOKUP, UPDATE, POOLED, GRADIENTS)]
+        return np.where(self.kinds[:, None, :] == HOLDER, parts, 0.0)
+
+    @property
+    def busiest_ns(self) -> Floats:
+        """What the busiest rank of each part takes for it, added up, by plan."""
+        total: Floats = self.own_ns.max(axis=2).sum(axis=1)
+        return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanMeasures:
-    """By plan: times, its busiest rank's own work, and memory of its fullest rank."""
+    """By plan: times, what its busiest ranks take for their parts, memory of its fullest rank."""
 
     times: PlanTimes
     busiest_ns: Floats
@@ -81,6 +95,14 @@ class PlanMeasures:
     def time_ns(self, mode: Mode) -> Int64s:
         """The time that counts in *mode*."""
         return self.times.period_ns if mode is Mode.PERIOD else self.times.isolated_ns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KnownFrame:
+    """A frame, and the memory of a rank that holds no piece."""
+
+    frame: Frame
+    base_bytes: int
 
 
 class PlanEvaluator:
@@ -94,7 +116,7 @@ class PlanEvaluator:
         self.stack = stack
         self.catalog = PieceCatalog(spec, cluster.device, rank_count=cluster.rank_count)
         self.pricer = PlanPricer(spec, cluster, stack)
-        self._frames: dict[FrameKey, Frame] = {}
+        self._frames: dict[FrameKey, _KnownFrame] = {}
 
     def times(self, plans: Sequence[ShardingPlan]) -> PlanTimes:
         """Times of *plans*, in their order."""
@@ -103,45 +125,84 @@ class PlanEvaluator:
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Everything that plans are compared by, in their order."""
         keys = [frame_key(plan) for plan in plans]
-        times = np.zeros((4, len(plans)), dtype=np.int64)
-        busiest, peak = np.zeros(len(plans)), np.zeros(len(plans), dtype=np.int64)
-        for key in dict.fromkeys(keys):
-            members = [place for place, of_plan in enumerate(keys) if of_plan == key]
-            for first in range(0, len(members), AT_ONCE):
-                part = members[first : first + AT_ONCE]
-                chosen = [plans[place] for place in part]
-                priced = self.price(chosen)
-                found = evaluate_plans(self.frame(chosen[0]), priced.kinds, priced.durations_ns)
-                times[:, part] = np.stack(
-                    [found.isolated_ns, found.period_ns, found.iterations, found.cyclicity]
-                )
-                busiest[part] = priced.own_ns.max(axis=1)
-                base = self.base_bytes(chosen[0])
-                peak[part] = priced.loads.memory_bytes.max(axis=1) + base
-        return PlanMeasures(PlanTimes(*times), busiest, peak)
+        widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
+        placements = self.catalog.placements(plans)
+        return self._measure(placements, widths, keys, lambda place: plans[place])
+
+    def measure_layouts(self, book: LayoutBook, layouts: Sequence[Layout]) -> PlanMeasures:
+        """The same for layouts: a plan is built only where none is known with its frame."""
+        return self._measure(
+            join_placements(
+                [layout.piece for layout in layouts], [layout.rank for layout in layouts]
+            ),
+            np.array([layout.partial_width for layout in layouts], dtype=np.int64),
+            [FrameKey(layout.copied, layout.partial_width > 0) for layout in layouts],
+            lambda place: book.to_plan(layouts[place], "layout"),
+        )
 
     def measure_assignments(self, task: ShardingTask, ranks: Int32s) -> PlanMeasures:
         """The same for plans of whole tables, *ranks* being plans x tables: no plan is built."""
         like = task.whole([int(rank) for rank in ranks[0]], "assignment")
         pieces = self.catalog.placements([like]).piece
-        frame, base = self.frame(like), self.base_bytes(like)
-        times, busiest, peak = [], [], []
-        for first in range(0, len(ranks), AT_ONCE):
-            part = np.ascontiguousarray(ranks[first : first + AT_ONCE], dtype=np.int32)
-            starts = np.arange(len(part) + 1, dtype=np.int64) * len(pieces)
-            placements = Placements(np.tile(pieces, len(part)), part.reshape(-1), starts)
-            priced = self.price_placements(placements, np.zeros(len(part), dtype=np.int64))
-            found = evaluate_plans(frame, priced.kinds, priced.durations_ns)
-            times.append([found.isolated_ns, found.period_ns, found.iterations, found.cyclicity])
-            busiest.append(priced.own_ns.max(axis=1))
-            peak.append(priced.loads.memory_bytes.max(axis=1) + base)
-        columns = np.concatenate([np.stack(part) for part in times], axis=1)
-        return PlanMeasures(PlanTimes(*columns), np.concatenate(busiest), np.concatenate(peak))
+        starts = np.arange(len(ranks) + 1, dtype=np.int64) * len(pieces)
+        flat = np.ascontiguousarray(ranks, dtype=np.int32).reshape(-1)
+        placements = Placements(np.tile(pieces, len(ranks)), flat, starts)
+        keys = [frame_key(like)] * len(ranks)
+        return self._measure(placements, np.zeros(len(ranks), dtype=np.int64), keys, lambda _: like)
+
+    def _measure(
+        self,
+        placements: Placements,
+        partial_widths: Int64s,
+        keys: Sequence[FrameKey],
+        plan_of: Callable[[int], ShardingPlan],
+    ) -> PlanMeasures:
+        count = placements.plan_count
+        times = np.zeros((4, count), dtype=np.int64)
+        busiest, peak = np.zeros(count), np.zeros(count, dtype=np.int64)
+        members: dict[FrameKey, list[int]] = {}
+        for place, key in enumerate(keys):
+            members.setdefault(key, []).append(place)
+        for key, places in members.items():
+            known = self._known_frame(key, plan_of, places[0])
+            for first in range(0, len(places), AT_ONCE):
+                part = places[first : first + AT_ONCE]
+                priced = self.price_placements(placements.take(part), partial_widths[part])
+                found = evaluate_plans(known.frame, priced.kinds, priced.durations_ns)
+                times[:, part] = np.stack(
+                    [found.isolated_ns, found.period_ns, found.iterations, found.cyclicity]
+                )
+                busiest[part] = priced.busiest_ns
+                peak[part] = priced.loads.memory_bytes.max(axis=1) + known.base_bytes
+        return PlanMeasures(PlanTimes(*times), busiest, peak)
+
+    def _known_frame(
+        self, key: FrameKey, plan_of: Callable[[int], ShardingPlan], place: int
+    ) -> _KnownFrame:
+        if key not in self._frames:
+            plan = plan_of(place)
+            priced = self.price_variants(plan)
+            copied = [plan.tables[copy] for copy in plan.data_parallel]
+            samples = local_batch(self.spec, rank_count=plan.rank_count)
+            self._frames[key] = _KnownFrame(
+                build_frame(priced, priced.durations.values_ns),
+                base_memory_bytes(self.spec, copied, samples=samples),
+            )
+        return self._frames[key]
+
+    def knows(self, key: FrameKey) -> bool:
+        """Whether plans with *key* can be judged without building a frame first."""
+        return key in self._frames
 
     def price(self, plans: Sequence[ShardingPlan]) -> PricedPlans:
         """Durations of what *plans* change; they share a frame."""
         widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
         return self.price_placements(self.catalog.placements(plans), widths)
+
+    def price_layout(self, layout: Layout) -> PricedPlans:
+        """Durations of what one layout changes."""
+        placements = join_placements([layout.piece], [layout.rank])
+        return self.price_placements(placements, np.array([layout.partial_width]))
 
     def price_placements(self, placements: Placements, partial_widths: Int64s) -> PricedPlans:
         """Durations of what *placements* change."""
@@ -152,11 +213,7 @@ class PlanEvaluator:
 
     def frame(self, plan: ShardingPlan) -> Frame:
         """The frame of plans like *plan*, nominal durations only."""
-        key = frame_key(plan)
-        if key not in self._frames:
-            priced = self.price_variants(plan)
-            self._frames[key] = build_frame(priced, priced.durations.values_ns)
-        return self._frames[key]
+        return self._known_frame(frame_key(plan), lambda _: plan, 0).frame
 
     def price_variants(self, plan: ShardingPlan) -> PricedJob:
         """The two kinds of rank of plans like *plan*, priced."""
@@ -168,21 +225,15 @@ class PlanEvaluator:
         job = build_variant_job(self.spec, plan=plan, stack=self.stack)
         return price_job(job, cluster=self.cluster, stack=self.stack)
 
-    def base_bytes(self, plan: ShardingPlan) -> int:
-        """Memory of a rank that holds no piece."""
-        copied = [plan.tables[place] for place in plan.data_parallel]
-        samples = local_batch(self.spec, rank_count=plan.rank_count)
-        return base_memory_bytes(self.spec, copied, samples=samples)
-
     def pieces_bytes(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int64s:
         """Memory that each piece takes on its rank, buffers for it included."""
         pieces = [self.catalog.piece(tables, shard) for shard in shards]
         return self.catalog.columns.memory_bytes[pieces]
 
-    def pieces_ns(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Floats:
+    def pieces_alone(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> AloneCosts:
         """What lookup and update of each piece would take alone, without the floor."""
         pieces = [self.catalog.piece(tables, shard) for shard in shards]
-        return self.pricer.alone_ns(self.catalog.columns.terms[0][pieces])
+        return self.pricer.alone(self.catalog.columns.terms[0][pieces])
 
 
 def frame_key(plan: ShardingPlan) -> FrameKey:

@@ -1,155 +1,127 @@
-"""Neighbours: plans one step away, made where they promise most.
+"""Neighbours: layouts one step away, made where they promise most.
 
-Steps take from the busiest ranks and give to the least busy ones: a piece
-moves, two pieces swap, a table is split by columns or put together again.
+Steps take from the ranks that are busiest in one part (lookup, update or
+exchange) and give to others: a piece moves, pieces swap, a table is cut by rows
+or columns or put together again, or stands on every rank.
 """
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embeddings.plan import Shard, ShardingPlan
-from embeddings.sharders import ShardingTask
-from embeddings.table import EmbeddingTable
+from perfmodel.planning.layout import COPIED, WHOLE, Cut, Layout, LayoutBook
+from perfmodel.planning.plan_costs import Floats
 
 NEAR = 6
 """How many of the busiest and of the least busy ranks take part in steps."""
-MIN_WIDTH = 32
-COPYING = 0.01
-"""Share of steps that put a table on every rank or take it back.
-
-They are few because each asks for a frame of its own.
-"""
-COPIED_BYTES = 2**23
+MIN_WIDTH = 16
+MOVE, SWAP, TRADE = 0.3, 0.7, 0.8
+"""Shares of steps, added up: a piece moves, one swaps with one, two with one; others cut."""
+COPIED_BYTES = 2**24
+"""Tables up to this size may be put on every rank."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Busy:
-    """Nanoseconds of every rank's own work."""
+    """Nanoseconds of every rank in every part of its own work, parts x ranks."""
 
-    own_ns: NDArray[np.float64]
-
-
-def split_table(place: int, table: EmbeddingTable, columns: int, rows: int) -> list[Shard]:
-    """The table at *place* in *columns* x *rows* pieces, all on rank 0 for now."""
-    bounds = [table.rows * piece // rows for piece in range(rows + 1)]
-    width = table.width // columns
-    return [
-        Shard(place, 0, first, after - first, column * width, width)
-        for column in range(columns)
-        for first, after in pairwise(bounds)
-    ]
+    own_ns: Floats
 
 
 class Neighbourhood:
-    """Steps from a plan whose ranks are as *busy* as said."""
+    """Steps from a layout whose ranks are as *busy* as said."""
 
-    def __init__(self, task: ShardingTask, chance: random.Random, busy: Busy) -> None:
-        self._task = task
+    def __init__(self, book: LayoutBook, chance: random.Random, busy: Busy) -> None:
+        self._book = book
+        self._tables = book.task.tables
         self._random = chance
-        order = np.argsort(-busy.own_ns, kind="stable")
-        near = min(NEAR, max(1, len(order) // 2))
-        self._busiest = [int(rank) for rank in order[:near]]
-        self._least = [int(rank) for rank in order[::-1][: 2 * near]]
+        total = busy.own_ns.sum(axis=0)
+        near = min(NEAR, max(1, len(total) // 2))
+        order = np.argsort(-total, kind="stable").tolist()
+        # Whoever is last in a part holds up all others there.
+        leaders = [int(part.argmax()) for part in busy.own_ns]
+        self._busiest = [*leaders, *order[:near]]
+        self._least = order[::-1][: 2 * near]
 
-    def propose(self, plan: ShardingPlan, count: int) -> list[ShardingPlan]:
-        """Up to *count* plans one step from *plan*."""
-        of_rank: dict[int, list[int]] = defaultdict(list)
-        for number, shard in enumerate(plan.shards):
-            of_rank[shard.rank].append(number)
-        found: list[ShardingPlan] = []
+    def propose(self, layout: Layout, count: int) -> list[Layout]:
+        """Up to *count* layouts one step from *layout*."""
+        table_of = np.repeat(np.arange(len(layout.cuts)), np.diff(layout.start)).tolist()
+        of_rank: dict[int, list[int]] = {}
+        for number, rank in enumerate(layout.rank.tolist()):
+            of_rank.setdefault(rank, []).append(number)
+        found: list[Layout] = []
         for _ in range(4 * count):
-            if self._random.random() < COPYING:
-                found += self._copy(plan)
-            else:
-                shards = self._step(plan, of_rank)
-                found += [replace(plan, shards=tuple(shards))] if shards is not None else []
+            changed = self._step(layout, of_rank, table_of)
+            found += [] if changed is None else [changed]
             if len(found) >= count:
                 break
         return found
 
-    def _step(self, plan: ShardingPlan, of_rank: dict[int, list[int]]) -> list[Shard] | None:
-        # The busiest rank more often than the others.
-        place = min(int(self._random.expovariate(0.7)), len(self._busiest) - 1)
-        source = self._busiest[place]
-        if not of_rank[source]:
-            return None
-        number = self._random.choice(of_rank[source])
-        target = self._random.choice(self._least)
-        if target == source:
-            return None
-        draw = self._random.random()
-        if draw < 0.4:
-            return self._move(plan.shards, number, target)
-        if draw < 0.8:
-            return self._swap(plan.shards, number, of_rank[target])
-        return self._split(plan, number)
-
-    def _copy(self, plan: ShardingPlan) -> list[ShardingPlan]:
-        """A small table to every rank, or one from every rank back to one of them."""
-        copied = list(plan.data_parallel)
-        if copied and self._random.random() < 0.4:
-            place = self._random.choice(copied)
-            copied.remove(place)
-            whole = split_table(place, plan.tables[place], 1, 1)[0]
-            placed = replace(whole, rank=self._random.choice(self._least))
-            return [replace(plan, shards=(*plan.shards, placed), data_parallel=tuple(copied))]
+    def copy_steps(self, layout: Layout) -> list[Layout]:
+        """A small table more, one less, or one for another on every rank."""
         small = [
             place
-            for place, table in enumerate(plan.tables)
-            if table.size_bytes <= COPIED_BYTES and place not in copied
+            for place, table in enumerate(self._tables)
+            if table.size_bytes <= COPIED_BYTES and layout.cuts[place] != COPIED
         ]
+        removed = layout
+        if layout.copied and (not small or self._random.random() < 0.5):
+            place = self._random.choice(layout.copied)
+            removed = self._book.recut(layout, place, WHOLE, [self._random.choice(self._least)])
+            if self._random.random() < 0.5 or not small:
+                return [removed]
         if not small:
             return []
-        place = self._random.choice(small)
-        shards = tuple(shard for shard in plan.shards if shard.table != place)
-        if not shards:
-            return []
-        return [replace(plan, shards=shards, data_parallel=tuple(sorted([*copied, place])))]
+        changed = self._book.recut(removed, self._random.choice(small), COPIED, [])
+        return [changed] if len(changed.rank) else []
 
-    def _move(self, shards: Sequence[Shard], number: int, target: int) -> list[Shard]:
-        changed = list(shards)
-        changed[number] = replace(changed[number], rank=target)
-        return changed
+    def _step(
+        self, layout: Layout, of_rank: dict[int, list[int]], table_of: list[int]
+    ) -> Layout | None:
+        source = self._random.choice(self._busiest)
+        target = self._random.choice(self._least)
+        mine, others = of_rank.get(source), of_rank.get(target)
+        if source == target or not mine:
+            return None
+        number = self._random.choice(mine)
+        draw = self._random.random()
+        if draw >= TRADE:
+            return self._recut(layout, table_of[number])
+        rank = layout.rank.copy()
+        rank[number] = target
+        if draw >= MOVE:
+            if not others:
+                return None
+            rank[self._random.choice(others)] = source
+            if draw >= SWAP and len(mine) > 1:
+                rank[self._random.choice(mine)] = target
+        return layout.with_ranks(rank)
 
-    def _swap(
-        self, shards: Sequence[Shard], number: int, others: Sequence[int]
-    ) -> list[Shard] | None:
-        if not others:
+    def _recut(self, layout: Layout, place: int) -> Layout | None:
+        """More or fewer pieces by rows or columns, on ranks with little to do."""
+        table, cut = self._tables[place], layout.cuts[place]
+        most = self._book.task.rank_count
+        options = [
+            Cut(cut.columns, cut.rows + 1),
+            Cut(cut.columns, cut.rows - 1),
+            Cut(2 * cut.columns, cut.rows),
+            Cut(cut.columns // 2, cut.rows),
+            WHOLE,
+        ]
+        chosen = self._random.choice(options)
+        if chosen == cut or not 1 <= chosen.count <= most or chosen.rows > table.rows:
             return None
-        other = self._random.choice(others)
-        changed = list(shards)
-        changed[number] = replace(shards[number], rank=shards[other].rank)
-        changed[other] = replace(shards[other], rank=shards[number].rank)
-        return changed
-
-    def _split(self, plan: ShardingPlan, number: int) -> list[Shard] | None:
-        """Twice or half as many columns for the table of a piece, on ranks with little to do."""
-        place = plan.shards[number].table
-        table = plan.tables[place]
-        old = [shard for shard in plan.shards if shard.table == place]
-        if any(shard.rows != table.rows for shard in old):
+        if chosen.columns > 1 and (
+            table.width % (4 * chosen.columns) or table.width // chosen.columns < MIN_WIDTH
+        ):
             return None
-        columns = 2 * len(old) if self._random.random() < 0.7 else len(old) // 2
-        if columns < 1 or columns > plan.rank_count or table.width % (4 * columns):
-            return None
-        if columns > 1 and table.width // columns < MIN_WIDTH:
-            return None
-        kept = [shard.rank for shard in old]
+        kept = list(dict.fromkeys(layout.ranks_of(place)))
         fresh = [rank for rank in self._least if rank not in kept]
         self._random.shuffle(fresh)
-        ranks = (kept + fresh)[:columns] if columns > len(old) else kept[:columns]
-        if len(ranks) < columns:
+        placed = (kept + fresh)[: chosen.count]
+        if len(placed) < chosen.count:
             return None
-        pieces = split_table(place, table, columns, 1)
-        others = [shard for shard in plan.shards if shard.table != place]
-        return others + [
-            replace(piece, rank=rank) for piece, rank in zip(pieces, ranks, strict=True)
-        ]
+        return self._book.recut(layout, place, chosen, placed)

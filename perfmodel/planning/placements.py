@@ -43,6 +43,24 @@ class Placements:
         """Number of plans."""
         return len(self.plan_start) - 1
 
+    def take(self, places: Sequence[int]) -> Placements:
+        """The plans at *places*."""
+        bounds = [(self.plan_start[place], self.plan_start[place + 1]) for place in places]
+        return join_placements(
+            [self.piece[first:after] for first, after in bounds],
+            [self.rank[first:after] for first, after in bounds],
+        )
+
+
+def join_placements(pieces: Sequence[Int32s], ranks: Sequence[Int32s]) -> Placements:
+    """Plans one after another, from piece and rank of the shards of each."""
+    counts = [len(of_plan) for of_plan in pieces]
+    return Placements(
+        np.concatenate(pieces),
+        np.concatenate(ranks),
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+    )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLoads:

@@ -21,7 +21,7 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.embedding import LookupPricer
-from perfmodel.costs.embedding_terms import table_terms
+from perfmodel.costs.embedding_terms import Term, table_terms
 from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.ops import MemoryBound, Pass
@@ -36,6 +36,7 @@ from topologies import Cluster
 
 Floats = NDArray[np.float64]
 LOOKUP, UPDATE, POOLED, GRADIENTS, INDICES, CAST_OUT, CAST_BACK, PARTIAL = range(len(CHANGING))
+SOME_BYTES = 2**20
 GRADIENT_PASSES = 8
 """How often a dense gradient is read or written from clearing to the optimizer's step."""
 
@@ -50,6 +51,23 @@ class PlanCosts:
     def durations_ns(self) -> Int64s:
         """Durations on the clock."""
         return np.rint(self.float_ns).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AloneCosts:
+    """What pieces would take alone, floors aside.
+
+    Lookups and updates of a rank add up; of tails only the longest counts.
+    """
+
+    lookup_ns: Floats
+    update_ns: Floats
+    tail_ns: Floats
+
+    @property
+    def total_ns(self) -> Floats:
+        """Everything of each piece."""
+        return self.lookup_ns + self.update_ns + self.tail_ns
 
 
 class PlanPricer:
@@ -100,14 +118,25 @@ class PlanPricer:
         size = self._spec.embedding.exchange_dtype.size_bytes
         return self._exchange.relative_sigma(self._samples * loads.widths[0] * size)
 
-    def alone_ns(self, terms: Int64s) -> Floats:
+    def alone(self, terms: Int64s) -> AloneCosts:
         """Lookup and update of pieces one by one, pieces x terms, without their floors."""
-        empty = np.zeros((1, terms.shape[1]), dtype=np.int64)
-        total = np.zeros(len(terms))
-        for direction in Pass:
-            times, _ = self._lookups.times(np.concatenate([terms, empty]), direction, self._kernel)
-            total += times[:-1] - times[-1]
-        return total * self._lookup_ratio
+        floors = np.zeros_like(terms)
+        floors[:, Term.ROWS] = terms[:, Term.ROWS]
+        smooth = terms.copy()
+        smooth[:, Term.TAIL_ROWS] = 0
+        lookup, smooth_lookup, update = (
+            self._passes_ns(rows, direction) - self._passes_ns(floors, direction)
+            for rows, direction in (
+                (terms, Pass.FORWARD),
+                (smooth, Pass.FORWARD),
+                (terms, Pass.BACKWARD),
+            )
+        )
+        return AloneCosts(smooth_lookup, update, lookup - smooth_lookup)
+
+    def _passes_ns(self, terms: Int64s, direction: Pass) -> Floats:
+        times, _ = self._lookups.times(terms, direction, self._kernel)
+        return times * self._lookup_ratio
 
     @property
     def width_ns(self) -> float:
@@ -169,6 +198,7 @@ class ExchangePricer:
         members = np.arange(cluster.rank_count, dtype=np.int64)
         self._wiring = wiring_of(members, cluster)
         self._calibration = load_default_calibration()
+        self._some_cost = self._even(float(SOME_BYTES))
         host = np.asarray(cluster.host_of_rank, dtype=np.int64)
         self._by_host = _Sums(host)
         self._host_size = np.bincount(host)[host].astype(np.float64)
@@ -201,7 +231,8 @@ class ExchangePricer:
             wiring=self._wiring,
             software=DEFAULT_SOFTWARE,
             calibration=self._calibration,
-            even=self._even(float(total[0, 0]) * (count - 1) / count),
+            # Algorithm and uncertainty would come from it, the times of ranks do not.
+            even=self._some_cost,
         )
         assert cost.per_rank_ns is not None
         times_ns = np.asarray(cost.per_rank_ns, dtype=np.float64) * self._time_ratio

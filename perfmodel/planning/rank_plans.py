@@ -259,7 +259,7 @@ def _straggler(evaluator: PlanEvaluator, plan: ShardingPlan) -> Straggler:
         waited[last] += float((ready[slot, last] - ready[slot]).mean())
     rank = int(waited.argmax())
     shards = plan.shards_of_rank[rank]
-    costs = evaluator.pieces_ns(plan.tables, shards) if shards else np.zeros(0)
+    costs = evaluator.pieces_alone(plan.tables, shards).total_ns if shards else np.zeros(0)
     dearest = np.argsort(-costs, kind="stable")[:SHOWN_TABLES]
     names = tuple(plan.tables[shards[int(place)].table].name for place in dearest)
     return Straggler(rank, float(waited[rank]), names)
@@ -269,6 +269,10 @@ def _assumptions(
     evaluator: PlanEvaluator, plan: ShardingPlan, question: RankQuestion
 ) -> tuple[str, ...]:
     sentences = list(evaluator.price_variants(plan).job.facts.assumptions)
+    sentences.append(
+        "Kernels and collectives that overlap take as long as alone, as with "
+        "`predict --no-interference`."
+    )
     if question.batches:
         sentences.append(
             "Sampled batches differ in how many rows each table is asked for; where a table "

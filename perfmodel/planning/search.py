@@ -1,13 +1,14 @@
 """Search: the fastest plan that can be found in a given time.
 
-It starts from the named sharders and from an assignment by costs that add up,
-then moves, swaps and splits pieces of the busiest ranks and keeps what makes
-the replayed iteration shorter. Every plan is judged by the evaluator, none by
-a stand-in.
+It starts from the named sharders and from assignments by costs that add up,
+then moves, swaps and cuts pieces of the busiest ranks. A step is kept if it
+makes the replayed iteration shorter, and early on now and then if it does not
+(annealing). Every plan is judged by the evaluator, none by a stand-in.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -15,30 +16,34 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from embeddings.plan import Shard, ShardingPlan
+from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.base.errors import PlanError
-from perfmodel.planning.assignment import Floats, Int64s, Pieces, assign
-from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.neighbours import Busy, Neighbourhood, split_table
+from perfmodel.planning.evaluator import FrameKey, PlanEvaluator
+from perfmodel.planning.layout import Layout, LayoutBook
+from perfmodel.planning.neighbours import Busy, Neighbourhood
+from perfmodel.planning.plan_costs import Floats
+from perfmodel.planning.starts import SearchStarts
 from perfmodel.prediction.scenario import Mode
 
 ROUND = 32
 """Neighbours judged together."""
-PATIENCE = 12
-"""Rounds without gain after which the search is shaken up."""
-SHAKES = 4
-START_SHARE = 0.07
-"""Share of the time that each of the three first assignments may take."""
-SPLIT_SHARES = (np.inf, 1.0, 0.5)
-"""Shares of a rank above which tables are split in the first assignments."""
-COPIED_SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Shares of the tables that seem worth it that stand on every rank in further ones."""
-FINE = 1e-3
-"""Weight of the busiest rank's own time beside the iteration time.
+PLANS_A_FRAME = 400
+"""Plans judged before another set of copied tables may ask for a frame of its own."""
+WARMTH = 1e-3
+"""Share of the time by which a step may be worse at first; it falls to nothing."""
+FARTHEST = 3
+"""How many times that share it may stray from the best plan."""
+ANNEALINGS = 3
+"""How often it warms up again."""
+ENDLESS = np.iinfo(np.int64).max
+START_SHARE = 0.06
+"""Share of the time that each first assignment may take."""
+FINE = 1e-2
+"""Weight of what the busiest ranks take for their parts beside the iteration time.
 
-Where something else bounds the iteration, plans tie; a shorter straggler
-breaks the tie and leads off the plateau.
+Where something else bounds the iteration, plans tie; shorter parts break the
+tie and lead off the plateau.
 """
 
 
@@ -47,7 +52,7 @@ class SearchLimit:
     """When to stop: after so many seconds, or so many plans, whichever comes first."""
 
     seconds: float
-    plans: int = 10**9
+    plans: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,14 @@ class SearchOutcome:
     plan: ShardingPlan
     time_ns: int
     plans_judged: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Judged:
+    """A layout and its score."""
+
+    layout: Layout
+    score: float
 
 
 class PlanSearch:
@@ -69,127 +82,87 @@ class PlanSearch:
         self._task = task
         self._mode = mode
         self._random = random.Random(seed)
+        self._book = LayoutBook(task, evaluator.catalog)
         self._judged = 0
+        self._frames = 0
 
     def run(self, starts: Sequence[ShardingPlan], limit: SearchLimit) -> SearchOutcome:
         """The best plan from *starts* and from what is built here."""
-        until = time.monotonic() + limit.seconds
-        candidates = [*starts, *self._own_starts(START_SHARE * limit.seconds)]
-        scores = self._score(candidates)
-        place = int(np.argmin(scores))
-        best, best_score = candidates[place], float(scores[place])
-        current, score, idle = best, best_score, 0
-        while time.monotonic() < until and self._judged < limit.plans:
-            neighbours = Neighbourhood(self._task, self._random, self._busy(current))
-            options = neighbours.propose(current, ROUND)
-            if not options:
+        begin = time.monotonic()
+        made = SearchStarts(self._evaluator, self._book).build(START_SHARE * limit.seconds)
+        layouts = [self._book.from_plan(plan) for plan in starts]
+        # A plan with uneven pieces is judged, but steps are not made from it.
+        uneven = [plan for plan, layout in zip(starts, layouts, strict=True) if layout is None]
+        known = [layout for layout in layouts if layout is not None] + made
+        best = self._anneal(self._best(known), begin, limit) if known else None
+        return self._outcome(best, uneven)
+
+    def _anneal(self, best: _Judged, begin: float, limit: SearchLimit) -> _Judged:
+        """The best layout on a walk from *best* that gets stricter with time."""
+        current = best
+        while (done := self._share_done(begin, limit)) < 1:
+            warmth = WARMTH * (1 - (done * ANNEALINGS) % 1) ** 2 * (1 - done)
+            found = self._next(current)
+            if found is None:
                 break
-            scores = self._score(options)
-            place = int(np.argmin(scores))
-            if scores[place] < score:
-                current, score, idle = options[place], float(scores[place]), 0
-            else:
-                idle += 1
-            if score < best_score:
-                best, best_score = current, score
-            if idle >= PATIENCE:
-                current, idle = self._shake(best), 0
-                score = float(self._score([current])[0])
-        if not np.isfinite(best_score):
+            worse = found.score / current.score - 1
+            if worse < 0 or (warmth > 0 and self._random.random() < math.exp(-worse / warmth)):
+                current = found
+            if current.score < best.score:
+                best = current
+            elif current.score > best.score * (1 + FARTHEST * WARMTH):
+                current = best
+        return best
+
+    def _outcome(self, best: _Judged | None, uneven: Sequence[ShardingPlan]) -> SearchOutcome:
+        """The plan of *best*, or one of *uneven* ones if that is faster."""
+        own = [] if best is None else [self._book.to_plan(best.layout, "searched")]
+        plans = [*own, *uneven]
+        found = self._evaluator.measure(plans)
+        fits = found.peak_bytes <= self._evaluator.cluster.device.memory_bytes
+        if not fits.any():
             raise PlanError(
                 "search: no plan was found that fits in the memory of "
                 f"{self._task.rank_count} ranks. Take more ranks or host memory."
             )
-        found = self._evaluator.measure([best]).time_ns(self._mode)
-        return SearchOutcome(replace(best, name="searched"), int(found[0]), self._judged)
+        place = int(np.where(fits, found.time_ns(self._mode), ENDLESS).argmin())
+        time_ns = int(found.time_ns(self._mode)[place])
+        judged = self._judged + len(uneven)
+        return SearchOutcome(replace(plans[place], name="searched"), time_ns, judged)
 
-    def _score(self, plans: Sequence[ShardingPlan]) -> Floats:
-        """Iteration time, with a little of the busiest rank's own time; endless if too big."""
-        self._judged += len(plans)
-        found = self._evaluator.measure(plans)
+    def _share_done(self, begin: float, limit: SearchLimit) -> float:
+        """How much of the limit is used; by plans alone where they are limited."""
+        used = (time.monotonic() - begin) / limit.seconds if limit.seconds > 0 else 1.0
+        if limit.plans is None or used >= 1:
+            return used
+        return self._judged / limit.plans
+
+    def _next(self, current: _Judged) -> _Judged | None:
+        """The best of a round of neighbours."""
+        busy = Busy(self._own_ns(current.layout))
+        neighbours = Neighbourhood(self._book, self._random, busy)
+        options = neighbours.propose(current.layout, ROUND)
+        for option in neighbours.copy_steps(current.layout):
+            key = FrameKey(option.copied, option.partial_width > 0)
+            if self._evaluator.knows(key) or self._frames * PLANS_A_FRAME <= self._judged:
+                self._frames += not self._evaluator.knows(key)
+                options.append(option)
+        return self._best(options) if options else None
+
+    def _best(self, layouts: Sequence[Layout]) -> _Judged:
+        scores = self._score(layouts)
+        place = int(np.argmin(scores))
+        return _Judged(layouts[place], float(scores[place]))
+
+    def _score(self, layouts: Sequence[Layout]) -> Floats:
+        """Iteration time, with a little of the busiest ranks' own; endless if too big."""
+        self._judged += len(layouts)
+        found = self._evaluator.measure_layouts(self._book, layouts)
         score = found.time_ns(self._mode) + FINE * found.busiest_ns
         room = self._evaluator.cluster.device.memory_bytes
         return np.where(found.peak_bytes <= room, score, np.inf)
 
-    def _busy(self, plan: ShardingPlan) -> Busy:
-        priced = self._evaluator.price([plan])
-        return Busy(priced.own_ns[0])
-
-    def _shake(self, plan: ShardingPlan) -> ShardingPlan:
-        for _ in range(SHAKES):
-            neighbours = Neighbourhood(self._task, self._random, self._busy(plan))
-            options = neighbours.propose(plan, 1)
-            plan = options[0] if options else plan
-        return plan
-
-    def _own_starts(self, seconds: float) -> list[ShardingPlan]:
-        """First plans from costs that add up.
-
-        Of whole tables, of tables split until none exceeds a rank's share, and
-        of what is left when small tables stand on every rank.
-        """
-        plans = [self._start(self._pieces(share), (), seconds) for share in SPLIT_SHARES]
-        worth = self._worth_copying()
-        for share in COPIED_SHARES:
-            copied = tuple(sorted(worth[: round(share * len(worth))]))
-            if copied and len(copied) < len(self._task.tables):
-                rest = [shard for shard in self._pieces(1.0) if shard.table not in copied]
-                plans.append(self._start(rest, copied, 0.0))
-        return [plan for plan in plans if plan is not None]
-
-    def _worth_copying(self) -> list[int]:
-        """Tables that seem to cost less on every rank than spread evenly, most gain first."""
-        tables, pricer = self._task.tables, self._evaluator.pricer
-        wholes = [split_table(place, table, 1, 1)[0] for place, table in enumerate(tables)]
-        alone = self._evaluator.pieces_ns(tables, wholes)
-        widths = np.array([table.width for table in tables])
-        spread = (alone + pricer.width_ns * widths) / self._task.rank_count
-        gains = spread - np.array([pricer.copied_ns(table) for table in tables])
-        return [int(place) for place in np.argsort(-gains, kind="stable") if gains[place] > 0]
-
-    def _start(
-        self, shards: Sequence[Shard], copied: tuple[int, ...], seconds: float
-    ) -> ShardingPlan | None:
-        found = self._assign(shards, seconds)
-        if found is None:
-            return None
-        placed = [replace(shard, rank=int(rank)) for shard, rank in zip(shards, found, strict=True)]
-        return ShardingPlan(
-            tables=self._task.tables,
-            rank_count=self._task.rank_count,
-            shards=tuple(sorted(placed)),
-            data_parallel=copied,
-            name="assigned",
-            ranks_per_host=self._task.ranks_per_host,
-        )
-
-    def _pieces(self, share: float) -> list[Shard]:
-        tables = self._task.tables
-        wholes = [split_table(place, table, 1, 1)[0] for place, table in enumerate(tables)]
-        costs = self._evaluator.pieces_ns(tables, wholes)
-        sizes = self._evaluator.pieces_bytes(tables, wholes)
-        limit = share * float(costs.sum()) / self._task.rank_count
-        shards: list[Shard] = []
-        for place, table in enumerate(tables):
-            columns = 1
-            while costs[place] / columns > limit and table.width // (2 * columns) >= 32:
-                if table.width % (8 * columns) or 2 * columns > self._task.rank_count:
-                    break
-                columns *= 2
-            rows = 1
-            size = int(sizes[place]) / columns
-            while size / rows > self._task.room_bytes / 2 and rows < self._task.rank_count:
-                rows *= 2
-            shards += split_table(place, table, columns, min(rows, table.rows))
-        return shards
-
-    def _assign(self, shards: Sequence[Shard], seconds: float) -> Int64s | None:
-        tables = self._task.tables
-        pieces = Pieces(
-            cost_ns=self._evaluator.pieces_ns(tables, shards),
-            widths=np.array([float(shard.width) for shard in shards]),
-            memory_bytes=self._evaluator.pieces_bytes(tables, shards).astype(np.float64),
-            width_ns=self._evaluator.pricer.width_ns,
-            room_bytes=float(self._task.room_bytes),
-        )
-        return assign(pieces, rank_count=self._task.rank_count, seconds=seconds)
+    def _own_ns(self, layout: Layout) -> Floats:
+        priced = self._evaluator.price_layout(layout)
+        own: Floats = priced.own_ns[0]
+        return own

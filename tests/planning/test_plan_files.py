@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from perfmodel import api
 from perfmodel.base.errors import PlanError
 from perfmodel.cli.words import build_app
-from perfmodel.prediction.scenario import Mode, Scenario
+from perfmodel.prediction.scenario import Interference, Mode, Scenario
 
 TABLES = """
 tables:
@@ -41,11 +41,12 @@ def test_a_searched_plan_is_predicted_to_the_nanosecond(tables, tmp_path, hosts,
     where = ["--topology", "dgx_a100", "--hosts", str(hosts), "--ranks-per-host", str(per_host)]
     what = [*where, "--tables", tables, "--set", "batch=16384", *DENSE]
     ranked = _run(
-        ["rank", *what, "--search", "0.5", "--cost-samples", "2", "--plan-out", plan,
+        ["rank", *what, "--search", "0.3", "--cost-samples", "2", "--plan-out", plan,
          "--json", str(ranking)]
     )  # fmt: skip
     assert ranked.exit_code == 0, ranked.output
-    best = json.loads(ranking.read_text())["plans"][0]
+    document = json.loads(ranking.read_text())
+    best = document["plans"][0]
     for mode in Mode:
         scenario = Scenario(
             topology="dgx_a100",
@@ -56,11 +57,13 @@ def test_a_searched_plan_is_predicted_to_the_nanosecond(tables, tmp_path, hosts,
             plan=plan,
             mode=mode,
             samples=2,
+            interference=Interference.LEFT_OUT,
         )
         prediction = api.predict(scenario, executor="serial")
         assert prediction.period_ns == best["period_ns"]
         assert prediction.isolated_ns == best["isolated_ns"]
         assert prediction.iteration_ns in (best["period_ns"], best["isolated_ns"])
+    assert any("--no-interference" in sentence for sentence in document["assumptions"])
 
 
 def test_the_command_line_predicts_explains_and_draws_a_plan(tables, tmp_path):

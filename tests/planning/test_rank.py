@@ -17,6 +17,7 @@ from perfmodel.costs.stack_files import load_stack
 from perfmodel.planning.assignment import Pieces, assign, assign_greedily
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
+from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.question import RankQuestion, build_task
 from perfmodel.planning.rank_plans import iter_assignments
 from perfmodel.planning.ranking import RankBy, beats_next
@@ -113,17 +114,43 @@ def test_the_chance_to_beat_the_next_counts_ties_half():
     assert beats_next([fast, slow]) == [0.625, None]
 
 
+def _pieces(lookup, update=None, tail=None, **changes) -> Pieces:
+    zero = np.zeros(len(lookup))
+    costs = AloneCosts(
+        np.array(lookup, dtype=float),
+        zero if update is None else np.array(update, dtype=float),
+        zero if tail is None else np.array(tail, dtype=float),
+    )
+    fields = {"widths": zero, "memory_bytes": zero + 1, "width_ns": 0.0, "room_bytes": 10.0}
+    return Pieces(costs, **{**fields, **changes})
+
+
 def test_the_exact_assignment_is_at_least_as_even_as_the_greedy_one():
     # 5, 4, 3, 3, 3 on two ranks: greedy gives 5 + 3 and 4 + 3 + 3; exact 5 + 4 and 9.
-    pieces = Pieces(np.array([5.0, 4, 3, 3, 3]), np.ones(5), np.ones(5), 0.0, 10.0)
+    pieces = _pieces([5, 4, 3, 3, 3])
     exact = assign(pieces, rank_count=2, seconds=5)
     greedy = assign_greedily(pieces, rank_count=2)
-    assert np.bincount(exact, weights=pieces.cost_ns).max() == 9
-    assert np.bincount(greedy, weights=pieces.cost_ns).max() == 10
+    assert np.bincount(exact, weights=pieces.costs.lookup_ns).max() == 9
+    assert np.bincount(greedy, weights=pieces.costs.lookup_ns).max() == 10
+
+
+def test_the_exact_assignment_evens_out_lookups_and_updates_at_once():
+    # Sums of both are alike for all pieces, but only one of each kind a rank evens out both.
+    pieces = _pieces([4, 4, 1, 1], [1, 1, 4, 4])
+    ranks = assign(pieces, rank_count=2, seconds=5)
+    assert np.bincount(ranks, weights=pieces.costs.lookup_ns).tolist() == [5, 5]
+    assert np.bincount(ranks, weights=pieces.costs.update_ns).tolist() == [5, 5]
+
+
+def test_pieces_with_long_tails_keep_each_other_company():
+    pieces = _pieces([1, 1, 4, 4], [1, 1, 1, 1], tail=[6, 6, 0, 0])
+    ranks = assign(pieces, rank_count=2, seconds=5)
+    # Largest lookup: 1 + 1 + 6 = 8 with the tails together and 4 + 4 beside, 11 with them apart.
+    assert ranks[0] == ranks[1] != ranks[2] == ranks[3]
 
 
 def test_what_does_not_fit_is_not_assigned():
-    pieces = Pieces(np.ones(3), np.ones(3), np.full(3, 6.0), 0.0, 10.0)
+    pieces = _pieces(np.ones(3), memory_bytes=np.full(3, 6.0))
     assert assign(pieces, rank_count=2, seconds=5) is None
 
 
