@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.units import parse_bandwidth
@@ -43,6 +44,9 @@ _CLOUDS: tuple[tuple[str, str, str], ...] = (
 )
 """Words in the GPU and in the wiring that name another machine."""
 
+_OWN_MACHINES = (("Ultra-Scale", "aws_p5_ultrascale"),)
+"""Words in a row's source, and the machine in `machines/` whose network was measured there."""
+
 _NETWORKS = (
     re.compile(r"Compute: (?P<count>\d+)x[^,;]*?(?P<rate>\d+) ?Gb/s"),
     re.compile(r"(?P<count>\d+)x[^,;(]*?(?P<rate>\d+) ?Gb/s"),
@@ -74,7 +78,7 @@ def build_machine(row: RunRow) -> Machine:
     if ranks % per_host:
         raise WorkloadError(f"{ranks} GPUs do not divide by {per_host} a host")
     hosts = ranks // per_host
-    if hosts > 1:
+    if hosts > 1 and _own_machine(row) is None:
         topology = _with_network(topology, row.text("inter_node"), sentences)
     cluster = build_cluster(topology, hosts=hosts, ranks_per_host=per_host)
     return Machine(cluster, tuple(sentences))
@@ -90,13 +94,18 @@ def _topology(row: RunRow, sentences: list[str]) -> Topology:
     name = next((m for start, text, m in _CLOUDS if start in found[0] and text in wiring), found[2])
     if found[0] == "V100-PCIE" and row.count("n_gpus") != 1:
         raise WorkloadError("the catalog has no machine with several V100 on PCIe")
-    topology, device = load_topology(name), load_device(found[1])
+    topology, device = load_topology(_own_machine(row) or name), load_device(found[1])
     if _SLOW_MEMORY.search(gpu):
         device = _slower_memory(device)
         sentences.append(f"GPU {gpu!r}: {device.name} with memory at {_HBM2E_BANDWIDTH}.")
     if gpu.startswith("A100 "):
         sentences.append("The size of the A100's memory is not stated: 80 GB taken.")
     return topology if device == topology.device else replace(topology, device=device)
+
+
+def _own_machine(row: RunRow) -> Path | None:
+    name = next((name for words, name in _OWN_MACHINES if words in row.text("source")), None)
+    return None if name is None else Path(__file__).parent / "machines" / f"{name}.yaml"
 
 
 def _slower_memory(device: Device) -> Device:

@@ -78,14 +78,18 @@ def _build_run(spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack) ->
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,
     )
-    count, fewer = chosen.layout.micro_batches, chosen.layout.pp + _FILL
-    more = fewer + _STRIDE
+    layout = chosen.layout
+    count, fewer, stride = layout.micro_batches, layout.pp + _FILL, _STRIDE
+    if layout.interleaving > 1:
+        # Micro-batches go round in groups as large as there are stages.
+        fewer, stride = 2 * layout.pp, layout.pp
+    more = fewer + stride
     if count <= more:
         return RunJob(build_transformer_job(spec, chosen, stack=stack))
     return RunJob(
         job=build_transformer_job(spec, _with_count(chosen, fewer), stack=stack),
         larger=build_transformer_job(spec, _with_count(chosen, more), stack=stack),
-        steps=(count - fewer) / _STRIDE,
+        steps=(count - fewer) / stride,
     )
 
 

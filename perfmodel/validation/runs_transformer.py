@@ -60,7 +60,6 @@ def _check_expressible(row: RunRow) -> None:
         ),
         ((row.count("ep") or 1) > 1, "expert parallelism is not a workload yet"),
         ((row.count("cp") or 1) > 1, "context parallelism is not a workload yet"),
-        ((row.count("vpp") or 1) > 1, "interleaved pipeline stages are not a workload yet"),
         ("unpadded" in row.text("attn_impl"), "sequences without padding are not a workload yet"),
         ("LoRA" in row.text("sharding"), "training of adapters only is not a workload yet"),
     )
@@ -129,6 +128,7 @@ def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
         "pp": row.count("pp") or 1,
         "sequence_parallel": row.text("sp").startswith("yes"),
         "sharding": _sharding(row.text("sharding")),
+        "interleaving": row.count("vpp") or 1,
     }
     if row.count("mbs") is not None:
         parallel["micro_batch"] = row.count("mbs")

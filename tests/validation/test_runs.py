@@ -60,7 +60,7 @@ def test_a_table_without_ids_counts_its_rows_from_zero(tmp_path):
     [
         ({"cp": "2"}, "context parallelism"),
         ({"ep": "8"}, "expert parallelism"),
-        ({"vpp": "3"}, "interleaved"),
+        ({"vpp": "3"}, "interleaving=3 needs pipeline stages"),
         ({"layers": ""}, "not stated: layers"),
         ({"gpu": "Warp9"}, "Warp9"),
         ({"software": "Abacus 2"}, "Abacus 2"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.stacks import OptimizerKernels
+from perfmodel.costs.stacks import OptimizerKernels, Overlap
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.graph.program import LaneKind
 from perfmodel.workloads.eager import EagerWriter, Stream
@@ -66,12 +66,16 @@ class FinishWriter:
     def gather_weights(self, reduction: GradientReduction | None) -> dict[int, int]:
         """Gather updated weights where only the optimizer is sharded; the task of each bucket.
 
-        The first layers are needed first, and their bucket was the last to fill.
+        The first layers are needed first, and their bucket was the last to fill. Where
+        nothing runs beside it, all buckets are gathered in one call.
         """
         is_sharded = self.spec.parallel.sharding is StateSharding.OPTIMIZER
         if not is_sharded or reduction is None or self.data is None:
             return {}
         dtype, kind = self.spec.training.precision, CollectiveKind.ALL_GATHER
+        buckets = list(reversed(list(enumerate(reduction.bucket_elements))))
+        if not self.switches.overlaps_with_compute(Overlap.PARAMETER_GATHER):
+            buckets = [(0, sum(elements for _, elements in buckets))]
         return {
             number: self.writer.communicate(
                 kind.value,
@@ -80,7 +84,7 @@ class FinishWriter:
                 stream=self.data,
                 slot=Slot.DATA,
             )
-            for number, elements in reversed(list(enumerate(reduction.bucket_elements)))
+            for number, elements in buckets
         }
 
     def _clip(self, groups: Sequence[Sequence[int]]) -> None:

@@ -44,7 +44,9 @@ def _facts(spec: TransformerSpec, chosen: ChosenLayout) -> JobFacts:
     if layout.is_sequence_parallel:
         sentences.append("Norms and residuals are split along the sequence over the tensor group.")
     if layout.pp > 1:
-        sentences.append("Pipeline stages run one forward, one backward; transfers do not block.")
+        sentences.append("Pipeline stages run one forward, one backward.")
+    if layout.interleaving > 1:
+        sentences.append(f"Every pipeline stage holds {layout.interleaving} runs of layers.")
     if training.recompute is Recompute.FULL:
         sentences.append("Every layer is computed again in the backward pass.")
     if training.recompute is Recompute.SELECTIVE:

@@ -99,6 +99,7 @@ def _split_fault(spec: TransformerSpec, tp: int, pp: int, rank_count: int) -> st
     reasons = (
         (_tp_fault(spec, tp), _tp_fault(spec, tp)),
         (spec.model.layers % pp, f"layers ({spec.model.layers}) do not divide by pp={pp}"),
+        (_run_fault(spec, pp, near // step), _run_fault(spec, pp, near // step)),
         (
             pp > 1 and parallel.sharding is StateSharding.FULL,
             "sharding full does not go with pipeline stages",
@@ -120,6 +121,20 @@ def _split_fault(spec: TransformerSpec, tp: int, pp: int, rank_count: int) -> st
         ),
     )
     return next((sentence for is_fault, sentence in reasons if is_fault), "")
+
+
+def _run_fault(spec: TransformerSpec, pp: int, micro_batches: int) -> str:
+    """Why stages of several runs of layers are impossible, or nothing."""
+    runs, layers = spec.parallel.interleaving, spec.model.layers
+    if runs == 1:
+        return ""
+    if pp == 1:
+        return f"interleaving={runs} needs pipeline stages, but pp=1"
+    if layers % (pp * runs):
+        return f"layers ({layers}) do not divide by pp x interleaving = {pp} x {runs}"
+    if spec.parallel.micro_batch and micro_batches % pp:
+        return f"interleaving needs micro-batches ({micro_batches}) that divide by pp={pp}"
+    return ""
 
 
 def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str:
@@ -155,6 +170,7 @@ def _smallest_micro_batch(
         micro_batch=micro_batch,
         micro_batches=sequences // micro_batch,
         is_sequence_parallel=tp > 1 and is_split is not False,
+        interleaving=spec.parallel.interleaving,
     )
 
 
@@ -166,7 +182,8 @@ def _grow_micro_batch(spec: TransformerSpec, layout: Layout, usable_bytes: int) 
     least = 1 if layout.pp == 1 else min(sequences, _MICRO_BATCHES_A_STAGE * layout.pp)
     for count in range(least, sequences + 1):
         larger = layout.with_micro_batch(sequences // count)
-        if sequences % count == 0 and _peak_bytes(spec, larger) <= usable_bytes:
+        is_even = layout.interleaving == 1 or count % layout.pp == 0
+        if sequences % count == 0 and is_even and _peak_bytes(spec, larger) <= usable_bytes:
             return larger
     return layout
 

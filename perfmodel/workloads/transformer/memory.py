@@ -12,6 +12,7 @@ from __future__ import annotations
 from perfmodel.workloads.memory import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.workloads.optimizers import STATES
 from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.schedule import turns_ahead
 from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
 from perfmodel.workloads.transformer.spec import (
     AttentionKernel,
@@ -59,8 +60,12 @@ def _state_bytes_per_element(spec: TransformerSpec) -> int:
 
 
 def _activation_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:
-    in_flight = min(layout.micro_batches, layout.pp - stage)
-    layers = spec.model.layers // layout.pp
+    runs = layout.interleaving
+    ahead = turns_ahead(
+        stage=stage, stages=layout.pp, micro_batches=layout.micro_batches, runs=runs
+    )
+    in_flight = min(ahead + 1, layout.micro_batches * runs)
+    layers = spec.model.layers // (layout.pp * runs)
     whole = layer_activation_bytes(spec, layout)
     if spec.training.recompute is not Recompute.FULL:
         return in_flight * layers * whole

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Tensor, pipeline and data parallelism, and the micro-batches of every rank."""
+    """Tensor, pipeline and data parallelism, and the micro-batches of every rank.
+
+    *interleaving* is how many separate runs of layers a pipeline stage holds.
+    """
 
     tp: int
     pp: int
@@ -15,6 +18,7 @@ class Layout:
     micro_batch: int
     micro_batches: int
     is_sequence_parallel: bool = False
+    interleaving: int = 1
 
     @property
     def rank_count(self) -> int:
@@ -25,6 +29,12 @@ class Layout:
         """The same layout with larger or smaller micro-batches."""
         sequences = self.micro_batch * self.micro_batches
         return replace(self, micro_batch=micro_batch, micro_batches=sequences // micro_batch)
+
+    def layer_runs(self, layers: int, *, stage: int) -> tuple[range, ...]:
+        """The runs of layers that *stage* holds, of a model of *layers* layers."""
+        length = layers // (self.pp * self.interleaving)
+        starts = ((run * self.pp + stage) * length for run in range(self.interleaving))
+        return tuple(range(start, start + length) for start in starts)
 
     def rank(self, *, tensor: int, data: int, stage: int) -> int:
         """The rank at a position."""

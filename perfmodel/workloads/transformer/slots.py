@@ -82,6 +82,22 @@ def _add_pipeline_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout)
                     (after, before),
                     slot=(Slot.BACKWARD_OUT, Slot.BACKWARD_IN),
                 )
+            if layout.interleaving > 1:
+                _add_way_back(job, first=ranks[0], last=ranks[-1])
             if has_tied_group(spec, layout):
                 ends = (ranks[0], ranks[-1])
                 job.add_group(f"tied weight {ends[0]}, {ends[1]}", ends, slot=Slot.TIED)
+
+
+def _add_way_back(job: JobBuilder, *, first: int, last: int) -> None:
+    """From the last stage's run of layers to the first stage's next one, and back."""
+    job.add_group(
+        f"forward {last} to {first} again",
+        (last, first),
+        slot=(Slot.FORWARD_OUT, Slot.FORWARD_IN),
+    )
+    job.add_group(
+        f"backward {first} to {last} again",
+        (first, last),
+        slot=(Slot.BACKWARD_OUT, Slot.BACKWARD_IN),
+    )

@@ -122,6 +122,7 @@ class ParallelSection(Section):
     micro_batch: Count | None = None
     sequence_parallel: Switch | None = None
     sharding: StateSharding = StateSharding.NONE
+    interleaving: Count = 1
 
 
 class TrainingSection(Section):

@@ -21,7 +21,7 @@ from perfmodel.workloads.transformer.finishing import FinishWriter
 from perfmodel.workloads.transformer.gathering import LayerGathering
 from perfmodel.workloads.transformer.layers import build_layer_steps
 from perfmodel.workloads.transformer.placement import Layout
-from perfmodel.workloads.transformer.schedule import build_schedule
+from perfmodel.workloads.transformer.schedule import Turn, build_schedule
 from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
 from perfmodel.workloads.transformer.slots import Slot
 from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
@@ -47,9 +47,13 @@ class StageWriter:
         self._program, self._spec, self._layout = program, spec, layout
         self._is_first, self._is_last = stage == 0, stage == layout.pp - 1
         layers = spec.model.layers // layout.pp
-        self._layer_numbers = range(stage * layers, (stage + 1) * layers)
+        self._runs = layout.layer_runs(spec.model.layers, stage=stage)
+        self._layer_count = layers
         self._turns = build_schedule(
-            stage=stage, stages=layout.pp, micro_batches=layout.micro_batches
+            stage=stage,
+            stages=layout.pp,
+            micro_batches=layout.micro_batches,
+            runs=layout.interleaving,
         )
         self._switches = switches = switches_of(stack)
         self._layer = build_layer_steps(spec, layout, switches)
@@ -76,14 +80,14 @@ class StageWriter:
             size_bytes = sequences * self._spec.sequence_length * DType.INT64.size_bytes
             feed_batch(writer, self._program, section=self._spec.input, size_bytes=size_bytes)
         finish = FinishWriter(writer, self._spec, self._layout, self._switches, self._data)
-        groups = [self._layer_tensors] * len(self._layer_numbers)
+        groups = [self._layer_tensors] * self._layer_count
         groups += [(self._root_size,)] if self._root_size else []
         first_task = finish.zero_gradients(sum(sum(group) for group in groups))
         for turn in self._turns:
             if turn.direction is Pass.FORWARD:
-                self._forward()
+                self._forward(turn)
             else:
-                self._backward(turn.micro_batch)
+                self._backward(turn)
         if self._is_first or self._is_last:
             finish.reduce_tied_weight(is_sole_end=self._is_first and self._is_last)
         if self._reduction is not None:
@@ -99,40 +103,46 @@ class StageWriter:
             writer.block([] if last is None else [last], label="loss/read on the host")
         return writer.finish()
 
-    def _forward(self) -> None:
-        if not self._is_first:
+    def _is_begin(self, turn: Turn) -> bool:
+        return self._is_first and turn.run == 0
+
+    def _is_end(self, turn: Turn) -> bool:
+        return self._is_last and turn.run == self._layout.interleaving - 1
+
+    def _forward(self, turn: Turn) -> None:
+        if not self._is_begin(turn):
             self._receive(Slot.FORWARD_IN, "receive forward")
         self._use_root()
-        if self._is_first:
+        if self._is_begin(turn):
             self._write(self._embedding.forward, "", part="embedding")
-        for number in self._layer_numbers:
+        for number in self._runs[turn.run]:
             self._use_layer(number, number + 1)
             self._write(self._layer.forward, f"layer {number}/", part=f"layer {number}")
             self._release_layer()
-        if self._is_last:
+        if self._is_end(turn):
             self._write(self._head.forward, "", part="head")
         else:
             self._send(Slot.FORWARD_OUT, "send forward")
 
-    def _backward(self, micro_batch: int) -> None:
-        is_final = micro_batch == self._layout.micro_batches - 1
+    def _backward(self, turn: Turn) -> None:
+        is_final = turn.micro_batch == self._layout.micro_batches - 1
         self._is_reducing = is_final and self._gathering is None
-        if not self._is_last:
+        if not self._is_end(turn):
             self._receive(Slot.BACKWARD_IN, "receive backward")
         self._writer.hand_over(self._writer.autograd, label="backward")
-        if self._is_last:
+        if self._is_end(turn):
             self._write(self._head.backward, "", part="head")
-        for number in reversed(self._layer_numbers):
+        for number in reversed(self._runs[turn.run]):
             self._use_layer(number, number - 1)
             self._write(self._layer.recompute, f"layer {number}/recompute/")
             self._write(self._layer.backward, f"layer {number}/", part=f"layer {number}")
             self._release_layer(reduces=True)
-        if self._is_first:
+        if self._is_begin(turn):
             self._write(self._embedding.backward, "", part="embedding")
         if self._gathering is not None and self._reduction is not None and self._root_size:
             self._reduce(self._root_size)
         self._writer.hand_over(self._writer.main, label="forward")
-        if not self._is_first:
+        if not self._is_begin(turn):
             self._send(Slot.BACKWARD_OUT, "send backward")
 
     def _write(self, steps: tuple[Step, ...], prefix: str, *, part: str = "") -> None:
@@ -181,7 +191,8 @@ class StageWriter:
         if self._gathering is None:
             return
         self._gathering.gather(f"layer {number}", self._layer_size)
-        if following in self._layer_numbers and self._gathering.is_ahead:
+        is_held = any(following in run for run in self._runs)
+        if is_held and self._gathering.is_ahead:
             self._gathering.gather(f"layer {following}", self._layer_size)
         self._gathering.use(f"layer {number}")
 
@@ -196,8 +207,9 @@ class StageWriter:
         return self._writer.add_stream(name, LaneKind.COMMUNICATION)
 
     def _add_transfers(self) -> dict[Slot, Stream]:
-        slots = [] if self._is_first else [Slot.FORWARD_IN, Slot.BACKWARD_OUT]
-        slots += [] if self._is_last else [Slot.FORWARD_OUT, Slot.BACKWARD_IN]
+        is_round = self._layout.interleaving > 1
+        slots = [Slot.FORWARD_IN, Slot.BACKWARD_OUT] if is_round or not self._is_first else []
+        slots += [Slot.FORWARD_OUT, Slot.BACKWARD_IN] if is_round or not self._is_last else []
         return {
             slot: self._add_stream(slot.name.lower().replace("_", " ") + " stream")
             for slot in slots

@@ -34,3 +34,31 @@ def test_every_micro_batch_passes_once_each_way_and_forward_first(stage, micro_b
     for turn in turns:
         in_flight += 1 if turn.direction is Pass.FORWARD else -1
         assert 0 <= in_flight <= 8 - stage
+
+
+def _runs(stage: int) -> str:
+    turns = build_schedule(stage=stage, stages=2, micro_batches=4, runs=2)
+    return " ".join(f"{turn.direction.value[0]}{turn.micro_batch}.{turn.run}" for turn in turns)
+
+
+def test_interleaved_stages_by_hand():
+    # Two stages of two runs: micro-batches go round in pairs; ahead are 2 (2 - 0 - 1) + 2 = 4
+    # turns on the first stage, and 2 on the last.
+    assert _runs(0) == (
+        "f0.0 f1.0 f0.1 f1.1 f2.0 b0.1 f3.0 b1.1 f2.1 b0.0 f3.1 b1.0 b2.1 b3.1 b2.0 b3.0"
+    )
+    assert _runs(1) == (
+        "f0.0 f1.0 f0.1 b0.1 f1.1 b1.1 f2.0 b0.0 f3.0 b1.0 f2.1 b2.1 f3.1 b3.1 b2.0 b3.0"
+    )
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("micro_batches", [4, 8, 12])
+def test_interleaved_every_run_sees_every_micro_batch_once_each_way(stage, micro_batches):
+    turns = build_schedule(stage=stage, stages=4, micro_batches=micro_batches, runs=3)
+    seen = [(turn.direction, turn.run, turn.micro_batch) for turn in turns]
+    assert len(set(seen)) == len(seen) == 2 * 3 * micro_batches
+    for run in range(3):
+        for number in range(micro_batches):
+            forward = seen.index((Pass.FORWARD, run, number))
+            assert forward < seen.index((Pass.BACKWARD, run, number))
