@@ -13,12 +13,15 @@ import numpy as np
 
 from perfmodel.base.dtypes import DType
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
+from perfmodel.calibration.networks import TrainingPlan
+from perfmodel.calibration.ordered_fit import fit_ordered
 from perfmodel.costs.attention import attention_shapes
 from perfmodel.costs.attention_physics import (
     NARROW_HEAD,
     AttentionConstants,
     AttentionShapes,
     BackwardConstants,
+    attention_features,
     predict_backward_ns,
     predict_forward_times,
 )
@@ -26,13 +29,15 @@ from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.correction import Matrix
 from perfmodel.costs.gemm import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
+from perfmodel.costs.ordered_correction import OrderedCorrection
 from perfmodel.costs.tables.kernel_table import KernelTable
 from perfmodel.graph.ops import Attention
 from topologies import load_device
 
 PHYSICS_ROWS = 4000
 FEWEST_ROWS = 200
-"""With fewer rows only the efficiency, the balance and the traffic are fitted."""
+"""With fewer rows only the efficiency, the balance and the traffic are fitted, and no
+correction is learned: it would repeat the rows."""
 USUAL_PAIR_CLOCKS = 0.04
 """Held where all rows have one head size, which cannot tell multiplying from the rest of the
 work on a pair. Fits over several head sizes give 0.04 to 0.065 on Hopper; 16 exponentials a
@@ -57,6 +62,9 @@ TILES = ((128.0, 128.0), (64.0, 64.0), (192.0, 128.0), (192.0, 192.0), (128.0, 6
 """Lengths of query tiles, for heads up to 96 and beyond, of which the best fit is taken."""
 TRIAL_ROWS = 800
 TRIAL_EVALUATIONS = 25
+PLAN = TrainingPlan(
+    hidden=32, steps=1200, batch=1024, learning_rate=3e-2, weight_decay=1e-4, spread_hidden=10
+)
 CACHE_LIMITS = {"cache_ratio": Limit(0.7, 0.1, 3.0)}
 FEW_ROWS = ("compute_ratio", "balance", "traffic_bytes_per_clock")
 BACKWARD_LIMITS = {
@@ -98,8 +106,21 @@ def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
         variant=variant_of(ops[0]),
         constants={**asdict(constants), **backward},
         correction=None,
+        ordered=None
+        if len(is_forward) < FEWEST_ROWS
+        else _fit_correction(shapes.rows(is_forward), machine, constants, measured[is_forward]),
         relative_sigma=max(SMALLEST_SIGMA, float(np.std(np.log(measured / predicted)))),
     )
+
+
+def _fit_correction(
+    shapes: AttentionShapes,
+    machine: MachineRates,
+    constants: AttentionConstants,
+    measured: Matrix,
+) -> OrderedCorrection:
+    times = predict_forward_times(shapes, machine, constants)
+    return fit_ordered(attention_features(shapes, machine, times), np.log(measured), PLAN)
 
 
 def _fit_forward(

@@ -27,7 +27,10 @@ FEWEST_SPREAD_ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """How a correction is trained."""
+    """How a correction is trained.
+
+    The spread is learned from rows held out in turn: so many of three parts.
+    """
 
     hidden: int = 48
     steps: int = 4000
@@ -35,6 +38,7 @@ class TrainingPlan:
     learning_rate: float = 5e-3
     weight_decay: float = 1e-4
     spread_hidden: int = 24
+    inner_parts: int = 3
     seed: int = 0
 
 
@@ -71,15 +75,19 @@ def _fit(
     scaled = None if pairs is None else _scaled_pairs(pairs, mean, scale, bounds)
     errors = _held_out_errors(inputs, log_ratio, plan, scaled)
     shift = _train(inputs, log_ratio, plan, scaled)
-    spread = _train_spread(inputs, np.abs(errors), plan)
     return Correction(
         mean=mean,
         scale=scale,
         low=bounds[0],
         high=bounds[1],
         shift=_to_network(shift),
-        spread=_to_network(spread),
+        spread=fit_spread(inputs, np.abs(errors), plan),
     )
+
+
+def fit_spread(inputs: Matrix, sizes: Matrix, plan: TrainingPlan) -> Network:
+    """The network for the logarithm of sigma, from the *sizes* of errors on rows not fitted."""
+    return _to_network(_train_spread(inputs, sizes, plan))
 
 
 def _scaled_pairs(

@@ -78,16 +78,17 @@ def price_attentions(
     """Predict *shapes* by *recipe* on a device with *rates*."""
     entry, machine = recipe.match.entry, recipe.machine(rates)
     constants = forward_constants(entry)
+    if constants.cache_ratio > 0 and not recipe.writes_cache:
+        # With a single key head next to nothing is written: the kernel that training runs.
+        shapes = replace(shapes, kv_heads=np.ones(len(shapes)))
     times = predict_forward_times(shapes, machine, constants)
     log_ratio = np.zeros(len(shapes))
     sigma = np.full(len(shapes), entry.relative_sigma)
     is_inside = np.full(len(shapes), recipe.is_measured)
-    if entry.correction is not None:
-        corrected = entry.correction.apply(attention_features(shapes, machine, times))
+    if entry.ordered is not None and recipe.takes_correction:
+        corrected = entry.ordered.apply(attention_features(shapes, machine, times))
         log_ratio, sigma = corrected.log_ratio, corrected.relative_sigma
         is_inside &= corrected.is_inside
-    if not recipe.writes_cache:
-        times = predict_forward_times(shapes, machine, replace(constants, cache_ratio=0.0))
     # Long load slows the arithmetic only. Added, not multiplied: sums keep the order of parts.
     slower_ns = (slowdown - 1.0) * times.busy_ns
     duration_ns = recipe.time_ratio * (times.duration_ns * np.exp(log_ratio) + slower_ns)

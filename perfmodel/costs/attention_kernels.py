@@ -49,6 +49,10 @@ OTHER_DTYPE_SIGMA = 0.12
 OTHER_BACKWARD_SIGMA = 0.08
 """Backward was measured for one kernel; others are taken to keep its relation to forward."""
 NEARLY_MEASURED_SIGMA = 0.01
+OTHER_KERNEL_SIGMA = 0.15
+"""A kernel measured nowhere near the device is priced as another of its generation."""
+SAME_FAMILY_SIGMA = 0.05
+"""Borrowing adds less than this between chips of one architecture and class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class KernelRecipe:
     extra_sigma: float
     time_ratio: float
     writes_cache: bool
+    takes_correction: bool
     backward: BackwardConstants | None
     uses_ampere_instructions: bool
 
@@ -111,15 +116,20 @@ def find_recipe(entries: Sequence[Entry], device: Device, kind: AttentionKind) -
     # The nearest device first, then the best-measured member of a generation, then its mask:
     # the physics knows masks better than it knows chips.
     match, chosen = min(
-        found, key=lambda pair: (pair[0].borrowed_sigma + pair[1].dtype_sigma, pair[1].place)
+        found, key=lambda pair: (pair[0].borrowed_sigma + pair[1].distance_sigma, pair[1].place)
     )
     backward, backward_sigma = _find_backward(entries, device, kind, match)
     is_flash1 = kind.kernel == "flash1"
     return KernelRecipe(
         match=match,
-        extra_sigma=chosen.sigma + backward_sigma + (FLASH1_SIGMA if is_flash1 else 0.0),
+        extra_sigma=chosen.mask_sigma
+        + chosen.distance_sigma
+        + backward_sigma
+        + (FLASH1_SIGMA if is_flash1 else 0.0),
         time_ratio=FLASH1_TIME_RATIO if is_flash1 else 1.0,
         writes_cache=kind.kernel not in GENERATIONS and not kind.is_backward,
+        # What was learned is of one mask and one family of chips; the physics carries further.
+        takes_correction=chosen.mask_sigma == 0.0 and match.borrowed_sigma <= SAME_FAMILY_SIGMA,
         backward=backward,
         uses_ampere_instructions=kind.kernel in AMPERE_KERNELS,
     )
@@ -127,29 +137,36 @@ def find_recipe(entries: Sequence[Entry], device: Device, kind: AttentionKind) -
 
 @dataclass(frozen=True, slots=True)
 class _StandIn:
-    """A variant that may price a kind of call, its place in the order, and what it costs."""
+    """A variant that may price a kind of call, its place in the order, and what it costs.
+
+    *distance_sigma* is of another dtype or kernel, *mask_sigma* of another mask.
+    """
 
     variant: str
     place: int
     mask_sigma: float
-    dtype_sigma: float
-
-    @property
-    def sigma(self) -> float:
-        return self.mask_sigma + self.dtype_sigma
+    distance_sigma: float
 
 
 def _stand_ins(kind: AttentionKind) -> list[_StandIn]:
     variants = [
-        (f"{name}/{mask}{suffix}", mask_sigma, dtype_sigma)
-        for name in GENERATIONS.get(kind.kernel, (kind.kernel,))
+        (f"{name}/{mask}{suffix}", mask_sigma, dtype_sigma + kernel_sigma)
+        for name, kernel_sigma in _members(kind.kernel)
         for mask, mask_sigma in zip(_masks(kind), (0.0, OTHER_MASK_SIGMA), strict=True)
         for suffix, dtype_sigma in _dtypes(kind.dtype)
     ]
     return [
-        _StandIn(variant, place, mask_sigma, dtype_sigma)
-        for place, (variant, mask_sigma, dtype_sigma) in enumerate(variants)
+        _StandIn(variant, place, mask_sigma, distance_sigma)
+        for place, (variant, mask_sigma, distance_sigma) in enumerate(variants)
     ]
+
+
+def _members(kernel: str) -> list[tuple[str, float]]:
+    """Measured kernels that may stand for *kernel*: a generation's own, or itself and its next."""
+    if kernel in GENERATIONS:
+        return [(name, 0.0) for name in GENERATIONS[kernel]]
+    relatives = next((names for names in GENERATIONS.values() if kernel in names), ())
+    return [(kernel, 0.0), *((one, OTHER_KERNEL_SIGMA) for one in relatives if one != kernel)]
 
 
 def _masks(kind: AttentionKind) -> tuple[str, str]:

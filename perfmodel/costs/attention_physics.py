@@ -196,8 +196,8 @@ def predict_backward_ns(
     Source: Shah et al., FlashAttention-3, arXiv 2407.08608, figures 5 and 6.
     """
     # Gradients of keys and values are made for every query head and then added up.
-    groups = shapes.heads / shapes.kv_heads
-    moved_bytes = shapes.row_bytes + groups * shapes.key_value_bytes
+    expanded_bytes = shapes.key_value_bytes * (shapes.heads / shapes.kv_heads)
+    moved_bytes = shapes.row_bytes + expanded_bytes
     traffic_ns = moved_bytes * (NS_PER_S / machine.memory_bytes_per_s)
     return constants.backward_forwards * forward_ns + constants.backward_passes * traffic_ns
 

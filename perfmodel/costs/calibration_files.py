@@ -21,6 +21,11 @@ from perfmodel.costs.correction import (
     correction_from_document,
     correction_to_document,
 )
+from perfmodel.costs.ordered_correction import (
+    OrderedCorrection,
+    ordered_from_document,
+    ordered_to_document,
+)
 from topologies import Device
 
 DATA_CENTRE_CAPABILITIES = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
@@ -35,7 +40,8 @@ HEADER_KEYS = ("source", "hardware", "software", "date", "licence", "command")
 class Entry:
     """Constants fitted for one device (and *variant*: a kind of arithmetic, a kernel).
 
-    *curves* are tables of (place, value) for what has no formula.
+    *curves* are tables of (place, value) for what has no formula; *ordered* is a
+    correction that keeps the order of the physics, in place of a free one.
     """
 
     device: str
@@ -46,6 +52,7 @@ class Entry:
     correction: Correction | None
     relative_sigma: float
     curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    ordered: OrderedCorrection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,13 @@ def parse_entries(text: str, *, document: str) -> tuple[Entry, ...]:
         )
     try:
         return tuple(
-            Entry(**{**entry, "correction": _correction(entry, document)})
+            Entry(
+                **{
+                    **entry,
+                    "correction": _correction(entry, document),
+                    "ordered": _ordered(entry, document),
+                }
+            )
             for entry in content["entries"]
         )
     except TypeError as fault:
@@ -94,6 +107,12 @@ def _correction(entry: Mapping[str, Any], document: str) -> Correction | None:
     if entry.get("correction") is None:
         return None
     return correction_from_document(entry["correction"], place=f"{document}, {entry['device']}")
+
+
+def _ordered(entry: Mapping[str, Any], document: str) -> OrderedCorrection | None:
+    if entry.get("ordered") is None:
+        return None
+    return ordered_from_document(entry["ordered"], place=f"{document}, {entry['device']}")
 
 
 def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:
@@ -117,6 +136,7 @@ def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:
                 name: [[float(f"{number:.5g}") for number in pair] for pair in curve]
                 for name, curve in entry.curves.items()
             },
+            **({} if entry.ordered is None else {"ordered": ordered_to_document(entry.ordered)}),
         }
         lines.append(json.dumps(document, separators=(",", ":")))
     head = json.dumps(dict(header), indent=1).rstrip("}\n")

@@ -101,8 +101,8 @@ def correction_to_document(correction: Correction) -> dict[str, Any]:
         "scale": _rounded(correction.scale),
         "low": _rounded(correction.low),
         "high": _rounded(correction.high),
-        "shift": [_layer_document(layer) for layer in correction.shift.layers],
-        "spread": [_layer_document(layer) for layer in correction.spread.layers],
+        "shift": network_to_document(correction.shift),
+        "spread": network_to_document(correction.spread),
     }
 
 
@@ -114,8 +114,8 @@ def correction_from_document(document: Mapping[str, Any], *, place: str) -> Corr
             scale=np.array(document["scale"], dtype=np.float64),
             low=np.array(document["low"], dtype=np.float64),
             high=np.array(document["high"], dtype=np.float64),
-            shift=_network(document["shift"]),
-            spread=_network(document["spread"]),
+            shift=network_from_document(document["shift"]),
+            spread=network_from_document(document["spread"]),
         )
     except (KeyError, TypeError, ValueError) as fault:
         raise CalibrationError(
@@ -124,11 +124,17 @@ def correction_from_document(document: Mapping[str, Any], *, place: str) -> Corr
         ) from None
 
 
+def network_to_document(network: Network) -> list[dict[str, Any]]:
+    """The layers of *network* as plain lists."""
+    return [_layer_document(layer) for layer in network.layers]
+
+
 def _layer_document(layer: Layer) -> dict[str, Any]:
     return {"weight": _rounded(layer.weight), "bias": _rounded(layer.bias)}
 
 
-def _network(layers: list[Mapping[str, Any]]) -> Network:
+def network_from_document(layers: list[Mapping[str, Any]]) -> Network:
+    """The network whose *layers* are plain lists."""
     return Network(
         tuple(
             Layer(

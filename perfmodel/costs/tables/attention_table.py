@@ -26,6 +26,9 @@ from perfmodel.graph.ops import Attention, Pass
 if TYPE_CHECKING:
     import pandas as pd
 
+SHORT_LENGTH = 512
+"""Shorter sequences are scored apart: they are mostly launch, and training seldom has them."""
+
 _MASKS = {"top_left": True, "bottom_right": True, "no_mask": False}
 
 
@@ -67,10 +70,9 @@ def _forward(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
         kernel=str(row["kernel_source"]),
     )
     _check(op, float(row["latency_ms"]))
-    mask = "causal" if is_causal else "full"
     yield MeasuredKernel(
         row=name,
-        group=(str(row.get("collector", "")), str(row["device"]), f"{op.kernel}/forward/{mask}"),
+        group=(str(row.get("collector", "")), str(row["device"]), _kind(op)),
         columns=_columns(op),
         op=op,
         device=DEVICE_OF_MARKETING_NAME.get(str(row["device"]), str(row["device"])),
@@ -98,19 +100,25 @@ def _both_passes(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
             kernel=str(row.get("backend", "cudnn")),
         )
         _check(op, float(row[column]))
-        mask = "causal" if op.is_causal else "full"
         yield MeasuredKernel(
             row=f"{name} {direction.value}",
             group=(
                 op.dtype.value,
                 str(row["gpu_name"]),
-                f"{op.kernel}/{direction.value}/{mask}",
+                _kind(op),
             ),
             columns=_columns(op),
             op=op,
             device=DEVICE_OF_MARKETING_NAME.get(str(row["gpu_name"]), str(row["gpu_name"])),
             measured_ns=float(row[column]) * NS_PER_MS,
         )
+
+
+def _kind(op: Attention) -> str:
+    """What reports call *op*: kernel, direction and mask; short sequences apart."""
+    mask = "causal" if op.is_causal else "full"
+    short = f" under {SHORT_LENGTH}" if op.query_length < SHORT_LENGTH else ""
+    return f"{op.kernel}/{op.direction.value}/{mask}{short}"
 
 
 def _columns(op: Attention) -> dict[str, object]:

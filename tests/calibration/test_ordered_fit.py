@@ -1,0 +1,39 @@
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.calibration.networks import TrainingPlan
+from perfmodel.calibration.ordered_fit import fit_ordered
+
+PLAN = TrainingPlan(hidden=16, steps=300, batch=128, learning_rate=3e-2, spread_hidden=8)
+
+
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    chooser = np.random.default_rng(0)
+    features = chooser.uniform(0, 3, (1200, 2))
+    # Time is the physics times a step at 1.5 of the second feature, with 3 % of noise.
+    log_time = features[:, 0] + 0.4 * (features[:, 1] > 1.5) + chooser.normal(0, 0.03, 1200)
+    return features, log_time
+
+
+def test_it_learns_a_step_and_how_sure_it_is():
+    features, log_time = rows()
+    corrected = fit_ordered(features, log_time, PLAN).apply(features)
+    error = log_time - features[:, 0] - corrected.log_ratio
+    assert np.mean(np.abs(error)) < 0.05
+    inside = np.abs(error) < 1.645 * corrected.relative_sigma
+    assert 0.8 < inside.mean() < 0.98
+
+
+def test_it_cannot_learn_to_fall():
+    features, log_time = rows()
+    fitted = fit_ordered(features, 2 * features[:, 0] - log_time, PLAN)
+    path = np.stack([np.full(50, 1.0), np.linspace(0, 3, 50)], axis=1)
+    assert np.all(np.diff(fitted.apply(path).log_ratio) >= 0)
+
+
+def test_the_same_rows_give_the_same_correction():
+    features, log_time = rows()
+    short = replace(PLAN, steps=30)
+    first, second = (fit_ordered(features, log_time, short) for _ in range(2))
+    assert np.array_equal(first.order.first, second.order.first)
