@@ -98,7 +98,7 @@ def price_attentions(
     bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
     return build_estimates(
         duration_ns,
-        relative_sigma=np.sqrt(sigma**2 + recipe.match.borrowed_sigma**2 + recipe.extra_sigma**2),
+        relative_sigma=np.hypot(sigma, recipe.relative_sigma),
         provenance=np.where(is_inside, Provenance.INTERPOLATED, Provenance.EXTRAPOLATED),
         bound=np.where(times.duration_ns < 2 * constants.floor_ns, Bound.LATENCY, bound),
     )

@@ -8,6 +8,7 @@ that write. What no table measured is derived and says so by a wider spread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -51,8 +52,10 @@ OTHER_BACKWARD_SIGMA = 0.08
 NEARLY_MEASURED_SIGMA = 0.01
 OTHER_KERNEL_SIGMA = 0.15
 """A kernel measured nowhere near the device is priced as another of its generation."""
-SAME_FAMILY_SIGMA = 0.05
-"""Borrowing adds less than this between chips of one architecture and class."""
+FAMILY_DISTANCE_SIGMA = 0.05
+"""Chips of one architecture and class are nearer to each other than this."""
+FAMILY_SIGMA = 0.02
+"""What borrowing within a family really adds: leaving H100 or H200 out costs 0 to 1.5 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,14 @@ class KernelRecipe:
     takes_correction: bool
     backward: BackwardConstants | None
     uses_ampere_instructions: bool
+
+    @property
+    def relative_sigma(self) -> float:
+        """What borrowing and standing in add to the spread of the constants."""
+        borrowed = self.match.borrowed_sigma
+        if 0.0 < borrowed < FAMILY_DISTANCE_SIGMA:
+            borrowed = FAMILY_SIGMA
+        return math.hypot(borrowed, self.extra_sigma)
 
     @property
     def is_measured(self) -> bool:
@@ -129,7 +140,7 @@ def find_recipe(entries: Sequence[Entry], device: Device, kind: AttentionKind) -
         time_ratio=FLASH1_TIME_RATIO if is_flash1 else 1.0,
         writes_cache=kind.kernel not in GENERATIONS and not kind.is_backward,
         # What was learned is of one mask and one family of chips; the physics carries further.
-        takes_correction=chosen.mask_sigma == 0.0 and match.borrowed_sigma <= SAME_FAMILY_SIGMA,
+        takes_correction=chosen.mask_sigma == 0.0 and match.borrowed_sigma < FAMILY_DISTANCE_SIGMA,
         backward=backward,
         uses_ampere_instructions=kind.kernel in AMPERE_KERNELS,
     )
@@ -151,7 +162,7 @@ class _StandIn:
 def _stand_ins(kind: AttentionKind) -> list[_StandIn]:
     variants = [
         (f"{name}/{mask}{suffix}", mask_sigma, dtype_sigma + kernel_sigma)
-        for name, kernel_sigma in _members(kind.kernel)
+        for name, kernel_sigma in members_of(kind.kernel)
         for mask, mask_sigma in zip(_masks(kind), (0.0, OTHER_MASK_SIGMA), strict=True)
         for suffix, dtype_sigma in _dtypes(kind.dtype)
     ]
@@ -161,7 +172,7 @@ def _stand_ins(kind: AttentionKind) -> list[_StandIn]:
     ]
 
 
-def _members(kernel: str) -> list[tuple[str, float]]:
+def members_of(kernel: str) -> list[tuple[str, float]]:
     """Measured kernels that may stand for *kernel*: a generation's own, or itself and its next."""
     if kernel in GENERATIONS:
         return [(name, 0.0) for name in GENERATIONS[kernel]]
