@@ -40,7 +40,7 @@ class Case:
     @property
     def configuration(self) -> tuple[str, ...]:
         """What runs are left out together by."""
-        names = ("model", "seq_len", "tp", "pp", "mbs", "precision", "gpu", "n_gpus")
+        names = ("model", "seq_len", "tp", "pp", "precision", "gpu", "n_gpus")
         return tuple(self.row.text(name) for name in names)
 
     def stated(self, word: str) -> float:

@@ -34,12 +34,15 @@ LEAST, MOST = 0.7, 3.0
 PRIOR = 0.5
 """Natural logarithm by which a constant may move as easily as one row may be off by ROBUST."""
 ROBUST = 0.08
+SHIFT = 5.0
+"""Keeps unknowns away from zero: steps of the search are in proportion to them."""
 
 
 def fit(cases: Sequence[Case], words: Sequence[str]) -> dict[str, float]:
     """The factors with the least robust error, drawn a little to what the profile states."""
 
-    def residuals(logs: np.ndarray) -> np.ndarray:
+    def residuals(shifted: np.ndarray) -> np.ndarray:
+        logs = shifted - SHIFT
         factors = dict(zip(words, np.exp(logs).tolist(), strict=True))
         off = [case.log_ratio(factors) / ROBUST for case in cases]
         return np.array([*off, *(logs / PRIOR)])
@@ -47,10 +50,10 @@ def fit(cases: Sequence[Case], words: Sequence[str]) -> dict[str, float]:
     bounds = np.array([_bounds(cases, word) for word in words])
     start = np.clip(np.zeros(len(words)), bounds[:, 0] + 1e-6, bounds[:, 1] - 1e-6)
     found = least_squares(
-        residuals, start, loss="soft_l1", diff_step=0.05, xtol=3e-3, ftol=1e-3, bounds=bounds.T,
-        max_nfev=15,
+        residuals, start + SHIFT, loss="soft_l1", diff_step=0.05 / SHIFT, xtol=1e-3, ftol=1e-3,
+        bounds=bounds.T + SHIFT, max_nfev=12,
     )  # fmt: skip
-    return dict(zip(words, np.exp(found.x).tolist(), strict=True))
+    return dict(zip(words, np.exp(found.x - SHIFT).tolist(), strict=True))
 
 
 def _bounds(cases: Sequence[Case], word: str) -> tuple[float, float]:

@@ -44,7 +44,7 @@ _CLOUDS: tuple[tuple[str, str, str], ...] = (
 )
 """Words in the GPU and in the wiring that name another machine."""
 
-_OWN_MACHINES = (("Ultra-Scale", "aws_p5_ultrascale"),)
+_OWN_MACHINES = (("Ultra-Scale", "aws_p5_ultrascale"), ("vTrain", "a100_vtrain"))
 """Words in a row's source, and the machine in `machines/` whose network was measured there."""
 
 _NETWORKS = (

@@ -216,12 +216,21 @@ class StageWriter:
         }
 
     def _receive(self, slot: Slot, label: str) -> None:
+        writer = self._writer
         task = self._transfer(slot, label, is_behind_compute=False)
-        self._writer.hold(self._writer.compute, [task])
+        writer.hold(writer.compute, [task])
+        if self._overlaps(Overlap.PIPELINE_TRANSFER):
+            return
+        # The host waits for the device, too, as after every transfer of Megatron-LM.
+        last = writer.compute.last_task
+        awaited = [task] if last is None else [task, last]
+        writer.block(awaited, label=f"pipeline/{label} on the host")
 
     def _send(self, slot: Slot, label: str) -> None:
         task = self._transfer(slot, label, is_behind_compute=True)
-        if not self._overlaps(Overlap.PIPELINE_TRANSFER):
+        # Stages of several runs send to a stage that may itself wait to send: that never blocks.
+        is_round = self._layout.interleaving > 1
+        if not (is_round or self._overlaps(Overlap.PIPELINE_TRANSFER)):
             self._writer.hold(self._writer.compute, [task])
 
     def _transfer(self, slot: Slot, label: str, *, is_behind_compute: bool) -> int:
