@@ -81,4 +81,8 @@ def _price_type(
 ) -> Estimates:
     priced = MODELS[op_type].price(ops, device, stack)
     ratio = stack.time_ratio(family_of(op_type), device.architecture.value)
-    return replace(priced, duration_ns=priced.duration_ns * ratio) if ratio != 1 else priced
+    if ratio == 1:
+        return priced
+    # A ratio fitted to runs is as unsure as the profile it stands in.
+    sigma = np.hypot(priced.relative_sigma, stack.relative_sigma)
+    return replace(priced, duration_ns=priced.duration_ns * ratio, relative_sigma=sigma)

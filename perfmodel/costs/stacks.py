@@ -46,13 +46,15 @@ class Habit(Enum):
     loss is copied each iteration. UNFUSED_BIAS: a layer copies its bias before the product and
     sums its gradient in an operator of its own. ZEROED_GRADIENTS: gradients are added to zeros.
     HOST_TRIANGLE: indices of the triangle of products come from the host, and its backward pass
-    adds up by index.
+    adds up by index. LONE_BOTTOM: the bottom layers run on rank 0 alone, for the whole batch, and
+    their output travels with the pooled vectors.
     """
 
     BLOCKING_COPIES = "blocking_copies"
     UNFUSED_BIAS = "unfused_bias"
     ZEROED_GRADIENTS = "zeroed_gradients"
     HOST_TRIANGLE = "host_triangle"
+    LONE_BOTTOM = "lone_bottom"
 
 
 class Execution(Enum):

@@ -13,6 +13,9 @@ from perfmodel.workloads.catalog import parse_workload
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 
 _OPTIMIZERS = {"SGD": "sgd", "Adagrad": "adagrad", "Adam": "adam"}
+_COPIED_BELOW = "2 MiB"
+"""What counts as a small table where a run states only that small or frequent ones are copied."""
+_INTERACTIONS = {"dot": "dot", "concat": "concat", "concat + wide sum": "wide_deep"}
 _CROSS = re.compile(r"DCNv2 (?P<layers>\d+) layers low-rank (?P<rank>\d+)")
 _SLOTS = re.compile(r"(?P<slots>\d+) slots \(1 fused table\) \+ wide table")
 
@@ -39,18 +42,29 @@ def build_dlrm_spec(row: RunRow, rule: SoftwareRule, sentences: list[str]) -> Dl
         | {"optimizer": optimizer, "exchange_dtype": precision.stored.value},
         "training": {"precision": precision.stored.value, "optimizer": optimizer},
     }
-    sharding = row.text("sharding")
-    if "table-wise" in sharding and "column" not in sharding:
-        content["sharding"] = {"min_width": row.count("emb_dim")}
+    content["sharding"] = _sharding(row, rule, sentences)
     if rule.load_ms:
-        content["input"] = {"load_time": f"{rule.load_ms} ms"}
-        sentences.append(f"The loader takes {rule.load_ms} ms a batch.")
-    content["dense"] = _dense(row, content["embedding"], sentences)
+        load_ms = rule.load_ms + rule.load_us_per_sample * int(content["batch"]) / 1e3
+        content["input"] = {"load_time": f"{load_ms:.6g} ms"}
+        sentences.append(
+            f"The loader takes {rule.load_ms} ms a batch and {rule.load_us_per_sample} us a sample."
+        )
+    content["dense"] = _dense(row, content["embedding"])
     if is_half:
         sentences.append("Tables are kept in fp32 and exchanged in fp16.")
     spec = parse_workload(content, document=f"row {row.name}")
     assert isinstance(spec, DlrmSpec)
     return spec
+
+
+def _sharding(row: RunRow, rule: SoftwareRule, sentences: list[str]) -> dict[str, Any]:
+    text = row.text("sharding")
+    if "table-wise" in text and "column" not in text:
+        return {"min_width": row.count("emb_dim")}
+    if rule.copies_small_tables and re.search(r"\bdp\b", text):
+        sentences.append(f"Tables below {_COPIED_BELOW} stand on every rank.")
+        return {"data_parallel_below": _COPIED_BELOW}
+    return {}
 
 
 def _embedding(row: RunRow, sentences: list[str]) -> dict[str, Any]:
@@ -75,36 +89,35 @@ def _embedding(row: RunRow, sentences: list[str]) -> dict[str, Any]:
     return {"rows": rows, "width": width, "pooling_factors": pooling if len(pooling) > 1 else 1.0}
 
 
-def _dense(row: RunRow, embedding: dict[str, Any], sentences: list[str]) -> dict[str, Any]:
+def _dense(row: RunRow, embedding: dict[str, Any]) -> dict[str, Any]:
     features = row.count("dense_features") or 0
     bottom = _numbers(row.text("bottom_mlp"))
     bottom = bottom[1:] if bottom[:1] == [features] else bottom
-    if not bottom:
-        bottom = [features]
-        sentences.append("There are no bottom layers: one as wide as the features stands for none.")
     dense: dict[str, Any] = {"features": features, "bottom_mlp": bottom}
     text = row.text("interaction")
     cross = _CROSS.match(text)
     if cross is not None:
         dense |= {"interaction": "cross"}
         dense["cross"] = {name: int(value) for name, value in cross.groupdict().items()}
-    elif text.startswith(("dot", "concat")):
-        dense["interaction"] = "dot" if text.startswith("dot") else "concat"
+    elif text in _INTERACTIONS:
+        dense["interaction"] = _INTERACTIONS[text]
     else:
         raise WorkloadError(f"interaction {text!r} is not a workload yet")
     top = _numbers(row.text("top_mlp"))
-    dense["top_mlp"] = top[1:] if top and top[0] in _input_widths(dense, embedding) else top
+    dense["top_mlp"] = top[1:] if top and top[0] == _top_inputs(dense, embedding) else top
     return dense
 
 
-def _input_widths(dense: dict[str, Any], embedding: dict[str, Any]) -> set[int]:
+def _top_inputs(dense: dict[str, Any], embedding: dict[str, Any]) -> int:
     """What a table may name as the input of the top layers, before the first of them."""
-    count, last = len(embedding["rows"]), dense["bottom_mlp"][-1]
+    count, last = len(embedding["rows"]), [dense["features"], *dense["bottom_mlp"]][-1]
     if dense["interaction"] == "dot":
-        return {last + (count + 1) * count // 2}
+        return int(last + (count + 1) * count // 2)
     width = embedding["width"]
-    whole = last + (sum(width) if isinstance(width, list) else count * width)
-    return {whole, whole - 1}
+    widths = width if isinstance(width, list) else [width] * count
+    if dense["interaction"] == "wide_deep":
+        widths = [one for one in widths if one > 1]
+    return int(last + sum(widths))
 
 
 def _numbers(text: str) -> list[int]:

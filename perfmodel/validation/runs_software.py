@@ -27,10 +27,12 @@ class GradientFormat(Enum):
 class SoftwareRule:
     """What a framework does by default.
 
-    *profile* names the software stack. *further* are words that must also stand in the row's
-    column `overlap`. With *reduces_in_one_piece* gradients are not cut into buckets. With
-    *reads_loss* the host waits for every iteration. With *steps* the optimizer was timed too.
-    *load_ms* is what its loader takes for a batch.
+    *words* is a pattern for the column `software`, *profile* names the stack. *further* are words
+    that must also stand in the column `overlap`. With *reduces_in_one_piece* gradients are not cut
+    into buckets. With *reads_loss* the host waits for every iteration. With *steps* the optimizer
+    was timed too. *load_ms* is what its loader takes for a batch, and *load_us_per_sample* what it
+    takes more for each sample of all ranks. With *copies_small_tables* tables that a row calls
+    data-parallel stand on every rank.
     """
 
     words: str
@@ -41,11 +43,14 @@ class SoftwareRule:
     reads_loss: bool = True
     steps: bool = True
     load_ms: float = 0.0
+    load_us_per_sample: float = 0.0
+    copies_small_tables: bool = True
     further: str = ""
 
     def fits(self, row: RunRow) -> bool:
         """Whether *row* ran under this software."""
-        return self.words in row.text("software") and self.further in row.text("overlap")
+        is_named = re.search(self.words, row.text("software")) is not None
+        return is_named and self.further in row.text("overlap")
 
 
 RULES: tuple[SoftwareRule, ...] = (
@@ -71,9 +76,16 @@ RULES: tuple[SoftwareRule, ...] = (
     SoftwareRule("torchtitan", "torchtitan_compiled", further="torch.compile"),
     SoftwareRule("torchtitan", "torchtitan"),
     SoftwareRule("HF eager", "pytorch_hf", has_dropout=True, reads_loss=False, steps=False),
-    SoftwareRule("HugeCTR", "hugectr", reads_loss=False),
-    SoftwareRule("hugectr", "hugectr", reads_loss=False),
-    SoftwareRule("TorchRec", "torchrec", load_ms=9.5),
+    SoftwareRule(
+        r"(?i)hugectr.* Release 20\.",
+        "hugectr_2020",
+        reads_loss=False,
+        copies_small_tables=False,
+    ),
+    SoftwareRule(r"(?i)hugectr.* Release 21\.", "hugectr_2021", reads_loss=False),
+    SoftwareRule(r"(?i)hugectr.* Release", "hugectr", reads_loss=False),
+    SoftwareRule(r"(?i)hugectr", "hugectr_hash", reads_loss=False),
+    SoftwareRule("TorchRec", "torchrec", load_ms=8.9, load_us_per_sample=0.537),
     SoftwareRule("PyTorch NVIDIA Release", "ngc_dlrm", reads_loss=False),
     SoftwareRule("PyTorch NGC container", "ngc_dlrm", reads_loss=False),
     SoftwareRule("NGC", "ngc_pytorch", GradientFormat.AS_COMPUTED, has_dropout=True),

@@ -29,13 +29,21 @@ class Exchanges:
 
 
 def build_exchanges(
-    plan: ShardingPlan, *, local_batch: int, index_dtype: DType, exchange_dtype: DType
+    plan: ShardingPlan,
+    *,
+    local_batch: int,
+    index_dtype: DType,
+    exchange_dtype: DType,
+    first_rank_width: int = 0,
 ) -> Exchanges:
-    """The exchanges of *plan* when every rank has *local_batch* samples."""
+    """The exchanges of *plan* when every rank has *local_batch* samples.
+
+    Rank 0 sends *first_rank_width* numbers a sample more, and gets gradients of them.
+    """
     pooled_bytes = np.zeros(plan.rank_count, dtype=np.int64)
     index_bytes = np.zeros(plan.rank_count, dtype=np.int64)
     for rank, shards in enumerate(plan.shards_of_rank):
-        width = sum(shard.width for shard in shards)
+        width = sum(shard.width for shard in shards) + (0 if rank else first_rank_width)
         # Rounded a piece, so that the sum does not depend on the order of pieces.
         lookups = sum(round(local_batch * plan.table_of(shard).pooling_factor) for shard in shards)
         pooled_bytes[rank] = local_batch * width * exchange_dtype.size_bytes

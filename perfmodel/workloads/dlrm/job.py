@@ -17,12 +17,15 @@ from perfmodel.workloads.dlrm.sparse import (
     EXCHANGE_SLOT,
     SparsePart,
     build_sparse_part,
+    has_lone_bottom,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.dlrm.switches import switches_of
-from perfmodel.workloads.feeding import (
-    input_assumption,
-)
+from perfmodel.workloads.feeding import input_assumption
+
+_RANKS_TO_SPARE_ONE = 5
+"""Ranks from which on the one with the bottom layers is spared all tables."""
+_LONE = ("The bottom layers run on rank 0 alone, for the whole batch.",)
 
 
 def build_plan(
@@ -53,16 +56,20 @@ def build_dlrm_job(
     """
     stack = stack or load_stack(spec.stack)
     samples = local_batch(spec, rank_count=rank_count)
+    switches = switches_of(stack)
+    is_lone = has_lone_bottom(switches, rank_count)
+    if plan is None and is_lone and rank_count >= _RANKS_TO_SPARE_ONE:
+        plan = _without_first(build_plan(spec, rank_count=rank_count - 1))
     plan = build_plan(spec, rank_count=rank_count, given=plan)
     exchanges = None
-    if rank_count > 1 and plan.shards:
+    if rank_count > 1 and (plan.shards or is_lone):
         exchanges = build_exchanges(
             plan,
             local_batch=samples,
             index_dtype=spec.embedding.index_dtype,
             exchange_dtype=spec.embedding.exchange_dtype,
+            first_rank_width=spec.dense_width if is_lone else 0,
         )
-    switches = switches_of(stack)
     job = JobBuilder()
     program_of_part: dict[SparsePart, int] = {}
     for rank in range(rank_count):
@@ -72,7 +79,14 @@ def build_dlrm_job(
             program_of_part[part] = job.add_program(program)
         job.add_rank(program_of_part[part])
     _add_groups(job, rank_count)
-    return job.build(_facts(spec, plan, exchanges))
+    facts = _facts(spec, plan, exchanges)
+    return job.build(replace(facts, assumptions=facts.assumptions + _LONE) if is_lone else facts)
+
+
+def _without_first(plan: ShardingPlan) -> ShardingPlan:
+    """*plan* moved up by one rank, so that rank 0 holds nothing but copied tables."""
+    shards = tuple(replace(shard, rank=shard.rank + 1) for shard in plan.shards)
+    return replace(plan, rank_count=plan.rank_count + 1, shards=shards)
 
 
 def _add_groups(job: JobBuilder, rank_count: int) -> None:
@@ -88,6 +102,11 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     consist of; how long lookups and exchanges take is left to the plan.
     """
     rank_count = plan.rank_count
+    if has_lone_bottom(switches_of(stack), rank_count):
+        raise PlanError(
+            f"stack {stack.name!r}: runs the bottom layers on one rank; plans are compared only "
+            "where all ranks do. Take another stack, or predict each plan alone."
+        )
     exchanges = empty_exchanges()
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
     part = build_sparse_part(spec, plan, switches_of(stack), rank=holder, exchanges=exchanges)

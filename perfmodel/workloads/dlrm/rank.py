@@ -20,7 +20,7 @@ from perfmodel.workloads.dlrm.dense import (
     top_layers,
 )
 from perfmodel.workloads.dlrm.interaction import InteractionWriter
-from perfmodel.workloads.dlrm.sparse import SparsePart, SparseWriter
+from perfmodel.workloads.dlrm.sparse import SparsePart, SparseWriter, has_lone_bottom
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.dlrm.stepping import write_clearing, write_step
 from perfmodel.workloads.dlrm.switches import switches_of
@@ -57,6 +57,9 @@ class RankWriter:
             self._reduction = self._build_reduction(stream)
         precision = spec.training.precision
         self._dense = DenseWriter(writer, samples, precision, self._reduction, switches)
+        self._has_lone_bottom = has_lone_bottom(switches, rank_count)
+        reduced = None if self._has_lone_bottom else self._reduction
+        self._bottom = DenseWriter(writer, part.bottom_samples, precision, reduced, switches)
         self._sparse = SparseWriter(writer, spec, part, samples, stream, self._reduction, switches)
         self._interaction = InteractionWriter(writer, spec, switches, samples)
 
@@ -78,8 +81,7 @@ class RankWriter:
         self._feed()
         self._forward()
         self._loss()
-        copied = [table.rows * table.width for table in self._sparse.copied_tables]
-        sizes = [size for layer in dense_layers(self._spec) for size in layer.tensors] + copied
+        sizes = self._tensor_sizes()
         write_clearing(writer, self._spec, self._switches, sizes)
         writer.hand_over(writer.autograd, label="backward")
         self._backward()
@@ -90,6 +92,14 @@ class RankWriter:
             last = writer.compute.last_task
             writer.block([last] if last is not None else [], label="loss/read on the host")
         return writer.finish()
+
+    def _tensor_sizes(self) -> list[int]:
+        """Numbers in every tensor that this rank's optimizer steps over."""
+        layers = dense_layers(self._spec)
+        if not self._bottom.samples:
+            layers = layers[len(bottom_layers(self._spec)) :]
+        copied = [table.rows * table.width for table in self._sparse.copied_tables]
+        return [size for layer in layers for size in layer.tensors] + copied
 
     def _feed(self) -> None:
         section, sizes = self._spec.input, self._input_sizes()
@@ -118,9 +128,9 @@ class RankWriter:
             indices = self._sparse.distribute_indices()
             self._writer.hold(self._writer.compute, [] if indices is None else [indices])
         # Without an exchange to hide nothing is gained by looking up first, and scripts do not.
-        is_first = self._sparse.part.exchanges is not None
+        is_first = self._sparse.part.exchanges is not None and not self._has_lone_bottom
         if not is_first:
-            self._dense.run_forward(bottom_layers(spec))
+            self._run_bottom_forward()
         tasks = self._sparse.look_up()
         if is_ahead:
             indices = self._sparse.distribute_indices()
@@ -130,13 +140,17 @@ class RankWriter:
         if not is_beside:
             self._sparse.join(tasks.exchange)
         if is_first:
-            self._dense.run_forward(bottom_layers(spec))
+            self._run_bottom_forward()
         if is_beside:
             self._sparse.join(tasks.exchange)
         self._interaction.run_forward()
         self._dense.run_cross_forward(cross_layers(spec))
         self._dense.run_forward(top_layers(spec))
         self._interaction.join_forward()
+
+    def _run_bottom_forward(self) -> None:
+        if self._bottom.samples:
+            self._bottom.run_forward(bottom_layers(self._spec))
 
     def _loss(self) -> None:
         is_blocking = self._switches.has(Habit.BLOCKING_COPIES)
@@ -165,10 +179,11 @@ class RankWriter:
         self._interaction.run_backward()
         gradients = self._sparse.return_gradients()
         is_beside = self._switches.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
-        is_hidden = gradients is not None and is_beside
+        is_hidden = gradients is not None and is_beside and not self._has_lone_bottom
         if not is_hidden:
             self._sparse.update(gradients)
-        self._dense.run_backward(bottom_layers(spec))
+        if self._bottom.samples:
+            self._bottom.run_backward(bottom_layers(spec))
         if is_hidden:
             self._sparse.update(gradients)
         if self._reduction is not None:

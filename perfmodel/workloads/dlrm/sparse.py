@@ -14,7 +14,7 @@ from embeddings.plan import ShardingKind, ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.stacks import Fusion
+from perfmodel.costs.stacks import Fusion, Habit
 from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Pass
 from perfmodel.workloads.dlrm.exchange import Exchanges
 from perfmodel.workloads.dlrm.spec import DlrmSpec
@@ -29,12 +29,16 @@ _BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRI
 
 @dataclass(frozen=True, slots=True)
 class SparsePart:
-    """What one rank looks up, and what all ranks exchange (None on a single rank)."""
+    """What one rank looks up, and what all ranks exchange (None on a single rank).
+
+    *bottom_samples* are those whose dense features this rank runs through the bottom layers.
+    """
 
     lookup: Lookup | None
     copied: Lookup | None
     exchanges: Exchanges | None
     partial_width: int
+    bottom_samples: int
 
 
 def build_sparse_part(
@@ -56,7 +60,19 @@ def build_sparse_part(
         copied=Lookup(copied, local_batch, optimizer, kernel) if copied else None,
         exchanges=exchanges,
         partial_width=_partial_width(plan),
+        bottom_samples=_bottom_samples(spec, plan, switches, rank),
     )
+
+
+def has_lone_bottom(switches: DlrmSwitches, rank_count: int) -> bool:
+    """Whether one rank runs the bottom layers for all."""
+    return rank_count > 1 and switches.has(Habit.LONE_BOTTOM)
+
+
+def _bottom_samples(spec: DlrmSpec, plan: ShardingPlan, switches: DlrmSwitches, rank: int) -> int:
+    if not has_lone_bottom(switches, plan.rank_count):
+        return spec.batch // plan.rank_count
+    return 0 if rank else spec.batch
 
 
 def _partial_width(plan: ShardingPlan) -> int:

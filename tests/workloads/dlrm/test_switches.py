@@ -1,0 +1,226 @@
+"""What a software stack does to the graph of a recommendation model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from collectives.collective import CollectiveKind
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import PlanError
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.costs.stacks import (
+    Fusion,
+    Habit,
+    OptimizerKernels,
+    Overlap,
+    SoftwareStack,
+    TableHandling,
+)
+from perfmodel.graph.audit import check_job
+from perfmodel.graph.ops import Copy, EmbeddingOp, Fixed, Gemm, HostSpan, MemoryBound
+from perfmodel.workloads import build_job, load_workload
+from perfmodel.workloads.dlrm.dense import bottom_layers, dense_layers
+from perfmodel.workloads.dlrm.job import build_plan, build_variant_job
+from tests.workloads.reading import collectives_of, iter_ops
+
+EAGER = load_stack("pytorch_eager")
+SMALL = ["embedding.rows=[1000, 2000, 3000]", "embedding.pooling_factors=2", "batch=64"]
+
+
+def _build(stack: SoftwareStack, rank_count: int = 1, *overrides: str):
+    spec = load_workload("dlrm_mlperf", [*SMALL, *overrides])
+    job = build_job(spec, rank_count=rank_count, ranks_per_host=8, stack=stack)
+    check_job(job)
+    return job
+
+
+def _with(**changes) -> SoftwareStack:
+    return replace(EAGER, **changes)
+
+
+def _labelled(job, *words: str):
+    return [op for label, op in iter_ops(job) if all(word in label for word in words)]
+
+
+def _memory_words(job) -> list[str]:
+    return [op.operator for _, op in iter_ops(job) if isinstance(op, MemoryBound)]
+
+
+def test_bias_and_activation_run_inside_products():
+    fused = _build(_with(fusions=frozenset({Fusion.BIAS_ACTIVATION})))
+    words = _memory_words(fused)
+    assert "relu" not in words
+    assert "sigmoid" not in words
+    plain = _build(EAGER)
+    # Eight layers, forward and backward.
+    assert sum(word in ("relu", "sigmoid") for word in _memory_words(plain)) == 16
+    gemms = [op for _, op in iter_ops(fused) if isinstance(op, Gemm)]
+    assert gemms == [op for _, op in iter_ops(plain) if isinstance(op, Gemm)]
+
+
+def test_a_fused_interaction_is_one_kernel_each_way_and_reads_every_vector_once():
+    fusions = frozenset({Fusion.INTERACTION, Fusion.ELEMENTWISE})
+    job = _build(_with(fusions=fusions), 1, "training.precision=fp16")
+    forward, backward = [op for op in _labelled(job, "interaction/") if isinstance(op, MemoryBound)]
+    # Four vectors of 128 in, 128 + 4 * 3 / 2 = 134 numbers out; 64 samples of 2 bytes.
+    assert (forward.read_bytes, forward.write_bytes) == (64 * 2 * 512, 64 * 2 * 134)
+    assert (backward.read_bytes, backward.write_bytes) == (64 * 2 * 646, 64 * 2 * 512)
+
+
+def test_a_copy_into_one_tensor_stays_where_only_the_interaction_is_fused():
+    job = _build(_with(fusions=frozenset({Fusion.INTERACTION})))
+    assert (
+        len([op for op in _labelled(job, "interaction/concat") if isinstance(op, MemoryBound)]) == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "optimizer", "count"),
+    [
+        (OptimizerKernels.FUSED, "adam", 1),
+        (OptimizerKernels.FOREACH, "adam", 7),
+        (OptimizerKernels.FOREACH, "sgd", 1),
+        # Weight and bias of eight layers.
+        (OptimizerKernels.PLAIN, "sgd", 16),
+        (OptimizerKernels.PLAIN, "adagrad", 64),
+    ],
+)
+def test_the_optimizer_launches_by_pass_and_tensor(kernels, optimizer, count):
+    job = _build(_with(optimizer_kernels=kernels), 1, f"training.optimizer={optimizer}")
+    assert _memory_words(job).count(optimizer) == count
+
+
+def test_weights_kept_short_are_not_cast_and_reduced_short():
+    fusions = frozenset({Fusion.WEIGHT_CAST, Fusion.GRADIENT_COPY})
+    kept = _build(_with(fusions=fusions), 2, "training.precision=fp16")
+    cast = _build(EAGER, 2, "training.precision=fp16")
+    sizes = [
+        sum(call.size_bytes for call in collectives_of(job, CollectiveKind.ALL_REDUCE, ""))
+        for job in (kept, cast)
+    ]
+    assert 2 * sizes[0] == sizes[1]
+    assert not [op for op in _labelled(kept, "mlp") if getattr(op, "operator", "") == "cast"]
+    assert not _labelled(kept, "gradients/copy")
+    assert not _labelled(kept, "optimizer/zero")
+
+
+def test_a_lookup_may_write_what_is_sent():
+    job = _build(_with(fusions=frozenset({Fusion.LOOKUP_CAST})), 2)
+    assert not _labelled(job, "embedding/cast")
+    assert _labelled(_build(EAGER, 2), "embedding/cast")
+
+
+def test_without_overlap_compute_waits_for_the_exchange_before_the_bottom_layers():
+    def order(stack: SoftwareStack) -> tuple[int, int]:
+        program = _build(stack, 2).program_of(0)
+        labels = [job.labels[label] for job in [_build(stack, 2)] for label in program.label]
+        lanes = [program.lanes[lane].name for lane in program.task_lanes()]
+        compute = [place for place, lane in enumerate(lanes) if lane == "compute stream"]
+        update = next(p for p in compute if labels[p] == "embedding/update backward")
+        bottom = next(p for p in compute if labels[p] == "bottom mlp/layer 0 backward")
+        return update, bottom
+
+    update, bottom = order(EAGER)
+    assert bottom < update
+    update, bottom = order(_with(overlaps=EAGER.overlaps - {Overlap.EMBEDDING_EXCHANGE}))
+    assert update < bottom
+
+
+def test_keys_cost_their_time_on_every_rank_for_the_whole_batch():
+    job = _build(_with(tables=TableHandling(key_ns=5.0)), 2)
+    for rank in range(2):
+        fixed = [op for _, op in iter_ops(job, rank) if isinstance(op, Fixed)]
+        # 64 samples x 3 tables x 2 keys x 5 ns.
+        assert [op.duration_ns for op in fixed] == [1920]
+
+
+def test_an_optimizer_may_pass_over_all_rows_whoever_holds_them():
+    stack = _with(tables=TableHandling(updates_all_rows=True))
+    job = _build(stack, 2, "embedding.optimizer=adam")
+    (op,) = [op for op in _labelled(job, "embedding/all rows") if isinstance(op, MemoryBound)]
+    # Weight and two moments of 6000 rows x 128, read and written.
+    assert (op.read_bytes, op.write_bytes) == (3 * 4 * 6000 * 128, 3 * 4 * 6000 * 128)
+
+
+def test_only_sgd_takes_a_lookup_that_adds_in_place():
+    stack = _with(tables=TableHandling(lookup_kernel="table_batched"))
+    for optimizer, kernel in (("sgd", "table_batched"), ("adagrad", "fbgemm")):
+        job = _build(stack, 1, f"embedding.optimizer={optimizer}")
+        lookups = [op.lookup for _, op in iter_ops(job) if isinstance(op, EmbeddingOp)]
+        assert {lookup.kernel for lookup in lookups} == {kernel}
+
+
+def test_a_lone_bottom_runs_on_rank_0_for_the_whole_batch_and_holds_no_tables():
+    spec = load_workload("dlrm_mlperf", ["batch=640"])
+    stack = _with(habits=frozenset({Habit.LONE_BOTTOM}))
+    job = build_job(spec, rank_count=5, ranks_per_host=8, stack=stack)
+    check_job(job)
+    rows = [
+        {op.m for label, op in iter_ops(job, rank) if label == "bottom mlp/layer 1 forward"
+         and isinstance(op, Gemm)}
+        for rank in range(5)
+    ]  # fmt: skip
+    assert rows == [{640}, set(), set(), set(), set()]
+    assert not [op for _, op in iter_ops(job, 0) if isinstance(op, EmbeddingOp)]
+    (pooled,) = collectives_of(job, CollectiveKind.ALL_TO_ALL, "embedding/pooled")
+    # Rank 0 sends each other rank 128 samples x 128 numbers of 2 bytes.
+    assert pooled.byte_matrix is not None
+    assert pooled.byte_matrix[0] == (0, *(128 * 128 * 2,) * 4)
+    reduced = collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients")
+    parameters = {
+        part: sum(sum(layer.tensors) for layer in layers)
+        for part, layers in (("all", dense_layers(spec)), ("bottom", bottom_layers(spec)))
+    }
+    assert sum(call.size_bytes for call in reduced) == 4 * (
+        parameters["all"] - parameters["bottom"]
+    )
+
+
+def test_plans_are_not_compared_where_one_rank_runs_the_bottom_layers():
+    spec = load_workload("dlrm_mlperf", SMALL)
+    stack = _with(habits=frozenset({Habit.LONE_BOTTOM}))
+    with pytest.raises(PlanError, match="bottom layers on one rank"):
+        build_variant_job(spec, plan=build_plan(spec, rank_count=2), stack=stack)
+
+
+def test_the_script_of_2021_blocks_at_every_copy_and_launches_by_tensor():
+    spec = load_workload("dlrm_default", ["batch=512"])
+    job = build_job(spec, rank_count=1, ranks_per_host=1, stack=load_stack("pytorch_2021"))
+    ops = [op for _, op in iter_ops(job)]
+    copies = [op for op in ops if isinstance(op, Copy)]
+    waits = sum(
+        part.operator == "synchronize"
+        for op in ops
+        if isinstance(op, HostSpan)
+        for part in op.parts
+    )
+    # Indices, offsets, features, two of the triangle, labels and the loss.
+    assert len(copies) == waits == 7
+    words = [op.operator for op in ops if isinstance(op, MemoryBound)]
+    # Six layers: a weight and a bias each.
+    assert words.count("sgd") == 12
+    kernels = [op for op in ops if not isinstance(op, HostSpan | Copy)]
+    # The recorded iteration has 98 with its copies and memsets.
+    assert len(kernels) + len(copies) == pytest.approx(98, rel=0.15)
+
+
+def test_a_habit_costs_kernels_only_where_it_is_stated():
+    for habit in (Habit.UNFUSED_BIAS, Habit.ZEROED_GRADIENTS, Habit.HOST_TRIANGLE):
+        more = len(_memory_words(_build(_with(habits=frozenset({habit})))))
+        assert more > len(_memory_words(_build(EAGER))), habit
+
+
+def test_gradients_that_do_not_overlap_are_reduced_after_the_update():
+    stack = _with(overlaps=frozenset({Overlap.EMBEDDING_EXCHANGE}))
+    job = _build(stack, 2)
+    program = job.program_of(0)
+    reduced = next(
+        task for task in range(program.task_count)
+        if "all_reduce" in job.label_of(0, task) and program.slot[task] >= 0
+    )  # fmt: skip
+    start, end = program.dep_start[reduced], program.dep_start[reduced + 1]
+    awaited = {job.label_of(0, int(task)) for task in program.dep_task[start:end]}
+    assert "embedding/update backward" in awaited
+    assert DType.FP32 is collectives_of(job, CollectiveKind.ALL_REDUCE, "")[0].dtype
