@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from perfmodel.costs.stacks import SoftwareStack, canonical_operator
 from perfmodel.engine.breakdown import Window, break_down
 from perfmodel.engine.history import History
 from perfmodel.engine.replay import replay
-from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Copy, EmbeddingOp, Gemm, HostPart
 from perfmodel.graph.program import LaneKind
@@ -28,9 +26,6 @@ from perfmodel.workloads.jobs import build_job
 from topologies import build_cluster, load_topology
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from script import build_script_job  # noqa: E402  beside this file, which is no package
-
 DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1] / "../shared/data")) / "paper"
 PARTS = {
     "t2": HostPart.BEFORE_LAUNCH, "t3": HostPart.AFTER_LAUNCH, "t5": HostPart.BETWEEN_LAUNCHES,
@@ -74,18 +69,17 @@ def predict(job: JobGraph, stack: SoftwareStack) -> Answer:
     cluster = build_cluster(load_topology(HERE / "machine.yaml"), ranks_per_host=1)
     priced = price_job(job, cluster=cluster, stack=stack)
     program = job.program_of(0)
-    values = priced.durations.values_ns.copy()
+    values_ns = priced.durations.values_ns[:, 0]
     family: dict[str, float] = defaultdict(float)
     for number, lane in enumerate(program.lanes):
         rows = slice(program.lane_start[number], program.lane_start[number + 1])
         if lane.kind is LaneKind.HOST:
             continue
-        for op, time_ns in zip(program.op[rows], values[rows, 0], strict=True):
+        for op, time_ns in zip(program.op[rows], values_ns[rows], strict=True):
             family[family_of(job.ops[op])] += float(time_ns) / 1e6
-    durations = DurationTable(values, priced.durations.rank_offset)
-    answer = replay(job, durations, iterations=1)
+    answer = replay(job, priced.durations, iterations=1)
     end_ns = int(answer.iteration_end_ns[0, 0])
-    parts = break_down(History(job, durations, answer), 0, Window(0, end_ns))
+    parts = break_down(History(job, priced.durations, answer), 0, Window(0, end_ns))
     active_ns = parts.compute_ns + parts.exposed_copy_ns
     return Answer(end_ns / 1e6, active_ns / 1e6, sum(family.values()), family)
 
@@ -119,16 +113,17 @@ def error_pct(predicted: float, measured: float) -> float:
 def run_case(scenario: dict, case: dict, batch: int, measured: dict[str, str]) -> dict:
     spec = load_workload(case["workload"], [*scenario["overrides"], f"batch={batch}"])
     shared = load_stack(scenario["stack"])
-    job = build_script_job(spec)
+    job = build_job(spec, rank_count=1, ranks_per_host=1, stack=shared)
     own, pooled = predict(job, own_stack(shared, case["model"], batch)), predict(job, shared)
-    library = predict(build_job(spec, rank_count=1, ranks_per_host=1), shared)
+    current = load_stack(scenario["current_stack"])
+    newer = predict(build_job(spec, rank_count=1, ranks_per_host=1, stack=current), current)
     time_ms = float(measured["measured_iter_ms"])
     result = {
         "predicted_ms": round(own.iteration_ms, 2),
         "error_pct": error_pct(own.iteration_ms, time_ms),
         "error_shared_overheads_pct": error_pct(pooled.iteration_ms, time_ms),
         "error_sum_of_kernels_pct": error_pct(own.kernel_sum_ms, time_ms),
-        "error_library_writer_pct": error_pct(library.iteration_ms, time_ms),
+        "error_without_habits_pct": error_pct(newer.iteration_ms, time_ms),
         "gpu_active_share_pct": round(100 * own.active_ms / own.iteration_ms, 1),
         "paper_error_pct": measured["e2e_err_pct"],
         "paper_error_shared_overheads_pct": measured["shared_overhead_e2e_err_pct"],
