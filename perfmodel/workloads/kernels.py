@@ -72,21 +72,3 @@ def dropout_residual(elements: int, dtype: DType) -> MemoryBound:
 def bias_add(rows: int, columns: int, dtype: DType) -> MemoryBound:
     """Add a bias to the output of a product, in a kernel of its own."""
     return elementwise("bias_add", rows * columns, dtype)
-
-
-def optimizer_step(
-    optimizer: str, elements: int, *, gradient_dtype: DType, weight_dtype: DType
-) -> MemoryBound:
-    """One pass over weights in fp32, their state and gradients.
-
-    Where weights are used in a shorter format, a copy in it is written too.
-    """
-    state_tensors = {"sgd": 0, "adagrad": 1, "adam": 2}[optimizer]
-    full_bytes = DType.FP32.size_bytes * (1 + state_tensors)
-    copy_bytes = weight_dtype.size_bytes if weight_dtype.size_bytes < 4 else 0
-    return MemoryBound(
-        optimizer,
-        read_bytes=elements * (gradient_dtype.size_bytes + full_bytes),
-        write_bytes=elements * (full_bytes + copy_bytes),
-        dtype=DType.FP32,
-    )

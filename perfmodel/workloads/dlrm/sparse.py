@@ -6,7 +6,7 @@ pooled vectors so that each has all vectors of its own samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from collectives.collective import Collective
 from embeddings.lookup import Lookup
@@ -20,7 +20,8 @@ from perfmodel.workloads.dlrm.exchange import Exchanges
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.dlrm.switches import DlrmSwitches
 from perfmodel.workloads.eager import EagerWriter, Stream
-from perfmodel.workloads.kernels import cast, elementwise, optimizer_step
+from perfmodel.workloads.kernels import cast, elementwise
+from perfmodel.workloads.optimizers import STATES
 from perfmodel.workloads.reduction import GradientReduction
 
 EXCHANGE_SLOT = 0
@@ -179,15 +180,10 @@ class SparseWriter:
     def _update_all_rows(self) -> None:
         """A pass over weights and state of all tables, whoever holds them."""
         numbers = sum(table.rows * table.width for table in self.spec.embedding.tables())
-        name = self.spec.embedding.optimizer
-        kernel = optimizer_step(
-            name.removeprefix("rowwise_"),
-            numbers,
-            gradient_dtype=DType.FP32,
-            weight_dtype=DType.FP32,
-        )
-        # Rows without a gradient read none; the batch's own are those of the update before.
-        kernel = replace(kernel, read_bytes=kernel.write_bytes)
+        # A state a row is small beside the row.
+        states = STATES.get(self.spec.embedding.optimizer, 0)
+        size_bytes = numbers * DType.FP32.size_bytes * (1 + states)
+        kernel = MemoryBound(self.spec.embedding.optimizer, size_bytes, size_bytes, DType.FP32)
         self.writer.run("update_all_rows", [kernel], label="embedding/all rows backward")
 
     def _reduce_copied(self, lookup: Lookup) -> None:

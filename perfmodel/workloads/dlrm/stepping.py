@@ -1,7 +1,6 @@
-"""The optimizer of the dense part: its passes over weights, state and gradients.
+"""The optimizer of the dense part: clearing gradients, and the step, as one operator each.
 
-One kernel does all of it (fused), one a pass over all tensors (foreach), or
-one a pass and tensor (plain).
+How many kernels an operator launches is the optimizer's and the stack's business.
 """
 
 from __future__ import annotations
@@ -10,22 +9,12 @@ from collections.abc import Sequence
 
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.stacks import Fusion, OptimizerKernels
-from perfmodel.graph.ops import MemoryBound, Op
+from perfmodel.graph.ops import MemoryBound
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.dlrm.switches import DlrmSwitches
 from perfmodel.workloads.eager import EagerWriter
-from perfmodel.workloads.kernels import elementwise, optimizer_step
-
-_PASSES = {
-    "sgd": ((2, 1),),
-    "adagrad": ((2, 1), (1, 1), (1, 1), (3, 1)),
-    "adam": ((2, 1), (1, 1), (2, 1), (1, 1), (1, 1), (1, 1), (3, 1)),
-}
-"""Tensors read and written by each pass, as PyTorch's optimizers make them one after the other.
-
-Adagrad: square into the state, root, epsilon, step. Adam: first moment, second moment in two,
-root, correction, epsilon, step.
-"""
+from perfmodel.workloads.kernels import elementwise
+from perfmodel.workloads.optimizers import OptimizerStep
 
 
 def write_step(
@@ -43,7 +32,14 @@ def write_step(
         for size in sizes:
             kernel = elementwise("copy", size, dtype)
             writer.run("copy_bucket_to_grad", [kernel], label="gradients/copy from bucket")
-    kernels = _step_kernels(spec, switches, sizes)
+    is_short = switches.fuses(Fusion.WEIGHT_CAST)
+    step = OptimizerStep(
+        name,
+        switches.optimizer_kernels,
+        gradient_dtype=spec.training.precision if is_short else dtype,
+        weight_dtype=dtype,
+    )
+    kernels = [kernel for call in step.iter_calls([sizes]) for kernel in call.kernels]
     writer.run(f"Optimizer.step#{name.upper()}.step", kernels, label="optimizer/step")
 
 
@@ -60,17 +56,3 @@ def write_clearing(
     name = spec.training.optimizer.upper()
     operator = f"Optimizer.zero_grad#{name}.zero_grad"
     writer.run(operator, zeros, label="optimizer/zero gradients")
-
-
-def _step_kernels(spec: DlrmSpec, switches: DlrmSwitches, sizes: Sequence[int]) -> list[Op]:
-    name = spec.training.optimizer
-    if switches.optimizer_kernels is OptimizerKernels.FUSED:
-        is_cast = switches.fuses(Fusion.WEIGHT_CAST)
-        dtype = spec.training.precision if is_cast else DType.FP32
-        return [optimizer_step(name, sum(sizes), gradient_dtype=dtype, weight_dtype=dtype)]
-    is_plain = switches.optimizer_kernels is OptimizerKernels.PLAIN
-    return [
-        elementwise(name, size, DType.FP32, reads=reads, writes=writes)
-        for reads, writes in _PASSES[name]
-        for size in (sizes if is_plain else [sum(sizes)])
-    ]
