@@ -71,8 +71,10 @@ class ShardingPlan:
         faults = FaultList(f"plan {self.name!r}")
         pieces: dict[int, list[Shard]] = defaultdict(list)
         for shard in self.shards:
-            if self._is_sound(shard, faults):
+            if self._is_inside(shard):
                 pieces[shard.table].append(shard)
+            else:
+                self._find_fault(shard, faults)
         for place in self.data_parallel:
             if not 0 <= place < len(self.tables):
                 faults.add("data parallel", f"must name tables that exist, got {place}")
@@ -125,43 +127,49 @@ class ShardingPlan:
         is_inside = len(hosts) == 1 and per_host < self.rank_count
         return ShardingKind.TABLE_ROW_WISE if is_inside else ShardingKind.ROW_WISE
 
-    def _is_sound(self, shard: Shard, faults: FaultList) -> bool:
+    def _is_inside(self, shard: Shard) -> bool:
         """Whether the shard names a table and a rank and lies inside the table."""
+        if not (0 <= shard.table < len(self.tables) and 0 <= shard.rank < self.rank_count):
+            return False
+        table = self.tables[shard.table]
+        return (
+            shard.rows > 0
+            and shard.width > 0
+            and 0 <= shard.first_row <= table.rows - shard.rows
+            and 0 <= shard.first_column <= table.width - shard.width
+        )
+
+    def _find_fault(self, shard: Shard, faults: FaultList) -> None:
+        """Say why the shard is not inside."""
         if not 0 <= shard.table < len(self.tables):
             faults.add("shard", f"must name a table 0 to {len(self.tables) - 1}, got {shard.table}")
-            return False
+            return
         table = self.tables[shard.table]
         where = f"table {table.name!r}"
         if not 0 <= shard.rank < self.rank_count:
             faults.add(
                 where, f"a shard must be on a rank 0 to {self.rank_count - 1}, got {shard.rank}"
             )
-            return False
-        is_inside = (
-            shard.rows > 0
-            and shard.width > 0
-            and 0 <= shard.first_row <= table.rows - shard.rows
-            and 0 <= shard.first_column <= table.width - shard.width
+            return
+        faults.add(
+            where,
+            f"a shard must lie inside {table.rows} x {table.width}, got rows "
+            f"{shard.first_row} + {shard.rows}, columns {shard.first_column} + {shard.width}",
         )
-        if not is_inside:
-            faults.add(
-                where,
-                f"a shard must lie inside {table.rows} x {table.width}, got rows "
-                f"{shard.first_row} + {shard.rows}, columns {shard.first_column} + {shard.width}",
-            )
-        return is_inside
 
     def _check_cover(
         self, place: int, table: EmbeddingTable, pieces: Sequence[Shard], faults: FaultList
     ) -> None:
         where = f"table {table.name!r}"
-        if place in self.data_parallel:
+        if self.data_parallel and place in self.data_parallel:
             if pieces:
                 faults.add(
                     where,
                     f"placed twice: a data-parallel table is on every rank and has no shards, "
                     f"got {len(pieces)}. Leave them out",
                 )
+            return
+        if len(pieces) == 1 and pieces[0].rows == table.rows and pieces[0].width == table.width:
             return
         placed, wanted = sum(shard.rows * shard.width for shard in pieces), table.rows * table.width
         twice = _first_overlap(pieces)

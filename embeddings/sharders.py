@@ -45,18 +45,21 @@ class ShardingTask:
 
     def whole(self, ranks: Sequence[int], name: str) -> ShardingPlan:
         """The table-wise plan that puts table i on ranks[i]."""
-        shards = [
+        shards = tuple(
             Shard(place, ranks[place], 0, table.rows, 0, table.width)
             for place, table in enumerate(self.tables)
-        ]
-        return self.plan(shards, name)
+        )
+        return self._plan(shards, name)
 
     def plan(self, shards: Sequence[Shard], name: str) -> ShardingPlan:
         """The plan of *shards*."""
+        return self._plan(tuple(sorted(shards)), name)
+
+    def _plan(self, shards: tuple[Shard, ...], name: str) -> ShardingPlan:
         return ShardingPlan(
             tables=self.tables,
             rank_count=self.rank_count,
-            shards=tuple(sorted(shards)),
+            shards=shards,
             name=name,
             ranks_per_host=self.ranks_per_host,
         )

@@ -124,8 +124,11 @@ class PlanEvaluator:
 
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Everything that plans are compared by, in their order."""
-        keys = [frame_key(plan) for plan in plans]
         widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
+        keys = [
+            FrameKey(plan.data_parallel, bool(width > 0))
+            for plan, width in zip(plans, widths, strict=True)
+        ]
         placements = self.catalog.placements(plans)
         return self._measure(placements, widths, keys, lambda place: plans[place])
 
@@ -243,6 +246,9 @@ def frame_key(plan: ShardingPlan) -> FrameKey:
 
 def partial_width(plan: ShardingPlan) -> int:
     """Numbers a sample gets as partial sums, from pieces by rows."""
-    if all(shard.rows == plan.tables[shard.table].rows for shard in plan.shards):
-        return 0
-    return sum(shard.width for shard in plan.shards if plan.kinds[shard.table] in BY_ROWS)
+    tables = plan.tables
+    for shard in plan.shards:
+        if shard.rows != tables[shard.table].rows:
+            kinds = plan.kinds
+            return sum(piece.width for piece in plan.shards if kinds[piece.table] in BY_ROWS)
+    return 0

@@ -125,7 +125,7 @@ class PlanPricer:
         smooth = terms.copy()
         smooth[:, Term.TAIL_ROWS] = 0
         lookup, smooth_lookup, update = (
-            self._passes_ns(rows, direction) - self._passes_ns(floors, direction)
+            self.pass_ns(rows, direction) - self.pass_ns(floors, direction)
             for rows, direction in (
                 (terms, Pass.FORWARD),
                 (smooth, Pass.FORWARD),
@@ -134,9 +134,14 @@ class PlanPricer:
         )
         return AloneCosts(smooth_lookup, update, lookup - smooth_lookup)
 
-    def _passes_ns(self, terms: Int64s, direction: Pass) -> Floats:
+    def pass_ns(self, terms: Int64s, direction: Pass) -> Floats:
+        """Lookups or updates of ranks x terms."""
         times, _ = self._lookups.times(terms, direction, self._kernel)
         return times * self._lookup_ratio
+
+    def exchange_ns(self, each_bytes: Int64s) -> Floats:
+        """One exchange in which a rank sends every other *each_bytes*, plans x ranks."""
+        return self._exchange.times_ns(each_bytes)
 
     @property
     def width_ns(self) -> float:

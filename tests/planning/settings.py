@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import random
 
-from embeddings.distribution import Zipf
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
-from embeddings.table import EmbeddingTable
+from perfmodel.costs.stack_files import load_stack
+from perfmodel.execution.serial import SerialExecutor
+from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.phases import PhaseClock
+from perfmodel.prediction.predict import Question, answer_question
+from perfmodel.prediction.scenario import Interference, Scenario
+from perfmodel.workloads.dlrm.job import build_dlrm_job
+from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+
+STACK = load_stack("pytorch_eager")
 
 
 def build_spec(table_count: int, *, batch: int, seed: int = 0, **embedding) -> DlrmSpec:
@@ -67,8 +75,18 @@ def random_plan(task: ShardingTask, chance: random.Random) -> ShardingPlan:
     )
 
 
-def skewed_tables(spec: DlrmSpec) -> tuple[EmbeddingTable, ...]:
-    """The tables of *spec*, as its section has them."""
-    tables = spec.embedding.tables()
-    assert any(isinstance(table.distribution, Zipf) for table in tables)
-    return tables
+def predict_plan(spec, cluster, plan, *, samples: int = 2) -> Prediction:
+    """The answer of a full prediction, interference aside, as plans are judged."""
+    question = Question(
+        scenario=Scenario(
+            topology=cluster.topology.name,
+            samples=samples,
+            interference=Interference.LEFT_OUT,
+        ),
+        cluster=cluster,
+        stack=STACK,
+        batch=spec.batch,
+        job=build_dlrm_job(spec, rank_count=cluster.rank_count, plan=plan),
+        memory_of_rank=dlrm_memory(spec, rank_count=cluster.rank_count, plan=plan),
+    )
+    return answer_question(question, executor=SerialExecutor(), clock=PhaseClock())
