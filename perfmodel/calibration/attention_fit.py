@@ -7,7 +7,7 @@ follows from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -63,8 +63,16 @@ TILES = ((128.0, 128.0), (64.0, 64.0), (192.0, 128.0), (192.0, 192.0), (128.0, 6
 TRIAL_ROWS = 800
 TRIAL_EVALUATIONS = 25
 PLAN = TrainingPlan(
-    hidden=32, steps=1200, batch=1024, learning_rate=3e-2, weight_decay=1e-4, spread_hidden=10
+    hidden=32,
+    steps=1400,
+    batch=512,
+    learning_rate=3e-2,
+    weight_decay=1e-4,
+    spread_hidden=10,
+    inner_parts=1,
 )
+MANY_ROWS = 5000
+"""From this many on the spread is learned well enough from one half held out."""
 CACHE_LIMITS = {"cache_ratio": Limit(0.7, 0.1, 3.0)}
 FEW_ROWS = ("compute_ratio", "balance", "traffic_bytes_per_clock")
 BACKWARD_LIMITS = {
@@ -109,8 +117,24 @@ def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
         ordered=None
         if len(is_forward) < FEWEST_ROWS
         else _fit_correction(shapes.rows(is_forward), machine, constants, measured[is_forward]),
-        relative_sigma=max(SMALLEST_SIGMA, float(np.std(np.log(measured / predicted)))),
+        curves={} if len(is_forward) >= FEWEST_ROWS else _ranges(shapes),
+        relative_sigma=_sigma(np.log(measured / predicted)),
     )
+
+
+def _sigma(log_ratio: Matrix) -> float:
+    """The spread of errors; of a few rows the fitted constants have hidden a part."""
+    sigma = float(np.std(log_ratio))
+    if len(log_ratio) < FEWEST_ROWS:
+        fitted = len(FEW_ROWS) + len(BACKWARD_LIMITS)
+        sigma *= float(np.sqrt(len(log_ratio) / max(1, len(log_ratio) - fitted)))
+    return max(SMALLEST_SIGMA, sigma)
+
+
+def _ranges(shapes: AttentionShapes) -> dict[str, list[list[float]]]:
+    """Head sizes and lengths that a few rows speak of."""
+    columns = {"head_dim": shapes.head_dim, "length": shapes.queries}
+    return {name: [[float(np.min(one)), float(np.max(one))]] for name, one in columns.items()}
 
 
 def _fit_correction(
@@ -120,7 +144,8 @@ def _fit_correction(
     measured: Matrix,
 ) -> OrderedCorrection:
     times = predict_forward_times(shapes, machine, constants)
-    return fit_ordered(attention_features(shapes, machine, times), np.log(measured), PLAN)
+    plan = PLAN if len(measured) >= MANY_ROWS else replace(PLAN, inner_parts=2)
+    return fit_ordered(attention_features(shapes, machine, times), np.log(measured), plan)
 
 
 def _fit_forward(

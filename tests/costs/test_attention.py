@@ -86,9 +86,25 @@ def test_what_was_not_measured_is_extrapolated_and_less_sure():
     assert carried.relative_sigma[0] > own.relative_sigma[0]
 
 
+def test_a_few_rows_of_one_head_size_say_little_about_others():
+    ops = [replace(CALL, kernel="cudnn", head_dim=size) for size in (128, 64)]
+    priced = AttentionModel().price(ops, load_device("h200_sxm"), STACK)
+    assert priced.provenance.tolist() == [Provenance.INTERPOLATED, Provenance.EXTRAPOLATED]
+    assert priced.relative_sigma[1] > 2 * priced.relative_sigma[0]
+
+
+def test_flash1_is_assumed_to_take_twice_as_long_as_flash2():
+    first, second = (
+        AttentionModel().price([replace(CALL, kernel=name)], load_device("a100_sxm_80gb"), STACK)
+        for name in ("flash1", "flash2")
+    )
+    assert first.duration_ns[0] == pytest.approx(2 * second.duration_ns[0])
+    assert first.provenance[0] == Provenance.ASSUMED
+
+
 def test_the_kernel_used_is_told():
     words = AttentionModel().describe(CALL, load_device("h100_sxm"), STACK)
-    assert words == "flash3: fa3/causal measured on h100_sxm"
+    assert words == "flash3: fa3/causal measured on h100_sxm without its cache write"
 
 
 def test_unfused_attention_pays_for_its_scores():
