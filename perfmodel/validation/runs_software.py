@@ -83,7 +83,7 @@ RULES: tuple[SoftwareRule, ...] = (
         copies_small_tables=False,
     ),
     SoftwareRule(r"(?i)hugectr.* Release 21\.", "hugectr_2021", reads_loss=False),
-    SoftwareRule(r"(?i)hugectr.* Release", "hugectr", reads_loss=False),
+    SoftwareRule(r"(?i)hugectr.* Release|merlin", "hugectr", reads_loss=False),
     SoftwareRule(r"(?i)hugectr", "hugectr_hash", reads_loss=False),
     SoftwareRule("TorchRec", "torchrec", load_ms=8.9, load_us_per_sample=0.537),
     SoftwareRule("PyTorch NVIDIA Release", "ngc_dlrm", reads_loss=False),

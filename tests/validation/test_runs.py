@@ -108,7 +108,8 @@ def test_a_slower_network_is_taken_from_the_row(tmp_path):
 
 def test_a_recommendation_run_is_predicted_with_its_loader(tmp_path):
     board = board_of(tmp_path, DLRM)
-    assert board.deviations[0].predicted >= 0.0095  # the loader of the profile, 9.5 ms
+    # The loader of the profile: 8.9 ms and 0.537 us for each of 2,048 samples.
+    assert board.deviations[0].predicted >= 0.00999
     assert any("loader" in sentence for sentence in board.assumptions["d"])
 
 
