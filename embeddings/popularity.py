@@ -51,6 +51,15 @@ class Popularity:
         """
         return float(self.row_counts @ -np.expm1(draws * self._log_missed()))
 
+    def distinct_deviation(self, draws: float) -> float:
+        """Standard deviation of the different rows in *draws* draws, over their mean.
+
+        Rows are hit independently of each other, as when the number of draws is not fixed.
+        """
+        hit = -np.expm1(draws * self._log_missed())
+        mean = float(self.row_counts @ hit)
+        return float(np.sqrt(self.row_counts @ (hit * (1 - hit)))) / mean if mean > 0 else 0.0
+
     def new_row_chance(self, draws: float) -> float:
         """The chance that a draw goes to a row that none of the last *draws* draws went to."""
         weights = self.row_counts * self.probabilities

@@ -73,6 +73,19 @@ class RankLoads:
     memory_bytes: Int64s
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnShards:
+    """What the shards of one plan add to their ranks in each of several batches.
+
+    *terms* are batches x levels x shards x terms, *index_counts* batches x shards.
+    """
+
+    terms: Int64s
+    index_counts: Int64s
+    widths: Int64s
+    rank: Int32s
+
+
 class PieceCatalog:
     """Pieces of the tables of one workload on one device, numbered as they come."""
 
@@ -121,36 +134,52 @@ class PieceCatalog:
             self._columns = fresh if self._columns is None else self._columns.followed_by(fresh)
         return self._columns
 
-    def load(
-        self, placements: Placements, *, factors: NDArray[np.float64] | None = None
-    ) -> RankLoads:
-        """Sum up *placements* by rank; *factors* scale the draws of pieces, plans x pieces."""
+    def load(self, placements: Placements) -> RankLoads:
+        """Sum up *placements* by rank."""
         columns = self.columns
-        terms = columns.terms if factors is None else _scale_terms(columns.terms, factors)
-        shape = (placements.plan_count, self.rank_count)
-        loads = RankLoads(
-            np.zeros((*shape, len(Term)), dtype=np.int64),
-            np.zeros(shape, dtype=np.int64),
-            np.zeros(shape, dtype=np.int64),
-            np.zeros(shape, dtype=np.int64),
-            self._used_bytes(placements),
-        )
-        counts = np.broadcast_to(columns.index_counts, (1, len(columns.index_counts)))
-        if factors is not None:
-            counts = np.rint(columns.index_counts * factors).astype(np.int64)
+        loads = self._empty_loads(placements.plan_count, self._used_bytes(placements))
         _add_up(
             placements.piece,
             placements.rank,
             placements.plan_start,
-            terms if factors is not None else terms[np.newaxis],
+            columns.terms[np.newaxis],
             columns.widths,
-            np.ascontiguousarray(counts),
+            columns.index_counts[np.newaxis],
             loads.terms,
             loads.widths,
             loads.index_counts,
             loads.piece_counts,
         )
         return loads
+
+    def load_batches(self, drawn: DrawnShards) -> RankLoads:
+        """Sum up one plan by rank, once for every batch that was *drawn*; memory is left out."""
+        batches, shards = drawn.index_counts.shape
+        none = np.zeros((batches, self.rank_count), dtype=np.int64)
+        loads = self._empty_loads(batches, none)
+        _add_up(
+            np.tile(np.arange(shards, dtype=np.int32), batches),
+            np.tile(drawn.rank, batches),
+            np.arange(batches + 1, dtype=np.int64) * shards,
+            drawn.terms,
+            drawn.widths,
+            drawn.index_counts,
+            loads.terms,
+            loads.widths,
+            loads.index_counts,
+            loads.piece_counts,
+        )
+        return loads
+
+    def _empty_loads(self, plans: int, memory_bytes: Int64s) -> RankLoads:
+        shape = (plans, self.rank_count)
+        return RankLoads(
+            np.zeros((*shape, len(Term)), dtype=np.int64),
+            np.zeros(shape, dtype=np.int64),
+            np.zeros(shape, dtype=np.int64),
+            np.zeros(shape, dtype=np.int64),
+            memory_bytes,
+        )
 
     def _used_bytes(self, placements: Placements) -> Int64s:
         """What the pieces of every rank take, plans x ranks."""
@@ -219,13 +248,6 @@ class _OneTable:
 
     def table_of(self, shard: Shard) -> EmbeddingTable:
         return ShardingPlan.table_of(self, shard)  # type: ignore[arg-type]  # needs tables only
-
-
-def _scale_terms(terms: Int64s, factors: NDArray[np.float64]) -> Int64s:
-    """Terms of sampled batches: all but the rows of a table grow with its draws."""
-    scaled = np.rint(terms[np.newaxis] * factors[:, np.newaxis, :, np.newaxis]).astype(np.int64)
-    scaled[..., Term.ROWS] = terms[np.newaxis, ..., Term.ROWS]
-    return scaled
 
 
 @numba.njit(cache=True, nogil=True)

@@ -275,7 +275,8 @@ def _assumptions(
     )
     if question.batches:
         sentences.append(
-            "Sampled batches differ in how many rows each table is asked for; where a table "
-            "states no deviation, bags are taken to be Poisson."
+            "Sampled batches differ in how many rows each table is asked for, how many of them are "
+            "different, and in which rows are the hottest; where a table states no deviation, bags "
+            "are taken to be Poisson."
         )
     return tuple(sentences)

@@ -1,0 +1,115 @@
+"""Sampled batches: what is drawn has the right mean and spread, and costs what it should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from embeddings.distribution import UNIFORM, Zipf
+from embeddings.popularity import build_popularity
+from embeddings.sharders import build_named_plan
+from perfmodel.costs.embedding_terms import Term
+from perfmodel.planning.batches import sample_batches
+from perfmodel.planning.draws import draw_shards
+from perfmodel.planning.evaluator import PlanEvaluator
+from perfmodel.planning.layout import Cut, split_table
+from perfmodel.planning.question import build_task
+from perfmodel.prediction.scenario import Mode
+from tests.planning.settings import STACK, build_spec
+from topologies import build_cluster, load_topology
+
+
+def _setting(count: int = 4, **changes):
+    spec = build_spec(count, batch=16384)
+    cluster = build_cluster(load_topology("quad_a100"))
+    tables = tuple(replace(table, **changes) for table in spec.embedding.tables())
+    return PlanEvaluator(spec, cluster, STACK), build_task(spec, tables, cluster)
+
+
+def _by_rows(task, pieces: int):
+    """Every table by rows over the first ranks."""
+    shards = [
+        replace(shard, rank=number % pieces)
+        for place, table in enumerate(task.tables)
+        for number, shard in enumerate(split_table(place, table, Cut(1, pieces)))
+    ]
+    return task.plan(shards, "by rows")
+
+
+def test_draws_have_the_expected_mean_and_the_deviation_of_a_batch():
+    evaluator, task = _setting(pooling_factor=50.0, pooling_deviation=640.0)
+    plan = build_named_plan("naive", task)
+    drawn = draw_shards(evaluator, plan, batches=4000, seed=1)
+    draws = drawn.terms[:, 0, :, Term.DRAWS] / (16384 * 50.0)
+    assert draws.mean(axis=0) == pytest.approx(1, abs=0.01)
+    # 640 / 50 / sqrt(16384) = 12.8 / 128 = 0.1.
+    assert draws.std(axis=0) == pytest.approx(0.1, rel=0.1)
+
+
+def test_different_rows_grow_slower_than_lookups_where_rows_repeat():
+    evaluator, task = _setting(pooling_factor=50.0, pooling_deviation=640.0, rows=1000)
+    plan = build_named_plan("naive", task)
+    terms = draw_shards(evaluator, plan, batches=500, seed=1).terms[:, 0, 0]
+    spread = terms.std(axis=0) / np.maximum(terms.mean(axis=0), 1)
+    # Nearly all of the 1,000 rows are hit in every batch.
+    assert spread[Term.UPDATE_BYTES] < 0.1 * spread[Term.DRAWS]
+
+
+def test_the_deviation_of_different_rows_is_that_of_counted_draws():
+    popularity = build_popularity(np.full(3, 100.0), np.array([10.0, 3.0, 1.0]))
+    generator = np.random.default_rng(0)
+    chances = np.repeat(popularity.probabilities, 100)
+    counted = [(generator.poisson(300 * chances) > 0).sum() for _ in range(4000)]
+    found = popularity.distinct_deviation(300) * popularity.distinct_rows(300)
+    assert found == pytest.approx(np.std(counted), rel=0.05)
+
+
+def test_pieces_by_rows_share_the_lookups_and_one_of_them_has_the_hottest_row():
+    evaluator, task = _setting(1, distribution=Zipf(1.2), rows=100_000, pooling_factor=50.0)
+    plan = _by_rows(task, 4)
+    terms = draw_shards(evaluator, plan, batches=200, seed=0).terms[:, 0]
+    draws = terms[:, :, Term.DRAWS]
+    total = draws.sum(axis=1) / (16384 * 50.0)
+    assert total == pytest.approx(np.ones(200), rel=0.02)
+    # The hottest of Zipf(1.2) rows has a fifth of all lookups, about as much as a piece.
+    assert (draws.max(axis=1) / draws.mean(axis=1)).mean() > 1.4
+    hottest = terms[:, :, Term.HOTTEST_DRAWS]
+    assert (hottest.argmax(axis=1) == draws.argmax(axis=1)).mean() > 0.7
+
+
+def test_uniform_pieces_by_rows_keep_to_their_share():
+    evaluator, task = _setting(1, rows=100_000, pooling_factor=50.0, distribution=UNIFORM)
+    drawn = draw_shards(evaluator, _by_rows(task, 4), batches=50, seed=0)
+    draws = drawn.terms[:, 0, :, Term.DRAWS]
+    assert draws.std() / draws.mean() < 0.01
+
+
+def test_hot_rows_spread_the_time_of_plans_by_rows_more_than_of_whole_tables():
+    evaluator, task = _setting(distribution=Zipf(1.2), pooling_factor=50.0, rows=100_000)
+    widths = []
+    for plan in (build_named_plan("naive", task), _by_rows(task, 4)):
+        spread = sample_batches(evaluator, plan, mode=Mode.ISOLATED, batches=60, seed=0)
+        assert spread.low_ns <= spread.middle_ns <= spread.high_ns
+        widths.append(spread.high_ns - spread.low_ns)
+    assert widths[1] > 2 * widths[0]
+
+
+def test_all_plans_see_the_same_batches():
+    evaluator, task = _setting()
+    whole = build_named_plan("naive", task)
+    moved = build_named_plan("naive_chunk", task)
+    first, second = (
+        draw_shards(evaluator, plan, batches=5, seed=3).index_counts for plan in (whole, moved)
+    )
+    assert np.array_equal(first, second)
+
+
+def test_a_batch_without_deviation_takes_the_nominal_time():
+    evaluator, task = _setting(pooling_deviation=1e-9)
+    plan = build_named_plan("naive", task)
+    nominal = int(evaluator.measure([plan]).time_ns(Mode.ISOLATED)[0])
+    spread = sample_batches(evaluator, plan, mode=Mode.ISOLATED, batches=20, seed=0)
+    # Only the number of different rows still varies, by less than a per cent here.
+    assert spread.middle_ns == pytest.approx(nominal, rel=0.005)
