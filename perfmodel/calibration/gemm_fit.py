@@ -9,12 +9,13 @@ import numpy as np
 
 from perfmodel.base.errors import CalibrationError
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
-from perfmodel.calibration.networks import OrderedPairs, TrainingPlan, fit_correction
+from perfmodel.calibration.gemm_learning import LEARNING, fit_learned
 from perfmodel.costs.benchmark import residency_of
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.correction import Matrix
-from perfmodel.costs.gemm import TENSOR, gemm_shapes, machine_rates, variant_of
-from perfmodel.costs.gemm_features import gemm_features
+from perfmodel.costs.gemm import gemm_shapes, machine_rates, variant_of
+from perfmodel.costs.gemm_candidates import TINY_WORK
+from perfmodel.costs.gemm_features import gemm_features, gemm_step_features
 from perfmodel.costs.gemm_physics import (
     GemmConstants,
     GemmShapes,
@@ -26,7 +27,9 @@ from perfmodel.costs.tables.kernel_table import KernelTable
 from topologies import load_device
 
 PHYSICS_ROWS = 2500
-PAIR_ROWS = 8000
+LONG_K = 2048
+SMALLEST_VECTOR_TILE = 64.0 * 64
+"""Elements of the smallest fp32 tiles, by the names of kernels in recordings: 32 x 128, 64 x 64."""
 FLOOR_ROWS_NS = 5_000.0
 """Measurements shorter than this are mostly timer and launch; the physics is not fitted to them."""
 
@@ -50,11 +53,6 @@ LIMITS = {
 TIMING_LIMIT = Limit(10_000, 1, 40_000)
 """Tables timed from the host hold its launches; those from CUDA graphs do not."""
 
-PLANS = {
-    TENSOR: TrainingPlan(hidden=64, steps=6000, learning_rate=8e-3),
-    "vector": TrainingPlan(hidden=24, steps=3000, batch=512, weight_decay=1e-3, spread_hidden=8),
-}
-
 
 def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> Entry:
     """Constants and correction from the rows of *table*, all of one device and arithmetic."""
@@ -67,19 +65,20 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
     constants = _fit_physics(shapes, machine, measured, residency, seed)
     times = predict_gemm_times(shapes, machine, constants, residency)
     log_ratio = np.log(measured / times.duration_ns)
-    correction = fit_correction(
+    tables = (
         gemm_features(shapes, machine, times),
-        log_ratio,
-        PLANS[variant_of(dtype)],
-        _ordered_pairs(shapes, machine, constants, seed),
+        gemm_step_features(shapes, machine, times),
+        np.log(measured),
     )
+    learned = fit_learned(*tables, LEARNING[variant_of(dtype)])
     return Entry(
         device=device.name,
         architecture=device.architecture.value,
         compute_capability=device.compute_capability,
         variant=variant_of(dtype),
         constants=asdict(constants),
-        correction=correction,
+        correction=learned.steps,
+        ordered=learned.ordered,
         relative_sigma=float(np.std(log_ratio)),
     )
 
@@ -108,43 +107,30 @@ def _fit_physics(
     chosen = np.sort(chooser.choice(rows, min(PHYSICS_ROWS, len(rows)), replace=False))
     few = shapes.rows(chosen)
 
+    given = {
+        "timing_ns": 0.0,
+        "tiny_k_ns": _tiny_k_ns(shapes, measured),
+        "smallest_tile": SMALLEST_VECTOR_TILE if shapes.width_bytes[0] > 2 else 0.0,
+    }
+
     def predict(constants: Mapping[str, float]) -> Matrix:
-        whole = GemmConstants(**{"timing_ns": 0.0, **constants})
+        whole = GemmConstants(**{**given, **constants})
         return predict_gemm_times(few, machine, whole, residency).duration_ns
 
     is_host_timed = residency is Residency.REPEATED
     limits = {**LIMITS, "timing_ns": TIMING_LIMIT} if is_host_timed else LIMITS
-    return GemmConstants(**{"timing_ns": 0.0, **fit_constants(limits, predict, measured[chosen])})
+    return GemmConstants(**{**given, **fit_constants(limits, predict, measured[chosen])})
 
 
-def _ordered_pairs(
-    shapes: GemmShapes, machine: MachineRates, constants: GemmConstants, seed: int
-) -> OrderedPairs:
-    """Products and the same with m, n or k doubled, weights cold as in training.
+def _tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
+    """What an element of k costs in tiny products, from those with a long k; 0 without any.
 
-    Sizes are moved off those in the table, which are mostly round, and half of
-    the batches are single products, so that the order also holds there.
+    The fastest tenth: where a library has no such kernel, nothing is slow.
     """
-    chooser = np.random.default_rng(seed)
-    table = shapes.rows(chooser.integers(0, len(shapes), PAIR_ROWS))
-    m, n, k = (
-        np.maximum(1.0, np.rint(size * np.exp2(chooser.uniform(-0.6, 0.6, PAIR_ROWS))))
-        for size in (table.m, table.n, table.k)
-    )
-    batch = np.where(chooser.random(PAIR_ROWS) < 0.5, 1.0, table.batch)
-    base = GemmShapes(batch=batch, m=m, n=n, k=k, width_bytes=table.width_bytes)
-    which = chooser.integers(0, 3, PAIR_ROWS)
-    larger = GemmShapes(
-        batch=base.batch,
-        m=base.m * np.where(which == 0, 2, 1),
-        n=base.n * np.where(which == 1, 2, 1),
-        k=base.k * np.where(which == 2, 2, 1),
-        width_bytes=base.width_bytes,
-    )
-    small_times = predict_gemm_times(base, machine, constants, Residency.COLD)
-    large_times = predict_gemm_times(larger, machine, constants, Residency.COLD)
-    return OrderedPairs(
-        smaller=gemm_features(base, machine, small_times),
-        larger=gemm_features(larger, machine, large_times),
-        log_step=np.log(large_times.duration_ns / small_times.duration_ns),
-    )
+    work = shapes.batch * shapes.m * shapes.n * shapes.k
+    is_vector = np.minimum(shapes.m, shapes.n) == 1
+    rows = (work < TINY_WORK) & (shapes.k >= LONG_K) & ~is_vector
+    if not rows.any():
+        return 0.0
+    beyond_floor = measured[rows] - LIMITS["floor_ns"].start
+    return max(0.0, float(np.quantile(beyond_floor / shapes.k[rows], 0.1)))

@@ -43,7 +43,7 @@ def fit_ordered(features: Matrix, log_time: Matrix, plan: TrainingPlan) -> Order
             scale=scale,
             low=features.min(axis=0),
             high=features.max(axis=0),
-            order=_train(inputs, log_time, plan),
+            order=train_ordered(inputs, log_time, plan),
             spread=fit_spread(
                 inputs[is_known],
                 np.abs(errors[is_known]),
@@ -62,7 +62,7 @@ def _held_out_errors(inputs: Matrix, log_time: Matrix, plan: TrainingPlan) -> Ma
     errors = np.full(len(log_time), np.nan)
     for number in range(min(INNER_FOLDS, plan.inner_parts)):
         is_out = fold == number
-        network = _train(inputs[~is_out], log_time[~is_out], plan)
+        network = train_ordered(inputs[~is_out], log_time[~is_out], plan)
         errors[is_out] = log_time[is_out] - network.answer(inputs[is_out])
     return errors
 
@@ -90,7 +90,8 @@ class _Trained(nn.Module):
         return hidden @ self.last**2 + inputs @ self.straight**2 + self.bias
 
 
-def _train(inputs: Matrix, log_time: Matrix, plan: TrainingPlan) -> OrderedNetwork:
+def train_ordered(inputs: Matrix, log_time: Matrix, plan: TrainingPlan) -> OrderedNetwork:
+    """The ordered network that gives *log_time* of *inputs*."""
     centre, width = float(log_time.mean()), float(log_time.std()) + 1e-6
     network = _Trained(inputs.shape[1], plan.hidden, plan.seed)
     rows = torch.tensor(inputs, dtype=torch.float32)

@@ -165,4 +165,7 @@ def _distance_sigma(entry: Entry, device: Device) -> float:
     steps = abs(ages[0] - ages[1])
     if entry.architecture == device.architecture.value and is_same_class:
         return 0.04
-    return (0.14 if is_same_class else 0.25) + 0.02 * steps
+    if not is_same_class:
+        return 0.25 + 0.02 * steps
+    is_data_centre = device.compute_capability in DATA_CENTRE_CAPABILITIES
+    return (0.14 if is_data_centre else 0.20) + 0.02 * steps

@@ -1,8 +1,8 @@
-"""Correction: a small network that knows how far measured times are from the physics.
+"""Correction: a small network for the steps that libraries take against the order of work.
 
-It gives the logarithm of measured over predicted time, and how far off that
-may be. Inputs are held inside the range seen in fitting and the answer inside
-fixed limits, so that far away the physics decides. Smooth between tile steps.
+Measured times fall by several per cent at one step of m in ten, where a library
+changes kernels. The answer is held to three per cent either way, so a larger
+product is never more than six per cent faster. Beyond the fitted range inputs stand still.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ CHUNK_ROWS = 4096
 LOWEST_INPUT = np.float32(-60.0)
 """Below this the exponential would overflow single precision; the answer is zero anyway."""
 LARGEST_CORRECTION = 0.7
-"""Limit of the logarithm: a factor of two either way."""
+"""Limit of the logarithm of a correction that keeps the order: a factor of two either way."""
+LARGEST_STEP = 0.03
+"""Limit of the logarithm of one that does not."""
 SMALLEST_SIGMA = 0.005
 LARGEST_SIGMA = 0.5
 
@@ -61,28 +63,18 @@ class Network:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """Networks for the correction and its spread, and the range they were fitted in."""
+    """The network and the range it was fitted in."""
 
     mean: Matrix
     scale: Matrix
     low: Matrix
     high: Matrix
     shift: Network
-    spread: Network
 
-    def apply(self, features: Matrix) -> Corrected:
-        """Corrections for rows of *features*."""
-        inside = np.clip(features, self.low, self.high)
-        inputs = (inside - self.mean) / self.scale
-        slack = 1e-6 * self.scale
-        is_inside = np.all((features >= self.low - slack) & (features <= self.high + slack), axis=1)
-        return Corrected(
-            log_ratio=np.clip(self.shift.answer(inputs), -LARGEST_CORRECTION, LARGEST_CORRECTION),
-            relative_sigma=np.clip(
-                np.exp(np.clip(self.spread.answer(inputs), -20, 5)), SMALLEST_SIGMA, LARGEST_SIGMA
-            ),
-            is_inside=is_inside,
-        )
+    def log_ratio(self, features: Matrix) -> Matrix:
+        """Logarithms of the correction of rows of *features*."""
+        inputs = (np.clip(features, self.low, self.high) - self.mean) / self.scale
+        return np.clip(self.shift.answer(inputs), -LARGEST_STEP, LARGEST_STEP)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,12 +89,8 @@ class Corrected:
 def correction_to_document(correction: Correction) -> dict[str, Any]:
     """*correction* as plain lists, five digits, for a calibration file."""
     return {
-        "mean": _rounded(correction.mean),
-        "scale": _rounded(correction.scale),
-        "low": _rounded(correction.low),
-        "high": _rounded(correction.high),
+        **{name: _rounded(getattr(correction, name)) for name in _RANGE},
         "shift": network_to_document(correction.shift),
-        "spread": network_to_document(correction.spread),
     }
 
 
@@ -110,18 +98,17 @@ def correction_from_document(document: Mapping[str, Any], *, place: str) -> Corr
     """The correction in *document*; *place* names it in errors."""
     try:
         return Correction(
-            mean=np.array(document["mean"], dtype=np.float64),
-            scale=np.array(document["scale"], dtype=np.float64),
-            low=np.array(document["low"], dtype=np.float64),
-            high=np.array(document["high"], dtype=np.float64),
+            **{name: np.array(document[name], dtype=np.float64) for name in _RANGE},
             shift=network_from_document(document["shift"]),
-            spread=network_from_document(document["spread"]),
         )
     except (KeyError, TypeError, ValueError) as fault:
         raise CalibrationError(
-            f"{place}: correction must hold mean, scale, low, high, shift and spread as lists of "
-            f"numbers ({fault}). Make the file again with `perfmodel calibrate`."
+            f"{place}: correction must hold {', '.join(_RANGE)} and shift as lists of numbers "
+            f"({fault}). Make the file again with `perfmodel calibrate`."
         ) from None
+
+
+_RANGE = ("mean", "scale", "low", "high")
 
 
 def network_to_document(network: Network) -> list[dict[str, Any]]:

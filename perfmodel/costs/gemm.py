@@ -17,16 +17,24 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.calibration_files import Entry, Match, load_entries, match_entry
-from perfmodel.costs.correction import Correction
-from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
-from perfmodel.costs.gemm_features import gemm_features
+from perfmodel.costs.correction import CHUNK_ROWS, Correction
+from perfmodel.costs.estimates import (
+    Bound,
+    Estimates,
+    FloatColumn,
+    build_estimates,
+    scatter_estimates,
+)
+from perfmodel.costs.gemm_features import SIZE_FEATURES, gemm_features, gemm_step_features
 from perfmodel.costs.gemm_physics import (
     GemmConstants,
     GemmShapes,
     MachineRates,
     Residency,
+    predict_arithmetic_ns,
     predict_gemm_times,
 )
+from perfmodel.costs.ordered_correction import OrderedCorrection
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.ops import Gemm
 from topologies import Device
@@ -37,16 +45,20 @@ _TENSOR_DTYPES = frozenset({DType.BF16, DType.FP16, DType.FP8, DType.TF32, DType
 _FITTED_DTYPES = frozenset({DType.BF16, DType.FP16, DType.FP32})
 FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
 """Chips whose kernels stay resident and share the last wave."""
+ARITHMETIC_SHARE = 0.876
+"""A product whose time without memory traffic is at least this share of its time counts as bound
+by arithmetic, which long load slows down; (1 - 0.8**4)**0.25, memory being four fifths of it."""
 OTHER_DTYPE_SIGMA = 0.12
 """How unsure the step from half precision to a dtype without measurements makes us."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GemmCalibration:
-    """Constants and correction that price products of one variant on a device."""
+    """Constants and corrections that price products of one variant on a device."""
 
     constants: GemmConstants
-    correction: Correction | None
+    ordered: OrderedCorrection | None
+    steps: Correction | None
     relative_sigma: float
     borrowed_sigma: float
 
@@ -104,14 +116,17 @@ def gemm_calibration(match: Match, device: Device) -> GemmCalibration:
 
     Chips before Hopper, and graphics chips, hand tiles out in whole waves;
     constants borrowed from a chip that does not are changed in that point.
+    Corrections are of one generation's kernels and are lent within it only.
     """
     entry = match.entry
+    is_near = match.is_own or entry.compute_capability == device.compute_capability
     constants = GemmConstants(**entry.constants)
     if not match.is_own and device.compute_capability not in FRACTIONAL_WAVE_CAPABILITIES:
         constants = replace(constants, tail_ratio=1.0)
     return GemmCalibration(
         constants=constants,
-        correction=entry.correction,
+        ordered=entry.ordered if is_near else None,
+        steps=entry.correction if is_near else None,
         relative_sigma=entry.relative_sigma,
         borrowed_sigma=match.borrowed_sigma,
     )
@@ -131,18 +146,20 @@ def price_gemms(
     duration_ns = times.duration_ns
     sigma = np.full(len(shapes), calibration.relative_sigma)
     is_inside = np.full(len(shapes), calibration.is_own)
-    if calibration.correction is not None:
-        held, is_held = hold_inside(shapes, calibration.correction)
-        held_times = times
-        if is_held.any():
-            held_times = predict_gemm_times(held, machine, calibration.constants, residency)
-        corrected = calibration.correction.apply(gemm_features(held, machine, held_times))
-        duration_ns = duration_ns * np.exp(corrected.log_ratio)
-        sigma = corrected.relative_sigma
-        is_inside &= ~is_held
+    if calibration.ordered is not None:
+        features = gemm_features(shapes, machine, times)
+        log_ratio, sigma = _apply(calibration.ordered, features)
+        duration_ns = duration_ns * np.exp(log_ratio)
+        is_inside &= has_fitted_sizes(features, calibration.ordered)
+    if calibration.steps is not None:
+        steps = calibration.steps.log_ratio(gemm_step_features(shapes, machine, times))
+        duration_ns = duration_ns * np.exp(steps)
     floor_ns = calibration.constants.floor_ns
     is_memory = times.memory_ns > 0.8 * (times.duration_ns - floor_ns)
-    duration_ns = duration_ns * np.where(is_memory, 1.0, slowdown)
+    if slowdown > 1.0:
+        arithmetic_ns = predict_arithmetic_ns(shapes, machine, calibration.constants)
+        slowed_ns = slowdown * np.minimum(duration_ns, arithmetic_ns / ARITHMETIC_SHARE)
+        duration_ns = np.maximum(duration_ns, slowed_ns)
     bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
     spread = np.sqrt(sigma**2 + calibration.borrowed_sigma**2 + extra_sigma**2)
     return build_estimates(
@@ -155,21 +172,23 @@ def price_gemms(
     )
 
 
-def hold_inside(shapes: GemmShapes, correction: Correction) -> tuple[GemmShapes, NDArray[np.bool_]]:
-    """*shapes* with every size held inside the range of the fit, and which ones were changed.
-
-    A shape beyond the range keeps the correction of the nearest one in it, so
-    beyond the range only the physics moves, and more work takes more time.
-    """
-    low, high = np.exp2(correction.low[:4]), np.exp2(correction.high[:4])
-    sizes = np.stack([shapes.m, shapes.n, shapes.k, shapes.batch])
-    held = np.clip(sizes, low[:, None], high[:, None])
-    is_held = np.any(np.abs(held / sizes - 1) > 1e-3, axis=0)
-    held = np.where(is_held, np.rint(held), sizes)
-    inside = GemmShapes(
-        batch=held[3], m=held[0], n=held[1], k=held[2], width_bytes=shapes.width_bytes
+def _apply(correction: OrderedCorrection, features: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+    """Logarithm of the correction and its sigma, some rows at a time to stay in the cache."""
+    parts = [
+        correction.apply(features[start : start + CHUNK_ROWS])
+        for start in range(0, max(len(features), 1), CHUNK_ROWS)
+    ]
+    return (
+        np.concatenate([part.log_ratio for part in parts]),
+        np.concatenate([part.relative_sigma for part in parts]),
     )
-    return inside, is_held
+
+
+def has_fitted_sizes(features: FloatColumn, correction: OrderedCorrection) -> NDArray[np.bool_]:
+    """Whether m, n, k and batch lie in the range of the fit."""
+    sizes = features[:, SIZE_FEATURES]
+    low, high = correction.low[SIZE_FEATURES], correction.high[SIZE_FEATURES]
+    return np.asarray(np.all((sizes >= low - 1e-3) & (sizes <= high + 1e-3), axis=1))
 
 
 def rows_by_dtype(ops: Sequence[Gemm]) -> dict[DType, Sequence[int]]:

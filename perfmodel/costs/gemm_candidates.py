@@ -18,6 +18,10 @@ K_STEP = 32.0
 SUM_BYTES = 8.0
 """Bytes per element and part that adding up a split product moves: one fp32 written, one read."""
 
+TINY_WORK = 2.0**21
+"""Below so many multiply-adds libraries take one simple kernel, which never splits k. A vector
+times a matrix has kernels of its own."""
+
 
 @njit(cache=True)
 def fastest_candidate_ns(
@@ -28,9 +32,10 @@ def fastest_candidate_ns(
     *products* are rows batch, m, n, k, bytes an element, memory time; *tiles*
     are columns rows, columns, multiply and load time per element of k;
     *machine* is multiprocessors, tail ratio, loss of k, time of a cache byte,
-    loss under load and when it sets in, cost of a split.
+    loss under load and when it sets in, cost of a split, and the time of one
+    element of k in the kernel for tiny products.
     """
-    sms, tail, loss_k, cache_byte_ns, loss, loss_after, split_ns = machine
+    sms, tail, loss_k, cache_byte_ns, loss, loss_after, split_ns, tiny_k_ns = machine
     best = np.empty(products.shape[1])
     for row in range(products.shape[1]):
         batch, m, n, k, width, memory_ns = products[:, row]
@@ -59,5 +64,7 @@ def fastest_candidate_ns(
                     summed_bytes = split * batch * m * n * SUM_BYTES
                     busy_ns += split_ns + summed_bytes * cache_byte_ns
                 shortest = min(shortest, busy_ns)
+        if batch * m * n * k < TINY_WORK and min(m, n) > 1.0:
+            shortest = max(shortest, k * tiny_k_ns)
         best[row] = shortest
     return best

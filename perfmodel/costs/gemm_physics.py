@@ -4,7 +4,8 @@ A product is cut into tiles; each multiprocessor works off tiles one after the
 other. The library takes the tile shape and the split of k that is fastest, so
 the time is the minimum over them. Every candidate takes longer with more m, n
 or k, hence so does the minimum; steps come from whole tiles and whole waves,
-as on the hardware.
+as on the hardware. One step leads down, and it is real: products of fewer
+than 2**21 multiply-adds run in a simple kernel that does not split k.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class GemmConstants:
     *timing_ns* is what a benchmark's own timing adds to a kernel; it is left
     out in training. *tail_ratio* is how far the last wave counts as a whole one.
     *loss_k* is the length of k that a tile's start and end cost;
-    *loss_intensity* how fast efficiency falls with smaller tiles.
+    *loss_intensity* how fast efficiency falls with smaller tiles; *tiny_k_ns* what
+    an element of k costs in the kernel for tiny products; *smallest_tile* the
+    elements of the smallest tile that the library has.
     """
 
     floor_ns: float
@@ -74,6 +77,8 @@ class GemmConstants:
     resident_ratio: float
     resident_sharpness: float
     activation_resident_ratio: float
+    tiny_k_ns: float = 0.0
+    smallest_tile: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +159,25 @@ def predict_gemm_times(
     activation_miss = 1.0 / (1.0 + (room / activations) ** 4)
     memory_bytes = shapes.weight_bytes * miss + activations * activation_miss + shapes.output_bytes
     memory_ns = memory_bytes * (NS_PER_S / (machine.memory_bytes_per_s * constants.memory_ratio))
-    candidates = _candidates(machine, constants)
-    busy_ns = fastest_candidate_ns(
+    busy_ns = _busy_ns(shapes, memory_ns, machine, constants)
+    timing_ns = 0.0 if residency is Residency.COLD else constants.timing_ns
+    return GemmTimes(timing_ns + constants.floor_ns + busy_ns, memory_ns, miss)
+
+
+def predict_arithmetic_ns(
+    shapes: GemmShapes, machine: MachineRates, constants: GemmConstants
+) -> FloatColumn:
+    """How long every product of *shapes* would take if memory were infinitely fast."""
+    busy_ns = _busy_ns(shapes, np.zeros(len(shapes)), machine, constants)
+    return constants.floor_ns + busy_ns
+
+
+def _busy_ns(
+    shapes: GemmShapes, memory_ns: FloatColumn, machine: MachineRates, constants: GemmConstants
+) -> FloatColumn:
+    busy_ns: FloatColumn = fastest_candidate_ns(
         np.stack([shapes.batch, shapes.m, shapes.n, shapes.k, shapes.width_bytes, memory_ns]),
-        candidates,
+        _candidates(machine, constants),
         np.array(SPLITS, dtype=np.float64),
         np.array(
             [
@@ -168,11 +188,11 @@ def predict_gemm_times(
                 constants.sustained_loss,
                 constants.sustained_after_ns,
                 constants.split_ns,
+                constants.tiny_k_ns,
             ]
         ),
     )
-    timing_ns = 0.0 if residency is Residency.COLD else constants.timing_ns
-    return GemmTimes(timing_ns + constants.floor_ns + busy_ns, memory_ns, miss)
+    return busy_ns
 
 
 def weight_miss_ratio(
@@ -195,7 +215,9 @@ def weight_miss_ratio(
 
 def _candidates(machine: MachineRates, constants: GemmConstants) -> FloatColumn:
     """Per tile: rows, columns, and per element of k the time to multiply and to load a byte."""
-    rows, columns = np.array(TILES, dtype=np.float64).T
+    rows, columns = np.array(
+        [tile for tile in TILES if tile[0] * tile[1] >= constants.smallest_tile], dtype=np.float64
+    ).T
     intensity = rows * columns / (rows + columns)
     loss = constants.loss_intensity
     efficiency = intensity / (intensity + loss) * (1 + loss / LARGEST_INTENSITY)

@@ -9,6 +9,7 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration
 from perfmodel.costs.attention import AttentionModel
 from perfmodel.costs.estimates import Bound
+from perfmodel.costs.gemm_candidates import TINY_WORK
 from perfmodel.costs.models import price_ops
 from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Op, Pass
@@ -19,12 +20,16 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class KernelQuestion:
-    """An op with the useful work it does and the bytes it must move."""
+    """An op with the useful work it does and the bytes it must move.
+
+    *steps* says where time may jump between neighbouring sizes, if anywhere.
+    """
 
     op: Op
     title: str
     useful_flops: float
     least_bytes: float
+    steps: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class KernelAnswer:
     provenance: str
     priced_as: str | None = None
     """For attention: the kernel that runs it and whose constants price it."""
+    steps: str = ""
+    """Where time jumps between neighbouring sizes."""
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable answer."""
@@ -52,6 +59,7 @@ class KernelAnswer:
         low, high = (format_duration(end * NS_PER_MS) for end in self.interval_ms)
         rate = f"{self.tflops:.4g} TFLOP/s, " if self.tflops else ""
         priced_as = [] if self.priced_as is None else [f"  priced as   {self.priced_as}"]
+        steps = [f"  steps       {self.steps}"] if self.steps else []
         return [
             f"{self.kernel} on {self.device} ({self.stack})",
             f"  time        {format_duration(self.time_ms * NS_PER_MS)}  (90 %: {low} to {high})",
@@ -59,6 +67,7 @@ class KernelAnswer:
             f"  bound by    {self.bound}",
             f"  known by    {self.provenance}",
             *priced_as,
+            *steps,
         ]
 
 
@@ -71,6 +80,20 @@ def gemm_question(op: Gemm) -> KernelQuestion:
         title=f"gemm {batch}{op.m} x {op.n} x {op.k} {op.dtype.value}",
         useful_flops=2.0 * op.batch * op.m * op.n * op.k,
         least_bytes=float(op.batch * elements * op.dtype.size_bytes),
+        steps=_gemm_steps(op),
+    )
+
+
+def _gemm_steps(op: Gemm) -> str:
+    """Where the time of products near *op* jumps."""
+    if op.batch * op.m * op.n * op.k < TINY_WORK:
+        return (
+            "below 2**21 multiply-adds a simple kernel runs that does not split k; "
+            "a larger product may take less"
+        )
+    return (
+        "up with whole tiles and waves; down by 6 % at most, where half-precision libraries "
+        "change kernels"
     )
 
 
@@ -96,6 +119,7 @@ def memory_question(op: MemoryBound) -> KernelQuestion:
         title=f"{op.operator} {op.dtype.value}",
         useful_flops=float(op.flops),
         least_bytes=float(op.read_bytes + op.write_bytes),
+        steps="" if op.row_length == 0 else "with the length of rows, not with their number",
     )
 
 
@@ -117,6 +141,7 @@ def answer_question(question: KernelQuestion, device: Device, stack: SoftwareSta
         gigabytes_per_s=question.least_bytes * per_s / 1e9,
         bound=Bound(int(estimate.bound[0])).word,
         provenance=Provenance(int(estimate.provenance[0])).word,
+        steps=question.steps,
         priced_as=AttentionModel().describe(question.op, device, stack)
         if isinstance(question.op, Attention)
         else None,

@@ -96,7 +96,7 @@ def ordered_to_document(correction: OrderedCorrection) -> dict[str, Any]:
     return {
         **{name: _rounded(getattr(correction, name)) for name in _RANGE},
         "order": {
-            one.name: _rounded(getattr(correction.order, one.name))
+            one.name: _rounded_weights(getattr(correction.order, one.name))
             for one in fields(OrderedNetwork)
         },
         "spread": network_to_document(correction.spread),
@@ -123,9 +123,21 @@ def ordered_from_document(document: Mapping[str, Any], *, place: str) -> Ordered
         ) from None
 
 
+LARGE_MATRIX = 1000
+TINY_WEIGHT = 1e-4
 _RANGE = ("mean", "scale", "low", "high")
 
 
 def _rounded(values: NDArray[np.float64]) -> Any:
     flat = [float(f"{value:.6g}") for value in values.ravel()]
     return np.array(flat).reshape(values.shape).tolist()
+
+
+def _rounded_weights(values: NDArray[np.float64]) -> Any:
+    """Weights for a file; in large matrices three digits do, and the many tiny ones add nothing."""
+    if values.size < LARGE_MATRIX:
+        return _rounded(values)
+    flat = [
+        float(f"{value:.3g}") if value > TINY_WEIGHT else 0 for value in values.ravel().tolist()
+    ]
+    return [flat[start : start + values.shape[1]] for start in range(0, len(flat), values.shape[1])]

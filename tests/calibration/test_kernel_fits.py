@@ -6,6 +6,8 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
+from perfmodel.calibration.gemm_fit import _tiny_k_ns
+from perfmodel.calibration.gemm_learning import Learning, fit_learned
 from perfmodel.calibration.kernel_fits import (
     about_tables,
     assign_folds,
@@ -13,7 +15,8 @@ from perfmodel.calibration.kernel_fits import (
     fit_entries,
     preferred_rows,
 )
-from perfmodel.calibration.networks import OrderedPairs, TrainingPlan, fit_correction
+from perfmodel.calibration.networks import TrainingPlan
+from perfmodel.costs.gemm_physics import GemmShapes
 from perfmodel.costs.tables.kernel_table import KernelTable, MeasuredKernel
 from perfmodel.graph.ops import MemoryBound
 
@@ -43,7 +46,7 @@ def test_an_offset_larger_than_a_kernel_can_have_is_the_timing_of_the_benchmark(
     assert entry.constants["floor_ns"] + entry.constants["timing_ns"] == pytest.approx(
         5000, rel=0.02
     )
-    assert entry.constants["floor_ns"] == 3000
+    assert entry.constants["floor_ns"] == 1300
 
 
 def test_equal_values_never_fall_in_two_folds():
@@ -74,18 +77,32 @@ def test_constants_are_found_within_their_limits():
     assert capped["a"] <= 3.0 + 1e-9
 
 
-def test_a_correction_learns_what_the_physics_leaves_and_how_sure_it_is():
+def test_corrections_learn_what_the_physics_leaves_and_how_sure_they_are():
     chooser = np.random.default_rng(0)
-    features = chooser.uniform(-1, 1, (3000, 2))
-    noise = chooser.normal(0, 0.05, 3000)
-    target = 0.3 * np.sin(3 * features[:, 0]) + noise
-    pairs = OrderedPairs(features[:100], features[:100], np.zeros(100))
-    plan = TrainingPlan(hidden=16, steps=600, batch=256, spread_hidden=8)
-    correction = fit_correction(features, target, plan, pairs)
-    answer = correction.apply(features)
-    assert np.mean(np.abs(answer.log_ratio - 0.3 * np.sin(3 * features[:, 0]))) < 0.03
-    inside = np.abs(target - answer.log_ratio) < 1.645 * answer.relative_sigma
-    assert 0.8 < inside.mean() < 0.97
+    work = chooser.uniform(-1, 1, (3000, 2))
+    wave = 0.02 * np.sin(9 * work[:, :1])
+    log_time = work[:, 0] + 0.3 * work[:, 1] + 0.2 * np.tanh(4 * work[:, 0]) + wave[:, 0]
+    log_time = log_time + chooser.normal(0, 0.02, 3000)
+    learning = Learning(
+        ordered=TrainingPlan(hidden=16, steps=600, batch=256, learning_rate=2e-2),
+        steps=TrainingPlan(hidden=16, steps=400, batch=256),
+        spread=TrainingPlan(steps=300, batch=256, spread_hidden=8),
+    )
+    learned = fit_learned(work, np.hstack([work, wave]), log_time, learning)
+    answer = learned.ordered.apply(work)
+    steps = learned.steps.log_ratio(np.hstack([work, wave]))
+    error = log_time - (answer.log_ratio + work[:, 0] + steps)
+    assert np.mean(np.abs(error)) < 0.03
+    assert 0.8 < np.mean(np.abs(error) < 1.645 * answer.relative_sigma) < 0.99
+
+
+def test_what_tiny_products_cost_is_read_off_the_ones_with_a_long_k():
+    # Eight products of 4 x 64 x k: 2 us and then 4 ns for each element of k.
+    lengths = np.array([2048.0, 3072.0, 4096.0, 5120.0, 6144.0, 6656.0, 7168.0, 7680.0])
+    ones = np.ones(8)
+    shapes = GemmShapes(batch=ones, m=4 * ones, n=64 * ones, k=lengths, width_bytes=2 * ones)
+    assert _tiny_k_ns(shapes, 2000 + 4 * lengths) == pytest.approx(4.0)
+    assert _tiny_k_ns(shapes.rows(np.array([], dtype=np.intp)), np.array([])) == 0.0
 
 
 def test_a_header_names_everything_a_calibration_file_must_say():

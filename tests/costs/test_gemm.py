@@ -1,12 +1,17 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
+from perfmodel.costs.calibration_files import load_entries
+from perfmodel.costs.correction import LARGEST_STEP
 from perfmodel.costs.estimates import Bound
 from perfmodel.costs.gemm import GemmModel, gemm_shapes, machine_rates
+from perfmodel.costs.gemm_candidates import TINY_WORK
 from perfmodel.costs.gemm_physics import (
     GemmConstants,
     MachineRates,
@@ -20,6 +25,7 @@ from tests.costs.devices import load_device
 
 STACK = load_stack("pytorch_fused")
 BENCHMARK = load_stack("kernel_benchmark")
+SLOWED = load_stack("nanotron")
 SIMPLE = GemmConstants(
     floor_ns=1000.0, timing_ns=0.0, compute_ratio=1.0, loss_k=0.0, loss_intensity=0.0,
     tail_ratio=1.0, load_bytes_per_clock=1e9, cache_ratio=1e9, memory_ratio=1.0,
@@ -73,6 +79,7 @@ def test_rotating_weights_are_hot_when_their_copies_fit_in_the_cache():
 def test_the_physics_never_does_more_work_in_less_time(m, n, k, grown, by):
     shape = {"m": m, "n": n, "k": k}
     larger = {**shape, grown: shape[grown] + by}
+    assume((m * n * k < TINY_WORK) == (np.prod(list(larger.values())) < TINY_WORK))
     device = load_device("a100_sxm_80gb")
     calibration = GemmModel()._calibration(device, "tensor")
     times = predict_gemm_times(
@@ -84,21 +91,66 @@ def test_the_physics_never_does_more_work_in_less_time(m, n, k, grown, by):
     assert times.duration_ns[0] <= times.duration_ns[1] * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("device", ["a100_sxm_80gb", "h100_sxm", "b200_sxm", "l40s"])
-@given(m=sizes, n=sizes, k=sizes, grown=st.sampled_from("mnk"))
-def test_twice_the_work_never_takes_less_time(device, m, n, k, grown):
-    shape = {"m": m, "n": n, "k": k}
-    larger = {**shape, grown: 2 * shape[grown]}
-    small = duration_ns(Gemm(**shape, dtype=DType.BF16), device)
-    # Real libraries step down by up to a tenth where a better tile or a fuller wave comes in
-    # reach; the correction follows them that far and no further.
-    assert duration_ns(Gemm(**larger, dtype=DType.BF16), device) >= 0.85 * small
+growths = st.tuples(
+    st.integers(1, 600), sizes, sizes, sizes, st.sampled_from(("batch", "m", "n", "k")),
+    st.integers(1, 20_000),
+)  # fmt: skip
 
 
-@given(batch=st.integers(1, 500), m=st.integers(16, 512))
-def test_a_larger_batch_never_takes_less_time(batch, m):
-    one = duration_ns(Gemm(m, m, 64, DType.BF16, batch=batch))
-    assert duration_ns(Gemm(m, m, 64, DType.BF16, batch=2 * batch)) >= 0.85 * one
+def smaller_and_larger(growth, dtype: DType) -> tuple[Gemm, Gemm]:
+    batch, m, n, k, grown, by = growth
+    shape = {"batch": batch, "m": m, "n": n, "k": k}
+    larger = {**shape, grown: shape[grown] + by}
+    # Below 2**21 multiply-adds libraries run another kernel: a step that leads down, and is real.
+    is_tiny = [float(np.prod(list(one.values()))) < TINY_WORK for one in (shape, larger)]
+    assume(is_tiny[0] == is_tiny[1])
+    return Gemm(**shape, dtype=dtype), Gemm(**larger, dtype=dtype)
+
+
+@pytest.mark.parametrize("device", ["v100_sxm2_16gb", "a100_pcie_80gb", "h100_sxm", "b200_sxm"])
+@pytest.mark.parametrize("stack", [STACK, SLOWED], ids=lambda stack: stack.name)
+@given(growth=growths)
+def test_more_fp32_work_never_takes_less_time(device, stack, growth):
+    ops = smaller_and_larger(growth, DType.FP32)
+    small, large = GemmModel().price(list(ops), load_device(device), stack).duration_ns
+    # Single steps of the last digit: networks are summed up in another order.
+    assert large >= small * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    "device", ["a100_sxm_80gb", "h100_sxm", "h200_sxm", "b200_sxm", "l40s", "rtx_pro_6000_server"]
+)
+@pytest.mark.parametrize("stack", [STACK, SLOWED], ids=lambda stack: stack.name)
+@given(growth=growths)
+def test_more_half_precision_work_is_faster_by_a_step_of_the_library_at_most(device, stack, growth):
+    ops = smaller_and_larger(growth, DType.BF16)
+    small, large = GemmModel().price(list(ops), load_device(device), stack).duration_ns
+    # Measured times fall at one step of m in ten, by up to 40 %; the model follows 3 % either way.
+    assert large >= small * np.exp(-2 * LARGEST_STEP) * (1 - 1e-9)
+
+
+@given(growth=growths)
+def test_without_the_steps_of_libraries_more_work_never_takes_less_time(growth):
+    entries = [replace(entry, correction=None) for entry in load_entries("gemm")]
+    ops = smaller_and_larger(growth, DType.BF16)
+    small, large = GemmModel(entries).price(list(ops), load_device("h100_sxm"), STACK).duration_ns
+    assert large >= small * (1 - 1e-9)
+
+
+def test_a_product_too_small_to_split_k_takes_longer_than_a_slightly_larger_one_on_graphics_chips():
+    small, large = Gemm(7, 64, 4096, DType.BF16), Gemm(8, 64, 4096, DType.BF16)
+    # 7 x 64 x 4096 is below 2**21 = 8 x 64 x 4096; measured 18.5 and 4.0 us on L40S.
+    assert duration_ns(small, "l40s") > 2 * duration_ns(large, "l40s")
+
+
+def test_long_load_slows_arithmetic_and_not_memory():
+    large, thin = Gemm(8192, 8192, 8192, DType.BF16), Gemm(8, 16384, 16384, DType.BF16)
+    device = load_device("h100_sxm")
+    plain = GemmModel().price([large, thin], device, STACK).duration_ns
+    slow = replace(STACK, sustained_slowdown={"hopper": 1.5})
+    slowed = GemmModel().price([large, thin], device, slow).duration_ns
+    assert slowed[0] == pytest.approx(1.5 * plain[0], rel=0.1)
+    assert slowed[1] == plain[1]
 
 
 def test_a_large_product_is_bound_by_arithmetic_and_a_thin_one_by_memory():

@@ -1,8 +1,9 @@
 """Tables of measured matrix products: bf16 products, and fp32 linear and bmm.
 
 bf16: collector, device, m, n, k, latency_ms; dtype, batch and residency where
-they differ. fp32: op, device, latency_ms, B, M, N, K; a linear layer is one
-product of B x M rows, a bmm is B products.
+they differ. fp32: op, device, latency_ms, B, M, N, K, where N is what is summed
+over and K how wide the product is; a linear layer is one product of B x M rows,
+a bmm is B products.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _bf16_rows(frame: pd.DataFrame) -> list[tuple[str, Gemm | str]]:
 
 def _fp32_rows(frame: pd.DataFrame) -> list[tuple[str, Gemm | str]]:
     rows: list[tuple[str, Gemm | str]] = []
-    for word, batch, m, n, k in zip(
+    for word, batch, m, k, n in zip(
         frame["op"], frame["B"], frame["M"], frame["N"], frame["K"], strict=True
     ):
         if word == "linear":
