@@ -2,7 +2,7 @@
 
     python experiments/runs_scoreboard/fit.py ../shared/data/runs llm_foundry gemm attention A100
 
-Fits on the rows of transformer.csv.gz that are not in core_transformer.csv (at most 48, evenly
+Fits on the rows of transformer.csv.gz that are not in core_transformer.csv (at most 40, evenly
 taken) and scores the rows of the core table; a stack with fewer than eight other rows is scored
 with each configuration left out in turn. `host` divides `host_speed_ratio`, `arithmetic`
 multiplies `sustained_slowdown`; `gemm`, `attention`, `memory` and `communication` multiply
@@ -26,7 +26,7 @@ from perfmodel.validation.runs_question import RunSetting
 from perfmodel.validation.runs_software import RULES
 from perfmodel.validation.runs_table import load_runs
 
-MOST_ROWS = 48
+MOST_ROWS = 40
 ENOUGH_ROWS = 8
 DLRM_PROFILES = ("hugectr", "torchrec", "ngc_dlrm")
 LEAST, MOST = 0.7, 3.0

@@ -152,7 +152,8 @@ def test_a_source_nobody_has_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "limit_pct", "bias_pct"), [("vTrain", 15, 12), ("llm-foundry", 17, 10)]
+    ("source", "limit_pct", "bias_pct"),
+    [("vTrain", 10, 6), ("llm-foundry", 7, 5), ("DLPerf GPT", 8, 6)],
 )
 def test_core_transformers_stay_within_their_error(shared_data, source, limit_pct, bias_pct):
     table = load_runs(shared_data / "runs" / "core_transformer.csv").of_source(source)
@@ -160,6 +161,28 @@ def test_core_transformers_stay_within_their_error(shared_data, source, limit_pc
     assert board.overall is not None
     assert board.overall.rows == len(table.rows)
     assert board.overall.mape_pct < limit_pct
-    # A slow-down that stands for a kernel priced too fast shows here once the kernel is mended:
+    # A ratio that stands for a kernel priced too fast shows here once the kernel is mended:
     # then fit the profile anew, see experiments/runs_scoreboard.
     assert abs(board.overall.bias_pct) < bias_pct
+    # Intervals are of 90 %; a few rows of one source may miss them together.
+    assert board.overall.inside_interval_pct >= 75
+
+
+def test_stages_of_several_runs_of_layers_are_predicted(tmp_path):
+    pipeline = {"layers": "8", "pp": "2", "tp": "1", "dp": "4", "gbs": "64"}
+    plain, interleaved = (predicted_s(tmp_path, **pipeline, vpp=runs) for runs in ("1", "2"))
+    assert interleaved != plain
+
+
+def test_the_compiled_runs_of_a_framework_have_their_own_profile(tmp_path):
+    row = TRANSFORMER | {"software": "torchtitan", "overlap": "eager"}
+    compiled = board_of(tmp_path, row | {"overlap": "torch.compile"}).deviations[0]
+    assert compiled.predicted < board_of(tmp_path, row).deviations[0].predicted
+
+
+def test_a_cluster_with_a_measured_network_is_not_the_catalogs(tmp_path):
+    across = {"tp": "16", "heads": "16", "dp": "1", "n_gpus": "16", "n_nodes": "2"}
+    words = {"intra_node": "NVLink4 (AWS p5)", "inter_node": "AWS EFA 3200 Gb/s per node"}
+    catalog = predicted_s(tmp_path, **across, **words)
+    own = predicted_s(tmp_path, **across, **words, source="Ultra-Scale")
+    assert own > catalog
