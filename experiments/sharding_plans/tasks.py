@@ -58,15 +58,33 @@ def _draw_table(
         rows,
         chance.choice([32, 64, 128, 256]),
         round(pooling, 2),
-        distribution=_within_a_batch(histogram, pooling),
+        distribution=within_a_batch(histogram, pooling=pooling, rows=rows),
         pooling_deviation=round(pooling, 2),
     )
 
 
-def _within_a_batch(histogram: ReuseHistogram, pooling: float) -> ReuseHistogram:
-    """The file's reuse as that of a batch; no row is used more often than there are samples."""
-    capped = tuple(min(reuse, float(BATCH)) for reuse in histogram.mean_reuse)
-    return ReuseHistogram(histogram.lookup_shares, capped, max(1.0, BATCH * pooling))
+def within_a_batch(histogram: ReuseHistogram, *, pooling: float, rows: int) -> ReuseHistogram:
+    """The file's reuse as that of a batch; no row is used more often than there are samples.
+
+    A table with fewer *rows* than that reuse leaves distinct is reused more, in all bins by the
+    same factor, where a bin is not at one use a sample yet.
+    """
+    draws = max(1.0, BATCH * pooling)
+    low, high = 1.0, float(BATCH)
+    if _capped(histogram, low, draws).distinct_rows <= rows:
+        return _capped(histogram, low, draws)
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        if _capped(histogram, middle, draws).distinct_rows > rows:
+            low = middle
+        else:
+            high = middle
+    return _capped(histogram, high, draws)
+
+
+def _capped(histogram: ReuseHistogram, factor: float, draws: float) -> ReuseHistogram:
+    reuse = tuple(min(factor * mean, float(BATCH)) for mean in histogram.mean_reuse)
+    return ReuseHistogram(histogram.lookup_shares, reuse, draws)
 
 
 def build_model(tables: tuple[EmbeddingTable, ...]) -> DlrmSpec:
