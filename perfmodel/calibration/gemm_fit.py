@@ -30,6 +30,8 @@ PHYSICS_ROWS = 2500
 LONG_K = 2048
 SMALLEST_VECTOR_TILE = 64.0 * 64
 """Elements of the smallest fp32 tiles, by the names of kernels in recordings: 32 x 128, 64 x 64."""
+SMALLEST_KERNEL_SHARE = 0.2
+"""At least this share of a measurement is the kernel, the rest the benchmark's own timing."""
 FLOOR_ROWS_NS = 5_000.0
 """Measurements shorter than this are mostly timer and launch; the physics is not fitted to them."""
 
@@ -68,7 +70,7 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
     tables = (
         gemm_features(shapes, machine, times),
         gemm_step_features(shapes, machine, times),
-        np.log(measured),
+        np.log(np.maximum(measured - times.timing_ns, SMALLEST_KERNEL_SHARE * measured)),
     )
     learned = fit_learned(*tables, LEARNING[variant_of(dtype)])
     return Entry(

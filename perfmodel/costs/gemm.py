@@ -143,32 +143,32 @@ def price_gemms(
 ) -> Estimates:
     """Predict *shapes*, all of one dtype."""
     times = predict_gemm_times(shapes, machine, calibration.constants, residency)
-    duration_ns = times.duration_ns
+    kernel_ns = times.kernel_ns
     sigma = np.full(len(shapes), calibration.relative_sigma)
     is_inside = np.full(len(shapes), calibration.is_own)
     if calibration.ordered is not None:
         features = gemm_features(shapes, machine, times)
         log_ratio, sigma = _apply(calibration.ordered, features)
-        duration_ns = duration_ns * np.exp(log_ratio)
+        kernel_ns = kernel_ns * np.exp(log_ratio)
         is_inside &= has_fitted_sizes(features, calibration.ordered)
     if calibration.steps is not None:
         steps = calibration.steps.log_ratio(gemm_step_features(shapes, machine, times))
-        duration_ns = duration_ns * np.exp(steps)
+        kernel_ns = kernel_ns * np.exp(steps)
     floor_ns = calibration.constants.floor_ns
-    is_memory = times.memory_ns > 0.8 * (times.duration_ns - floor_ns)
+    is_memory = times.memory_ns > 0.8 * (times.kernel_ns - floor_ns)
     if slowdown > 1.0:
         arithmetic_ns = predict_arithmetic_ns(shapes, machine, calibration.constants)
-        slowed_ns = slowdown * np.minimum(duration_ns, arithmetic_ns / ARITHMETIC_SHARE)
-        duration_ns = np.maximum(duration_ns, slowed_ns)
+        slowed_ns = slowdown * np.minimum(kernel_ns, arithmetic_ns / ARITHMETIC_SHARE)
+        kernel_ns = np.maximum(kernel_ns, slowed_ns)
     bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
     spread = np.sqrt(sigma**2 + calibration.borrowed_sigma**2 + extra_sigma**2)
     return build_estimates(
-        duration_ns,
+        times.timing_ns + kernel_ns,
         relative_sigma=spread,
         provenance=np.where(
             is_inside & (extra_sigma == 0.0), Provenance.INTERPOLATED, Provenance.EXTRAPOLATED
         ),
-        bound=np.where(times.duration_ns < 2 * floor_ns, Bound.LATENCY, bound),
+        bound=np.where(times.kernel_ns < 2 * floor_ns, Bound.LATENCY, bound),
     )
 
 

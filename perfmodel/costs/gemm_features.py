@@ -41,7 +41,7 @@ def gemm_features(shapes: GemmShapes, machine: MachineRates, times: GemmTimes) -
     missed = shapes.weight_bytes * times.weight_miss_ratio / machine.l2_bytes
     table: FloatColumn = _features(
         np.stack(
-            [shapes.m, shapes.n, shapes.k, shapes.batch, times.duration_ns, times.memory_ns, missed,
+            [shapes.m, shapes.n, shapes.k, shapes.batch, times.kernel_ns, times.memory_ns, missed,
              1.0 - times.weight_miss_ratio]
         ),
         NS_PER_S / machine.peak_flops,
@@ -52,7 +52,7 @@ def gemm_features(shapes: GemmShapes, machine: MachineRates, times: GemmTimes) -
 
 def gemm_step_features(shapes: GemmShapes, machine: MachineRates, times: GemmTimes) -> FloatColumn:
     """Products x features that may rise or fall with the work: shape, balance, filling."""
-    log_time = np.log2(times.duration_ns)
+    log_time = np.log2(times.kernel_ns)
     work_ns = 2 * shapes.batch * shapes.m * shapes.n * shapes.k * (NS_PER_S / machine.peak_flops)
     columns = [
         np.log2(shapes.m),

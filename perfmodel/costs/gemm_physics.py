@@ -138,11 +138,17 @@ class GemmShapes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GemmTimes:
-    """Predicted durations and the part that is traffic with memory."""
+    """Predicted durations, the part that is traffic with memory, and what the timing added."""
 
     duration_ns: FloatColumn
     memory_ns: FloatColumn
     weight_miss_ratio: FloatColumn
+    timing_ns: float
+
+    @property
+    def kernel_ns(self) -> FloatColumn:
+        """Durations without what a benchmark's own timing adds."""
+        return self.duration_ns - self.timing_ns
 
 
 def predict_gemm_times(
@@ -161,7 +167,7 @@ def predict_gemm_times(
     memory_ns = memory_bytes * (NS_PER_S / (machine.memory_bytes_per_s * constants.memory_ratio))
     busy_ns = _busy_ns(shapes, memory_ns, machine, constants)
     timing_ns = 0.0 if residency is Residency.COLD else constants.timing_ns
-    return GemmTimes(timing_ns + constants.floor_ns + busy_ns, memory_ns, miss)
+    return GemmTimes(timing_ns + constants.floor_ns + busy_ns, memory_ns, miss, timing_ns)
 
 
 def predict_arithmetic_ns(
