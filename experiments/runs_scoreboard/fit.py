@@ -28,7 +28,6 @@ from perfmodel.validation.runs_table import load_runs
 
 MOST_ROWS = 40
 ENOUGH_ROWS = 8
-DLRM_PROFILES = ("hugectr", "torchrec", "ngc_dlrm")
 LEAST, MOST = 0.7, 3.0
 """Bounds of what a profile may state for a ratio; the host is free."""
 PRIOR = 0.5
@@ -96,9 +95,8 @@ def _print_statement(cases: Sequence[Case], factors: Mapping[str, float]) -> Non
 
 def main(folder: Path, profiles: list[str], words: list[str], kept: list[str]) -> None:
     """Fit, score and print."""
-    is_dlrm = profiles[0] in DLRM_PROFILES
-    table = load_runs(folder / ("dlrm.csv" if is_dlrm else "transformer.csv.gz"))
-    core = load_runs(folder / ("core_dlrm.csv" if is_dlrm else "core_transformer.csv"))
+    table = load_runs(folder / "transformer.csv.gz")
+    core = load_runs(folder / "core_transformer.csv")
     names = {rule.profile for rule in RULES}
     setting = RunSetting(table.family, {name: load_stack(name) for name in names})
     core_names = {row.name for row in core.rows}
