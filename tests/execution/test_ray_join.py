@@ -25,6 +25,7 @@ IMPATIENT = {
     "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 3,
 }
+MOST_TRIES = 10
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +79,8 @@ def test_a_raylet_that_is_lost_half_way_costs_time_but_not_the_answer(cluster):
     lost = []
 
     def lose_in_round_5(status):
-        if status.number == 5:
-            there = [place for place in status.places if place.raylet_id == second.node_id]
+        there = [place for place in status.places if place.raylet_id == second.node_id]
+        if status.number == 5 and there:
             lost.extend(psutil.Process(place.pid) for place in there)
             cluster.remove_node(second, allow_graceful=False)
             # Here workers live on until they miss their raylet; with a machine they go too.
@@ -87,11 +88,18 @@ def test_a_raylet_that_is_lost_half_way_costs_time_but_not_the_answer(cluster):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
 
-    with open_executor("ray", workers=3, address=cluster.address, on_round=lose_in_round_5) as on:
-        found = on.replay(job, durations)
+    # Ray may put all workers elsewhere while a new raylet is not yet known everywhere.
+    for _ in range(MOST_TRIES):
+        with open_executor(
+            "ray", workers=3, address=cluster.address, on_round=lose_in_round_5
+        ) as on:
+            found = on.replay(job, durations)
+            description = on.description
+        if lost:
+            break
 
-        # More than were lost, where one was rebuilt on the raylet that Ray still took for alive.
-        told = re.search(r"3 blocks, 11 rounds, (\d+) lost blocks? rebuilt$", on.description)
-        assert told is not None
-        assert int(told[1]) >= len(lost) >= 1
+    # More than were lost, where one was rebuilt on the raylet that Ray still took for alive.
+    told = re.search(r"3 blocks, 11 rounds, (\d+) lost blocks? rebuilt$", description)
+    assert told is not None, description
+    assert int(told[1]) >= len(lost) >= 1
     assert_same(found, replay(job, durations))
