@@ -6,8 +6,6 @@ python -m experiments.dlrm_tasks.run      # needs ../shared/data for the reuse h
 from __future__ import annotations
 
 import json
-import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +14,25 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from embeddings.sharders import build_named_plan
-from experiments.sharding_plans.tasks import build_model, draw_tables, load_histograms
+from experiments.sharding_plans.tasks import PLATFORMS, build_model, draw_tasks
 from perfmodel.costs.pricing import price_job
 from perfmodel.costs.stack_files import load_stack
 from perfmodel.engine.replay import replay
 from perfmodel.graph.program import LaneKind
 from perfmodel.planning.question import build_task
 from perfmodel.workloads.dlrm.job import build_dlrm_job
-from topologies import build_cluster, load_topology
 
 HERE = Path(__file__).parent
-PLATFORMS = ("quad_gv100", "quad_a100")
 BATCHES = (512, 1024, 2048, 4096)
 
 
 def main() -> None:
     """Write results.json and the picture."""
-    shared = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[2] / "shared" / "data"))
-    histograms = load_histograms(shared)
-    results = []
-    for platform in PLATFORMS:
-        chance = random.Random(0)
-        cluster = build_cluster(load_topology(platform))
-        for year in sorted(histograms):
-            for number in range(10):
-                tables = draw_tables(
-                    chance,
-                    histograms[year],
-                    heavy=number < 5,
-                    memory_bytes=cluster.device.memory_bytes,
-                )
-                for batch in BATCHES:
-                    found = run_task(cluster, tables, batch)
-                    results.append(
-                        {"platform": platform, "year": year, "heavy": number < 5, **found}
-                    )
+    results = [
+        {**task.labels, **run_task(task.cluster, task.tables, batch)}
+        for task in draw_tasks()
+        for batch in BATCHES
+    ]
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     for platform in PLATFORMS:
         rows = [row for row in results if row["platform"] == platform]

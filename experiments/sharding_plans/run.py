@@ -6,8 +6,6 @@ python -m experiments.sharding_plans.run [PLANS]
 from __future__ import annotations
 
 import json
-import os
-import random
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -30,17 +28,15 @@ from embeddings.sharders import (
 )
 from experiments.sharding_plans.bound import Bounder
 from experiments.sharding_plans.figures import draw_all
-from experiments.sharding_plans.tasks import build_model, draw_tables, load_histograms
+from experiments.sharding_plans.tasks import PLATFORMS, build_model, draw_tasks
 from perfmodel.costs.stack_files import load_stack
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.question import build_task
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
-from topologies import build_cluster, load_topology
 
 HERE = Path(__file__).parent
-PLATFORMS = ("quad_gv100", "quad_a100")
 COSTS: dict[str, TableCost] = {
     "size": size_cost,
     "lookup": lookup_cost,
@@ -55,29 +51,17 @@ MOST_SECONDS = 12.0
 def main() -> None:
     """Run all tasks and write results.json and figures."""
     plans = int(sys.argv[1]) if len(sys.argv) > 1 else 5_000
-    default = HERE.parents[2] / "shared" / "data"
-    shared = Path(os.environ.get("PERFMODEL_SHARED_DATA", default))
-    histograms = load_histograms(shared)
     results = []
-    for platform in PLATFORMS:
-        chance = random.Random(0)
-        cluster = build_cluster(load_topology(platform))
-        for year in sorted(histograms):
-            for number in range(10):
-                tables = draw_tables(
-                    chance,
-                    histograms[year],
-                    heavy=number < 5,
-                    memory_bytes=cluster.device.memory_bytes,
-                )
-                found = run_task(cluster, tables, plans, heavy=number < 5)
-                results.append({"platform": platform, "year": year, "heavy": number < 5, **found})
-                most = found["most_gain_pct"]
-                print(
-                    f"{platform} {year} {number}: found {found['searched_gain_pct']:.2f} % faster"
-                    + (f", no plan more than {most:.2f} %" if most is not None else ""),
-                    flush=True,
-                )
+    for task in draw_tasks():
+        found = run_task(task.cluster, task.tables, plans, heavy=task.is_heavy)
+        results.append({**task.labels, **found})
+        most = found["most_gain_pct"]
+        print(
+            f"{task.platform} {task.year} {task.number}: "
+            f"found {found['searched_gain_pct']:.2f} % faster"
+            + (f", no plan more than {most:.2f} %" if most is not None else ""),
+            flush=True,
+        )
     document = {"summary": summarise(results), "search_plans": plans, "tasks": results}
     (HERE / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document["summary"], indent=1))

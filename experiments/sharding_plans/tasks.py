@@ -8,16 +8,62 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from embeddings.distribution import ReuseHistogram, histogram_from_bins
 from embeddings.table import EmbeddingTable
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from topologies import Cluster, build_cluster, load_topology
 
 BATCH = 4096
 HEAVY_POOLING = 20.0
 RANKS = 4
+PLATFORMS = ("quad_gv100", "quad_a100")
+TASKS_OF_YEAR = 10
+"""Half of them heavy."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTask:
+    """Tables for one platform, with reuse of one year."""
+
+    platform: str
+    cluster: Cluster
+    year: str
+    number: int
+    tables: tuple[EmbeddingTable, ...]
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether all pooling factors are large."""
+        return self.number < TASKS_OF_YEAR // 2
+
+    @property
+    def labels(self) -> dict[str, object]:
+        """What tells its results from others."""
+        return {"platform": self.platform, "year": self.year, "heavy": self.is_heavy}
+
+
+def draw_tasks() -> Iterator[DrawnTask]:
+    """All tasks of all platforms, the same in every run."""
+    default = Path(__file__).parents[3] / "shared" / "data"
+    histograms = load_histograms(Path(os.environ.get("PERFMODEL_SHARED_DATA", default)))
+    for platform in PLATFORMS:
+        chance = random.Random(0)
+        cluster = build_cluster(load_topology(platform))
+        for year in sorted(histograms):
+            for number in range(TASKS_OF_YEAR):
+                tables = draw_tables(
+                    chance,
+                    histograms[year],
+                    heavy=number < TASKS_OF_YEAR // 2,
+                    memory_bytes=cluster.device.memory_bytes,
+                )
+                yield DrawnTask(platform, cluster, year, number, tables)
 
 
 def load_histograms(shared: Path) -> dict[str, ReuseHistogram]:
