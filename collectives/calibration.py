@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from collectives.calibration_file import (
+    FabricEntry,
+    HostEntry,
+    MeasuredSpan,
     parse_fabric,
     parse_host,
     parse_software,
@@ -23,7 +26,6 @@ from collectives.calibration_file import (
 )
 from collectives.collective import CollectiveKind
 from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
-from collectives.entries import FabricEntry, HostEntry, MeasuredSpan
 from collectives.tuner import TunerConstants
 from collectives.wiring import HostLinkClass, Wiring
 from perfmodel.base.documents import FaultList, load_yaml

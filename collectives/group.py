@@ -15,8 +15,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from collectives.rings import chain_bandwidth, pack_rings
-from collectives.wiring import HostLinkClass, Wiring
+from collectives.wiring import HostLinkClass, Wiring, chain_bandwidth, pack_rings
 from perfmodel.base.errors import InputError
 from topologies import Cluster, LinkKind, Topology
 

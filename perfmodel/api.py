@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from perfmodel.prediction.replaying import ReplayedJob
     from perfmodel.recordings.import_files import ImportedJob
     from perfmodel.validation.scoreboard import Scoreboard
-    from perfmodel.whatif.machine import Machine
+    from perfmodel.whatif.pinning import Machine
 
 __all__ = [
     "Interference",
@@ -166,7 +166,9 @@ def validate(
         from perfmodel.validation.collectives import validate_collectives
 
         return validate_collectives(load_measurements(paths))
-    from perfmodel.validation import attention, gemm, memory
+    from perfmodel.validation import kernels as attention
+    from perfmodel.validation import kernels as gemm
+    from perfmodel.validation import kernels as memory
 
     [path] = paths
     validators = {

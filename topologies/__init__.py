@@ -8,11 +8,10 @@ from topologies.device import Architecture, Device, HostLink, HostLinkKind, Mult
 from topologies.device_file import list_devices, load_device
 from topologies.fabric import Fabric, FabricKind
 from topologies.layout import GroupLayout, build_layout
-from topologies.link import Link, LinkKind
+from topologies.link import Link, LinkKind, Vertex, VertexKind
 from topologies.route import Route
 from topologies.topology import Topology
 from topologies.topology_file import list_catalog, load_topology
-from topologies.vertex import Vertex, VertexKind
 
 __all__ = [
     "Architecture",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perfmodel.base.documents import FaultList, load_yaml
+from perfmodel.base.documents import FaultList, find_document, list_documents, load_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import TopologyError
 from perfmodel.base.units import (
@@ -15,8 +15,9 @@ from perfmodel.base.units import (
     parse_size,
 )
 from topologies.device import Architecture, Device, HostLink, HostLinkKind, Multiprocessors
-from topologies.lookup import DEVICES, find_document, list_documents
 from topologies.reading import Section
+
+DEVICES = Path(__file__).parent / "devices"
 
 
 def list_devices() -> tuple[str, ...]:
@@ -26,7 +27,7 @@ def list_devices() -> tuple[str, ...]:
 
 def load_device(name_or_path: str | Path) -> Device:
     """The device in a file, or of a name that comes with the package."""
-    path = find_document(name_or_path, folder=DEVICES, what="device")
+    path = find_document(name_or_path, folder=DEVICES, what="device", error_type=TopologyError)
     return parse_device(load_yaml(path, error_type=TopologyError), path=path)
 
 

@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from topologies.link import Link, LinkKind
+from topologies.link import Link, LinkKind, Vertex, VertexKind
 from topologies.route import Route
-from topologies.vertex import Vertex, VertexKind
 
 
 @dataclass(frozen=True, slots=True)

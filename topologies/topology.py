@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from perfmodel.base.errors import TopologyError
 from topologies.device import Device
 from topologies.fabric import Fabric
-from topologies.link import Link, LinkKind
+from topologies.link import Link, LinkKind, Vertex, VertexKind
 from topologies.route import Route
 from topologies.routing import Router
-from topologies.vertex import Vertex, VertexKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

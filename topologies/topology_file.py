@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perfmodel.base.documents import FaultList, load_yaml
+from perfmodel.base.documents import FaultList, find_document, list_documents, load_yaml
 from perfmodel.base.errors import InputError, TopologyError
 from perfmodel.base.units import parse_bandwidth, parse_duration_ns
 from topologies.device import Device
 from topologies.device_file import load_device
 from topologies.fabric import Fabric, FabricKind
-from topologies.link import Link
+from topologies.link import HOST_KINDS, Link, Vertex, VertexKind
 from topologies.link_notation import read_links
-from topologies.lookup import CATALOG, find_document, list_documents
 from topologies.reading import Section
 from topologies.topology import Topology
-from topologies.vertex import HOST_KINDS, Vertex, VertexKind
+
+CATALOG = Path(__file__).parent / "catalog"
+
 
 MAX_VERTICES_OF_A_KIND = 1024
 MAX_LINKS = 200_000
@@ -32,7 +33,7 @@ def list_catalog() -> tuple[str, ...]:
 
 def load_topology(name_or_path: str | Path) -> Topology:
     """The topology in a file, or of a name in the catalog, with or without `.yaml`."""
-    path = find_document(name_or_path, folder=CATALOG, what="topology")
+    path = find_document(name_or_path, folder=CATALOG, what="topology", error_type=TopologyError)
     return parse_topology(load_yaml(path, error_type=TopologyError), path=path)
 
 

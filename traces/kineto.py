@@ -15,8 +15,8 @@ from typing import Any
 
 from perfmodel.base.errors import TraceError
 from traces.json_stream import ObjectStream
-from traces.kineto_fields import CATEGORIES
 from traces.kineto_rows import (
+    CATEGORIES,
     Interner,
     NameInterner,
     RowBuffer,

@@ -12,7 +12,7 @@ from collectives.collective import CollectiveKind
 from collectives.cost import bus_bandwidth
 from collectives.measurements import load_measurements, wiring_of_run
 from collectives.pricing import price_sizes
-from perfmodel.calibration.collectives import cross_validate, deal_folds
+from perfmodel.calibration.collectives.command import cross_validate, deal_folds
 from perfmodel.cli.collective_sweep import build_curve
 from perfmodel.reports.collective_plots import SizeCurve, plot_sizes
 

@@ -12,7 +12,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from perfmodel import api
-from perfmodel.calibration.measure import MeasuredMachine, MeasureRequest, measure_machine
+from perfmodel.calibration.measure.command import MeasuredMachine, MeasureRequest, measure_machine
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

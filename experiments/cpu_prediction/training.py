@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from perfmodel.calibration.measure_clock import CpuStopwatch, Timing, join_samples, sum_up
-from perfmodel.calibration.measure_collectives import (
+from perfmodel.calibration.measure.clock import CpuStopwatch, Timing, join_samples, sum_up
+from perfmodel.calibration.measure.collectives import (
     join_group,
     load_samples,
     save_samples,

@@ -19,11 +19,11 @@ import numpy as np
 
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.pricing import price_job
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.engine.steady import find_period
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
 from perfmodel.prediction.interference import settle_interference
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.validation.runs_question import RunSetting, build_question
 from perfmodel.validation.runs_software import RULES, find_rule
 from perfmodel.validation.runs_table import RunRow, load_runs

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from embeddings.sharders import build_named_plan
 from experiments.sharding_plans.tasks import PLATFORMS, build_model, draw_tasks
 from perfmodel.costs.pricing import price_job
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.engine.replay import replay
 from perfmodel.graph.program import LaneKind
 from perfmodel.planning.question import build_task
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.dlrm.job import build_dlrm_job
 
 HERE = Path(__file__).parent

@@ -16,13 +16,11 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from embeddings.lookup import Lookup
-from embeddings.table import EmbeddingTable
-from perfmodel.calibration.embedding_cases import EmbeddingCase, load_cases
-from perfmodel.calibration.embedding_file import format_errors
-from perfmodel.calibration.embedding_fit import CaseError, fit_embedding
-from perfmodel.costs.embedding import LookupPricer, lookup_terms
-from perfmodel.costs.embedding_constants import load_constants
+from embeddings.table import EmbeddingTable, Lookup
+from perfmodel.calibration.embedding.cases import EmbeddingCase, load_cases
+from perfmodel.calibration.embedding.fit import CaseError, fit_embedding, format_errors
+from perfmodel.costs.embedding.constants import load_constants
+from perfmodel.costs.embedding.model import LookupPricer, lookup_terms
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from topologies import load_device
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from perfmodel.calibration.kernel_fits import HeldOut, cross_validate, join_tables
-from perfmodel.costs.attention import AttentionModel
-from perfmodel.costs.attention_kernels import members_of
-from perfmodel.costs.benchmark import price_measured
+from perfmodel.calibration.kernels import HeldOut, cross_validate, join_tables
+from perfmodel.costs.attention.kernels import members_of
+from perfmodel.costs.attention.model import AttentionModel
+from perfmodel.costs.attention.table import load_attention_table
 from perfmodel.costs.calibration_files import load_entries
 from perfmodel.costs.estimates import INTERVAL_SIGMAS, concatenate_estimates
-from perfmodel.costs.tables.attention_table import load_attention_table
-from perfmodel.costs.tables.kernel_table import KernelTable, MeasuredKernel
+from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1].parent / "shared" / "data"))

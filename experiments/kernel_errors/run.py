@@ -14,10 +14,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import yaml
 
-from perfmodel.costs.tables.gemm_table import load_gemm_table
-from perfmodel.validation.attention import validate_attention
-from perfmodel.validation.gemm import validate_gemm
-from perfmodel.validation.memory import validate_memory
+from perfmodel.costs.gemm.table import load_gemm_table
+from perfmodel.validation.kernels import validate_attention, validate_gemm, validate_memory
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1].parent / "shared" / "data"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from perfmodel.calibration.interference import fit_interference
-from perfmodel.calibration.interference_fit import fit_losses, slowdown_of
+from perfmodel.calibration.interference.command import fit_interference
+from perfmodel.calibration.interference.fit import fit_losses, slowdown_of
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.matching import match_collectives, transfer_ns
 from perfmodel.recordings.rank_view import view_rank

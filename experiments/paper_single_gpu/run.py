@@ -14,14 +14,14 @@ import yaml
 from matplotlib.figure import Figure
 
 from perfmodel.costs.pricing import price_job
-from perfmodel.costs.stack_files import load_stack
-from perfmodel.costs.stacks import SoftwareStack, canonical_operator
 from perfmodel.engine.breakdown import Window, break_down
 from perfmodel.engine.history import History
 from perfmodel.engine.replay import replay
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Copy, EmbeddingOp, Gemm, HostPart
 from perfmodel.graph.program import LaneKind
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import SoftwareStack, canonical_operator
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.jobs import build_job
 from topologies import build_cluster, load_topology

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from perfmodel.cli.stream_plot import plot_stream_parts
+from perfmodel.cli.trace import plot_stream_parts
 from perfmodel.recordings.documents import stream_parts_document
 from perfmodel.recordings.stream_parts import split_streams
 from traces.job_trace import load_job_trace

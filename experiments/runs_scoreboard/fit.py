@@ -21,7 +21,7 @@ import numpy as np
 from cases import CONSTANTS, Case, build_cases
 from scipy.optimize import least_squares
 
-from perfmodel.costs.stack_files import load_stack
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.validation.runs_question import RunSetting
 from perfmodel.validation.runs_software import RULES
 from perfmodel.validation.runs_table import load_runs

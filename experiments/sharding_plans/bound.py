@@ -30,8 +30,8 @@ import numpy as np
 
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
-from perfmodel.costs.embedding_constants import constants_for
-from perfmodel.costs.embedding_terms import MILLI, Term, most_tables_at_once, table_terms
+from perfmodel.costs.embedding.constants import constants_for
+from perfmodel.costs.embedding.terms import MILLI, Term, most_tables_at_once, table_terms
 from perfmodel.graph.ops import Pass
 from perfmodel.planning.evaluate import evaluate_plans
 from perfmodel.planning.evaluator import PlanEvaluator

@@ -29,12 +29,12 @@ from embeddings.sharders import (
 from experiments.sharding_plans.bound import Bounder
 from experiments.sharding_plans.figures import draw_all
 from experiments.sharding_plans.tasks import PLATFORMS, build_model, draw_tasks
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.question import build_task
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
+from perfmodel.stacks.profiles import load_stack
 
 HERE = Path(__file__).parent
 COSTS: dict[str, TableCost] = {

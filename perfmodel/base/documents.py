@@ -7,6 +7,7 @@ and none of our formats needs them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,36 @@ def _one_line(fault: yaml.YAMLError) -> str:
         mark = fault.problem_mark
         return f"Line {mark.line + 1}, column {mark.column + 1}: {fault.problem}."
     return " ".join(str(fault).split())
+
+
+def list_documents(folder: Path) -> tuple[str, ...]:
+    """Names of the documents in *folder*, in order."""
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def find_document(
+    name_or_path: str | Path, *, folder: Path, what: str, error_type: type[InputError]
+) -> Path:
+    """The file that *name_or_path* means: a path that exists, else a name in *folder*."""
+    path = Path(name_or_path)
+    stem = path.name.removesuffix(".yaml").removesuffix(".yml")
+    known = list_documents(folder)
+    is_name = path.name == str(name_or_path) and stem in known
+    if str(name_or_path).strip() and _exists(path) and not (path.is_dir() and is_name):
+        return path
+    if is_name:
+        return folder / f"{stem}.yaml"
+    near = get_close_matches(stem, known, n=3, cutoff=0.5)
+    hint = f"Near: {', '.join(near)}." if near else f"Known: {', '.join(known)}."
+    if path.name != str(name_or_path):
+        hint = "Check the path."
+    raise error_type(
+        f"{what} {str(name_or_path)!r}: must be a file or a known name, but is neither. {hint}"
+    )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long, or with a zero byte in it
+        return False

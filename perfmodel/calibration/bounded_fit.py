@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.costs.correction import Matrix
+from perfmodel.costs.corrections import Matrix
 
 
 @dataclass(frozen=True, slots=True)

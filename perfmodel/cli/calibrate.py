@@ -12,15 +12,153 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli.calibrate_interference import calibrate_interference_command
 from perfmodel.cli.collective_tables import calibrate_collectives_command
-from perfmodel.cli.embedding_cases import calibrate_embedding_command
-from perfmodel.cli.measure import measure_command
 from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
-    from perfmodel.costs.tables.kernel_table import KernelTable
+    from perfmodel.costs.measured_kernels import KernelTable
     from perfmodel.validation.scoreboard import Scoreboard
+
+import sys
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfmodel.calibration.embedding.fit import CaseError
+
+
+STDOUT = "-"
+
+
+def calibrate_embedding_command(
+    cases: Annotated[Path, typer.Argument(metavar="CASES.yaml", help="A file of measured cases.")],
+    data: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where the files that cases name lie.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the constants.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Fit embedding lookups and updates: a few constants a GPU generation.
+
+    Every case is also predicted by constants that were fitted without it.
+    """
+    from datetime import UTC, datetime
+
+    from perfmodel.calibration.embedding.cases import load_cases
+    from perfmodel.calibration.embedding.fit import fit_embedding, format_errors, write_constants
+
+    loaded = load_cases(cases, data=data)
+    fit = fit_embedding(loaded.cases)
+    if out is not None:
+        command = f"perfmodel calibrate embedding {cases} --data {data}"
+        day = datetime.now(UTC).date().isoformat()
+        write_constants(fit, {**loaded.about, "date": day, "command": command}, out)
+    if json_file is not None:
+        _write_json(fit.errors, json_file)
+    if json_file != STDOUT:
+        print("\n".join(format_errors(fit.errors)))
+        print(
+            "Nothing written; --out FILE writes the constants." if out is None else f"Wrote {out}"
+        )
+
+
+def _write_json(errors: tuple[CaseError, ...], json_file: str) -> None:
+    import json
+    from dataclasses import asdict
+
+    rows = [asdict(error) for error in errors]
+    text = json.dumps({"schema_version": 1, "kind": "embedding", "rows": rows}) + "\n"
+    if json_file == STDOUT:
+        sys.stdout.write(text)
+    else:
+        Path(json_file).write_text(text, encoding="utf-8")
+
+
+class DeviceChoice(Enum):
+    """What can be measured."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def measure_command(
+    device: Annotated[DeviceChoice, typer.Option(help="What to measure on this machine.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE.yaml", help="Topology to write; the device goes beside.")
+    ],
+    ranks: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Ranks of the collectives; 1 measures none.")
+    ] = 2,
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=3, help="Samples of every kernel and collective.")
+    ] = 9,
+) -> None:
+    """Measure kernels and collectives of this machine and write files that predict accepts."""
+    from perfmodel.calibration.measure.command import MeasureRequest, measure_machine
+
+    request = MeasureRequest(device.value, out, ranks, samples)
+    found = measure_machine(request, on_phase=lambda phase: print(f"{phase} ..."))
+    for family, error in found.errors.items():
+        print(
+            f"{family:<12} {error.count:>3} measured   median error {error.median_pct:5.1f} %   "
+            f"bias {error.bias_pct:+6.1f} %"
+        )
+    print(
+        f"others had the core {100 * found.lost_ratio:.0f} % of the time; samples spread over "
+        f"{100 * found.spread_ratio:.0f} %"
+    )
+    print(f"Wrote {found.topology} and {found.device}")
+    hosts = f" --hosts {ranks}" if device is DeviceChoice.CPU and ranks > 1 else ""
+    print(f"perfmodel predict --topology {found.topology} --stack {found.stack}{hosts}")
+
+
+LICENCE = "figures of the recordings under their own licences; this file Apache-2.0"
+
+
+def calibrate_interference_command(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(metavar="TRACES...", help="Kineto traces: files, or folders of jobs."),
+    ],
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="GPU of traces that name none: mi300x.")
+    ] = None,
+    licence: Annotated[
+        str, typer.Option(metavar="TEXT", help="Licence of the recorded figures.")
+    ] = LICENCE,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the constants.")
+    ] = None,
+) -> None:
+    """Fit how much kernels slow down beside collectives, from recorded jobs."""
+    from datetime import UTC, datetime
+
+    from perfmodel.calibration.interference.command import about_traces, fit_interference, to_text
+    from perfmodel.calibration.interference.fit import slowdown_of
+
+    fitted = fit_interference(traces, device=device)
+    print(f"{'generation':<12}{'family':<11}{'phase':<9}{'kernels':>7}  measured (90 %)       used")
+    for architecture, cells in sorted(fitted.of_architecture.items()):
+        for (family, phase), cell in cells.items():
+            seen, words = cell.seen, "assumed"
+            if seen is not None:
+                low, high = slowdown_of(seen.low_ratio), slowdown_of(seen.high_ratio)
+                words = f"{slowdown_of(seen.mean_ratio):.3f} ({low:.3f} to {high:.3f})"
+            count = 0 if seen is None else seen.kernels
+            print(
+                f"{architecture:<12}{family:<11}{phase.word:<9}{count:>7}  {words:<24}"
+                f"{cell.slowdown:.3f}"
+            )
+    if out is not None:
+        named = f" --device {device}" if device else ""
+        command = f"perfmodel calibrate interference {' '.join(map(str, traces))}{named}"
+        day = datetime.now(UTC).date()
+        about = about_traces(fitted, command=command, licence=licence, day=day)
+        out.write_text(to_text(fitted, about=about), encoding="utf-8")
+        print(f"Wrote {out}")
+
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -43,8 +181,8 @@ def gemm(
     tables: Tables, folds: Folds = None, by: By = None, out: Out = None, json_file: JsonFile = None
 ) -> None:
     """Fit matrix products: physics constants and a small correction a GPU."""
-    from perfmodel.calibration.kernel_fits import preferred_rows
-    from perfmodel.costs.tables.gemm_table import load_gemm_table
+    from perfmodel.calibration.kernels import preferred_rows
+    from perfmodel.costs.gemm.table import load_gemm_table
 
     table = preferred_rows(_joined([load_gemm_table(path) for path in tables]))
     _run("gemm", table, _Request(tables, folds, by or "batch,m,n,k", out, json_file))
@@ -55,7 +193,7 @@ def attention(
     tables: Tables, folds: Folds = None, by: By = None, out: Out = None, json_file: JsonFile = None
 ) -> None:
     """Fit attention: physics constants and a small correction a GPU and kernel."""
-    from perfmodel.costs.tables.attention_table import load_attention_table
+    from perfmodel.costs.attention.table import load_attention_table
 
     table = _joined([load_attention_table(path) for path in tables])
     shape = "batch_size,isl,num_heads,num_key_value_heads,head_dim"
@@ -67,7 +205,7 @@ def memory(
     tables: Tables, folds: Folds = None, by: By = None, out: Out = None, json_file: JsonFile = None
 ) -> None:
     """Fit memory-bound kernels: a traffic curve an operator and GPU."""
-    from perfmodel.costs.tables.memory_table import load_memory_table
+    from perfmodel.costs.memory.table import load_memory_table
 
     table = _joined([load_memory_table(path) for path in tables])
     _run("memory", table, _Request(tables, folds, by or "shape", out, json_file))
@@ -90,7 +228,7 @@ class _Request:
 
 
 def _joined(tables: list[KernelTable]) -> KernelTable:
-    from perfmodel.calibration.kernel_fits import join_tables
+    from perfmodel.calibration.kernels import join_tables
 
     return join_tables(tables)
 
@@ -105,7 +243,7 @@ def _run(kind: str, table: KernelTable, request: _Request) -> None:
 def _write(kind: str, table: KernelTable, request: _Request) -> None:
     from datetime import UTC, datetime
 
-    from perfmodel.calibration.kernel_fits import about_tables, fit_entries
+    from perfmodel.calibration.kernels import about_tables, fit_entries
     from perfmodel.costs.calibration_files import entries_to_text
 
     if request.out is None:
@@ -122,7 +260,7 @@ def _write(kind: str, table: KernelTable, request: _Request) -> None:
 
 
 def _report(kind: str, table: KernelTable, request: _Request) -> None:
-    from perfmodel.calibration.kernel_fits import cross_validate
+    from perfmodel.calibration.kernels import cross_validate
     from perfmodel.validation.kernels import build_deviations
     from perfmodel.validation.scoreboard import Scoreboard, Unsupported
 

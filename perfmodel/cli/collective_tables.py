@@ -13,7 +13,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
-    from perfmodel.calibration.collectives_rows import HeldOut
+    from perfmodel.calibration.collectives.rows import HeldOut
     from perfmodel.validation.scoreboard import Scoreboard
 
 DEFAULT_FOLDS = 5
@@ -74,8 +74,8 @@ def calibrate_collectives_command(
 ) -> None:
     """Fit the constants of collectives, or check a fit on rows it has not seen."""
     from collectives.measurements import load_measurements
-    from perfmodel.calibration import collectives as fitting
-    from perfmodel.calibration.collectives_rows import parse_left_out
+    from perfmodel.calibration.collectives import command as fitting
+    from perfmodel.calibration.collectives.rows import parse_left_out
 
     del by  # one column so far; the option is there so that a command line says what it did
     measurements = load_measurements(tables)
@@ -98,8 +98,8 @@ def _fit_and_write(tables: list[Path], output: Path, licence: str) -> None:
     import datetime
 
     from collectives.measurements import load_measurements
-    from perfmodel.calibration.collectives import fit_with_uncertainty
-    from perfmodel.calibration.collectives_file import about_tables, write_calibration
+    from perfmodel.calibration.collectives.command import fit_with_uncertainty
+    from perfmodel.calibration.collectives.rows import about_tables, write_calibration
 
     measurements = load_measurements(tables)
     fitted = fit_with_uncertainty(measurements, folds=DEFAULT_FOLDS)

@@ -41,7 +41,7 @@ def describe(
     Outputs(json_file=json_file, report_file=plot_file).check()
     found = describe_data(load_index_data(file), batch_size=batch)
     if plot_file is not None:
-        from perfmodel.reports.rank_data_picture import draw_statistics
+        from perfmodel.reports.embeddings import draw_statistics
 
         plot_file.write_bytes(draw_statistics(found))
     document = {
@@ -61,6 +61,6 @@ def describe(
         Path(json_file).write_text(text, encoding="utf-8")
     from rich.console import Console
 
-    from perfmodel.reports.rank_data_table import print_statistics
+    from perfmodel.reports.embeddings import print_statistics
 
     print_statistics(found, Console(width=None if sys.stdout.isatty() else 120, highlight=False))

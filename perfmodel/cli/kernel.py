@@ -10,7 +10,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
-    from perfmodel.costs.kernel_answer import KernelAnswer, KernelQuestion
+    from perfmodel.reports.kernel import KernelAnswer, KernelQuestion
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -49,8 +49,8 @@ def gemm(
 ) -> None:
     """A matrix product C[m, n] = A[m, k] B[k, n], or a batch of them."""
     from perfmodel.base.dtypes import parse_dtype
-    from perfmodel.costs.kernel_answer import gemm_question
     from perfmodel.graph.ops import Gemm
+    from perfmodel.reports.kernel import gemm_question
 
     op = Gemm(m=m, n=n, k=k, dtype=parse_dtype(dtype), batch=batch)
     _answer(context, gemm_question(op), json_file)
@@ -74,8 +74,8 @@ def attention(
 ) -> None:
     """Attention of one layer."""
     from perfmodel.base.dtypes import parse_dtype
-    from perfmodel.costs.kernel_answer import attention_question
     from perfmodel.graph.ops import Attention, Pass
+    from perfmodel.reports.kernel import attention_question
 
     op = Attention(
         batch=batch,
@@ -105,8 +105,8 @@ def memory(
     """A kernel that is bound by the memory traffic it makes."""
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.base.units import parse_size
-    from perfmodel.costs.kernel_answer import memory_question
     from perfmodel.graph.ops import MemoryBound
+    from perfmodel.reports.kernel import memory_question
 
     sizes = parse_size(read), parse_size(write)
     if min(sizes) < 0:
@@ -126,8 +126,8 @@ def _answer(context: typer.Context, question: KernelQuestion, json_file: str | N
     import sys
     from pathlib import Path
 
-    from perfmodel.costs.kernel_answer import answer_question
-    from perfmodel.costs.stack_files import load_stack
+    from perfmodel.reports.kernel import answer_question
+    from perfmodel.stacks.profiles import load_stack
     from topologies import load_device
 
     device, stack = context.obj

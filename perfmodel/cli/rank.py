@@ -137,12 +137,12 @@ def rank(
             ray_address=ray_address,
             on_phase=progress,
         )
-    from perfmodel.reports.rank_files import RankFiles
+    from perfmodel.reports.rank.page import RankFiles
 
     RankFiles(json_file, csv_file, report_file, best_file).write(ranking, question)
     if json_file != STDOUT:
         from rich.console import Console
 
-        from perfmodel.reports.rank_table import print_ranking
+        from perfmodel.reports.rank.table import print_ranking
 
         print_ranking(ranking, Console(width=None if sys.stdout.isatty() else 140, highlight=False))

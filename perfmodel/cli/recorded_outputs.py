@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import InputError
-from perfmodel.reports.plain_text import printable
+from perfmodel.reports.text import printable
 
 STDOUT = "-"
 WIDTH = 100

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.job_machine import read_machine
 from perfmodel.cli.options import (
     ExecutorChoice,
     ExecutorOption,
@@ -17,6 +16,7 @@ from perfmodel.cli.options import (
     JsonFile,
     RayAddress,
     Workers,
+    read_machine,
 )
 from perfmodel.cli.outputs import Outputs
 from perfmodel.cli.recorded_outputs import STDOUT, print_replay, write_json

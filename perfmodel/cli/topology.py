@@ -22,7 +22,7 @@ def list_machines() -> None:
     """
     from rich.console import Console
 
-    from perfmodel.reports.topology_list import build_device_list, build_machine_list
+    from perfmodel.reports.topology.text import build_device_list, build_machine_list
 
     console = Console(width=80, highlight=False)
     console.print(build_machine_list())
@@ -42,13 +42,13 @@ def show(
 
     Example: perfmodel topology show dgx_h100 --hosts 64 --plot dgx_h100.png
     """
-    from perfmodel.reports.topology_text import draw_topology
+    from perfmodel.reports.topology.text import draw_topology
     from topologies import build_cluster, load_topology
 
     topology = load_topology(name)
     cluster = build_cluster(topology, hosts=hosts)
     if plot is not None:
-        from perfmodel.reports.topology_drawing import write_picture
+        from perfmodel.reports.topology.drawing import write_picture
 
         write_picture(topology, plot, cluster)
     print(draw_topology(topology, cluster), end="")

@@ -2,11 +2,67 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from perfmodel.cli.collective_tables import validate_collectives_command
-from perfmodel.cli.kernel_tables import validate_attention, validate_gemm, validate_memory
-from perfmodel.cli.run_tables import validate_runs
+from perfmodel.cli.collective_tables import Limit, show, validate_collectives_command
+from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
+
+RunsTable = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A table of measured runs, .csv or .csv.gz.")
+]
+
+
+def validate_runs(
+    table: RunsTable,
+    limit: Limit = None,
+    json_file: JsonFile = None,
+    source: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Only rows whose source contains this, e.g. BLOOM."),
+    ] = None,
+    executor: ExecutorOption = ExecutorChoice.AUTO,
+    workers: Workers = None,
+    ray_address: RayAddress = None,
+) -> None:
+    """Compare predicted with measured training iterations, one line a source and GPU."""
+    from perfmodel import api
+
+    board = api.validate_runs(
+        table,
+        source=source,
+        executor=executor.value,
+        workers=workers,
+        ray_address=ray_address,
+    )
+    show(board, json_file, limit)
+
+
+Table = Annotated[Path, typer.Argument(metavar="FILE", help="A table of measured kernels.")]
+
+
+def validate_gemm(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
+    """Compare predicted with measured matrix products."""
+    from perfmodel import api
+
+    show(api.validate("gemm", [table]), json_file, limit)
+
+
+def validate_attention(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
+    """Compare predicted with measured attention."""
+    from perfmodel import api
+
+    show(api.validate("attention", [table]), json_file, limit)
+
+
+def validate_memory(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
+    """Compare predicted with measured memory-bound kernels."""
+    from perfmodel import api
+
+    show(api.validate("memory", [table]), json_file, limit)
+
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 

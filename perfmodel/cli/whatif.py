@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.job_machine import read_machine
 from perfmodel.cli.options import (
     ExecutorChoice,
     ExecutorOption,
@@ -18,6 +17,7 @@ from perfmodel.cli.options import (
     JsonFile,
     RayAddress,
     Workers,
+    read_machine,
 )
 from perfmodel.cli.outputs import STDOUT, Outputs
 
@@ -99,8 +99,7 @@ def _write(answer: Comparison, json_file: str | None) -> None:
 
     from perfmodel.reports.console import WIDTH
     from perfmodel.reports.document import to_json
-    from perfmodel.reports.whatif_console import print_comparison
-    from perfmodel.reports.whatif_document import to_whatif_document
+    from perfmodel.reports.whatif import print_comparison, to_whatif_document
 
     text = to_json(to_whatif_document(answer))
     if json_file == STDOUT:

@@ -16,13 +16,11 @@ from importlib import resources
 from typing import Any
 
 from perfmodel.base.errors import CalibrationError
-from perfmodel.costs.correction import (
+from perfmodel.costs.corrections import (
     Correction,
+    OrderedCorrection,
     correction_from_document,
     correction_to_document,
-)
-from perfmodel.costs.ordered_correction import (
-    OrderedCorrection,
     ordered_from_document,
     ordered_to_document,
 )

@@ -10,11 +10,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.provenance import Provenance
+from perfmodel.stacks.stack import SoftwareStack
+from topologies import Device
+
+
+class KernelModel(Protocol):
+    """Prices many ops of one type at once.
+
+    Ops of one *family* err together: a sample of a job multiplies all of them
+    by one factor.
+    """
+
+    @property
+    def family(self) -> str:
+        """The name of the family, the same in every run."""
+        ...
+
+    def price(self, ops: Sequence[Any], device: Device, stack: SoftwareStack) -> Estimates:
+        """Predict *ops* on *device* under *stack*, in order."""
+        ...
+
 
 FloatColumn = NDArray[np.float64]
 CodeColumn = NDArray[np.int8]

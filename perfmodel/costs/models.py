@@ -8,20 +8,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.costs.attention import AttentionModel
-from perfmodel.costs.copies import CopyModel
-from perfmodel.costs.embedding import EmbeddingModel
-from perfmodel.costs.estimates import Estimates, concatenate_estimates, scatter_estimates
-from perfmodel.costs.fixed import FixedModel
-from perfmodel.costs.gemm import GemmModel
-from perfmodel.costs.host import HostModel
-from perfmodel.costs.kernel_model import KernelModel
-from perfmodel.costs.memory import MemoryModel
-from perfmodel.costs.stacks import SoftwareStack
+from perfmodel.base.provenance import Provenance
+from perfmodel.base.units import NS_PER_S
+from perfmodel.costs.attention.model import AttentionModel
+from perfmodel.costs.embedding.model import EmbeddingModel
+from perfmodel.costs.estimates import (
+    Bound,
+    Estimates,
+    KernelModel,
+    build_estimates,
+    concatenate_estimates,
+    scatter_estimates,
+)
+from perfmodel.costs.gemm.model import GemmModel
+from perfmodel.costs.memory.model import MemoryModel
 from perfmodel.graph.ops import (
     Attention,
     Communication,
     Copy,
+    CopyRoute,
     EmbeddingOp,
     Fixed,
     Gemm,
@@ -30,7 +35,95 @@ from perfmodel.graph.ops import (
     MemoryBound,
     Op,
 )
+from perfmodel.stacks.stack import Execution, SoftwareStack
 from topologies import Device
+
+# A pageable copy goes through a pinned staging buffer, so it reaches about half
+# the bandwidth of the bus.
+
+
+COPY_FLOOR_NS = 2_000.0
+
+
+PAGEABLE_RATIO = 0.5
+DEVICE_EFFICIENCY = 0.85
+
+
+class CopyModel:
+    """Prices copies: a floor plus bytes over the bandwidth of the slower memory or bus."""
+
+    family = "copy"
+
+    def price(self, ops: Sequence[Copy], device: Device, stack: SoftwareStack) -> Estimates:
+        """Predict *ops* on *device*; *stack* does not matter."""
+        del stack
+        sizes = np.array([op.size_bytes for op in ops], dtype=np.float64)
+        bandwidth = np.array([_bandwidth_bytes_per_s(op, device) for op in ops])
+        return build_estimates(
+            COPY_FLOOR_NS + sizes * NS_PER_S / bandwidth,
+            relative_sigma=0.2,
+            provenance=Provenance.ANALYTIC,
+            bound=np.where(sizes * NS_PER_S / bandwidth > COPY_FLOOR_NS, Bound.LINK, Bound.LATENCY),
+        )
+
+
+def _bandwidth_bytes_per_s(op: Copy, device: Device) -> float:
+    if op.route is CopyRoute.DEVICE_TO_DEVICE:
+        # A copy inside a device reads and writes every byte.
+        return DEVICE_EFFICIENCY * device.memory_bandwidth_bytes_per_s / 2
+    ratio = 1.0 if op.is_pinned else PAGEABLE_RATIO
+    return ratio * device.pcie_bandwidth_bytes_per_s
+
+
+# Host times belong to the software stack, not to the GPU. An operator the stack
+# does not know costs its default and is tagged assumed; it is never free.
+
+
+class HostModel:
+    """Prices host work by table."""
+
+    family = "host"
+
+    def price(
+        self, ops: Sequence[HostWork | HostSpan], device: Device, stack: SoftwareStack
+    ) -> Estimates:
+        """Look *ops* up in *stack*; *device* does not matter. A span is the sum of its parts."""
+        del device
+        is_captured = stack.execution is Execution.CUDA_GRAPH
+        known = Provenance.ANALYTIC if is_captured else Provenance.MEASURED
+        duration_ns = np.empty(len(ops), dtype=np.float64)
+        provenance = np.empty(len(ops), dtype=np.int8)
+        for row, op in enumerate(ops):
+            parts = op.parts if isinstance(op, HostSpan) else (op,)
+            times = [stack.host.time(part.operator, part.part) for part in parts]
+            duration_ns[row] = sum(time.duration_ns for time in times)
+            assumed_ns = sum(time.duration_ns for time in times if time.is_assumed)
+            # A span is as well known as the larger part of its time.
+            is_assumed = assumed_ns > duration_ns[row] / 2 and not is_captured
+            provenance[row] = Provenance.ASSUMED if is_assumed else known
+        return build_estimates(
+            duration_ns,
+            relative_sigma=max(stack.relative_sigma, 0.05),
+            provenance=provenance,
+            bound=Bound.HOST,
+        )
+
+
+class FixedModel:
+    """Hands durations through."""
+
+    family = "fixed"
+
+    def price(self, ops: Sequence[Fixed], device: Device, stack: SoftwareStack) -> Estimates:
+        """The stated durations of *ops*."""
+        del device, stack
+        return build_estimates(
+            np.array([op.duration_ns for op in ops], dtype=np.float64),
+            relative_sigma=0.0,
+            provenance=np.array([op.provenance for op in ops], dtype=np.int8),
+            bound=Bound.UNKNOWN,
+        )
+
 
 MODELS: dict[type[object], KernelModel] = {
     Gemm: GemmModel(),

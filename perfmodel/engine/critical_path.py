@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.engine.history import History, Hop
-from perfmodel.engine.occurrence import Occurrence
+from perfmodel.engine.history import History, Hop, Occurrence
 from perfmodel.graph.program import Anchor
 
 

@@ -10,15 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
 from perfmodel.engine.layout import Int32s, Int64s, build_layout
-from perfmodel.engine.occurrence import Occurrence
 from perfmodel.engine.replay import Replay
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import PLAIN, Anchor, Role
+
+
+class Occurrence(NamedTuple):
+    """A task of a rank in one iteration."""
+
+    iteration: int
+    rank: int
+    task: int
 
 
 class Hop(Enum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perfmodel.engine.occurrence import Occurrence
+from perfmodel.engine.history import Occurrence
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import PLAIN, Anchor, Role

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.engine.history import History
-from perfmodel.engine.occurrence import Occurrence
+from perfmodel.engine.history import History, Occurrence
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from collectives.collective import Collective
-from embeddings.lookup import Lookup
+from embeddings.table import Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.popularity import Popularity
-from perfmodel.costs.embedding_terms import Term, table_terms
+from perfmodel.costs.embedding.terms import Term, table_terms
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.placements import DrawnShards
 from perfmodel.planning.plan_costs import Floats

@@ -17,7 +17,6 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
-from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.planning.evaluate import Int8s, PlanTimes, evaluate_plans
 from perfmodel.planning.frame import EMPTY, HOLDER, Frame, build_frame
 from perfmodel.planning.layout import Layout, LayoutBook
@@ -40,6 +39,7 @@ from perfmodel.planning.plan_costs import (
     PlanPricer,
 )
 from perfmodel.prediction.scenario import Mode
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.job import build_variant_job, local_batch
 from perfmodel.workloads.dlrm.memory import base_memory_bytes
 from perfmodel.workloads.dlrm.spec import DlrmSpec

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.table import EmbeddingTable
-from perfmodel.costs.embedding_terms import (
+from perfmodel.costs.embedding.terms import (
     FIRST_LARGEST,
     Term,
     most_tables_at_once,

@@ -20,13 +20,13 @@ from collectives.uneven import RankLoad, price_uneven
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.embedding import LookupPricer
-from perfmodel.costs.embedding_terms import Term, table_terms
+from perfmodel.costs.embedding.model import LookupPricer
+from perfmodel.costs.embedding.terms import Term, table_terms
 from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
-from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.planning.frame import CHANGING
 from perfmodel.planning.placements import Int64s, RankLoads
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
 from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.spec import DlrmSpec

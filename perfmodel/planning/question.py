@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from embeddings.sharders import SHARDERS, ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
-from perfmodel.costs.stack_files import load_stack
-from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.planning.ranking import RankBy
 from perfmodel.prediction.placing import PlacementFiles, load_tabled
 from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.memory import base_memory_bytes, piece_memory_bytes

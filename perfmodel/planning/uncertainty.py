@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
-from perfmodel.costs.embedding_constants import constants_for
+from perfmodel.costs.embedding.constants import constants_for
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob, family_draws
 from perfmodel.planning.evaluate import evaluate_plans, mean_times

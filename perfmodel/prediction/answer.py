@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from perfmodel.base.provenance import Provenance
+from perfmodel.graph.memory import RankMemory
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.recordings.self_replay import SelfReplay
-from perfmodel.workloads.memory import RankMemory
 
 
 class Part(Enum):

@@ -10,8 +10,8 @@ from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.steady import MOST_ITERATIONS, SteadyState
 from perfmodel.prediction.answer import InterferenceLoss
+from perfmodel.prediction.explain import merge_numbers
 from perfmodel.prediction.interference import MOST_ROUNDS, Settled
-from perfmodel.prediction.labels import merge_numbers
 
 MOST_NAMES = 6
 

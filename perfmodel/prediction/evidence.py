@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.engine.breakdown import Window
-from perfmodel.engine.history import History
+from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.layout import Int64s
-from perfmodel.engine.occurrence import Occurrence
 from perfmodel.engine.replay import Replay
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.folded_costs import FoldedCosts

@@ -5,6 +5,7 @@ Provenance is that of the critical path: what the answer would change with.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
@@ -12,6 +13,18 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.breakdown import break_down
 from perfmodel.engine.critical_path import PathStep, critical_path
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.memory import RankMemory
+from perfmodel.graph.ops import (
+    Attention,
+    Communication,
+    Copy,
+    EmbeddingOp,
+    Fixed,
+    Gemm,
+    MemoryBound,
+    Op,
+)
 from perfmodel.prediction.answer import (
     CriticalPath,
     Explanation,
@@ -20,11 +33,38 @@ from perfmodel.prediction.answer import (
     RankWait,
 )
 from perfmodel.prediction.evidence import Evidence
-from perfmodel.prediction.exposed_waits import find_exposed_waits
-from perfmodel.prediction.kinds import name_kind
-from perfmodel.prediction.labels import merge_numbers
-from perfmodel.prediction.time_parts import from_breakdown, mean_parts
-from perfmodel.workloads.memory import RankMemory
+from perfmodel.prediction.time_parts import find_exposed_waits, from_breakdown, mean_parts
+
+_NUMBER = re.compile(r"\b\d+\b")
+
+
+def merge_numbers(label: str) -> str:
+    """*label* with every whole number in it replaced by a star."""
+    return _NUMBER.sub("*", label)
+
+
+_WORDS: dict[type[object], str] = {
+    Gemm: "matrix products",
+    Attention: "attention",
+    MemoryBound: "memory-bound kernels",
+    EmbeddingOp: "embedding lookups and updates",
+    Copy: "copies",
+}
+
+
+def name_kind(job: JobGraph, rank: int, task: int) -> str:
+    """The kind of *task* of *rank*: by its op, or by its lane where the op does not tell."""
+    op: Op | None = job.op_of(rank, task)
+    if isinstance(op, Fixed):
+        op = op.work
+    if isinstance(op, Communication):
+        return op.collective.kind.name.lower().replace("_", "-")
+    if type(op) in _WORDS:
+        return _WORDS[type(op)]
+    program = job.program_of(rank)
+    lane = program.lanes[int(program.lane_start.searchsorted(task, side="right")) - 1]
+    return f"{lane.kind.value} work"
+
 
 LAG = "launch latency and gaps"
 """What the path spends between tasks."""

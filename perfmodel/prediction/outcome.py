@@ -17,6 +17,7 @@ from perfmodel.engine.breakdown import Window
 from perfmodel.engine.history import History
 from perfmodel.engine.steady import Replayer, find_period
 from perfmodel.graph.job import JobGraph
+from perfmodel.graph.memory import RankMemory
 from perfmodel.graph.ops import Fixed
 from perfmodel.prediction.answer import Explanation
 from perfmodel.prediction.evidence import Evidence, build_evidence
@@ -27,7 +28,6 @@ from perfmodel.prediction.scenario import Mode
 from perfmodel.prediction.subject import Notes, Subject
 from perfmodel.recordings.hold_back import replay_held
 from perfmodel.whatif.pinning import stated_durations
-from perfmodel.workloads.memory import RankMemory
 
 
 @dataclass(frozen=True, slots=True)

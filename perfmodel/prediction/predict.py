@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
-from perfmodel.costs.stack_files import load_stack
-from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.engine.replay import Replay
 from perfmodel.engine.steady import SteadyState, find_period
 from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
+from perfmodel.graph.memory import RankMemory
 from perfmodel.prediction.answer import Facts, InterferenceLoss, Prediction, Run
 from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.evidence import build_evidence
@@ -27,9 +26,10 @@ from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
 from perfmodel.prediction.placing import PlacementFiles, place_workload
 from perfmodel.prediction.sampling import build_interval, replay_samples
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.jobs import build_job, memory_by_rank
-from perfmodel.workloads.memory import RankMemory
 from topologies import Cluster, build_cluster, load_topology
 
 

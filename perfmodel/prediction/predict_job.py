@@ -14,6 +14,7 @@ import numpy as np
 from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
+from perfmodel.graph.memory import RankMemory
 from perfmodel.graph.storage import load_job
 from perfmodel.prediction.answer import Interval, Prediction, Run
 from perfmodel.prediction.outcome import see_recorded_outcome, stated_prices
@@ -31,9 +32,7 @@ from perfmodel.prediction.subject import tag_recording
 from perfmodel.recordings.recorded_job import RecordedJob
 from perfmodel.recordings.self_replay import MAX_TRUSTED_ERROR_PCT, SelfReplay, self_replay
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
-from perfmodel.whatif.machine import DEFAULT_STACK, Machine
-from perfmodel.whatif.pinning import is_pinned
-from perfmodel.workloads.memory import RankMemory
+from perfmodel.whatif.pinning import DEFAULT_STACK, Machine, is_pinned
 
 NO_MEMORY = "Memory is not checked: the folder of a job does not say what its ranks need."
 

@@ -17,7 +17,7 @@ from perfmodel.prediction.subject import load_subject
 from perfmodel.recordings.recorded_job import ImportReport
 from perfmodel.recordings.self_replay import SelfReplay, self_replay
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
-from perfmodel.whatif.machine import Machine
+from perfmodel.whatif.pinning import Machine
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,8 +19,7 @@ from perfmodel.recordings.hold_back import HoldRule
 from perfmodel.recordings.recorded_job import Int64s, RecordedJob
 from perfmodel.recordings.self_replay import MAX_TRUSTED_ERROR_PCT, SelfReplay, self_replay
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
-from perfmodel.whatif.machine import Machine
-from perfmodel.whatif.pinning import is_pinned, pin_job
+from perfmodel.whatif.pinning import Machine, is_pinned, pin_job
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,10 +7,110 @@ nanoseconds left over go to the parts that lost most; ties to the first part.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
-from perfmodel.engine.breakdown import Breakdown
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.engine.breakdown import Breakdown, Window
+from perfmodel.engine.history import History, Occurrence
+from perfmodel.engine.layout import Int64s
 from perfmodel.prediction.answer import Part, TimeParts
+
+# A wait counts only where the device does nothing else, so that a receive that
+# was posted early costs nothing. Where waits overlap, a moment belongs to the
+# one that ended first: it set the device going. So the waits of a rank add up
+# to its waiting part of the breakdown.
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedWait:
+    """A member of a rendezvous and how long its device stood still for it."""
+
+    at: Occurrence
+    duration_ns: int
+
+
+def find_exposed_waits(history: History, rank: int, window: Window) -> list[ExposedWait]:
+    """The waits of *rank* in *window* that held its device up."""
+    idle = _IdleTime(_busy_spans(history, rank, window))
+    found: list[ExposedWait] = []
+    covered: list[tuple[int, int]] = []
+    for from_ns, to_ns, at in _waits(history, rank, window):
+        exposed_ns = sum(idle.within(*gap) for gap in _take(covered, from_ns, to_ns))
+        if exposed_ns:
+            found.append(ExposedWait(at, exposed_ns))
+    return found
+
+
+def _take(covered: list[tuple[int, int]], from_ns: int, to_ns: int) -> list[tuple[int, int]]:
+    """The parts of a span that *covered* (in order, apart) left free; they are covered now.
+
+    Spans come in order of their ends, so that only the last ones can overlap.
+    """
+    gaps = []
+    begin_ns, reach_ns = from_ns, to_ns
+    while covered and covered[-1][1] >= from_ns:
+        before_ns, after_ns = covered.pop()
+        if after_ns < reach_ns:
+            gaps.append((after_ns, reach_ns))
+        reach_ns = min(reach_ns, before_ns)
+        begin_ns = min(begin_ns, before_ns)
+    if from_ns < reach_ns:
+        gaps.append((from_ns, reach_ns))
+    covered.append((begin_ns, to_ns))
+    return gaps
+
+
+class _IdleTime:
+    """How much of a stretch of time no span covers."""
+
+    def __init__(self, spans: Int64s) -> None:
+        ordered = spans[np.argsort(spans[:, 0], kind="stable")]
+        self._reach = np.maximum.accumulate(ordered[:, 1])
+        begins = ordered[:, 0].copy()
+        begins[1:] = np.maximum(begins[1:], self._reach[:-1])
+        self._ends = np.maximum(ordered[:, 1], begins)
+        self._begins = begins
+        self._busy = np.concatenate([[0], np.cumsum(self._ends - begins)])
+
+    def within(self, from_ns: int, to_ns: int) -> int:
+        """Nanoseconds from *from_ns* to *to_ns* in which nothing was under way."""
+        return to_ns - from_ns - (self._busy_until(to_ns) - self._busy_until(from_ns))
+
+    def _busy_until(self, moment_ns: int) -> int:
+        place = int(np.searchsorted(self._begins, moment_ns, side="right"))
+        if place == 0:
+            return 0
+        running_ns = min(int(self._ends[place - 1]), moment_ns) - int(self._begins[place - 1])
+        return int(self._busy[place - 1]) + running_ns
+
+
+def _busy_spans(history: History, rank: int, window: Window) -> Int64s:
+    program = history.job.program_of(rank)
+    is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)
+    chosen: NDArray[np.bool_] = is_device[program.task_lanes()]
+    parts = [
+        np.column_stack(
+            [history.start_ns(iteration, rank)[chosen], history.end_ns(iteration, rank)[chosen]]
+        )
+        for iteration in history.iterations
+    ]
+    spans: Int64s = np.concatenate(parts).clip(window.from_ns, window.to_ns)
+    return spans
+
+
+def _waits(history: History, rank: int, window: Window) -> list[tuple[int, int, Occurrence]]:
+    """Waits that touch *window*, clipped to it, in order of their ends."""
+    waits = []
+    for iteration in history.iterations:
+        ready_ns = history.ready_ns(iteration, rank).clip(window.from_ns, window.to_ns)
+        start_ns = history.start_ns(iteration, rank).clip(window.from_ns, window.to_ns)
+        for task in np.flatnonzero(start_ns > ready_ns).tolist():
+            at = Occurrence(iteration, rank, task)
+            waits.append((int(ready_ns[task]), int(start_ns[task]), at))
+    return sorted(waits, key=lambda wait: (wait[1], wait[0], wait[2]))
 
 
 def from_breakdown(breakdown: Breakdown, *, total_ns: int) -> TimeParts:

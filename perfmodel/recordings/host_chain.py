@@ -14,9 +14,9 @@ from enum import Enum
 import numpy as np
 
 from perfmodel.recordings.calls import CallKind
-from perfmodel.recordings.operators import NO_OPERATOR, innermost_operators
 from perfmodel.recordings.rank_view import RankView
 from perfmodel.recordings.waits import Awaited, WaitFinder
+from perfmodel.recordings.work_of_rows import NO_OPERATOR, innermost_operators
 
 _NO_STEP = -1
 # Calls of threads that hand over to each other do not overlap, but stamps are rounded.

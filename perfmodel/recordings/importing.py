@@ -16,8 +16,7 @@ from perfmodel.base.errors import TraceError
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.program import Role
-from perfmodel.recordings.arrivals import find_arrivals
-from perfmodel.recordings.clock_faults import find_clock_faults
+from perfmodel.recordings.clock_faults import find_arrivals, find_clock_faults
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.host_chain import build_host_chain
 from perfmodel.recordings.matching import (

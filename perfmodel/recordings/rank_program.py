@@ -16,9 +16,8 @@ from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork
 from perfmodel.graph.program import Anchor, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
-from perfmodel.recordings.hold_back import HoldRule, exempt_tasks
+from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
 from perfmodel.recordings.host_chain import HostChain, HostStep, StepKind
-from perfmodel.recordings.occupancy import can_be_held, hold_ratios
 from perfmodel.recordings.rank_view import Int64s, RankView
 from perfmodel.recordings.stream_edges import StreamEdge
 from perfmodel.recordings.work_of_rows import WorkReader

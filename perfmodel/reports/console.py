@@ -15,16 +15,16 @@ from rich.text import Text
 
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankClass, TimeParts
-from perfmodel.reports.crowds import gather_waits
-from perfmodel.reports.duration_text import build_scale
-from perfmodel.reports.plain_text import printable
-from perfmodel.reports.rank_text import name_ranks
-from perfmodel.reports.sentences import (
+from perfmodel.reports.rank.table import name_ranks
+from perfmodel.reports.text import (
+    build_scale,
     describe_other_time,
     describe_rank_changes,
     describe_run,
     describe_speed,
     describe_title,
+    gather_waits,
+    printable,
 )
 
 WIDTH = 80

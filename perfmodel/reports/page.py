@@ -13,16 +13,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import perfmodel
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, TimeParts
-from perfmodel.reports.crowds import gather_waits
 from perfmodel.reports.document import to_scenario_document
-from perfmodel.reports.duration_text import build_scale
-from perfmodel.reports.rank_text import name_ranks
-from perfmodel.reports.sentences import (
+from perfmodel.reports.rank.table import name_ranks
+from perfmodel.reports.text import (
+    build_scale,
     describe_other_time,
     describe_rank_changes,
     describe_run,
     describe_speed,
     describe_title,
+    gather_waits,
 )
 from perfmodel.reports.timeline_picture import build_timeline_picture
 

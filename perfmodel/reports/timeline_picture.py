@@ -14,7 +14,7 @@ from perfmodel.base.units import format_duration
 from perfmodel.engine.layout import Int64s
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.evidence import Evidence
-from perfmodel.reports.rank_text import format_ranks
+from perfmodel.reports.rank.table import format_ranks
 
 WIDTH = 930
 LEFT = 170

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from perfmodel.base.errors import PerfModelError
 from perfmodel.base.units import NS_PER_MS
-from perfmodel.costs.benchmark import price_measured
-from perfmodel.costs.estimates import Estimates
-from perfmodel.costs.kernel_model import KernelModel
-from perfmodel.costs.tables.kernel_table import KernelTable, MeasuredKernel
+from perfmodel.costs.attention.model import AttentionModel
+from perfmodel.costs.attention.table import load_attention_table
+from perfmodel.costs.estimates import Estimates, KernelModel
+from perfmodel.costs.gemm.model import GemmModel
+from perfmodel.costs.gemm.table import load_gemm_table
+from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
+from perfmodel.costs.memory.model import MemoryModel
+from perfmodel.costs.memory.table import load_memory_table
 from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported
+
+
+def validate_memory(path: Path) -> Scoreboard:
+    """Compare the table at *path* with predictions from the shipped calibration."""
+    return validate_kernels("memory", load_memory_table(path), MemoryModel())
+
+
+def validate_gemm(path: Path) -> Scoreboard:
+    """Compare the table at *path* with predictions from the shipped calibration."""
+    return validate_kernels("gemm", load_gemm_table(path), GemmModel())
+
+
+def validate_attention(path: Path) -> Scoreboard:
+    """Compare the table at *path* with predictions from the shipped calibration."""
+    return validate_kernels("attention", load_attention_table(path), AttentionModel())
 
 
 def validate_kernels(kind: str, table: KernelTable, model: KernelModel) -> Scoreboard:

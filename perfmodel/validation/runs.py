@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.execution.executor import Executor
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.validation.runs_prediction import RunAnswer, predict_run
 from perfmodel.validation.runs_question import RunSetting
 from perfmodel.validation.runs_software import RULES

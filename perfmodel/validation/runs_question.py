@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.job import JobGraph
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.validation.runs_dlrm import build_dlrm_spec
 from perfmodel.validation.runs_machines import build_machine
 from perfmodel.validation.runs_software import find_rule, read_precision, with_precision

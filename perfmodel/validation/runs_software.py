@@ -12,7 +12,7 @@ from enum import Enum
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
-from perfmodel.costs.stacks import SoftwareStack
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.validation.runs_table import RunRow
 
 

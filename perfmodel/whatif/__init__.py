@@ -1,7 +1,6 @@
 """What-if: small graph transformations that compose, each with its assumptions."""
 
-from perfmodel.whatif.catalog import TRANSFORMATIONS
-from perfmodel.whatif.parsing import parse_sweep, parse_transformation
+from perfmodel.whatif.parsing import TRANSFORMATIONS, parse_sweep, parse_transformation
 from perfmodel.whatif.transformation import Transformation, apply_all
 
 __all__ = [

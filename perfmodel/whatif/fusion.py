@@ -15,9 +15,9 @@ import numpy as np
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, MemoryBound
 from perfmodel.graph.program import PLAIN, Program
+from perfmodel.whatif.cuda_graphs import launch_of, lone_launches
 from perfmodel.whatif.durations import check_factor
 from perfmodel.whatif.job_draft import JobDraft, edit_programs, retime
-from perfmodel.whatif.launches import launch_of, lone_launches
 from perfmodel.whatif.program_draft import ProgramDraft
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
 

@@ -18,9 +18,46 @@ from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.base.units import format_duration, parse_duration_ns, parse_size
-from perfmodel.whatif.catalog import TRANSFORMATIONS
+from perfmodel.whatif.buckets import ChangeBuckets
+from perfmodel.whatif.cuda_graphs import CudaGraphs
+from perfmodel.whatif.durations import HostOverhead, ReplaceDType, Scale, ScaleBatch, SetDuration
+from perfmodel.whatif.fusion import Fuse, JoinOptimizer
+from perfmodel.whatif.ordering import Overlap, PrefetchData, Serialise
+from perfmodel.whatif.recompute import Recompute
+from perfmodel.whatif.removal import DeleteLayers, Remove, RemoveStalls, WithoutRecompute
+from perfmodel.whatif.scaling_out import ChangeMachine, ChangeRanks
 from perfmodel.whatif.selection import Numbers, Pattern, RankSet
+from perfmodel.whatif.straggler import RemoveStraggler, SetGap
+from perfmodel.whatif.traffic import Compress, Quantise
 from perfmodel.whatif.transformation import Transformation
+
+TRANSFORMATIONS: dict[str, type[Any]] = {
+    "scale": Scale,
+    "set": SetDuration,
+    "remove": Remove,
+    "delete_layers": DeleteLayers,
+    "fuse": Fuse,
+    "optimizer": JoinOptimizer,
+    "dtype": ReplaceDType,
+    "batch": ScaleBatch,
+    "recompute": Recompute,
+    "no_recompute": WithoutRecompute,
+    "host_overhead": HostOverhead,
+    "cuda_graphs": CudaGraphs,
+    "gap": SetGap,
+    "no_stalls": RemoveStalls,
+    "no_straggler": RemoveStraggler,
+    "prefetch": PrefetchData,
+    "bucket": ChangeBuckets,
+    "overlap": Overlap,
+    "serialise": Serialise,
+    "compress": Compress,
+    "quantise": Quantise,
+    "machine": ChangeMachine,
+    "ranks": ChangeRanks,
+}
+"""Every transformation by its word. Each follows the protocol `Transformation`."""
+
 
 SWEEP_SIGN = ".."
 _UNITS = ("_ns", "_bytes")

@@ -6,7 +6,8 @@ pay different prices for the same program get programs of their own.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,9 +18,40 @@ from perfmodel.graph.durations import DurationTable, build_shared_durations
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, Op
 from perfmodel.graph.program import Program
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.whatif.job_draft import JobDraft
-from perfmodel.whatif.machine import Machine
 from perfmodel.whatif.selection import duration_of, names_of
+from topologies import Cluster, build_cluster, load_topology
+
+DEFAULT_STACK = "pytorch_eager"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A topology by name or file, with as many hosts as the ranks of a job need.
+
+    *hosts* spreads the ranks over that many hosts instead.
+    """
+
+    topology: str
+    hosts: int | None = None
+    stack: str = DEFAULT_STACK
+
+    def cluster(self, rank_count: int) -> Cluster:
+        """The machine with room for *rank_count* ranks."""
+        return _build(self.topology, self.hosts, rank_count)
+
+    def load_stack(self) -> SoftwareStack:
+        """The software that runs on it."""
+        return load_stack(self.stack)
+
+
+@lru_cache(maxsize=16)
+def _build(topology: str, hosts: int | None, rank_count: int) -> Cluster:
+    loaded = load_topology(topology)
+    needed = -(-rank_count // loaded.gpus_per_host) if hosts is None else hosts
+    return build_cluster(loaded, hosts=needed, ranks_per_host=-(-rank_count // needed))
 
 
 def is_pinned(job: JobGraph) -> bool:

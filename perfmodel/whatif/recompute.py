@@ -13,8 +13,8 @@ import numpy as np
 from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import PLAIN
+from perfmodel.whatif.cuda_graphs import launch_of
 from perfmodel.whatif.job_draft import JobDraft, edit_programs
-from perfmodel.whatif.launches import launch_of
 from perfmodel.whatif.program_draft import DraftTask, ProgramDraft
 from perfmodel.whatif.selection import LaneWord, Mask, Pattern, Selection
 

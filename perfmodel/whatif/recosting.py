@@ -25,7 +25,7 @@ from perfmodel.graph.ops import (
     Work,
 )
 from perfmodel.whatif.job_draft import Ranks
-from perfmodel.whatif.machine import DEFAULT_STACK, Machine
+from perfmodel.whatif.pinning import DEFAULT_STACK, Machine
 
 _SENT_SHARE = {
     # Bytes that pass a member's link for a byte of the buffer, over (p - 1) / p.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.graph.job import JobGraph
+from perfmodel.whatif.cuda_graphs import lone_launches
 from perfmodel.whatif.job_draft import JobDraft, edit_programs
-from perfmodel.whatif.launches import lone_launches
 from perfmodel.whatif.program_draft import ProgramDraft
 from perfmodel.whatif.selection import LaneWord, Pattern, RankSet, Selection
 

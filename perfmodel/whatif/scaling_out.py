@@ -10,8 +10,7 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, HostSpan, HostWork, Op, Work
 from perfmodel.whatif.job_draft import Ranks, change_ops, retime
-from perfmodel.whatif.machine import DEFAULT_STACK, Machine
-from perfmodel.whatif.pinning import pin_job
+from perfmodel.whatif.pinning import DEFAULT_STACK, Machine, pin_job
 from perfmodel.whatif.recosting import Effort, OnMachine, price_ns
 from perfmodel.whatif.selection import Pattern, Selection, duration_of
 

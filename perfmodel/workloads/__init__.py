@@ -1,5 +1,6 @@
 """Workloads: a model's specification and its parallelism become a job graph."""
 
+from perfmodel.graph.memory import MemoryPart, RankMemory
 from perfmodel.workloads.catalog import (
     DEFAULT_WORKLOAD,
     Workload,
@@ -9,7 +10,6 @@ from perfmodel.workloads.catalog import (
     parse_workload,
 )
 from perfmodel.workloads.jobs import build_job, memory_by_rank
-from perfmodel.workloads.memory import MemoryPart, RankMemory
 
 __all__ = [
     "DEFAULT_WORKLOAD",

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perfmodel.base.documents import FaultList, load_yaml
+from perfmodel.base.documents import FaultList, find_document, load_yaml
 from perfmodel.base.errors import WorkloadError
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.spec import TransformerSpec
@@ -72,17 +72,8 @@ def parse_workload(
 
 
 def _find(name_or_path: str | Path) -> Path:
-    path = Path(name_or_path)
-    bundled = SPEC_FOLDER / f"{path.name.removesuffix('.yaml')}.yaml"
-    if path.exists() and not (path.is_dir() and bundled.exists()):
-        return path
-    if path.parent == Path() and bundled.exists():
-        return bundled
-    names = [title.name for title in list_workloads()]
-    near = difflib.get_close_matches(path.name, names, n=1)
-    raise WorkloadError(
-        f"workload {str(name_or_path)!r}: must be a file or one of {', '.join(names)}; found "
-        f"neither. {f'Did you mean {near[0]}?' if near else 'Check the spelling.'}"
+    return find_document(
+        name_or_path, folder=SPEC_FOLDER, what="workload", error_type=WorkloadError
     )
 
 

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from collectives.collective import Collective
-from perfmodel.costs.stacks import Execution, SoftwareStack
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, Op
 from perfmodel.graph.program import LaneKind, Program
+from perfmodel.stacks.stack import Execution, SoftwareStack
 
 _PARTS = tuple(HostPart)
 _T1, _T2, _T3 = (

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import WorkloadError
-from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.job import JobGraph
+from perfmodel.graph.memory import RankMemory
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.dlrm.job import build_dlrm_job
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.memory import RankMemory
 from perfmodel.workloads.transformer.job import build_transformer_job
-from perfmodel.workloads.transformer.layout import (
-    DEFAULT_MEMORY_BYTES,
-    ChosenLayout,
-    choose_layout,
-)
+from perfmodel.workloads.transformer.layout import DEFAULT_MEMORY_BYTES, ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.memory import stage_memory
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.stacks import OptimizerKernels
 from perfmodel.graph.ops import MemoryBound
+from perfmodel.stacks.stack import OptimizerKernels
 
 _FP32_BYTES = DType.FP32.size_bytes
 

@@ -2,18 +2,18 @@ import numpy as np
 import pytest
 
 from perfmodel.base.dtypes import DType
-from perfmodel.calibration.attention_fit import fit_attention_entry, variant_of
-from perfmodel.costs.attention import AttentionModel, attention_shapes, forward_constants
-from perfmodel.costs.attention_physics import (
+from perfmodel.calibration.attention import fit_attention_entry, variant_of
+from perfmodel.costs.attention.model import AttentionModel, attention_shapes, forward_constants
+from perfmodel.costs.attention.physics import (
     AttentionConstants,
     BackwardConstants,
     predict_backward_ns,
     predict_forward_times,
 )
-from perfmodel.costs.gemm import machine_rates
-from perfmodel.costs.stack_files import load_stack
-from perfmodel.costs.tables.kernel_table import KernelTable, MeasuredKernel
+from perfmodel.costs.gemm.model import machine_rates
+from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.graph.ops import Attention, Pass
+from perfmodel.stacks.profiles import load_stack
 from tests.costs.devices import load_device
 
 DEVICE = "h100_sxm"

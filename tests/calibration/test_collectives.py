@@ -7,15 +7,20 @@ from collectives.calibration import load_calibration, load_default_calibration
 from collectives.collective import CollectiveKind
 from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.collectives import (
+from perfmodel.calibration.collectives.command import (
     deal_folds,
     fit_collectives,
     predict_left_out,
     predict_rows,
 )
-from perfmodel.calibration.collectives_file import write_calibration
-from perfmodel.calibration.collectives_rows import HeldOut, LeftOut, measured_spans, parse_left_out
-from perfmodel.calibration.collectives_uncertainty import fit_uncertainty
+from perfmodel.calibration.collectives.fit import fit_uncertainty
+from perfmodel.calibration.collectives.rows import (
+    HeldOut,
+    LeftOut,
+    measured_spans,
+    parse_left_out,
+    write_calibration,
+)
 
 KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL)
 

@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from embeddings.lookup import Lookup
-from embeddings.table import EmbeddingTable
+from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.errors import MeasurementError
-from perfmodel.calibration.embedding_cases import EmbeddingCase, load_cases
-from perfmodel.calibration.embedding_file import to_text
-from perfmodel.calibration.embedding_fit import FITTED, fit_embedding
-from perfmodel.calibration.embedding_recordings import read_kernel_table
+from perfmodel.calibration.embedding.cases import EmbeddingCase, load_cases, read_kernel_table
+from perfmodel.calibration.embedding.fit import FITTED, fit_embedding, to_text
 from perfmodel.cli.words import build_app
-from perfmodel.costs.embedding import LookupPricer, lookup_terms
-from perfmodel.costs.embedding_constants import constants_for, load_constants, parse_constants
+from perfmodel.costs.embedding.constants import constants_for, load_constants, parse_constants
+from perfmodel.costs.embedding.model import LookupPricer, lookup_terms
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from topologies import load_device
 

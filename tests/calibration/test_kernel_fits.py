@@ -6,9 +6,8 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
-from perfmodel.calibration.gemm_fit import _tiny_k_ns
-from perfmodel.calibration.gemm_learning import Learning, fit_learned
-from perfmodel.calibration.kernel_fits import (
+from perfmodel.calibration.gemm import Learning, _tiny_k_ns, fit_learned
+from perfmodel.calibration.kernels import (
     about_tables,
     assign_folds,
     cross_validate,
@@ -16,8 +15,8 @@ from perfmodel.calibration.kernel_fits import (
     preferred_rows,
 )
 from perfmodel.calibration.networks import TrainingPlan
-from perfmodel.costs.gemm_physics import GemmShapes
-from perfmodel.costs.tables.kernel_table import KernelTable, MeasuredKernel
+from perfmodel.costs.gemm.physics import GemmShapes
+from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.graph.ops import MemoryBound
 
 

@@ -7,8 +7,8 @@ import torch
 
 from perfmodel import api
 from perfmodel.base.errors import MeasurementError
-from perfmodel.calibration.measure import MeasureRequest, measure_machine
-from perfmodel.calibration.measure_machine import check_device
+from perfmodel.calibration.measure.command import MeasureRequest, measure_machine
+from perfmodel.calibration.measure.machine import check_device
 from perfmodel.cli import main
 from topologies import load_topology
 

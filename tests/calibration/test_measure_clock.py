@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.calibration.measure_clock import (
+from perfmodel.calibration.measure.clock import (
     LEAST_NS,
     CpuStopwatch,
     Sample,

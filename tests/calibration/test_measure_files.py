@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.calibration.measure_files import device_document, device_path, write_document
-from perfmodel.calibration.measure_machine import guess_devices
-from perfmodel.calibration.measure_wires import Wires, wires_document
+from perfmodel.calibration.measure.command import device_document, device_path, write_document
+from perfmodel.calibration.measure.machine import Wires, guess_devices, wires_document
 from topologies import build_cluster, load_device, load_topology
 
 HEAD = {

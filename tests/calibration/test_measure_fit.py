@@ -8,13 +8,13 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
-from perfmodel.calibration.measure_clock import Timing
-from perfmodel.calibration.measure_fit import fit_device
-from perfmodel.calibration.measure_kernels import KernelMeasurement
-from perfmodel.calibration.measure_machine import guess_devices
+from perfmodel.calibration.measure.clock import Timing
+from perfmodel.calibration.measure.fit import fit_device
+from perfmodel.calibration.measure.kernels import KernelMeasurement
+from perfmodel.calibration.measure.machine import guess_devices
 from perfmodel.costs.models import price_ops
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.graph.ops import Gemm, MemoryBound
+from perfmodel.stacks.profiles import load_stack
 from topologies import Device
 
 STACK = load_stack("pytorch_cpu")

@@ -8,11 +8,10 @@ import pytest
 
 from collectives import Collective, CollectiveKind, price_collective
 from perfmodel.base.dtypes import DType
-from perfmodel.calibration.measure_clock import Timing
-from perfmodel.calibration.measure_collectives import CollectiveMeasurement
-from perfmodel.calibration.measure_files import device_document, device_path, write_document
-from perfmodel.calibration.measure_machine import guess_devices
-from perfmodel.calibration.measure_wires import Wires, fit_wires, wires_document
+from perfmodel.calibration.measure.clock import Timing
+from perfmodel.calibration.measure.collectives import CollectiveMeasurement
+from perfmodel.calibration.measure.command import device_document, device_path, write_document
+from perfmodel.calibration.measure.machine import Wires, fit_wires, guess_devices, wires_document
 from tests.calibration.test_measure_files import HEAD
 from topologies import build_cluster, load_topology
 

@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.calibration.networks import TrainingPlan
-from perfmodel.calibration.ordered_fit import fit_ordered
+from perfmodel.calibration.networks import TrainingPlan, fit_ordered
 
 PLAN = TrainingPlan(hidden=16, steps=300, batch=128, learning_rate=3e-2, spread_hidden=8)
 

@@ -1,5 +1,5 @@
 from collectives.group import wiring_of
-from collectives.rings import chain_bandwidth, pack_rings
+from collectives.wiring import chain_bandwidth, pack_rings
 from topologies import build_cluster, load_topology
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.attention import AttentionModel, attention_shapes
+from perfmodel.costs.attention.model import AttentionModel, attention_shapes
 from perfmodel.costs.calibration_files import load_entries
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.graph.ops import Attention, Pass
+from perfmodel.stacks.profiles import load_stack
 from tests.costs.devices import load_device
 
 STACK = load_stack("pytorch_fused")

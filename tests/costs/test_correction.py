@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.base.errors import CalibrationError
-from perfmodel.costs.correction import (
+from perfmodel.costs.corrections import (
     LARGEST_STEP,
     Correction,
     Layer,

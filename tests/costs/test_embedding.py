@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.distribution import Zipf, histogram_from_bins
-from embeddings.lookup import Lookup
-from embeddings.table import EmbeddingTable, TableMemory
+from embeddings.table import EmbeddingTable, Lookup, TableMemory
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.embedding import EmbeddingModel, lookup_terms
-from perfmodel.costs.embedding_constants import parse_constants
-from perfmodel.costs.stack_files import load_stack
+from perfmodel.costs.embedding.constants import parse_constants
+from perfmodel.costs.embedding.model import EmbeddingModel, lookup_terms
 from perfmodel.graph.ops import EmbeddingOp, Pass
+from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
 
 V100 = load_device("v100_sxm2_16gb")

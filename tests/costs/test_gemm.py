@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.calibration_files import load_entries
-from perfmodel.costs.correction import LARGEST_STEP
+from perfmodel.costs.corrections import LARGEST_STEP
 from perfmodel.costs.estimates import Bound
-from perfmodel.costs.gemm import GemmModel, gemm_shapes, machine_rates
-from perfmodel.costs.gemm_candidates import TINY_WORK
-from perfmodel.costs.gemm_physics import (
+from perfmodel.costs.gemm.model import GemmModel, gemm_shapes, machine_rates
+from perfmodel.costs.gemm.physics import (
+    TINY_WORK,
     GemmConstants,
     MachineRates,
-    Residency,
     predict_gemm_times,
     weight_miss_ratio,
 )
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.graph.ops import Gemm
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import Residency
 from tests.costs.devices import load_device
 
 STACK = load_stack("pytorch_fused")

@@ -5,11 +5,10 @@ from hypothesis import strategies as st
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.memory import MemoryModel
-from perfmodel.costs.memory_curves import TrafficCurve, interpolate_row_factor
-from perfmodel.costs.memory_words import measured_word
-from perfmodel.costs.stack_files import load_stack
+from perfmodel.costs.memory.curves import TrafficCurve, interpolate_row_factor
+from perfmodel.costs.memory.model import MemoryModel, measured_word
 from perfmodel.graph.ops import MemoryBound
+from perfmodel.stacks.profiles import load_stack
 from tests.costs.devices import load_device
 
 STACK = load_stack("pytorch_eager")

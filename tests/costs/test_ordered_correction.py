@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from perfmodel.base.errors import CalibrationError
-from perfmodel.costs.correction import Layer, Network
-from perfmodel.costs.ordered_correction import (
+from perfmodel.costs.corrections import (
+    Layer,
+    Network,
     OrderedCorrection,
     OrderedNetwork,
     ordered_from_document,

@@ -9,7 +9,6 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.models import FAMILIES, price_ops
 from perfmodel.costs.pricing import price_job
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import (
@@ -23,6 +22,7 @@ from perfmodel.graph.ops import (
     MemoryBound,
 )  # fmt: skip
 from perfmodel.graph.program import LaneKind
+from perfmodel.stacks.profiles import load_stack
 from topologies import build_cluster, load_device, load_topology
 
 STACK = load_stack("pytorch_eager")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from collectives import Collective, CollectiveKind
-from perfmodel.costs.pricing import price_job
-from perfmodel.costs.rivals import find_rivals
-from perfmodel.costs.stack_files import load_stack
+from perfmodel.costs.pricing import find_rivals, price_job
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Communication
 from perfmodel.graph.program import LaneKind
+from perfmodel.stacks.profiles import load_stack
 from topologies import build_cluster, load_topology
 
 

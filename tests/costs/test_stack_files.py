@@ -3,10 +3,9 @@ import pickle
 import pytest
 
 from perfmodel.base.errors import CalibrationError
-from perfmodel.costs.stack_chain import list_stacks
-from perfmodel.costs.stack_files import load_stack
-from perfmodel.costs.stacks import Execution, Habit, TableHandling, canonical_operator
 from perfmodel.graph.ops import HostPart
+from perfmodel.stacks.profiles import list_stacks, load_stack
+from perfmodel.stacks.stack import Execution, Habit, TableHandling, canonical_operator
 
 
 @pytest.mark.parametrize("name", list_stacks())

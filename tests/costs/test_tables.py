@@ -2,9 +2,9 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
-from perfmodel.costs.tables.attention_table import load_attention_table
-from perfmodel.costs.tables.gemm_table import load_gemm_table
-from perfmodel.costs.tables.memory_table import load_memory_table
+from perfmodel.costs.attention.table import load_attention_table
+from perfmodel.costs.gemm.table import load_gemm_table
+from perfmodel.costs.memory.table import load_memory_table
 from perfmodel.graph.ops import Pass
 
 

@@ -6,8 +6,7 @@ from hypothesis import given
 
 from perfmodel.engine.breakdown import Breakdown, Window, break_down
 from perfmodel.engine.critical_path import critical_path
-from perfmodel.engine.history import History, Hop
-from perfmodel.engine.occurrence import Occurrence
+from perfmodel.engine.history import History, Hop, Occurrence
 from perfmodel.engine.replay import replay
 from perfmodel.engine.waiting import Wait, who_waits
 from perfmodel.graph.builder import Dependency

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 
 from perfmodel.base.errors import GraphError
-from perfmodel.engine.history import History
-from perfmodel.engine.occurrence import Occurrence
+from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.reference import replay_reference
 from perfmodel.engine.replay import replay
 from perfmodel.graph.durations import DurationTable

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from perfmodel.base.errors import ReplayStalledError
 from perfmodel.engine.block import Arrivals
 from perfmodel.engine.replay import kept_iterations, replay
-from perfmodel.execution.dealing import deal_ranks
-from perfmodel.execution.gathering import gather_replay
 from perfmodel.execution.messages import Order, Report
 from perfmodel.execution.rank_block import Assignment, RankBlock
+from perfmodel.execution.ray_executor import deal_ranks, gather_replay, strip_job
 from perfmodel.execution.rounds import run_rounds
-from perfmodel.execution.structure import strip_job
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job, crossed_job, paired_job
 from tests.strategies import random_jobs

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from collectives.collective import Collective, CollectiveKind
-from embeddings.lookup import Lookup
-from embeddings.table import EmbeddingTable
+from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import GraphError
 from perfmodel.base.provenance import Provenance

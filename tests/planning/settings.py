@@ -6,12 +6,12 @@ import random
 
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import PhaseClock
 from perfmodel.prediction.predict import Question, answer_question
 from perfmodel.prediction.scenario import Interference, Scenario
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.dlrm.job import build_dlrm_job
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec

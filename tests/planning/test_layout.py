@@ -8,13 +8,13 @@ import numpy as np
 
 from embeddings.plan import Shard
 from embeddings.sharders import SHARDERS, build_named_plan
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, split_table
 from perfmodel.planning.neighbours import Busy, Neighbourhood
 from perfmodel.planning.question import build_task
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
+from perfmodel.stacks.profiles import load_stack
 from tests.planning.settings import build_spec
 from topologies import build_cluster, load_topology
 

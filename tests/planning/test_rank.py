@@ -13,7 +13,6 @@ from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.cli.words import build_app
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.planning.assignment import Pieces, assign, assign_greedily
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
@@ -23,6 +22,7 @@ from perfmodel.planning.rank_plans import iter_assignments
 from perfmodel.planning.ranking import RankBy, beats_next
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
+from perfmodel.stacks.profiles import load_stack
 from tests.planning.settings import build_spec
 from topologies import build_cluster, load_topology
 

@@ -13,7 +13,7 @@ from perfmodel.prediction.scenario import Mode
 from perfmodel.prediction.subject import Subject, from_recording, load_subject
 from perfmodel.recordings.importing import import_job
 from perfmodel.whatif import parse_sweep, parse_transformation
-from perfmodel.whatif.machine import Machine
+from perfmodel.whatif.pinning import Machine
 from perfmodel.workloads import build_job, load_workload
 from tests.recordings.builders import held_of
 from tests.whatif.jobs import training_job

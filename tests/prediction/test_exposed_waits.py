@@ -13,7 +13,7 @@ from perfmodel.graph.durations import build_durations
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
-from perfmodel.prediction.exposed_waits import find_exposed_waits
+from perfmodel.prediction.time_parts import find_exposed_waits
 from tests.reports.predictions import build_evidence
 from tests.strategies import jobs
 

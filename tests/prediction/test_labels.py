@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.prediction.labels import merge_numbers
+from perfmodel.prediction.explain import merge_numbers
 
 
 def test_layers_are_merged_and_words_with_digits_are_not():

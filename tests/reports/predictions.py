@@ -14,6 +14,7 @@ from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import build_durations
 from perfmodel.graph.job import JobFacts, JobGraph
+from perfmodel.graph.memory import MemoryPart, RankMemory
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.answer import (
@@ -31,7 +32,6 @@ from perfmodel.prediction.answer import (
 )
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.scenario import Scenario
-from perfmodel.workloads.memory import MemoryPart, RankMemory
 
 
 def build_job(*, label: str = "matmul") -> JobGraph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.reports.duration_text import build_scale
+from perfmodel.reports.text import build_scale
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.reports.rank_text import format_ranks, name_ranks
+from perfmodel.reports.rank.table import format_ranks, name_ranks
 
 
 @pytest.mark.parametrize(

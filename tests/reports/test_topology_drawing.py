@@ -2,10 +2,9 @@ from itertools import pairwise
 
 import pytest
 
-from perfmodel.reports.topology_drawing import write_picture
-from perfmodel.reports.topology_positions import build_plan
-from perfmodel.reports.topology_text import draw_topology, route_word
-from perfmodel.reports.topology_wires import build_legend, drawn_links, line_width
+from perfmodel.reports.topology.drawing import write_picture
+from perfmodel.reports.topology.positions import build_legend, build_plan, drawn_links, line_width
+from perfmodel.reports.topology.text import draw_topology, route_word
 from tests.topologies.machines import build_device, build_pcie_host, build_topology
 from topologies import build_cluster, list_catalog, load_topology
 

@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from topologies import list_catalog, load_topology
-from topologies.lookup import CATALOG, DEVICES
+from topologies.device_file import DEVICES
+from topologies.topology_file import CATALOG
 
 GB = 1e9
 WANTED = {

@@ -3,7 +3,7 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import TopologyError
 from topologies import Architecture, list_devices, load_device
-from topologies.lookup import DEVICES
+from topologies.device_file import DEVICES
 
 TERA = 1e12
 

@@ -1,7 +1,7 @@
 import pytest
 
 from perfmodel.base.errors import TopologyError
-from topologies.selection import parse_selection
+from topologies.link_notation import parse_selection
 
 COUNTS = {"gpu": 8, "cpu": 2}
 

@@ -228,7 +228,7 @@ def test_any_value_in_any_place_gives_a_topology_or_a_clear_error(fuzzed, place,
 
 
 def test_a_device_file_may_lie_beside_the_topology(write):
-    from topologies.lookup import DEVICES
+    from topologies.device_file import DEVICES
 
     write((DEVICES / "l40s.yaml").read_text().replace("name: l40s", "name: mine"), "my_gpu.yaml")
     topology = load_topology(write(GOOD.replace("a100_sxm_40gb", "my_gpu.yaml")))

@@ -9,7 +9,7 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import TraceError
 from tests.conftest import CHECKOUT
 from tests.traces.builders import kernel, launch, span, write_trace
-from traces import kineto_fields
+from traces import kineto_rows as kineto_fields
 from traces.kineto import load_kineto
 from traces.trace import Category
 

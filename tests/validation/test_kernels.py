@@ -1,8 +1,6 @@
 import pytest
 
-from perfmodel.validation.attention import validate_attention
-from perfmodel.validation.gemm import validate_gemm
-from perfmodel.validation.memory import validate_memory
+from perfmodel.validation.kernels import validate_attention, validate_gemm, validate_memory
 
 
 def limits(board, words: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.workloads.buckets import FIRST_BUCKET_BYTES, BucketFill
+from perfmodel.workloads.reduction import FIRST_BUCKET_BYTES, BucketFill
 
 
 def test_the_first_bucket_is_smaller():

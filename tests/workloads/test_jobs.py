@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from perfmodel.base.errors import WorkloadError
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.engine.replay import replay
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Attention, Pass
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload
 
 SMALL = ["model.layers=4", "batch=32", "parallel.micro_batch=2"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.stacks import Fusion, Habit
 from perfmodel.graph.ops import MemoryBound, Op
+from perfmodel.stacks.stack import Fusion, Habit
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
 from perfmodel.workloads.dlrm.switches import DlrmSwitches
 from perfmodel.workloads.eager import EagerWriter

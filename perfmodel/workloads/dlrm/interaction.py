@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.stacks import Fusion, Habit
 from perfmodel.graph.ops import Gemm, MemoryBound, Op
+from perfmodel.stacks.stack import Fusion, Habit
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
 from perfmodel.workloads.dlrm.switches import DlrmSwitches
 from perfmodel.workloads.eager import EagerWriter

@@ -7,10 +7,10 @@ from dataclasses import replace
 from embeddings.balanced import PlacementRule, build_balanced_plan
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import PlanError, WorkloadError
-from perfmodel.costs.stack_files import load_stack
-from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_exchanges
 from perfmodel.workloads.dlrm.rank import REDUCTION_SLOT, RankWriter
 from perfmodel.workloads.dlrm.sparse import (

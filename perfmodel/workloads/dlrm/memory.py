@@ -8,10 +8,10 @@ from embeddings.plan import ShardingPlan
 from embeddings.plan_memory import state_bytes
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
+from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.workloads.dlrm.dense import dense_layers, dense_parameters
 from perfmodel.workloads.dlrm.job import build_plan, local_batch
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.memory import RUNTIME_BYTES, MemoryPart, RankMemory
 
 _STATE_TENSORS = {"sgd": 0, "adagrad": 1, "adam": 2}
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectives.collective import Collective
-from embeddings.lookup import Lookup
 from embeddings.plan import ShardingKind, ShardingPlan
-from embeddings.table import EmbeddingTable
+from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.stacks import Fusion, Habit
 from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Pass
+from perfmodel.stacks.stack import Fusion, Habit
 from perfmodel.workloads.dlrm.exchange import Exchanges
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.dlrm.switches import DlrmSwitches

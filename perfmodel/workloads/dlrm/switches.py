@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.costs.stacks import (
+from perfmodel.stacks.stack import (
     Fusion,
     Habit,
     OptimizerKernels,

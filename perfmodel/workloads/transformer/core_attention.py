@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.stacks import Fusion
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
+from perfmodel.stacks.stack import Fusion
 from perfmodel.workloads.kernels import dropout, elementwise
 from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.schedule import Step
 from perfmodel.workloads.transformer.shapes import layer_shape
 from perfmodel.workloads.transformer.spec import AttentionKernel, TransformerSpec
-from perfmodel.workloads.transformer.steps import Step
 from perfmodel.workloads.transformer.switches import StackSwitches
 
 

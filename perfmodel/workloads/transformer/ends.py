@@ -11,18 +11,77 @@ from dataclasses import dataclass
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound
-from perfmodel.workloads.transformer.losses import loss_backward, loss_forward
-from perfmodel.workloads.transformer.norms import norm_steps
+from perfmodel.stacks.stack import Fusion
+from perfmodel.workloads.transformer import chains
+from perfmodel.workloads.transformer.chains import norm_steps
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.products import ProductSteps
+from perfmodel.workloads.transformer.schedule import Step
 from perfmodel.workloads.transformer.shapes import (
     Linear,
     embedding_parameters,
     head_parameters,
 )
 from perfmodel.workloads.transformer.spec import Head, TransformerSpec
-from perfmodel.workloads.transformer.steps import Step
 from perfmodel.workloads.transformer.switches import StackSwitches
+
+# Where the vocabulary is split over the tensor group, three small reductions
+# tell every rank the largest logit, the sum and the target's logit.
+
+
+_FORWARD, _BACKWARD = "head/loss forward", "head/loss backward"
+
+
+def loss_forward(products: ProductSteps, vocab: int) -> list[Step]:
+    """From logits over *vocab* words of one rank to the loss."""
+    is_split = products.layout.tp > 1
+    if products.switches.fuses(Fusion.CROSS_ENTROPY):
+        kernel = _kernel(products, vocab, writes=0)
+        return [*_reductions(products), Step("cross_entropy_loss", _FORWARD, (kernel,))]
+    if not is_split:
+        return _steps(chains.LOSS, products, vocab, _FORWARD)
+    largest, *others = _reductions(products)
+    return [
+        *_steps(chains.SPLIT_LOSS_HEAD, products, vocab, _FORWARD),
+        largest,
+        *_steps(chains.SPLIT_LOSS_TAIL, products, vocab, _FORWARD),
+        *others,
+    ]
+
+
+def loss_backward(products: ProductSteps, vocab: int) -> list[Step]:
+    """From the loss to gradients of the logits."""
+    if products.switches.fuses(Fusion.CROSS_ENTROPY):
+        kernel = _kernel(products, vocab, writes=1)
+        return [Step("CrossEntropyBackward", _BACKWARD, (kernel,))]
+    is_split = products.layout.tp > 1
+    pieces = chains.SPLIT_LOSS_BACKWARD if is_split else chains.LOSS_BACKWARD
+    return _steps(pieces, products, vocab, _BACKWARD)
+
+
+def _steps(
+    pieces: tuple[chains.Piece, ...], products: ProductSteps, vocab: int, label: str
+) -> list[Step]:
+    elements = products.tokens * vocab
+    return chains.chain_steps(pieces, label, elements=elements, dtype=products.dtype)
+
+
+def _reductions(products: ProductSteps) -> list[Step]:
+    if products.layout.tp == 1:
+        return []
+    size_bytes = products.tokens * DType.FP32.size_bytes
+    small = Collective(CollectiveKind.ALL_REDUCE, size_bytes, DType.FP32)
+    return [
+        Step("all_reduce", f"head/loss {what} all_reduce", collective=small)
+        for what in ("maximum", "target", "sum")
+    ]
+
+
+def _kernel(products: ProductSteps, vocab: int, *, writes: int) -> MemoryBound:
+    size_bytes = products.tokens * vocab * products.dtype.size_bytes
+    return MemoryBound(
+        "cross_entropy", size_bytes, writes * size_bytes, products.dtype, row_length=vocab
+    )
 
 
 @dataclass(frozen=True, slots=True)

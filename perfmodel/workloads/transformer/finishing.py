@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.stacks import OptimizerKernels, Overlap
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.graph.program import LaneKind
+from perfmodel.stacks.stack import OptimizerKernels, Overlap
 from perfmodel.workloads.eager import EagerWriter, Stream
 from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.optimizers import OptimizerStep

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from perfmodel.base.units import format_size
-from perfmodel.costs.stack_files import load_stack
-from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.feeding import input_assumption
 from perfmodel.workloads.transformer.layout import ChosenLayout
 from perfmodel.workloads.transformer.slots import add_groups

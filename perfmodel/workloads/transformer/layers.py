@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.costs.stacks import Fusion
 from perfmodel.graph.ops import MemoryBound, Pass
+from perfmodel.stacks.stack import Fusion
 from perfmodel.workloads.kernels import dropout, dropout_residual
 from perfmodel.workloads.transformer import chains
+from perfmodel.workloads.transformer.chains import norm_steps
 from perfmodel.workloads.transformer.core_attention import attention_steps
-from perfmodel.workloads.transformer.norms import norm_steps
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.products import ProductSteps
+from perfmodel.workloads.transformer.schedule import Step
 from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape
 from perfmodel.workloads.transformer.spec import Positions, Recompute, TransformerSpec
-from perfmodel.workloads.transformer.steps import Step
 from perfmodel.workloads.transformer.switches import StackSwitches
 
 

@@ -9,7 +9,7 @@ and grouped-query layers.
 
 from __future__ import annotations
 
-from perfmodel.workloads.memory import RUNTIME_BYTES, MemoryPart, RankMemory
+from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.workloads.optimizers import STATES
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.schedule import turns_ahead

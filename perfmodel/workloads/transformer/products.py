@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.stacks import Fusion
 from perfmodel.graph.ops import MemoryBound, Op
+from perfmodel.stacks.stack import Fusion
 from perfmodel.workloads.kernels import (
     bias_add,
     elementwise,
@@ -23,9 +23,9 @@ from perfmodel.workloads.kernels import (
     weight_gemm,
 )
 from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.schedule import Joining, Step
 from perfmodel.workloads.transformer.shapes import Linear
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.transformer.steps import Joining, Step
 from perfmodel.workloads.transformer.switches import StackSwitches
 
 _OVERLAPPING = "LinearWithGradAccumulationAndAsyncCommunicationBackward"

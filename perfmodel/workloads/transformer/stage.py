@@ -8,26 +8,23 @@ from __future__ import annotations
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.stacks import Overlap, SoftwareStack
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import LaneKind, Program
-from perfmodel.workloads.buckets import BucketFill
+from perfmodel.stacks.stack import Overlap, SoftwareStack
 from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
 from perfmodel.workloads.feeding import feed_batch
-from perfmodel.workloads.reduction import GradientReduction
+from perfmodel.workloads.reduction import BucketFill, GradientReduction
 from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
 from perfmodel.workloads.transformer.finishing import FinishWriter
-from perfmodel.workloads.transformer.gathering import LayerGathering
+from perfmodel.workloads.transformer.gathering import LayerGathering, WeightsReady
 from perfmodel.workloads.transformer.layers import build_layer_steps
 from perfmodel.workloads.transformer.placement import Layout
-from perfmodel.workloads.transformer.schedule import Turn, build_schedule
+from perfmodel.workloads.transformer.schedule import Step, StepWriter, Turn, build_schedule
 from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
 from perfmodel.workloads.transformer.slots import Slot
 from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
-from perfmodel.workloads.transformer.steps import Step, StepWriter
 from perfmodel.workloads.transformer.switches import switches_of
-from perfmodel.workloads.transformer.weights_ready import WeightsReady
 
 _ROOT = "embedding and head"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.costs.stacks import Fusion, OptimizerKernels, Overlap, SoftwareStack
+from perfmodel.stacks.stack import Fusion, OptimizerKernels, Overlap, SoftwareStack
 
 _INCLUDED = {
     Fusion.BIAS: (Fusion.BIAS_ACTIVATION, Fusion.ELEMENTWISE),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.base.errors import InputError
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import Gemm, MemoryBound
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job
 from perfmodel.workloads.catalog import parse_workload
 from perfmodel.workloads.dlrm.spec import DlrmSpec

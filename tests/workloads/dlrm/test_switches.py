@@ -9,8 +9,10 @@ import pytest
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
-from perfmodel.costs.stack_files import load_stack
-from perfmodel.costs.stacks import (
+from perfmodel.graph.audit import check_job
+from perfmodel.graph.ops import Copy, EmbeddingOp, Fixed, Gemm, HostSpan, MemoryBound
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import (
     Fusion,
     Habit,
     OptimizerKernels,
@@ -18,8 +20,6 @@ from perfmodel.costs.stacks import (
     SoftwareStack,
     TableHandling,
 )
-from perfmodel.graph.audit import check_job
-from perfmodel.graph.ops import Copy, EmbeddingOp, Fixed, Gemm, HostSpan, MemoryBound
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.dlrm.dense import bottom_layers, dense_layers
 from perfmodel.workloads.dlrm.job import build_plan, build_variant_job

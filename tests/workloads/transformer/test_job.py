@@ -9,11 +9,11 @@ import pytest
 
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.engine.replay import replay
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Gemm, Pass
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload, parse_workload
 from perfmodel.workloads.transformer.shapes import parameter_count
 from tests.workloads.reading import collectives_of, iter_ops

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from collectives.collective import CollectiveKind
-from perfmodel.costs.stack_files import load_stack
-from perfmodel.costs.stacks import Fusion, OptimizerKernels, Overlap
 from perfmodel.engine.steady import find_period
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Communication, Gemm, HostSpan, MemoryBound
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import Fusion, OptimizerKernels, Overlap
 from perfmodel.workloads import build_job, parse_workload
 from tests.workloads.reading import collectives_of, iter_ops
 

@@ -1,0 +1,205 @@
+"""Attention fit: physics constants and the correction of one device, kernel and mask.
+
+Rows of both directions are fitted together: forward first, then how backward
+follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from perfmodel.base.dtypes import DType
+from perfmodel.calibration.bounded_fit import Limit, fit_constants
+from perfmodel.calibration.networks import TrainingPlan, fit_ordered
+from perfmodel.costs.attention.model import attention_shapes
+from perfmodel.costs.attention.physics import (
+    NARROW_HEAD,
+    AttentionConstants,
+    AttentionShapes,
+    BackwardConstants,
+    attention_features,
+    predict_backward_ns,
+    predict_forward_times,
+)
+from perfmodel.costs.calibration_files import Entry
+from perfmodel.costs.corrections import Matrix, OrderedCorrection
+from perfmodel.costs.gemm.model import machine_rates
+from perfmodel.costs.gemm.physics import MachineRates
+from perfmodel.costs.measured_kernels import KernelTable
+from perfmodel.graph.ops import Attention
+from topologies import load_device
+
+PHYSICS_ROWS = 4000
+FEWEST_ROWS = 200
+"""With fewer rows only the efficiency, the balance and the traffic are fitted, and no
+correction is learned: it would repeat the rows."""
+USUAL_PAIR_CLOCKS = 0.04
+"""Held where all rows have one head size, which cannot tell multiplying from the rest of the
+work on a pair. Fits over several head sizes give 0.04 to 0.065 on Hopper; 16 exponentials a
+clock would alone take 0.0625, of which kernels hide a part."""
+EVALUATIONS = 60
+SMALLEST_SIGMA = 0.04
+WITHOUT_CACHE = frozenset({"cudnn"})
+"""Kernels whose benchmarks are of training; those of serving write causal keys to a cache."""
+
+LIMITS = {
+    "floor_ns": Limit(4000, 1000, 15_000),
+    "compute_ratio": Limit(0.7, 0.2, 1.0),
+    "pair_clocks": Limit(0.04, 0.001, 0.5),
+    "tile_clocks": Limit(300, 10, 5000),
+    "tail_ratio": Limit(0.5, 0.001, 1.0),
+    "balance": Limit(3.0, 1.0, 12.0),
+    "traffic_bytes_per_clock": Limit(10.0, 0.5, 60.0),
+    "sustained_loss": Limit(0.05, 0.001, 0.6),
+    "sustained_after_ns": Limit(1e6, 1e4, 1e8),
+}
+TILES = ((128.0, 128.0), (64.0, 64.0), (192.0, 128.0), (192.0, 192.0), (128.0, 64.0))
+"""Lengths of query tiles, for heads up to 96 and beyond, of which the best fit is taken."""
+TRIAL_ROWS = 800
+TRIAL_EVALUATIONS = 25
+PLAN = TrainingPlan(
+    hidden=32,
+    steps=1400,
+    batch=512,
+    learning_rate=3e-2,
+    weight_decay=1e-4,
+    spread_hidden=10,
+    inner_parts=1,
+)
+MANY_ROWS = 5000
+"""From this many on the spread is learned well enough from one half held out."""
+CACHE_LIMITS = {"cache_ratio": Limit(0.7, 0.1, 3.0)}
+FEW_ROWS = ("compute_ratio", "balance", "traffic_bytes_per_clock")
+BACKWARD_LIMITS = {
+    "backward_forwards": Limit(2.9, 2.0, 8.0),
+    "backward_passes": Limit(2.0, 0.1, 10.0),
+}
+
+
+def variant_of(op: Attention) -> str:
+    """The variant that constants for *op* are filed under."""
+    suffix = "" if op.dtype in (DType.BF16, DType.FP16) else f"/{op.dtype.value}"
+    return f"{op.kernel}/{'causal' if op.is_causal else 'full'}{suffix}"
+
+
+def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
+    """Constants from the rows of *table*, all of one device, kernel and mask."""
+    device = load_device(device_name)
+    ops = [kernel.op for kernel in table.kernels]
+    shapes, machine = attention_shapes(ops), machine_rates(device, ops[0].dtype)
+    measured = table.measured_ns
+    is_forward = np.flatnonzero(~shapes.is_backward)
+    limits = LIMITS
+    if ops[0].is_causal and ops[0].kernel not in WITHOUT_CACHE:
+        limits = {**LIMITS, **CACHE_LIMITS}
+    constants = _fit_forward(shapes.rows(is_forward), machine, measured[is_forward], limits)
+    predicted = predict_forward_times(shapes, machine, constants).duration_ns
+    backward: dict[str, float] = {}
+    if len(is_forward) < len(ops):
+        behind = np.flatnonzero(shapes.is_backward)
+        fitted = _fit_backward(shapes.rows(behind), machine, measured[behind], predicted[behind])
+        backward = asdict(fitted)
+        predicted[behind] = predict_backward_ns(
+            shapes.rows(behind), machine, fitted, forward_ns=predicted[behind]
+        )
+    return Entry(
+        device=device.name,
+        architecture=device.architecture.value,
+        compute_capability=device.compute_capability,
+        variant=variant_of(ops[0]),
+        constants={**asdict(constants), **backward},
+        correction=None,
+        ordered=None
+        if len(is_forward) < FEWEST_ROWS
+        else _fit_correction(shapes.rows(is_forward), machine, constants, measured[is_forward]),
+        curves={} if len(is_forward) >= FEWEST_ROWS else _ranges(shapes),
+        relative_sigma=_sigma(np.log(measured / predicted)),
+    )
+
+
+def _sigma(log_ratio: Matrix) -> float:
+    """The spread of errors; of a few rows the fitted constants have hidden a part."""
+    sigma = float(np.std(log_ratio))
+    if len(log_ratio) < FEWEST_ROWS:
+        fitted = len(FEW_ROWS) + len(BACKWARD_LIMITS)
+        sigma *= float(np.sqrt(len(log_ratio) / max(1, len(log_ratio) - fitted)))
+    return max(SMALLEST_SIGMA, sigma)
+
+
+def _ranges(shapes: AttentionShapes) -> dict[str, list[list[float]]]:
+    """Head sizes and lengths that a few rows speak of."""
+    columns = {"head_dim": shapes.head_dim, "length": shapes.queries}
+    return {name: [[float(np.min(one)), float(np.max(one))]] for name, one in columns.items()}
+
+
+def _fit_correction(
+    shapes: AttentionShapes,
+    machine: MachineRates,
+    constants: AttentionConstants,
+    measured: Matrix,
+) -> OrderedCorrection:
+    times = predict_forward_times(shapes, machine, constants)
+    plan = PLAN if len(measured) >= MANY_ROWS else replace(PLAN, inner_parts=2)
+    return fit_ordered(attention_features(shapes, machine, times), np.log(measured), plan)
+
+
+def _fit_forward(
+    shapes: AttentionShapes, machine: MachineRates, measured: Matrix, limits: Mapping[str, Limit]
+) -> AttentionConstants:
+    """The best fit over lengths of tiles, which are chosen on fewer rows."""
+    fixed = _held(shapes, limits)
+    tiles: tuple[tuple[float, float], ...] = TILES[:1]
+    if len(measured) >= FEWEST_ROWS:
+        is_wide = bool(np.any(shapes.head_dim > NARROW_HEAD))
+        tiles = TILES if is_wide else tuple(pair for pair in TILES if pair[0] == pair[1])
+
+    def fit(tile: tuple[float, float], rows: int, evaluations: int) -> _Trial:
+        chosen = np.random.default_rng(0).permutation(len(measured))[:rows]
+        few, truth = shapes.rows(np.sort(chosen)), measured[np.sort(chosen)]
+        held = {**fixed, "query_tile": tile[0], "wide_query_tile": tile[1]}
+
+        def predict(constants: Mapping[str, float]) -> Matrix:
+            together = AttentionConstants(**held, **constants)
+            return predict_forward_times(few, machine, together).duration_ns
+
+        free = {name: limit for name, limit in limits.items() if name not in held}
+        found = fit_constants(free, predict, truth, evaluations=evaluations)
+        error = float(np.mean(np.abs(np.log(predict(found) / truth))))
+        return _Trial(error, AttentionConstants(**held, **found))
+
+    trials = [fit(tile, TRIAL_ROWS, TRIAL_EVALUATIONS) for tile in tiles]
+    best = tiles[int(np.argmin([trial.error for trial in trials]))]
+    return fit(best, PHYSICS_ROWS, EVALUATIONS).constants
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Constants and their mean error of the logarithm."""
+
+    error: float
+    constants: AttentionConstants
+
+
+def _held(shapes: AttentionShapes, limits: Mapping[str, Limit]) -> dict[str, float]:
+    """Constants that the rows cannot tell, at their usual values."""
+    held: dict[str, float] = {}
+    if len(shapes) < FEWEST_ROWS:
+        held = {name: limit.start for name, limit in limits.items() if name not in FEW_ROWS}
+    if len(np.unique(shapes.head_dim)) == 1:
+        held["pair_clocks"] = USUAL_PAIR_CLOCKS
+    return held
+
+
+def _fit_backward(
+    shapes: AttentionShapes, machine: MachineRates, measured: Matrix, forward_ns: Matrix
+) -> BackwardConstants:
+    def predict(constants: Mapping[str, float]) -> Matrix:
+        relation = BackwardConstants(**constants)
+        return predict_backward_ns(shapes, machine, relation, forward_ns=forward_ns)
+
+    return BackwardConstants(
+        **fit_constants(BACKWARD_LIMITS, predict, measured, evaluations=EVALUATIONS)
+    )

@@ -1,0 +1,1 @@
+"""Fitting collectives to measured ones."""

@@ -1,0 +1,255 @@
+"""Calibration of collectives: from tables of measurements to constants, and held-out checks.
+
+One-host rows decide the host blocks, then rows of several hosts the fabric blocks. Folds are made
+of sizes, so that a held-out row has no twin in the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from collectives.calibration import Calibration, load_default_calibration
+from collectives.calibration_file import FabricEntry, HostEntry
+from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
+from collectives.measurements import CollectiveMeasurement
+from collectives.wiring import HostLinkClass
+from perfmodel.base.errors import CalibrationError
+from perfmodel.calibration.collectives.fit import (
+    Batch,
+    build_batches,
+    fit_constants,
+    fit_uncertainty,
+    log_residuals,
+    with_sigma,
+)
+from perfmodel.calibration.collectives.rows import HeldOut, LeftOut, measured_spans
+from perfmodel.calibration.collectives.specs import (
+    ALL_PROTOCOLS,
+    FABRIC_PRIOR,
+    FABRIC_SPECS,
+    HOST_PRIOR,
+    HOST_SPECS,
+    PCIE_PRIOR,
+    SOFTWARE_PRIOR,
+    FabricSpec,
+    HostSpec,
+)
+
+# Machines whose generation or network others share: what leaving them out costs is what an
+# unseen machine can expect. Odd hosts say nothing about others.
+TRANSFER_MACHINES = ("dgx_a100", "dgx_h100", "alps_gh200", "aws_p4d")
+
+
+def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibration:
+    """Fit all blocks that *measurements* have rows for; the others keep their priors."""
+    if not measurements:
+        raise CalibrationError("calibration of collectives: must be given measurements, got none.")
+    skeleton = _skeleton()
+    batches = build_batches(measurements, skeleton)
+    software = SOFTWARE_PRIOR
+    hosts: dict[str, HostConstants] = {}
+    for spec in HOST_SPECS:
+        rows = [batch for batch in batches if _is_host_row(batch, spec)]
+        prior = hosts.get(spec.prior) or (HOST_PRIOR if spec.link_class.is_nvlink else PCIE_PRIOR)
+        if not rows:
+            continue
+        hosts[spec.name] = _fit_host(rows, prior, software, spec)
+        if any(batch.software.is_before_2_24 for batch in rows):
+            software = _fit_software(rows, hosts[spec.name], software)
+            hosts[spec.name] = _fit_host(rows, hosts[spec.name], software, spec)
+    entries = _host_entries(hosts)
+    partial = replace(skeleton, hosts=entries, software=software)
+    return replace(partial, fabrics=_fit_fabrics(batches, partial))
+
+
+def _skeleton() -> Calibration:
+    """A calibration of priors only, with the structure of the specs."""
+    default = load_default_calibration()
+    return replace(
+        default,
+        hosts=_host_entries({spec.name: HOST_PRIOR for spec in HOST_SPECS}),
+        fabrics=tuple(_fabric_entry(spec, FABRIC_PRIOR) for spec in FABRIC_SPECS),
+        software=SOFTWARE_PRIOR,
+        spans=(),
+        uncertainty={},
+    )
+
+
+def _host_entries(constants: dict[str, HostConstants]) -> tuple[HostEntry, ...]:
+    entries = [
+        HostEntry(
+            spec.name, spec.architecture, spec.link_class, constants[spec.name], spec.machines
+        )
+        for spec in HOST_SPECS
+        if spec.name in constants
+    ]
+    return (*entries, *_pcie_entries(constants))
+
+
+def _pcie_entries(constants: dict[str, HostConstants]) -> list[HostEntry]:
+    """Other PCIe machines: latencies of the measured one, but not its odd loss of bandwidth."""
+    odd = constants.get("l40s_pcie", PCIE_PRIOR)
+    usual = replace(
+        odd,
+        simple_ratio=PCIE_PRIOR.simple_ratio,
+        pair_ratio=PCIE_PRIOR.pair_ratio,
+        ll_ratio=PCIE_PRIOR.ll_ratio,
+        ll128_ratio=PCIE_PRIOR.ll128_ratio,
+        ll128_hop_ns=PCIE_PRIOR.ll128_hop_ns,
+        crowding=0.0,
+        pair_crowding=0.0,
+    )
+    return [
+        HostEntry("pcie_host", "ada", HostLinkClass.PCIE_HOST, usual),
+        HostEntry("pcie_peer", "ampere", HostLinkClass.PCIE_PEER, usual),
+    ]
+
+
+def _fabric_entry(spec: FabricSpec, constants: FabricConstants) -> FabricEntry:
+    return FabricEntry(
+        spec.name,
+        spec.machines,
+        constants,
+        spec.protocols,
+        spec.tree_protocols,
+        spec.pair_ll_bytes,
+    )
+
+
+def _is_host_row(batch: Batch, spec: HostSpec) -> bool:
+    return batch.wiring.host_count == 1 and batch.wiring.topology_name in spec.learns_from
+
+
+def _fit_host(
+    rows: list[Batch], prior: HostConstants, software: SoftwareConstants, spec: HostSpec
+) -> HostConstants:
+    return fit_constants(
+        prior,
+        lambda host: log_residuals(
+            rows, [batch.predict_ns(host, None, software) for batch in rows]
+        ),
+        frozen=spec.frozen,
+    )
+
+
+def _fit_software(
+    rows: list[Batch], host: HostConstants, prior: SoftwareConstants
+) -> SoftwareConstants:
+    return fit_constants(
+        prior,
+        lambda software: log_residuals(
+            rows, [batch.predict_ns(host, None, software) for batch in rows]
+        ),
+    )
+
+
+def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[FabricEntry, ...]:
+    entries: list[FabricEntry] = []
+    prior = FABRIC_PRIOR
+    for spec in FABRIC_SPECS:
+        rows = [
+            batch
+            for batch in batches
+            if batch.wiring.host_count > 1 and batch.wiring.topology_name in spec.learns_from
+        ]
+        constants = _fit_fabric(rows, prior, partial) if rows else _between(prior, entries)
+        prior = constants if spec.protocols == ALL_PROTOCOLS else prior
+        entries.append(_fabric_entry(spec, constants))
+    return tuple(entries)
+
+
+def _between(first: FabricConstants, entries: Sequence[FabricEntry]) -> FabricConstants:
+    """*first* with the bandwidth halfway to that of the entry fitted last."""
+    if not entries:
+        return first
+    last = entries[-1].constants
+    return replace(first, simple_ratio=(first.simple_ratio + last.simple_ratio) / 2)
+
+
+def _fit_fabric(rows: list[Batch], prior: FabricConstants, partial: Calibration) -> FabricConstants:
+    hosts = [partial.host_constants(batch.wiring) for batch in rows]
+    return fit_constants(
+        prior,
+        lambda fabric: log_residuals(
+            rows,
+            [
+                batch.predict_ns(host, fabric, partial.software)
+                for batch, host in zip(rows, hosts, strict=True)
+            ],
+        ),
+    )
+
+
+def predict_rows(
+    measurements: Sequence[CollectiveMeasurement], calibration: Calibration
+) -> list[HeldOut]:
+    """Predict every row with *calibration*, in order."""
+    found: dict[int, HeldOut] = {}
+    for batch in build_batches(measurements, calibration):
+        host = calibration.host_constants(batch.wiring)
+        fabric = calibration.fabric_constants(batch.wiring)
+        predicted = batch.predict_ns(host, fabric, calibration.software)
+        empty = replace(batch, movement=batch.movement.without_bytes())
+        latency = empty.predict_ns(host, fabric, calibration.software) * np.ones_like(predicted)
+        for row, duration, floor in zip(batch.rows, predicted, latency, strict=True):
+            ratio = float(floor / duration)
+            measured = measurements[row]
+            sigma = calibration.relative_sigma(batch.wiring, batch.kind, measured.size_bytes, ratio)
+            found[row] = HeldOut(measured, float(duration), ratio, sigma)
+    return [found[number] for number in range(len(measurements))]
+
+
+def cross_validate(measurements: Sequence[CollectiveMeasurement], *, folds: int) -> list[HeldOut]:
+    """Predict every row from a fit on the other folds; a fold is every so-manieth size."""
+    fold_of_row = deal_folds(measurements, folds)
+    held: dict[int, HeldOut] = {}
+    for fold in range(folds):
+        inside = [row for row, of in zip(measurements, fold_of_row, strict=True) if of != fold]
+        places = [place for place, of in enumerate(fold_of_row) if of == fold]
+        fitted = fit_collectives(inside)
+        predicted = predict_rows([measurements[place] for place in places], fitted)
+        held.update(zip(places, predicted, strict=True))
+    rows = [held[place] for place in range(len(measurements))]
+    return with_sigma(rows, fold_of_row)
+
+
+def predict_left_out(
+    measurements: Sequence[CollectiveMeasurement], left_out: Sequence[LeftOut]
+) -> list[HeldOut]:
+    """Predict the rows of machines left out from a fit on all others and the datasheet."""
+    kept = [row for row in measurements if not any(one.covers(row) for one in left_out)]
+    rest = [row for row in measurements if any(one.covers(row) for one in left_out)]
+    if not rest:
+        names = ", ".join(one.name for one in left_out)
+        raise CalibrationError(f"leave-out {names}: no row of the tables is of that machine.")
+    return predict_rows(rest, fit_collectives(kept))
+
+
+def fit_with_uncertainty(
+    measurements: Sequence[CollectiveMeasurement], *, folds: int
+) -> Calibration:
+    """Fit all rows, with the uncertainty that held-out sizes and left-out machines show."""
+    held = cross_validate(measurements, folds=folds)
+    unseen: list[HeldOut] = []
+    for machine in TRANSFER_MACHINES:
+        left_out = LeftOut(machine)
+        if any(left_out.covers(row) for row in measurements):
+            unseen += predict_left_out(measurements, [left_out])
+    fitted = fit_collectives(measurements)
+    spans = measured_spans(measurements)
+    return replace(fitted, uncertainty=fit_uncertainty(held, unseen), spans=spans)
+
+
+def deal_folds(measurements: Sequence[CollectiveMeasurement], folds: int) -> list[int]:
+    """The fold of each row: sizes in order, dealt round."""
+    sizes = sorted({row.size_bytes for row in measurements})
+    if not 2 <= folds <= len(sizes):
+        raise CalibrationError(
+            f"cross-validation: folds must be from 2 to the number of sizes ({len(sizes)}), "
+            f"got {folds}."
+        )
+    fold_of_size = {size: number % folds for number, size in enumerate(sizes)}
+    return [fold_of_size[row.size_bytes] for row in measurements]

@@ -1,0 +1,1 @@
+"""Fitting embedding kernels to measured ones."""

@@ -1,0 +1,296 @@
+"""Embedding cases: measured lookups and updates, as a file of cases describes them.
+
+A case says which tables were looked up and where its times are found: stated
+in the file with their source, in a table of kernels, or in a recording.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from embeddings.distribution import UNIFORM, IndexDistribution, histogram_from_bins
+from embeddings.table import EmbeddingTable, Lookup
+from perfmodel.base.documents import FaultList, load_yaml
+from perfmodel.base.errors import MeasurementError
+from perfmodel.base.units import NS_PER_US
+from perfmodel.workloads.fields import Count, Duration, Number, Section, Switch, Words
+from topologies import Device, load_device
+
+# A sorted backward pass is a row of kernels on one stream: indices are made
+# linear, sorted and coded, then long rows and all others are updated.
+
+
+FIRST_KERNEL = "linearize_index_kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedUnits:
+    """Words in the names of kernels: of the forward kernel and of the two updates."""
+
+    forward: str
+    long_rows: str
+    short_rows: str
+
+    @classmethod
+    def of_kind(cls, kind: str) -> RecordedUnits:
+        """The kernels of lookups with or without weights."""
+        return cls(
+            f"codegen_forward_{kind}_kernel",
+            f"_{kind}_kernel_cta_per_row",
+            f"_{kind}_kernel_warp_per_row",
+        )
+
+
+def read_kernel_table(
+    path: Path, *, runs: Sequence[str], words: Mapping[str, str]
+) -> dict[str, float]:
+    """Mean time over all calls in *runs* of the kernel whose name holds each of *words*."""
+    if not path.is_file():
+        raise MeasurementError(f"{path}: must be a table of kernels, but there is no such file.")
+    with path.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("trace") in runs]
+    found = {}
+    for part, word in words.items():
+        times = [float(row["time_us"]) for row in rows if word in row["kernel"]]
+        if not times:
+            raise MeasurementError(
+                f"{path}: has no kernel with {word!r} in its name in {', '.join(runs)}."
+            )
+        found[part] = NS_PER_US * sum(times) / len(times)
+    return found
+
+
+def read_recording(path: Path, units: RecordedUnits) -> dict[str, float]:
+    """Mean times of the parts of a sorted lookup and update in the recording at *path*."""
+    from traces.kineto import load_kineto
+    from traces.trace import Category
+
+    if not path.is_file():
+        raise MeasurementError(f"{path}: must be a Kineto file, but there is no such file.")
+    trace = load_kineto(path)
+    columns = trace.columns.take(trace.columns.is_in(Category.KERNEL))
+    calls = _Calls(units)
+    for row, number in enumerate(columns.name.tolist()):
+        calls.add(trace.names[number], int(columns.stream[row]), int(columns.duration_ns[row]))
+    if not calls.forward_ns or not calls.updates:
+        raise MeasurementError(f"{path}: has no whole lookup with {units.forward!r} in its names.")
+    parts = {
+        part: sum(update[part] for update in calls.updates) / len(calls.updates)
+        for part in ("prepared", "long", "short")
+    }
+    forward = sum(calls.forward_ns) / len(calls.forward_ns)
+    return {"forward": forward, "backward": sum(parts.values()), **parts}
+
+
+class _Calls:
+    """Kernels in the order they began, gathered to lookups and updates."""
+
+    def __init__(self, units: RecordedUnits) -> None:
+        self._units = units
+        self._stream: int | None = None
+        self._open = {"prepared": 0, "long": 0, "short": 0}
+        self.forward_ns: list[int] = []
+        self.updates: list[dict[str, int]] = []
+
+    def add(self, name: str, stream: int, duration_ns: int) -> None:
+        """Take notice of the next kernel."""
+        if self._units.forward in name:
+            self.forward_ns.append(duration_ns)
+        elif FIRST_KERNEL in name:
+            self._stream = stream
+            self._open = {"prepared": duration_ns, "long": 0, "short": 0}
+        elif stream == self._stream:
+            self._follow(name, duration_ns)
+
+    def _follow(self, name: str, duration_ns: int) -> None:
+        if self._units.short_rows in name:
+            self.updates.append({**self._open, "short": duration_ns})
+        if "_kernel_warp_per_row" in name:
+            # The update ends here, and so does one of the other kind.
+            self._stream = None
+        elif self._units.long_rows in name:
+            self._open["long"] += duration_ns
+        elif self._open["long"] == 0:
+            self._open["prepared"] += duration_ns
+
+
+HISTOGRAMS = "embeddings/index_reuse_histograms.csv"
+
+
+class TableGroup(Section):
+    """*count* tables of each of *rows*; *lookups* are those of a batch in one table."""
+
+    count: Count = 1
+    rows: Count | tuple[Count, ...]
+    width: Count
+    lookups: Number
+    reuse_year: Words | None = None
+    is_weighted: Switch = False
+
+    def tables(self, batch: int, distribution: IndexDistribution) -> list[EmbeddingTable]:
+        """The tables, all with *distribution*."""
+        rows = self.rows if isinstance(self.rows, tuple) else (self.rows,)
+        return [
+            EmbeddingTable(
+                f"t{number}",
+                number,
+                self.width,
+                self.lookups / batch,
+                distribution=distribution,
+                is_weighted=self.is_weighted,
+            )
+            for number in rows
+            for _ in range(self.count)
+        ]
+
+
+class KernelTableSource(Section):
+    """Kernels of *runs* in a table with columns trace, kernel and time_us."""
+
+    file: Words
+    runs: tuple[Words, ...]
+    forward: Words
+    backward: Words
+
+
+class RecordingSource(Section):
+    """Kernels in a Kineto file; *kind* is the word for them in the names of kernels."""
+
+    file: Words
+    kind: Literal["unweighted", "weighted"]
+
+
+class CaseSection(Section):
+    """One case; exactly one of *figures*, *kernel_table* and *recording* says its times."""
+
+    name: Words
+    device: Words
+    kernel: Literal["fbgemm", "table_batched"]
+    batch: Count
+    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd"
+    tables: tuple[TableGroup, ...]
+    source: Words
+    figures: dict[Literal["forward", "backward"], Duration] | None = None
+    kernel_table: KernelTableSource | None = None
+    recording: RecordingSource | None = None
+    heuristic: dict[Literal["forward", "backward"], Duration] | None = None
+    not_fitted: tuple[Words, ...] = ()
+
+
+class CasesDocument(Section):
+    """A file of cases."""
+
+    description: Words
+    hardware: Words
+    software: Words
+    licence: Words
+    cases: tuple[CaseSection, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingCase:
+    """A measured *lookup*: times by part, and what another method gives for some of them.
+
+    Parts are `forward` and `backward`, and of a sorted backward pass also
+    `prepared`, `long` and `short`. *fitted* are the parts that constants are fitted to.
+    """
+
+    name: str
+    device: Device
+    lookup: Lookup
+    measured_ns: Mapping[str, float]
+    heuristic_ns: Mapping[str, float]
+    fitted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingCases:
+    """The cases of a file, and what the file says about all of them."""
+
+    cases: tuple[EmbeddingCase, ...]
+    about: Mapping[str, str]
+
+
+def load_cases(path: Path, *, data: Path) -> EmbeddingCases:
+    """The cases in *path*; the files they name lie in the folder *data*."""
+    content = load_yaml(path, error_type=MeasurementError)
+    try:
+        document = CasesDocument.model_validate(content)
+    except ValidationError as error:
+        faults = FaultList(str(path))
+        for fault in error.errors():
+            faults.add(".".join(map(str, fault["loc"])), fault["msg"])
+        faults.check(MeasurementError)
+        raise
+    names = [case.name for case in document.cases]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise MeasurementError(
+            f"{path}: must have two cases or more, each with a name of its own, "
+            f"got {', '.join(names) or 'none'}."
+        )
+    about = {
+        "source": "; ".join(f"{case.name}: {case.source}" for case in document.cases),
+        "hardware": document.hardware,
+        "software": document.software,
+        "licence": document.licence,
+    }
+    return EmbeddingCases(tuple(_build(case, path, data) for case in document.cases), about)
+
+
+def _build(case: CaseSection, path: Path, data: Path) -> EmbeddingCase:
+    tables = [
+        table
+        for group in case.tables
+        for table in group.tables(case.batch, _distribution(group, data))
+    ]
+    measured = _read_times(case, path, data)
+    # The whole backward pass is fitted only where its kernels are not known one by one.
+    left_out = (*case.not_fitted, *(("backward",) if "prepared" in measured else ()))
+    return EmbeddingCase(
+        name=case.name,
+        device=load_device(case.device),
+        lookup=Lookup(tuple(tables), case.batch, case.optimizer, case.kernel),
+        measured_ns=measured,
+        heuristic_ns={str(part): ns for part, ns in (case.heuristic or {}).items()},
+        fitted=tuple(part for part in measured if part not in left_out),
+    )
+
+
+def _read_times(case: CaseSection, path: Path, data: Path) -> dict[str, float]:
+    figures, table, recording = case.figures, case.kernel_table, case.recording
+    if sum(way is not None for way in (figures, table, recording)) != 1:
+        raise MeasurementError(
+            f"{path}: case {case.name!r} must state its times in exactly one of figures, "
+            "kernel_table and recording."
+        )
+    if table is not None:
+        words = {"forward": table.forward, "backward": table.backward}
+        return read_kernel_table(data / table.file, runs=table.runs, words=words)
+    if recording is not None:
+        return read_recording(data / recording.file, RecordedUnits.of_kind(recording.kind))
+    return {str(part): ns for part, ns in (figures or {}).items()}
+
+
+def _distribution(group: TableGroup, data: Path) -> IndexDistribution:
+    """The reuse of that year's indices, taken as the reuse within a batch."""
+    if group.reuse_year is None:
+        return UNIFORM
+    path = data / HISTOGRAMS
+    if not path.is_file():
+        raise MeasurementError(f"{path}: is needed for the reuse of {group.reuse_year}; no file.")
+    with path.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["year"] == group.reuse_year:
+                return histogram_from_bins(
+                    tuple(float(row[key]) for key in row if key.startswith("uniq_rows_frac")),
+                    tuple(float(row[key]) for key in row if key.startswith("lookup_frac")),
+                    draws=group.lookups,
+                    reuse=float(row["avg_reuse"]),
+                )
+    raise MeasurementError(f"{path}: has no row of the year {group.reuse_year}.")

@@ -1,0 +1,284 @@
+"""Embedding fit: a few physical constants a GPU generation from measured cases.
+
+Each constant stays between limits and is pulled a little to where it starts,
+so that one that no case decides keeps its start. Constants that a generation
+has no case for are another's, or assumed, and the file says which.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.errors import MeasurementError
+from perfmodel.calibration.bounded_fit import Limit
+from perfmodel.calibration.embedding.cases import EmbeddingCase
+from perfmodel.costs.embedding.constants import HEADER, EmbeddingConstants
+from perfmodel.costs.embedding.model import LookupPricer, lookup_terms
+from perfmodel.costs.embedding.terms import Int64s
+from perfmodel.graph.ops import EmbeddingOp, Pass
+
+_HEADING = """\
+# Constants of fused embedding kernels, one set a GPU generation. Others take those of ampere,
+# scaled by their datasheets. Ratios are of the datasheet's bandwidths. Made by the command below.
+"""
+_KEYS = {
+    "floor_ns": "floor",
+    "memory_ratio": "memory_ratio",
+    "cache_ratio": "cache_ratio",
+    "sort_ratio": "sort_ratio",
+    "updates_per_clock": "updates_per_clock",
+    "block_ns": "block_time",
+    "long_row_ns": "long_row_time",
+    "long_row_entry_ns": "long_row_entry_time",
+    "tail_row_ns": "tail_row_time",
+    "relative_sigma": "relative_sigma",
+}
+
+
+def to_text(fit: EmbeddingFit, about: Mapping[str, str]) -> str:
+    """The file; *about* has every key of the header."""
+    missing = [key for key in HEADER if not about.get(key)]
+    if missing:
+        raise MeasurementError(f"calibrate embedding: the header needs {', '.join(missing)}.")
+    lines = [_HEADING.rstrip()]
+    for key in HEADER:
+        folded = textwrap.wrap(about[key], 96)
+        lines += [f"{key}: >-", *(f"  {line}" for line in folded)]
+    lines.append("generations:")
+    for name, constants in fit.generations.items():
+        lines.append(f"  {name}:")
+        lines += [f"    {line}" for line in _entry(name, constants)]
+    return "\n".join(lines) + "\n"
+
+
+def write_constants(fit: EmbeddingFit, about: Mapping[str, str], path: Path) -> None:
+    """Write the file to *path*."""
+    path.write_text(to_text(fit, about), encoding="utf-8")
+
+
+def format_errors(errors: tuple[CaseError, ...]) -> list[str]:
+    """One line a time: measured, predicted, error, held-out error, the other method's error."""
+    width = max(len(error.case) for error in errors)
+    words = f"{'part':<9}{'measured':>11}{'predicted':>11}{'error':>9}"
+    lines = [f"{'case':<{width}}  {words}{'held out':>10}{'heuristic':>11}"]
+    for error in errors:
+        other = "" if error.heuristic_pct is None else f"{error.heuristic_pct:+.1f} %"
+        mark = "" if error.is_fitted else "  not fitted"
+        lines.append(
+            f"{error.case:<{width}}  {error.part:<9}{error.measured_ns / 1e3:>8.1f} us"
+            f"{error.predicted_ns / 1e3:>8.1f} us{error.error_pct:>+7.1f} %"
+            f"{error.held_out_pct:>+8.1f} %{other:>11}{mark}"
+        )
+    return lines
+
+
+def _entry(name: str, constants: EmbeddingConstants) -> list[str]:
+    lines = []
+    for field, key in _KEYS.items():
+        value = getattr(constants, field)
+        text = f"{value:g} ns" if field.endswith("_ns") else f"{value:g}"
+        lines.append(f"{key}: {text}{_origin(name, field)}")
+    return lines
+
+
+def _origin(name: str, field: str) -> str:
+    if field in ASSUMED:
+        return "  # assumed: no case decides it"
+    if field == "relative_sigma":
+        return "  # from held-out errors"
+    return "" if field in FITTED[name] else f"  # that of {LENDERS[name]}"
+
+
+PULL = 0.02
+"""Weight of an e-fold away from the start beside an e-fold of error of a time."""
+SMALLEST_SIGMA = 0.05
+MEAN_OF_NORMAL = 0.798
+"""Mean of the size of a normal draw, over its deviation."""
+DIGITS = 4
+_SORTED = {
+    "sort_ratio": Limit(0.6, 0.2, 1.0),
+    "block_ns": Limit(100.0, 20.0, 500.0),
+    "long_row_ns": Limit(10_000.0, 1_000.0, 50_000.0),
+}
+_COMMON = {"floor_ns": Limit(4_000.0, 1_000.0, 10_000.0), "cache_ratio": Limit(0.6, 0.2, 1.0)}
+FITTED: dict[str, dict[str, Limit]] = {
+    "volta": {
+        **_COMMON,
+        "memory_ratio": Limit(0.85, 0.5, 1.0),
+        "updates_per_clock": Limit(64.0, 10.0, 200.0),
+    },
+    "ampere": {**_COMMON, **_SORTED},
+}
+"""Constants that the cases of a generation decide."""
+ASSUMED = {"long_row_entry_ns": 250.0, "tail_row_ns": 500.0}
+"""Constants that no case decides."""
+LENDERS = {"volta": "ampere", "ampere": "volta"}
+"""Whose constants a generation takes where it has no case for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseError:
+    """One time of a case, as measured, predicted, held out, and by another method."""
+
+    case: str
+    generation: str
+    part: str
+    measured_ns: float
+    predicted_ns: float
+    held_out_ns: float
+    heuristic_ns: float | None
+    is_fitted: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole pass and not one of its kernels."""
+        return self.part in (Pass.FORWARD.value, Pass.BACKWARD.value)
+
+    @property
+    def error_pct(self) -> float:
+        """Error of the prediction."""
+        return 100 * (self.predicted_ns / self.measured_ns - 1)
+
+    @property
+    def held_out_pct(self) -> float:
+        """Error of a prediction whose constants did not see this case."""
+        return 100 * (self.held_out_ns / self.measured_ns - 1)
+
+    @property
+    def heuristic_pct(self) -> float | None:
+        """Error of the other method."""
+        if self.heuristic_ns is None:
+            return None
+        return 100 * (self.heuristic_ns / self.measured_ns - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingFit:
+    """Constants by generation, and how well each case is met."""
+
+    generations: Mapping[str, EmbeddingConstants]
+    errors: tuple[CaseError, ...]
+
+
+class _Case:
+    """A case with its terms, so that only constants have to be tried."""
+
+    def __init__(self, case: EmbeddingCase) -> None:
+        self.case = case
+        self.generation = case.device.architecture.value
+        op = EmbeddingOp(case.lookup, Pass.FORWARD)
+        self._terms: Int64s = lookup_terms(op, case.device)[None, :]
+
+    def predict_ns(self, constants: EmbeddingConstants) -> dict[str, float]:
+        """Every part of the case."""
+        pricer = LookupPricer(self.case.device, constants)
+        kernel = self.case.lookup.kernel
+        found = {
+            direction.value: float(pricer.times(self._terms, direction, kernel)[0][0])
+            for direction in Pass
+        }
+        parts = pricer.update_parts(self._terms)
+        return {
+            **found,
+            "prepared": float(parts.prepared_ns[0]),
+            "long": float(parts.long_ns[0]),
+            "short": float(parts.short_ns[0]),
+        }
+
+
+def fit_embedding(cases: Sequence[EmbeddingCase]) -> EmbeddingFit:
+    """Fit all generations, and each once more without each of its cases."""
+    known = [_Case(case) for case in cases]
+    fitted = _fit_all(known)
+    held_out = {case.case.name: _fit_all([other for other in known if other is not case])
+                for case in known}  # fmt: skip
+    errors = tuple(
+        CaseError(
+            case.case.name,
+            case.generation,
+            part,
+            measured,
+            case.predict_ns(fitted[case.generation])[part],
+            case.predict_ns(held_out[case.case.name][case.generation])[part],
+            case.case.heuristic_ns.get(part),
+            part in case.case.fitted or part == Pass.BACKWARD.value,
+        )
+        for case in known
+        for part, measured in case.case.measured_ns.items()
+    )
+    return EmbeddingFit(
+        {name: _with_sigma(constants, name, errors) for name, constants in fitted.items()}, errors
+    )
+
+
+def _fit_all(cases: Sequence[_Case]) -> dict[str, EmbeddingConstants]:
+    """The constants of every generation, rounded as they will be written."""
+    own: dict[str, dict[str, float]] = {}
+    for generation, limits in FITTED.items():
+        members = [case for case in cases if case.generation == generation]
+        own[generation] = _fit_generation(limits, members)
+    return {
+        generation: _constants({**ASSUMED, **own[LENDERS[generation]], **own[generation]})
+        for generation in FITTED
+    }
+
+
+def _fit_generation(limits: Mapping[str, Limit], cases: Sequence[_Case]) -> dict[str, float]:
+    from scipy.optimize import least_squares
+
+    names = list(limits)
+    start = np.log([limits[name].start for name in names])
+    # What the generation takes from elsewhere does not touch the times that are fitted here.
+    others = {**{name: limit.start for name, limit in _ALL.items()}, **ASSUMED}
+
+    def constants(vector: NDArray[np.float64]) -> dict[str, float]:
+        return dict(zip(names, np.exp(vector).tolist(), strict=True))
+
+    def errors(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        tried = _constants({**others, **constants(vector)})
+        logs = []
+        for case in cases:
+            predicted = case.predict_ns(tried)
+            logs += [np.log(predicted[p] / case.case.measured_ns[p]) for p in case.case.fitted]
+        return np.concatenate([np.array(logs, dtype=np.float64), PULL * (vector - start)])
+
+    answer = least_squares(
+        errors,
+        start,
+        bounds=(
+            np.log([limits[name].low for name in names]),
+            np.log([limits[name].high for name in names]),
+        ),
+        max_nfev=200,
+        diff_step=[1e-4] * len(names),
+    )
+    return {name: float(f"{value:.{DIGITS}g}") for name, value in constants(answer.x).items()}
+
+
+_ALL = {**FITTED["volta"], **FITTED["ampere"]}
+
+
+def _constants(values: Mapping[str, float]) -> EmbeddingConstants:
+    return EmbeddingConstants(**values, relative_sigma=SMALLEST_SIGMA, is_own=True)
+
+
+def _with_sigma(
+    constants: EmbeddingConstants, generation: str, errors: Sequence[CaseError]
+) -> EmbeddingConstants:
+    """Constants with the spread that the held-out errors of whole passes show, long ones more."""
+    own = [
+        error
+        for error in errors
+        if error.generation == generation and error.is_fitted and error.is_whole
+    ]
+    if not own:
+        return constants
+    sizes = [abs(np.log(error.held_out_ns / error.measured_ns)) for error in own]
+    mean = float(np.average(sizes, weights=[error.measured_ns for error in own]))
+    return replace(constants, relative_sigma=max(SMALLEST_SIGMA, round(mean / MEAN_OF_NORMAL, 3)))

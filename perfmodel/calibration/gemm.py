@@ -1,0 +1,227 @@
+"""GEMM fit: physics constants and the correction of one device, from measured products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from perfmodel.base.errors import CalibrationError
+from perfmodel.calibration.bounded_fit import Limit, fit_constants
+from perfmodel.calibration.networks import TrainingPlan, fit_spread, fit_steps, train_ordered
+from perfmodel.costs.calibration_files import Entry
+from perfmodel.costs.corrections import Correction, Matrix, OrderedCorrection, OrderedNetwork
+from perfmodel.costs.gemm.features import gemm_features, gemm_step_features
+from perfmodel.costs.gemm.model import TENSOR, VECTOR, gemm_shapes, machine_rates, variant_of
+from perfmodel.costs.gemm.physics import (
+    TINY_WORK,
+    GemmConstants,
+    GemmShapes,
+    MachineRates,
+    predict_gemm_times,
+)
+from perfmodel.costs.measured_kernels import KernelTable, residency_of
+from perfmodel.stacks.stack import Residency
+from topologies import load_device
+
+# First the part that keeps the order of work, then what libraries do against it.
+# A third of the rows is held out once to see how far both are off on such rows.
+
+
+HELD_OUT_EVERY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """How the networks of one kind of arithmetic are trained."""
+
+    ordered: TrainingPlan
+    steps: TrainingPlan | None
+    spread: TrainingPlan
+
+
+LEARNING = {
+    TENSOR: Learning(
+        ordered=TrainingPlan(hidden=96, steps=3000, learning_rate=2e-2),
+        steps=TrainingPlan(hidden=32, steps=2500, learning_rate=8e-3),
+        spread=TrainingPlan(steps=3000, learning_rate=1e-2, spread_hidden=12),
+    ),
+    # Few rows: what goes against the order would be learned from noise.
+    VECTOR: Learning(
+        ordered=TrainingPlan(
+            hidden=48, steps=2000, batch=512, learning_rate=2e-2, weight_decay=1e-3
+        ),
+        steps=None,
+        spread=TrainingPlan(steps=2000, batch=512, learning_rate=1e-2, spread_hidden=8),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learned:
+    """The corrections of one device."""
+
+    ordered: OrderedCorrection
+    steps: Correction | None
+
+
+def fit_learned(rising: Matrix, free: Matrix, log_time: Matrix, learning: Learning) -> Learned:
+    """Corrections from features that are *rising* with the work and such that are *free*.
+
+    One thread: the networks are so small that several only wait for each other.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        mean, scale = rising.mean(axis=0), rising.std(axis=0) + 1e-6
+        inputs = (rising - mean) / scale
+        order = np.random.default_rng(learning.ordered.seed).permutation(len(log_time))
+        is_out = order % HELD_OUT_EVERY == 0
+        trial = _fit(inputs[~is_out], free[~is_out], log_time[~is_out], learning)
+        errors = log_time[is_out] - trial.answer(inputs[is_out], free[is_out])
+        whole = _fit(inputs, free, log_time, learning)
+        ordered = OrderedCorrection(
+            mean=mean,
+            scale=scale,
+            low=rising.min(axis=0),
+            high=rising.max(axis=0),
+            order=whole.order,
+            spread=fit_spread(inputs[is_out], np.abs(errors), learning.spread),
+        )
+        return Learned(ordered, whole.steps)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """An ordered network and the steps on top of it."""
+
+    order: OrderedNetwork
+    steps: Correction | None
+
+    def answer(self, inputs: Matrix, free: Matrix) -> Matrix:
+        log_time = self.order.answer(inputs)
+        return log_time if self.steps is None else log_time + self.steps.log_ratio(free)
+
+
+def _fit(inputs: Matrix, free: Matrix, log_time: Matrix, learning: Learning) -> _Pair:
+    order = train_ordered(inputs, log_time, learning.ordered)
+    if learning.steps is None:
+        return _Pair(order, None)
+    left = log_time - order.answer(inputs)
+    return _Pair(order, fit_steps(free, left, learning.steps))
+
+
+PHYSICS_ROWS = 2500
+LONG_K = 2048
+SMALLEST_VECTOR_TILE = 64.0 * 64
+"""Elements of the smallest fp32 tiles, by the names of kernels in recordings: 32 x 128, 64 x 64."""
+SMALLEST_KERNEL_SHARE = 0.2
+"""At least this share of a measurement is the kernel, the rest the benchmark's own timing."""
+FLOOR_ROWS_NS = 5_000.0
+"""Measurements shorter than this are mostly timer and launch; the physics is not fitted to them."""
+
+LIMITS = {
+    "floor_ns": Limit(2000, 500, 5_000),
+    "compute_ratio": Limit(0.85, 0.3, 1.1),
+    "loss_k": Limit(100, 1, 800),
+    "loss_intensity": Limit(10, 0.5, 60),
+    "tail_ratio": Limit(0.7, 0.0, 1.0, is_positive=False),
+    "load_bytes_per_clock": Limit(60, 8, 300),
+    "cache_ratio": Limit(0.7, 0.1, 3),
+    "memory_ratio": Limit(0.9, 0.5, 1.0),
+    "sustained_loss": Limit(0.1, 0.001, 1.0),
+    "sustained_after_ns": Limit(3e5, 1e4, 1e8),
+    "split_ns": Limit(1500, 10, 2e4),
+    "resident_ratio": Limit(1.0, 0.1, 1.5),
+    "resident_sharpness": Limit(15, 1, 60),
+    "activation_resident_ratio": Limit(0.5, 0.02, 3),
+}
+
+TIMING_LIMIT = Limit(10_000, 1, 40_000)
+"""Tables timed from the host hold its launches; those from CUDA graphs do not."""
+
+
+def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> Entry:
+    """Constants and correction from the rows of *table*, all of one device and arithmetic."""
+    device = load_device(device_name)
+    ops = [kernel.op for kernel in table.kernels]
+    dtype = ops[0].dtype
+    shapes, machine = gemm_shapes(ops), machine_rates(device, dtype)
+    measured = table.measured_ns
+    residency = _only_residency(table, device_name)
+    constants = _fit_physics(shapes, machine, measured, residency, seed)
+    times = predict_gemm_times(shapes, machine, constants, residency)
+    log_ratio = np.log(measured / times.duration_ns)
+    tables = (
+        gemm_features(shapes, machine, times),
+        gemm_step_features(shapes, machine, times),
+        np.log(np.maximum(measured - times.timing_ns, SMALLEST_KERNEL_SHARE * measured)),
+    )
+    learned = fit_learned(*tables, LEARNING[variant_of(dtype)])
+    return Entry(
+        device=device.name,
+        architecture=device.architecture.value,
+        compute_capability=device.compute_capability,
+        variant=variant_of(dtype),
+        constants=asdict(constants),
+        correction=learned.steps,
+        ordered=learned.ordered,
+        relative_sigma=float(np.std(log_ratio)),
+    )
+
+
+def _only_residency(table: KernelTable, device_name: str) -> Residency:
+    """Where operands were in all rows of *table*."""
+    found = {residency_of(kernel) for kernel in table.kernels}
+    if len(found) > 1:
+        words = " and ".join(sorted(residency.value for residency in found))
+        raise CalibrationError(
+            f"products on {device_name}: rows of one fit must be measured in the same way, got "
+            f"residency {words}. Fit recordings and benchmarks apart."
+        )
+    return found.pop()
+
+
+def _fit_physics(
+    shapes: GemmShapes,
+    machine: MachineRates,
+    measured: Matrix,
+    residency: Residency,
+    seed: int,
+) -> GemmConstants:
+    rows = np.flatnonzero(measured > FLOOR_ROWS_NS)
+    chooser = np.random.default_rng(seed)
+    chosen = np.sort(chooser.choice(rows, min(PHYSICS_ROWS, len(rows)), replace=False))
+    few = shapes.rows(chosen)
+
+    given = {
+        "timing_ns": 0.0,
+        "tiny_k_ns": _tiny_k_ns(shapes, measured),
+        "smallest_tile": SMALLEST_VECTOR_TILE if shapes.width_bytes[0] > 2 else 0.0,
+    }
+
+    def predict(constants: Mapping[str, float]) -> Matrix:
+        whole = GemmConstants(**{**given, **constants})
+        return predict_gemm_times(few, machine, whole, residency).duration_ns
+
+    is_host_timed = residency is Residency.REPEATED
+    limits = {**LIMITS, "timing_ns": TIMING_LIMIT} if is_host_timed else LIMITS
+    return GemmConstants(**{**given, **fit_constants(limits, predict, measured[chosen])})
+
+
+def _tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
+    """What an element of k costs in tiny products, from those with a long k; 0 without any.
+
+    The fastest tenth: where a library has no such kernel, nothing is slow.
+    """
+    work = shapes.batch * shapes.m * shapes.n * shapes.k
+    is_vector = np.minimum(shapes.m, shapes.n) == 1
+    rows = (work < TINY_WORK) & (shapes.k >= LONG_K) & ~is_vector
+    if not rows.any():
+        return 0.0
+    beyond_floor = measured[rows] - LIMITS["floor_ns"].start
+    return max(0.0, float(np.quantile(beyond_floor / shapes.k[rows], 0.1)))

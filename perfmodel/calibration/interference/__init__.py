@@ -1,0 +1,1 @@
+"""Fitting how much kernels slow down beside collectives."""

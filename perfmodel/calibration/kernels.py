@@ -1,0 +1,177 @@
+"""Kernel fits: which rows belong together, what is fitted to them, and held-out predictions.
+
+Folds are made by the values of columns, so that near-duplicates of a held-out
+row are not fitted. Folding by device leaves whole GPUs out, which must then
+borrow constants: the test of how far the datasheet carries.
+"""
+
+from __future__ import annotations
+
+import datetime
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.errors import MeasurementError
+from perfmodel.calibration.attention import fit_attention_entry
+from perfmodel.calibration.attention import variant_of as variant_of_attention
+from perfmodel.calibration.gemm import fit_gemm_entry
+from perfmodel.calibration.memory import fit_memory_entry
+from perfmodel.costs.attention.model import AttentionModel
+from perfmodel.costs.calibration_files import Entry
+from perfmodel.costs.estimates import Estimates, KernelModel, concatenate_estimates
+from perfmodel.costs.gemm.model import GemmModel, variant_of
+from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
+from perfmodel.costs.memory.model import MemoryModel
+
+FEWEST_ROWS = 2
+PREFERRED_COLLECTOR = "trtllm"
+"""Its operands are random; others may be zero, which runs 5 to 10 % faster on large shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFit:
+    """How one kind of kernel is fitted: rows by variant, a fit for each, and the model."""
+
+    variant: Callable[[MeasuredKernel], str]
+    fit: Callable[[KernelTable, str], Entry]
+    model: Callable[[Sequence[Entry]], KernelModel]
+
+
+KERNEL_FITS = {
+    "gemm": KernelFit(
+        variant=lambda kernel: variant_of(kernel.op.dtype),
+        fit=fit_gemm_entry,
+        model=GemmModel,
+    ),
+    "attention": KernelFit(
+        variant=lambda kernel: variant_of_attention(kernel.op),
+        fit=fit_attention_entry,
+        model=AttentionModel,
+    ),
+    "memory": KernelFit(
+        variant=lambda kernel: str(kernel.op.operator),
+        fit=fit_memory_entry,
+        model=MemoryModel,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldOut:
+    """Kernels and their predictions by fits that did not see them."""
+
+    kernels: tuple[MeasuredKernel, ...]
+    estimates: Estimates
+
+
+ABOUT = {
+    "gemm": {
+        "source": "ai-dynamo/aiconfigurator 095f58a (bf16); sitar-lab/NeuSight 6945927 (fp32)",
+        "software": "TensorRT-LLM 1.0.0 and 1.3.0rc20; PyTorch with TF32 off",
+        "licence": "Apache-2.0; MIT",
+    },
+    "attention": {
+        "source": "ai-dynamo/aiconfigurator 095f58a; NVIDIA cudnn-frontend benchmarks",
+        "software": "TensorRT-LLM 1.0.0 and 1.3.0rc20, vLLM 0.14.0 and 0.24.0, SGLang 0.5.10 and "
+        "0.5.14, cuDNN 9.19; the kernel is in the variant",
+        "licence": "Apache-2.0; MIT",
+    },
+    "memory": {
+        "source": "sitar-lab/NeuSight 6945927; NVIDIA cudnn-frontend; linkedin/Liger-Kernel",
+        "software": "PyTorch, cuDNN 9.19, Liger-Kernel 0.2.1 and later; see variants",
+        "licence": "MIT; MIT; BSD-2-Clause",
+    },
+}
+
+
+def about_tables(kind: str, *, command: str, day: datetime.date) -> dict[str, str]:
+    """The header of a calibration file made from the public tables."""
+    return {
+        **ABOUT[kind],
+        "hardware": "the device of each entry, as its datasheet file describes it",
+        "date": day.isoformat(),
+        "command": command,
+    }
+
+
+def join_tables(tables: Sequence[KernelTable]) -> KernelTable:
+    """All rows of *tables*."""
+    return KernelTable(
+        tuple(kernel for table in tables for kernel in table.kernels),
+        tuple(row for table in tables for row in table.unsupported),
+    )
+
+
+def preferred_rows(table: KernelTable) -> KernelTable:
+    """Of devices that the preferred collector measured, only its products."""
+    preferred = {
+        kernel.device for kernel in table.kernels
+        if kernel.group[0].startswith(PREFERRED_COLLECTOR)
+    }  # fmt: skip
+    kept = tuple(
+        kernel for kernel in table.kernels
+        if kernel.device not in preferred or kernel.group[0].startswith(PREFERRED_COLLECTOR)
+        or kernel.group[0] in ("linear", "bmm")
+    )  # fmt: skip
+    return KernelTable(kept, table.unsupported)
+
+
+def fit_entries(kind: str, table: KernelTable) -> tuple[Entry, ...]:
+    """Constants for every device and variant in *table* with enough rows."""
+    fit = KERNEL_FITS[kind]
+    members: dict[tuple[str, str], list[MeasuredKernel]] = {}
+    for kernel in table.kernels:
+        members.setdefault((kernel.device, fit.variant(kernel)), []).append(kernel)
+    return tuple(
+        fit.fit(KernelTable(tuple(rows), ()), device)
+        for (device, _), rows in members.items()
+        if len(rows) >= FEWEST_ROWS
+    )
+
+
+def cross_validate(kind: str, table: KernelTable, *, folds: int, by: Sequence[str]) -> HeldOut:
+    """Predict every row of *table* by a fit on the folds that it is not in."""
+    fold_of_row = assign_folds(table, folds=folds, by=by)
+    kernels: list[MeasuredKernel] = []
+    estimates = []
+    for fold in range(int(fold_of_row.max()) + 1):
+        entries = fit_entries(kind, table.take(np.flatnonzero(fold_of_row != fold)))
+        held_out = table.take(np.flatnonzero(fold_of_row == fold)).kernels
+        kernels.extend(held_out)
+        estimates.append(price_measured(held_out, KERNEL_FITS[kind].model(entries)))
+
+    return HeldOut(tuple(kernels), concatenate_estimates(estimates))
+
+
+def assign_folds(table: KernelTable, *, folds: int, by: Sequence[str]) -> NDArray[np.int64]:
+    """The fold of every row: equal values of the columns *by* fall in one fold."""
+    values = [_values(kernel, by) for kernel in table.kernels]
+    distinct = sorted(set(values))
+    if len(distinct) < 2 or folds < 2:
+        raise MeasurementError(
+            f"cross-validation: needs at least 2 folds and 2 different values of {', '.join(by)}, "
+            f"got {folds} and {len(distinct)}."
+        )
+    if len(distinct) <= folds:
+        fold_of = {value: number for number, value in enumerate(distinct)}
+    else:
+        order = sorted(distinct, key=lambda value: (zlib.crc32(value.encode()), value))
+        fold_of = {value: place % folds for place, value in enumerate(order)}
+    return np.array([fold_of[value] for value in values], dtype=np.int64)
+
+
+def _values(kernel: MeasuredKernel, by: Sequence[str]) -> str:
+    own: dict[str, object] = {
+        "device": kernel.device, "collector": kernel.group[0], "op": kernel.group[2],
+        **kernel.columns, "shape": tuple(kernel.columns.values()),
+    }  # fmt: skip
+    missing = [name for name in by if name not in own]
+    if missing:
+        raise MeasurementError(
+            f"row {kernel.row}: cannot fold by {', '.join(missing)}. Known: {', '.join(own)}."
+        )
+    return "|".join(str(own[name]) for name in by)

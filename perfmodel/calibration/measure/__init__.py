@@ -1,0 +1,1 @@
+"""Taking measurements on the machine that this runs on."""

@@ -1,0 +1,1 @@
+"""Costs of attention: fused kernels by name, or unfused."""

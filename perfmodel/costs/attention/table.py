@@ -1,0 +1,140 @@
+"""Tables of measured attention: forward by kernel, and forward and backward of one kernel.
+
+A collector's `isl` is the length of queries and keys alike. Tables without kv
+heads have as many as query heads and no causal mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.base.dtypes import DType, parse_dtype
+from perfmodel.base.errors import InputError
+from perfmodel.base.units import NS_PER_MS
+from perfmodel.costs.measured_kernels import (
+    DEVICE_OF_MARKETING_NAME,
+    KernelTable,
+    MeasuredKernel,
+    UnsupportedRow,
+    read_columns,
+    row_names,
+)
+from perfmodel.graph.ops import Attention, Pass
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHORT_LENGTH = 512
+"""Shorter sequences are scored apart: they are mostly launch, and training seldom has them."""
+
+_MASKS = {"top_left": True, "bottom_right": True, "no_mask": False}
+
+
+def load_attention_table(path: Path) -> KernelTable:
+    """The attention calls measured in the file at *path*."""
+    frame = read_columns(path, ())
+    if "fwd_time_ms" in frame.columns:
+        needed = ("q_seqlen", "kv_seqlen", "num_q_heads", "num_kv_heads", "head_dim_qk")
+        read_columns(path, ("bwd_time_ms", "data_type", "attn_mask", "gpu_name", *needed))
+        return _table(frame, _both_passes)
+    read_columns(path, ("device", "kernel_source", "batch_size", "isl", "num_heads", "head_dim",
+                        "latency_ms"))  # fmt: skip
+    return _table(frame, _forward)
+
+
+def _table(frame: pd.DataFrame, read: Any) -> KernelTable:
+    kernels: list[MeasuredKernel] = []
+    unsupported: list[UnsupportedRow] = []
+    for name, row in zip(row_names(frame), frame.to_dict("records"), strict=True):
+        try:
+            kernels.extend(read(name, row))
+        except (InputError, ValueError) as fault:
+            unsupported.append(UnsupportedRow(name, str(fault)))
+    return KernelTable(tuple(kernels), tuple(unsupported))
+
+
+def _forward(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
+    heads = int(row["num_heads"])
+    is_causal = "num_key_value_heads" in row
+    op = Attention(
+        batch=int(row["batch_size"]),
+        query_length=int(row["isl"]),
+        key_length=int(row["isl"]),
+        heads=heads,
+        kv_heads=int(row["num_key_value_heads"]) if is_causal else heads,
+        head_dim=int(row["head_dim"]),
+        dtype=DType.BF16,
+        is_causal=is_causal,
+        kernel=str(row["kernel_source"]),
+    )
+    _check(op, float(row["latency_ms"]))
+    yield MeasuredKernel(
+        row=name,
+        group=(str(row.get("collector", "")), str(row["device"]), _kind(op)),
+        columns=_columns(op),
+        op=op,
+        device=DEVICE_OF_MARKETING_NAME.get(str(row["device"]), str(row["device"])),
+        measured_ns=float(row["latency_ms"]) * NS_PER_MS,
+    )
+
+
+def _both_passes(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
+    window = row.get("sliding_window_size")
+    if window == window and window:  # noqa: PLR0124  an empty cell is NaN, unequal to itself
+        raise InputError(f"sliding window of {window:.0f} keys: windows are not modelled")
+    if row["attn_mask"] not in _MASKS:
+        raise InputError(f"mask {row['attn_mask']!r}: must be one of {', '.join(_MASKS)}")
+    for direction, column in ((Pass.FORWARD, "fwd_time_ms"), (Pass.BACKWARD, "bwd_time_ms")):
+        op = Attention(
+            batch=int(row["batch_size"]),
+            query_length=int(row["q_seqlen"]),
+            key_length=int(row["kv_seqlen"]),
+            heads=int(row["num_q_heads"]),
+            kv_heads=int(row["num_kv_heads"]),
+            head_dim=int(row["head_dim_qk"]),
+            dtype=parse_dtype(str(row["data_type"])),
+            is_causal=_MASKS[row["attn_mask"]],
+            direction=direction,
+            kernel=str(row.get("backend", "cudnn")),
+        )
+        _check(op, float(row[column]))
+        yield MeasuredKernel(
+            row=f"{name} {direction.value}",
+            group=(
+                op.dtype.value,
+                str(row["gpu_name"]),
+                _kind(op),
+            ),
+            columns=_columns(op),
+            op=op,
+            device=DEVICE_OF_MARKETING_NAME.get(str(row["gpu_name"]), str(row["gpu_name"])),
+            measured_ns=float(row[column]) * NS_PER_MS,
+        )
+
+
+def _kind(op: Attention) -> str:
+    """What reports call *op*: kernel, direction and mask; short sequences apart."""
+    mask = "causal" if op.is_causal else "full"
+    short = f" under {SHORT_LENGTH}" if op.query_length < SHORT_LENGTH else ""
+    return f"{op.kernel}/{op.direction.value}/{mask}{short}"
+
+
+def _columns(op: Attention) -> dict[str, object]:
+    return {
+        "batch_size": op.batch,
+        "isl": op.query_length,
+        "num_heads": op.heads,
+        "num_key_value_heads": op.kv_heads,
+        "head_dim": op.head_dim,
+    }
+
+
+def _check(op: Attention, latency_ms: float) -> None:
+    if not latency_ms > 0:
+        raise InputError(f"latency must be above 0, got {latency_ms}")
+    if op.query_length == 1:
+        raise InputError("a single query is decoding, which training does not do")
+    if min(op.batch, op.key_length, op.heads, op.kv_heads, op.head_dim) < 1:
+        raise InputError("sizes must be at least 1")

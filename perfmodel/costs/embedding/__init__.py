@@ -1,0 +1,1 @@
+"""Costs of embedding lookups and their updates."""

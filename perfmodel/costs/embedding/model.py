@@ -1,0 +1,206 @@
+"""Embedding lookups: one fused kernel for all tables of a rank.
+
+Rows come from device memory or from the L2 as the distribution of indices
+says; the launch floor is paid once, not per table. The backward pass either
+sorts the indices and updates each distinct row once (`fbgemm`), or adds every
+gradient in place (`table_batched`, its predecessor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.provenance import Provenance
+from perfmodel.base.units import NS_PER_S
+from perfmodel.costs.embedding.constants import EmbeddingConstants, constants_for
+from perfmodel.costs.embedding.terms import (
+    BLOCK_WARPS,
+    MILLI,
+    Int64s,
+    Term,
+    add_terms,
+    most_tables_at_once,
+    table_terms,
+)
+from perfmodel.costs.estimates import Bound, CodeColumn, Estimates, FloatColumn, build_estimates
+from perfmodel.graph.ops import EmbeddingOp, Pass
+from perfmodel.stacks.stack import SoftwareStack
+from topologies import Device
+
+CACHE_BANDWIDTH_RATIO = 3.0
+"""L2 over memory bandwidth where the datasheet does not say."""
+PREPARED_BYTES = 64
+"""Traffic an index makes outside sorting: made linear, counted, run-length coded, scanned."""
+SORTED_BYTES = 24
+"""Traffic of one sorting pass an index: key and value, read and written."""
+PASS_BITS = 8
+PREPARING_KERNELS = 12
+"""Kernels before the updates of a sorted backward pass, passes of sorting aside.
+
+Counted in a recording. Each pays the floor, as do the passes and both updates.
+"""
+WEIGHT_KERNELS = 2
+"""Further kernels that sort the weights of indices, passes aside."""
+WARPS_PER_BLOCK = 16
+BLOCKS_PER_SM = 2
+
+
+class EmbeddingModel:
+    """Prices fused lookups and their backward pass with the update."""
+
+    family = "embedding"
+
+    def price(self, ops: Sequence[EmbeddingOp], device: Device, stack: SoftwareStack) -> Estimates:
+        """Predict *ops* on *device*; *stack* does not matter."""
+        del stack
+        terms = np.array([lookup_terms(op, device) for op in ops]).reshape(-1, len(Term))
+        pricer = LookupPricer(device)
+        durations = np.empty(len(ops))
+        bounds: CodeColumn = np.empty(len(ops), dtype=np.int8)
+        for row, op in enumerate(ops):
+            times = pricer.times(terms[row : row + 1], op.direction, op.lookup.kernel)
+            durations[row], bounds[row] = times[0][0], times[1][0]
+        is_own = pricer.constants.is_own
+        return build_estimates(
+            durations,
+            relative_sigma=pricer.constants.relative_sigma,
+            provenance=Provenance.INTERPOLATED if is_own else Provenance.EXTRAPOLATED,
+            bound=bounds,
+        )
+
+
+def lookup_terms(op: EmbeddingOp, device: Device) -> Int64s:
+    """The terms of all tables of *op* together."""
+    lookup = op.lookup
+    at_once = min(len(lookup.tables), most_tables_at_once(device, lookup.batch_size))
+    of_tables = [
+        table_terms(
+            table,
+            batch_size=lookup.batch_size,
+            optimizer=lookup.optimizer,
+            l2_bytes=device.l2_bytes,
+            at_once=max(at_once, 1),
+        )
+        for table in lookup.tables
+    ]
+    return add_terms(np.array(of_tables, dtype=np.int64).reshape(-1, len(Term)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateParts:
+    """What the kernels of a sorted backward pass take: sorting, long rows, the other rows."""
+
+    prepared_ns: FloatColumn
+    long_ns: FloatColumn
+    short_ns: FloatColumn
+
+
+class LookupPricer:
+    """From terms to durations on one device; rows of terms are kernels.
+
+    *constants* are those of the device's generation unless others are given.
+    """
+
+    def __init__(self, device: Device, constants: EmbeddingConstants | None = None) -> None:
+        self.constants: EmbeddingConstants = constants or constants_for(device)
+        memory = float(device.memory_bandwidth_bytes_per_s)
+        cache = float(device.l2_bandwidth_bytes_per_s or CACHE_BANDWIDTH_RATIO * memory)
+        self._memory_ns = NS_PER_S / (self.constants.memory_ratio * memory)
+        self._sort_ns = NS_PER_S / (self.constants.sort_ratio * memory)
+        self._cache_ns = NS_PER_S / (self.constants.cache_ratio * cache)
+        self._host_ns = NS_PER_S / device.pcie_bandwidth_bytes_per_s
+        self._added_ns = NS_PER_S / (self.constants.updates_per_clock * device.clock_hz)
+        self._sm_count = device.sm_count
+        self._l2_bytes = device.l2_bytes
+
+    def times(
+        self, terms: Int64s, direction: Pass, kernel: str
+    ) -> tuple[FloatColumn, NDArray[np.int8]]:
+        """Durations and what bounds them, of kernels x terms."""
+        numbers = terms.astype(np.float64)
+        if direction is Pass.FORWARD:
+            return self._forward(numbers)
+        if kernel == "table_batched":
+            return self._added(numbers)
+        return self._sorted(numbers)
+
+    def _forward(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
+        # What is written last stays in the L2 when the kernel ends.
+        written = np.maximum(terms[:, Term.OUTPUT_BYTES] - self._l2_bytes, 0)
+        memory_ns = (terms[:, Term.READ_BYTES] + written) * self._memory_ns
+        cache_ns = terms[:, Term.CACHE_BYTES] * self._cache_ns
+        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        tail_ns = terms[:, Term.TAIL_ROWS] * (self.constants.tail_row_ns / MILLI)
+        total_ns = self.constants.floor_ns + _norm4(memory_ns, cache_ns) + host_ns + tail_ns
+        return total_ns, _bound(memory_ns, cache_ns, host_ns)
+
+    def _added(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
+        """Gradients are read once a bag and added to every row in place."""
+        gradient_ns = terms[:, Term.OUTPUT_BYTES] * self._memory_ns
+        memory_ns = terms[:, Term.UPDATE_BYTES] * self._memory_ns
+        added_ns = terms[:, Term.ADDED_NUMBERS] * self._added_ns
+        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        total_ns = self.constants.floor_ns + gradient_ns + np.maximum(memory_ns, added_ns) + host_ns
+        return total_ns, _bound(memory_ns + gradient_ns, added_ns, host_ns)
+
+    def update_parts(self, terms: Int64s) -> UpdateParts:
+        """The kernels of a sorted backward pass one by one, of kernels x terms."""
+        return self._update_parts(terms.astype(np.float64))
+
+    def _sorted(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
+        """Indices are sorted; rows with many updates get a block each, the others a warp."""
+        parts = self._update_parts(terms)
+        memory_ns, cache_ns = self._short_rows(terms)
+        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        total_ns = parts.prepared_ns + parts.long_ns + parts.short_ns + host_ns
+        bound = _bound(memory_ns + parts.prepared_ns, cache_ns + parts.long_ns, host_ns)
+        return total_ns, bound
+
+    def _update_parts(self, terms: FloatColumn) -> UpdateParts:
+        constants = self.constants
+        draws = terms[:, Term.DRAWS]
+        bits = np.ceil(np.log2(np.maximum(terms[:, Term.ROWS], 2)))
+        passes = np.ceil(bits / PASS_BITS)
+        weighted = terms[:, Term.WEIGHTED_DRAWS]
+        sorted_bytes = SORTED_BYTES * passes * (draws + weighted)
+        prepared_ns = (PREPARED_BYTES * draws + sorted_bytes) * self._sort_ns
+        launches = PREPARING_KERNELS + passes + (weighted > 0) * (WEIGHT_KERNELS + passes)
+        slots = self._sm_count * BLOCKS_PER_SM
+        long_ns = (
+            terms[:, Term.LONG_ROWS] * (constants.long_row_ns / MILLI)
+            + terms[:, Term.LONG_ENTRIES] * (constants.long_row_entry_ns / MILLI)
+        ) / slots
+        hottest_ns = terms[:, Term.HOTTEST_DRAWS] * (constants.long_row_entry_ns / BLOCK_WARPS)
+        long_ns = np.maximum(
+            np.maximum(long_ns, hottest_ns), terms[:, Term.LONG_CACHE_BYTES] * self._cache_ns
+        )
+        memory_ns, cache_ns = self._short_rows(terms)
+        empty_ns = draws * (constants.block_ns / (WARPS_PER_BLOCK * self._sm_count))
+        short_ns = np.maximum(_norm4(memory_ns, cache_ns), empty_ns)
+        floor_ns = constants.floor_ns
+        return UpdateParts(
+            launches * floor_ns + prepared_ns, floor_ns + long_ns, floor_ns + short_ns
+        )
+
+    def _short_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+        """Memory and cache time of rows with few updates."""
+        moved = terms[:, Term.GRADIENT_BYTES] + terms[:, Term.UPDATE_BYTES]
+        return moved * self._memory_ns, terms[:, Term.SHORT_CACHE_BYTES] * self._cache_ns
+
+
+def _norm4(first: FloatColumn, second: FloatColumn) -> FloatColumn:
+    """Soft maximum of two times, from operations that round alike everywhere."""
+    total: FloatColumn = np.sqrt(
+        np.sqrt(first * first * first * first + second * second * second * second)
+    )
+    return total
+
+
+def _bound(memory_ns: FloatColumn, cache_ns: FloatColumn, host_ns: FloatColumn) -> NDArray[np.int8]:
+    names = np.array([Bound.MEMORY, Bound.CACHE, Bound.LINK], dtype=np.int8)
+    chosen: NDArray[np.int8] = names[np.argmax(np.stack([memory_ns, cache_ns, host_ns]), axis=0)]
+    return chosen

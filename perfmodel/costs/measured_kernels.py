@@ -1,0 +1,167 @@
+"""KernelTable: measured kernels as ops; rows we cannot price are listed, never dropped.
+
+Only the reader of a table knows its columns. Groups in a report are source,
+GPU and op, as the table names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.errors import MeasurementError
+from perfmodel.costs.estimates import FloatColumn
+from perfmodel.stacks.stack import Residency
+from topologies import Device, load_device
+
+if TYPE_CHECKING:
+    import pandas as pd
+from dataclasses import replace
+
+from perfmodel.base.dtypes import DType
+from perfmodel.costs.estimates import (
+    Estimates,
+    KernelModel,
+    concatenate_estimates,
+    scatter_estimates,
+)
+from perfmodel.stacks.profiles import load_stack
+
+# Half-precision products were timed in replays of a CUDA graph over rotating
+# weights; fp32 operators from the host, again and again on the same operands.
+# Rows of recordings say that they ran in training.
+
+
+BENCHMARK_STACK = "kernel_benchmark"
+
+
+def benchmark_residency(dtype: DType) -> Residency:
+    """Where operands of *dtype* were when the public tables were measured."""
+    return Residency.REPEATED if dtype is DType.FP32 else Residency.ROTATING
+
+
+def residency_of(kernel: MeasuredKernel) -> Residency:
+    """Where the operands of *kernel* were: as its table says, or as in the public tables."""
+    return kernel.residency or benchmark_residency(kernel.op.dtype)
+
+
+def price_measured(kernels: Sequence[MeasuredKernel], model: KernelModel) -> Estimates:
+    """Predict *kernels*, in order, each on its own device."""
+    stack = load_stack(BENCHMARK_STACK)
+    rows_of: dict[tuple[str, Residency], list[int]] = {}
+    for row, kernel in enumerate(kernels):
+        key = (kernel.device, residency_of(kernel))
+        rows_of.setdefault(key, []).append(row)
+    parts, places = [], []
+    for (device, residency), rows in rows_of.items():
+        ops = [kernels[row].op for row in rows]
+        parts.append(model.price(ops, load_device(device), replace(stack, residency=residency)))
+        places.append(np.array(rows, dtype=np.intp))
+    return scatter_estimates(parts, places) if parts else concatenate_estimates(())
+
+
+DEVICE_OF_MARKETING_NAME = {
+    "NVIDIA A100-SXM4-80GB": "a100_sxm_80gb",
+    "NVIDIA A100-SXM4-40GB": "a100_sxm_40gb",
+    "NVIDIA A100 80GB PCIe": "a100_pcie_80gb",
+    "NVIDIA A100-PCIE-40GB": "a100_pcie_40gb",
+    "NVIDIA H100 80GB HBM3": "h100_sxm",
+    "NVIDIA H100 PCIe": "h100_pcie",
+    "NVIDIA H200": "h200_sxm",
+    "NVIDIA GH200 480GB": "gh200",
+    "NVIDIA B200": "b200_sxm",
+    "NVIDIA GB200": "gb200",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA L40": "l40",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx_pro_6000_server",
+    "Tesla V100-PCIE-32GB": "v100_pcie_32gb",
+    "Tesla V100-SXM2-32GB": "v100_sxm2_32gb",
+    "Tesla V100-SXM2-16GB": "v100_sxm2_16gb",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredKernel:
+    """One row: what ran, where, and how long it took.
+
+    *group* is source, GPU and op, as a report names them; *columns* are what
+    rows can be told apart by in cross-validation. *residency* is where operands
+    were, if the table says.
+    """
+
+    row: str
+    group: tuple[str, ...]
+    columns: Mapping[str, object]
+    op: Any
+    device: str
+    measured_ns: float
+    residency: Residency | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedRow:
+    """A row that cannot be priced, and why."""
+
+    row: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """Measured kernels of one file, and the rows that could not be read as ops."""
+
+    kernels: tuple[MeasuredKernel, ...]
+    unsupported: tuple[UnsupportedRow, ...]
+
+    @property
+    def measured_ns(self) -> FloatColumn:
+        """Measured durations in order."""
+        return np.array([kernel.measured_ns for kernel in self.kernels], dtype=np.float64)
+
+    def devices(self) -> tuple[str, ...]:
+        """Devices in the table, in order of first appearance."""
+        return tuple(dict.fromkeys(kernel.device for kernel in self.kernels))
+
+    def of_device(self, device: str) -> KernelTable:
+        """The rows of one *device*."""
+        chosen = tuple(kernel for kernel in self.kernels if kernel.device == device)
+        return KernelTable(chosen, ())
+
+    def take(self, rows: NDArray[np.intp]) -> KernelTable:
+        """The rows numbered *rows*."""
+        return KernelTable(tuple(self.kernels[row] for row in rows), ())
+
+
+def read_columns(path: Path, needed: Sequence[str]) -> pd.DataFrame:
+    """The CSV file at *path* (gzipped or not), which must have the columns *needed*."""
+    import pandas as pd
+
+    if not path.is_file():
+        raise MeasurementError(f"{path}: must be a CSV file, but there is none.")
+    try:
+        frame = pd.read_csv(path)
+    except (ValueError, UnicodeDecodeError, OSError, EOFError) as fault:
+        raise MeasurementError(f"{path}: cannot be read as CSV ({fault}).") from None
+    missing = [column for column in needed if column not in frame.columns]
+    if missing:
+        raise MeasurementError(
+            f"{path}: must have the columns {', '.join(needed)}; missing {', '.join(missing)}."
+        )
+    return frame
+
+
+def row_names(frame: pd.DataFrame) -> list[str]:
+    """What rows are called in reports: their `id`, else their number from 0."""
+    if "id" in frame.columns:
+        return [str(value) for value in frame["id"]]
+    return [str(number) for number in range(len(frame))]
+
+
+def device_of(marketing_name: str) -> Device:
+    """The device that a table calls *marketing_name*."""
+    return load_device(DEVICE_OF_MARKETING_NAME.get(marketing_name, marketing_name))

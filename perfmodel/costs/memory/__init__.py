@@ -1,0 +1,1 @@
+"""Costs of memory-bound kernels."""

@@ -1,1 +1,0 @@
-"""Tables of measured kernels, read as ops with the time the hardware took."""

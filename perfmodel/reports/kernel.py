@@ -1,0 +1,148 @@
+"""Kernel answers: one kernel priced, with its rate, what bounds it and the interval."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from perfmodel.base.provenance import Provenance
+from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration
+from perfmodel.costs.attention.model import AttentionModel
+from perfmodel.costs.estimates import Bound
+from perfmodel.costs.gemm.physics import TINY_WORK
+from perfmodel.costs.models import price_ops
+from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Op, Pass
+from perfmodel.stacks.stack import SoftwareStack
+from topologies import Device
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KernelQuestion:
+    """An op with the useful work it does and the bytes it must move.
+
+    *steps* says where time may jump between neighbouring sizes, if anywhere.
+    """
+
+    op: Op
+    title: str
+    useful_flops: float
+    least_bytes: float
+    steps: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelAnswer:
+    """What one kernel costs on one device."""
+
+    device: str
+    stack: str
+    kernel: str
+    time_ms: float
+    interval_ms: tuple[float, float]
+    tflops: float
+    gigabytes_per_s: float
+    bound: str
+    provenance: str
+    priced_as: str | None = None
+    """For attention: the kernel that runs it and whose constants price it."""
+    steps: str = ""
+    """Where time jumps between neighbouring sizes."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable answer."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """The answer for people."""
+        low, high = (format_duration(end * NS_PER_MS) for end in self.interval_ms)
+        rate = f"{self.tflops:.4g} TFLOP/s, " if self.tflops else ""
+        priced_as = [] if self.priced_as is None else [f"  priced as   {self.priced_as}"]
+        steps = [f"  steps       {self.steps}"] if self.steps else []
+        return [
+            f"{self.kernel} on {self.device} ({self.stack})",
+            f"  time        {format_duration(self.time_ms * NS_PER_MS)}  (90 %: {low} to {high})",
+            f"  rate        {rate}{self.gigabytes_per_s:.4g} GB/s",
+            f"  bound by    {self.bound}",
+            f"  known by    {self.provenance}",
+            *priced_as,
+            *steps,
+        ]
+
+
+def gemm_question(op: Gemm) -> KernelQuestion:
+    """How long a product takes."""
+    elements = op.m * op.n + op.m * op.k + op.n * op.k
+    batch = f"{op.batch} x " if op.batch > 1 else ""
+    return KernelQuestion(
+        op=op,
+        title=f"gemm {batch}{op.m} x {op.n} x {op.k} {op.dtype.value}",
+        useful_flops=2.0 * op.batch * op.m * op.n * op.k,
+        least_bytes=float(op.batch * elements * op.dtype.size_bytes),
+        steps=_gemm_steps(op),
+    )
+
+
+def _gemm_steps(op: Gemm) -> str:
+    """Where the time of products near *op* jumps."""
+    if op.batch * op.m * op.n * op.k < TINY_WORK:
+        return (
+            "below 2**21 multiply-adds a simple kernel runs that does not split k; "
+            "a larger product may take less"
+        )
+    return (
+        "up with whole tiles and waves; down by 6 % at most, where half-precision libraries "
+        "change kernels"
+    )
+
+
+def attention_question(op: Attention) -> KernelQuestion:
+    """How long attention takes; a causal mask halves the useful work."""
+    pairs = op.batch * op.heads * op.query_length * op.key_length
+    products = 10.0 if op.direction is Pass.BACKWARD else 4.0
+    elements = 2 * op.head_dim * (op.heads * op.query_length + op.kv_heads * op.key_length)
+    mask = "causal" if op.is_causal else "full"
+    return KernelQuestion(
+        op=op,
+        title=f"attention {op.kernel} {op.direction.value} {mask} {op.batch} x {op.query_length}, "
+        f"{op.heads} heads of {op.head_dim}, {op.dtype.value}",
+        useful_flops=products * pairs * op.head_dim * (0.5 if op.is_causal else 1.0),
+        least_bytes=float(op.batch * elements * op.dtype.size_bytes),
+    )
+
+
+def memory_question(op: MemoryBound) -> KernelQuestion:
+    """How long a kernel bound by its traffic takes."""
+    return KernelQuestion(
+        op=op,
+        title=f"{op.operator} {op.dtype.value}",
+        useful_flops=float(op.flops),
+        least_bytes=float(op.read_bytes + op.write_bytes),
+        steps="" if op.row_length == 0 else "with the length of rows, not with their number",
+    )
+
+
+def answer_question(question: KernelQuestion, device: Device, stack: SoftwareStack) -> KernelAnswer:
+    """Price the op of *question* on *device* under *stack*."""
+    estimate = price_ops([question.op], device=device, stack=stack)
+    duration_ns = float(estimate.duration_ns[0])
+    per_s = NS_PER_S / duration_ns
+    return KernelAnswer(
+        device=device.name,
+        stack=stack.name,
+        kernel=question.title,
+        time_ms=duration_ns / NS_PER_MS,
+        interval_ms=(
+            float(estimate.low_ns[0]) / NS_PER_MS,
+            float(estimate.high_ns[0]) / NS_PER_MS,
+        ),
+        tflops=question.useful_flops * per_s / 1e12,
+        gigabytes_per_s=question.least_bytes * per_s / 1e9,
+        bound=Bound(int(estimate.bound[0])).word,
+        provenance=Provenance(int(estimate.provenance[0])).word,
+        steps=question.steps,
+        priced_as=AttentionModel().describe(question.op, device, stack)
+        if isinstance(question.op, Attention)
+        else None,
+    )

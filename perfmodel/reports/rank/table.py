@@ -1,0 +1,114 @@
+"""A ranking on the screen: one line a plan, then what stands behind the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
+from perfmodel.planning.ranking import RankedPlan, Ranking
+
+# The text is exact up to a limit of pieces; beyond it says how many are left out.
+
+
+MAX_PIECES = 4
+
+
+def format_ranks(ranks: Sequence[int], *, max_pieces: int = MAX_PIECES) -> str:
+    """*ranks* as ranges, in ascending order."""
+    pieces = _split(sorted(ranks))
+    shown = [_format_piece(piece) for piece in pieces[:max_pieces]]
+    left_out = sum(len(piece) for piece in pieces[max_pieces:])
+    if left_out:
+        shown.append(f"and {left_out} more")
+    return ", ".join(shown)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3` or `ranks 0-7`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
+
+
+def _split(ranks: list[int]) -> list[list[int]]:
+    """Longest runs with one step each; two ranks make a run only if they are neighbours."""
+    pieces: list[list[int]] = []
+    start = 0
+    while start < len(ranks):
+        stop = _run_end(ranks, start)
+        step = ranks[start + 1] - ranks[start] if stop - start > 1 else 1
+        if step > 1 and stop - start < 3:
+            stop = start + 1
+        pieces.append(ranks[start:stop])
+        start = stop
+    return pieces
+
+
+def _run_end(ranks: list[int], start: int) -> int:
+    stop = start + 1
+    while stop < len(ranks) and ranks[stop] - ranks[stop - 1] == ranks[start + 1] - ranks[start]:
+        stop += 1
+    return stop
+
+
+def _format_piece(piece: list[int]) -> str:
+    if len(piece) == 1:
+        return str(piece[0])
+    step = piece[1] - piece[0]
+    text = f"{piece[0]}-{piece[-1]}"
+    return text if step == 1 else f"{text} step {step}"
+
+
+def print_ranking(ranking: Ranking, console: Console) -> None:
+    """Show *ranking* on *console*."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "plan", "time ms", "90 % interval", "beats next", "bound by"):
+        table.add_column(heading, justify="left" if heading in ("plan", "bound by") else "right")
+    for heading in ("straggler", "memory GiB"):
+        table.add_column(heading, justify="left" if heading == "straggler" else "right")
+    has_spread = any(plan.spread for plan in ranking.plans)
+    if has_spread:
+        table.add_column("batches p5-p95 ms", justify="right")
+    for place, plan in enumerate(ranking.plans, start=1):
+        table.add_row(*_cells(place, plan, ranking, has_spread=has_spread))
+    console.print(table)
+    _print_rest(ranking, console)
+
+
+def _cells(place: int, plan: RankedPlan, ranking: Ranking, *, has_spread: bool) -> list[str]:
+    low, high = plan.interval.low_ns / NS_PER_MS, plan.interval.high_ns / NS_PER_MS
+    cells = [
+        str(place),
+        plan.plan.name,
+        f"{plan.time_ns(ranking.mode) / NS_PER_MS:.3f}",
+        f"{low:.2f}-{high:.2f}",
+        "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
+        plan.bound.value,
+        f"{plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}",
+        f"{plan.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' too much'}",
+    ]
+    if has_spread:
+        spread = plan.spread
+        cells.append(
+            ""
+            if spread is None
+            else f"{spread.low_ns / NS_PER_MS:.2f}-{spread.high_ns / NS_PER_MS:.2f}"
+        )
+    return cells
+
+
+def _print_rest(ranking: Ranking, console: Console) -> None:
+    best = ranking.plans[0]
+    console.print()
+    console.print(
+        f"{best.plan.name}: the others wait {format_duration(best.straggler.waited_ns)} for rank "
+        f"{best.straggler.rank} on average; a tenth less of each would save: "
+        + ", ".join(
+            f"{bound.value} {format_duration(gain)}" for bound, gain in best.gains_ns.items()
+        )
+        + "."
+    )
+    for name, reason in ranking.refused:
+        console.print(f"not ranked: {name}: {reason}")
+    console.print(f"{ranking.plans_judged} plans judged.")

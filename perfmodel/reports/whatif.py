@@ -1,0 +1,269 @@
+"""What-if console: a comparison for a person at a terminal of 80 columns.
+
+Labels come from traces, so everything is printed as plain text, never as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+import perfmodel
+from perfmodel.base.units import NS_PER_MS, format_duration
+from perfmodel.prediction.comparison import Comparison, Step, SweepAnswer
+from perfmodel.prediction.outcome import Outcome
+from perfmodel.recordings.self_replay import SelfReplay
+from perfmodel.reports.rank.table import format_ranks
+from perfmodel.reports.text import build_scale, printable
+
+# Times are those of one iteration: critical path and waits of a recording of
+# several steps are shrunk to one.
+
+
+SCHEMA_VERSION = 1
+_EXACT = 10**9
+
+
+def to_whatif_document(comparison: Comparison) -> dict[str, Any]:
+    """*comparison* as plain values, in the order they are written."""
+    score = comparison.score
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "perfmodel_version": perfmodel.__version__,
+        "kind": "whatif",
+        "job": comparison.job,
+        "self_replay": None if score is None else _score(score),
+        "iteration_time_ms": _ms(comparison.after.iteration_ns),
+        "before": _outcome(comparison.before),
+        "after": _outcome(comparison.after),
+        "change_pct": change_pct(comparison.before, comparison.after),
+        "steps": [_step(step, comparison.before) for step in comparison.steps],
+        "sweep": None
+        if comparison.sweep is None
+        else _sweep_document(comparison.sweep, comparison.after),
+        "assumptions": [*comparison.own_assumptions, *comparison.assumptions],
+    }
+
+
+def change_pct(before: Outcome, after: Outcome) -> float:
+    """By how many percent the iteration changes; negative is faster."""
+    return 100 * (after.iteration_ns - before.iteration_ns) / max(before.iteration_ns, 1)
+
+
+def _score(score: SelfReplay) -> dict[str, Any]:
+    return {
+        "iteration_error_pct": score.iteration.error_pct,
+        "worst_error_pct": score.worst_error_pct,
+        "is_trusted": score.is_trusted,
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    why = outcome.explanation
+    return {
+        "iteration_time_ms": _ms(outcome.iteration_ns),
+        "span_ms": _ms(outcome.span_ns),
+        "periods_ms": [_ms(period_ns) for period_ns in outcome.periods_ns],
+        "breakdown_ms": {part.value: _ms(ns) for part, ns in why.time.of_part_ns.items()},
+        "critical_path": {
+            "by_kind_ms": {name: _ms(ns) for name, ns in outcome.path_by_kind_ns().items()},
+            "rank_changes": why.critical_path.rank_changes,
+        },
+        "waits": [
+            {
+                "waiting_ranks": format_ranks(wait.waiting_ranks, max_pieces=_EXACT),
+                "awaited_rank": wait.awaited_rank,
+                "label": wait.label,
+                "ms": _ms(wait.duration_ns),
+            }
+            for wait in why.waits
+        ],
+        "provenance": {kind.word: round(ratio, 6) for kind, ratio in why.provenance_ratio.items()},
+        "ranks": outcome.rank_count,
+        "tasks": outcome.task_count,
+    }
+
+
+def _step(step: Step, before: Outcome) -> dict[str, Any]:
+    return {
+        "apply": step.text,
+        "iteration_time_ms": _ms(step.outcome.iteration_ns),
+        "change_pct": change_pct(before, step.outcome),
+        "assumptions": list(step.assumptions),
+    }
+
+
+def _sweep_document(sweep: SweepAnswer, before: Outcome) -> dict[str, Any]:
+    return {
+        "name": sweep.name,
+        "key": sweep.key,
+        "points": [
+            {"value": value, **_step(step, before)}
+            for value, step in zip(sweep.values, sweep.steps, strict=True)
+        ],
+    }
+
+
+def _ms(duration_ns: int) -> float:
+    return duration_ns / NS_PER_MS
+
+
+TOP_WAITS = 4
+BAR_WIDTH = 30
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print *comparison*, most important first."""
+    parts: list[RenderableType] = [*_heading(comparison)]
+    parts += _section("Step by step", _steps(comparison))
+    if comparison.sweep is not None:
+        parts += _section(_sweep_title(comparison.sweep), _sweep(comparison))
+    parts += _section("Where the time goes", [_time_parts(comparison)])
+    parts += _section("What decides it: the critical path", [_paths(comparison)])
+    parts += _section("Who waits for whom", _waits(comparison))
+    sentences = (*comparison.own_assumptions, *comparison.assumptions)
+    parts += _section("Assumptions", [_sentences(sentences)] if sentences else [])
+    console.print(Group(*parts))
+
+
+def _heading(comparison: Comparison) -> Iterable[RenderableType]:
+    before, after, score = comparison.before, comparison.after, comparison.score
+    yield Text(printable(f"What if: {comparison.job}"), style="bold")
+    line = Text(f"\n  {format_duration(before.iteration_ns)}")
+    line.append(" -> ").append(format_duration(after.iteration_ns), style="bold green")
+    line.append(f" an iteration, {_change(before, after)}")
+    yield line
+    if score is not None:
+        words = (
+            f"  the recording replays itself with an error of {score.iteration.error_pct:+.2f} %"
+        )
+        yield Text(words, style="dim" if score.is_trusted else "bold red")
+
+
+def _change(before: Outcome, after: Outcome) -> str:
+    if before.iteration_ns == after.iteration_ns:
+        return "no change"
+    factor = before.iteration_ns / max(after.iteration_ns, 1)
+    return f"{change_pct(before, after):+.1f} % ({factor:.3g} times as fast)"
+
+
+def _steps(comparison: Comparison) -> list[RenderableType]:
+    if len(comparison.steps) < 2:
+        return []
+    table = _table("after", "iteration", "change")
+    for step in comparison.steps:
+        table.add_row(
+            _one_line(step.text),
+            format_duration(step.outcome.iteration_ns),
+            f"{change_pct(comparison.before, step.outcome):+.1f} %",
+        )
+    return [table]
+
+
+def _sweep_title(sweep: SweepAnswer) -> str:
+    return f"Sweep of {sweep.key} in {sweep.name}"
+
+
+def _sweep(comparison: Comparison) -> list[RenderableType]:
+    assert comparison.sweep is not None
+    sweep, base = comparison.sweep, comparison.after
+    longest_ns = max([base.iteration_ns, *(step.outcome.iteration_ns for step in sweep.steps), 1])
+    table = _table(sweep.key, "iteration", "change")
+    table.add_column()
+    for value, step in zip(sweep.values, sweep.steps, strict=True):
+        iteration_ns = step.outcome.iteration_ns
+        table.add_row(
+            _one_line(value),
+            format_duration(iteration_ns),
+            f"{change_pct(base, step.outcome):+.1f} %",
+            Text("█" * round(BAR_WIDTH * iteration_ns / longest_ns), style="green"),
+        )
+    return [table]
+
+
+def _time_parts(comparison: Comparison) -> Table:
+    before, after = comparison.before.explanation.time, comparison.after.explanation.time
+    return _side_by_side(
+        {part.value.replace("_", " "): ns for part, ns in before.of_part_ns.items()},
+        {part.value.replace("_", " "): ns for part, ns in after.of_part_ns.items()},
+        comparison,
+    )
+
+
+def _paths(comparison: Comparison) -> Table:
+    return _side_by_side(
+        comparison.before.path_by_kind_ns(), comparison.after.path_by_kind_ns(), comparison
+    )
+
+
+def _side_by_side(
+    before: Mapping[str, int], after: Mapping[str, int], comparison: Comparison
+) -> Table:
+    scale = build_scale(max(comparison.before.iteration_ns, comparison.after.iteration_ns))
+    table = _table("", "before", "after")
+    for name in dict.fromkeys([*before, *after]):
+        if before.get(name) or after.get(name):
+            table.add_row(
+                _one_line(name), scale.text(before.get(name, 0)), scale.text(after.get(name, 0))
+            )
+    return table
+
+
+def _waits(comparison: Comparison) -> list[RenderableType]:
+    before, after = _waits_of(comparison.before), _waits_of(comparison.after)
+    names = sorted(
+        {*before, *after}, key=lambda name: -max(before.get(name, 0), after.get(name, 0))
+    )
+    if not names:
+        return [Text("no rank waits for another", style="dim")]
+    shown = names[:TOP_WAITS]
+    rows: list[RenderableType] = [
+        _side_by_side(
+            {name: before.get(name, 0) for name in shown},
+            {name: after.get(name, 0) for name in shown},
+            comparison,
+        )
+    ]
+    if len(names) > len(shown):
+        rows.append(Text(f"and {len(names) - len(shown)} more; all are in --json", style="dim"))
+    return rows
+
+
+def _waits_of(outcome: Outcome) -> dict[str, int]:
+    """How long ranks wait in an iteration, by who waits for whom."""
+    totals: dict[str, int] = {}
+    for wait in outcome.explanation.waits:
+        name = f"rank {format_ranks(wait.waiting_ranks)} for rank {wait.awaited_rank}"
+        totals[name] = totals.get(name, 0) + wait.duration_ns
+    return totals
+
+
+def _sentences(sentences: Iterable[str]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    for sentence in sentences:
+        table.add_row("-", Text(printable(sentence)))
+    return table
+
+
+def _section(title: str, body: Iterable[RenderableType]) -> list[RenderableType]:
+    parts = list(body)
+    if not parts:
+        return []
+    return [Text(f"\n{title}", style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts)]
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(first, max_width=40)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _one_line(words: str) -> Text:
+    return Text(printable(words), overflow="ellipsis", no_wrap=True)

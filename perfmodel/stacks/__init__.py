@@ -1,0 +1,1 @@
+"""Stacks: what a framework fuses, overlaps, captures and launches, as data."""

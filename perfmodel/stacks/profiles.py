@@ -1,0 +1,303 @@
+"""Stack files: reading software stack profiles. All faults of a file are reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from embeddings.table import KERNELS
+from perfmodel.base.documents import FaultList, find_document, load_yaml
+from perfmodel.base.dtypes import DType, parse_dtype
+from perfmodel.base.errors import CalibrationError, InputError
+from perfmodel.base.units import parse_duration_ns
+from perfmodel.graph.ops import HostPart
+from perfmodel.stacks.stack import (
+    Execution,
+    Fusion,
+    Habit,
+    HostTimes,
+    OptimizerKernels,
+    Overlap,
+    Residency,
+    SoftwareStack,
+    TableHandling,
+    canonical_operator,
+)
+
+# A profile takes over every key it does not state; host operators are merged one by one.
+
+
+STACK_FOLDER = Path(__file__).parent / "catalog"
+
+_KEYS = {
+    "name", "description", "source", "date", "licence", "hardware", "extends", "execution",
+    "optimizer_kernels", "fusions", "overlaps", "attention_kernels", "matmul_dtypes",
+    "sustained_slowdown", "kernel_time_ratio", "relative_sigma", "residency", "host",
+    "host_speed_ratio", "habits", "tables",
+}  # fmt: skip
+_MAX_CHAIN = 8
+
+
+def list_stacks() -> tuple[str, ...]:
+    """Names of the software stacks that come with perfmodel."""
+    return tuple(sorted(path.stem for path in STACK_FOLDER.glob("*.yaml")))
+
+
+def find_profile(name_or_path: str | Path) -> Path:
+    """The file itself, or the one of that name that comes with perfmodel."""
+    return find_document(
+        name_or_path, folder=STACK_FOLDER, what="software stack", error_type=CalibrationError
+    )
+
+
+def merge_profile(path: Path, *, depth: int = 0) -> dict[str, Any]:
+    """The content of *path* laid over what it extends."""
+    content = load_yaml(path, error_type=CalibrationError)
+    unknown = sorted(set(content) - _KEYS)
+    if unknown:
+        raise CalibrationError(
+            f"{path}: unknown keys {', '.join(unknown)}. Known keys: {', '.join(sorted(_KEYS))}."
+        )
+    if "extends" not in content:
+        return content
+    if depth >= _MAX_CHAIN:
+        raise CalibrationError(
+            f"{path}: `extends` chain is longer than {_MAX_CHAIN}; is it a loop?"
+        )
+    base = merge_profile(find_profile(str(content["extends"])), depth=depth + 1)
+    return _overlay(base, content, path)
+
+
+def _overlay(base: dict[str, Any], content: dict[str, Any], path: Path) -> dict[str, Any]:
+    ratio = content.get("host_speed_ratio", 1.0)
+    if not isinstance(ratio, int | float) or not ratio > 0:
+        raise CalibrationError(f"{path}: host_speed_ratio: must be above zero, got {ratio!r}.")
+    host = _slowed(base.get("host", {}), 1.0 / ratio)
+    own = content.get("host", {})
+    if not isinstance(own, dict):
+        raise CalibrationError(f"{path}: host: must be a mapping, got {own!r}.")
+    # An empty table of operators, stated, takes over none: a captured graph has no operators.
+    is_cleared = own.get("operators") == {}
+    operators = {} if is_cleared else {**host.get("operators", {}), **own.get("operators", {})}
+    default = {**host.get("default", {}), **own.get("default", {})}
+    merged_host = {**host, **own, "operators": operators, "default": default}
+    kept = {key: value for key, value in base.items() if key != "host_speed_ratio"}
+    return {**kept, **content, "host": merged_host}
+
+
+def _slowed(times: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """*times* with every duration multiplied by *factor*, still as text with its unit."""
+    result: dict[str, Any] = {}
+    for key, value in times.items():
+        if isinstance(value, dict):
+            result[key] = _slowed(value, factor)
+        elif isinstance(value, str) and key != "launch_latency":
+            result[key] = f"{parse_duration_ns(value) * factor:.6g} ns"
+        else:
+            result[key] = value
+    return result
+
+
+_HOST_KEYS = {
+    "between_operators", "launch", "wait", "launch_latency", "operators", "default",
+}  # fmt: skip
+_PART_WORDS = {
+    "between_operators": HostPart.BETWEEN_OPERATORS,
+    "before_launch": HostPart.BEFORE_LAUNCH,
+    "after_launch": HostPart.AFTER_LAUNCH,
+    "launch": HostPart.LAUNCH,
+    "between_launches": HostPart.BETWEEN_LAUNCHES,
+    "wait": HostPart.WAIT,
+}
+_TABLE_KEYS = {"lookup_kernel", "key_time", "updates_all_rows"}
+KERNEL_FAMILIES = ("attention", "communication", "copy", "embedding", "gemm", "memory")
+"""Families of kernels that a profile may state a time ratio for."""
+
+
+def load_stack(name_or_path: str | Path) -> SoftwareStack:
+    """The stack in a file, or the one of that name that comes with perfmodel."""
+    path = find_profile(name_or_path)
+    content = merge_profile(path)
+    faults = FaultList(str(path))
+    stack = _Reader(content, faults).stack()
+    faults.check(CalibrationError)
+    assert stack is not None
+    return stack
+
+
+class _Reader:
+    """Reads one merged profile, noting faults instead of stopping at the first."""
+
+    def __init__(self, content: Mapping[str, Any], faults: FaultList) -> None:
+        self._content = content
+        self._faults = faults
+
+    def stack(self) -> SoftwareStack | None:
+        host = self._host()
+        fields = {
+            "name": self._text("name"),
+            "description": self._text("description"),
+            "source": self._text("source"),
+            "execution": self._word("execution", Execution),
+            "optimizer_kernels": self._word("optimizer_kernels", OptimizerKernels),
+            "fusions": frozenset(self._words("fusions", Fusion)),
+            "overlaps": frozenset(self._words("overlaps", Overlap)),
+            "attention_kernels": self._attention(),
+            "matmul_dtypes": self._dtypes(),
+            "sustained_slowdown": self._slowdowns(),
+            "kernel_time_ratio": self._time_ratios(),
+            "residency": self._word("residency", Residency, default="cold"),
+            "relative_sigma": self._number("relative_sigma", 0.0),
+            "habits": frozenset(self._words("habits", Habit)),
+            "tables": self._tables(),
+        }
+        if self._faults.faults or host is None:
+            return None
+        return SoftwareStack(host=host, **fields)
+
+    def _text(self, key: str) -> str:
+        value = self._content.get(key)
+        if not isinstance(value, str) or not value.strip():
+            self._faults.add(key, f"must be a text, got {value!r}")
+            return ""
+        return value
+
+    def _number(self, key: str, default: float) -> float:
+        value = self._content.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            self._faults.add(key, f"must be a number of at least 0, got {value!r}")
+            return default
+        return float(value)
+
+    def _word(self, key: str, kind: Any, default: str | None = None) -> Any:
+        value = self._content.get(key, default)
+        try:
+            return kind(value)
+        except ValueError:
+            known = ", ".join(member.value for member in kind)
+            self._faults.add(key, f"must be one of {known}, got {value!r}")
+            return None
+
+    def _words(self, key: str, kind: Any) -> list[Any]:
+        values = self._content.get(key, [])
+        if not isinstance(values, list):
+            self._faults.add(key, f"must be a list, got {values!r}")
+            return []
+        known = {member.value: member for member in kind}
+        for place, value in enumerate(values):
+            if value not in known:
+                self._faults.add(
+                    f"{key}[{place}]", f"must be one of {', '.join(known)}, got {value!r}"
+                )
+        return [known[value] for value in values if value in known]
+
+    def _mapping(self, key: str) -> dict[str, Any]:
+        value = self._content.get(key, {})
+        if not isinstance(value, dict):
+            self._faults.add(key, f"must be a mapping, got {value!r}")
+            return {}
+        return value
+
+    def _attention(self) -> Mapping[str, str]:
+        kernels = {key: str(value) for key, value in self._mapping("attention_kernels").items()}
+        if "default" not in kernels:
+            self._faults.add("attention_kernels", "must name a `default` kernel")
+        return kernels
+
+    def _dtypes(self) -> Mapping[DType, DType]:
+        try:
+            pairs = self._mapping("matmul_dtypes").items()
+            return {parse_dtype(key): parse_dtype(val) for key, val in pairs}
+        except InputError as fault:
+            self._faults.add("matmul_dtypes", str(fault))
+            return {}
+
+    def _slowdowns(self) -> Mapping[str, float]:
+        result = {}
+        for key, value in self._mapping("sustained_slowdown").items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
+                self._faults.add(
+                    f"sustained_slowdown.{key}", f"must be a number of at least 1, got {value!r}"
+                )
+            else:
+                result[key] = float(value)
+        return result
+
+    def _time_ratios(self) -> Mapping[str, Mapping[str, float]]:
+        return {
+            family: self._ratios(f"kernel_time_ratio.{family}", value)
+            for family, value in self._mapping("kernel_time_ratio").items()
+            if self._is_family(family)
+        }
+
+    def _is_family(self, family: str) -> bool:
+        if family not in KERNEL_FAMILIES:
+            known = ", ".join(KERNEL_FAMILIES)
+            self._faults.add(f"kernel_time_ratio.{family}", f"unknown family; known: {known}")
+        return family in KERNEL_FAMILIES
+
+    def _ratios(self, place: str, value: Any) -> Mapping[str, float]:
+        by_architecture = value if isinstance(value, dict) else {"default": value}
+        for key, ratio in by_architecture.items():
+            if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not ratio > 0:
+                self._faults.add(f"{place}.{key}", f"must be a number above 0, got {ratio!r}")
+                return {}
+        return {key: float(ratio) for key, ratio in by_architecture.items()}
+
+    def _tables(self) -> TableHandling:
+        tables = self._mapping("tables")
+        kernel, all_rows = tables.get("lookup_kernel", "fbgemm"), tables.get("updates_all_rows")
+        for key in sorted(set(tables) - _TABLE_KEYS):
+            known = ", ".join(sorted(_TABLE_KEYS))
+            self._faults.add(f"tables.{key}", f"unknown key; known: {known}")
+        if kernel not in KERNELS:
+            self._faults.add(
+                "tables.lookup_kernel", f"must be one of {', '.join(KERNELS)}, got {kernel!r}"
+            )
+        if all_rows not in (None, True, False):
+            self._faults.add("tables.updates_all_rows", f"must be true or false, got {all_rows!r}")
+        key_ns = self._duration("tables.key_time", tables.get("key_time", "0 ns"))
+        return TableHandling(kernel, key_ns, bool(all_rows))
+
+    def _host(self) -> HostTimes | None:
+        host = self._mapping("host")
+        for key in sorted(set(host) - _HOST_KEYS):
+            self._faults.add(f"host.{key}", f"unknown key; known: {', '.join(sorted(_HOST_KEYS))}")
+        names = ("between_operators", "launch", "wait", "launch_latency")
+        times = {f"{key}_ns": self._duration(f"host.{key}", host.get(key)) for key in names}
+        operators = {
+            canonical_operator(operator): self._parts(f"host.operators.{operator}", parts)
+            for operator, parts in (host.get("operators") or {}).items()
+        }
+        default = self._parts("host.default", host.get("default"))
+        for part in (HostPart.BEFORE_LAUNCH, HostPart.AFTER_LAUNCH, HostPart.BETWEEN_LAUNCHES):
+            if part not in default:
+                self._faults.add("host.default", f"must state {part.name.lower()}")
+        if self._faults.faults:
+            return None
+        return HostTimes(operators=operators, default=default, **times)
+
+    def _parts(self, place: str, parts: Any) -> Mapping[HostPart, float]:
+        if not isinstance(parts, dict):
+            self._faults.add(place, f"must be a mapping of parts, got {parts!r}")
+            return {}
+        result = {}
+        for word, value in parts.items():
+            if word not in _PART_WORDS:
+                self._faults.add(
+                    f"{place}.{word}", f"unknown part; known: {', '.join(_PART_WORDS)}"
+                )
+            else:
+                result[_PART_WORDS[word]] = self._duration(f"{place}.{word}", value)
+        return result
+
+    def _duration(self, place: str, value: Any) -> float:
+        try:
+            duration_ns = parse_duration_ns(value)
+        except InputError as fault:
+            self._faults.add(place, str(fault))
+            return 0.0
+        if duration_ns < 0:
+            self._faults.add(place, f"must not be negative, got {value!r}")
+        return duration_ns

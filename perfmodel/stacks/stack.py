@@ -1,0 +1,208 @@
+"""Software stacks: what a framework does with an operator, and what that costs the host.
+
+A stack is data (`stacks/*.yaml`). `extends` takes over another stack and
+changes some of it; `host_speed_ratio` then divides every host time taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from perfmodel.base.dtypes import DType
+from perfmodel.graph.ops import HostPart
+
+
+class Residency(Enum):
+    """Where the operands are when a product begins.
+
+    COLD is training: weights come from memory, activations from the cache if
+    they fit. ROTATING is a benchmark that takes turns over enough copies of
+    the weights to fill the cache, at most five; if the copies fit, weights are
+    hot, which makes time jump with size. REPEATED runs on the same operands.
+    """
+
+    COLD = "cold"
+    ROTATING = "rotating"
+    REPEATED = "repeated"
+
+
+class Fusion(Enum):
+    """Chains of operators that a stack may run as one kernel.
+
+    LOOKUP_CAST: a lookup writes rows in the format they travel in. WEIGHT_CAST: the optimizer
+    writes weights in the format of products, and gradients stay in it. GRADIENT_COPY: gradients
+    are written straight to the buffer they are reduced in.
+    """
+
+    NORM = "norm"
+    BIAS = "bias"
+    GELU = "gelu"
+    BIAS_ACTIVATION = "bias_activation"
+    DROPOUT_RESIDUAL = "dropout_residual"
+    SWIGLU = "swiglu"
+    ROTARY = "rotary"
+    SOFTMAX_MASK = "softmax_mask"
+    CROSS_ENTROPY = "cross_entropy"
+    ELEMENTWISE = "elementwise"
+    INTERACTION = "interaction"
+    LOOKUP_CAST = "lookup_cast"
+    WEIGHT_CAST = "weight_cast"
+    GRADIENT_COPY = "gradient_copy"
+
+
+class Habit(Enum):
+    """What a training script does although it need not.
+
+    BLOCKING_COPIES: every copy to or from the device holds the host up until it is done, and the
+    loss is copied each iteration. UNFUSED_BIAS: a layer copies its bias before the product and
+    sums its gradient in an operator of its own. ZEROED_GRADIENTS: gradients are added to zeros.
+    HOST_TRIANGLE: indices of the triangle of products come from the host, and its backward pass
+    adds up by index. LONE_BOTTOM: the bottom layers run on rank 0 alone, for the whole batch, and
+    their output travels with the pooled vectors.
+    """
+
+    BLOCKING_COPIES = "blocking_copies"
+    UNFUSED_BIAS = "unfused_bias"
+    ZEROED_GRADIENTS = "zeroed_gradients"
+    HOST_TRIANGLE = "host_triangle"
+    LONE_BOTTOM = "lone_bottom"
+
+
+class Execution(Enum):
+    """How kernels get to the device."""
+
+    EAGER = "eager"
+    COMPILED = "compiled"
+    CUDA_GRAPH = "cuda_graph"
+
+
+class OptimizerKernels(Enum):
+    """How the optimizer runs over parameters: one by one, in lists, or in one kernel."""
+
+    PLAIN = "plain"
+    FOREACH = "foreach"
+    FUSED = "fused"
+
+
+class Overlap(Enum):
+    """What a stack runs at the same time."""
+
+    GRADIENT_REDUCTION = "gradient_reduction"
+    PARAMETER_GATHER = "parameter_gather"
+    PIPELINE_TRANSFER = "pipeline_transfer"
+    EMBEDDING_EXCHANGE = "embedding_exchange"
+    INPUT = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """A host duration and whether the stack states it or assumes it."""
+
+    duration_ns: float
+    is_assumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """Host time of one stack: by part, by operator, with a default for unknown operators."""
+
+    between_operators_ns: float
+    launch_ns: float
+    wait_ns: float
+    launch_latency_ns: float
+    operators: Mapping[str, Mapping[HostPart, float]]
+    default: Mapping[HostPart, float]
+
+    def time(self, operator: str, part: HostPart) -> HostTime:
+        """What *part* of *operator* takes."""
+        fixed_ns = {
+            HostPart.BETWEEN_OPERATORS: self.between_operators_ns,
+            HostPart.LAUNCH: self.launch_ns,
+            HostPart.WAIT: self.wait_ns,
+        }
+        stated = self.operators.get(canonical_operator(operator), {})
+        if part in stated:
+            return HostTime(stated[part], is_assumed=False)
+        if part in fixed_ns:
+            return HostTime(fixed_ns[part], is_assumed=False)
+        return HostTime(self.default[part], is_assumed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TableHandling:
+    """How a stack treats embedding tables.
+
+    *lookup_kernel* is the implementation of the fused lookup; only SGD can take one that adds
+    gradients in place. Every rank spends *key_ns* on every key of the whole batch before it is
+    looked up. With *updates_all_rows* every rank passes over all rows of all tables and their
+    optimizer state, not only over those of the batch.
+    """
+
+    lookup_kernel: str = "fbgemm"
+    key_ns: float = 0.0
+    updates_all_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareStack:
+    """How a framework runs a model: kernels, fusions, overlaps, habits and host times.
+
+    *attention_kernels* maps an architecture (or `default`) to a kernel name.
+    *sustained_slowdown* maps an architecture to how much longer a long run of
+    kernels bound by arithmetic takes than a short one. *kernel_time_ratio* maps
+    a family of kernels and an architecture to how much longer they take inside
+    this framework than alone: fitted to runs, where nothing else tells.
+    """
+
+    name: str
+    description: str
+    source: str
+    execution: Execution
+    optimizer_kernels: OptimizerKernels
+    fusions: frozenset[Fusion]
+    overlaps: frozenset[Overlap]
+    attention_kernels: Mapping[str, str]
+    host: HostTimes
+    matmul_dtypes: Mapping[DType, DType] = field(default_factory=dict)
+    sustained_slowdown: Mapping[str, float] = field(default_factory=dict)
+    kernel_time_ratio: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    relative_sigma: float = 0.0
+    residency: Residency = Residency.COLD
+    habits: frozenset[Habit] = frozenset()
+    tables: TableHandling = TableHandling()
+
+    def attention_kernel(self, architecture: str) -> str:
+        """The attention kernel this stack takes on *architecture*."""
+        return self.attention_kernels.get(architecture, self.attention_kernels["default"])
+
+    def slowdown(self, architecture: str) -> float:
+        """How much longer arithmetic takes under long load on *architecture*, at least 1."""
+        return self.sustained_slowdown.get(
+            architecture, self.sustained_slowdown.get("default", 1.0)
+        )
+
+    def time_ratio(self, family: str, architecture: str) -> float:
+        """How much longer kernels of *family* take here than alone on *architecture*."""
+        of_family = self.kernel_time_ratio.get(family, {})
+        return of_family.get(architecture, of_family.get("default", 1.0))
+
+    def fuses(self, fusion: Fusion) -> bool:
+        """Whether this stack runs *fusion* as one kernel."""
+        return fusion in self.fusions
+
+    def overlaps_with_compute(self, overlap: Overlap) -> bool:
+        """Whether this stack runs *overlap* beside compute."""
+        return overlap in self.overlaps
+
+
+def canonical_operator(operator: str) -> str:
+    """*operator* without namespace and version digit: `aten::linear` is `linear`.
+
+    Autograd names end in a digit that counts overloads (`AddmmBackward0`).
+    """
+    word = operator.rsplit("::", 1)[-1]
+    if word.rstrip("0123456789").endswith("Backward"):
+        word = word.rstrip("0123456789")
+    return word
