@@ -133,7 +133,7 @@ def test_a_fault_in_a_file_is_named(tmp_path, before, after, fault):
 
 
 def test_a_workload_that_is_nowhere_names_a_near_one():
-    with pytest.raises(WorkloadError, match="Did you mean llama3_8b"):
+    with pytest.raises(WorkloadError, match="Near: llama3_8b"):
         load_workload("lama3_8b")
 
 
