@@ -46,6 +46,8 @@ WORDS = (
     Word("topology", "perfmodel.cli.topology", "List, show and check machines."),
     Word("collective", "perfmodel.cli.collective", "Price a collective on a machine."),
     Word("kernel", "perfmodel.cli.kernel", "Price a kernel on a GPU."),
+    Word("init", "perfmodel.cli.init", "Write a commented file to start from."),
+    Word("doctor", "perfmodel.cli.doctor", "Say what this installation has and lacks."),
 )
 
 EPILOG = (
