@@ -17,7 +17,7 @@ from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
 
 DEFAULT_MEMORY_BYTES = 80 * 10**9
-_USABLE_SHARE = 0.9
+USABLE_SHARE = 0.9
 _MICRO_BATCHES_A_STAGE = 4
 _MOST_MICRO_BATCHES = 2**16
 _ENDS = 2
@@ -47,7 +47,7 @@ def choose_layout(
     ]
     if not candidates:
         raise WorkloadError(_explain(spec, rank_count, ranks_per_host))
-    usable_bytes = int(memory_bytes * _USABLE_SHARE)
+    usable_bytes = int(memory_bytes * USABLE_SHARE)
     for layout in candidates:
         if _peak_bytes(spec, layout) <= usable_bytes:
             return _described(spec, _grow_micro_batch(spec, layout, usable_bytes), usable_bytes)
