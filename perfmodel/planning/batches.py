@@ -6,7 +6,7 @@ and the pooled exchanges do not depend on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,16 @@ class BatchSpread:
     middle_ns: float
     high_ns: float
     batches: int
+
+    def scaled(self, ratio: float) -> BatchSpread:
+        """The same spread around a time that is *ratio* times as long."""
+        return replace(
+            self,
+            mean_ns=ratio * self.mean_ns,
+            low_ns=ratio * self.low_ns,
+            middle_ns=ratio * self.middle_ns,
+            high_ns=ratio * self.high_ns,
+        )
 
 
 def sample_batches(

@@ -41,18 +41,6 @@ def evaluate_plans(
     return PlanTimes(found[:, 0], found[:, 1], found[:, 2], found[:, 3])
 
 
-def mean_times(
-    frame: Frame, kinds: Int8s, durations_ns: Int64s, *, vector: int, iterations: int
-) -> NDArray[np.float64]:
-    """Mean iteration time of every plan over the second half of *iterations*."""
-    moments = _moments(frame, kinds.shape[1])
-    ends = _replay_ends(kinds, durations_ns, iterations, moments, _columns(frame, vector))
-    span = max(iterations // 2, 1)
-    before = ends[:, -1 - span] if iterations > 1 else np.zeros(len(ends), dtype=np.int64)
-    times: NDArray[np.float64] = (ends[:, -1] - before) / span
-    return times
-
-
 def start_and_end(frame: Frame, kinds: Int8s, durations_ns: Int64s) -> tuple[Int64s, Int64s]:
     """Ready and end of every slot x rank of one plan in its first iteration."""
     moments = _moments(frame, len(kinds))
@@ -229,16 +217,3 @@ def _cycle(totals: Int64s, count: int, moments: _Moments, columns: _Columns) -> 
         if is_same:
             return cycle
     return NOT_SETTLED
-
-
-@numba.njit(cache=True, nogil=True)
-def _replay_ends(
-    kinds: Int8s, durations: Int64s, iterations: int, moments: _Moments, columns: _Columns
-) -> Int64s:
-    totals = np.zeros((len(kinds), iterations), dtype=np.int64)
-    history = moments.starts.shape[0]
-    for plan in range(len(kinds)):
-        for iteration in range(iterations):
-            _advance(iteration, kinds[plan], durations[plan], moments, columns)
-            totals[plan, iteration] = _last_end(iteration % history, moments, columns)
-    return totals
