@@ -19,6 +19,7 @@ from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scena
 
 if TYPE_CHECKING:
     from perfmodel.graph.job import JobGraph
+    from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
     from perfmodel.planning.question import RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.comparison import Comparison
@@ -38,6 +39,7 @@ __all__ = [
     "predict",
     "rank",
     "replay",
+    "search",
     "validate",
     "validate_runs",
     "whatif",
@@ -75,6 +77,21 @@ def rank(
 
     with open_executor(executor, workers=workers, address=ray_address) as place:
         return rank_plans(question, executor=place, on_phase=on_phase)
+
+
+def search(
+    question: LayoutQuestion,
+    *,
+    executor: str = "serial",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> tuple[LayoutRanking, ...]:
+    """The fastest layouts that *question* asks about, for every number of hosts."""
+    from perfmodel.planning.layouts.search import search_layouts
+
+    with open_executor(executor, workers=workers, address=ray_address) as place:
+        return search_layouts(question, executor=place, on_phase=on_phase)
 
 
 def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:

@@ -53,7 +53,7 @@ class Bounds:
         layout, spec = candidate.chosen.layout, candidate.spec
         times = self._measured(_one_layer(spec, layout))
         stages = [
-            times.layer_ns * layout.layer_count(spec.model.layers, stage=stage)
+            float(times.layer_ns) * layout.layer_count(spec.model.layers, stage=stage)
             for stage in range(layout.pp)
         ]
         # The head is by far the dearer end, and it is on the last stage.

@@ -115,7 +115,7 @@ def _iter_rest(
         shardings = [StateSharding.ZERO1] + ([StateSharding.ZERO3] if pp == 1 else [])
     if "sharding" in fixed:
         shardings = [spec.parallel.sharding]
-    recomputes = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL)
+    recomputes: tuple[Recompute, ...] = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL)
     if "recompute" in fixed:
         recomputes = (spec.training.recompute,)
     runs = (spec.parallel.interleaving,) if "interleaving" in fixed else RUNS if pp > 1 else (1,)

@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
+import numpy as np
+
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.base.units import format_size
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
-from perfmodel.planning.layouts.candidates import FIELDS, Candidate, iter_candidates
+from perfmodel.planning.layouts.candidates import Candidate, iter_candidates
 from perfmodel.planning.ranking import beats_next
 from perfmodel.prediction.answer import Answer, Interval, Prediction
 from perfmodel.prediction.answering import answer, answer_in_full
@@ -270,8 +272,6 @@ def _replay(
 def _order(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
     """Fastest first; of equals the one that needs less memory."""
     order = sorted(replayed, key=lambda one: (one.time_ns, one.candidate.peak_bytes))
-    import numpy as np
-
     shares = beats_next([np.array(one.found.drawn_ns) for one in order])
     return [replace(one, beats_next=share) for one, share in zip(order, shares, strict=True)]
 
@@ -301,13 +301,12 @@ def _compare(first: Prediction, second: Prediction, name: str) -> tuple[str, ...
             sentences.append(f"{word} {change_ms:+.1f} ms")
     if not sentences:
         return ()
-    largest = max(second.explanation.time.of_part_ns.items(), key=lambda item: item[1])
+    part, largest_ns = max(second.explanation.time.of_part_ns.items(), key=lambda item: item[1])
+    share_pct = 100 * gap_ms / max(largest_ns / 1e6, gap_ms)
+    word = part.value.replace("_", " ")
     return (
         f"Against {name} (+{gap_ms:.1f} ms): {', '.join(sentences)}.",
-        (
-            f"It would win if its {largest[0].value.replace('_', ' ')} "
-            f"({largest[1] / 1e6:.1f} ms) were {100 * gap_ms * 1e6 / max(largest[1], 1):.0f} % less."
-        ),
+        f"It would win if its {word} ({largest_ns / 1e6:.1f} ms) were {share_pct:.0f} % less.",
     )
 
 
@@ -324,13 +323,12 @@ def _name(one: RankedLayout) -> str:
 def pareto(rankings: Sequence[LayoutRanking]) -> tuple[LayoutRanking, ...]:
     """The numbers of hosts that no smaller or equal number beats in time."""
     order = sorted(rankings, key=lambda one: (one.rank_count, one.best.time_ns))
-    first_of_size = [next(iter(group)) for _, group in groupby(order, key=lambda one: one.rank_count)]
+    first_of_size = [
+        next(iter(group)) for _, group in groupby(order, key=lambda one: one.rank_count)
+    ]
     front: list[LayoutRanking] = []
     for one in first_of_size:
         if not front or one.best.time_ns < front[-1].best.time_ns:
             front.append(one)
     assert all(a.best.time_ns > b.best.time_ns for a, b in pairwise(front))
     return tuple(front)
-
-
-__all__ = ["FIELDS", "LayoutQuestion", "LayoutRanking", "RankedLayout", "search_layouts"]
