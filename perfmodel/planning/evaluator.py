@@ -17,8 +17,8 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
-from perfmodel.planning.evaluate import Int8s, PlanTimes, evaluate_plans
-from perfmodel.planning.frame import EMPTY, HOLDER, Frame, build_frame
+from perfmodel.engine.condensed import CondensedJob, Int8s, VariantTimes, evaluate_variants
+from perfmodel.planning.frame import EMPTY, HOLDER, build_frame
 from perfmodel.planning.layout import Layout, LayoutBook
 from perfmodel.planning.placements import (
     Int32s,
@@ -88,7 +88,7 @@ class PricedPlans:
 class PlanMeasures:
     """By plan: times, what its busiest ranks take for their parts, memory of its fullest rank."""
 
-    times: PlanTimes
+    times: VariantTimes
     busiest_ns: Floats
     peak_bytes: Int64s
 
@@ -101,7 +101,7 @@ class PlanMeasures:
 class _KnownFrame:
     """A frame, and the memory of a rank that holds no piece."""
 
-    frame: Frame
+    frame: CondensedJob
     base_bytes: int
 
 
@@ -118,7 +118,7 @@ class PlanEvaluator:
         self.pricer = PlanPricer(spec, cluster, stack)
         self._frames: dict[FrameKey, _KnownFrame] = {}
 
-    def times(self, plans: Sequence[ShardingPlan]) -> PlanTimes:
+    def times(self, plans: Sequence[ShardingPlan]) -> VariantTimes:
         """Times of *plans*, in their order."""
         return self.measure(plans).times
 
@@ -171,13 +171,13 @@ class PlanEvaluator:
             for first in range(0, len(places), AT_ONCE):
                 part = places[first : first + AT_ONCE]
                 priced = self.price_placements(placements.take(part), partial_widths[part])
-                found = evaluate_plans(known.frame, priced.kinds, priced.durations_ns)
+                found = evaluate_variants(known.frame, priced.kinds, priced.durations_ns)
                 times[:, part] = np.stack(
                     [found.isolated_ns, found.period_ns, found.iterations, found.cyclicity]
                 )
                 busiest[part] = priced.busiest_ns
                 peak[part] = priced.loads.memory_bytes.max(axis=1) + known.base_bytes
-        return PlanMeasures(PlanTimes(*times), busiest, peak)
+        return PlanMeasures(VariantTimes(*times), busiest, peak)
 
     def _known_frame(
         self, key: FrameKey, plan_of: Callable[[int], ShardingPlan], place: int
@@ -214,7 +214,7 @@ class PlanEvaluator:
         kinds = np.where(loads.piece_counts > 0, HOLDER, EMPTY).astype(np.int8)
         return PricedPlans(kinds, costs, loads)
 
-    def frame(self, plan: ShardingPlan) -> Frame:
+    def frame(self, plan: ShardingPlan) -> CondensedJob:
         """The frame of plans like *plan*, nominal durations only."""
         return self._known_frame(frame_key(plan), lambda _: plan, 0).frame
 
