@@ -32,8 +32,8 @@ from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.costs.embedding.constants import constants_for
 from perfmodel.costs.embedding.terms import MILLI, Term, most_tables_at_once, table_terms
-from perfmodel.graph.ops import Pass
 from perfmodel.engine.condensed import evaluate_variants
+from perfmodel.graph.ops import Pass
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.frame import HOLDER
 from perfmodel.planning.layout import WHOLE, Cut, split_table

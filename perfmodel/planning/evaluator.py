@@ -19,7 +19,7 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.engine.condensed import CondensedJob, Int8s, VariantTimes, evaluate_variants
 from perfmodel.planning.frame import EMPTY, HOLDER, build_frame
-from perfmodel.planning.layout import Layout, LayoutBook
+from perfmodel.planning.layout import LayoutBook, PlanLayout
 from perfmodel.planning.placements import (
     Int32s,
     Int64s,
@@ -132,7 +132,7 @@ class PlanEvaluator:
         placements = self.catalog.placements(plans)
         return self._measure(placements, widths, keys, lambda place: plans[place])
 
-    def measure_layouts(self, book: LayoutBook, layouts: Sequence[Layout]) -> PlanMeasures:
+    def measure_layouts(self, book: LayoutBook, layouts: Sequence[PlanLayout]) -> PlanMeasures:
         """The same for layouts: a plan is built only where none is known with its frame."""
         return self._measure(
             join_placements(
@@ -202,7 +202,7 @@ class PlanEvaluator:
         widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
         return self.price_placements(self.catalog.placements(plans), widths)
 
-    def price_layout(self, layout: Layout) -> PricedPlans:
+    def price_layout(self, layout: PlanLayout) -> PricedPlans:
         """Durations of what one layout changes."""
         placements = join_placements([layout.piece], [layout.rank])
         return self.price_placements(placements, np.array([layout.partial_width]))
