@@ -12,10 +12,10 @@ from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
+from perfmodel.engine.condensed import evaluate_variants, start_and_end
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.batches import BatchSpread, sample_batches
-from perfmodel.planning.evaluate import evaluate_plans, start_and_end
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.frame import build_frame
 from perfmodel.planning.making import MadePlans, make_plans
@@ -219,7 +219,7 @@ def find_gains(evaluator: PlanEvaluator, plan: ShardingPlan, mode: Mode) -> dict
     frame = build_frame(variants, np.ascontiguousarray(vectors))
 
     def time_ns(durations_ns: NDArray[np.int64], vector: int) -> int:
-        found = evaluate_plans(frame, priced.kinds, durations_ns, vector=vector)
+        found = evaluate_variants(frame, priced.kinds, durations_ns, vector=vector)
         return int((found.period_ns if mode is Mode.PERIOD else found.isolated_ns)[0])
 
     nominal_ns = time_ns(priced.durations_ns, 0)
