@@ -52,6 +52,18 @@ class Fusion(Enum):
     GRADIENT_COPY = "gradient_copy"
 
 
+_INCLUDED = {
+    Fusion.BIAS: (Fusion.BIAS_ACTIVATION, Fusion.ELEMENTWISE),
+    Fusion.GELU: (Fusion.BIAS_ACTIVATION, Fusion.ELEMENTWISE),
+    Fusion.NORM: (Fusion.ELEMENTWISE,),
+    Fusion.DROPOUT_RESIDUAL: (Fusion.ELEMENTWISE,),
+    Fusion.SWIGLU: (Fusion.ELEMENTWISE,),
+    Fusion.ROTARY: (Fusion.ELEMENTWISE,),
+    Fusion.SOFTMAX_MASK: (Fusion.ELEMENTWISE,),
+}
+"""Fusions that a wider one brings along."""
+
+
 class Habit(Enum):
     """What a training script does although it need not.
 
@@ -110,6 +122,7 @@ class Overlap(Enum):
     GRADIENT_REDUCTION = "gradient_reduction"
     PARAMETER_GATHER = "parameter_gather"
     PIPELINE_TRANSFER = "pipeline_transfer"
+    TENSOR_EXCHANGE = "tensor_exchange"
     EMBEDDING_EXCHANGE = "embedding_exchange"
     INPUT = "input"
 
@@ -264,8 +277,16 @@ class SoftwareStack:
         return of_family.get(architecture, of_family.get("default", 1.0))
 
     def fuses(self, fusion: Fusion) -> bool:
-        """Whether this stack runs *fusion* as one kernel."""
-        return fusion in self.fusions
+        """Whether this stack runs *fusion*, or a wider one that includes it, as one kernel."""
+        return not self.fusions.isdisjoint((fusion, *_INCLUDED.get(fusion, ())))
+
+    @property
+    def unfuses_attention(self) -> bool:
+        """Whether attention is products with passes over the scores on every device.
+
+        Where nothing is launched (on a CPU) attention is measured as one call, so it stays one.
+        """
+        return self.host.launch_ns > 0 and set(self.attention_kernels.values()) == {"unfused"}
 
     def overlaps_with_compute(self, overlap: Overlap) -> bool:
         """Whether this stack runs *overlap* beside compute."""

@@ -51,13 +51,15 @@ _AHEAD = 2
 class LayerGathering:
     """Gathers of weights in *dtype* on *stream*; *used* are the last kernels of past layers.
 
-    Without *is_ahead* a gather waits for all compute issued before it.
+    Without *is_ahead* a gather waits for all compute issued before it. With *is_kept* what was
+    gathered stays until the iteration ends, as stages of a pipeline need it again at once.
     """
 
     writer: EagerWriter
     stream: Stream
     dtype: DType
     is_ahead: bool = True
+    is_kept: bool = False
     used: list[int] = field(default_factory=list)
     gathered: dict[str, int] = field(default_factory=dict)
 
@@ -66,7 +68,7 @@ class LayerGathering:
         if name in self.gathered:
             return
         kind = CollectiveKind.ALL_GATHER
-        if len(self.used) >= _AHEAD:
+        if len(self.used) >= _AHEAD and not self.is_kept:
             self.writer.hold(self.stream, [self.used[-_AHEAD]])
         self.gathered[name] = self.writer.communicate(
             kind.value,
@@ -79,7 +81,9 @@ class LayerGathering:
 
     def use(self, name: str) -> None:
         """Let compute wait for the weights called *name*."""
-        self.writer.hold(self.writer.compute, [self.gathered.pop(name)])
+        self.writer.hold(self.writer.compute, [self.gathered[name]])
+        if not self.is_kept:
+            del self.gathered[name]
 
     def release(self) -> None:
         """Note that compute is done with the weights it used last."""

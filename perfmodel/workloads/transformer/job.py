@@ -10,7 +10,7 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.feeding import input_assumption
 from perfmodel.workloads.transformer.layout import ChosenLayout
 from perfmodel.workloads.transformer.slots import add_groups
-from perfmodel.workloads.transformer.spec import Recompute, StateSharding, TransformerSpec
+from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
 from perfmodel.workloads.transformer.stage import StageWriter
 
 
@@ -33,6 +33,17 @@ def build_transformer_job(
     return job.build(_facts(spec, chosen))
 
 
+def _recompute_sentence(spec: TransformerSpec) -> str:
+    what = {
+        Recompute.FULL: "Every layer",
+        Recompute.ATTENTION: "The attention core",
+        Recompute.OPS: "All but the attention core and every second product",
+    }[spec.training.recompute]
+    share = spec.training.recompute_fraction
+    where = "" if share == 1 else f", in {share:.0%} of the layers,"
+    return f"{what}{where} is computed again in the backward pass."
+
+
 def _facts(spec: TransformerSpec, chosen: ChosenLayout) -> JobFacts:
     layout, training = chosen.layout, spec.training
     sentences = [
@@ -47,17 +58,19 @@ def _facts(spec: TransformerSpec, chosen: ChosenLayout) -> JobFacts:
         sentences.append("Pipeline stages run one forward, one backward.")
     if layout.interleaving > 1:
         sentences.append(f"Every pipeline stage holds {layout.interleaving} runs of layers.")
-    if training.recompute is Recompute.FULL:
-        sentences.append("Every layer is computed again in the backward pass.")
-    if training.recompute is Recompute.SELECTIVE:
-        sentences.append("The attention core is computed again in the backward pass.")
-    if training.recompute is Recompute.OPERATORS:
+    if training.recompute is not Recompute.NONE:
+        sentences.append(_recompute_sentence(spec))
+    if spec.parallel.sharding.divides_weights:
         sentences.append(
-            "All but the attention core and every second product is computed again in the backward "
-            "pass."
+            "Weights are gathered one layer ahead of use; at most two are held."
+            if layout.pp == 1
+            else "Weights are gathered before their first use and kept until the iteration ends."
         )
-    if spec.parallel.sharding is StateSharding.FULL:
-        sentences.append("Weights are gathered one layer ahead of use; at most two are held.")
+    if training.adapters_only:
+        sentences.append(
+            f"Weights are frozen; adapters of rank {training.adapter_rank} beside every product of "
+            "a layer are trained."
+        )
     return JobFacts(
         name=spec.name, source=f"specification: {spec.source}", assumptions=tuple(sentences)
     )

@@ -23,13 +23,15 @@ class Joining(Enum):
     AT_ONCE = "at once"
     INPUT = "input"
     GRADIENT = "gradient"
+    PIECES = "pieces"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """An operator with its kernels, or with a collective over the tensor group.
 
-    *joins* are the collectives that compute waits for before the kernels.
+    *joins* are the collectives that compute waits for before the kernels, *closes* those that
+    whatever comes after the kernels waits for.
     *parameters* counts the elements whose gradients are ready afterwards.
     """
 
@@ -39,6 +41,7 @@ class Step:
     collective: Collective | None = None
     joining: Joining = Joining.AT_ONCE
     joins: tuple[Joining, ...] = ()
+    closes: tuple[Joining, ...] = ()
     parameters: int = 0
 
 
@@ -53,16 +56,21 @@ class StepWriter:
 
     def write(self, step: Step, *, prefix: str) -> int | None:
         """Write *step*, labelled with *prefix*; its last kernel, if it has one."""
-        for joining in step.joins:
-            if joining in self.outstanding:
-                self.writer.hold(self.writer.compute, [self.outstanding.pop(joining)])
+        self._join(step.joins)
+        task = None
         if step.collective is not None:
             self._communicate(step, step.collective, prefix)
         elif step.kernels:
-            return self.writer.run(step.operator, step.kernels, label=prefix + step.label)
+            task = self.writer.run(step.operator, step.kernels, label=prefix + step.label)
         else:
             self.writer.note(step.operator)
-        return None
+        self._join(step.closes)
+        return task
+
+    def _join(self, joinings: tuple[Joining, ...]) -> None:
+        for joining in joinings:
+            if joining in self.outstanding:
+                self.writer.hold(self.writer.compute, [self.outstanding.pop(joining)])
 
     def _communicate(self, step: Step, collective: Collective, prefix: str) -> None:
         assert self.stream is not None
