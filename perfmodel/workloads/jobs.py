@@ -24,6 +24,7 @@ from perfmodel.workloads.transformer.job import build_transformer_job
 from perfmodel.workloads.transformer.layout import DEFAULT_MEMORY_BYTES, ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.memory import stage_memory
 from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.unstated import take_over
 
 _FILL = 2
 _STRIDE = 2
@@ -74,11 +75,13 @@ def build_workload(
             raise WorkloadError(f"job: {name} must be at least 1, got {value}.")
     stack = stack or load_stack(workload.stack)
     if isinstance(workload, DlrmSpec):
+        workload = take_over(workload, stack)
         plan = choose_plan(workload, rank_count=rank_count, stack=stack, given=plan)
         return BuiltWorkload(
             build_dlrm_job(workload, rank_count=rank_count, plan=plan, stack=stack),
             dlrm_memory(workload, rank_count=rank_count, plan=plan),
         )
+    workload = take_over(workload, stack)
     chosen = choose_layout(
         workload,
         rank_count=rank_count,
