@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from embeddings.plan import ShardingPlan
 from perfmodel.costs.embedding.constants import constants_for
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
-from perfmodel.costs.priced_job import PricedJob, family_draws
+from perfmodel.costs.priced_job import PricedJob, even_draws, family_draws
 from perfmodel.planning.evaluate import evaluate_plans, mean_times
 from perfmodel.planning.evaluator import PlanEvaluator, PricedPlans, frame_key
 from perfmodel.planning.frame import Frame, build_frame
@@ -49,6 +49,7 @@ class PlanSampler:
         )
         self._frame: Frame = build_frame(priced, np.ascontiguousarray(vectors))
         self._samples = samples
+        self._shared = priced.spread.relative_sigma * even_draws(samples, seed=seed)
         self._draws = {name: family_draws(name, samples, seed=seed) for name in FAMILIES}
 
     def times_ns(self, plan: ShardingPlan, *, iterations: int) -> Floats:
@@ -59,7 +60,8 @@ class PlanSampler:
         times = np.empty(self._samples)
         for sample in range(self._samples):
             exponents = np.array([sigma * self._draws[family][sample] for sigma, family in sigmas])
-            scaled = priced.costs.float_ns * np.exp(exponents)[None, :, None]
+            factors = np.exp(exponents + self._shared[sample])
+            scaled = priced.costs.float_ns * factors[None, :, None]
             durations = np.rint(scaled).astype(np.int64)
             times[sample] = mean_times(
                 self._frame, priced.kinds, durations, vector=first + sample, iterations=iterations

@@ -34,6 +34,8 @@ def list_assumptions(
             f"The loop had not settled after {MOST_ITERATIONS} iterations; its period is the mean "
             "of the second half of them."
         )
+    if priced.spread.sentence and np.any(priced.provenance != Provenance.RECORDED):
+        sentences.append(priced.spread.sentence)
     sentences.extend(_about_interference(priced.slowdowns, settled, loss))
     return tuple(dict.fromkeys(sentences))
 

@@ -41,6 +41,7 @@ def fold_costs(priced: PricedJob) -> FoldedCosts:
             bound=priced.bound[rows],
             link_use=priced.link_use[rows],
             slowdowns=priced.slowdowns,
+            spread=priced.spread,
         ),
         class_ranks=tuple(tuple(ranks.tolist()) for ranks in np.split(order, bounds)),
     )

@@ -8,10 +8,8 @@ from typing import Any
 
 from perfmodel.base.units import NS_PER_S
 from perfmodel.execution.executor import Executor
-from perfmodel.stacks.profiles import load_stack
 from perfmodel.validation.runs_prediction import RunAnswer, predict_run
 from perfmodel.validation.runs_question import RunSetting
-from perfmodel.validation.runs_software import RULES
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported
 
@@ -45,9 +43,7 @@ class RunScoreboard(Scoreboard):
 
 def validate_runs(table: RunTable, *, executor: Executor) -> RunScoreboard:
     """Compare *table* with predictions, in seconds as the tables have them."""
-    profiles = dict.fromkeys(rule.profile for rule in RULES)
-    setting = RunSetting(table.family, {name: load_stack(name) for name in profiles})
-    answers = executor.map(predict_run, setting, table.rows)
+    answers = executor.map(predict_run, RunSetting(), table.rows)
     pairs = list(zip(table.rows, answers, strict=True))
     return RunScoreboard(
         KIND,

@@ -7,20 +7,23 @@ micro-batch adds the same time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from perfmodel.base.dtypes import DType
 from perfmodel.graph.job import JobGraph
-from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.stacks.choice import choose_stack
+from perfmodel.stacks.stack import Family, SoftwareStack
 from perfmodel.validation.runs_dlrm import build_dlrm_spec
 from perfmodel.validation.runs_machines import build_machine
-from perfmodel.validation.runs_software import find_rule, read_precision, with_precision
-from perfmodel.validation.runs_table import RunFamily, RunRow
+from perfmodel.validation.runs_table import RunRow
 from perfmodel.validation.runs_transformer import build_transformer_spec
+from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.dlrm.job import build_dlrm_job
+from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.job import build_transformer_job
 from perfmodel.workloads.transformer.layout import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.unstated import take_over
 from topologies import Cluster
 
 _FILL = 2
@@ -30,10 +33,17 @@ _STRIDE = 2
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """What all rows share: the kind of table and the software stacks by name."""
+    """What all rows share, with nothing in it: every row names what it needs."""
 
-    family: RunFamily
-    stacks: Mapping[str, SoftwareStack]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunScenario:
+    """A row in the project's own nouns, and what was taken for granted to read it so."""
+
+    workload: Workload
+    cluster: Cluster
+    stack: SoftwareStack
+    assumptions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +65,48 @@ class RunQuestion:
     assumptions: tuple[str, ...]
 
 
+def read_scenario(row: RunRow) -> RunScenario:
+    """The workload, cluster and stack that *row* names; raises an InputError where it cannot."""
+    row.check()
+    machine = build_machine(row)
+    chosen = choose_stack(
+        row.text("framework"),
+        release=row.text("release"),
+        family=row.family,
+        placement=row.text("placement"),
+    )
+    stack = _as_said(chosen.stack, row)
+    sentences = [*machine.assumptions, *chosen.assumptions]
+    workload: Workload
+    if row.family is Family.DLRM:
+        workload = build_dlrm_spec(row, stack, sentences)
+    else:
+        workload = build_transformer_spec(row, stack, sentences)
+    return RunScenario(workload, machine.cluster, stack, tuple(sentences))
+
+
+def _as_said(stack: SoftwareStack, row: RunRow) -> SoftwareStack:
+    """*stack* with products computed as *row* says, and compiled where it says so."""
+    if row.switch("compiled"):
+        stack = stack.with_compiling()
+    computed = row.text("compute_precision")
+    plain = {DType.FP32: DType.TF32 if computed == DType.TF32.value else DType.FP32}
+    return replace(stack, matmul_dtypes=plain)
+
+
 def build_question(setting: RunSetting, row: RunRow) -> RunQuestion:
     """The question that *row* is; raises an InputError where it cannot be asked."""
-    rule = find_rule(row)
-    machine = build_machine(row)
-    stack = with_precision(setting.stacks[rule.profile], read_precision(row))
-    sentences = list(machine.assumptions)
-    if setting.family is RunFamily.DLRM:
-        dlrm = build_dlrm_spec(row, rule, sentences)
-        run = RunJob(build_dlrm_job(dlrm, rank_count=machine.cluster.rank_count, stack=stack))
+    del setting
+    scenario = read_scenario(row)
+    cluster, stack, sentences = scenario.cluster, scenario.stack, list(scenario.assumptions)
+    if isinstance(scenario.workload, DlrmSpec):
+        job = build_dlrm_job(scenario.workload, rank_count=cluster.rank_count, stack=stack)
+        run = RunJob(job)
     else:
-        run = _build_run(build_transformer_spec(row, rule, sentences), machine.cluster, stack)
+        run = _build_run(take_over(scenario.workload, stack), cluster, stack)
     if run.larger is not None:
         sentences.append("Equal micro-batches are continued in a straight line.")
-    return RunQuestion(run, machine.cluster, stack, tuple(sentences))
+    return RunQuestion(run, cluster, stack, tuple(sentences))
 
 
 def _build_run(spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack) -> RunJob:

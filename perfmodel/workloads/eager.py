@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from collectives.collective import Collective
+from perfmodel.base.provenance import Provenance
 from perfmodel.graph.builder import Dependency, ProgramBuilder
-from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, Op
+from perfmodel.graph.ops import Communication, Fixed, HostPart, HostSpan, HostWork, Op
 from perfmodel.graph.program import LaneKind, Program
 from perfmodel.stacks.stack import Execution, SoftwareStack
 
@@ -32,10 +33,14 @@ _T4, _T5, _WAIT = (
 
 @dataclass(frozen=True, slots=True)
 class Issuing:
-    """How launches get to the device: how late a kernel may start, and whether captured."""
+    """How launches get to the device: how late a kernel may start, and whether captured.
+
+    *iteration_ns* is what the host spends before anything of an iteration is launched.
+    """
 
     launch_latency_ns: int = 0
     is_captured: bool = False
+    iteration_ns: int = 0
 
 
 def issuing_under(stack: SoftwareStack) -> Issuing:
@@ -43,6 +48,7 @@ def issuing_under(stack: SoftwareStack) -> Issuing:
     return Issuing(
         launch_latency_ns=round(stack.host.launch_latency_ns),
         is_captured=stack.execution is Execution.CUDA_GRAPH,
+        iteration_ns=round(stack.host.iteration_ns),
     )
 
 
@@ -79,6 +85,9 @@ class EagerWriter:
         self.autograd = self.add_thread("autograd thread")
         self.compute = self.add_stream("compute stream", LaneKind.COMPUTE)
         self._thread = self.main
+        if issuing.iteration_ns:
+            floor = Fixed("iteration", issuing.iteration_ns, Provenance.EXTRAPOLATED)
+            program.add_task(self.main.lane, floor, label="host/start of iteration")
 
     def add_thread(self, name: str) -> HostThread:
         """Add a host thread."""

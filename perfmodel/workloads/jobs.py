@@ -6,6 +6,7 @@ from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.memory import RankMemory
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.dlrm.job import build_dlrm_job
@@ -14,6 +15,7 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.job import build_transformer_job
 from perfmodel.workloads.transformer.layout import DEFAULT_MEMORY_BYTES, ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.memory import stage_memory
+from perfmodel.workloads.unstated import take_over
 
 
 def build_job(
@@ -32,8 +34,10 @@ def build_job(
     *stack* is what issues the iteration, as a rule the one that the workload names.
     """
     _check_ranks(rank_count, ranks_per_host)
+    stack = stack or load_stack(workload.stack)
     if isinstance(workload, DlrmSpec):
         return build_dlrm_job(workload, rank_count=rank_count, plan=plan, stack=stack)
+    workload = take_over(workload, stack)
     chosen = _choose(workload, rank_count, ranks_per_host, memory_bytes)
     return build_transformer_job(workload, chosen, stack=stack)
 
@@ -45,11 +49,15 @@ def memory_by_rank(
     ranks_per_host: int,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     plan: ShardingPlan | None = None,
+    stack: SoftwareStack | None = None,
 ) -> tuple[RankMemory, ...]:
     """Peak memory of every rank of the job that `build_job` builds from the same arguments."""
     _check_ranks(rank_count, ranks_per_host)
+    stack = stack or load_stack(workload.stack)
     if isinstance(workload, DlrmSpec):
+        workload = take_over(workload, stack)
         return dlrm_memory(workload, rank_count=rank_count, plan=plan)
+    workload = take_over(workload, stack)
     layout = _choose(workload, rank_count, ranks_per_host, memory_bytes).layout
     of_stage = [stage_memory(workload, layout, stage=stage) for stage in range(layout.pp)]
     return tuple(memory for memory in of_stage for _ in range(layout.tp * layout.dp))

@@ -81,7 +81,21 @@ def test_samples_of_a_family_move_together_and_depend_only_on_the_seed(job, clus
     assert (first.values_ns != priced.sample(50, seed=4).values_ns).any()
     gemm = np.flatnonzero(priced.family == FAMILIES.index("gemm"))
     spread = np.std(np.log(first.values_ns[gemm[0]] / priced.float_ns[gemm[0]]))
-    assert spread == pytest.approx(priced.relative_sigma[gemm[0]], rel=0.4)
+    wanted = np.hypot(priced.relative_sigma[gemm[0]], priced.spread.relative_sigma)
+    assert spread == pytest.approx(wanted, rel=0.4)
+
+
+def test_costs_of_all_families_but_recorded_ones_share_the_spread_of_the_stack(job, cluster):
+    priced = price_job(job, cluster=cluster, stack=STACK)
+    sure = replace(priced, relative_sigma=np.zeros_like(priced.relative_sigma))
+    ratios = sure.sample(20, seed=0).values_ns / priced.durations.values_ns
+    is_long = (priced.float_ns > 10_000) & (priced.provenance != Provenance.RECORDED)
+    assert np.ptp(ratios[is_long], axis=0).max() < 1e-3
+    assert (ratios[priced.provenance == Provenance.RECORDED] == 1).all()
+    # Even draws: 18 of 20 lie inside the 90 % that the spread stands for.
+    limits = np.exp(1.645 * priced.spread.relative_sigma * np.array([-1, 1]))
+    inside = (ratios[is_long][0] > limits[0]) & (ratios[is_long][0] < limits[1])
+    assert inside.sum() == 18
 
 
 def test_time_is_told_apart_by_how_it_is_known(job, cluster):

@@ -33,6 +33,7 @@ from perfmodel.costs.gemm.physics import (
     predict_arithmetic_ns,
     predict_gemm_times,
 )
+from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.stack import Residency, SoftwareStack
 from topologies import Device
@@ -94,7 +95,7 @@ class GemmModel:
             machine_rates(device, dtype),
             calibration,
             residency=stack.residency,
-            slowdown=stack.slowdown(device.architecture.value),
+            slowdown=arithmetic_slowdown(device, stack, dtype),
             extra_sigma=extra,
         )
 
