@@ -115,6 +115,7 @@ def _build_run(spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack) ->
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,
+        stack=stack,
     )
     layout = chosen.layout
     count, fewer, stride = layout.micro_batches, layout.pp + _FILL, _STRIDE

@@ -38,7 +38,7 @@ def build_job(
     if isinstance(workload, DlrmSpec):
         return build_dlrm_job(workload, rank_count=rank_count, plan=plan, stack=stack)
     workload = take_over(workload, stack)
-    chosen = _choose(workload, rank_count, ranks_per_host, memory_bytes)
+    chosen = _choose(workload, rank_count, ranks_per_host, memory_bytes, stack)
     return build_transformer_job(workload, chosen, stack=stack)
 
 
@@ -58,13 +58,19 @@ def memory_by_rank(
         workload = take_over(workload, stack)
         return dlrm_memory(workload, rank_count=rank_count, plan=plan)
     workload = take_over(workload, stack)
-    layout = _choose(workload, rank_count, ranks_per_host, memory_bytes).layout
-    of_stage = [stage_memory(workload, layout, stage=stage) for stage in range(layout.pp)]
+    layout = _choose(workload, rank_count, ranks_per_host, memory_bytes, stack).layout
+    of_stage = [
+        stage_memory(workload, layout, stage=stage, stack=stack) for stage in range(layout.pp)
+    ]
     return tuple(memory for memory in of_stage for _ in range(layout.tp * layout.dp))
 
 
 def _choose(
-    workload: Workload, rank_count: int, ranks_per_host: int, memory_bytes: int
+    workload: Workload,
+    rank_count: int,
+    ranks_per_host: int,
+    memory_bytes: int,
+    stack: SoftwareStack,
 ) -> ChosenLayout:
     assert not isinstance(workload, DlrmSpec)
     return choose_layout(
@@ -72,6 +78,7 @@ def _choose(
         rank_count=rank_count,
         ranks_per_host=ranks_per_host,
         memory_bytes=memory_bytes,
+        stack=stack,
     )
 
 
