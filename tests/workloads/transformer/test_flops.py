@@ -57,7 +57,9 @@ def test_recomputing_everything_adds_a_third_of_the_layers():
 
 def test_a_window_counts_the_pairs_inside():
     whole, half = (
-        count_flops(load_workload("llama3_8b", ["model.window=1024", f"model.window_every={every}"]))
+        count_flops(
+            load_workload("llama3_8b", ["model.window=1024", f"model.window_every={every}"])
+        )
         for every in (1, 2)
     )
     # 16 of the 32 layers see 8,192 tokens instead of 1,024.
