@@ -87,9 +87,12 @@ def build_workload(
         rank_count=rank_count,
         ranks_per_host=ranks_per_host,
         memory_bytes=memory_bytes,
+        stack=stack,
     )
     layout = chosen.layout
-    of_stage = [stage_memory(workload, layout, stage=stage) for stage in range(layout.pp)]
+    of_stage = [
+        stage_memory(workload, layout, stage=stage, stack=stack) for stage in range(layout.pp)
+    ]
     memory = tuple(memory for memory in of_stage for _ in range(layout.tp * layout.dp))
     if is_whole:
         return BuiltWorkload(build_transformer_job(workload, chosen, stack=stack), memory)

@@ -262,7 +262,7 @@ class StageWriter:
         self._collect(label)
         if self._overlaps(Overlap.PIPELINE_TRANSFER):
             return
-        # The host waits for the device, too, as after every transfer of Megatron-LM.
+        # The host waits for the device, too.
         last = writer.compute.last_task
         awaited = [task] if last is None else [task, last]
         writer.block(awaited, label=f"pipeline/{label} on the host")
