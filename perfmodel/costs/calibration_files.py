@@ -68,11 +68,22 @@ class Match:
 
 @cache
 def load_entries(name: str) -> tuple[Entry, ...]:
-    """All entries of the calibration file *name* that comes with perfmodel."""
-    file = resources.files("perfmodel.costs") / "calibrations" / f"{name}.json"
-    if not file.is_file():
+    """All entries of the calibration *name* that comes with perfmodel: a file, or a folder."""
+    shelf = resources.files("perfmodel.costs") / "calibrations"
+    folder, file = shelf / name, shelf / f"{name}.json"
+    files = [file] if file.is_file() else []
+    if folder.is_dir():
+        files += sorted(
+            (one for one in folder.iterdir() if one.name.endswith(".json")),
+            key=lambda one: one.name,
+        )
+    if not files:
         raise CalibrationError(f"calibration {name!r}: no such file among perfmodel's own.")
-    return parse_entries(file.read_text(encoding="utf-8"), document=f"{name}.json")
+    return tuple(
+        entry
+        for one in files
+        for entry in parse_entries(one.read_text(encoding="utf-8"), document=one.name)
+    )
 
 
 def parse_entries(text: str, *, document: str) -> tuple[Entry, ...]:
