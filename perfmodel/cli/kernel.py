@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.writing import STDOUT, write_output
 from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
@@ -123,8 +124,6 @@ def memory(
 
 def _answer(context: typer.Context, question: KernelQuestion, json_file: str | None) -> None:
     import json
-    import sys
-    from pathlib import Path
 
     from perfmodel.reports.kernel import answer_question
     from perfmodel.stacks.profiles import load_stack
@@ -133,10 +132,6 @@ def _answer(context: typer.Context, question: KernelQuestion, json_file: str | N
     device, stack = context.obj
     answer: KernelAnswer = answer_question(question, load_device(device), load_stack(stack))
     if json_file is not None:
-        text = json.dumps(answer.to_json(), indent=2) + "\n"
-        if json_file == "-":
-            sys.stdout.write(text)
-            return
-        Path(json_file).write_text(text, encoding="utf-8")
-    for line in answer.lines():
-        print(line)
+        write_output(json_file, json.dumps(answer.to_json(), indent=2) + "\n")
+    if json_file != STDOUT:
+        print("\n".join(answer.lines()))

@@ -75,6 +75,10 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 def _show_version(is_asked: bool) -> None:
     if is_asked:
         print(f"perfmodel {perfmodel.__version__}")
+        for name in ("perfmodel", "collectives", "embeddings", "topologies", "traces"):
+            spec = find_spec(name)
+            places = list(spec.submodule_search_locations or ()) if spec else []
+            print(f"  {name:<12} {places[0] if places else 'not found'}")
         raise typer.Exit
 
 

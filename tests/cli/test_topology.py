@@ -70,7 +70,7 @@ def test_show_plots(run, tmp_path, ending):
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in start
 
 
-@pytest.mark.parametrize("place", ["machine.pdf", "machine", "no/such/folder/machine.png"])
+@pytest.mark.parametrize("place", ["machine.doc", "machine", "no/such/folder/machine.png"])
 def test_a_picture_that_cannot_be_written_is_refused(run, tmp_path, place):
     code, _, err = run("show", "polaris", "--plot", tmp_path / place)
 
