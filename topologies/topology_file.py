@@ -142,6 +142,11 @@ def _read_fabric(section: Section) -> Fabric | None:
     oversubscription = _read_ratio(spine, "oversubscription")
     spine_latency = spine.quantity("latency", parse_duration_ns, zero=True)
     spine.refuse_unknown()
+    call_latency = 0.0
+    if section.has("call"):
+        call = section.section("call")
+        call_latency = call.quantity("latency", parse_duration_ns, zero=True)
+        call.refuse_unknown()
     section.refuse_unknown()
     if len(section.faults.faults) > before:
         return None
@@ -153,6 +158,7 @@ def _read_fabric(section: Section) -> Fabric | None:
         nic_lanes=lanes,
         oversubscription=oversubscription,
         spine_latency_ns=spine_latency,
+        call_latency_ns=call_latency,
     )
 
 

@@ -35,6 +35,8 @@ class FoldColumn(Enum):
     """The columns whose values can be dealt into folds."""
 
     SIZE_BYTES = "size_bytes"
+    HOSTS = "hosts"
+    NRANKS = "nranks"
 
 
 def validate_collectives_command(
@@ -77,13 +79,12 @@ def calibrate_collectives_command(
     from perfmodel.calibration.collectives import command as fitting
     from perfmodel.calibration.collectives.rows import parse_left_out
 
-    del by  # one column so far; the option is there so that a command line says what it did
     measurements = load_measurements(tables)
     if leave_out:
         left_out = [parse_left_out(text) for text in leave_out]
         show(_board(fitting.predict_left_out(measurements, left_out)), json_file, limit)
     if cross_validate is not None:
-        held = fitting.cross_validate(measurements, folds=cross_validate)
+        held = fitting.cross_validate(measurements, folds=cross_validate, by=by.value)
         show(_board(held), json_file, limit)
     if output is not None:
         _fit_and_write(tables, output, licence)
