@@ -86,7 +86,8 @@ class FabricConstants:
     waiting for the first chunk costs once messages exceed *fill_bytes*, in LL128
     *ll128_fill_ns* once they exceed *ll128_fill_bytes*. *nic_crowding* is the power by which
     ranks that share a NIC slow each other down beyond its bandwidth. A pairwise exchange pays
-    *pair_peer_ns* for each partner on another host, *pair_ll_peer_ns* where it goes by LL.
+    *pair_peer_ns* for each partner on another host, *pair_ll_peer_ns* where it goes by LL; its
+    slices feel an oversubscribed spine once they exceed *pair_burst_bytes*, which switches hold.
     """
 
     launch_ns: float
@@ -110,6 +111,7 @@ class FabricConstants:
     pair_ratio: float
     pair_fill_ns: float
     pair_ll_peer_ns: float
+    pair_burst_bytes: float
 
     def __post_init__(self) -> None:
         _check_positive("fabric constants", self)

@@ -158,7 +158,9 @@ def _pairwise_ns(
     duration = duration + _norm(plateau, inside, 4.0) + np.sqrt(host.pair_fill_ns * inside)
     if fabric is not None:
         byte_ns = wires.nic_ns_per_byte(fabric.pair_ratio, fabric.nic_crowding)
-        outside = movement.nic_bytes * wires.oversubscription * byte_ns
+        spine = _ramp((movement.chunk_bytes / fabric.pair_burst_bytes) ** 4)
+        slow = 1.0 + (wires.oversubscription - 1.0) * spine
+        outside = movement.nic_bytes * slow * byte_ns
         is_ll = protocol is Protocol.LL
         peer = fabric.pair_ll_peer_ns if is_ll else fabric.pair_peer_ns
         start = fabric.pair_launch_ns + wires.net_latency_ns + wires.call_latency_ns

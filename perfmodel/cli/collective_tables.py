@@ -104,7 +104,8 @@ def _fit_and_write(tables: list[Path], output: Path, licence: str) -> None:
 
     measurements = load_measurements(tables)
     fitted = fit_with_uncertainty(measurements, folds=DEFAULT_FOLDS)
-    command = f"perfmodel calibrate collectives {' '.join(table.name for table in tables)}"
+    names = " ".join(str(table) for table in tables)
+    command = f"perfmodel calibrate collectives {names} --out {output}"
     day = datetime.datetime.now(tz=datetime.UTC).date()
     about = about_tables(measurements, command=command, licence=licence, day=day)
     write_calibration(fitted, output, about=about)

@@ -41,7 +41,9 @@ from perfmodel.calibration.collectives.specs import (
 
 # Machines whose generation or network others share: what leaving them out costs is what an
 # unseen machine can expect. Odd hosts say nothing about others.
-TRANSFER_MACHINES = ("dgx_a100", "dgx_h100", "alps_gh200", "aws_p4d")
+TRANSFER_MACHINES = (
+    "dgx_a100", "dgx_h100", "dgx_b200", "alps_gh200", "aws_p4d", "azure_nd_a100_v4",
+)  # fmt: skip
 
 
 def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibration:
