@@ -8,16 +8,22 @@ measured borrows constants, which are ratios of its datasheet.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
-from perfmodel.base.errors import CalibrationError, TopologyError
+from perfmodel.base.errors import CalibrationError, PerfModelError, TopologyError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.calibration_files import Entry, Match, load_entries, match_entry
+from perfmodel.costs.calibration_files import (
+    Entry,
+    Match,
+    generations_between,
+    load_entries,
+    match_entry,
+)
 from perfmodel.costs.corrections import CHUNK_ROWS, Correction, OrderedCorrection
 from perfmodel.costs.estimates import (
     Bound,
@@ -36,7 +42,7 @@ from perfmodel.costs.gemm.physics import (
 )
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.stack import Residency, SoftwareStack
-from topologies import Device
+from topologies import Device, load_device
 
 TENSOR = "tensor"
 VECTOR = "vector"
@@ -53,6 +59,8 @@ FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
 ARITHMETIC_SHARE = 0.876
 """A product whose time without memory traffic is at least this share of its time counts as bound
 by arithmetic, which long load slows down; (1 - 0.8**4)**0.25, memory being four fifths of it."""
+SMALLEST_SIDE = 32
+"""Side of the smallest product in the tables."""
 OTHER_DTYPE_SIGMA = 0.12
 """How unsure the step from half precision to a dtype without measurements makes us."""
 
@@ -119,7 +127,8 @@ class GemmModel:
         found = [
             (match, sigma)
             for variant, sigma in stand_ins(dtype)
-            if (match := match_entry(entries, device, variant)) is not None
+            if (match := match_entry(entries, device, variant, apart=_memory_apart(device)))
+            is not None
         ]
         if not found:
             raise CalibrationError(
@@ -160,8 +169,10 @@ def gemm_calibration(
     Corrections are of one generation's kernels and are lent within it only.
     """
     entry = match.entry
-    is_near = match.is_own or entry.compute_capability == device.compute_capability
+    is_near = match.is_family
     constants = GemmConstants(**entry.constants)
+    if not is_near and entry.ordered is not None:
+        constants = replace(constants, floor_ns=_carried_floor_ns(entry, device))
     if not match.is_own and device.compute_capability not in FRACTIONAL_WAVE_CAPABILITIES:
         constants = replace(constants, tail_ratio=1.0)
     return GemmCalibration(
@@ -173,6 +184,39 @@ def gemm_calibration(
         stand_in_sigma=stand_in_sigma,
         is_assumed=is_assumed,
     )
+
+
+def _memory_apart(device: Device) -> Callable[[Entry], float]:
+    """How far the memory of an entry's chip is from that of *device*, as a logarithm."""
+
+    def apart(entry: Entry) -> float:
+        try:
+            other = load_device(entry.device)
+        except PerfModelError:
+            return math.inf  # measured on a machine that the catalog does not have
+        ratio = other.memory_bandwidth_bytes_per_s / device.memory_bandwidth_bytes_per_s
+        return abs(math.log(ratio))
+
+    return apart
+
+
+def _carried_floor_ns(entry: Entry, device: Device) -> float:
+    """The floor of *entry* for a chip of another generation.
+
+    Floors shrink with every generation. Of the fitted one and of what the correction makes of the
+    smallest product, a newer chip takes the lower and an older one the higher.
+    """
+    floor_ns = float(entry.constants["floor_ns"])
+    steps = generations_between(entry, device)
+    if steps == 0 or entry.ordered is None:
+        return floor_ns
+    source, constants = load_device(entry.device), GemmConstants(**entry.constants)
+    smallest = gemm_shapes([Gemm(SMALLEST_SIDE, SMALLEST_SIDE, SMALLEST_SIDE, DType.BF16)])
+    machine = machine_rates(source, DType.BF16)
+    times = predict_gemm_times(smallest, machine, constants, Residency.ROTATING)
+    learned = entry.ordered.apply(gemm_features(smallest, machine, times))
+    learned_ns = float((times.kernel_ns * np.exp(learned.log_ratio))[0])
+    return min(floor_ns, learned_ns) if steps > 0 else max(floor_ns, learned_ns)
 
 
 def price_gemms(
