@@ -143,6 +143,11 @@ def _read_fabric(section: Section) -> Fabric | None:
     hosts = leaf.integer("hosts")
     leaf.refuse_unknown()
     oversubscription, spine_latency = _read_spine(section)
+    call_latency = 0.0
+    if section.has("call"):
+        call = section.section("call")
+        call_latency = call.quantity("latency", parse_duration_ns, zero=True)
+        call.refuse_unknown()
     section.refuse_unknown()
     if len(section.faults.faults) > before:
         return None
@@ -154,6 +159,7 @@ def _read_fabric(section: Section) -> Fabric | None:
         nic_lanes=lanes,
         oversubscription=oversubscription,
         spine_latency_ns=spine_latency,
+        call_latency_ns=call_latency,
     )
 
 

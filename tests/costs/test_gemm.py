@@ -82,7 +82,7 @@ def test_the_physics_never_does_more_work_in_less_time(m, n, k, grown, by):
     larger = {**shape, grown: shape[grown] + by}
     assume((m * n * k < TINY_WORK) == (np.prod(list(larger.values())) < TINY_WORK))
     device = load_device("a100_sxm_80gb")
-    calibration = GemmModel()._calibration(device, "tensor")
+    calibration = GemmModel()._calibration(device, DType.BF16)
     times = predict_gemm_times(
         gemm_shapes([Gemm(**shape, dtype=DType.BF16), Gemm(**larger, dtype=DType.BF16)]),
         machine_rates(device, DType.BF16),
