@@ -11,9 +11,11 @@ from functools import cached_property
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.memory import RankMemory
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.memory import stage_memory
 from perfmodel.workloads.transformer.spec import Recompute, StateSharding, TransformerSpec
+from perfmodel.workloads.unstated import take_over
 from topologies import Cluster
 
 MOST_STAGES = 64
@@ -37,6 +39,7 @@ class Candidate:
 
     spec: TransformerSpec
     chosen: ChosenLayout
+    stack: SoftwareStack
 
     @property
     def overrides(self) -> dict[str, int | str]:
@@ -55,7 +58,10 @@ class Candidate:
     def memory_of_stage(self) -> tuple[RankMemory, ...]:
         """The peak of a rank of every stage."""
         layout = self.chosen.layout
-        return tuple(stage_memory(self.spec, layout, stage=stage) for stage in range(layout.pp))
+        return tuple(
+            stage_memory(self.spec, layout, stage=stage, stack=self.stack)
+            for stage in range(layout.pp)
+        )
 
     @property
     def peak_bytes(self) -> int:
@@ -64,9 +70,10 @@ class Candidate:
 
 
 def iter_candidates(
-    spec: TransformerSpec, cluster: Cluster, *, stated: Collection[str] = ()
+    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, *, stated: Collection[str] = ()
 ) -> Iterator[Candidate]:
     """Every layout of *spec* on *cluster*; fields in *stated* keep what the workload says."""
+    spec = take_over(spec, stack)
     ranks = cluster.rank_count
     fixed = {word for word, field in FIELDS.items() if field in stated}
     for tp in _tensor_sizes(spec, cluster, fixed):
@@ -77,7 +84,7 @@ def iter_candidates(
             for micro_batch in _micro_batches(spec, spec.batch // dp, fixed):
                 for changes in _iter_rest(spec, pp, dp, fixed):
                     split = {"tp": tp, "pp": pp, "dp": None, "micro_batch": micro_batch}
-                    found = _complete(spec, cluster, split | changes)
+                    found = _complete(spec, cluster, stack, split | changes)
                     if found is not None:
                         yield found
 
@@ -126,7 +133,7 @@ def _iter_rest(
 
 
 def _complete(
-    spec: TransformerSpec, cluster: Cluster, changes: dict[str, object]
+    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, changes: dict[str, object]
 ) -> Candidate | None:
     parallel = {key: value for key, value in changes.items() if key != "recompute"}
     runs = changes["interleaving"]
@@ -144,10 +151,11 @@ def _complete(
             rank_count=cluster.rank_count,
             ranks_per_host=cluster.ranks_per_host,
             memory_bytes=cluster.device.memory_bytes,
+            stack=stack,
         )
     except WorkloadError:
         return None
-    return Candidate(whole, chosen)
+    return Candidate(whole, chosen, stack)
 
 
 def _int(value: object) -> int:

@@ -150,7 +150,7 @@ def fastest_by_bound(
 ) -> Candidate:
     """The layout with the lowest bound among those that fit: a good one, without a replay."""
     setting = _Setting(spec, cluster, stack, stated)
-    fitting = _fitting(setting, list(iter_candidates(spec, cluster, stated=stated)))
+    fitting = _fitting(setting, list(iter_candidates(spec, cluster, stack, stated=stated)))
     bounds = Bounds(cluster, stack)
     return min(fitting, key=bounds.bound_ns)
 
@@ -161,7 +161,9 @@ def _search(
     deadline_s = time.monotonic() + question.seconds / len(question.hosts)
     setting = _load(question, hosts)
     on_phase(f"{hosts} hosts: listing layouts", 0.0)
-    everything = list(iter_candidates(setting.spec, setting.cluster, stated=setting.stated))
+    everything = list(
+        iter_candidates(setting.spec, setting.cluster, setting.stack, stated=setting.stated)
+    )
     fitting = _fitting(setting, everything)
     on_phase(f"{len(everything)} layouts, {len(fitting)} fit: bounding", 0.05)
     bounds = Bounds(setting.cluster, setting.stack)
