@@ -111,9 +111,7 @@ def test_micro_batches_are_continued_within_the_bound_that_is_stated(name, chang
     ).job
 
     found = answer(continued, executor=SerialExecutor())
-    truth = answer(
-        replace(continued, job=whole, continuation=None), executor=SerialExecutor()
-    )
+    truth = answer(replace(continued, job=whole, continuation=None), executor=SerialExecutor())
 
     assert found.iteration_ns == pytest.approx(truth.iteration_ns, rel=2e-3)
     assert found.facts.task_count == truth.facts.task_count
