@@ -71,7 +71,7 @@ def order_plans(
         _rank_one(evaluator, question, plan, found)
         for plan, found in zip(plans, answered, strict=True)
     ]
-    order = sorted(range(len(ranked)), key=lambda place: _sort_key(ranked[place], question, place))
+    order = sorted(range(len(ranked)), key=lambda place: sort_key(ranked[place], question, place))
     shares = beats_next([np.array(ranked[place].answer.drawn_ns) for place in order])
     return Ranking(
         plans=tuple(
@@ -137,7 +137,7 @@ def _rank_one(
     )
 
 
-def _sort_key(plan: RankedPlan, question: RankQuestion, place: int) -> tuple[bool, float, int]:
+def sort_key(plan: RankedPlan, question: RankQuestion, place: int) -> tuple[bool, float, int]:
     """Plans that fit first, then by time; ties in the order they were given."""
     time = float(plan.answer.iteration_ns)
     if plan.spread is not None and question.rank_by is RankBy.MEAN:

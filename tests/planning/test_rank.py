@@ -19,6 +19,7 @@ from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.question import RankQuestion, build_task
+from perfmodel.planning.rank_plans import sort_key
 from perfmodel.planning.ranking import RankBy, beats_next
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
@@ -72,6 +73,19 @@ def test_an_enumeration_finds_the_best_plan_of_whole_tables(tables):
     best = next(plan for plan in ranking.plans if plan.plan.name == "enumerated-1")
     greedy = next(plan for plan in ranking.plans if plan.plan.name == "lookup_greedy")
     assert best.answer.period_ns <= greedy.answer.period_ns
+
+
+def test_plans_that_do_not_fit_stand_behind_all_that_do(tables):
+    question = _question(tables)
+    first, second, *_ = api.rank(question).plans
+    assert sort_key(first, question, 0) <= sort_key(second, question, 1)
+
+    too_big = replace(first, fits=False)
+
+    assert sort_key(too_big, question, 0) > sort_key(second, question, 1)
+    # Among those that do not fit the faster stands first, and ties keep their order.
+    assert sort_key(too_big, question, 0) <= sort_key(replace(second, fits=False), question, 1)
+    assert sort_key(first, question, 0) < sort_key(first, question, 1)
 
 
 def test_too_many_plans_are_not_enumerated(tables):
