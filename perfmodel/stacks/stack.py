@@ -76,8 +76,8 @@ class Habit(Enum):
 
     What is done unless a workload says otherwise: READS_LOSS: the host waits for every iteration.
     SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
-    fp32; FP16_GRADIENTS: so in fp16 only. ONE_REDUCTION: gradients are reduced in one piece. DROPOUT: models are trained with
-    dropout. UNBIASED: layers have no biases.
+    fp32; FP16_GRADIENTS: so in fp16 only. ONE_REDUCTION: gradients are reduced in one piece.
+    DROPOUT: models are trained with dropout. UNBIASED: layers have no biases.
     """
 
     BLOCKING_COPIES = "blocking_copies"
