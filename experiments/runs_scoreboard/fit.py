@@ -1,6 +1,6 @@
 """Fit the constants of all stacks of a family to measured runs, and score them on sources left out.
 
-    python experiments/runs_scoreboard/fit.py ../shared/data/runs transformer [--write] [--rounds 2]
+    python experiments/runs_scoreboard/fit.py ../shared/data/runs transformer [--write]
 
 One value a chip (Transformers: arithmetic on tensor cores, attention, memory-bound kernels), and
 for each stack at most four deviations from it, drawn towards none (ridge on the logarithm). The
@@ -313,10 +313,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("family", type=Family)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--rows", type=int, default=MOST_OF_GROUP)
+    parser.add_argument("--rows", type=int, default=MOST_OF_GROUP, help="at most of a group")
+    parser.add_argument(
+        "--every", type=int, default=1, help="take every so manieth row, for trials"
+    )
     arguments = parser.parse_args()
     table, core = (load_runs(arguments.folder / name) for name in TABLES[arguments.family])
     rows = choose_rows(table.rows, core.rows, most_of_group=arguments.rows)
+    rows = rows[:: arguments.every]
     asked = Asked(is_explained=False)
     with get_context("spawn").Pool(2) as pool:
         found = pool.starmap(build_case, [(asked, row) for row in rows], chunksize=4)
