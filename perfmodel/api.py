@@ -207,19 +207,21 @@ def validate_fits(tables: Sequence[str | Path]) -> FitBoard:
 
 
 def validate_runs(
-    table: str | Path,
+    table: str | Path | None = None,
     *,
     source: str | None = None,
     executor: str = "auto",
     workers: int | None = None,
     ray_address: str | None = None,
 ) -> Scoreboard:
-    """Compare predictions with a *table* of measured training runs, or those of one *source*."""
-    from perfmodel.validation import runs
-    from perfmodel.validation.runs_table import load_runs
+    """Compare predictions with a *table* of measured training runs, or those of one *source*.
 
-    rows = load_runs(Path(table))
-    if source is not None:
-        rows = rows.of_source(source)
+    Without a table, with the core tables that come with a clone of the repository.
+    """
+    from perfmodel.validation import runs
+    from perfmodel.validation.runs_table import find_core_tables, load_runs, of_source
+
+    paths = [Path(table)] if table is not None else find_core_tables()
+    tables = of_source([load_runs(path) for path in paths], source)
     with open_executor(executor, workers=workers, address=ray_address) as place:
-        return runs.validate_runs(rows, executor=place)
+        return runs.validate_tables(tables, executor=place)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfmodel.base.units import NS_PER_S
@@ -46,6 +46,23 @@ class RunScoreboard(Scoreboard):
         if left:
             lines.append(f"and {left} sentences more; --json has all of them by row.")
         return Scoreboard.lines(self) + lines
+
+
+def validate_tables(tables: Sequence[RunTable], *, executor: Executor) -> RunScoreboard:
+    """Compare *tables*; groups of several are told apart by what was trained."""
+    boards = [validate_runs(table, executor=executor) for table in tables]
+    if len(boards) == 1:
+        return boards[0]
+    return RunScoreboard(
+        KIND,
+        tuple(
+            replace(one, group=f"{table.family.value}: {one.group}")
+            for table, board in zip(tables, boards, strict=True)
+            for one in board.deviations
+        ),
+        tuple(one for board in boards for one in board.unsupported),
+        {row: said for board in boards for row, said in board.assumptions.items()},
+    )
 
 
 def validate_runs(table: RunTable, *, executor: Executor) -> RunScoreboard:
