@@ -11,23 +11,27 @@ from perfmodel.cli.collective_tables import Limit, show, validate_collectives_co
 from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
 
 RunsTable = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A table of measured runs, .csv or .csv.gz.")
+    Path | None,
+    typer.Argument(
+        metavar="FILE",
+        help="A table of measured runs, .csv or .csv.gz; without one, those of the repository.",
+    ),
 ]
 
 
 def validate_runs(
-    table: RunsTable,
+    table: RunsTable = None,
     limit: Limit = None,
     json_file: JsonFile = None,
     source: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Only rows whose source contains this, e.g. BLOOM."),
+        typer.Option(metavar="TEXT", help="Only rows whose source contains this."),
     ] = None,
     executor: ExecutorOption = ExecutorChoice.AUTO,
     workers: Workers = None,
     ray_address: RayAddress = None,
 ) -> None:
-    """Compare predicted with measured training iterations, one line a source and GPU."""
+    """Compare predicted with measured training iterations, one line per framework and GPU."""
     from perfmodel import api
 
     board = api.validate_runs(

@@ -76,17 +76,10 @@ class Board:
                 total += rows.stop - rows.start
             offsets[rank] = place_of[key]
         chosen = np.concatenate(kept)
-        row = self.row[chosen]
-        durations = self.durations(lost_ns)
         return replace(
-            priced,
-            durations=DurationTable(durations.values_ns[chosen], offsets),
+            priced.take(self.row[chosen], offsets, job=self.job),
+            durations=DurationTable(self.durations(lost_ns).values_ns[chosen], offsets),
             float_ns=(self.alone_ns + lost_ns)[chosen],
-            relative_sigma=priced.relative_sigma[row],
-            provenance=priced.provenance[row],
-            family=priced.family[row],
-            bound=priced.bound[row],
-            link_use=priced.link_use[row],
         )
 
 

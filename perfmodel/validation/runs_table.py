@@ -157,14 +157,40 @@ class RunTable:
 
     def of_source(self, words: str) -> RunTable:
         """The rows whose source contains *words*, in any case."""
-        wanted = words.casefold()
-        kept = tuple(row for row in self.rows if wanted in row.text("source").casefold())
-        if not kept:
-            known = sorted({row.text("source") for row in self.rows})
-            raise MeasurementError(
-                f"--source {words!r}: no row has such a source. Sources: {'; '.join(known)}."
-            )
-        return RunTable(self.family, kept)
+        [table] = of_source([self], words)
+        return table
+
+
+def of_source(tables: Sequence[RunTable], words: str | None) -> list[RunTable]:
+    """*tables* with those rows whose source contains *words*, in any case; none is left empty."""
+    if words is None:
+        return list(tables)
+    wanted = words.casefold()
+    kept = [
+        RunTable(
+            table.family,
+            tuple(row for row in table.rows if wanted in row.text("source").casefold()),
+        )
+        for table in tables
+    ]
+    if not any(table.rows for table in kept):
+        known = sorted({row.text("source") for table in tables for row in table.rows})
+        raise MeasurementError(
+            f"--source {words!r}: no row has such a source. Sources: {'; '.join(known)}."
+        )
+    return [table for table in kept if table.rows]
+
+
+def find_core_tables() -> list[Path]:
+    """The measured runs that come with a clone of the repository."""
+    folder = Path(__file__).parents[2] / "experiments" / "measured"
+    found = sorted(folder.glob("core_*.csv"), reverse=True)
+    if not found:
+        raise MeasurementError(
+            "validate runs: needs a FILE, for this installation has no measured runs: they are in "
+            "experiments/measured of the repository. Give a table of your own, or clone it."
+        )
+    return found
 
 
 def load_runs(path: Path) -> RunTable:
