@@ -58,10 +58,10 @@ def loss_backward(products: ProductSteps, vocab: int) -> list[Step]:
         kernel = _kernel(products, vocab, writes=1)
         return [Step("CrossEntropyBackward", _BACKWARD, (kernel,))]
     is_split = products.layout.tp > 1
-    pieces: tuple[chains.Piece, ...] = (
-        chains.SPLIT_LOSS_BACKWARD if is_split else chains.LOSS_BACKWARD
-    )
-    if products.run.fuses(Fusion.ELEMENTWISE) and not is_split:
+    pieces: tuple[chains.Piece, ...] = chains.LOSS_BACKWARD
+    if is_split:
+        pieces = chains.SPLIT_LOSS_BACKWARD
+    elif products.run.fuses(Fusion.ELEMENTWISE):
         pieces = chains.COMPILED_LOSS_BACKWARD
     return _steps(pieces, products, vocab, _BACKWARD)
 
