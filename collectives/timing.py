@@ -38,7 +38,8 @@ class WireSpeeds:
 
         Ranks that share a NIC hold each other up by the power *crowding* of how many they are.
         """
-        return NS_PER_S * self.nic_sharing**crowding / (self.nic_bytes_per_s * ratio)
+        crowd = float(self.nic_sharing**crowding)
+        return NS_PER_S * crowd / (self.nic_bytes_per_s * ratio)
 
 
 def predict_duration_ns(
