@@ -38,7 +38,7 @@ class WireSpeeds:
 
         Ranks that share a NIC hold each other up by the power *crowding* of how many they are.
         """
-        crowd: float = self.nic_sharing**crowding
+        crowd = float(self.nic_sharing**crowding)
         return NS_PER_S * crowd / (self.nic_bytes_per_s * ratio)
 
 
