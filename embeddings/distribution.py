@@ -153,6 +153,27 @@ def popularity_of(distribution: IndexDistribution, rows: int) -> Popularity:
     return distribution.popularity(rows)
 
 
+@lru_cache(maxsize=65536)
+def piece_popularity(
+    distribution: IndexDistribution, *, first_row: int, rows: int, whole_rows: int
+) -> Popularity:
+    """The classes of rows of a piece by rows of a table of *whole_rows* rows."""
+    whole = popularity_of(distribution, whole_rows)
+    return whole.piece(first_row=first_row, rows=rows, whole_rows=whole_rows)
+
+
+@lru_cache(maxsize=65536)
+def piece_share(
+    distribution: IndexDistribution, *, first_row: int, rows: int, whole_rows: int
+) -> float:
+    """The share of a table's lookups that go to a piece by rows."""
+    if distribution == UNIFORM:
+        return rows / whole_rows
+    whole = popularity_of(distribution, whole_rows)
+    inside = whole.rows_inside(first_row=first_row, rows=rows, whole_rows=whole_rows)
+    return float(inside @ whole.probabilities)
+
+
 def histogram_from_bins(
     row_shares: tuple[float, ...], lookup_shares: tuple[float, ...], *, draws: float, reuse: float
 ) -> ReuseHistogram:

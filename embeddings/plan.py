@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
@@ -103,16 +103,9 @@ class ShardingPlan:
         )
 
     def table_of(self, shard: Shard) -> EmbeddingTable:
-        """The piece as a table of its own; it is asked for its share of the rows looked up."""
-        table = self.tables[shard.table]
-        share = shard.rows / table.rows
-        return replace(
-            table,
-            rows=shard.rows,
-            width=shard.width,
-            pooling_factor=table.pooling_factor * share,
-            pooling_deviation=table.pooling_deviation * share,
-            whole_rows=table.rows if shard.rows < table.rows else table.whole_rows,
+        """The piece as a table of its own; it is asked for what its rows draw."""
+        return self.tables[shard.table].piece(
+            first_row=shard.first_row, rows=shard.rows, width=shard.width
         )
 
     def _kind(self, pieces: Sequence[Shard]) -> ShardingKind:

@@ -16,6 +16,8 @@ Floats = NDArray[np.float64]
 
 _ALMOST_SURE = 1.0 - 1e-12
 _BISECTIONS = 60
+HOT_ROWS = 64
+"""Rows of a table that pieces by rows get one by one; the others are spread evenly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +39,42 @@ class Popularity:
     def hottest_share(self) -> float:
         """The share of draws that go to the most popular row."""
         return float(self.probabilities.max())
+
+    def rows_inside(self, *, first_row: int, rows: int, whole_rows: int) -> Floats:
+        """Rows of each class that lie in *rows* rows from *first_row* of a table of *whole_rows*.
+
+        The most popular rows are dealt over the table one by one, so that any
+        number of equal pieces gets them in turn, the first piece the hottest;
+        all others are spread evenly.
+        """
+        share = rows / whole_rows
+        if len(self.row_counts) == 1:
+            return self.row_counts * share
+        places = _hot_places(min(HOT_ROWS, whole_rows)) * whole_rows // HOT_ROWS
+        if whole_rows < HOT_ROWS:
+            places = _hot_places(whole_rows).argsort(kind="stable").argsort(kind="stable")
+        is_inside = (places >= first_row) & (places < first_row + rows)
+        order = np.argsort(-self.probabilities, kind="stable")
+        counts = self.row_counts[order]
+        before = np.concatenate([[0.0], np.cumsum(counts)[:-1]])
+        dealt = np.concatenate([[0.0], np.cumsum(is_inside)])
+        # Places of a class are those from its first to its last row; fractions in proportion.
+        ends = np.arange(len(places) + 1)
+        hot = np.interp(before + counts, ends, dealt) - np.interp(before, ends, dealt)
+        cold = np.maximum(before + counts - np.maximum(before, len(places)), 0.0) * share
+        inside: Floats = np.empty_like(counts)
+        inside[order] = hot + cold
+        return inside
+
+    def piece(self, *, first_row: int, rows: int, whole_rows: int) -> Popularity:
+        """How often the rows of a piece are asked for, of the draws that go to it."""
+        inside = self.rows_inside(first_row=first_row, rows=rows, whole_rows=whole_rows)
+        mass = float(inside @ self.probabilities)
+        if mass <= 0:
+            return self.thinned(rows / whole_rows)
+        kept = inside > 0
+        chances = np.minimum(self.probabilities[kept] / mass, _ALMOST_SURE)
+        return Popularity(inside[kept], chances)
 
     def thinned(self, share: float) -> Popularity:
         """The rows of a random piece of the table that holds *share* of them."""
@@ -115,6 +153,12 @@ class Popularity:
     def _log_missed(self) -> Floats:
         result: Floats = np.log1p(-np.minimum(self.probabilities, _ALMOST_SURE))
         return result
+
+
+def _hot_places(count: int) -> NDArray[np.int64]:
+    """Numbers 0 to HOT_ROWS - 1 in an order that is spread out from the start: bits reversed."""
+    bits = HOT_ROWS.bit_length() - 1
+    return np.array([int(f"{k:0{bits}b}"[::-1], 2) for k in range(count)], dtype=np.int64)
 
 
 def build_popularity(row_counts: Floats, weights: Floats) -> Popularity:

@@ -14,7 +14,7 @@ from topologies import Device
 HEADER = ("source", "hardware", "software", "date", "licence", "command")
 FALLBACK = "ampere"
 BORROWED_SIGMA = 0.2
-_TIMES = ("floor", "block_time", "long_row_time", "long_row_entry_time", "tail_row_time")
+_TIMES = ("floor", "block_time", "long_row_time", "tail_row_time")
 _NUMBERS = ("memory_ratio", "cache_ratio", "sort_ratio", "updates_per_clock", "relative_sigma")
 
 
@@ -25,9 +25,9 @@ class EmbeddingConstants:
     *memory_ratio* and *cache_ratio* are of the datasheet's bandwidths for
     gathered rows, *sort_ratio* of memory bandwidth for sorting indices.
     *updates_per_clock* are numbers added in place, whole GPU. *block_ns* is
-    what an empty block of 16 warps takes on its SM; *long_row_ns* what a
-    block spends on a row with many updates, and *long_row_entry_ns* on each
-    update of such a row per warp. *tail_row_ns* is a row of a bag that is left alone.
+    what an empty block of 16 warps takes on its SM and *long_row_ns* what a
+    block spends on a row with many updates, both in the kernels of 2022.
+    *tail_row_ns* is a row of a bag that is left alone.
     """
 
     floor_ns: float
@@ -37,7 +37,6 @@ class EmbeddingConstants:
     updates_per_clock: float
     block_ns: float
     long_row_ns: float
-    long_row_entry_ns: float
     tail_row_ns: float
     relative_sigma: float
     is_own: bool
