@@ -20,6 +20,16 @@ HOT_ROWS = 64
 """Rows of a table that pieces by rows get one by one; the others are spread evenly."""
 
 
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """*rows* rows from *first_row* on, of a table of *whole_rows* whose hottest is *hottest_row*."""
+
+    first_row: int
+    rows: int
+    whole_rows: int
+    hottest_row: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Popularity:
     """Classes of rows: *row_counts* rows that a draw hits with *probabilities* each.
@@ -40,19 +50,32 @@ class Popularity:
         """The share of draws that go to the most popular row."""
         return float(self.probabilities.max())
 
-    def rows_inside(self, *, first_row: int, rows: int, whole_rows: int) -> Floats:
-        """Rows of each class that lie in *rows* rows from *first_row* of a table of *whole_rows*.
+    def rows_expected(self, draws: float) -> int:
+        """Rows that *draws* draws are expected to hit at least once each."""
+        return int(self.row_counts[draws * self.probabilities >= 1].sum() + 1e-9)
+
+    def split(self, count: float) -> tuple[Floats, Floats]:
+        """Rows of each class among the *count* most popular ones, and the others."""
+        order = np.argsort(-self.probabilities, kind="stable")
+        before = np.cumsum(self.row_counts[order]) - self.row_counts[order]
+        hot: Floats = np.empty_like(self.row_counts)
+        hot[order] = np.clip(count - before, 0.0, self.row_counts[order])
+        return hot, self.row_counts - hot
+
+    def rows_inside(self, where: RowRange) -> Floats:
+        """Rows of each class that lie in a piece by rows.
 
         The most popular rows are dealt over the table one by one, so that any
-        number of equal pieces gets them in turn, the first piece the hottest;
-        all others are spread evenly.
+        number of equal pieces gets them in turn; all others are spread evenly.
         """
+        first_row, rows, whole_rows = where.first_row, where.rows, where.whole_rows
         share = rows / whole_rows
         if len(self.row_counts) == 1:
             return self.row_counts * share
         places = _hot_places(min(HOT_ROWS, whole_rows)) * whole_rows // HOT_ROWS
         if whole_rows < HOT_ROWS:
             places = _hot_places(whole_rows).argsort(kind="stable").argsort(kind="stable")
+        places = (places + where.hottest_row) % whole_rows
         is_inside = (places >= first_row) & (places < first_row + rows)
         order = np.argsort(-self.probabilities, kind="stable")
         counts = self.row_counts[order]
@@ -66,12 +89,12 @@ class Popularity:
         inside[order] = hot + cold
         return inside
 
-    def piece(self, *, first_row: int, rows: int, whole_rows: int) -> Popularity:
+    def piece(self, where: RowRange) -> Popularity:
         """How often the rows of a piece are asked for, of the draws that go to it."""
-        inside = self.rows_inside(first_row=first_row, rows=rows, whole_rows=whole_rows)
+        inside = self.rows_inside(where)
         mass = float(inside @ self.probabilities)
         if mass <= 0:
-            return self.thinned(rows / whole_rows)
+            return self.thinned(where.rows / where.whole_rows)
         kept = inside > 0
         chances = np.minimum(self.probabilities[kept] / mass, _ALMOST_SURE)
         return Popularity(inside[kept], chances)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
+from zlib import crc32
 
 from embeddings.distribution import (
     UNIFORM,
+    FrequentRows,
     IndexDistribution,
+    RareRows,
     piece_popularity,
     piece_share,
     popularity_of,
 )
-from embeddings.popularity import Popularity
+from embeddings.popularity import Popularity, RowRange
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
 
@@ -127,11 +130,34 @@ class EmbeddingTable:
         """How often each row is asked for."""
         if self.whole_rows is None or self.whole_rows == self.rows:
             return popularity_of(self.distribution, self.rows)
-        return piece_popularity(
-            self.distribution,
-            first_row=self.first_row,
-            rows=self.rows,
-            whole_rows=self.whole_rows,
+        where = self._range(self.first_row, self.rows, self.whole_rows)
+        return piece_popularity(self.distribution, where)
+
+    def _range(self, first_row: int, rows: int, whole_rows: int) -> RowRange:
+        """Where a piece lies; which row is the hottest nobody knows, so the name decides."""
+        hottest = 0 if self.distribution == UNIFORM else crc32(self.name.encode()) % whole_rows
+        return RowRange(first_row, rows, whole_rows, hottest)
+
+    def split_by_popularity(self, count: int) -> tuple[EmbeddingTable, EmbeddingTable]:
+        """The *count* most popular rows, to be copied to every rank, and the table without them."""
+        of = self.distribution
+        assert not isinstance(of, FrequentRows | RareRows)
+        frequent = FrequentRows(of, self.rows, count)
+        share = min(frequent.lookup_share, 1.0)
+        return (
+            replace(
+                self,
+                rows=count,
+                pooling_factor=self.pooling_factor * share,
+                pooling_deviation=self.pooling_deviation * share,
+                distribution=frequent,
+            ),
+            replace(
+                self,
+                pooling_factor=self.pooling_factor * (1 - share),
+                pooling_deviation=self.pooling_deviation * (1 - share),
+                distribution=RareRows(of, count),
+            ),
         )
 
     def piece(self, *, first_row: int, rows: int, width: int) -> EmbeddingTable:
@@ -140,9 +166,7 @@ class EmbeddingTable:
             return replace(self, width=width)
         # Equal pieces of a uniform table are alike wherever they begin.
         first_row = 0 if self.distribution == UNIFORM else first_row
-        share = piece_share(
-            self.distribution, first_row=first_row, rows=rows, whole_rows=self.rows
-        )
+        share = piece_share(self.distribution, self._range(first_row, rows, self.rows))
         return replace(
             self,
             rows=rows,

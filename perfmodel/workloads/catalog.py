@@ -61,7 +61,8 @@ def parse_workload(
     faults = FaultList(document)
     if any(override.partition("=")[0].strip() == "embedding.rows" for override in overrides):
         # The skew that a file states is that of its own tables.
-        content.get("embedding", {}).pop("zipf_exponents", None)
+        for key in ("zipf_exponents", "zipf_rows"):
+            content.get("embedding", {}).pop(key, None)
     for override in overrides:
         _apply(override, content, spec_type, faults)
     faults.check(WorkloadError)

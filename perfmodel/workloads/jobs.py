@@ -33,7 +33,13 @@ def build_job(
     """
     _check_ranks(rank_count, ranks_per_host)
     if isinstance(workload, DlrmSpec):
-        return build_dlrm_job(workload, rank_count=rank_count, plan=plan, stack=stack)
+        return build_dlrm_job(
+            workload,
+            rank_count=rank_count,
+            plan=plan,
+            stack=stack,
+            ranks_per_host=ranks_per_host,
+        )
     chosen = _choose(workload, rank_count, ranks_per_host, memory_bytes)
     return build_transformer_job(workload, chosen, stack=stack)
 
@@ -49,7 +55,9 @@ def memory_by_rank(
     """Peak memory of every rank of the job that `build_job` builds from the same arguments."""
     _check_ranks(rank_count, ranks_per_host)
     if isinstance(workload, DlrmSpec):
-        return dlrm_memory(workload, rank_count=rank_count, plan=plan)
+        return dlrm_memory(
+            workload, rank_count=rank_count, plan=plan, ranks_per_host=ranks_per_host
+        )
     layout = _choose(workload, rank_count, ranks_per_host, memory_bytes).layout
     of_stage = [stage_memory(workload, layout, stage=stage) for stage in range(layout.pp)]
     return tuple(memory for memory in of_stage for _ in range(layout.tp * layout.dp))

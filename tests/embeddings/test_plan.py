@@ -71,10 +71,10 @@ def test_the_piece_with_the_hottest_row_is_asked_for_most():
     plan = ShardingPlan((table,), 4, shards)
     asked = [plan.table_of(shard).pooling_factor for shard in shards]
     assert sum(asked) == pytest.approx(10.0)
-    # The hottest row is in the first piece, the second in the third, the third in the second.
-    assert asked[0] > asked[2] > asked[1] > asked[3] > 0
+    # One piece has the hottest row, and the next ones are dealt over the others.
     hottest = table.popularity.hottest_share
-    assert asked[0] > 10 * hottest
+    assert max(asked) > 10 * hottest > sorted(asked)[-2]
+    assert min(asked) > 0.1 * 10.0
     rows = [plan.table_of(shard).popularity.rows for shard in shards]
     assert rows == pytest.approx([250.0] * 4)
 
