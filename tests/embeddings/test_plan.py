@@ -73,8 +73,8 @@ def test_the_piece_with_the_hottest_row_is_asked_for_most():
     assert sum(asked) == pytest.approx(10.0)
     # One piece has the hottest row, and the next ones are dealt over the others.
     hottest = table.popularity.hottest_share
-    assert max(asked) > 10 * hottest > sorted(asked)[-2]
-    assert min(asked) > 0.1 * 10.0
+    assert max(asked) > 10 * hottest
+    assert max(asked) > 1.3 * sorted(asked)[-2] > sorted(asked)[-2] > 0.1 * 10.0
     rows = [plan.table_of(shard).popularity.rows for shard in shards]
     assert rows == pytest.approx([250.0] * 4)
 
