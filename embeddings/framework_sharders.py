@@ -107,9 +107,7 @@ def shard_as_hybrid(task: ShardingTask) -> ShardingPlan:
         min(table.rows, table.popularity.rows_expected(samples * table.pooling_factor))
         for table in task.tables
     ]
-    copied = [
-        place for place, table in enumerate(task.tables) if frequent[place] >= table.rows
-    ]
+    copied = [place for place, table in enumerate(task.tables) if frequent[place] >= table.rows]
     if len(copied) == len(frequent):
         copied.pop()
     shards = spread_rows(task.tables, rank_count=task.rank_count, left_out=copied)
@@ -160,7 +158,7 @@ def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
             shards, busiest = _partition(task, proposal)
         except PlanError as refused:
             fault = refused
-            worst = [option.piece_bytes * len(option.pieces) for option in proposal]
+            worst = [float(option.piece_bytes * len(option.pieces)) for option in proposal]
         else:
             if best is None or busiest < best[0]:
                 in_host = [p for p, option in enumerate(proposal) if option.way is _Way.HOST_ROWS]

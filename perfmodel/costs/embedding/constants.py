@@ -13,6 +13,7 @@ from topologies import Device
 
 HEADER = ("source", "hardware", "software", "date", "licence", "command")
 FALLBACK = "ampere"
+_FILE = "embedding.yaml"
 BORROWED_SIGMA = 0.2
 _TIMES = ("floor", "block_time", "long_row_time", "tail_row_time")
 _NUMBERS = ("memory_ratio", "cache_ratio", "sort_ratio", "updates_per_clock", "relative_sigma")
@@ -49,11 +50,24 @@ def constants_for(device: Device) -> EmbeddingConstants:
     return generations.get(architecture, generations[FALLBACK + " borrowed"])
 
 
+def describe_constants(device: Device) -> str:
+    """Whose constants price lookups on *device*, and what they were fitted to."""
+    content = parse_yaml(_text(), document=_FILE, error_type=CalibrationError)
+    architecture = device.architecture.value
+    is_own = architecture in content["generations"]
+    whose = architecture if is_own else f"{FALLBACK}, borrowed for {architecture}"
+    return f"{whose}: {content['hardware']}; {content['software']}; {content['date']}"
+
+
+def _text() -> str:
+    file = resources.files("perfmodel.costs") / "calibrations" / _FILE
+    return file.read_text(encoding="utf-8")
+
+
 @cache
 def load_constants() -> dict[str, EmbeddingConstants]:
     """The constants that come with perfmodel, by generation."""
-    file = resources.files("perfmodel.costs") / "calibrations" / "embedding.yaml"
-    return parse_constants(file.read_text(encoding="utf-8"), document="embedding.yaml")
+    return parse_constants(_text(), document=_FILE)
 
 
 def parse_constants(text: str, *, document: str) -> dict[str, EmbeddingConstants]:

@@ -24,7 +24,7 @@ from perfmodel.workloads.optimizers import STATES
 from perfmodel.workloads.reduction import GradientReduction
 
 EXCHANGE_SLOT, HOST_SLOT, RAIL_SLOT = 0, 2, 3
-"""Communicators: all ranks, those of a host, those at one place of all hosts; 1 is the dense one."""
+"""Communicators: all ranks, those of a host, those at one place of all hosts; 1 is dense."""
 _BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRID)
 
 
@@ -105,9 +105,7 @@ def _partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, samples
     return numbers
 
 
-def _is_shared(
-    key: tuple[int, int, int, int], hosts: set[tuple[int, int, int, int]]
-) -> bool:
+def _is_shared(key: tuple[int, int, int, int], hosts: set[tuple[int, int, int, int]]) -> bool:
     """Whether another host holds rows of the same columns."""
     return any(other[:3] == key[:3] and other[3] != key[3] for other in hosts)
 
