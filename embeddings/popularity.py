@@ -22,7 +22,7 @@ HOT_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """*rows* rows from *first_row* on, of a table of *whole_rows* whose hottest is *hottest_row*."""
+    """*rows* rows from *first_row* on, of *whole_rows* of which *hottest_row* is the hottest."""
 
     first_row: int
     rows: int

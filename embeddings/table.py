@@ -76,9 +76,9 @@ class EmbeddingTable:
 
     *pooling_deviation* is the standard deviation of that number over samples.
     *whole_rows* is, for a piece by rows, the size of the table that
-    *distribution* describes, and *first_row* where the piece begins. A table that is not *is_pooled* hands out every
-    row it was asked for. *cached_ratio* is the share of a HOST_CACHED table
-    that the device has room for.
+    *distribution* describes, and *first_row* where the piece begins. A table that
+    is not *is_pooled* hands out every row it was asked for. *cached_ratio* is the
+    share of a HOST_CACHED table that the device has room for.
     """
 
     name: str

@@ -7,7 +7,6 @@ from topologies.cluster import Cluster, LinkLoad, build_cluster
 from topologies.device import Architecture, Device, HostLink, HostLinkKind, Multiprocessors
 from topologies.device_file import list_devices, load_device
 from topologies.fabric import Fabric, FabricKind
-from topologies.layout import GroupLayout, build_layout
 from topologies.link import Link, LinkKind, Vertex, VertexKind
 from topologies.route import Route
 from topologies.topology import Topology
@@ -19,7 +18,6 @@ __all__ = [
     "Device",
     "Fabric",
     "FabricKind",
-    "GroupLayout",
     "HostLink",
     "HostLinkKind",
     "Link",
@@ -31,7 +29,6 @@ __all__ = [
     "Vertex",
     "VertexKind",
     "build_cluster",
-    "build_layout",
     "list_catalog",
     "list_devices",
     "load_device",

@@ -65,6 +65,7 @@ class Device:
     *peak_flops* is the rate a matrix product of that dtype runs at: tensor cores where the chip
     has them for it. FP32 is the plain FP32 rate, TF32 the tensor cores fed with FP32 storage.
     *vector_flops* is the FP32 rate without tensor cores, fused multiply-add counted as two.
+    *power_w* is the board's limit; what clock it sustains is the business of cost models.
     """
 
     name: str

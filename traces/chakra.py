@@ -18,6 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from perfmodel.base.errors import TraceError
+from perfmodel.base.writing import write_file
 
 SCHEMA_VERSION = "0.0.4"
 _MAX_MESSAGE_BYTES = 64 * 2**20
@@ -108,7 +109,7 @@ def write_chakra(trace: ChakraTrace, path: Path | str) -> None:
     pieces.extend(_framed(_message(operation)) for operation in trace.operations)
     content = b"".join(pieces)
     # Without a stamp in it the same trace gives the same bytes.
-    path.write_bytes(gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
+    write_file(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
 
 
 def _check_numbers(path: Path, operations: tuple[ChakraOperation, ...]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Number formats that tensors are stored and multiplied in.
 
-TF32 is a way to multiply, not to store: its values take four bytes.
+TF32 is a way to multiply, not to store: its values take four bytes. NVFP4 is a rate that devices
+state: two of its values share a byte, so it has no size a value.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class DType(Enum):
     FP16 = "fp16"
     BF16 = "bf16"
     FP8 = "fp8"
+    NVFP4 = "nvfp4"
     INT64 = "int64"
     INT32 = "int32"
     INT8 = "int8"
@@ -26,6 +28,11 @@ class DType(Enum):
     @property
     def size_bytes(self) -> int:
         """Bytes that one stored value takes."""
+        if self not in _SIZE_BYTES:
+            raise InputError(
+                f"number format {self.value}: its values take less than a byte, so nothing of "
+                "whole bytes can be counted in it. Store in a wider format, and cast."
+            )
         return _SIZE_BYTES[self]
 
 

@@ -12,6 +12,7 @@
     │   └── CalibrationError    a file of fitted constants
     ├── GraphError              a job graph that cannot run
     │   └── ReplayStalledError  ... found out while replaying it
+    ├── OutputError             a file or folder that cannot be written
     └── ExecutionError          the place where replays run failed
 
 A message says where, the rule, what was there, and what to do.
@@ -70,3 +71,7 @@ class ReplayStalledError(GraphError):
 
 class ExecutionError(PerfModelError):
     """The place where replays run failed."""
+
+
+class OutputError(PerfModelError):
+    """A file or folder cannot be written."""

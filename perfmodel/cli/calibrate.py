@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.writing import STDOUT, write_file, write_output
 from perfmodel.cli.collective_tables import calibrate_collectives_command
 from perfmodel.cli.options import JsonFile
 
@@ -19,15 +20,11 @@ if TYPE_CHECKING:
     from perfmodel.costs.measured_kernels import KernelTable
     from perfmodel.validation.scoreboard import Scoreboard
 
-import sys
 from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from perfmodel.calibration.embedding.fit import CaseError
-
-
-STDOUT = "-"
 
 
 def calibrate_embedding_command(
@@ -70,10 +67,7 @@ def _write_json(errors: tuple[CaseError, ...], json_file: str) -> None:
 
     rows = [asdict(error) for error in errors]
     text = json.dumps({"schema_version": 1, "kind": "embedding", "rows": rows}) + "\n"
-    if json_file == STDOUT:
-        sys.stdout.write(text)
-    else:
-        Path(json_file).write_text(text, encoding="utf-8")
+    write_output(json_file, text)
 
 
 class DeviceChoice(Enum):
@@ -156,7 +150,7 @@ def calibrate_interference_command(
         command = f"perfmodel calibrate interference {' '.join(map(str, traces))}{named}"
         day = datetime.now(UTC).date()
         about = about_traces(fitted, command=command, licence=licence, day=day)
-        out.write_text(to_text(fitted, about=about), encoding="utf-8")
+        write_file(out, to_text(fitted, about=about))
         print(f"Wrote {out}")
 
 
@@ -255,7 +249,7 @@ def _write(kind: str, table: KernelTable, request: _Request) -> None:
     command = f"perfmodel calibrate {kind} {names} --out {request.out}"
     about = about_tables(kind, command=command, day=datetime.now(UTC).date())
     entries = fit_entries(kind, table)
-    request.out.write_text(entries_to_text(about, entries), encoding="utf-8")
+    write_file(request.out, entries_to_text(about, entries))
     print(f"Wrote {len(entries)} sets of constants to {request.out}")
 
 
@@ -275,14 +269,11 @@ def _report(kind: str, table: KernelTable, request: _Request) -> None:
 
 def _show(whole: Scoreboard, long_rows: Scoreboard, json_file: str | None) -> None:
     import json
-    import sys
 
     document = {**whole.to_json(), "above_10_us": long_rows.to_json()}
-    if json_file == "-":
-        sys.stdout.write(json.dumps(document) + "\n")
+    write_output(json_file, json.dumps(document) + "\n")
+    if json_file == STDOUT:
         return
-    if json_file is not None:
-        Path(json_file).write_text(json.dumps(document) + "\n", encoding="utf-8")
     print("Held-out rows above 10 us:")
     print("\n".join(long_rows.lines()))
     print("All held-out rows:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,12 +10,12 @@ import typer
 
 from collectives.collective import CollectiveKind
 from perfmodel.base.errors import InputError
+from perfmodel.base.writing import STDOUT, write_output
 
 if TYPE_CHECKING:
     from perfmodel.cli.collective_request import CollectiveRequest
 
 app = typer.Typer(rich_markup_mode=None)
-STDOUT = "-"
 
 EPILOG = """\b
 Examples:
@@ -140,8 +139,6 @@ def _put(answer: dict[str, object], lines: list[str], json_file: str | None) -> 
         import orjson
 
         content = orjson.dumps(answer, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
-        if json_file == STDOUT:
-            sys.stdout.write(content.decode() + "\n")
-            return
-        Path(json_file).write_bytes(content + b"\n")
-    print("\n".join(lines))
+        write_output(json_file, content.decode() + "\n")
+    if json_file != STDOUT:
+        print("\n".join(lines))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.writing import STDOUT, write_output
 from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from perfmodel.validation.scoreboard import Scoreboard
 
 DEFAULT_FOLDS = 5
-STDOUT = "-"
 
 Tables = Annotated[
     list[Path],
@@ -126,10 +126,7 @@ def show(board: Scoreboard, json_file: str | None, limit: float | None) -> None:
         import orjson
 
         content = orjson.dumps(board.to_json(), option=orjson.OPT_INDENT_2)
-        if json_file == STDOUT:
-            sys.stdout.write(content.decode() + "\n")
-        else:
-            Path(json_file).write_bytes(content + b"\n")
+        write_output(json_file, content.decode() + "\n")
     if json_file != STDOUT:
         print("\n".join(board.lines()))
     if limit is not None and board.exceeds(limit):

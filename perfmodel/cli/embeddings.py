@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.outputs import STDOUT, Outputs
+from perfmodel.base.writing import STDOUT, write_file, write_output
+from perfmodel.cli.outputs import Outputs
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -43,7 +44,7 @@ def describe(
     if plot_file is not None:
         from perfmodel.reports.embeddings import draw_statistics
 
-        plot_file.write_bytes(draw_statistics(found))
+        write_file(plot_file, draw_statistics(found))
     document = {
         "schema_version": SCHEMA_VERSION,
         "source": found.source,
@@ -53,12 +54,9 @@ def describe(
         "set_reuse_lookup_shares": found.set_reuse.of_lookups.tolist(),
         "batch_reuse_lookup_shares": found.batch_reuse.of_lookups.tolist(),
     }
-    text = json.dumps(document, indent=1) + "\n"
+    write_output(json_file, json.dumps(document, indent=1) + "\n")
     if json_file == STDOUT:
-        sys.stdout.write(text)
         return
-    if json_file is not None:
-        Path(json_file).write_text(text, encoding="utf-8")
     from rich.console import Console
 
     from perfmodel.reports.embeddings import print_statistics

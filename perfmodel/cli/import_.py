@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.recorded_outputs import STDOUT, print_import, write_json
+from perfmodel.base.writing import STDOUT
+from perfmodel.cli.recorded_outputs import print_import, write_json
 
 app = typer.Typer(rich_markup_mode=None)
 

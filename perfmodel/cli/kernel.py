@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.writing import STDOUT, write_output
 from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
@@ -163,8 +164,6 @@ def _answer(
     context: typer.Context, questions: Sequence[KernelQuestion], json_file: str | None
 ) -> None:
     import json
-    import sys
-    from pathlib import Path
 
     from perfmodel.reports.kernel import answer_question
     from perfmodel.stacks.profiles import load_stack
@@ -179,11 +178,6 @@ def _answer(
         document, *updates = [answer.to_json() for answer in answers]
         if updates:
             document["update"] = updates[0]
-        text = json.dumps(document, indent=2) + "\n"
-        if json_file == "-":
-            sys.stdout.write(text)
-            return
-        Path(json_file).write_text(text, encoding="utf-8")
-    for answer in answers:
-        for line in answer.lines():
-            print(line)
+        write_output(json_file, json.dumps(document, indent=2) + "\n")
+    if json_file != STDOUT:
+        print("\n".join(line for answer in answers for line in answer.lines()))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.base.errors import InputError
+from perfmodel.base.writing import STDOUT, check_writable, write_file, write_output
 
 if TYPE_CHECKING:
     from perfmodel.prediction.answer import Prediction
-
-STDOUT = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ class Outputs:
             files["--json"] = Path(str(self.json_file))
         for option, path in files.items():
             if path is not None:
-                _check_writable(option, path)
+                check_writable(option, path)
 
     def write(self, prediction: Prediction) -> None:
         """Write *prediction* everywhere it was asked for."""
@@ -42,7 +38,7 @@ class Outputs:
         if self.report_file is not None:
             from perfmodel.reports.page import build_page
 
-            self.report_file.write_text(build_page(prediction), encoding="utf-8")
+            write_file(self.report_file, build_page(prediction))
         self._write_json(prediction)
         if self.json_file != STDOUT:
             from rich.console import Console
@@ -57,25 +53,9 @@ class Outputs:
             return
         from perfmodel.reports.document import to_document, to_json
 
-        text = to_json(to_document(prediction))
-        if self.json_file == STDOUT:
-            sys.stdout.write(text)
-        else:
-            Path(self.json_file).write_text(text, encoding="utf-8")
+        write_output(self.json_file, to_json(to_document(prediction)))
 
     def _name_files(self) -> None:
         for path in (self.json_file, self.trace_file, self.report_file):
             if path is not None:
                 print(f"Wrote {path}")
-
-
-def _check_writable(option: str, path: Path) -> None:
-    if path.is_dir():
-        raise InputError(f"{option} {path}: must be a file, but it is a directory.")
-    if not path.parent.is_dir():
-        raise InputError(
-            f"{option} {path}: the folder {path.parent} does not exist. Make it first."
-        )
-    target = path if path.exists() else path.parent
-    if not os.access(target, os.W_OK):
-        raise InputError(f"{option} {path}: may not be written. Choose another place.")

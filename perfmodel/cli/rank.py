@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.base.writing import STDOUT
 from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
-from perfmodel.cli.outputs import STDOUT, Outputs
+from perfmodel.cli.outputs import Outputs
 from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
 
 app = typer.Typer(rich_markup_mode=None)

@@ -5,14 +5,11 @@ Names come from traces, so they are printed as plain text and never as markup.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-from perfmodel.base.errors import InputError
+from perfmodel.base.writing import write_output
 from perfmodel.reports.text import printable
 
-STDOUT = "-"
 WIDTH = 100
 _PARTS = ("lookup", "gemm", "memory", "communication", "other", "idle")
 
@@ -23,16 +20,7 @@ def write_json(json_file: str | None, document: dict[str, Any]) -> None:
         return
     from perfmodel.reports.document import to_json
 
-    text = to_json(document)
-    if json_file == STDOUT:
-        sys.stdout.write(text)
-        return
-    try:
-        Path(json_file).write_text(text, encoding="utf-8")
-    except OSError as fault:
-        raise InputError(
-            f"--json {json_file}: cannot be written ({fault.strerror}). Name another file."
-        ) from None
+    write_output(json_file, to_json(document))
 
 
 def print_import(document: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perfmodel.base.writing import STDOUT
 from perfmodel.cli.options import (
     ExecutorChoice,
     ExecutorOption,
@@ -19,7 +20,7 @@ from perfmodel.cli.options import (
     read_machine,
 )
 from perfmodel.cli.outputs import Outputs
-from perfmodel.cli.recorded_outputs import STDOUT, print_replay, write_json
+from perfmodel.cli.recorded_outputs import print_replay, write_json
 
 if TYPE_CHECKING:
     from perfmodel.prediction.replaying import ReplayedJob

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfmodel.base.writing import STDOUT
 from perfmodel.cli.options import (
     ExecutorChoice,
     ExecutorOption,
@@ -19,7 +20,7 @@ from perfmodel.cli.options import (
     Workers,
     read_machine,
 )
-from perfmodel.cli.outputs import STDOUT, Outputs
+from perfmodel.cli.outputs import Outputs
 
 if TYPE_CHECKING:
     from perfmodel.prediction.comparison import Comparison

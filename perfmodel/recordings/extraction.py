@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.base.dtypes import DType
+from perfmodel.base.writing import draft_of
 from perfmodel.graph.ops import Gemm
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.host_overheads import HostOverhead, extract_host_overheads
@@ -51,7 +52,7 @@ def write_tables(tables: dict[str, list[Line]], folder: Path) -> tuple[Path, ...
     for name, lines in tables.items():
         if lines:
             path = folder / f"{name}.csv"
-            with path.open("w", newline="", encoding="utf-8") as stream:
+            with draft_of(path) as draft, draft.open("w", newline="", encoding="utf-8") as stream:
                 writer = csv.DictWriter(stream, fieldnames=list(lines[0]))
                 writer.writeheader()
                 writer.writerows(lines)

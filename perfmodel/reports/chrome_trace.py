@@ -18,6 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from perfmodel.base.units import NS_PER_US
+from perfmodel.base.writing import draft_of
 from perfmodel.graph.program import Anchor, Program
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.evidence import Evidence
@@ -93,7 +94,7 @@ def write_trace(prediction: Prediction, path: Path, *, max_tasks: int = MAX_TASK
     """Write the iteration that *prediction* shows to *path*."""
     evidence = prediction.evidence
     ranks = choose_ranks(evidence, max_tasks=max_tasks)
-    with path.open("wb") as file:
+    with draft_of(path) as draft, draft.open("wb") as file:
         file.write(b'{"displayTimeUnit":"ns","otherData":')
         file.write(orjson.dumps(_describe(evidence, ranks)))
         file.write(b',"traceEvents":[\n')

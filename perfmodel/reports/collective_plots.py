@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfmodel.reports.pictures import save_picture
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -54,7 +56,7 @@ def plot_sizes(curves: Sequence[SizeCurve], path: Path, *, title: str) -> None:
         figure.suptitle(f"{title}  (line: predicted, dots: measured)", fontsize=11)
     else:
         figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=110)
+    save_picture(figure, path, dpi=110)
 
 
 def _draw_time(axes: Axes, curve: SizeCurve, colour: str) -> None:

@@ -75,3 +75,10 @@ def test_number_formats_have_their_frameworks_names_too():
     assert DType.TF32.size_bytes == 4
     with pytest.raises(InputError, match="got 'fp13'"):
         parse_dtype("fp13")
+
+
+def test_a_number_format_below_a_byte_has_no_size():
+    assert parse_dtype("nvfp4") is DType.NVFP4
+    with pytest.raises(InputError, match="nvfp4: its values take less than a byte"):
+        _ = DType.NVFP4.size_bytes
+    assert all(dtype.size_bytes > 0 for dtype in DType if dtype is not DType.NVFP4)

@@ -138,6 +138,14 @@ def test_traces_that_do_not_name_their_gpu_need_it_said(tmp_path):
     assert list(fit_interference([job], device="mi300x").of_architecture) == ["cdna3"]
 
 
+def test_cards_that_begin_alike_are_told_apart(tmp_path):
+    words = {"ada": "NVIDIA GeForce RTX 4090", "ampere": "NVIDIA RTX A5000",
+             "blackwell": "NVIDIA RTX PRO 6000 Blackwell Server Edition"}  # fmt: skip
+    for architecture, name in words.items():
+        job = write_job(tmp_path / architecture, devices=({"id": 0, "name": name},))
+        assert list(fit_interference([job], device=None).of_architecture) == [architecture]
+
+
 def test_a_gpu_that_nobody_knows_is_refused(tmp_path):
     job = write_job(tmp_path / "job", devices=({"id": 0, "name": "Abacus 9"},))
     with pytest.raises(CalibrationError, match="Abacus 9"):

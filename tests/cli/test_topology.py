@@ -45,6 +45,13 @@ def test_show_gives_links_and_bandwidths(run):
     assert "NV2      50 GB/s   700 ns  gpu:0 > gpu:3" in out
 
 
+def test_show_gives_the_power_limit_and_rates_without_exponents(run):
+    _, out, _ = run("show", "gb200_nvl72")
+
+    assert "1200 W" in out
+    assert "nvfp4 10000" in out
+
+
 def test_show_tells_how_far_hosts_are_apart(run):
     _, out, _ = run("show", "dgx_h100", "--hosts", 64)
 
@@ -63,7 +70,7 @@ def test_show_plots(run, tmp_path, ending):
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in start
 
 
-@pytest.mark.parametrize("place", ["machine.pdf", "machine", "no/such/folder/machine.png"])
+@pytest.mark.parametrize("place", ["machine.doc", "machine", "no/such/folder/machine.png"])
 def test_a_picture_that_cannot_be_written_is_refused(run, tmp_path, place):
     code, _, err = run("show", "polaris", "--plot", tmp_path / place)
 

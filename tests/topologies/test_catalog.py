@@ -1,9 +1,12 @@
+import csv
+import gzip
+import io
 from itertools import permutations
 
 import pytest
 import yaml
 
-from topologies import list_catalog, load_topology
+from topologies import list_catalog, list_devices, load_topology
 from topologies.device_file import DEVICES
 from topologies.topology_file import CATALOG
 
@@ -12,11 +15,26 @@ WANTED = {
     "dgx1_v100", "dgx2_v100", "quad_gv100", "quad_a100", "dgx_a100", "dgx_h100", "hgx_h200",
     "dgx_b200", "gb200_nvl72", "a100_pcie", "h100_pcie", "l40s_pcie", "rtx_pro_6000_pcie",
     "aws_p4d", "aws_p5", "aws_p5en", "polaris", "alps_gh200",
+    "dgx_b300", "gb300_nvl72", "h200_nvl_pcie", "hgx_a100_4gpu", "hgx_h100_4gpu", "dgx2h_v100",
+    "jean_zay_a100", "grand_teton_h100", "azure_nd_a100_v4", "v100_pcie", "l4_pcie", "l40_pcie",
+    "a30_pcie", "a40_pcie", "rtx_a5000_pcie", "rtx_4090_pcie", "a30_pcie_nvbridge",
+    "a40_pcie_nvbridge", "rtx_a5000_pcie_nvbridge", "a100_pcie_nvbridge", "h100_pcie_nvbridge",
+    "h200_nvl_pcie_nvbridge",
 }  # fmt: skip
 
 
 def test_the_catalog_has_every_machine_that_was_asked_for():
     assert set(list_catalog()) >= WANTED
+
+
+@pytest.mark.parametrize("table", ["transformer.csv.gz", "dlrm.csv", "out_of_memory.csv.gz"])
+def test_every_machine_and_device_of_the_measured_runs_is_in_the_catalog(shared_data, table):
+    path = shared_data / "runs" / table
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    rows = list(csv.DictReader(io.StringIO(content.decode())))
+
+    assert {row["machine"] for row in rows} <= {*list_catalog(), ""}
+    assert {row["device"] for row in rows} <= {*list_devices(), ""}
 
 
 @pytest.mark.parametrize("name", list_catalog())
@@ -68,7 +86,24 @@ def test_every_file_names_its_source_date_and_licence(path):
         ("alps_gh200", 4, 900 / 2),
         ("dgx_b200", 8, 1800 / 2),
         ("gb200_nvl72", 72, 1800 / 2),
+        ("dgx_b300", 8, 1800 / 2),
+        ("gb300_nvl72", 72, 1800 / 2),
+        ("grand_teton_h100", 8, 900 / 2),
+        ("jean_zay_a100", 8, 600 / 2),
+        ("azure_nd_a100_v4", 8, 600 / 2),
+        ("dgx2h_v100", 16, 300 / 2),
+        ("hgx_a100_4gpu", 4, 600 / 2),
+        ("hgx_h100_4gpu", 4, 900 / 2),
+        ("a30_pcie_nvbridge", 8, 200 / 2),
+        ("a40_pcie_nvbridge", 8, 112.5 / 2),
+        ("rtx_a5000_pcie_nvbridge", 8, 112.5 / 2),
+        ("a100_pcie_nvbridge", 8, 600 / 2),
+        ("h100_pcie_nvbridge", 8, 600 / 2),
+        ("h200_nvl_pcie_nvbridge", 8, 900 / 2),
         ("a100_pcie", 8, 0),
+        ("v100_pcie", 8, 0),
+        ("l4_pcie", 8, 0),
+        ("h200_nvl_pcie", 8, 0),
     ],
 )
 def test_gpus_have_the_nvlink_bandwidth_of_their_datasheet(name, gpus, nvlink_gb_per_s):
@@ -101,6 +136,12 @@ def test_switches_of_a_machine_carry_what_the_datasheet_says():
         ("alps_gh200", 4 * 200),
         ("gb200_nvl72", 72 * 400),
         ("dgx1_v100", 4 * 100),
+        ("dgx_b300", 8 * 800),
+        ("gb300_nvl72", 72 * 800),
+        ("jean_zay_a100", 4 * 100),
+        ("grand_teton_h100", 8 * 400),
+        ("azure_nd_a100_v4", 8 * 200),
+        ("hgx_h100_4gpu", 4 * 400),
     ],
 )
 def test_hosts_send_what_their_nics_add_up_to(name, gbit_per_s):
@@ -113,7 +154,67 @@ def test_hosts_send_what_their_nics_add_up_to(name, gbit_per_s):
 
 def test_switches_reduce_from_hopper_on():
     reducing = {name for name in list_catalog() if load_topology(name).has_nvls}
-    assert reducing == {"dgx_h100", "hgx_h200", "dgx_b200", "gb200_nvl72", "aws_p5", "aws_p5en"}
+    assert reducing == {
+        "dgx_h100", "hgx_h200", "dgx_b200", "gb200_nvl72", "aws_p5", "aws_p5en",
+        "dgx_b300", "gb300_nvl72", "grand_teton_h100",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [
+        ("gb200_nvl72", 72),
+        ("gb300_nvl72", 72),
+        ("dgx_b300", 8),
+        ("dgx2h_v100", 16),
+        ("hgx_a100_4gpu", 4),
+        ("hgx_h100_4gpu", 4),
+        ("h200_nvl_pcie_nvbridge", 4),
+        ("a100_pcie_nvbridge", 2),
+        ("rtx_4090_pcie", 1),
+    ],
+)
+def test_nvlink_joins_as_many_gpus_as_a_machine_is_known_for(name, gpus):
+    topology = load_topology(name)
+    joined = [
+        gpu for gpu in range(1, topology.gpus_per_host) if topology.gpu_route(0, gpu).is_nvlink
+    ]
+
+    assert 1 + len(joined) == gpus
+
+
+def test_a_gb300_rack_has_trays_of_four():
+    rack = load_topology("gb300_nvl72")
+    assert (rack.gpus_per_host, rack.trays, rack.gpus_per_tray) == (72, 18, 4)
+
+
+@pytest.mark.parametrize(("name", "lanes"), [("hgx_a100_4gpu", 4), ("hgx_h100_4gpu", 6)])
+def test_boards_of_four_gpus_have_no_switch_and_divide_their_links_evenly(name, lanes):
+    topology = load_topology(name)
+
+    # 12 links of an A100 or 18 of an H100, over three others.
+    assert not topology.has_nvswitch
+    assert all(topology.nvlink_lanes(a, b) == lanes for a, b in permutations(range(4), 2))
+
+
+@pytest.mark.parametrize("name", ["dgx_b300", "gb300_nvl72"])
+def test_gpus_of_blackwell_ultra_fill_their_nics(name):
+    topology = load_topology(name)
+
+    # 800 Gbit/s = 100 GB/s, more than PCIe 5.0 carries.
+    assert topology.fabric.nic_bandwidth_bytes_per_s == 100 * GB
+    for gpu in range(topology.gpus_per_host):
+        assert topology.nic_route(gpu).bandwidth_bytes_per_s > 100 * GB
+        assert topology.nic_of_gpu[gpu] == gpu
+
+
+@pytest.mark.parametrize("name", [name for name in list_catalog() if name.endswith("_nvbridge")])
+def test_bridges_are_all_that_tells_a_bridged_server_from_the_bare_one(name):
+    bridged, bare = load_topology(name), load_topology(name.removesuffix("_nvbridge"))
+
+    assert bridged.device == bare.device
+    assert bridged.fabric == bare.fabric
+    assert [link for link in bridged.links if link.kind.value != "nvlink"] == list(bare.links)
 
 
 # NVLinks between each two GPUs as `nvidia-smi topo -m` prints them on a DGX-1 with V100.

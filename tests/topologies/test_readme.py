@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 import topologies
-from topologies import build_cluster, build_layout, load_topology
+from topologies import build_cluster, load_topology
 
 README = (Path(topologies.__file__).parent / "README.md").read_text()
 
@@ -21,4 +21,3 @@ def test_the_python_in_the_readme_says_the_truth():
     cluster = build_cluster(load_topology("dgx_h100"), hosts=64)
 
     assert cluster.route(0, 511).bandwidth_bytes_per_s == 50e9
-    assert build_layout(cluster, range(0, 512, 8)).across is not None

@@ -71,9 +71,11 @@ def _device_of(job: JobTrace, fallback: str | None) -> str:
 def _architecture_of(recorded: str, job: JobTrace) -> str:
     """The architecture of the device that a trace calls *recorded*, from the devices we know."""
     word = recorded.lower()
-    for name in list_devices():
-        if name.split("_")[0] in word:
-            return load_device(name).architecture.value
+    known = [name.split("_") for name in list_devices() if name.split("_")[0] in word]
+    if known:
+        # Of devices that begin alike (RTX cards) the one with most of its words in the text.
+        best = max(known, key=lambda parts: sum(part in word for part in parts))
+        return load_device("_".join(best)).architecture.value
     raise CalibrationError(
         f"job {job.name!r}: GPU {recorded!r} is none of the devices known: "
         f"{', '.join(list_devices())}."

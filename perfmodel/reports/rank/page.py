@@ -6,12 +6,12 @@ import base64
 import html
 import io
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from embeddings.torchrec_plan import to_torchrec
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
+from perfmodel.base.writing import write_file, write_output
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking
 from perfmodel.reports.rank.document import to_ranking_csv, to_ranking_json
@@ -28,18 +28,15 @@ class RankFiles:
 
     def write(self, ranking: Ranking, question: RankQuestion) -> None:
         """Write *ranking* everywhere it was asked for."""
-        if self.json_file == "-":
-            sys.stdout.write(to_ranking_json(ranking, question))
-        elif self.json_file is not None:
-            text = to_ranking_json(ranking, question)
-            Path(self.json_file).write_text(text, encoding="utf-8")
+        if self.json_file is not None:
+            write_output(self.json_file, to_ranking_json(ranking, question))
         if self.csv_file is not None:
-            self.csv_file.write_text(to_ranking_csv(ranking), encoding="utf-8")
+            write_file(self.csv_file, to_ranking_csv(ranking))
         if self.report_file is not None:
-            self.report_file.write_text(build_rank_page(ranking), encoding="utf-8")
+            write_file(self.report_file, build_rank_page(ranking))
         if self.plan_file is not None:
             text = json.dumps(to_torchrec(ranking.plans[0].plan), indent=1)
-            self.plan_file.write_text(text + "\n", encoding="utf-8")
+            write_file(self.plan_file, text + "\n")
 
 
 STYLE = (

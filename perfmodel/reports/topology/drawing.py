@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.base.errors import InputError
+from perfmodel.reports.pictures import check_picture_path, save_picture
 from perfmodel.reports.topology.positions import (
     ROW_GAP,
     WIRE_COLOURS,
@@ -25,7 +25,6 @@ from topologies import Cluster, Fabric, FabricKind, LinkKind, Topology
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = (".png", ".svg")
 INK = "#22303c"
 QUIET = "#66727d"
 PAPER = "#ffffff"
@@ -69,21 +68,8 @@ def write_picture(topology: Topology, path: Path, cluster: Cluster | None = None
     if topology.fabric is not None:
         _paint_fabric(axes, topology.fabric, plan)
     _paint_words(figure, topology, plan, cluster)
-    date = {"Date": None} if path.suffix == ".svg" else {}
-    figure.savefig(path, dpi=160, facecolor=PAPER, metadata=date)
+    save_picture(figure, path, dpi=160, facecolor=PAPER)
     pyplot.close(figure)
-
-
-def check_picture_path(path: Path) -> None:
-    """Raise unless *path* can become a picture."""
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(
-            f"picture {path}: must end in {' or '.join(FORMATS)}, got {path.suffix or 'nothing'!r}."
-        )
-    if not path.parent.is_dir():
-        raise InputError(f"picture {path}: the folder {path.parent} does not exist. Make it first.")
-    if path.is_dir():
-        raise InputError(f"picture {path}: must be a file, but it is a directory.")
 
 
 def _paint_wires(axes: Axes, topology: Topology, plan: Plan) -> None:

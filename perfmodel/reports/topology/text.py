@@ -123,13 +123,16 @@ def _facts(topology: Topology) -> Iterator[str]:
 
 def _device_line(device: Device) -> str:
     peaks = [
-        f"{dtype.value} {device.peak_flops[dtype] / 1e12:.4g}"
-        for dtype in (DType.FP32, DType.TF32, DType.FP16, DType.BF16, DType.FP8)
+        f"{dtype.value} {device.peak_flops[dtype] / 1e12:.5g}"
+        for dtype in (DType.FP32, DType.TF32, DType.FP16, DType.BF16, DType.FP8, DType.NVFP4)
         if dtype in device.peak_flops
     ]
     memory = format_size(device.memory_bytes)
     bandwidth = format_bandwidth(device.memory_bandwidth_bytes_per_s)
-    return f"{device.description}; {memory} at {bandwidth}; TFLOP/s {', '.join(peaks)}"
+    return (
+        f"{device.description}; {memory} at {bandwidth}; {device.power_w:g} W; "
+        f"TFLOP/s {', '.join(peaks)}"
+    )
 
 
 def _nvlink_line(topology: Topology) -> str:

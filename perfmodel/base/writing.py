@@ -1,0 +1,166 @@
+"""Writing: what perfmodel leaves behind appears whole under its name, or not at all.
+
+A draft beside the target is filled, flushed to the disk and renamed in one
+step. Whatever the machine says against it (disk full, folder missing, no
+permission) becomes one sentence, and nothing half-written stays.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from perfmodel.base.errors import OutputError
+
+STDOUT = "-"
+"""What is typed in place of a file to mean standard output."""
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise unless *path* can become a file, before any work is done for it."""
+    if path.is_dir():
+        raise OutputError(f"{option} {path}: must be a file, but it is a directory.")
+    if not path.parent.is_dir():
+        raise OutputError(
+            f"{option} {path}: the folder {path.parent} does not exist. Make it first."
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OutputError(f"{option} {path}: may not be written. Choose another place.")
+
+
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """A file to fill in place of *path*, which takes its name once the block has ended well."""
+    with _told(path):
+        handle, name = tempfile.mkstemp(
+            prefix=f".{path.name[:32]}-", suffix=path.suffix, dir=path.parent
+        )
+        os.close(handle)
+    draft = Path(name)
+    try:
+        yield draft
+        with _told(path):
+            draft.chmod(0o666 & ~_UMASK)
+            _flush(draft)
+            draft.replace(path)
+    except OSError as fault:
+        raise _sentence(path, fault) from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write *content* to *path*, whole or not at all."""
+    with draft_of(path) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_output(target: str | None, text: str) -> None:
+    """Write *text* to the file *target*, to standard output for `-`, or nowhere."""
+    if target == STDOUT:
+        sys.stdout.write(text)
+    elif target is not None:
+        write_file(Path(target), text)
+
+
+@contextmanager
+def draft_folder_of(folder: Path) -> Iterator[Path]:
+    """A folder to fill in place of *folder*; the old one stays until the new one is whole.
+
+    A second writer of the same folder is refused while the first is at work.
+    """
+    with _told(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        with _told(folder):
+            recover_folder(folder)
+            draft = Path(tempfile.mkdtemp(prefix=f".{folder.name[:32]}-", dir=folder.parent))
+        try:
+            yield draft
+            with _told(folder):
+                draft.chmod(0o777 & ~_UMASK)
+                for path in draft.rglob("*"):
+                    _flush(path)
+                _exchange(draft, folder)
+        except OSError as fault:
+            raise _sentence(folder, fault) from None
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def recover_folder(folder: Path) -> None:
+    """Put back the old *folder* where a writer was killed between its two renames."""
+    kept = _kept_name(folder)
+    if kept.is_dir() and not folder.exists():
+        kept.rename(folder)
+
+
+def _exchange(draft: Path, folder: Path) -> None:
+    kept = _kept_name(folder)
+    if folder.exists():
+        shutil.rmtree(kept, ignore_errors=True)
+        folder.rename(kept)
+    draft.rename(folder)
+    _flush(folder.parent)
+    shutil.rmtree(kept, ignore_errors=True)
+
+
+def _kept_name(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.old"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with _told(folder):
+        lock = os.open(folder.parent / f".{folder.name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"{folder}: another process is writing it. Wait for it, or name another folder."
+            ) from None
+        yield
+        (folder.parent / f".{folder.name}.lock").unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as fault:
+        raise _sentence(path, fault) from None
+
+
+def _sentence(path: Path, fault: OSError) -> OutputError:
+    reason = fault.strerror or type(fault).__name__
+    return OutputError(
+        f"{path}: cannot be written ({reason}). Nothing was left behind; make room or name "
+        "another place."
+    )
+
+
+def _read_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+_UMASK = _read_umask()
+"""Drafts are made private; what they become has the rights that any new file has."""

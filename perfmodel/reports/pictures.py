@@ -1,0 +1,31 @@
+"""Pictures: which files a picture can become, and saving it whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.writing import check_writable, draft_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_picture_path(path: Path) -> None:
+    """Raise unless *path* can become a picture."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(
+            f"picture {path}: must end in {', '.join(FORMATS)}, got {path.suffix or 'nothing'!r}."
+        )
+    check_writable("picture", path)
+
+
+def save_picture(figure: Figure, path: Path, **options: Any) -> None:
+    """Save *figure* to *path*; its ending decides the format, equal pictures have equal bytes."""
+    check_picture_path(path)
+    stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
+    with draft_of(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:].lower(), metadata=stamp, **options)
