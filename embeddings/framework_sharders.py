@@ -30,6 +30,9 @@ COPIED_BELOW_BYTES = 10_000_000
 """Weights and optimizer state below which HugeCTR copies a table: 7,424 rows of 1,024 bytes stand
 on every GPU of its plan for 8 x B200, 11,938 do not."""
 
+_PARTS_OF_ROOM = (2, 4, 8, 16, 64)
+"""Pieces that must fit beside each other, tried one after the other."""
+
 
 def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
     """Small tables on every rank, the others by rows over hosts and the ranks of a host."""
@@ -46,14 +49,8 @@ def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
     per_host = task.rank_count // hosts
     places = task.rank_count if hosts == 1 else hosts
     room = (task.room_bytes - sum(sizes[place] for place in copied)) * task.rank_count // places
-    pieces = _even_pieces(task, held, places, max(room, 1))
     of_place = replace(task, rank_count=places, room_bytes=max(room, 1), ranks_per_host=None)
-    whole = [_piece_of(task, piece) for piece in pieces]
-    ranks = place_greedily(
-        [table.pooling_factor * table.width for table in whole],
-        [piece_bytes(table, task.optimizer) for table in whole],
-        of_place,
-    )
+    pieces, ranks = _place_even_pieces(of_place, held)
     shards: list[Shard] = []
     for piece, rank in zip(pieces, ranks, strict=True):
         shards += [replace(piece, rank=rank)] if hosts == 1 else _over(piece, rank, per_host)
@@ -61,18 +58,31 @@ def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
     return replace(plan, summed_in_host=tuple(held)) if hosts > 1 else plan
 
 
-def _even_pieces(
-    task: ShardingTask, held: Sequence[int], places: int, room_bytes: int
-) -> list[Shard]:
-    """The tables at *held* by rows, so that no piece has more lookups than a place's share."""
-    tables = task.tables
+def _place_even_pieces(task: ShardingTask, held: Sequence[int]) -> tuple[list[Shard], list[int]]:
+    """Pieces of the tables at *held* and their ranks, smaller ones where large ones do not fit."""
+    for part in _PARTS_OF_ROOM:
+        pieces = _even_pieces(task, held, part)
+        tables = [_piece_of(task, piece) for piece in pieces]
+        costs = [table.pooling_factor * table.width for table in tables]
+        sizes = [piece_bytes(table, task.optimizer) for table in tables]
+        try:
+            return pieces, place_greedily(costs, sizes, task)
+        except PlanError:
+            if part == _PARTS_OF_ROOM[-1]:
+                raise
+    raise AssertionError("one part is the last")
+
+
+def _even_pieces(task: ShardingTask, held: Sequence[int], part: int) -> list[Shard]:
+    """The tables at *held* by rows, no piece with more than its share of lookups and of room."""
+    tables, places = task.tables, task.rank_count
     share = sum(tables[place].pooling_factor * tables[place].width for place in held) / places
     pieces: list[Shard] = []
     for place in held:
         table = tables[place]
         rows = max(
             math.ceil(table.pooling_factor * table.width / max(share, 1e-9) - 1e-9),
-            math.ceil(2 * piece_bytes(table, task.optimizer) / room_bytes),
+            math.ceil(part * piece_bytes(table, task.optimizer) / task.room_bytes),
         )
         rows = max(1, min(rows, places, table.rows))
         pieces += cut_table(place, table, columns=1, rows=rows)
