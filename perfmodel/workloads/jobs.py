@@ -76,9 +76,21 @@ def build_workload(
     stack = stack or load_stack(workload.stack)
     if isinstance(workload, DlrmSpec):
         workload = take_over(workload, stack)
-        plan = choose_plan(workload, rank_count=rank_count, stack=stack, given=plan)
+        plan = choose_plan(
+            workload,
+            rank_count=rank_count,
+            stack=stack,
+            given=plan,
+            ranks_per_host=ranks_per_host,
+        )
         return BuiltWorkload(
-            build_dlrm_job(workload, rank_count=rank_count, plan=plan, stack=stack),
+            build_dlrm_job(
+                workload,
+                rank_count=rank_count,
+                plan=plan,
+                stack=stack,
+                ranks_per_host=ranks_per_host,
+            ),
             dlrm_memory(workload, rank_count=rank_count, plan=plan),
         )
     workload = take_over(workload, stack)
@@ -108,7 +120,13 @@ def memory_by_rank(
     stack = stack or load_stack(workload.stack)
     if isinstance(workload, DlrmSpec):
         workload = take_over(workload, stack)
-        plan = choose_plan(workload, rank_count=rank_count, stack=stack, given=plan)
+        plan = choose_plan(
+            workload,
+            rank_count=rank_count,
+            stack=stack,
+            given=plan,
+            ranks_per_host=ranks_per_host,
+        )
         return dlrm_memory(workload, rank_count=rank_count, plan=plan)
     workload = take_over(workload, stack)
     chosen = choose_layout(

@@ -203,7 +203,7 @@ def test_a_compiled_run_is_faster_than_an_eager_one(tmp_path):
 
 def test_the_interval_says_which_evidence_it_rests_on(tmp_path):
     board = board_of(tmp_path, TRANSFORMER, TRANSFORMER | {"id": "b", "framework": "abacus"})
-    _, unknown = (one.high / one.predicted for one in board.deviations)
+    known, unknown = (one.high / one.predicted for one in board.deviations)
     assert any("spread of" in sentence for sentence in board.assumptions["a"])
     assert unknown > known > 1.05
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embeddings.balanced import PlacementRule, build_balanced_plan
+from embeddings.balanced import PlacementRule, build_balanced_plan, exchange_weight
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.builder import JobBuilder
@@ -15,6 +15,8 @@ from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_
 from perfmodel.workloads.dlrm.rank import REDUCTION_SLOT, RankWriter
 from perfmodel.workloads.dlrm.sparse import (
     EXCHANGE_SLOT,
+    HOST_SLOT,
+    RAIL_SLOT,
     SparsePart,
     build_sparse_part,
     has_lone_bottom,
@@ -29,9 +31,16 @@ _LONE = ("The bottom layers run on rank 0 alone, for the whole batch.",)
 
 
 def build_plan(
-    spec: DlrmSpec, *, rank_count: int, given: ShardingPlan | None = None
+    spec: DlrmSpec,
+    *,
+    rank_count: int,
+    given: ShardingPlan | None = None,
+    ranks_per_host: int | None = None,
 ) -> ShardingPlan:
-    """The plan that was *given*, checked, or the one that *spec*'s sharding section leads to."""
+    """The plan that was *given*, checked, or the one that *spec*'s sharding section leads to.
+
+    *ranks_per_host* of None is the usual number.
+    """
     if given is not None:
         _check_plan(spec, given, rank_count)
         return given
@@ -39,18 +48,26 @@ def build_plan(
         data_parallel_below_bytes=spec.sharding.data_parallel_below,
         min_width=spec.sharding.min_width,
         max_shard_bytes=spec.sharding.max_shard,
+        optimizer=spec.embedding.optimizer,
+        exchange_weight=exchange_weight(rank_count, ranks_per_host),
     )
     return build_balanced_plan(spec.embedding.tables(), rank_count=rank_count, rule=rule)
 
 
 def choose_plan(
-    spec: DlrmSpec, *, rank_count: int, stack: SoftwareStack, given: ShardingPlan | None = None
+    spec: DlrmSpec,
+    *,
+    rank_count: int,
+    stack: SoftwareStack,
+    given: ShardingPlan | None = None,
+    ranks_per_host: int | None = None,
 ) -> ShardingPlan:
     """The plan of a job under *stack*: a rank with all bottom layers is spared tables if it can."""
     is_lone = has_lone_bottom(stack, rank_count)
     if given is None and is_lone and rank_count >= _RANKS_TO_SPARE_ONE:
-        given = _without_first(build_plan(spec, rank_count=rank_count - 1))
-    return build_plan(spec, rank_count=rank_count, given=given)
+        held = build_plan(spec, rank_count=rank_count - 1, ranks_per_host=ranks_per_host)
+        given = _without_first(held)
+    return build_plan(spec, rank_count=rank_count, given=given, ranks_per_host=ranks_per_host)
 
 
 def build_dlrm_job(
@@ -59,6 +76,7 @@ def build_dlrm_job(
     rank_count: int,
     plan: ShardingPlan | None = None,
     stack: SoftwareStack | None = None,
+    ranks_per_host: int | None = None,
 ) -> JobGraph:
     """One iteration of *spec* on *rank_count* ranks; *plan* overrides the placement.
 
@@ -68,7 +86,9 @@ def build_dlrm_job(
     spec = take_over(spec, stack)
     samples = local_batch(spec, rank_count=rank_count)
     is_lone = has_lone_bottom(stack, rank_count)
-    plan = choose_plan(spec, rank_count=rank_count, stack=stack, given=plan)
+    plan = choose_plan(
+        spec, rank_count=rank_count, stack=stack, given=plan, ranks_per_host=ranks_per_host
+    )
     exchanges = None
     if rank_count > 1 and (plan.shards or is_lone):
         exchanges = build_exchanges(
@@ -87,6 +107,8 @@ def build_dlrm_job(
             program_of_part[part] = job.add_program(program)
         job.add_rank(program_of_part[part])
     _add_groups(job, rank_count)
+    if exchanges is not None and exchanges.of_hosts:
+        _add_host_groups(job, plan)
     facts = _facts(spec, plan, exchanges)
     return job.build(replace(facts, assumptions=facts.assumptions + _LONE) if is_lone else facts)
 
@@ -101,6 +123,15 @@ def _add_groups(job: JobBuilder, rank_count: int) -> None:
     if rank_count > 1:
         for name, slot in (("embedding exchange", EXCHANGE_SLOT), ("dense", REDUCTION_SLOT)):
             job.add_group(name, range(rank_count), slot=slot)
+
+
+def _add_host_groups(job: JobBuilder, plan: ShardingPlan) -> None:
+    per_host = plan.ranks_per_host or plan.rank_count
+    for first in range(0, plan.rank_count, per_host):
+        members = range(first, first + per_host)
+        job.add_group(f"host {first // per_host}", members, slot=HOST_SLOT)
+    for place in range(per_host):
+        job.add_group(f"rail {place}", range(place, plan.rank_count, per_host), slot=RAIL_SLOT)
 
 
 def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) -> JobGraph:

@@ -123,7 +123,8 @@ def test_a_plan_for_another_job_is_refused(rank_count, rows, fault):
 
 
 def test_partial_sums_of_row_shards_are_added():
-    job = _build("dlrm_mlperf", 4, "sharding.max_shard=300 kB", *SMALL)
+    rule = ("sharding.max_shard=400 kB", "sharding.min_width=128")
+    job = _build("dlrm_mlperf", 4, *rule, *SMALL)
     check_job(job)
     assert any(label == "embedding/partial sums forward" for label, _ in iter_ops(job))
 
