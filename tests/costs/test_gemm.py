@@ -272,10 +272,14 @@ def test_a_quantised_product_gives_out_half_precision():
 
 def test_long_load_does_not_slow_vector_arithmetic():
     device = load_device("h100_sxm")
-    slow = replace(STACK, sustained_slowdown={"hopper": 1.5})
-    fp32 = [Gemm(8192, 8192, 8192, DType.FP32)]
-    plain = GemmModel().price(fp32, device, STACK).duration_ns
-    assert GemmModel().price(fp32, device, slow).duration_ns[0] == plain[0]
+    burst, loaded = (replace(STACK, loads_long=is_long) for is_long in (False, True))
+    fp32, bf16 = ([Gemm(8192, 8192, 8192, dtype)] for dtype in (DType.FP32, DType.BF16))
+
+    def times_ns(ops):
+        return [GemmModel().price(ops, device, stack).duration_ns[0] for stack in (burst, loaded)]
+
+    assert times_ns(fp32)[0] == times_ns(fp32)[1]
+    assert times_ns(bf16)[0] < times_ns(bf16)[1]
 
 
 def test_among_equal_relatives_the_nearest_memory_lends():
