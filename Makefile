@@ -6,7 +6,7 @@ TOOLS := .venv/tools.stamp
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 TEST_WORKERS ?= 2
 
-.PHONY: predict test lint check bench clean
+.PHONY: predict test lint check bench mutants fuzz clean
 
 predict: $(PROGRAM)
 	@$(BIN)/perfmodel predict --topology dgx_h100.yaml
@@ -24,6 +24,12 @@ check: test lint
 
 bench: $(TOOLS)
 	$(BIN)/pytest -m benchmark -s -q tests/benchmarks
+
+mutants: $(TOOLS)
+	$(BIN)/python -m tests.mutants --seed $(or $(SEED),1) --count $(or $(COUNT),100)
+
+fuzz: $(TOOLS)
+	$(BIN)/python -m tests.fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),10000)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +17,18 @@ from perfmodel.base.errors import InputError
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.pricing import price_job
 from perfmodel.engine.steady import find_period
-from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
-from perfmodel.prediction.answering import answer
 from perfmodel.prediction.folded_costs import fold_costs
 from perfmodel.prediction.interference import settle_interference
 from perfmodel.prediction.question import Asked, Question
 from perfmodel.prediction.sampling import replay_samples
+from perfmodel.stacks.spread import NO_SPREAD
 from perfmodel.validation.runs_question import read_scenario
 from perfmodel.validation.runs_table import RunRow
 
+DRAWS = 16
 STEP = 0.15
 """How much longer each family is made, as a logarithm, to see what it carries."""
 
@@ -70,16 +70,13 @@ def build_case(asked: Asked, row: RunRow) -> Case | None:
         question = scenario.question(asked)
     except InputError:
         return None
-    executor = SerialExecutor()
-    times_ns = _times_ns(question, question.job, executor)
+    times_ns = _times_ns(question, question.job)
     if question.continuation is not None:
-        larger_ns = _times_ns(question, question.continuation.larger, executor)
+        larger_ns = _times_ns(question, question.continuation.larger)
         times_ns = times_ns + float(question.continuation.steps) * (larger_ns - times_ns)
     assert row.measured_s is not None
+    logs = np.log(times_ns / times_ns[0])
     device = scenario.cluster.device
-    found = answer(question, executor=executor)
-    width = np.log(found.interval.high_ns / found.interval.low_ns) / 2 / 1.645
-    spread = price_job(question.job, cluster=scenario.cluster, stack=scenario.stack).spread
     return Case(
         row=row,
         stack=scenario.stack.name,
@@ -88,25 +85,28 @@ def build_case(asked: Asked, row: RunRow) -> Case | None:
         hosts=scenario.cluster.host_count,
         is_tensor=row.text("compute_precision") != "fp32",
         loads_long=scenario.stack.loads_long,
-        error=float(np.log(found.iteration_ns / 1e9 / row.measured_s)),
-        shares=tuple((np.log(times_ns[1:] / times_ns[0]) / STEP).tolist()),
-        kernel_sigma=float(np.sqrt(max(width**2 - spread.relative_sigma**2, 0.0))),
+        error=float(np.log(times_ns[0] / 1e9 / row.measured_s)),
+        shares=tuple((logs[1 : 1 + len(FAMILIES)] / STEP).tolist()),
+        kernel_sigma=float(np.std(logs[1 + len(FAMILIES) :])),
     )
 
 
-def _times_ns(question: Question, job: JobGraph, executor: Executor) -> NDArray[np.float64]:
-    """The period of *job*, then with each family a step longer."""
+def _times_ns(question: Question, job: JobGraph) -> NDArray[np.float64]:
+    """The period of *job*, then with each family a step longer, then with kernels drawn."""
     assert question.cluster is not None
     assert question.stack is not None
+    replay = SerialExecutor().replay
     priced = price_job(job, cluster=question.cluster, stack=question.stack)
-    settled = settle_interference(executor.replay, fold_costs(priced)).folded.priced
-    steady = find_period(executor.replay, settled.job, settled.durations)
+    settled = settle_interference(replay, fold_costs(priced)).folded.priced
+    steady = find_period(replay, settled.job, settled.durations)
     longer = [np.where(settled.family == code, STEP, 0.0) for code in range(len(FAMILIES))]
     factors = np.exp(np.column_stack([np.zeros(len(settled.float_ns)), *longer]))
-    values_ns = np.rint(settled.float_ns[:, None] * factors).astype(np.int64)
-    table = DurationTable(np.ascontiguousarray(values_ns), settled.durations.rank_offset)
+    stretched = np.rint(settled.float_ns[:, None] * factors).astype(np.int64)
+    drawn = replace(settled, spread=NO_SPREAD).sample(DRAWS, seed=0).values_ns
+    values_ns = np.ascontiguousarray(np.concatenate([stretched, drawn], axis=1))
+    table = DurationTable(values_ns, settled.durations.rank_offset)
     iterations = steady.replay.iteration_count
-    return replay_samples(executor.replay, settled.job, table, iterations=iterations)
+    return replay_samples(replay, settled.job, table, iterations=iterations)
 
 
 def choose_rows(

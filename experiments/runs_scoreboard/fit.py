@@ -1,6 +1,6 @@
 """Fit the constants of all stacks of a family to measured runs, and score them on sources left out.
 
-    python experiments/runs_scoreboard/fit.py ../shared/data/runs transformer [--write] [--rounds 2]
+    python experiments/runs_scoreboard/fit.py ../shared/data/runs transformer [--write]
 
 One value a chip (Transformers: arithmetic on tensor cores, attention, memory-bound kernels), and
 for each stack at most four deviations from it, drawn towards none (ridge on the logarithm). The
@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from perfmodel.costs.sustained import load_sustained
 from perfmodel.prediction.question import Asked
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.spread import FILE as SPREAD_FILE
-from perfmodel.stacks.stack import Family
+from perfmodel.stacks.stack import Family, SoftwareStack
 from perfmodel.validation.runs_table import load_runs
 
 TABLES = {
@@ -61,14 +62,19 @@ Key = tuple[str, str, str]
 class Problem:
     """Errors of *cases* as a linear function of the logarithms of constants.
 
-    *now* is what the files state, *prior* how far each may lie from none.
+    *stated* is what the constants in the files add to each, *prior* how far each may lie from none.
     """
 
     cases: list[Case]
     keys: list[Key]
     slopes: NDArray[np.float64]
-    now: NDArray[np.float64]
+    stated: NDArray[np.float64]
     prior: NDArray[np.float64]
+
+    @property
+    def now(self) -> NDArray[np.float64]:
+        """Errors with the constants in the files."""
+        return np.array([case.error for case in self.cases])
 
     def solve(self, kept: NDArray[np.bool_]) -> NDArray[np.float64]:
         """The constants that *kept* cases ask for, found by reweighted least squares.
@@ -77,15 +83,13 @@ class Problem:
         and ask for nothing.
         """
         kept = kept & np.array([_is_asked(case) for case in self.cases])
-        slopes, errors = self.slopes[kept], np.array([case.error for case in self.cases])[kept]
-        weight = np.ones(len(errors))
-        value = self.now
+        slopes, errors = self.slopes[kept], (self.now - self.stated)[kept]
+        weight, value = np.ones(len(errors)), np.zeros(len(self.keys))
         for _ in range(25):
             scaled = slopes * (weight / ROBUST**2)[:, None]
             matrix = scaled.T @ slopes + np.diag(1 / self.prior**2)
-            target = -scaled.T @ (errors - slopes @ self.now)
-            value = np.linalg.solve(matrix, target)
-            off = (errors + slopes @ (value - self.now)) / ROBUST
+            value = np.linalg.solve(matrix, -scaled.T @ errors)
+            off = (errors + slopes @ value) / ROBUST
             weight = 1 / np.sqrt(1 + off**2)
         return self._bounded(value)
 
@@ -97,8 +101,7 @@ class Problem:
 
     def errors_at(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
         """Errors with *value* for the constants."""
-        before = np.array([case.error for case in self.cases])
-        return before + self.slopes @ (value - self.now)
+        return self.now - self.stated + self.slopes @ value
 
     def left_out(self, key_of: Callable[[Case], object]) -> NDArray[np.float64]:
         """Errors of every case with all cases of its key left out of the fit."""
@@ -112,16 +115,18 @@ class Problem:
 def build_problem(cases: list[Case], family: Family) -> Problem:
     """The problem of *cases*; a constant is named by chip or stack, where, and what."""
     columns: dict[Key, NDArray[np.float64]] = {}
+    stated = np.zeros(len(cases))
     for place, case in enumerate(cases):
         for key, word in _constants(case, family):
             column = columns.setdefault(key, np.zeros(len(cases)))
             column[place] = case.shares[FAMILIES.index(CARRIED_BY.get(word, word))]
+            stated[place] += column[place] * _stated(key, case)
     keys = sorted(columns)
     return Problem(
         cases=cases,
         keys=keys,
         slopes=np.column_stack([columns[key] for key in keys]),
-        now=np.array([_stated(key) for key in keys]),
+        stated=stated,
         prior=np.array([_prior(key, family) for key in keys]),
     )
 
@@ -143,13 +148,18 @@ def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
     return found
 
 
-def _stated(key: Key) -> float:
+def _stated(key: Key, case: Case) -> float:
     kind, name, word = key
     if kind == "chip":
         return math.log(load_sustained()[word].get(name, 1.0))
     if word == "host":
         return 0.0
-    return math.log(load_stack(name).time_ratio(word, "default"))
+    return math.log(_load(name).time_ratio(word, case.architecture))
+
+
+@lru_cache(maxsize=64)
+def _load(name: str) -> SoftwareStack:
+    return load_stack(name)
 
 
 def _prior(key: Key, family: Family) -> float:
@@ -219,7 +229,7 @@ def report(
 ) -> None:
     """Print errors by framework: before, fitted, and left out, with inside and half-width."""
     cases = problem.cases
-    before, fitted = problem.errors_at(problem.now), problem.errors_at(value)
+    before, fitted = problem.now, problem.errors_at(value)
     left = problem.left_out(lambda case: case.group)
     sigma = np.array([spreads.sigma(case) for case in cases])
     names = [f"{case.row.text('framework')}, {case.device}" for case in cases]
@@ -313,10 +323,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("family", type=Family)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--rows", type=int, default=MOST_OF_GROUP)
+    parser.add_argument("--rows", type=int, default=MOST_OF_GROUP, help="at most of a group")
+    parser.add_argument("--every", type=int, default=1, help="every n-th row, for trials")
     arguments = parser.parse_args()
     table, core = (load_runs(arguments.folder / name) for name in TABLES[arguments.family])
     rows = choose_rows(table.rows, core.rows, most_of_group=arguments.rows)
+    rows = rows[:: arguments.every]
     asked = Asked(is_explained=False)
     with get_context("spawn").Pool(2) as pool:
         found = pool.starmap(build_case, [(asked, row) for row in rows], chunksize=4)
@@ -326,9 +338,9 @@ def main() -> None:
     value = problem.solve(np.ones(len(cases), dtype=bool))
     spreads = find_spreads(problem)
     report(problem, value, spreads, {row.name for row in core.rows})
-    for key, now, one in zip(problem.keys, problem.now, value, strict=True):
+    for key, one in zip(problem.keys, value, strict=True):
         if abs(one) >= SMALL:
-            print(f"{' '.join(key):44} {math.exp(now):7.3f} -> {math.exp(one):7.3f}")
+            print(f"{' '.join(key):44} {math.exp(one):7.3f}")
     print(spreads)
     if arguments.write:
         write_stacks(problem, value, spreads)
