@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.comparison import Comparison
     from perfmodel.recordings.import_files import ImportedJob
+    from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "rank",
     "replay",
     "validate",
+    "validate_fits",
     "validate_runs",
     "whatif",
 ]
@@ -172,6 +174,14 @@ def validate(
         "memory": memory.validate_memory,
     }
     return validators[kind](path)
+
+
+def validate_fits(tables: Sequence[str | Path]) -> FitBoard:
+    """Compare the memory verdict with *tables* of runs; rows without a time failed."""
+    from perfmodel.validation.fits import judge_fits
+    from perfmodel.validation.runs_table import load_runs
+
+    return judge_fits([load_runs(Path(table)) for table in tables])
 
 
 def validate_runs(

@@ -77,7 +77,8 @@ class Habit(Enum):
     What is done unless a workload says otherwise: READS_LOSS: the host waits for every iteration.
     SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
     fp32; FP16_GRADIENTS: so in fp16 only. ONE_REDUCTION: gradients are reduced in one piece.
-    DROPOUT: models are trained with dropout. UNBIASED: layers have no biases.
+    DROPOUT: models are trained with dropout. UNBIASED: layers have no biases. STAGES_BY_COST: a
+    pipeline stage takes layers until it has more than its share of the multiplications.
     """
 
     BLOCKING_COPIES = "blocking_copies"
@@ -91,6 +92,7 @@ class Habit(Enum):
     ONE_REDUCTION = "one_reduction"
     DROPOUT = "dropout"
     UNBIASED = "unbiased"
+    STAGES_BY_COST = "stages_by_cost"
 
 
 class Family(Enum):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from collectives.collective import Collective
 from perfmodel.base.provenance import Provenance
@@ -81,6 +82,8 @@ class EagerWriter:
         self._issuing = issuing
         self._graph: Dependency | None = None
         self._spans: dict[tuple[tuple[str, int], ...], HostSpan] = {}
+        self._threads: dict[str, HostThread] = {}
+        self._streams: list[Stream] = []
         self.main = self.add_thread("main thread")
         self.autograd = self.add_thread("autograd thread")
         self.compute = self.add_stream("compute stream", LaneKind.COMPUTE)
@@ -91,11 +94,35 @@ class EagerWriter:
 
     def add_thread(self, name: str) -> HostThread:
         """Add a host thread."""
-        return HostThread(self._program.add_lane(name, LaneKind.HOST))
+        thread = HostThread(self._program.add_lane(name, LaneKind.HOST))
+        self._threads[name] = thread
+        return thread
 
     def add_stream(self, name: str, kind: LaneKind) -> Stream:
         """Add a device stream."""
-        return Stream(self._program.add_lane(name, kind))
+        stream = Stream(self._program.add_lane(name, kind))
+        self._streams.append(stream)
+        return stream
+
+    def state(self) -> list[list[Any]]:
+        """What threads and streams are in the middle of, as `Repetition` wants it."""
+        current = next(name for name, one in self._threads.items() if one is self._thread)
+        cells: list[list[Any]] = [[current, self._graph]]
+        for thread in self._threads.values():
+            cells += (thread.pieces, thread.awaited)
+        for stream in self._streams:
+            cells += (stream.awaited, [stream.last_task])
+        return cells
+
+    def restore(self, cells: Sequence[list[Any]]) -> None:
+        """Go on from what `state` said."""
+        rest = iter(cells)
+        current, self._graph = next(rest)
+        self._thread = self._threads[current]
+        for thread in self._threads.values():
+            thread.pieces, thread.awaited = next(rest), next(rest)
+        for stream in self._streams:
+            stream.awaited, (stream.last_task,) = next(rest), next(rest)
 
     def run(
         self,

@@ -12,7 +12,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.stacks.stack import Habit, SoftwareStack
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.fields import Section
-from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.transformer.spec import StageSplit, TransformerSpec
 
 Spec = TypeVar("Spec", DlrmSpec, TransformerSpec)
 AnySection = TypeVar("AnySection", bound=Section)
@@ -25,7 +25,8 @@ def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
     """*spec* with what it leaves open filled in from *stack*.
 
     That is: whether the host waits for every iteration, what the loader takes, in what format and
-    pieces gradients are reduced, and which tables are copied to all ranks.
+    pieces gradients are reduced, how layers are dealt to stages, and which tables are copied to
+    all ranks.
     """
     if stack.family is not None and stack.family.value != spec.family:
         raise WorkloadError(
@@ -44,6 +45,8 @@ def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
             changes["sharding"] = fill(spec.sharding, data_parallel_below=copied)
     else:
         changes["training"] = fill(spec.training, **_gradients(spec, stack))
+        if stack.has(Habit.STAGES_BY_COST):
+            changes["parallel"] = fill(spec.parallel, stages=StageSplit.BY_COST)
     return fill(spec, **changes)
 
 

@@ -113,7 +113,6 @@ class GemmModel:
     ) -> Estimates:
         check_multiplies(device, dtype)
         calibration = self._calibration(device, dtype)
-        # Vector units do not draw the power that makes tensor cores slow down.
         return price_gemms(
             shapes,
             machine_rates(device, dtype),

@@ -177,6 +177,13 @@ LOSS_BACKWARD = (
     Piece("ToCopyBackward", "cast", wide_reads=1, writes=1),
 )
 
+COMPILED_LOSS = (
+    Piece("max", "reduction", reads=1),
+    Piece("sum", "reduction", reads=1),
+)
+COMPILED_LOSS_BACKWARD = (Piece("LogSoftmaxBackward", "log_softmax_backward", reads=1, writes=1),)
+"""Where chains are fused but no kernel knows the loss: a pass for each reduction, none in fp32."""
+
 SPLIT_LOSS_HEAD = (
     Piece("to", "cast", reads=1, wide_writes=1),
     Piece("max", "reduction", wide_reads=1),

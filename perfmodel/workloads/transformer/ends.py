@@ -12,6 +12,7 @@ from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.stack import Fusion
+from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.transformer import chains
 from perfmodel.workloads.transformer.chains import norm_steps
 from perfmodel.workloads.transformer.placement import Layout
@@ -39,7 +40,9 @@ def loss_forward(products: ProductSteps, vocab: int) -> list[Step]:
         kernel = _kernel(products, vocab, writes=0)
         return [*_reductions(products), Step("cross_entropy_loss", _FORWARD, (kernel,))]
     if not is_split:
-        return _steps(chains.LOSS, products, vocab, _FORWARD)
+        is_compiled = products.run.fuses(Fusion.ELEMENTWISE)
+        pieces = chains.COMPILED_LOSS if is_compiled else chains.LOSS
+        return _steps(pieces, products, vocab, _FORWARD)
     largest, *others = _reductions(products)
     return [
         *_steps(chains.SPLIT_LOSS_HEAD, products, vocab, _FORWARD),
@@ -55,7 +58,11 @@ def loss_backward(products: ProductSteps, vocab: int) -> list[Step]:
         kernel = _kernel(products, vocab, writes=1)
         return [Step("CrossEntropyBackward", _BACKWARD, (kernel,))]
     is_split = products.layout.tp > 1
-    pieces = chains.SPLIT_LOSS_BACKWARD if is_split else chains.LOSS_BACKWARD
+    pieces: tuple[chains.Piece, ...] = chains.LOSS_BACKWARD
+    if is_split:
+        pieces = chains.SPLIT_LOSS_BACKWARD
+    elif products.run.fuses(Fusion.ELEMENTWISE):
+        pieces = chains.COMPILED_LOSS_BACKWARD
     return _steps(pieces, products, vocab, _BACKWARD)
 
 
@@ -96,33 +103,26 @@ def build_embedding_steps(run: TransformerRun) -> EndSteps:
     """Look-up of token vectors, positions added."""
     spec, layout, tokens = run.spec, run.layout, run.tokens
     products = ProductSteps(run, tokens, is_end=True)
-    hidden, size = spec.model.hidden, products.dtype.size_bytes
-    moved_bytes = tokens * hidden * size
-    gather = MemoryBound("embedding", moved_bytes, moved_bytes, products.dtype)
+    # What is looked up starts the residual stream, in the format of that.
+    dtype, hidden = run.residual_dtype, spec.model.hidden
+    moved_bytes = tokens * hidden * dtype.size_bytes
+    gather = MemoryBound("embedding", moved_bytes, moved_bytes, dtype)
     forward = [Step("embedding", "embedding/look-up forward", (gather,))]
     if layout.tp > 1:
-        reduce = _reduction(layout, moved_bytes, products.dtype)
+        reduce = _reduction(layout, moved_bytes, dtype)
         forward.append(
             Step(reduce.kind.value, f"embedding/output {reduce.kind.value}", collective=reduce)
         )
     if spec.model.max_positions is not None:
-        elements = products.split_tokens * hidden
-        forward.append(
-            products.pointwise(
-                "residual_add",
-                "embedding/positions forward",
-                elements=elements,
-                operator="add",
-                reads=2,
-            )
-        )
+        add = elementwise("residual_add", products.split_tokens * hidden, dtype, reads=2)
+        forward.append(Step("add", "embedding/positions forward", (add,)))
     parameters = embedding_parameters(spec.model, tp=layout.tp)
-    zero = MemoryBound("zero", 0, parameters * size, products.dtype)
-    add = MemoryBound("embedding_backward", 2 * moved_bytes, moved_bytes, products.dtype)
+    zero = MemoryBound("zero", 0, parameters * dtype.size_bytes, dtype)
+    gathered = MemoryBound("embedding_backward", 2 * moved_bytes, moved_bytes, dtype)
     label = "embedding/look-up backward"
-    backward = [Step("EmbeddingBackward", label, (zero, add))]
+    backward = [Step("EmbeddingBackward", label, (zero, gathered))]
     if layout.is_sequence_parallel:
-        again = Collective(CollectiveKind.ALL_GATHER, moved_bytes, products.dtype)
+        again = Collective(CollectiveKind.ALL_GATHER, moved_bytes, dtype)
         backward.insert(
             0, Step("all_gather", "embedding/output gradient all_gather", collective=again)
         )

@@ -61,6 +61,9 @@ class FinishWriter:
         training = self.spec.training
         if training.optimizer == "none":
             return
+        if not groups:
+            # A stage without parameters still takes part in the norm of all gradients.
+            groups = [[0]]
         is_divided = self.spec.parallel.sharding.divides_state
         share = self.layout.shard_ranks if is_divided else 1
         shares = [[-(-tensor // share) for tensor in group] for group in groups]

@@ -7,8 +7,9 @@ gathers with compute starts one only when compute has come to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
@@ -62,6 +63,15 @@ class LayerGathering:
     is_kept: bool = False
     used: list[int] = field(default_factory=list)
     gathered: dict[str, int] = field(default_factory=dict)
+
+    def state(self) -> list[list[Any]]:
+        """Weights that are gathered, and the layers that the next gather may wait for."""
+        return [self.used[-_AHEAD:], [*self.gathered], [*self.gathered.values()]]
+
+    def restore(self, cells: Sequence[list[Any]]) -> None:
+        """Go on from what `state` said."""
+        self.used, names, tasks = cells
+        self.gathered = dict(zip(names, tasks, strict=True))
 
     def gather(self, name: str, parameters: int) -> None:
         """Start to gather the weights called *name*, unless that was done."""

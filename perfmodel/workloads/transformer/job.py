@@ -9,9 +9,10 @@ from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.feeding import input_assumption
 from perfmodel.workloads.transformer.layout import ChosenLayout
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.slots import add_groups
 from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
-from perfmodel.workloads.transformer.stage import StageWriter
+from perfmodel.workloads.transformer.stage import StageParts, StageWriter
 
 
 def build_transformer_job(
@@ -23,9 +24,9 @@ def build_transformer_job(
     """
     stack = stack or load_stack(spec.stack)
     layout = chosen.layout
-    job = JobBuilder()
+    job, parts = JobBuilder(), StageParts(TransformerRun(spec, layout, stack))
     for stage in range(layout.pp):
-        writer = StageWriter(job.new_program(), spec, layout, stage=stage, stack=stack)
+        writer = StageWriter(job.new_program(), parts, stage=stage)
         program = job.add_program(writer.write())
         for _ in range(layout.tp * layout.dp):
             job.add_rank(program)

@@ -7,7 +7,7 @@ kernels are fused, a residual is added by the kernel of the norm behind it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.stacks.stack import Fusion
@@ -27,8 +27,10 @@ class LayerSteps:
     """The steps of a layer on one rank; *recompute* runs before *backward*.
 
     *casts* turn weights into the format of products, as often as `StageWriter` finds necessary.
+    Layers of one *kind* have equal steps, labelled within the layer.
     """
 
+    kind: tuple[bool, bool]
     casts: tuple[Step, ...]
     forward: tuple[Step, ...]
     recompute: tuple[Step, ...]
@@ -63,7 +65,12 @@ def _build(run: TransformerRun, *, has_window: bool, again: bool) -> LayerSteps:
         recompute = tuple(maker.attention(Pass.FORWARD))
     elif again and way is Recompute.OPS:
         recompute = maker.without_every_second_product()
-    return LayerSteps(maker.casts(), forward, recompute, maker.backward())
+    kind = (has_window, again)
+    return LayerSteps(kind, maker.casts(), forward, _labelled_again(recompute), maker.backward())
+
+
+def _labelled_again(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    return tuple(replace(step, label=f"recompute/{step.label}") for step in steps)
 
 
 class _LayerMaker:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.units import format_size
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.memory import stage_memory
-from perfmodel.workloads.transformer.placement import Layout
-from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
+from perfmodel.workloads.transformer.placement import Layout, deal_by_cost
+from perfmodel.workloads.transformer.shapes import layer_shape
+from perfmodel.workloads.transformer.spec import StageSplit, StateSharding, TransformerSpec
 
 DEFAULT_MEMORY_BYTES = 80 * 10**9
 _USABLE_SHARE = 0.9
@@ -38,8 +40,12 @@ def choose_layout(
     rank_count: int,
     ranks_per_host: int,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    stack: SoftwareStack | None = None,
 ) -> ChosenLayout:
-    """The layout that *spec* states, completed for *rank_count* ranks of *memory_bytes* each."""
+    """The layout that *spec* states, completed for *rank_count* ranks of *memory_bytes* each.
+
+    What *stack* does not fuse keeps more activations; left out, everything is fused.
+    """
     candidates = [
         layout
         for tp, pp in _iter_splits(spec, rank_count, ranks_per_host)
@@ -49,10 +55,11 @@ def choose_layout(
         raise WorkloadError(_explain(spec, rank_count, ranks_per_host))
     usable_bytes = int(memory_bytes * _USABLE_SHARE)
     for layout in candidates:
-        if _peak_bytes(spec, layout) <= usable_bytes:
-            return _described(spec, _grow_micro_batch(spec, layout, usable_bytes), usable_bytes)
-    smallest = min(candidates, key=lambda layout: _peak_bytes(spec, layout))
-    return _described(spec, smallest, usable_bytes)
+        if peak_bytes(spec, layout, stack) <= usable_bytes:
+            grown = _grow_micro_batch(spec, layout, stack, usable_bytes)
+            return _described(spec, grown, stack, usable_bytes)
+    smallest = min(candidates, key=lambda layout: peak_bytes(spec, layout, stack))
+    return _described(spec, smallest, stack, usable_bytes)
 
 
 def _iter_splits(
@@ -134,6 +141,9 @@ def _split_fault(
 def _run_fault(spec: TransformerSpec, pp: int, micro_batches: int) -> str:
     """Why stages of several runs of layers are impossible, or nothing."""
     runs, layers = spec.parallel.interleaving, spec.model.layers
+    lengths = _lengths(spec, pp)
+    if lengths is not None and min(lengths) < 0:
+        return f"stage {lengths.index(-1) % pp} of pp={pp} would have nothing to do"
     if pp * runs > layers + _ENDS:
         return f"layers ({layers}) are too few for pp x interleaving = {pp} x {runs}"
     if runs == 1:
@@ -159,6 +169,20 @@ def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str
         f"{spec.name} on {rank_count} ranks ({ranks_per_host} a host): no layout is possible"
         f"{f' with {stated}' if stated else ''}: {fault or 'nothing divides'}. "
         "Change parallel.*, batch or the number of ranks."
+    )
+
+
+def _lengths(spec: TransformerSpec, pp: int) -> tuple[int, ...] | None:
+    """Layers of each run where they are dealt by what they cost."""
+    parallel, model = spec.parallel, spec.model
+    if parallel.stages is StageSplit.EQUAL or pp == 1:
+        return None
+    products = layer_shape(model, tp=1).products.values()
+    return deal_by_cost(
+        model.layers,
+        pp * parallel.interleaving,
+        layer_cost=sum(linear.inputs * linear.outputs for linear in products),
+        head_cost=model.vocab * model.hidden,
     )
 
 
@@ -201,10 +225,13 @@ def _smallest_micro_batch(
         is_sequence_parallel=tp > 1 and is_split is not False,
         interleaving=spec.parallel.interleaving,
         shard=_shard(spec, tp, dp, ranks_per_host),
+        lengths=_lengths(spec, pp),
     )
 
 
-def _grow_micro_batch(spec: TransformerSpec, layout: Layout, usable_bytes: int) -> Layout:
+def _grow_micro_batch(
+    spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None, usable_bytes: int
+) -> Layout:
     """The largest micro-batch that divides, fits, and leaves a pipeline enough of them."""
     if spec.parallel.micro_batch:
         return layout
@@ -213,7 +240,7 @@ def _grow_micro_batch(spec: TransformerSpec, layout: Layout, usable_bytes: int) 
     for count in _divisors(sequences):
         larger = layout.with_micro_batch(sequences // count)
         is_even = layout.interleaving == 1 or count % layout.pp == 0
-        if count >= least and is_even and _peak_bytes(spec, larger) <= usable_bytes:
+        if count >= least and is_even and peak_bytes(spec, larger, stack) <= usable_bytes:
             return larger
     return layout
 
@@ -225,14 +252,17 @@ def _divisors(number: int) -> Iterable[int]:
     )
 
 
-def _peak_bytes(spec: TransformerSpec, layout: Layout) -> int:
-    stages = {0, layout.pp - 1}
-    return max(stage_memory(spec, layout, stage=stage).total_bytes for stage in stages)
+def peak_bytes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None = None) -> int:
+    """What the rank that needs most needs."""
+    stages = range(layout.pp)
+    return max(stage_memory(spec, layout, stage=stage, stack=stack).total_bytes for stage in stages)
 
 
-def _described(spec: TransformerSpec, layout: Layout, usable_bytes: int) -> ChosenLayout:
-    peak_bytes = _peak_bytes(spec, layout)
-    fits = peak_bytes <= usable_bytes
+def _described(
+    spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None, usable_bytes: int
+) -> ChosenLayout:
+    needed_bytes = peak_bytes(spec, layout, stack)
+    fits = needed_bytes <= usable_bytes
     sentence = (
         f"Layout: tp={layout.tp}, pp={layout.pp}, dp={layout.dp}, {layout.micro_batches} "
         f"micro-batches of {layout.micro_batch} sequences a rank"
@@ -240,6 +270,6 @@ def _described(spec: TransformerSpec, layout: Layout, usable_bytes: int) -> Chos
     if not fits:
         sentence += (
             f"; no layout fits in {format_size(usable_bytes)}, this one needs "
-            f"{format_size(peak_bytes)}"
+            f"{format_size(needed_bytes)}"
         )
     return ChosenLayout(layout, fits, sentence + ".")

@@ -1,8 +1,7 @@
 """The memory of a Transformer rank: weights, gradients, optimizer state, activations.
 
 Activations are counted tensor by tensor as the backward pass needs them.
-Leaves out: fragmentation beyond what `RUNTIME_BYTES` allows, and temporary
-buffers inside kernels.
+Leaves out: temporary buffers inside kernels.
 Source of the counting: Korthikanti et al., arXiv 2205.05198, extended to gated
 and grouped-query layers.
 """
@@ -11,18 +10,29 @@ from __future__ import annotations
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
+from perfmodel.stacks.stack import Fusion, SoftwareStack
 from perfmodel.workloads.optimizers import STATES
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.schedule import turns_ahead
-from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
-from perfmodel.workloads.transformer.spec import AttentionKernel, Recompute, TransformerSpec
+from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape, stage_parameters
+from perfmodel.workloads.transformer.spec import (
+    AttentionKernel,
+    Positions,
+    Recompute,
+    TransformerSpec,
+)
 
 _FP32_BYTES = DType.FP32.size_bytes
 _GATHERED_LAYERS = 2
+_FRAGMENTED_RATIO = 0.15
+"""What lies idle between activations, and what a backward pass holds for a moment: read off runs
+that state their peak, and off those that ran out of memory (`validate fits`)."""
 
 
-def stage_memory(spec: TransformerSpec, layout: Layout, *, stage: int) -> RankMemory:
-    """The peak of a rank of pipeline *stage*."""
+def stage_memory(
+    spec: TransformerSpec, layout: Layout, *, stage: int, stack: SoftwareStack | None = None
+) -> RankMemory:
+    """The peak of a rank of pipeline *stage* under *stack*; without one, everything is fused."""
     training, sharding = spec.training, spec.parallel.sharding
     held = stage_parameters(spec.model, layout, stage=stage)
     trained = _trained_parameters(spec, layout, stage, held)
@@ -37,15 +47,19 @@ def stage_memory(spec: TransformerSpec, layout: Layout, *, stage: int) -> RankMe
         gradient_bytes //= shares
     if sharding.divides_weights:
         weight_bytes //= shares
+    activation_bytes = _activation_bytes(spec, layout, stage, stack)
     return RankMemory(
         (
             MemoryPart("weights", weight_bytes),
             MemoryPart("weights cast for products", _cast_bytes(spec, layout, stage)),
             MemoryPart("gradients", gradient_bytes),
             MemoryPart("optimizer state", state_bytes),
-            MemoryPart("activations", _activation_bytes(spec, layout, stage)),
+            MemoryPart("activations", activation_bytes),
             MemoryPart("logits", _logit_bytes(spec, layout, stage)),
             MemoryPart("gathered layers", _gathered_bytes(spec, layout, held)),
+            MemoryPart(
+                "fragments between activations", round(activation_bytes * _FRAGMENTED_RATIO)
+            ),
             MemoryPart("runtime and buffers", RUNTIME_BYTES),
         )
     )
@@ -93,17 +107,20 @@ def _gathered_bytes(spec: TransformerSpec, layout: Layout, held: int) -> int:
     return layer * size
 
 
-def _activation_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:
+def _activation_bytes(
+    spec: TransformerSpec, layout: Layout, stage: int, stack: SoftwareStack | None
+) -> int:
     training, runs = spec.training, layout.interleaving
     ahead = turns_ahead(
         stage=stage, stages=layout.pp, micro_batches=layout.micro_batches, runs=runs
     )
     in_flight = min(ahead + 1, layout.micro_batches * runs)
     of_runs = layout.layer_runs(spec.model.layers, stage=stage)
-    whole = layer_activation_bytes(spec, layout)
+    whole = layer_activation_bytes(spec, layout, stack=stack)
     kept = whole
     if training.recompute is not Recompute.NONE:
-        kept = layer_activation_bytes(spec, layout, recompute=training.recompute)
+        way = training.recompute
+        kept = layer_activation_bytes(spec, layout, recompute=way, stack=stack)
     is_again = [[training.recomputes(number) for number in run] for run in of_runs]
     of_run = [sum(kept if again else whole for again in run) for run in is_again]
     # Turns go round over the runs, so each is in flight equally often, the first ones once more.
@@ -114,7 +131,11 @@ def _activation_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:
 
 
 def layer_activation_bytes(
-    spec: TransformerSpec, layout: Layout, *, recompute: Recompute = Recompute.NONE
+    spec: TransformerSpec,
+    layout: Layout,
+    *,
+    recompute: Recompute = Recompute.NONE,
+    stack: SoftwareStack | None = None,
 ) -> int:
     """What one layer keeps of one micro-batch for its backward pass under *recompute*."""
     model, size = spec.model, spec.training.precision.size_bytes
@@ -132,7 +153,7 @@ def layer_activation_bytes(
     if model.dropout:
         whole += 2 * numbers  # one byte a number: the masks
     # Outputs of qkv and up, inputs of the projection and of the down product.
-    outputs = shape.qkv.outputs + shape.up.outputs
+    outputs = shape.qkv.outputs + shape.up.outputs + _copied_widths(spec, shape, stack)
     split = size * tokens * outputs
     split += dtype.bytes_of(tokens * (shape.projection.inputs + shape.down.inputs))
     if recompute is Recompute.OPS:
@@ -140,6 +161,21 @@ def layer_activation_bytes(
         whole = residual * numbers * 2
         split = size * tokens * shape.projection.inputs
     return whole // share + split + _score_bytes(spec, layout, recompute)
+
+
+def _copied_widths(spec: TransformerSpec, shape: LayerShape, stack: SoftwareStack | None) -> int:
+    """Numbers a token that are kept twice.
+
+    Turned queries and keys stand beside the output of the product that the values still look
+    into; a gate that is not fused is kept after its activation, too.
+    """
+    if stack is None or stack.fuses(Fusion.ELEMENTWISE):
+        return 0
+    turned = (shape.heads + shape.kv_heads) * spec.model.head_width
+    width = turned if spec.model.positions is Positions.ROTARY else 0
+    if spec.model.gated_ffn and not stack.fuses(Fusion.SWIGLU):
+        width += shape.down.inputs
+    return width
 
 
 def _score_bytes(spec: TransformerSpec, layout: Layout, recompute: Recompute) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -13,7 +14,8 @@ class Layout:
     """Tensor, pipeline and data parallelism, and the micro-batches of every rank.
 
     *interleaving* is how many separate runs of layers a pipeline stage holds.
-    *shard* is how many data-parallel ranks divide state, all of them if left out.
+    *shard* is how many data-parallel ranks divide state, all of them if left out. *lengths* are
+    the layers of each run, as nearly equal as possible if left out.
     """
 
     tp: int
@@ -24,6 +26,7 @@ class Layout:
     is_sequence_parallel: bool = False
     interleaving: int = 1
     shard: int | None = None
+    lengths: tuple[int, ...] | None = None
 
     @property
     def rank_count(self) -> int:
@@ -47,7 +50,7 @@ class Layout:
 
     def layer_runs(self, layers: int, *, stage: int) -> tuple[range, ...]:
         """The runs of layers that *stage* holds, of a model of *layers* layers."""
-        lengths = split_layers(layers, self.pp * self.interleaving)
+        lengths = self.lengths or split_layers(layers, self.pp * self.interleaving)
         ranges = [range(*ends) for ends in pairwise((0, *accumulate(lengths)))]
         return tuple(ranges[run * self.pp + stage] for run in range(self.interleaving))
 
@@ -97,3 +100,22 @@ def split_layers(layers: int, runs: int) -> tuple[int, ...]:
     whole, rest = divmod(layers, runs)
     first = min(1, runs - rest)
     return tuple(whole + (first <= run < first + rest) for run in range(runs))
+
+
+def deal_by_cost(layers: int, runs: int, *, layer_cost: int, head_cost: int) -> tuple[int, ...]:
+    """Layers of each of *runs* parts if a part takes blocks until it has more than its share.
+
+    Embedding, last norm, and two blocks of the loss cost nothing but are blocks.
+    A part that got no block at all has -1 layers.
+    """
+    costs = [0, *[layer_cost] * layers, 0, head_cost, 0, 0]
+    total, so_far, part = sum(costs), 0, 0
+    part_of: list[int] = []
+    for cost in costs:
+        part_of.append(part)
+        so_far += cost
+        if so_far * runs > total * (part + 1) and part < runs - 1:
+            part += 1
+    counts = Counter(part_of[1 : layers + 1])
+    used = set(part_of)
+    return tuple(counts[number] if number in used else -1 for number in range(runs))

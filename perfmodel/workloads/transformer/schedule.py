@@ -9,8 +9,10 @@ Source: Narayanan et al., arXiv 2104.04473, section 2.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from collectives.collective import Collective
 from perfmodel.graph.ops import Op, Pass
@@ -66,6 +68,15 @@ class StepWriter:
             self.writer.note(step.operator)
         self._join(step.closes)
         return task
+
+    def state(self) -> list[list[Any]]:
+        """Collectives that compute has yet to wait for."""
+        return [[joining.value for joining in self.outstanding], [*self.outstanding.values()]]
+
+    def restore(self, cells: Sequence[list[Any]]) -> None:
+        """Go on from what `state` said."""
+        words, tasks = cells
+        self.outstanding = dict(zip(map(Joining, words), tasks, strict=True))
 
     def _join(self, joinings: tuple[Joining, ...]) -> None:
         for joining in joinings:

@@ -129,6 +129,17 @@ class DataOverlap(Enum):
     FULL = "full"
 
 
+class StageSplit(Enum):
+    """How layers are dealt to pipeline stages.
+
+    EQUAL: as many each, as nearly as possible. BY_COST: a stage takes layers until it has more
+    than its share of the multiplications, those of the logits included.
+    """
+
+    EQUAL = "equal"
+    BY_COST = "by_cost"
+
+
 class Master(Enum):
     """Where the fp32 weights of mixed precision are.
 
@@ -211,6 +222,7 @@ class ParallelSection(Section):
     sharding: StateSharding = StateSharding.NONE
     shard_group: Count | None = None
     interleaving: Count = 1
+    stages: StageSplit = StageSplit.EQUAL
     tp_overlap: TensorOverlap | None = None
     dp_overlap: DataOverlap | None = None
 

@@ -6,42 +6,49 @@ thread issues backwards and the reductions of gradients, while the main thread w
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import LaneKind, Program
-from perfmodel.stacks.stack import Overlap, SoftwareStack
+from perfmodel.stacks.stack import Overlap
 from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
 from perfmodel.workloads.feeding import feed_batch
 from perfmodel.workloads.reduction import BucketFill, GradientReduction, Replicas
+from perfmodel.workloads.repetition import Repetition, Stateful, Stretch
 from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
 from perfmodel.workloads.transformer.finishing import FinishWriter
 from perfmodel.workloads.transformer.gathering import LayerGathering, WeightsReady
 from perfmodel.workloads.transformer.layers import LayerKinds
-from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedule import Step, StepWriter, Turn, build_schedule
 from perfmodel.workloads.transformer.shapes import end_parameters, layer_shape
 from perfmodel.workloads.transformer.slots import Slot
-from perfmodel.workloads.transformer.spec import TransformerSpec
 
 _ROOT = "embedding and head"
 
 
-class StageWriter:
-    """Writes one program; use it once."""
+class StageParts:
+    """What all stages of a run are made of, and what was written of it before."""
 
-    def __init__(
-        self,
-        program: ProgramBuilder,
-        spec: TransformerSpec,
-        layout: Layout,
-        *,
-        stage: int,
-        stack: SoftwareStack,
-    ) -> None:
+    def __init__(self, run: TransformerRun) -> None:
+        self.run = run
+        self.layers = LayerKinds(run)
+        self.embedding = build_embedding_steps(run)
+        self.head = build_head_steps(run)
+        self.known: dict[Hashable, Stretch] = {}
+
+
+class StageWriter:
+    """Writes one program of *parts*; use it once."""
+
+    def __init__(self, program: ProgramBuilder, parts: StageParts, *, stage: int) -> None:
+        self._run = run = parts.run
+        spec, layout = run.spec, run.layout
         self._program, self._spec, self._layout = program, spec, layout
+        self._stage = stage
         self._is_first, self._is_last = stage == 0, stage == layout.pp - 1
         self._runs = layout.layer_runs(spec.model.layers, stage=stage)
         self._layer_count = sum(len(run) for run in self._runs)
@@ -51,17 +58,14 @@ class StageWriter:
             micro_batches=layout.micro_batches,
             runs=layout.interleaving,
         )
-        self._run = run = TransformerRun(spec, layout, stack)
-        self._layers = LayerKinds(run)
-        self._embedding = build_embedding_steps(run)
-        self._head = build_head_steps(run)
+        self._layers, self._embedding, self._head = parts.layers, parts.embedding, parts.head
         shape, is_frozen = layer_shape(spec.model, tp=layout.tp), spec.training.adapters_only
         rank = spec.training.adapter_rank
         self._layer_tensors = shape.adapter_tensors(rank) if is_frozen else shape.tensors
         self._layer_size = shape.parameters
         self._root_size = end_parameters(spec.model, layout, stage=stage)
         self._trained_root = 0 if is_frozen else self._root_size
-        self._writer = EagerWriter(program, issuing_under(stack))
+        self._writer = EagerWriter(program, issuing_under(run.stack))
         tensor = self._add_stream("tensor stream") if layout.tp > 1 else None
         self._steps = StepWriter(self._writer, tensor, Slot.TENSOR)
         self._data = self._add_stream("data stream") if layout.dp > 1 else None
@@ -73,6 +77,10 @@ class StageWriter:
         self._build_sharing()
         self._cast_layers: set[int] = set()
         self._ready = WeightsReady()
+        states: list[Stateful] = [self._writer, self._steps]
+        if self._gathering is not None:
+            states.append(self._gathering)
+        self._repetition = Repetition(program, states, parts.known)
 
     def write(self) -> Program:
         """The program."""
@@ -86,10 +94,7 @@ class StageWriter:
         groups += [(self._trained_root,)] if self._trained_root else []
         first_task = finish.zero_gradients(sum(sum(group) for group in groups))
         for turn in self._turns:
-            if turn.direction is Pass.FORWARD:
-                self._forward(turn)
-            else:
-                self._backward(turn)
+            self._take(turn)
         if self._is_first or self._is_last:
             finish.reduce_tied_weight(is_sole_end=self._is_first and self._is_last)
         for reduction in (self._early_reduction, self._reduction):
@@ -106,6 +111,20 @@ class StageWriter:
             writer.block([] if last is None else [last], label="loss/read on the host")
         return writer.finish()
 
+    def _take(self, turn: Turn) -> None:
+        """Write *turn*; equal ones, which reduce nothing, are written once."""
+        if turn.direction is Pass.FORWARD:
+            forward = (self._stage, turn.direction, turn.run, turn.micro_batch == 0)
+            self._repetition.write(forward, lambda: self._forward(turn), prefix="")
+            return
+        is_final = turn.micro_batch == self._layout.micro_batches - 1
+        self._active = self._reduction if is_final else self._early_reduction
+        if self._active is not None:
+            self._backward(turn)
+            return
+        key = (self._stage, turn.direction, turn.run)
+        self._repetition.write(key, lambda: self._backward(turn), prefix="")
+
     def _is_begin(self, turn: Turn) -> bool:
         return self._is_first and turn.run == 0
 
@@ -121,9 +140,8 @@ class StageWriter:
         for number in self._runs[turn.run]:
             self._use_layer(number, number + 1)
             layer = self._layers.steps(number)
-            if self._needs_cast(number):
-                self._write(layer.casts, f"layer {number}/")
-            self._write(layer.forward, f"layer {number}/", part=f"layer {number}")
+            steps = (*layer.casts, *layer.forward) if self._needs_cast(number) else layer.forward
+            self._write_layer(number, steps, (Pass.FORWARD, layer.kind, len(steps)))
             self._release_layer()
         if self._is_end(turn):
             self._write(self._head.forward, "", part="head")
@@ -131,8 +149,6 @@ class StageWriter:
             self._send(Slot.FORWARD_OUT, "send forward")
 
     def _backward(self, turn: Turn) -> None:
-        is_final = turn.micro_batch == self._layout.micro_batches - 1
-        self._active = self._reduction if is_final else self._early_reduction
         if not self._is_end(turn):
             self._receive(Slot.BACKWARD_IN, "receive backward")
         self._writer.hand_over(self._writer.autograd, label="backward")
@@ -141,8 +157,8 @@ class StageWriter:
         for number in reversed(self._runs[turn.run]):
             self._use_layer(number, number - 1)
             layer = self._layers.steps(number)
-            self._write(layer.recompute, f"layer {number}/recompute/")
-            self._write(layer.backward, f"layer {number}/", part=f"layer {number}")
+            steps = (*layer.recompute, *layer.backward)
+            self._write_layer(number, steps, (Pass.BACKWARD, layer.kind, len(steps)))
             self._release_layer(reduces=True)
         if self._is_begin(turn):
             self._write(self._embedding.backward, "", part="embedding")
@@ -152,15 +168,28 @@ class StageWriter:
         if not self._is_begin(turn):
             self._send(Slot.BACKWARD_OUT, "send backward")
 
-    def _write(self, steps: tuple[Step, ...], prefix: str, *, part: str = "") -> None:
+    def _write_layer(self, number: int, steps: tuple[Step, ...], key: Hashable) -> None:
+        """Write *steps* of layer *number*; equal layers are written once."""
+        part, prefix = f"layer {number}", f"layer {number}/"
+        if self._active is not None and not self._is_reduced_whole:
+            self._write(steps, prefix, part=part)
+            return
+        task = self._repetition.write(key, lambda: self._write(steps, prefix), prefix=prefix)
+        self._ready.note_use(part, task)
+
+    def _write(self, steps: tuple[Step, ...], prefix: str, *, part: str = "") -> int | None:
+        """Write *steps*; the first task of a kernel that works on them."""
+        first = None
         for step in steps:
             task = self._steps.write(step, prefix=prefix)
+            first = task if first is None else first
             self._ready.note_use(part, task)
             active = None if self._is_reduced_whole else self._active
             if step.parameters and active is not None:
                 if active is self._reduction:
                     self._ready.note_bucket(part, active.fill.closed)
                 active.add(step.parameters)
+        return first
 
     @property
     def _is_reduced_whole(self) -> bool:
@@ -262,7 +291,7 @@ class StageWriter:
         self._collect(label)
         if self._overlaps(Overlap.PIPELINE_TRANSFER):
             return
-        # The host waits for the device, too, as after every transfer of Megatron-LM.
+        # The host waits for the device, too.
         last = writer.compute.last_task
         awaited = [task] if last is None else [task, last]
         writer.block(awaited, label=f"pipeline/{label} on the host")

@@ -9,7 +9,7 @@ import pytest
 from perfmodel.base.errors import WorkloadError
 from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.layout import choose_layout
-from perfmodel.workloads.transformer.placement import Layout, split_layers
+from perfmodel.workloads.transformer.placement import Layout, deal_by_cost, split_layers
 
 
 def _choose(name: str, rank_count: int, *overrides: str):
@@ -102,3 +102,16 @@ def test_a_huge_batch_is_divided_in_a_moment(batch):
     start = time.process_time()
     _choose("llama3_8b", 8, f"batch={batch}", "parallel.tp=1", "parallel.pp=1")
     assert time.process_time() - start < 1
+
+
+def test_stages_dealt_by_cost_leave_more_to_the_first_and_the_head_to_the_last():
+    # 8 layers of 1 and a head of 2: shares of 2.5. The first stage takes 3 (2 is not more than
+    # its share), the second up to 6, the third 7 and 8, then the last norm and the head.
+    assert deal_by_cost(8, 4, layer_cost=1, head_cost=2) == (3, 3, 2, 0)
+    # Twelve shares of less than a layer each: after the loss nothing is left for the last two.
+    assert deal_by_cost(2, 12, layer_cost=1, head_cost=1)[-2:] == (-1, -1)
+
+
+def test_a_stage_with_nothing_to_do_is_named():
+    with pytest.raises(WorkloadError, match="would have nothing to do"):
+        _choose("llama3_8b", 64, "parallel.stages=by_cost", "parallel.pp=64", "parallel.tp=1")
