@@ -105,24 +105,24 @@ def load_job(folder: str | Path) -> JobGraph:
 
 
 def replay(
-    scenario: JobScenario,
+    job: JobScenario | str | Path,
     *,
     executor: str = "serial",
     workers: int | None = None,
     ray_address: str | None = None,
 ) -> Answer:
-    """The times of the job that *scenario* names, as `predict` finds them, without the reasons."""
+    """The times of *job*, a folder or a scenario of one, as `predict` finds them."""
     from perfmodel.prediction.answering import answer
     from perfmodel.prediction.question import job_question
 
-    question = job_question(scenario)
+    question = job_question(_as_scenario(job))
     unexplained = replace(question, asked=replace(question.asked, is_explained=False))
     with open_executor(executor, workers=workers, address=ray_address) as place:
         return answer(unexplained, executor=place)
 
 
 def whatif(
-    scenario: JobScenario,
+    job: JobScenario | str | Path,
     changes: Sequence[str] = (),
     *,
     sweep: str | None = None,
@@ -131,7 +131,7 @@ def whatif(
     workers: int | None = None,
     ray_address: str | None = None,
 ) -> Comparison:
-    """The job of *scenario* before and after *changes*, each as typed after `--apply`.
+    """*job* (a folder or a scenario of one) before and after *changes*, as typed after `--apply`.
 
     Its machine prices jobs of shapes, and what changes do to work. *sweep* is one more
     change with several values for a parameter. Recordings that replay themselves badly are
@@ -142,12 +142,17 @@ def whatif(
     from perfmodel.prediction.question import open_job
     from perfmodel.whatif import parse_sweep, parse_transformation
 
+    scenario = _as_scenario(job)
     topology = scenario.topology
     named = [NamedChange(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(open_job(scenario), force=force)
     with open_executor(executor, workers=workers, address=ray_address) as place:
         return compare(question, named, sweep=swept, executor=place)
+
+
+def _as_scenario(job: JobScenario | str | Path) -> JobScenario:
+    return job if isinstance(job, JobScenario) else JobScenario(str(job))
 
 
 def validate(

@@ -100,7 +100,7 @@ def explain(
         provenance_ratio=_provenance(priced, steps),
     )
     window_ns = evidence.window.to_ns - evidence.window.from_ns
-    return _shrink_to_iteration(of_window, iteration_ns=iteration_ns, window_ns=window_ns)
+    return shrink_to_iteration(of_window, iteration_ns=iteration_ns, window_ns=window_ns)
 
 
 def _path_start_ns(evidence: Evidence) -> int:
@@ -195,7 +195,7 @@ def _provenance(priced: PricedJob, steps: Sequence[PathStep]) -> dict[Provenance
     return {kind: total_ns / whole_ns for kind, total_ns in totals.items() if total_ns}
 
 
-def _shrink_to_iteration(
+def shrink_to_iteration(
     explanation: Explanation, *, iteration_ns: int, window_ns: int
 ) -> Explanation:
     """*explanation* of a window of *window_ns* as that of an iteration of *iteration_ns*."""

@@ -108,6 +108,13 @@ def test_every_row_is_predicted_or_listed(tmp_path):
     assert {one.row for one in board.unsupported} == {"0", "3"}
 
 
+def test_many_micro_batches_are_continued_as_if_all_were_built(tmp_path, monkeypatch):
+    # 32 sequences on 4 ranks make 8 micro-batches: more than the 5 that are built.
+    continued = predicted_s(tmp_path, gbs="32")
+    monkeypatch.setattr("perfmodel.workloads.jobs._FILL", 8)
+    assert continued == pytest.approx(predicted_s(tmp_path, gbs="32"), rel=1e-3)
+
+
 def test_more_work_takes_longer(tmp_path):
     base = predicted_s(tmp_path)
     assert predicted_s(tmp_path, layers="4") > base
