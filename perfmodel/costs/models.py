@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.costs.attention import AttentionModel
+from perfmodel.costs.convolution import ConvolutionModel
 from perfmodel.costs.copies import CopyModel
 from perfmodel.costs.embedding import EmbeddingModel
 from perfmodel.costs.estimates import Estimates, concatenate_estimates, scatter_estimates
@@ -21,6 +22,7 @@ from perfmodel.costs.stacks import SoftwareStack
 from perfmodel.graph.ops import (
     Attention,
     Communication,
+    Convolution,
     Copy,
     EmbeddingOp,
     Fixed,
@@ -34,6 +36,7 @@ from topologies import Device
 
 MODELS: dict[type[object], KernelModel] = {
     Gemm: GemmModel(),
+    Convolution: ConvolutionModel(),
     Attention: AttentionModel(),
     MemoryBound: MemoryModel(),
     EmbeddingOp: EmbeddingModel(),

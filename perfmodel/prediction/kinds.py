@@ -6,6 +6,7 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import (
     Attention,
     Communication,
+    Convolution,
     Copy,
     EmbeddingOp,
     Fixed,
@@ -16,6 +17,7 @@ from perfmodel.graph.ops import (
 
 _WORDS: dict[type[object], str] = {
     Gemm: "matrix products",
+    Convolution: "convolutions",
     Attention: "attention",
     MemoryBound: "memory-bound kernels",
     EmbeddingOp: "embedding lookups and updates",
