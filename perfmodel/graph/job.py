@@ -28,11 +28,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What a job says about itself: name, origin, and sentences of assumption."""
+    """What a job says about itself: name, origin, and sentences of assumption.
+
+    *stack* names the software that issues it and *peak_memory_bytes* what every rank
+    allocates at most; both are empty where nobody knows.
+    """
 
     name: str
     source: str = ""
     assumptions: tuple[str, ...] = ()
+    stack: str = ""
+    peak_memory_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -99,6 +99,8 @@ def _header(job: JobGraph) -> dict[str, Any]:
         "name": job.facts.name,
         "source": job.facts.source,
         "assumptions": list(job.facts.assumptions),
+        "stack": job.facts.stack,
+        "peak_memory_bytes": list(job.facts.peak_memory_bytes),
         "programs": [
             {
                 "lanes": [[lane.name, lane.kind.value] for lane in program.lanes],
@@ -151,7 +153,18 @@ def _assemble(folder: Path, header: dict[str, Any]) -> JobGraph:
         rank_program=ranks["program"].to_numpy().astype(np.int32),
         groups=tuple(Group(group["name"], tuple(group["ranks"])) for group in header["groups"]),
         rank_group=groups.reshape(len(ranks), header["slot_count"]),
-        facts=JobFacts(header["name"], header["source"], tuple(header["assumptions"])),
+        facts=_read_facts(header),
+    )
+
+
+def _read_facts(header: dict[str, Any]) -> JobFacts:
+    # Jobs written before these two were known have neither.
+    return JobFacts(
+        name=header["name"],
+        source=header["source"],
+        assumptions=tuple(header["assumptions"]),
+        stack=str(header.get("stack", "")),
+        peak_memory_bytes=tuple(int(size) for size in header.get("peak_memory_bytes", ())),
     )
 
 

@@ -18,6 +18,7 @@ from perfmodel.graph.memory import RankMemory
 from perfmodel.graph.ops import (
     Attention,
     Communication,
+    Convolution,
     Copy,
     EmbeddingOp,
     Fixed,
@@ -45,6 +46,7 @@ def merge_numbers(label: str) -> str:
 
 _WORDS: dict[type[object], str] = {
     Gemm: "matrix products",
+    Convolution: "convolutions",
     Attention: "attention",
     MemoryBound: "memory-bound kernels",
     EmbeddingOp: "embedding lookups and updates",

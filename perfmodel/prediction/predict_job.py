@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.graph.memory import MemoryPart, RankMemory
 from perfmodel.graph.storage import load_job
 from perfmodel.prediction.answer import Interval, Prediction, Run
 from perfmodel.prediction.outcome import see_recorded_outcome, stated_prices
@@ -36,6 +36,11 @@ from perfmodel.whatif.pinning import DEFAULT_STACK, Machine, is_pinned
 
 NO_MEMORY = "Memory is not checked: the folder of a job does not say what its ranks need."
 
+MEASURED_MEMORY = (
+    "Memory is what the job says its ranks allocate at most, in blocks as torch rounds them; what "
+    "the driver, communicators and fragmentation take comes on top."
+)
+
 
 def predict_job(
     scenario: JobScenario, *, executor: Executor, on_phase: OnPhase = ignore_phase
@@ -47,17 +52,20 @@ def predict_job(
         with clock.phase("loading the job", done=0.0):
             recorded = load_recorded_job(folder)
         answer = _answer_recording(scenario, recorded, executor=executor, clock=clock)
+        has_memory = False
     else:
         with clock.phase("loading the job", done=0.0):
             job = load_job(folder)
         answer = _answer_built(scenario, job, executor=executor, clock=clock)
-    return replace(answer, assumptions=(*answer.assumptions, NO_MEMORY))
+        has_memory = bool(job.facts.peak_memory_bytes)
+    sentence = MEASURED_MEMORY if has_memory else NO_MEMORY
+    return replace(answer, assumptions=(*answer.assumptions, sentence))
 
 
 def _answer_built(
     scenario: JobScenario, job: JobGraph, *, executor: Executor, clock: PhaseClock
 ) -> Prediction:
-    memory_of_rank = [RankMemory(())] * job.rank_count
+    memory_of_rank = _memory_of_rank(job)
     if is_pinned(job):
         _check_stated(scenario, "states all its durations")
         stated = PricedQuestion(scenario, stated_prices(job), memory_of_rank, Setting())
@@ -69,7 +77,7 @@ def _answer_built(
             f"{scenario.job}: its tasks have shapes and no durations. Say on which machine they "
             "run, for example --topology dgx_h100."
         )
-    machine = Machine(scenario.topology, scenario.hosts, scenario.stack or DEFAULT_STACK)
+    machine = Machine(scenario.topology, scenario.hosts, _stack_of(scenario, job))
     cluster = machine.cluster(job.rank_count)
     question = Question(
         scenario=replace(scenario, hosts=cluster.host_count, stack=machine.stack),
@@ -80,6 +88,17 @@ def _answer_built(
         memory_of_rank=memory_of_rank,
     )
     return answer_question(question, executor=executor, clock=clock)
+
+
+def _stack_of(scenario: JobScenario, job: JobGraph) -> str:
+    return scenario.stack or job.facts.stack or DEFAULT_STACK
+
+
+def _memory_of_rank(job: JobGraph) -> list[RankMemory]:
+    stated = job.facts.peak_memory_bytes
+    if not stated:
+        return [RankMemory(())] * job.rank_count
+    return [RankMemory((MemoryPart("allocated tensors", size),)) for size in stated]
 
 
 def _answer_recording(

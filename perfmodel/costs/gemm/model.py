@@ -87,7 +87,7 @@ class GemmModel:
     def _price_dtype(
         self, shapes: GemmShapes, dtype: DType, device: Device, stack: SoftwareStack
     ) -> Estimates:
-        calibration = self._calibration(device, variant_of(dtype))
+        calibration = self.calibration(device, variant_of(dtype))
         extra = 0.0 if dtype in _FITTED_DTYPES else OTHER_DTYPE_SIGMA
         return price_gemms(
             shapes,
@@ -98,7 +98,8 @@ class GemmModel:
             extra_sigma=extra,
         )
 
-    def _calibration(self, device: Device, variant: str) -> GemmCalibration:
+    def calibration(self, device: Device, variant: str) -> GemmCalibration:
+        """The constants of *variant* arithmetic on *device*."""
         entries = load_entries("gemm") if self._entries is None else tuple(self._entries)
         match = match_entry(entries, device, variant)
         if match is None:
