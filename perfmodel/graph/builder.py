@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import GraphError
-from perfmodel.graph.job import NO_GROUP, Group, JobFacts, JobGraph
+from perfmodel.graph.job import NO_GROUP, Group, JobFacts, JobGraph, Origin
 from perfmodel.graph.ops import Op
 from perfmodel.graph.program import PLAIN, Anchor, Lane, LaneKind, Program, Role
 
 MOST_DISTANCE = 255
-_TASK_FIELDS = 6
+_TASK_FIELDS = 7
 _DEP_FIELDS = 5
 
 
@@ -38,10 +38,12 @@ class Dependency:
 
 @dataclass(slots=True)
 class Tables:
-    """Ops and labels shared by all programs of a job, each kept once."""
+    """Ops, labels and origins shared by all programs of a job, each kept once."""
 
     op_index: dict[Op, int] = field(default_factory=dict)
     label_index: dict[str, int] = field(default_factory=dict)
+    origin_index: dict[Origin, int] = field(default_factory=dict)
+    _origin_of_label: dict[str, int] = field(default_factory=dict)
     # The same op object comes thousands of times; asking for it by identity
     # spares hashing its fields. The object is kept, so that no other gets its id.
     _op_of_id: dict[int, tuple[Op, int]] = field(default_factory=dict)
@@ -58,11 +60,19 @@ class Tables:
         """The index of *label*, added if it is new."""
         return self.label_index.setdefault(label, len(self.label_index))
 
+    def origin(self, origin: Origin | None, label: str) -> int:
+        """The index of *origin*, added if it is new; None is the operator named as *label*."""
+        if origin is not None:
+            return self.origin_index.setdefault(origin, len(self.origin_index))
+        if label not in self._origin_of_label:
+            self._origin_of_label[label] = self.origin(Origin(label), label)
+        return self._origin_of_label[label]
+
 
 class ProgramBuilder:
     """Collects the tasks of one rank's iteration.
 
-    Kept as flat numbers, six a task and five a dependency, because programs
+    Kept as flat numbers, seven a task and five a dependency, because programs
     of a million tasks are built.
     """
 
@@ -84,11 +94,17 @@ class ProgramBuilder:
         return len(self._lanes) - 1
 
     def add_task(
-        self, lane: int, op: Op, *, label: str, after: Iterable[Dependency | int] = ()
+        self,
+        lane: int,
+        op: Op,
+        *,
+        label: str,
+        origin: Origin | None = None,
+        after: Iterable[Dependency | int] = (),
     ) -> int:
         """Append a plain task to *lane* and return its number for later dependencies."""
-        row = (lane, self._tables.op(op), self._tables.label(label), PLAIN, PLAIN, 0)
-        return self._add(row, after)
+        named = self._tables.label(label), self._tables.origin(origin, label)
+        return self._add((lane, self._tables.op(op), *named, PLAIN, PLAIN, 0), after)
 
     def add_rendezvous(
         self,
@@ -98,13 +114,14 @@ class ProgramBuilder:
         label: str,
         slot: int,
         role: Role = Role.BOTH,
+        origin: Origin | None = None,
         after: Iterable[Dependency | int] = (),
     ) -> int:
         """Append this rank's part in the next rendezvous of communicator *slot*."""
         sequence = self._next_sequence.get(slot, 0)
         self._next_sequence[slot] = sequence + 1
-        row = (lane, self._tables.op(op), self._tables.label(label), slot, sequence, int(role))
-        return self._add(row, after)
+        named = self._tables.label(label), self._tables.origin(origin, label)
+        return self._add((lane, self._tables.op(op), *named, slot, sequence, int(role)), after)
 
     def add_dependency(self, task: int, dependency: Dependency | int) -> None:
         """Let *task* also wait for *dependency*, which may be a task added later."""
@@ -126,7 +143,7 @@ class ProgramBuilder:
         deps = np.array(self._deps, dtype=np.int64).reshape(-1, _DEP_FIELDS)
         self._check_sources(deps[:, 1])
         place = self.place_of_tasks()
-        lane, op, label, slot, sequence, role = tasks[np.argsort(place)].T
+        lane, op, label, origin, slot, sequence, role = tasks[np.argsort(place)].T
         deps = deps[np.argsort(place[deps[:, 0]], kind="stable")]
         dep_counts = np.bincount(place[deps[:, 0]], minlength=len(tasks))
         return Program(
@@ -134,6 +151,7 @@ class ProgramBuilder:
             lane_start=_offsets(np.bincount(lane, minlength=len(self._lanes))),
             op=op.astype(np.int32),
             label=label.astype(np.int32),
+            origin=origin.astype(np.int32),
             slot=slot.astype(np.int32),
             sequence=sequence.astype(np.int32),
             role=role.astype(np.uint8),
@@ -152,7 +170,7 @@ class ProgramBuilder:
         return place
 
     def _add(
-        self, row: tuple[int, int, int, int, int, int], after: Iterable[Dependency | int]
+        self, row: tuple[int, int, int, int, int, int, int], after: Iterable[Dependency | int]
     ) -> int:
         if not 0 <= row[0] < len(self._lanes):
             raise GraphError(f"task needs a lane that was added before, got lane {row[0]}.")
@@ -215,6 +233,7 @@ class JobBuilder:
         return JobGraph(
             ops=tuple(self.tables.op_index),
             labels=tuple(self.tables.label_index),
+            origins=tuple(self.tables.origin_index),
             programs=tuple(self._programs),
             rank_program=np.array(self._rank_program, dtype=np.int32),
             groups=tuple(self._groups),

@@ -39,12 +39,12 @@ CHANGING = (
     "embedding/cast backward",
     "embedding/partial sums forward",
 )
-"""Labels of tasks whose durations follow from the plan; column d of a plan's durations."""
+"""Operators whose durations follow from the plan; column d of a plan's durations."""
 
 FIXED = -1
 
 Int32s = NDArray[np.int32]
-SlotKey = tuple[int, str, int]
+SlotKey = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +93,7 @@ def build_frame(priced: PricedJob, durations_ns: Int64s) -> Frame:
         marks = _changing(job, program)
         condensed = condense(program, rows, choose_kept(program, marks != FIXED))
         found.append(_RankProgram(program, rows, marks, condensed))
-    keys = [_slot_keys(job, of_kind.program, of_kind.condensed) for of_kind in found]
+    keys = [_slot_keys(of_kind.program, of_kind.condensed) for of_kind in found]
     return _fill(_merge(keys, [of_kind.condensed for of_kind in found]), keys, found)
 
 
@@ -108,26 +108,28 @@ def _check_groups(job: JobGraph) -> None:
 
 def _changing(job: JobGraph, program: Program) -> Int32s:
     """The column of a plan's durations for every task on a device lane, or FIXED."""
-    column = {label: place for place, label in enumerate(CHANGING)}
-    of_label = np.array([column.get(label, FIXED) for label in job.labels], dtype=np.int32)
+    column = {operator: place for place, operator in enumerate(CHANGING)}
+    of_origin = np.array(
+        [column.get(origin.operator, FIXED) for origin in job.origins], dtype=np.int32
+    )
     lanes = program.task_lanes()
     is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)
-    marks: Int32s = np.where(is_device[lanes], of_label[program.label], FIXED).astype(np.int32)
+    marks: Int32s = np.where(is_device[lanes], of_origin[program.origin], FIXED).astype(np.int32)
     return marks
 
 
-def _slot_keys(job: JobGraph, program: Program, found: CondensedProgram) -> dict[SlotKey, int]:
-    """Kept tasks by lane, label and how many of that label stood before on the lane."""
+def _slot_keys(program: Program, found: CondensedProgram) -> dict[SlotKey, int]:
+    """Kept tasks by lane, origin and how many of that origin stood before on the lane."""
     lanes = program.task_lanes()
     kept = set(found.tasks)
     counts: Counter[tuple[int, int]] = Counter()
     key_of: dict[int, SlotKey] = {}
     for task in range(program.task_count):
-        lane, label = int(lanes[task]), int(program.label[task])
-        number = counts[lane, label]
-        counts[lane, label] += 1
+        lane, origin = int(lanes[task]), int(program.origin[task])
+        number = counts[lane, origin]
+        counts[lane, origin] += 1
         if task in kept:
-            key_of[task] = (lane, job.labels[label], number)
+            key_of[task] = (lane, origin, number)
     return {key_of[task]: task for task in found.tasks}
 
 
