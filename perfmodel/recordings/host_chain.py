@@ -50,6 +50,7 @@ class HostStep:
     end_ns: int
     awaited: tuple[int, ...]
     previous: int
+    call: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ class _ChainWriter:
             end_ns=span_ns[1],
             awaited=awaited,
             previous=self.last_step.get(chain, _NO_STEP),
+            call=call,
         )
         self.steps.append(step)
         self.last_step[chain] = len(self.steps) - 1

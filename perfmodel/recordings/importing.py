@@ -6,7 +6,7 @@ clocks aligned on them, and what each rank spent waiting is told from transfer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,9 @@ from perfmodel.graph.job import JobFacts
 from perfmodel.graph.program import Role
 from perfmodel.recordings.clock_faults import find_arrivals, find_clock_faults
 from perfmodel.recordings.collective_calls import find_collective_calls
+from perfmodel.recordings.executed_shapes import link_rows
 from perfmodel.recordings.host_chain import build_host_chain
+from perfmodel.recordings.kernel_estimates import estimate_collective, estimating_device
 from perfmodel.recordings.matching import (
     MatchedGroup,
     check_overlap,
@@ -42,25 +44,34 @@ from perfmodel.recordings.steps import (
     step_ends,
 )
 from perfmodel.recordings.stream_edges import find_stream_edges
+from traces.execution_trace import ExecutionTrace
 from traces.job_trace import JobTrace
 
 MIN_LINKED_RATIO = 0.5
 
 
-def import_job(traces: JobTrace) -> RecordedJob:
-    """The job graph of *traces*; refuses recordings that cannot be one job."""
+def import_job(
+    traces: JobTrace, executed: Mapping[int, ExecutionTrace] | None = None
+) -> RecordedJob:
+    """The job graph of *traces*; refuses recordings that cannot be one job.
+
+    *executed* are execution traces of the same steps by rank: what they know about shapes is
+    used where the recording has none.
+    """
     views = [view_rank(trace) for trace in traces.ranks]
     _check_views(traces.name, views)
-    calls = [find_collective_calls(view) for view in views]
+    linked = [link_rows(view, (executed or {}).get(view.trace.rank)) for view in views]
+    calls = [find_collective_calls(view, rows) for view, rows in zip(views, linked, strict=True)]
     groups = match_collectives(calls)
     offsets_ns = _offsets_ns(views, groups)
     views = [view.shifted(offset) for view, offset in zip(views, offsets_ns, strict=True)]
     impossible = [check_overlap(views, group) for group in groups]
     findings = [
-        RankFindings(view, build_host_chain(view), find_stream_edges(view), of_rank)
-        for view, of_rank in zip(views, calls, strict=True)
+        RankFindings(view, build_host_chain(view), find_stream_edges(view), of_rank, executed=rows)
+        for view, of_rank, rows in zip(views, calls, linked, strict=True)
     ]
     _add_members(findings, views, groups)
+    groups = tuple(_estimated_sizes(views, group) for group in groups)
     _add_arrivals(findings)
     faults = (*_job_faults(traces), *(fault for fault in impossible if fault))
     return _build(traces.name, findings, groups, offsets_ns, faults)
@@ -162,16 +173,42 @@ def _with_shared_sizes(
 ) -> RankFindings:
     """Members of a rendezvous describe it alike: as its first member does."""
     shared = {
-        call.task: group.calls[0][number].collective
+        call.task: group.calls[0][number]
         for group in groups
         if rank in group.members
         for number, call in enumerate(group.calls[group.members.index(rank)])
     }
     calls = tuple(
-        replace(call, collective=shared.get(call.task, call.collective))
+        replace(
+            call,
+            kind=shared[call.task].kind,
+            collective=shared[call.task].collective,
+            is_estimated=shared[call.task].is_estimated,
+        )
+        if call.task in shared
+        else call
         for call in of_rank.collectives
     )
     return replace(of_rank, collectives=calls)
+
+
+def _estimated_sizes(views: Sequence[RankView], group: MatchedGroup) -> MatchedGroup:
+    """The same group where collectives of unknown size have the one that fits their time."""
+    names = [str(device.get("name", "")) for device in views[group.members[0]].trace.devices]
+    device = estimating_device(names)
+    first = [
+        replace(
+            call,
+            collective=estimate_collective(
+                call.kind, max(transfer_ns(views, group, number)), len(group.members), device
+            ),
+            is_estimated=True,
+        )
+        if call.collective is None and call.kind is not None
+        else call
+        for number, call in enumerate(group.calls[0])
+    ]
+    return replace(group, calls=(tuple(first), *group.calls[1:]))
 
 
 def _step_ends(
