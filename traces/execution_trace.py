@@ -14,13 +14,14 @@ from typing import Any
 
 from perfmodel.base.errors import TraceError
 from traces.json_stream import ObjectStream
+from traces.packed import DEFAULT_LIMITS, Limits
 
 _RANGE_KEYS = ("rf_id", "seq_id", "fw_tid", "tid")
 _MOST_FAULTY_RATIO = 0.05
 _LARGEST = 2**63 - 1
-_RANK_IN_NAME = re.compile(r"(?:rank|worker|et|host)[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:rank|worker|et|host)[_.-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _ATTRIBUTES = (
-    "op_schema", "collective_name", "dtype", "in_msg_nelems", "out_msg_nelems", "in_split_size",
+    "op_schema", "scope", "collective_name", "dtype", "in_msg_nelems", "out_msg_nelems", "in_split_size",
     "out_split_size", "pg_name", "pg_desc", "pg_size", "global_rank_start", "global_rank_stride",
 )  # fmt: skip
 _LINKED_KEYS = ("cat", "ts", "inclusive_dur", "exclusive_dur", "dur", "stream")
@@ -104,12 +105,13 @@ class ExecutionTrace:
     is_rank_stated: bool = False
 
 
-def load_execution_trace(path: Path | str) -> ExecutionTrace:
-    """Read the PyTorch execution trace at *path*, plain or gzip."""
-    stream = ObjectStream(Path(path), "nodes")
+def load_execution_trace(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> ExecutionTrace:
+    """Read the PyTorch execution trace at *path*, plain or gzip, as far as *limits* allow."""
+    stream = ObjectStream(Path(path), "nodes", limits=limits)
     operators: dict[int, ExecutedOperator] = {}
     faulty = count = 0
     for batch in stream.batches():
+        _check_count(Path(path), count + len(batch), limits)
         for item in batch:
             count += 1
             try:
@@ -132,6 +134,14 @@ def load_execution_trace(path: Path | str) -> ExecutionTrace:
         rank=int(match[1]) if match else 0,
         is_rank_stated=match is not None,
     )
+
+
+def _check_count(path: Path, count: int, limits: Limits) -> None:
+    if count > limits.most_objects:
+        raise TraceError(
+            f"{path}: must hold at most {limits.most_objects} operators, holds more. Cut the "
+            "recording, or raise the limits with --limits-factor."
+        )
 
 
 def _keep(found: ExecutedOperator, operators: dict[int, ExecutedOperator]) -> None:
@@ -160,7 +170,7 @@ def _operator(item: dict[str, Any]) -> ExecutedOperator:
         parent = parent[0] if parent else 0
     numbers = {key: _whole(stated.get(key, item.get(key, -1)) or 0) for key in _RANGE_KEYS}
     attributes = {key: stated[key] for key in _ATTRIBUTES if key in stated}
-    attributes |= {key: item[key] for key in (*_LINKED_KEYS, "op_schema") if key in item}
+    attributes |= {key: item[key] for key in (*_LINKED_KEYS, "op_schema", "scope") if key in item}
     return ExecutedOperator(
         number=_whole(item["id"], least=0),
         name=str(item["name"]),

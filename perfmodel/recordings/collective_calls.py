@@ -95,7 +95,7 @@ def _with_tensors(
         return found
     name = view.trace.name_of(row)
     call = executed.get(row) or call_of_detail(name, view.trace.detail_of(row))
-    kind = _kind_of(name) or found.kind
+    kind = kind_of_name(name) or found.kind
     if call is None or not call.tensors or kind is None or not name.startswith(("nccl:", "c10d::")):
         return found
     sizes_bytes = [tensor.size_bytes for argument in call.arguments[:1] for tensor in argument]
@@ -128,7 +128,7 @@ def _stated(
     task: int, detail: dict[str, Any], groups: dict[str, tuple[int, ...]]
 ) -> CollectiveCall:
     name, word = str(detail["Collective name"]), str(detail.get("Process Group Name", WORLD))
-    kind = _kind_of(name)
+    kind = kind_of_name(name)
     ranks = _ranks(detail.get("Process Group Ranks")) or groups.get(word)
     group = _group_name(detail)
     peers = (detail.get("Src Rank"), detail.get("Dst Rank"))
@@ -143,7 +143,7 @@ def _stated(
 
 def _unstated(task: int, kernel: str, group: str) -> CollectiveCall:
     word = kernel.split("(")[0].split("<")[0]
-    return CollectiveCall(task, group, None, (word,), _kind_of(word), None)
+    return CollectiveCall(task, group, None, (word,), kind_of_name(word), None)
 
 
 def _collective(
@@ -159,7 +159,17 @@ def _collective(
     return Collective(kind, values * dtype.size_bytes, dtype)
 
 
-def _kind_of(name: str) -> CollectiveKind | None:
+def size_of_dtype(word: object) -> DType:
+    """The number format that a trace calls *word*; fp32 where it says nothing we know."""
+    text = str(word or "")
+    try:
+        return _TORCH_DTYPES.get(text.lower()) or parse_dtype(text)
+    except InputError:
+        return DType.FP32
+
+
+def kind_of_name(name: str) -> CollectiveKind | None:
+    """The kind of collective that a kernel or call of this *name* makes."""
     word = name.lower()
     return next((kind for prefix, kind in _KIND_WORDS if prefix in word), None)
 

@@ -169,6 +169,7 @@ class WorkReader:
         self.operator_of_call = innermost_operators(view)
         self.device = estimating_device([str(d.get("name", "")) for d in view.trace.devices])
         self._calls: dict[tuple[int, int], OperatorCall | None] = {}
+        self._works: dict[int, Work | None] = {}
         self._lookups = _find_lookups(self)
         self._found: dict[int, FoundWork] = {}
         for row, tasks in self._tasks_of_operators().items():
@@ -260,7 +261,10 @@ class WorkReader:
             lookup = self._lookups.get(_lookup_key(call, is_backward=is_backward))
             direction = Pass.BACKWARD if is_backward else Pass.FORWARD
             return None if lookup is None else EmbeddingOp(lookup, direction)
-        return work_of_call(call)
+        # Calls are kept, so that no other gets the id of one.
+        if id(call) not in self._works:
+            self._works[id(call)] = work_of_call(call)
+        return self._works[id(call)]
 
     def _share(self, work: MemoryBound, tasks: Sequence[int], row: int) -> None:
         """Kernels of one operator share its traffic as they share its time."""
