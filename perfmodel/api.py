@@ -8,11 +8,12 @@ imported by the function that needs it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from perfmodel.execution import open_executor
-from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.answer import Answer, Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
     from perfmodel.planning.question import RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.comparison import Comparison
-    from perfmodel.prediction.replaying import ReplayedJob
     from perfmodel.recordings.import_files import ImportedJob
     from perfmodel.validation.scoreboard import Scoreboard
-    from perfmodel.whatif.pinning import Machine
 
 __all__ = [
+    "Answer",
     "Interference",
     "JobScenario",
     "Mode",
@@ -56,13 +56,9 @@ def predict(
 
     *on_phase* is told which phase begins and which share of the work is done.
     """
+    from perfmodel.prediction.answering import predict_scenario
+
     with open_executor(executor, workers=workers, address=ray_address) as place:
-        if isinstance(scenario, JobScenario):
-            from perfmodel.prediction.predict_job import predict_job
-
-            return predict_job(scenario, executor=place, on_phase=on_phase)
-        from perfmodel.prediction.predict import predict_scenario
-
         return predict_scenario(scenario, executor=place, on_phase=on_phase)
 
 
@@ -107,50 +103,54 @@ def load_job(folder: str | Path) -> JobGraph:
 
 
 def replay(
-    folder: str | Path,
+    job: JobScenario | str | Path,
     *,
-    machine: Machine | None = None,
     executor: str = "serial",
     workers: int | None = None,
     ray_address: str | None = None,
-) -> ReplayedJob:
-    """Replay the job in *folder*; a recording is scored against what was recorded.
+) -> Answer:
+    """The times of *job*, a folder or a scenario of one, as `predict` finds them."""
+    from perfmodel.prediction.answering import answer
+    from perfmodel.prediction.question import job_question
 
-    *machine* prices jobs whose tasks state no duration.
-    """
-    from perfmodel.prediction.replaying import replay_job
-
+    question = job_question(_as_scenario(job))
+    unexplained = replace(question, asked=replace(question.asked, is_explained=False))
     with open_executor(executor, workers=workers, address=ray_address) as place:
-        return replay_job(Path(folder), executor=place, machine=machine)
+        return answer(unexplained, executor=place)
 
 
 def whatif(
-    folder: str | Path,
+    job: JobScenario | str | Path,
     changes: Sequence[str] = (),
     *,
     sweep: str | None = None,
-    machine: Machine | None = None,
-    mode: Mode = Mode.PERIOD,
     force: bool = False,
     executor: str = "serial",
     workers: int | None = None,
     ray_address: str | None = None,
 ) -> Comparison:
-    """The job in *folder* before and after *changes*, each as typed after `--apply`.
+    """*job* (a folder or a scenario of one) before and after *changes*, as typed after `--apply`.
 
-    *sweep* is one more change with several values for a parameter. Recordings that
-    replay themselves badly are refused unless *force* is set.
+    Its machine prices jobs of shapes, and what changes do to work. *sweep* is one more
+    change with several values for a parameter. Recordings that replay themselves badly are
+    refused unless *force* is set.
     """
+    from perfmodel.prediction.answering import prepare_changes
     from perfmodel.prediction.comparison import NamedChange, compare
-    from perfmodel.prediction.subject import load_subject
+    from perfmodel.prediction.question import open_job
     from perfmodel.whatif import parse_sweep, parse_transformation
 
-    topology = None if machine is None else machine.topology
+    scenario = _as_scenario(job)
+    topology = scenario.topology
     named = [NamedChange(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
-    subject = load_subject(Path(folder), machine=machine, force=force)
+    question = prepare_changes(open_job(scenario), force=force)
     with open_executor(executor, workers=workers, address=ray_address) as place:
-        return compare(subject, named, sweep=swept, mode=mode, executor=place)
+        return compare(question, named, sweep=swept, executor=place)
+
+
+def _as_scenario(job: JobScenario | str | Path) -> JobScenario:
+    return job if isinstance(job, JobScenario) else JobScenario(str(job))
 
 
 def validate(

@@ -8,7 +8,7 @@ the same draws and their difference is not noise.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,22 @@ class PricedJob:
         """Where the tasks of *rank* stand in the columns."""
         start = int(self.durations.rank_offset[rank])
         return slice(start, start + self.job.program_of(rank).task_count)
+
+    def take(
+        self, rows: NDArray[np.int64], rank_offset: NDArray[np.int64], *, job: JobGraph
+    ) -> PricedJob:
+        """The prices in *rows* alone, for a *job* whose ranks begin at *rank_offset* of them."""
+        return replace(
+            self,
+            job=job,
+            durations=DurationTable(self.durations.values_ns[rows], rank_offset),
+            float_ns=self.float_ns[rows],
+            relative_sigma=self.relative_sigma[rows],
+            provenance=self.provenance[rows],
+            family=self.family[rows],
+            bound=self.bound[rows],
+            link_use=self.link_use[rows],
+        )
 
     def provenance_ns(self, rank: int) -> dict[Provenance, int]:
         """Total duration of the tasks of *rank* by how it is known, waits left out."""

@@ -113,11 +113,6 @@ class PlanPricer:
                 out[plan, PARTIAL] = self._small(kernel)
         return PlanCosts(out)
 
-    def exchange_sigma(self, loads: RankLoads) -> float:
-        """How unsure the pooled exchange of the first plan is."""
-        size = self._spec.embedding.exchange_dtype.size_bytes
-        return self._exchange.relative_sigma(self._samples * loads.widths[0] * size)
-
     def alone(self, terms: Int64s) -> AloneCosts:
         """Lookup and update of pieces one by one, pieces x terms, without their floors."""
         floors = np.zeros_like(terms)
@@ -257,11 +252,6 @@ class ExchangePricer:
         )
         further_ns = (large.duration_ns - small.duration_ns) * self._time_ratio
         return float(further_ns / (sizes[1] - sizes[0]))
-
-    def relative_sigma(self, each_bytes: Int64s) -> float:
-        """How unsure the exchange of one plan is."""
-        count = len(each_bytes)
-        return float(self._even(float(each_bytes.sum()) * (count - 1) / count).relative_sigma)
 
     def _even(self, mean_bytes: float) -> CollectiveCost:
         return price_sizes(

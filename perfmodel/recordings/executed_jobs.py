@@ -45,9 +45,19 @@ _AUTOGRAD = "autograd::engine::evaluate_function: "
 _THREAD = re.compile(r"\[pytorch\|profiler\|")
 _NO_SPANS = ("ProfilerStep", "nccl:", "[pytorch|")
 # Views, allocations and questions: nothing runs on the device for them.
-_NO_KERNEL = frozenset(
-    ["as_strided", "as_strided_", "view", "view_as", "reshape", "_reshape_alias", "transpose", "transpose_", "t", "t_", "permute", "expand", "expand_as", "slice", "select", "narrow", "squeeze", "squeeze_", "unsqueeze", "unsqueeze_", "detach", "detach_", "alias", "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "new_zeros", "resize_", "resize_as_", "set_", "lift_fresh", "result_type", "record_stream", "is_pinned", "pin_memory", "_pin_memory", "split", "split_with_sizes", "chunk", "unbind", "unflatten", "flatten", "numpy_T", "mT", "movedim", "swapaxes", "diagonal", "unfold", "_unsafe_view", "contiguous", "to", "item", "is_nonzero", "resolve_conj", "resolve_neg", "requires_grad_", "size", "stride", "broadcast_tensors", "broadcast_to", "ones", "zeros", "full", "zeros_like", "ones_like", "full_like", "rand", "randn", "arange", "_has_compatible_shallow_copy_type", "can_cast", "dim", "numel", "is_same_size", "wait_tensor"]
-)
+_NO_KERNEL = frozenset((
+    "as_strided", "as_strided_", "view", "view_as", "reshape", "_reshape_alias", "transpose",
+    "transpose_", "t", "t_", "permute", "expand", "expand_as", "slice", "select", "narrow",
+    "squeeze", "squeeze_", "unsqueeze", "unsqueeze_", "detach", "detach_", "alias", "empty",
+    "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
+    "new_zeros", "resize_", "resize_as_", "set_", "lift_fresh", "result_type", "record_stream",
+    "is_pinned", "pin_memory", "_pin_memory", "split", "split_with_sizes", "chunk", "unbind",
+    "unflatten", "flatten", "numpy_T", "mT", "movedim", "swapaxes", "diagonal", "unfold",
+    "_unsafe_view", "contiguous", "to", "item", "is_nonzero", "resolve_conj", "resolve_neg",
+    "requires_grad_", "size", "stride", "broadcast_tensors", "broadcast_to", "ones", "zeros",
+    "full", "zeros_like", "ones_like", "full_like", "rand", "randn", "arange", "can_cast", "dim",
+    "numel", "is_same_size", "wait_tensor",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +138,11 @@ def _by_rank(name: str, traces: Sequence[ExecutionTrace]) -> list[ExecutionTrace
 
 
 def _assumptions(peers: PeerGroups) -> tuple[str, ...]:
-    sentences = [
+    sentence = (
         "made of execution traces: operators on one compute stream, collectives on one stream "
-        "for each group, host times by the software stack",
-        *peers.assumptions,
-    ]
-    return tuple(sentences)
+        "for each group, host times by the software stack"
+    )
+    return (sentence, *peers.assumptions)
 
 
 def read_issued(trace: ExecutionTrace) -> list[Issued]:

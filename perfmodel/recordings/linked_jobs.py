@@ -154,7 +154,7 @@ def _from_chakra(one: ChakraOperation, *, states_place: bool) -> LinkedOperation
         waits=one.data,
         is_on_device=is_device,
         duration_ns=one.duration_us * _NS_PER_US,
-        lane=f"stream {stream}" if is_device else f"thread {one.attributes.get('tid', 0)}",
+        lane=f"stream {stream!s}" if is_device else f"thread {one.attributes.get('tid', 0)!s}",
         work=None if peer or not is_device else _chakra_work(one),
         peer=peer,
     )

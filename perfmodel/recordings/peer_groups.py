@@ -110,7 +110,7 @@ def group_peers(name: str, calls: Sequence[Sequence[PeerCall]]) -> PeerGroups:
         )
     rank_count = max(largest, len(calls))
     groups = [_group(group, members, len(calls), rank_count) for group, members in by_group.items()]
-    faults = ()
+    faults: tuple[str, ...] = ()
     if rank_count > len(calls):
         faults = (
             f"{rank_count - len(calls)} of {rank_count} ranks are not recorded; they are taken to "

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collectives import Collective, CollectiveKind
+from collectives import Collective, CollectiveKind, price_collective
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
@@ -128,3 +128,44 @@ def test_a_profiles_ratios_stretch_their_families_and_nothing_else(job, cluster)
     wanted = {"gemm": 2.0, "communication": 1.5, "host": 1.0, "fixed": 1.0}
     for code, ratio in zip(plain.family.tolist(), factor.tolist(), strict=True):
         assert ratio == pytest.approx(wanted[FAMILIES[code]])
+
+
+def test_members_of_an_uneven_exchange_end_when_their_own_bytes_are_through(cluster):
+    # Rank 0 sends 64 MiB to everybody, the others next to nothing.
+    matrix = tuple(
+        tuple(0 if sender == to else (2**26 if sender == 0 else 2**10) for to in range(8))
+        for sender in range(8)
+    )
+    collective = Collective(
+        CollectiveKind.ALL_TO_ALL, sum(map(sum, matrix)), DType.BF16, byte_matrix=matrix
+    )
+    builder = JobBuilder()
+    program = builder.new_program()
+    wire = program.add_lane("wire", LaneKind.COMMUNICATION)
+    program.add_rendezvous(wire, Communication(collective), label="exchange", slot=0)
+    number = builder.add_program(program.build())
+    builder.add_group("all", [builder.add_rank(number) for _ in range(8)], slot=0)
+    uneven = builder.build(JobFacts("uneven"))
+
+    priced = price_job(uneven, cluster=cluster, stack=STACK)
+    times_ns = [int(priced.durations.of_rank(uneven, rank)[0, 0]) for rank in range(8)]
+
+    own = price_collective(collective, cluster=cluster, ranks=tuple(range(8))).per_rank_ns
+    assert times_ns == [round(ns) for ns in own]
+    assert times_ns[0] > 2 * times_ns[1] == 2 * times_ns[7]
+
+
+def test_families_of_costs_err_each_on_its_own(job, cluster):
+    priced = price_job(job, cluster=cluster, stack=STACK)
+    draws = priced.sample(64, seed=0).values_ns / priced.durations.values_ns
+    unsure = np.flatnonzero(priced.relative_sigma > 0)
+    relative = np.log(draws[unsure]) / priced.relative_sigma[unsure, np.newaxis]
+    families = priced.family[unsure]
+    assert len(set(families.tolist())) >= 2
+    for one in range(len(unsure)):
+        for other in range(one):
+            alike = np.corrcoef(relative[one], relative[other])[0, 1]
+            if families[one] == families[other]:
+                assert alike == pytest.approx(1.0, abs=1e-3)
+            else:
+                assert abs(alike) < 0.5

@@ -43,6 +43,16 @@ def build_plan(
     return build_balanced_plan(spec.embedding.tables(), rank_count=rank_count, rule=rule)
 
 
+def choose_plan(
+    spec: DlrmSpec, *, rank_count: int, stack: SoftwareStack, given: ShardingPlan | None = None
+) -> ShardingPlan:
+    """The plan of a job under *stack*: a rank with all bottom layers is spared tables if it can."""
+    is_lone = has_lone_bottom(switches_of(stack), rank_count)
+    if given is None and is_lone and rank_count >= _RANKS_TO_SPARE_ONE:
+        given = _without_first(build_plan(spec, rank_count=rank_count - 1))
+    return build_plan(spec, rank_count=rank_count, given=given)
+
+
 def build_dlrm_job(
     spec: DlrmSpec,
     *,
@@ -58,9 +68,7 @@ def build_dlrm_job(
     samples = local_batch(spec, rank_count=rank_count)
     switches = switches_of(stack)
     is_lone = has_lone_bottom(switches, rank_count)
-    if plan is None and is_lone and rank_count >= _RANKS_TO_SPARE_ONE:
-        plan = _without_first(build_plan(spec, rank_count=rank_count - 1))
-    plan = build_plan(spec, rank_count=rank_count, given=plan)
+    plan = choose_plan(spec, rank_count=rank_count, stack=stack, given=plan)
     exchanges = None
     if rank_count > 1 and (plan.shards or is_lone):
         exchanges = build_exchanges(
