@@ -127,7 +127,8 @@ def load_chakra(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> ChakraTrac
 def _check_own(path: Path, found: ChakraOperation, known: dict[int, ChakraOperation]) -> None:
     if found.number in known:
         raise TraceError(
-            f"{path}: every operation must have an id of its own; {found.number} must not stand twice."
+            f"{path}: every operation must have an id of its own; "
+            f"{found.number} must not stand twice."
         )
 
 
@@ -183,8 +184,10 @@ def _check_waits(operations: dict[int, ChakraOperation]) -> tuple[str, ...]:
         return ()
     first, number = lost[0]
     return (
-        f"{len(lost)} waits are for operations that are not in the file "
-        f"(operation {first} waits for {number})",
+        (
+            f"{len(lost)} waits are for operations that are not in the file "
+            f"(operation {first} waits for {number})"
+        ),
     )
 
 

@@ -21,7 +21,8 @@ _MOST_FAULTY_RATIO = 0.05
 _LARGEST = 2**63 - 1
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|et|host)[_.-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _ATTRIBUTES = (
-    "op_schema", "scope", "collective_name", "dtype", "in_msg_nelems", "out_msg_nelems", "in_split_size",
+    "op_schema", "scope", "collective_name", "dtype", "in_msg_nelems", "out_msg_nelems",
+    "in_split_size",
     "out_split_size", "pg_name", "pg_desc", "pg_size", "global_rank_start", "global_rank_stride",
 )  # fmt: skip
 _LINKED_KEYS = ("cat", "ts", "inclusive_dur", "exclusive_dur", "dur", "stream")

@@ -9,6 +9,7 @@ import typer
 
 from perfmodel.base.writing import STDOUT
 from perfmodel.cli.recorded_outputs import (
+    FileProgress,
     print_stream_parts,
     write_json,
 )
@@ -52,12 +53,15 @@ def stats(
 ) -> None:
     """What every stream of every rank spent its time on."""
     from perfmodel.recordings.documents import stream_parts_document
+    from perfmodel.recordings.known_work import known_share_of_trace
     from perfmodel.recordings.stream_parts import split_streams
     from traces.job_trace import load_job_traces
 
+    with FileProgress() as progress:
+        recordings = load_job_traces(paths, on_file=progress.tell)
     documents = [
-        stream_parts_document(recording.name, split_streams(recording))
-        for recording in load_job_traces(paths)
+        stream_parts_document(one.name, split_streams(one), known_share_of_trace(one))
+        for one in recordings
     ]
     document = documents[0] if len(documents) == 1 else {"kind": "trace_stats", "jobs": documents}
     write_json(json_file, document)

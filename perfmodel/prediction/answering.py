@@ -40,7 +40,7 @@ from perfmodel.prediction.question import Notes, Question, build_question
 from perfmodel.prediction.sampling import build_interval, replay_samples
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 from perfmodel.recordings.hold_back import HeldReplay, replay_held
-from perfmodel.recordings.recorded_job import MAX_TRUSTED_ERROR_PCT, SelfReplay
+from perfmodel.recordings.recorded_job import SelfReplay
 from perfmodel.whatif.pinning import pin_prices, stated_prices
 
 NO_DOUBT = "The interval is empty: the job states its durations and no doubt about them."
@@ -77,9 +77,8 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
     score = question.score
     if score is not None and not score.is_trusted and not force:
         raise ScenarioError(
-            f"{question.job.facts.name}: replays itself with an error of "
-            f"{score.iteration.error_pct:.1f} %, and what-ifs need {MAX_TRUSTED_ERROR_PCT:g} % or "
-            "less. Record it again, or ask with --force and do not trust the answer."
+            f"{question.job.facts.name}: {score.distrust}. Record it again, or ask with --force "
+            "and do not trust the answer."
         )
     if question.cluster is None:
         return question
@@ -348,11 +347,7 @@ def _recorded_interval(score: SelfReplay | None, iteration_ns: int) -> tuple[Int
 def _distrust(score: SelfReplay | None) -> tuple[str, ...]:
     if score is None or score.is_trusted:
         return ()
-    sentence = (
-        f"The recording replays itself with an error of {score.iteration.error_pct:.1f} %, beyond "
-        f"the {MAX_TRUSTED_ERROR_PCT:g} % up to which answers from it mean something."
-    )
-    return (sentence,)
+    return (f"{score.distrust[:1].upper()}{score.distrust[1:]}.",)
 
 
 def _about_continuing(question: Question) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ clocks aligned on them, and what each rank spent waiting is told from transfer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,23 +44,20 @@ from perfmodel.recordings.steps import (
     step_ends,
 )
 from perfmodel.recordings.stream_edges import find_stream_edges
-from traces.execution_trace import ExecutionTrace
 from traces.job_trace import JobTrace
+from traces.trace import Category
 
 MIN_LINKED_RATIO = 0.5
+_LEAST_RANK_RATIO = 0.3
+_MOST_LONE_RATIO = 0.25
 
 
-def import_job(
-    traces: JobTrace, executed: Mapping[int, ExecutionTrace] | None = None
-) -> RecordedJob:
-    """The job graph of *traces*; refuses recordings that cannot be one job.
-
-    *executed* are execution traces of the same steps by rank: what they know about shapes is
-    used where the recording has none.
-    """
+def import_job(traces: JobTrace) -> RecordedJob:
+    """The job graph of *traces*; refuses recordings that cannot be one job."""
     views = [view_rank(trace) for trace in traces.ranks]
     _check_views(traces.name, views)
-    linked = [link_rows(view, (executed or {}).get(view.trace.rank)) for view in views]
+    executed = {trace.rank: trace for trace in traces.executed}
+    linked = [link_rows(view, executed.get(view.trace.rank)) for view in views]
     calls = [find_collective_calls(view, rows) for view, rows in zip(views, linked, strict=True)]
     groups = match_collectives(calls)
     offsets_ns = _offsets_ns(views, groups)
@@ -73,8 +70,9 @@ def import_job(
     _add_members(findings, views, groups)
     groups = tuple(_estimated_sizes(views, group) for group in groups)
     _add_arrivals(findings)
-    faults = (*_job_faults(traces), *(fault for fault in impossible if fault))
-    return _build(traces.name, findings, groups, offsets_ns, faults)
+    faults = (*_job_faults(findings), *(fault for fault in impossible if fault))
+    built = _build(traces.name, findings, groups, offsets_ns, faults)
+    return replace(built, report=replace(built.report, missing=_missing(traces)))
 
 
 def _check_views(name: str, views: Sequence[RankView]) -> None:
@@ -271,12 +269,44 @@ def _rank_report(of_rank: RankFindings, offset_ns: int) -> RankReport:
     )
 
 
-def _job_faults(traces: JobTrace) -> tuple[str, ...]:
-    missing = traces.missing_ranks
-    if not missing:
-        return ()
-    named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-    return (f"{len(missing)} of {traces.world_size} ranks are not recorded ({named})",)
+def _missing(traces: JobTrace) -> str:
+    if not traces.missing_count:
+        return ""
+    named = ", ".join(map(str, traces.missing_ranks[:8]))
+    more = ", ..." if traces.missing_count > 8 else ""
+    return f"{traces.missing_count} of {traces.world_size} ranks are not recorded ({named}{more})"
+
+
+def _job_faults(findings: Sequence[RankFindings]) -> tuple[str, ...]:
+    """What no rank shows alone: kernels or partners that others have and it has not."""
+    sentences = []
+    counts = [len(of_rank.view.device) for of_rank in findings]
+    for of_rank, count in zip(findings, counts, strict=True):
+        rank, device = of_rank.view.trace.rank, of_rank.view.device
+        category = of_rank.view.trace.columns.category[device.row]
+        if not (category == Category.KERNEL).any():
+            sentences.append(f"rank {rank} runs no kernel at all")
+        elif count < _LEAST_RANK_RATIO * float(np.median(counts)):
+            sentences.append(
+                f"rank {rank} has {count} device tasks where others have "
+                f"{round(float(np.median(counts)))}: its trace is not whole"
+            )
+        sentences.extend(_unmatched(of_rank) if len(findings) > 1 else ())
+    return tuple(sentences)
+
+
+def _unmatched(of_rank: RankFindings) -> list[str]:
+    """Collectives without a partner beyond the few that the edge of the window cuts off."""
+    own = [call for call in of_rank.collectives if call.ranks is None or len(call.ranks) > 1]
+    lone = sum(1 for call in own if call.task not in of_rank.members)
+    if lone <= max(_MOST_LONE_RATIO * len(own), 2) and (lone < len(own) or not own):
+        return []
+    rank = of_rank.view.trace.rank
+    sentence = (
+        f"{lone} of {len(own)} collectives of rank {rank} have no partner on another recorded "
+        "rank: the traces are of different steps or of different jobs"
+    )
+    return [sentence]
 
 
 def _assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:

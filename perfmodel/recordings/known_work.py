@@ -11,7 +11,12 @@ import numpy as np
 
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
+from perfmodel.recordings.collective_calls import find_collective_calls
+from perfmodel.recordings.executed_shapes import link_rows
 from perfmodel.recordings.rank_program import ESTIMATED_COLLECTIVE, ESTIMATED_WORK
+from perfmodel.recordings.rank_view import view_rank
+from perfmodel.recordings.work_of_rows import WorkReader, WorkSource
+from traces.job_trace import JobTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +67,24 @@ def known_share(job: JobGraph) -> KnownShare:
 
 def _ranks_of_programs(job: JobGraph) -> list[int]:
     return [int((job.rank_program == number).sum()) for number in range(len(job.programs))]
+
+
+def known_share_of_trace(traces: JobTrace) -> KnownShare:
+    """The same of recordings that are not imported; collectives count as long as they took."""
+    counted_ns = estimated_ns = unknown_ns = 0
+    executed = {trace.rank: trace for trace in traces.executed}
+    for trace in traces.ranks:
+        view = view_rank(trace)
+        rows = link_rows(view, executed.get(trace.rank))
+        reader = WorkReader(view, rows)
+        sized = {call.task for call in find_collective_calls(view, rows) if call.collective}
+        lengths = (view.device.end_ns - view.device.start_ns).tolist()
+        for task, length_ns in enumerate(lengths):
+            found = reader.found(task)
+            if task in sized or (found is not None and found.source is WorkSource.SHAPES):
+                counted_ns += length_ns
+            elif found is not None:
+                estimated_ns += length_ns
+            else:
+                unknown_ns += length_ns
+    return KnownShare(counted_ns, estimated_ns, unknown_ns)

@@ -217,16 +217,15 @@ def build_linked_job(name: str, traces: Sequence[LinkedTrace], source: str) -> E
     for rank in range(peers.rank_count):
         job.add_rank(programs[rank % len(programs)])
     peers.add_groups(job)
-    sentences = (
-        f"made of {source}, which say durations and no starts: operators run one behind the other, "
-        "kernels behind the operator that launched them",
-        *peers.assumptions,
+    sentence = (
+        f"made of {source}, which say durations and no starts: operators run one behind the "
+        "other, kernels behind the operator that launched them"
     )
     faults = [f"{trace.document}: {fault}" for trace in traces for fault in trace.faults]
     return ExecutedJob(
-        job.build(JobFacts(name, source=source, assumptions=sentences)),
+        job.build(JobFacts(name, source=source, assumptions=(sentence, *peers.assumptions))),
         operators=sum(len(trace.operations) for trace in traces),
-        faults=(*faults, *_lone(peers), *peers.faults),
+        faults=(*faults, *peers.faults),
     )
 
 
@@ -244,14 +243,6 @@ def _shortest_ns(traces: Sequence[LinkedTrace]) -> _Shortest:
                 counts[one.peer.group] = key[1] + 1
                 shortest[key] = min(one.duration_ns, shortest.get(key, one.duration_ns))
     return shortest
-
-
-def _lone(peers: PeerGroups) -> tuple[str, ...]:
-    return tuple(
-        f"collectives of group {group.name!r} have no partner in the traces and are left out"
-        for group in peers.groups
-        if group.size < 2
-    )
 
 
 def _check(trace: LinkedTrace) -> None:

@@ -37,13 +37,17 @@ class PeerCall:
 
 @dataclass(frozen=True, slots=True)
 class PeerGroup:
-    """A group: its recorded ranks, its size in the job, and what it does together."""
+    """A group: its recorded ranks, its size in the job, and what it does together.
+
+    *stated* is the size that its calls state, 0 where they do not.
+    """
 
     name: str
     recorded: tuple[int, ...]
     size: int
     stride: int
     collectives: tuple[Collective, ...]
+    stated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,10 @@ class PeerGroups:
         if self.rank_count == self.recorded_count:
             return ()
         return (
-            f"{self.recorded_count} of {self.rank_count} ranks were recorded; the others are "
-            "taken to do the same, in groups of neighbouring ranks",
+            (
+                f"{self.recorded_count} of {self.rank_count} ranks were recorded; the others are "
+                "taken to do the same, in groups of neighbouring ranks"
+            ),
         )
 
     def add_groups(self, job: JobBuilder) -> None:
@@ -110,14 +116,17 @@ def group_peers(name: str, calls: Sequence[Sequence[PeerCall]]) -> PeerGroups:
         )
     rank_count = max(largest, len(calls))
     groups = [_group(group, members, len(calls), rank_count) for group, members in by_group.items()]
-    faults: tuple[str, ...] = ()
+    faults = [
+        f"the {len(group.collectives)} collectives of group {group.name!r} have no partner in the "
+        "traces: they keep their time or are left out"
+        for group in groups
+        if group.size < 2 and not group.stated
+    ]
     if rank_count > len(calls):
-        faults = (
-            f"{rank_count - len(calls)} of {rank_count} ranks are not recorded; they are taken to "
-            "do the same",
-        )
+        lost = rank_count - len(calls)
+        faults.append(f"{lost} of {rank_count} ranks are not recorded; they are taken to do alike")
     kept = tuple(group for group in groups if group.size > 1)
-    return PeerGroups(kept, rank_count, len(calls), faults)
+    return PeerGroups(kept, rank_count, len(calls), tuple(faults))
 
 
 def _group(
@@ -145,7 +154,7 @@ def _group(
         _together(name, number, [of_rank[number] for _, of_rank in sorted(members.items())])
         for number in range(len(first))
     ]
-    return PeerGroup(name, tuple(sorted(members)), size, first[0].stride, tuple(together))
+    return PeerGroup(name, tuple(sorted(members)), size, first[0].stride, tuple(together), stated)
 
 
 def _together(name: str, number: int, parts: Sequence[PeerCall]) -> Collective:
@@ -158,7 +167,7 @@ def _together(name: str, number: int, parts: Sequence[PeerCall]) -> Collective:
     kind, size_bytes = parts[0].kind, max(part.size_bytes for part in parts)
     sent = tuple(part.sent_bytes for part in parts)
     is_matrix = all(len(row) == len(parts) for row in sent)
-    if kind is CollectiveKind.ALL_TO_ALL and is_matrix and len({*sent, *zip(*sent)}) > 1:
+    if kind is CollectiveKind.ALL_TO_ALL and is_matrix and _is_uneven(sent):
         return Collective(kind, size_bytes, parts[0].dtype, byte_matrix=sent)
     sizes = {part.size_bytes for part in parts}
     if len(sizes) > 1 and kind in _EVEN:
@@ -167,6 +176,10 @@ def _together(name: str, number: int, parts: Sequence[PeerCall]) -> Collective:
             f"{min(sizes)} to {max(sizes)} bytes. The traces are not of the same step."
         )
     return Collective(kind, size_bytes, parts[0].dtype)
+
+
+def _is_uneven(sent: Sequence[Sequence[int]]) -> bool:
+    return len({size_bytes for row in sent for size_bytes in row}) > 1
 
 
 _EVEN = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.BROADCAST)
