@@ -332,9 +332,9 @@ def _recorded_interval(score: SelfReplay | None, iteration_ns: int) -> tuple[Int
     """
     count = 0 if score is None else len(score.periods)
     if score is None or count < 2:
-        return Interval(iteration_ns, iteration_ns), (
-            "The interval is empty: the recording has fewer than two periods, so nothing "
-            "is known about their spread."
+        return Interval(iteration_ns, iteration_ns, is_known=False), (
+            "The interval is unknown from one step: the recording has fewer than two periods, so "
+            "nothing is known about their spread."
         )
     recorded_ns = np.array([period.recorded_ns for period in score.periods], dtype=np.float64)
     ratio = iteration_ns / max(score.iteration.replayed_ns, 1)

@@ -25,6 +25,8 @@ from perfmodel.graph.ops import (
     EmbeddingOp,
     Fixed,
     Gemm,
+    HostPart,
+    HostWork,
     MemoryBound,
     Op,
 )
@@ -70,11 +72,15 @@ def name_kind(job: JobGraph, rank: int, task: int) -> str:
         return op.collective.kind.name.lower().replace("_", "-")
     if type(op) in _WORDS:
         return _WORDS[type(op)]
+    if isinstance(op, HostWork) and op.part is HostPart.WAIT:
+        return BLOCKING
     program = job.program_of(rank)
     lane = program.lanes[int(program.lane_start.searchsorted(task, side="right")) - 1]
     return f"{lane.kind.value} work"
 
 
+BLOCKING = "blocking calls, after what they waited for"
+"""Host calls that wait: what they waited for is on the path in their stead."""
 LAG = "launch latency and gaps"
 """What the path spends between tasks."""
 

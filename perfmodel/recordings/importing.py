@@ -13,13 +13,14 @@ import numpy as np
 
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
+from perfmodel.base.units import format_duration
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.program import Role
 from perfmodel.recordings.clock_faults import find_arrivals, find_clock_faults
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.executed_shapes import link_rows
-from perfmodel.recordings.host_chain import build_host_chain
+from perfmodel.recordings.host_chain import StepKind, build_host_chain
 from perfmodel.recordings.kernel_estimates import estimate_collective, estimating_device
 from perfmodel.recordings.matching import (
     MatchedGroup,
@@ -314,6 +315,7 @@ def _assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
         "kernels of several waves hold back other streams until their last wave",
         "an allocation waits for the device only where all launched work had ended by its return",
     ]
+    sentences.extend(_about_waits(findings))
     arrivals = sum(len(of_rank.arrivals) for of_rank in findings)
     if arrivals:
         sentences.append(
@@ -321,6 +323,32 @@ def _assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
             "from the recording, as time since the collective before"
         )
     return tuple(sentences)
+
+
+def _about_waits(findings: Sequence[RankFindings]) -> list[str]:
+    """What blocking calls took, and where that time is booked."""
+    waits = [
+        step
+        for of_rank in findings
+        for step in of_rank.chain.steps
+        if step.kind in (StepKind.WAIT, StepKind.ALLOCATION) and step.end_ns > step.start_ns
+    ]
+    total_ns = sum(step.end_ns - step.start_ns for step in waits)
+    own_ns = sum(step.duration_ns for step in waits)
+    sentences = []
+    if total_ns:
+        sentences.append(
+            f"blocking calls took {format_duration(total_ns)} on all ranks; "
+            f"{format_duration(total_ns - own_ns)} of it was waiting and is booked on what they "
+            f"waited for, {format_duration(own_ns)} is their own"
+        )
+    cut_ns = max(of_rank.chain.cut_ns for of_rank in findings)
+    if cut_ns:
+        sentences.append(
+            f"the last synchronisation is the profiler's: up to {format_duration(cut_ns)} of it, "
+            "after the last recorded device work, is left out"
+        )
+    return sentences
 
 
 def _sum_counts(counts: Sequence[dict[str, int]]) -> dict[str, int]:
