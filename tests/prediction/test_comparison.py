@@ -139,3 +139,16 @@ def test_structure_of_a_recording_can_be_changed(slow_recording):
     assert times[0] < 0.25 * answer.before.iteration_ns
     assert times[1] < times[0]
     assert len(answer.after.periods_ns) == len(answer.before.periods_ns)
+
+
+def test_the_interval_of_a_changed_recording_is_kept_in_proportion(slow_recording):
+    answer = compare(recording_question(slow_recording, Asked()), changes("no_straggler:rank=2"))
+    before, after = answer.before, answer.after
+    ratio = after.iteration_ns / before.iteration_ns
+
+    assert ratio < 0.25
+    for mine, theirs in (
+        (after.interval.low_ns, before.interval.low_ns),
+        (after.interval.high_ns, before.interval.high_ns),
+    ):
+        assert mine == pytest.approx(ratio * theirs, rel=1e-6)
