@@ -167,6 +167,34 @@ def print_stream_parts(document: dict[str, Any]) -> None:
     say_known_work(document["known_work"])
 
 
+def print_diff(document: dict[str, Any], *, top: int) -> None:
+    """What takes longer in one recording than in the other, a table for each way to list it."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    before_ms, after_ms = document["step_ms"]
+    _say(f"{document['before']}  ->  {document['after']}", style="bold")
+    _say(
+        f"  a step: {before_ms:.3f} ms -> {after_ms:.3f} ms ({document['change_ms']:+.3f} ms, "
+        f"{100 * document['change_ms'] / max(before_ms, 1e-9):+.1f} %); "
+        f"{document['same_tasks_pct']:.1f} % of the tasks are the same in the same order"
+    )
+    for kind, lines in document["by"].items():
+        table = Table(title=f"by {kind}", title_justify="left", box=None)
+        table.add_column("ms before", justify="right")
+        for heading in ("after", "change", "count", "after"):
+            table.add_column(heading, justify="right")
+        table.add_column(kind)
+        for line in lines[:top]:
+            counts = [f"{line[key]:g}" for key in ("before_count", "after_count")]
+            times = [f"{line['before_ms']:.3f}", f"{line['after_ms']:.3f}"]
+            name = Text(printable(line["name"])[:56])
+            table.add_row(*times, f"{line['change_ms']:+.3f}", *counts, name)
+        if lines:
+            Console(width=WIDTH, highlight=False).print(table)
+
+
 def _say_score(score: dict[str, Any]) -> None:
     _say(
         f"  self-replay: iteration {score['iteration']['recorded_ms']:.3f} ms recorded, "

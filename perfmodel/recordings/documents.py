@@ -17,6 +17,7 @@ from perfmodel.recordings.executed_jobs import ExecutedJob
 from perfmodel.recordings.known_work import KnownShare, known_share
 from perfmodel.recordings.recorded_job import Compared, RecordedJob, SelfReplay
 from perfmodel.recordings.stream_parts import StreamParts
+from perfmodel.recordings.trace_diff import DiffKind, DiffLine, TraceDiff
 
 SCHEMA_VERSION = 1
 
@@ -143,6 +144,32 @@ def stream_parts_document(
             }
             for stream in streams
         ],
+    }
+
+
+def diff_document(diff: TraceDiff) -> dict[str, Any]:
+    """Two recordings side by side."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "trace_diff",
+        "before": diff.before,
+        "after": diff.after,
+        "step_ms": [length_ns / NS_PER_MS for length_ns in diff.step_ns],
+        "change_ms": (diff.step_ns[1] - diff.step_ns[0]) / NS_PER_MS,
+        "steps": list(diff.steps),
+        "same_tasks_pct": round(100 * diff.same_tasks_ratio, 2),
+        "by": {kind.value: [_diff_line(line) for line in diff.of_kind(kind)] for kind in DiffKind},
+    }
+
+
+def _diff_line(line: DiffLine) -> dict[str, Any]:
+    return {
+        "name": line.name,
+        "before_ms": line.before.duration_ns / NS_PER_MS,
+        "after_ms": line.after.duration_ns / NS_PER_MS,
+        "change_ms": line.change_ns / NS_PER_MS,
+        "before_count": round(line.before.count, 3),
+        "after_count": round(line.after.count, 3),
     }
 
 
