@@ -122,10 +122,14 @@ def load_execution_trace(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> E
                 stream.faults.add(f"operator left out ({type(fault).__name__}: {fault})", "nodes")
     schema = stream.surroundings.get("schema")
     _check(Path(path), schema, len(operators), faulty if count > 2 else 0)
-    lost = sum(1 for found in operators.values() if found.parent not in operators)
-    roots = sum(1 for found in operators.values() if found.parent in (0, 1, found.number))
-    if lost > max(roots, 1):
-        stream.faults.add("operator whose parent is not in the file", "nodes", lost)
+    # The process itself is number 0 or 1 and often not written.
+    lost = [one for one in operators.values() if one.parent > 1 and one.parent not in operators]
+    if lost:
+        first = f"operator {lost[0].number} in {lost[0].parent}"
+        stream.faults.add("operator whose parent is not in the file", first, len(lost))
+    early = [one for one in operators.values() if one.parent > one.number]
+    if early:
+        stream.faults.add("operator before its parent", f"{early[0].number}", len(early))
     match = _RANK_IN_NAME.search(Path(path).name)
     return ExecutionTrace(
         document=str(path),

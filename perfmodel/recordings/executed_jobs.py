@@ -42,6 +42,7 @@ from traces.execution_trace import ExecutedOperator, ExecutionTrace
 _COMMUNICATION = "record_param_comms"
 _SCALAR = "_local_scalar_dense"
 _AUTOGRAD = "autograd::engine::evaluate_function: "
+_LEAST_RANK_RATIO = 0.7
 _THREAD = re.compile(r"\[pytorch\|profiler\|")
 _NO_SPANS = ("ProfilerStep", "nccl:", "[pytorch|")
 # Views, allocations and questions: nothing runs on the device for them.
@@ -120,7 +121,21 @@ def build_executed_job(name: str, traces: Sequence[ExecutionTrace]) -> ExecutedJ
     return ExecutedJob(
         job.build(facts),
         operators=sum(len(trace.operators) for trace in ordered),
-        faults=(*faults, *peers.faults),
+        faults=(*faults, *peers.faults, *uneven_faults([_launches(one) for one in issued])),
+    )
+
+
+def _launches(issued: Sequence[Issued]) -> int:
+    return sum(len(launch.works) for one in issued for launch in one.launches)
+
+
+def uneven_faults(counts: Sequence[int]) -> tuple[str, ...]:
+    """Ranks that do much less than the others: parts of their traces are missing."""
+    typical = sorted(counts)[len(counts) // 2]
+    return tuple(
+        f"rank {rank} has {count} device tasks where others have {typical}: its trace is not whole"
+        for rank, count in enumerate(counts)
+        if count < _LEAST_RANK_RATIO * typical
     )
 
 

@@ -11,7 +11,7 @@ it has no score.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from collectives.collective import CollectiveKind
@@ -23,7 +23,7 @@ from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork, Memory
 from perfmodel.graph.program import LaneKind, Program
 from perfmodel.recordings.calls import is_communication
 from perfmodel.recordings.collective_calls import WORLD, kind_of_name, size_of_dtype
-from perfmodel.recordings.executed_jobs import ExecutedJob
+from perfmodel.recordings.executed_jobs import ExecutedJob, uneven_faults
 from perfmodel.recordings.executed_shapes import call_of_operator
 from perfmodel.recordings.kernel_estimates import (
     Launch,
@@ -83,12 +83,12 @@ def is_linked(trace: ExecutionTrace) -> bool:
 
 def linked_from_execution(trace: ExecutionTrace) -> LinkedTrace:
     """The operations of a linked execution trace."""
-    return LinkedTrace(
-        trace.document, tuple(_from_executed(one) for one in trace.operators), trace.faults
-    )
+    names = {one.number: one.name for one in trace.operators}
+    found = tuple(_from_executed(one, names.get(one.parent, "")) for one in trace.operators)
+    return LinkedTrace(trace.document, found, trace.faults)
 
 
-def _from_executed(one: ExecutedOperator) -> LinkedOperation:
+def _from_executed(one: ExecutedOperator, around: str) -> LinkedOperation:
     is_kernel = one.attributes.get("cat") in _KERNEL_CATEGORIES
     length_us = one.attributes.get("inclusive_dur", one.attributes.get("dur", 0))
     is_number = isinstance(length_us, int | float) and 0 <= length_us < 10**12
@@ -100,7 +100,7 @@ def _from_executed(one: ExecutedOperator) -> LinkedOperation:
         is_on_device=is_kernel,
         duration_ns=round(length_us * _NS_PER_US) if is_number else 0,
         lane=f"stream {one.attributes.get('stream', 0)}" if is_kernel else f"thread {one.thread}",
-        work=_work(one) if is_kernel else None,
+        work=_work(one, around) if is_kernel else None,
         peer=_peer_of_executed(one) if is_kernel and is_communication(one.name) else None,
     )
 
@@ -124,9 +124,9 @@ def _peer_of_executed(one: ExecutedOperator) -> PeerCall | None:
     )
 
 
-def _work(one: ExecutedOperator) -> Work | None:
-    """The work of the operator whose tensors a kernel carries, if the kernel is its main one."""
-    work = work_of_call(call_of_operator(one))
+def _work(one: ExecutedOperator, around: str) -> Work | None:
+    """The work of the operator *around* a kernel with its tensors, if it is the main kernel."""
+    work = work_of_call(replace(call_of_operator(one), name=around or one.name))
     return work if isinstance(work, MemoryBound) or is_product(one.name) else None
 
 
@@ -221,11 +221,12 @@ def build_linked_job(name: str, traces: Sequence[LinkedTrace], source: str) -> E
         f"made of {source}, which say durations and no starts: operators run one behind the "
         "other, kernels behind the operator that launched them"
     )
+    counts = [sum(one.is_on_device for one in trace.operations) for trace in traces]
     faults = [f"{trace.document}: {fault}" for trace in traces for fault in trace.faults]
     return ExecutedJob(
         job.build(JobFacts(name, source=source, assumptions=(sentence, *peers.assumptions))),
         operators=sum(len(trace.operations) for trace in traces),
-        faults=(*faults, *peers.faults),
+        faults=(*faults, *peers.faults, *uneven_faults(counts)),
     )
 
 
