@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from perfmodel.planning.question import RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.comparison import Comparison
-    from perfmodel.recordings.import_files import ImportedJob
+    from perfmodel.recordings.import_files import Imported, ImportedJob, ImportWishes
     from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
+    from traces.job_trace import OnFile
 
 __all__ = [
     "Answer",
@@ -36,6 +37,7 @@ __all__ = [
     "Scenario",
     "import_chakra",
     "import_kineto",
+    "import_traces",
     "load_job",
     "predict",
     "rank",
@@ -96,6 +98,28 @@ def search(
         return search_layouts(question, executor=place, on_phase=on_phase)
 
 
+def import_traces(
+    paths: Sequence[str | Path],
+    out: str | Path,
+    wishes: ImportWishes | None = None,
+    on_file: OnFile | None = None,
+) -> tuple[Imported, ...]:
+    """Turn traces of all ranks into a job in the folder *out*; what they are is told by content.
+
+    *paths* are files of one job, a folder of them, or a folder of such folders; several jobs go
+    to folders in *out*. *on_file* is told before each file is read.
+    """
+    from perfmodel.recordings import import_files
+    from traces.job_trace import ignore_file
+
+    return import_files.import_traces(
+        [Path(path) for path in paths],
+        Path(out),
+        import_files.AsUsual if wishes is None else wishes,
+        ignore_file if on_file is None else on_file,
+    )
+
+
 def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:
     """Turn Kineto traces of all ranks into a job in the folder *out*, and score it.
 
@@ -107,8 +131,8 @@ def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[Importe
     return import_files.import_kineto([Path(path) for path in paths], Path(out))
 
 
-def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:
-    """Turn Chakra execution traces of one job into a job in the folder *out*, and score it."""
+def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[Imported, ...]:
+    """Turn Chakra execution traces of one job into a job in the folder *out*."""
     from perfmodel.recordings import import_files
 
     return import_files.import_chakra([Path(path) for path in paths], Path(out))
