@@ -29,6 +29,7 @@ class CallType(IntEnum):
     SYNC_STREAM = 5
     SYNC_EVENT = 6
     SYNC_DEVICE = 7
+    LOAD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class RankRecord:
 
     *kinds* describe kernels by operator, tensors and arguments. *collectives* are
     calls with their group, bytes and script line. *boundaries* are places in *calls*
-    where an optimizer step ended: the iterations lie between them. *main_thread* is the
-    thread that the script started on.
+    where an optimizer step ended: the iterations lie between them, and those from number
+    *first_steady* on are steady. *main_thread* is the thread that the script started on.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class RankRecord:
     calls: tuple[Call, ...]
     operator_names: tuple[str, ...]
     boundaries: tuple[int, ...]
+    first_steady: int
     main_thread: int
     peak_memory_bytes: int
     peak_place: str

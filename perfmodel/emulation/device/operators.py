@@ -117,12 +117,11 @@ class OperatorKernel:
     ) -> Any:
         assert self._returned is not None
         results = [written.of(args, kwargs) for written in self._returned]
-        if self._gpu.values:
-            is_known = plan.has_integers_only and self._gpu.values.compute(
-                self._op, args, kwargs, tensors_in(results)
-            )
-            if not is_known:
-                self._forget(args, kwargs)
+        is_known = plan.has_integers_only and self._gpu.values.compute(
+            self._op, args, kwargs, tensors_in(results)
+        )
+        if not is_known and self._gpu.values:
+            self._forget(args, kwargs)
         return results[0] if len(results) == 1 else tuple(results) or None
 
     def _forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

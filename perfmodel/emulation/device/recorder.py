@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import get_ident, main_thread
 from typing import Any
 
@@ -57,6 +58,11 @@ class Recorder:
         self._states: dict[int, ThreadState] = {}
         self._main = main_thread().ident
         self._place: dict[int, tuple[object, int, int]] = {}
+
+    @property
+    def main_thread(self) -> int:
+        """The thread that the script started on."""
+        return self._main or 0
 
     def state(self) -> ThreadState:
         """Current device and stream of this thread."""
@@ -134,6 +140,15 @@ class Recorder:
                 f"Cannot re-initialize CUDA in forked subprocess ({script_line()}). To use CUDA "
                 "with multiprocessing, start processes with torch.multiprocessing.spawn."
             )
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what happens in a `with` block."""
+        was_on, self.is_on = self.is_on, False
+        try:
+            yield
+        finally:
+            self.is_on = was_on
 
     def flush(self) -> None:
         """Move what native code logged to the calls."""

@@ -37,7 +37,7 @@ def item(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """`.item()`: a copy to the host that waits for the stream."""
     del op, kwargs
     tensor = args[0]
-    value = gpu.values.read(tensor.detach(), gpu.recorder.stand_in).reshape(-1)[0].item()
+    value = gpu.values.read(tensor, gpu.recorder.stand_in).reshape(-1)[0].item()
     _copy_to_host(gpu, tensor)
     return value
 
@@ -48,7 +48,7 @@ def copy_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     target, source = args[0], args[1]
     is_async = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if not target.is_cuda:
-        value = gpu.values.read(source.detach(), gpu.recorder.stand_in)
+        value = gpu.values.read(source, gpu.recorder.stand_in)
         with torch.no_grad():
             target.detach().copy_(value)
         # Copies to pageable memory wait whatever the script says.
@@ -68,7 +68,7 @@ def copy_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if value is None:
         gpu.values.forget(target)
     else:
-        gpu.values.set(target.detach(), value)
+        gpu.values.set(target, value)
     return target
 
 
@@ -92,7 +92,7 @@ def fill_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         gpu.values.forget(tensor)
     elif tensor.numel() <= 1024 and not _is_wide_float(tensor):
         value = torch.empty(tensor.shape, dtype=tensor.dtype)
-        gpu.values.set(tensor.detach(), value.fill_(number))
+        gpu.values.set(tensor, value.fill_(number))
     else:
         gpu.values.forget(tensor)
     return tensor
@@ -120,7 +120,13 @@ def resize_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     stride = contiguous_stride(size)
     if count * tensor.itemsize <= tensor.untyped_storage().nbytes():
         return tensor.as_strided_(size, stride, tensor.storage_offset())
-    tensor.data = gpu.empty(size, stride, tensor.dtype, tensor.get_device())
+    known = gpu.values.known(tensor)
+    larger = gpu.empty(size, stride, tensor.dtype, tensor.get_device())
+    if known is not None:
+        padded = torch.zeros(count, dtype=tensor.dtype)
+        padded[: known.numel()] = known.reshape(-1)
+        gpu.values.set(larger, padded.view(size))
+    tensor.data = larger
     return tensor
 
 

@@ -61,10 +61,13 @@ class Values:
         if place is not None:
             place.copy_(value)
             return
-        if tensor.storage_offset() == 0 and tensor.is_contiguous() and _fills_storage(tensor):
-            whole = torch.empty(tensor.numel(), dtype=tensor.dtype)
-            whole.view(tensor.shape).copy_(value)
-            self._of_storage[address] = whole
+        count = tensor.untyped_storage().nbytes() // tensor.itemsize
+        if count > MOST_KEPT or (tensor.is_floating_point() and count > 1):
+            return
+        # What was not written yet is as arbitrary on a GPU as it is here.
+        whole = torch.zeros(count, dtype=tensor.dtype)
+        whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
+        self._of_storage[address] = whole
 
     def read(self, tensor: Tensor, count: Callable[[str], None]) -> Tensor:
         """What the script sees of *tensor*: its value, or a stand-in that is counted."""
@@ -82,7 +85,12 @@ class Values:
         name = op._schema.name.partition("::")[2]
         try:
             host_args = [self._host(arg, name) for arg in args]
-            host_kwargs = {key: self._host(arg, name) for key, arg in kwargs.items()}
+            host_kwargs = {
+                key: torch.empty(arg.shape, dtype=arg.dtype)
+                if key == "out"
+                else self._host(arg, name)
+                for key, arg in kwargs.items()
+            }
         except LookupError:
             if name in _SETTLED and len(outputs) == 1 and outputs[0].numel() == 1:
                 self.set(outputs[0], torch.tensor(_SETTLED[name]))
@@ -123,7 +131,3 @@ def _is_kept(tensor: Tensor) -> bool:
     if tensor.is_floating_point() or tensor.is_complex():
         return tensor.numel() == 1
     return tensor.numel() <= MOST_KEPT
-
-
-def _fills_storage(tensor: Tensor) -> bool:
-    return tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes()
