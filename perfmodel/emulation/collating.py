@@ -37,11 +37,14 @@ def collate(
     machine: Machine,
     facts: JobFacts,
 ) -> JobGraph:
-    """The job of *world_size* ranks; ranks without a record do what the first one does."""
+    """The job of *world_size* ranks; those that were not run do what the last one does.
+
+    Rank 0 is taken at its word: it may do more than the others, such as log.
+    """
     run = {rank: Windows(record) for rank, record in sorted(records.items())}
-    first = min(run)
     is_whole = len(run) == world_size
-    model_of = [rank if is_whole else first for rank in range(world_size)]
+    last = max(run)
+    model_of = [rank if is_whole or rank == 0 else last for rank in range(world_size)]
     meetings = Meetings(run, model_of)
     builder = JobBuilder()
     programs: dict[tuple[int, tuple[bool, ...]], int] = {}

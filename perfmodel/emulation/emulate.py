@@ -1,8 +1,9 @@
 """Emulating: run a few ranks, prove that the others do the same, and write one job.
 
 The first, the last and a middle rank run side by side; with sub-groups, also the
-first, last and middle of the groups of rank 0. If they do not do the same, or talk to
-ranks that do not run, every rank is run.
+first, last and middle of the groups of rank 0. Rank 0 may do more than the others, who
+must do the same: scripts let it log. Otherwise, or if they talk to ranks that do not
+run, every rank is run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -62,13 +63,6 @@ class ScriptFailedError(EmulationError):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Records of the ranks that were run."""
-
-    records: Mapping[int, RankRecord]
 
 
 def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
@@ -130,16 +124,16 @@ class _Runner:
         everybody = tuple(range(count))
         if self._request.all_ranks or count <= 3:
             return self._run_all(everybody)
-        probes = tuple(sorted({0, count // 2, count - 1}))
+        probes = (0, _middle(count, self._request.ranks_per_host), count - 1)
         outcome = self._crew([probes])
         if _needs_all(outcome):
             self._say("ranks talk to each other point to point, so that every rank is run.")
             return self._together(everybody)
         records = self._read(outcome)
         more = tuple(rank for rank in _group_probes(records[0]) if rank not in records)
-        if more and are_alike(list(records.values())):
+        if more and _others_alike(records):
             records |= self._read(self._crew([more]))
-        if are_alike(list(records.values())):
+        if _others_alike(records):
             return records
         self._say("ranks do not all do the same, so that every rank is run.")
         return self._run_all(everybody)
@@ -191,6 +185,18 @@ class _Runner:
 
     def _say(self, sentence: str) -> None:
         print(f"perfmodel: {sentence}", file=sys.stderr)
+
+
+def _middle(count: int, ranks_per_host: int) -> int:
+    """A rank between the first and the last: the first of its host, if there are several."""
+    middle = count // 2
+    hosts_before = middle // ranks_per_host
+    return hosts_before * ranks_per_host or middle
+
+
+def _others_alike(records: Mapping[int, RankRecord]) -> bool:
+    """Whether all ranks but rank 0 do the same."""
+    return are_alike([record for rank, record in records.items() if rank != 0])
 
 
 def _group_probes(record: RankRecord) -> list[int]:

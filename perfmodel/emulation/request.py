@@ -16,6 +16,7 @@ from topologies import Device, load_device
 TORCH_VERSION = "2.13.0"
 """The one version whose tables of virtual functions are known."""
 DEFAULT_WARMUP = 2
+MOST_GPUS_PER_HOST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ class Emulation:
             raise EmulationError(
                 f"--plain: a script without the environment of torchrun is one rank, got --ranks "
                 f"{self.ranks}. Leave --plain out."
+            )
+        if self.ranks_per_host > MOST_GPUS_PER_HOST:
+            raise EmulationError(
+                f"--ranks-per-host: must be at most {MOST_GPUS_PER_HOST}, got "
+                f"{self.ranks_per_host}."
             )
         _check_words(self.words)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfmodel.emulation.collating import are_alike
 from perfmodel.emulation.rank_record import RankRecord
 from perfmodel.emulation.request import Emulation
 from perfmodel.emulation.windows import Windows
@@ -71,7 +72,9 @@ def _proof(request: Emulation, records: Mapping[int, RankRecord]) -> str:
     if len(records) == request.ranks:
         return "every rank was run"
     ranks = ", ".join(map(str, sorted(records)))
-    return f"ranks {ranks} were run and do the same, so that all are taken to"
+    if are_alike(list(records.values())):
+        return f"ranks {ranks} were run and do the same, so that all are taken to"
+    return f"ranks {ranks} were run; all but rank 0 do the same, so that all others are taken to"
 
 
 def _values(records: Mapping[int, RankRecord]) -> list[str]:

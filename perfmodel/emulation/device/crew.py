@@ -53,7 +53,7 @@ def main() -> NoReturn:
 
 
 def _make_gpu(order: CrewOrder) -> VirtualGpu:
-    gpu = VirtualGpu(GpuModel(count=order.local_size, **asdict(order.device)))
+    gpu = VirtualGpu(GpuModel(count=order.ranks_per_host, **asdict(order.device)))
     gpu.native.install()
     CudaModule(gpu).install()
     install_storages(gpu)

@@ -18,6 +18,7 @@ import torch.multiprocessing
 import torch.utils.data.dataloader as loading
 from torch.distributed import FileStore
 
+from perfmodel.emulation.device.companions import install_companions
 from perfmodel.emulation.device.distributed import Distributed
 from perfmodel.emulation.device.exchange import Exchange
 from perfmodel.emulation.device.gpu import VirtualGpu
@@ -62,6 +63,7 @@ class RankRun:
         self._watch_time()
         self._steps.install()
         _hide_own_packages()
+        install_companions()
         code = self._run_script()
         faulthandler.cancel_dump_traceback_later()
         (Path(self._order.folder) / f"rank_{self._rank}.json").write_bytes(
@@ -88,7 +90,9 @@ class RankRun:
         }
         if not order.is_plain:
             os.environ.update({name: str(value) for name, value in values.items()})
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
+        if "OMP_NUM_THREADS" not in os.environ:
+            # As torchrun: ranks share the cores of a host.
+            torch.set_num_threads(1)
 
     def _install_compile(self) -> None:
         """`torch.compile` is accepted and leaves the code as it is."""
