@@ -22,7 +22,8 @@ Examples:
 
 
 @app.command(
-    epilog=EPILOG, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
+    epilog=EPILOG,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )
 def emulate(
     words: Annotated[
@@ -87,8 +88,10 @@ def emulate(
         *told.notices,
         f"{told.source}.",
         *told.assumptions,
-        f"{told.job.rank_count} ranks, {told.job.program_of(0).task_count} tasks of rank 0, stack "
-        f"{told.stack}: written to {out}.",
+        (
+            f"{told.job.rank_count} ranks, {told.job.program_of(0).task_count} tasks of rank 0, "
+            f"stack {told.stack}: written to {out}."
+        ),
     ]
     for line in lines:
         print(f"perfmodel: {line}", file=sys.stderr)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,7 @@ from perfmodel.emulation.device.crew import main
 sys.path.remove(sys.argv[2])
 main()
 """
-"""What the process of a crew starts with: our package, wherever it lies, and then no trace of it."""
+"""How the process of a crew starts: it finds our package wherever it lies, and hides the place."""
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 _LIBRARY_WORDS = ("site-packages", "perfmodel/emulation", "<frozen", "/lib/python")
 
@@ -71,7 +72,9 @@ def run_crew(task: CrewTask, ranks: tuple[int, ...]) -> CrewOutcome:
             )
         if not (folder / CODES).exists():
             raise EmulationError("the emulation was ended from outside before its ranks were done.")
-        codes = {int(rank): code for rank, code in orjson.loads((folder / CODES).read_bytes()).items()}
+        codes = {
+            int(rank): code for rank, code in orjson.loads((folder / CODES).read_bytes()).items()
+        }
         records = {
             rank: path.read_bytes()
             for rank in ranks
@@ -84,7 +87,7 @@ def _run_process(surroundings: Surroundings, order: Path) -> int:
     """Run the crew with the script's own standard streams; signals are passed on to it."""
     sys.stdout.flush()
     sys.stderr.flush()
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603  our own python, running what the user asked for
         [sys.executable, "-c", _START, str(order), str(Path(__file__).parents[2])],
         cwd=surroundings.folder,
         env=dict(surroundings.environment),
@@ -94,11 +97,9 @@ def _run_process(surroundings: Surroundings, order: Path) -> int:
         process.send_signal(number)
 
     previous = None
-    try:
+    # Only the main thread may; on a worker the place itself ends its processes.
+    with suppress(ValueError):
         previous = signal.signal(signal.SIGTERM, pass_on)
-    except ValueError:
-        # Only the main thread may; on a worker the place itself ends its processes.
-        pass
     try:
         while True:
             try:

@@ -7,34 +7,39 @@ which the cost model prices with its plain curve and tags as assumed.
 from __future__ import annotations
 
 _UNARY = (
-    "abs acos asin atan bernoulli_ bitwise_not ceil clamp clamp_max clamp_min cos cumsum "
-    "elu erf erfinv_ exp exp_ expm1 exponential_ fill floor hardsigmoid hardswish hardtanh "
-    "leaky_relu log log1p log2 log_sigmoid_forward logical_not logit masked_fill mish neg normal "
-    "normal_ rad2deg random_ reciprocal relu6 round rsqrt sgn sigmoid sign sin softplus sqrt "
-    "tan trunc uniform_ where isnan isfinite isinf nan_to_num tril triu pad constant_pad_nd "
-    "flip roll repeat maximum_scalar hardtanh_backward leaky_relu_backward elu_backward"
-).split()
+    "abs", "acos", "asin", "atan", "bernoulli_", "bitwise_not", "ceil", "clamp", "clamp_max",
+    "clamp_min", "cos", "cumsum", "elu", "erf", "erfinv_", "exp", "exp_", "expm1", "exponential_",
+    "fill", "floor", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log1p", "log2",
+    "log_sigmoid_forward", "logical_not", "logit", "masked_fill", "mish", "neg", "normal",
+    "normal_", "rad2deg", "random_", "reciprocal", "relu6", "round", "rsqrt", "sgn", "sigmoid",
+    "sign", "sin", "softplus", "sqrt", "tan", "trunc", "uniform_", "where", "isnan", "isfinite",
+    "isinf", "nan_to_num", "tril", "triu", "pad", "constant_pad_nd", "flip", "roll", "repeat",
+    "maximum_scalar", "hardtanh_backward", "leaky_relu_backward", "elu_backward",
+)  # fmt: skip
 _BINARY = (
-    "add sub mul div addcdiv addcmul lerp maximum minimum fmod remainder atan2 bitwise_and "
-    "bitwise_or bitwise_xor logical_and logical_or logical_xor eq ne lt le gt ge rsub hypot "
-    "floor_divide true_divide copysign xlogy lerp_scalar sigmoid_backward tanh_backward "
-    "silu_backward hardswish_backward softplus_backward mse_loss mse_loss_backward "
-    "smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward "
-    "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits"
-).split()
+    "add", "sub", "mul", "div", "addcdiv", "addcmul", "lerp", "maximum", "minimum", "fmod",
+    "remainder", "atan2", "bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", "logical_or",
+    "logical_xor", "eq", "ne", "lt", "le", "gt", "ge", "rsub", "hypot", "floor_divide",
+    "true_divide", "copysign", "xlogy", "lerp_scalar", "sigmoid_backward", "tanh_backward",
+    "silu_backward", "hardswish_backward", "softplus_backward", "mse_loss", "mse_loss_backward",
+    "smooth_l1_loss", "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward",
+    "binary_cross_entropy", "binary_cross_entropy_backward", "binary_cross_entropy_with_logits",
+)  # fmt: skip
 _MOVING = (
-    "clone contiguous cat stack concat split slice select index_select gather index take "
-    "embedding_renorm_ masked_select scatter scatter_add index_add index_copy index_put "
-    "_index_put_impl_ scatter_reduce upsample_nearest2d upsample_nearest2d_backward "
-    "upsample_bilinear2d upsample_bilinear2d_backward max_pool2d_with_indices "
-    "max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d "
-    "_adaptive_avg_pool2d_backward nll_loss_forward nll_loss2d_forward arange linspace "
-    "nonzero _unique2 unique_dim bincount as_strided_copy reflection_pad2d _fused_dropout"
-).split()
+    "clone", "contiguous", "cat", "stack", "concat", "split", "slice", "select", "index_select",
+    "gather", "index", "take", "embedding_renorm_", "masked_select", "scatter", "scatter_add",
+    "index_add", "index_copy", "index_put", "_index_put_impl_", "scatter_reduce",
+    "upsample_nearest2d", "upsample_nearest2d_backward", "upsample_bilinear2d",
+    "upsample_bilinear2d_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
+    "avg_pool2d", "avg_pool2d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
+    "nll_loss_forward", "nll_loss2d_forward", "arange", "linspace", "nonzero", "_unique2",
+    "unique_dim", "bincount", "as_strided_copy", "reflection_pad2d", "_fused_dropout",
+)  # fmt: skip
 _REDUCING = (
-    "sum mean amax amin max min argmax argmin prod norm linalg_vector_norm var std var_mean all "
-    "any logsumexp cumprod count_nonzero nansum"
-).split()
+    "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "norm",
+    "linalg_vector_norm", "var", "std", "var_mean", "all", "any", "logsumexp", "cumprod",
+    "count_nonzero", "nansum",
+)  # fmt: skip
 _OWN = {
     "relu": "relu", "threshold_backward": "relu_backward", "gelu": "gelu",
     "gelu_backward": "gelu_backward", "silu": "silu", "tanh": "tanh", "pow": "pow",

@@ -85,7 +85,7 @@ class Meetings:
             self._match(key, members)
 
     def variant(self, rank: int) -> tuple[bool, ...]:
-        """Where *rank* is the root of a broadcast; ranks that differ here need programs of their own."""
+        """Where *rank* is the root of a broadcast; ranks that differ here differ in program."""
         model = self._model_of[rank]
         calls = self._run[model].record.collectives
         return tuple(
@@ -108,7 +108,7 @@ class Meetings:
         return meetings
 
     def _key_of(self, rank: int, model: int, use: _Use) -> GroupKey:
-        if rank == model or rank in use.key.ranks and use.group is None:
+        if rank == model or use.group is None:
             return use.key
         groups = {group.name: group for group in self._run[model].record.groups}
         own = groups[use.group or ""]
@@ -167,14 +167,16 @@ def _find_uses(windows: Windows) -> list[_Use]:
             continue
         call = record.collectives[number]
         if call["peer"] is not None:
-            pair = (record.rank, call["peer"])
-            ranks = pair if call["call"] == "send" else pair[::-1]
-            key, group = GroupKey(ranks, f"to rank {ranks[1]}"), None
+            pair = (record.rank, int(call["peer"]))
+            sender, receiver = pair if call["call"] == "send" else pair[::-1]
+            key = GroupKey((sender, receiver), f"to rank {receiver}")
+            use = _Use(key, None)
         else:
-            ranks, group = ranks_of[call["group"]], call["group"]
-            ordinal = same[ranks].index(group)
+            ranks = ranks_of[call["group"]]
+            ordinal = same[ranks].index(call["group"])
             key = GroupKey(ranks, f"group {ordinal}" if ordinal else "group")
-        uses.setdefault(key, _Use(key, group)).numbers.append(number)
+            use = _Use(key, call["group"])
+        uses.setdefault(key, use).numbers.append(number)
     return list(uses.values())
 
 

@@ -84,7 +84,7 @@ def from_bytes(content: bytes) -> RankRecord:
         for group in words.pop("groups")
     )
     calls = tuple(tuple(call) for call in words.pop("calls"))
-    tuples = {
+    tuples: dict[str, Any] = {
         name: tuple(words.pop(name))
         for name in (
             "kinds", "collectives", "operator_names", "boundaries", "notes", "step_cpu_s",

@@ -1,4 +1,4 @@
-"""Emulation requests: which script is to run on which virtual GPUs, checked before anything runs."""
+"""Requests: which script runs on which virtual GPUs, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def describe_commit(script: str) -> str:
     folder = Path(script).absolute().parent
     if not folder.is_dir():
         return ""
-    found = subprocess.run(
+    found = subprocess.run(  # noqa: S603  fixed words and a folder
         ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"],  # noqa: S607  git of the user
         capture_output=True,
         text=True,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -29,10 +30,7 @@ class Windows:
     def all(self) -> tuple[Sequence[Call], ...]:
         """The calls of every recorded iteration."""
         bounds = self.record.boundaries
-        return tuple(
-            self.record.calls[start:stop]
-            for start, stop in zip(bounds, bounds[1:], strict=False)
-        )
+        return tuple(self.record.calls[start:stop] for start, stop in pairwise(bounds))
 
     @property
     def steady_count(self) -> int:

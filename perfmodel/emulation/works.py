@@ -281,9 +281,7 @@ def _norm_backward(call: CallWords) -> tuple[Op, ...]:
     gradient, source = call.inputs[0], call.inputs[1]
     word, length = kernel_word(call.operator), _row_length(call)
     moved = gradient.size_bytes + source.size_bytes
-    ops: list[Op] = [
-        MemoryBound(word, moved, source.size_bytes, source.dtype, row_length=length)
-    ]
+    ops: list[Op] = [MemoryBound(word, moved, source.size_bytes, source.dtype, row_length=length)]
     if any(mask for mask in call.arguments.get("output_mask", (False,))[1:]):
         ops.append(MemoryBound("reduction", moved, 0, source.dtype, row_length=length))
     return tuple(ops)

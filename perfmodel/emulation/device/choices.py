@@ -36,14 +36,14 @@ def attend(
         result = _aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )
-        return result[0]  # type: ignore[no-any-return]  # torch types its operators loosely
+        return result[0]
     if is_fusable and not enable_gqa and torch._C._get_mem_efficient_sdp_enabled():
         return _attend_efficiently(query, key, value, attn_mask, dropout_p, is_causal, scale)
     result = _aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale,
         enable_gqa=enable_gqa,
     )  # fmt: skip
-    return result[0]  # type: ignore[no-any-return]  # torch types its operators loosely
+    return result[0]
 
 
 def _flash_allowed() -> bool:
@@ -67,7 +67,7 @@ def _attend_efficiently(
     result = _aten._scaled_dot_product_efficient_attention(
         query, key, value, mask, keeps_sums, dropout, is_causal, scale=scale
     )
-    return result[0]  # type: ignore[no-any-return]  # torch types its operators loosely
+    return result[0]
 
 
 _RNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
@@ -67,12 +68,12 @@ _KEPT: list[object] = []
 """Kernels live as long as the process."""
 
 
-def _fork_and_wait(function: object) -> int:
+def _fork_and_wait(function: Callable[[], None]) -> int:
     child = os.fork()
     if child == 0:
         try:
-            function()  # type: ignore[operator]  # a test that takes nothing
-        except BaseException as fault:  # noqa: BLE001  told by the exit code
+            function()
+        except BaseException as fault:  # Told by the exit code.
             print(f"{type(fault).__name__}: {fault}", file=sys.stderr)
             os._exit(1)
         os._exit(0)

@@ -86,11 +86,11 @@ class CudaModule:
         architecture = f"sm_{capability[0]}{capability[1]}"
         _replace(
             cuda,
-            is_available=lambda: True,
+            is_available=_always(True),
             is_initialized=lambda: self._is_initialized,
             init=self._init,
             _lazy_init=self._init,
-            _is_compiled=lambda: True,
+            _is_compiled=_always(True),
             device_count=lambda: model.count,
             current_device=lambda: gpu.recorder.state().device,
             set_device=self.set_device,
@@ -98,38 +98,42 @@ class CudaModule:
             _DeviceGuard=_make_device_context(gpu),
             device_of=_make_device_of(gpu),
             get_device_properties=self._properties,
-            get_device_name=lambda device=None: model.name,
-            get_device_capability=lambda device=None: capability,
-            is_bf16_supported=lambda including_emulation=True: capability[0] >= 8,
-            is_tf32_supported=lambda: capability[0] >= 8,
-            get_arch_list=lambda: [architecture],
-            can_device_access_peer=lambda device, peer: True,
-            utilization=lambda device=None: 100,
+            get_device_name=_always(model.name),
+            get_device_capability=_always(capability),
+            is_bf16_supported=_always(capability[0] >= 8),
+            is_tf32_supported=_always(capability[0] >= 8),
+            get_arch_list=_always([architecture]),
+            can_device_access_peer=_always(True),
+            utilization=_always(100),
         )
 
     def _install_streams(self) -> None:
         gpu, cuda = self._gpu, torch.cuda
-        stream_type, event_type, graph_type = self._types
-        external = type("ExternalStream", (stream_type,), {})
+        types = self._types
         context = _make_stream_context(gpu)
         for module in (cuda, cuda.streams):
-            _replace(module, Stream=stream_type, Event=event_type, ExternalStream=external)
+            _replace(
+                module,
+                Stream=types.stream,
+                Event=types.event,
+                ExternalStream=types.external_stream,
+            )
         _replace(
             cuda,
             synchronize=lambda device=None: synchronize(gpu, device),
-            current_stream=lambda device=None: stream_type(
+            current_stream=lambda device=None: types.stream(
                 stream_id=gpu.recorder.state().stream.value, device_index=device_index(gpu, device)
             ),
-            default_stream=lambda device=None: stream_type(
+            default_stream=lambda device=None: types.stream(
                 stream_id=0, device_index=device_index(gpu, device)
             ),
             set_stream=lambda stream: _set_stream(gpu, stream),
             StreamContext=context,
             stream=context,
             is_current_stream_capturing=lambda: False,
-            CUDAGraph=graph_type,
+            CUDAGraph=types.graph,
         )
-        _replace(cuda.graphs, CUDAGraph=graph_type, _graph_pool_handle=lambda: (0, 0))
+        _replace(cuda.graphs, CUDAGraph=types.graph, _graph_pool_handle=lambda: (0, 0))
         quiet = SimpleNamespace(
             rangePushA=lambda *_: 0, rangePop=lambda *_: 0, rangeStartA=lambda *_: 0,
             rangeEnd=lambda *_: 0, markA=lambda *_: 0, deviceRangeStart=lambda *_: 0,
@@ -166,7 +170,7 @@ class CudaModule:
                 memory.capacity_bytes - held(device),
                 memory.capacity_bytes,
             ),
-            "memory_summary": lambda device=None, abbreviated=False: (
+            "memory_summary": lambda device=None, **_: (
                 f"allocated {held(device)} bytes, at most {peak(device)} bytes"
             ),
             "memory_snapshot": lambda *_, **__: [],
@@ -195,7 +199,7 @@ class CudaModule:
             _ignore,
         )  # fmt: skip
         functions |= {
-            "get_rng_state": lambda device="cuda": state.clone(),
+            "get_rng_state": lambda *_, **__: state.clone(),
             "get_rng_state_all": lambda: [state.clone() for _ in range(count)],
             "initial_seed": lambda: 0,
         }
@@ -207,9 +211,9 @@ class CudaModule:
         gpu, place, cuda = self._gpu, torch.accelerator, torch.cuda
         _replace(
             place,
-            is_available=lambda: True,
+            is_available=_always(True),
             device_count=lambda: gpu.model.count,
-            current_accelerator=lambda check_available=False: torch.device("cuda"),
+            current_accelerator=_always(torch.device("cuda")),
             current_device_index=lambda: gpu.recorder.state().device,
             current_device_idx=lambda: gpu.recorder.state().device,
             set_device_index=self.set_device,
@@ -226,12 +230,12 @@ class CudaModule:
             core,
             _nccl_version=lambda: NCCL_VERSION,
             _nccl_version_suffix=lambda: b"",
-            _get_accelerator=lambda check=False: torch.device("cuda"),
+            _get_accelerator=_always(torch.device("cuda")),
             _host_emptyCache=_ignore,
             _cuda_getDevice=lambda: state().device,
             _cuda_setDevice=self.set_device,
             _cuda_getDeviceCount=lambda: gpu.model.count,
-            _cuda_getCurrentRawStream=lambda device: state().stream.value,
+            _cuda_getCurrentRawStream=lambda _: state().stream.value,
             _cuda_isInBadFork=lambda: gpu.recorder.is_forked,
             _cuda_synchronize=lambda: synchronize(gpu),
             _cuda_emptyCache=_ignore,
@@ -263,13 +267,17 @@ class CudaModule:
             del device
             return not tensor.is_cuda and address_of(tensor) in pinned
 
-        torch.Tensor.pin_memory = pin_memory  # type: ignore[assignment,method-assign]  # replaced on purpose
-        torch.Tensor.is_pinned = is_pinned  # type: ignore[assignment,method-assign]  # replaced on purpose
+        torch.Tensor.pin_memory = pin_memory
+        torch.Tensor.is_pinned = is_pinned
 
 
 def _replace(module: Any, **functions: Any) -> None:
     for name, function in functions.items():
         setattr(module, name, function)
+
+
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer
 
 
 def _ignore(*_: Any, **__: Any) -> None:
@@ -302,9 +310,8 @@ def _make_device_context(gpu: VirtualGpu) -> type[Any]:
         def __enter__(self) -> None:
             self.prev_idx = _exchange_device(gpu, self.idx)
 
-        def __exit__(self, *_: object) -> bool:
+        def __exit__(self, *_: object) -> None:
             _exchange_device(gpu, self.prev_idx)
-            return False
 
     return DeviceContext
 
@@ -345,9 +352,7 @@ def _install_scatter() -> None:
         out: Any = None,
     ) -> tuple[torch.Tensor, ...]:
         del streams, out
-        pieces = (
-            tensor.split(chunk_sizes, dim) if chunk_sizes else tensor.chunk(len(devices), dim)
-        )
+        pieces = tensor.split(chunk_sizes, dim) if chunk_sizes else tensor.chunk(len(devices), dim)
         return tuple(
             piece.to(f"cuda:{device}") for piece, device in zip(pieces, devices, strict=False)
         )

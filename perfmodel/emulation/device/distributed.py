@@ -49,10 +49,10 @@ class Distributed:
                 if hasattr(module, name):
                     setattr(module, name, function)
         c10d._NCCL_AVAILABLE = True
-        c10d._new_process_group_helper = self._make_group  # type: ignore[assignment]  # on purpose
+        c10d._new_process_group_helper = self._make_group
         # Nothing is to be timed, and nobody is waited for.
         c10d._store_based_barrier = lambda *_, **__: None
-        torch._C._distributed_c10d.Logger.set_runtime_stats_and_log = lambda _: None  # type: ignore[method-assign]  # on purpose
+        torch._C._distributed_c10d.Logger.set_runtime_stats_and_log = lambda _: None
 
     def _init_process_group(
         self,
@@ -77,9 +77,7 @@ class Distributed:
                 f"--ranks {size}, or let the script take its rank from the environment."
             )
         self._backend_word = "nccl" if backend is None else str(backend).lower()
-        self._init(
-            _BACKEND, store=self._exchange.store, world_size=size, rank=own, timeout=timeout
-        )
+        self._init(_BACKEND, store=self._exchange.store, world_size=size, rank=own, timeout=timeout)
 
     def _new_process_group(
         self,

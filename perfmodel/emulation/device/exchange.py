@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import Store
 
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.places import script_line
@@ -34,7 +34,7 @@ class Exchange:
     gpu: VirtualGpu
     rank: int
     crew: frozenset[int]
-    store: Store
+    store: Any
     on_missing: int
     _counts: Counter[str] = field(default_factory=Counter)
 
@@ -54,9 +54,7 @@ class Exchange:
         others = [rank for rank in members if rank in self.crew and rank != self.rank]
         if others:
             self.store.set(f"{topic}/{number}/{self.rank}", _pack(value))
-        told = {
-            rank: _unpack(self.store.get(f"{topic}/{number}/{rank}"), dtype) for rank in others
-        }
+        told = {rank: _unpack(self.store.get(f"{topic}/{number}/{rank}"), dtype) for rank in others}
         return [told.get(rank, value) for rank in members]
 
     def from_source(

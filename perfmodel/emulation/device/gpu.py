@@ -63,12 +63,16 @@ class VirtualGpu:
 
     def like(self, tensor: Tensor) -> Tensor:
         """A new tensor of the same shape, strides and format."""
-        return self.memory.empty(
-            tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
-        )
+        return self.memory.empty(tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
 
     def launch(
-        self, operator: str, device: int, *, inputs: list[Tensor], outputs: list[Tensor], **more: Any
+        self,
+        operator: str,
+        device: int,
+        *,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        **more: Any,
     ) -> None:
         """Record one kernel of an operator that describes itself."""
         kind = -1
@@ -84,9 +88,8 @@ class VirtualGpu:
             if isinstance(value, Tensor):
                 if value.is_cuda:
                     return value.get_device()
-            elif isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
-                if value[0].is_cuda:
-                    return value[0].get_device()
+            elif _is_list_on_device(value):
+                return int(value[0].get_device())
         named = kwargs.get("device")
         if named is not None and named.index is not None:
             return int(named.index)
@@ -117,6 +120,12 @@ class VirtualGpu:
 def address_of(tensor: Tensor) -> int:
     """Where the bytes of a host tensor's storage begin."""
     return ctypes.c_void_p(tensor.untyped_storage().data_ptr()).value or 0
+
+
+def _is_list_on_device(value: Any) -> bool:
+    if not (isinstance(value, list | tuple) and value and isinstance(value[0], Tensor)):
+        return False
+    return bool(value[0].is_cuda)
 
 
 def _size(size_bytes: int) -> str:

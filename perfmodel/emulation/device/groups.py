@@ -24,7 +24,11 @@ from perfmodel.emulation.rank_record import CallType
 _MULTIPLIED = (ReduceOp.SUM,)
 
 
-class VirtualGroup(dist.ProcessGroup):
+_ProcessGroup: Any = dist.ProcessGroup
+"""Of C++; its types do not know the constructor that subclasses use."""
+
+
+class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
     """The group of this rank's communicator *name* with *ranks*, which are global."""
 
     def __init__(self, exchange: Exchange, ranks: Sequence[int], name: str) -> None:

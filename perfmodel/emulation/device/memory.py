@@ -84,9 +84,7 @@ class DeviceMemory:
         self._take(block_bytes, device)
         address = self._next_address
         self._next_address = address + (block_bytes or BLOCK_BYTES)
-        return self._tensor(
-            address if size_bytes else 0, block_bytes, size, stride, dtype, device
-        )
+        return self._tensor(address if size_bytes else 0, block_bytes, size, stride, dtype, device)
 
     def storage_bytes(self, address: int, otherwise: int) -> int:
         """The size of the storage at *address*, which may have been resized."""

@@ -208,8 +208,8 @@ class ViewKernel:
 def is_view(op: Any) -> bool:
     """Whether *op* returns another look at one of its arguments."""
     returns = op._schema.returns
-    return bool(returns) and returns[0].alias_info is not None and (
-        not returns[0].alias_info.is_write
+    return (
+        bool(returns) and returns[0].alias_info is not None and (not returns[0].alias_info.is_write)
     )
 
 
@@ -238,7 +238,7 @@ def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return key
 
 
-def _key_of(value: Any) -> Any:
+def _key_of(value: Any) -> Any:  # noqa: PLR0911  the hottest function: the usual kinds first
     if isinstance(value, Tensor):
         if value.is_cuda:
             return (value.shape, value.stride(), value.dtype)
@@ -260,9 +260,7 @@ def _key_of(value: Any) -> Any:
 def _to_meta(value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.is_cuda:
-            return torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=META
-            )
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
         return value if value.device.type == "meta" else value.to(META)
     if isinstance(value, torch.device):
         return META if value.type == "cuda" else value
@@ -282,7 +280,7 @@ def _plan_of(result: Any) -> Any:
 
 
 def _keep_channels_last(name: str, args: tuple[Any, ...], result: Any) -> Any:
-    """cuDNN answers channels_last with channels_last; the meta kernel always says contiguous."""
+    """Answer channels_last with channels_last as cuDNN does; meta kernels say contiguous."""
     if not name.startswith(("aten.convolution.", "aten.convolution_backward.")):
         return result
     first = 0 if name.startswith("aten.convolution.") else 1
@@ -296,9 +294,7 @@ def _keep_channels_last(name: str, args: tuple[Any, ...], result: Any) -> Any:
 
     def in_format(tensor: Any) -> Any:
         if isinstance(tensor, Tensor) and tensor.dim() == image.dim():
-            return torch.empty(
-                tensor.shape, dtype=tensor.dtype, device=META, memory_format=wanted
-            )
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=META, memory_format=wanted)
         return tensor
 
     return in_format(result) if isinstance(result, Tensor) else tuple(map(in_format, result))

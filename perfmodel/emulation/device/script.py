@@ -66,9 +66,7 @@ class RankRun:
         install_companions()
         code = self._run_script()
         faulthandler.cancel_dump_traceback_later()
-        (Path(self._order.folder) / f"rank_{self._rank}.json").write_bytes(
-            to_bytes(self._record())
-        )
+        (Path(self._order.folder) / f"rank_{self._rank}.json").write_bytes(to_bytes(self._record()))
         return code
 
     def _set_environment(self) -> None:
@@ -110,8 +108,8 @@ class RankRun:
             del module
             self._is_compiled = True
 
-        torch.compile = compile_  # type: ignore[assignment]  # replaced on purpose
-        torch.nn.Module.compile = compile_module  # type: ignore[method-assign]  # on purpose
+        torch.compile = compile_
+        torch.nn.Module.compile = compile_module
 
     def _install_spawn(self) -> None:
         """A script that starts its own ranks calls their function once, as this rank."""
@@ -127,8 +125,8 @@ class RankRun:
                 )
             fn(self._rank % local_size, *args)
 
-        torch.multiprocessing.spawn = spawn  # type: ignore[assignment]  # replaced on purpose
-        torch.multiprocessing.start_processes = spawn  # type: ignore[assignment]  # on purpose
+        torch.multiprocessing.spawn = spawn
+        torch.multiprocessing.start_processes = spawn
 
     def _install_loading(self) -> None:
         """Note when a loader hands out a batch."""
@@ -163,7 +161,7 @@ class RankRun:
             code = _exit_code(stop)
         except KeyboardInterrupt:
             code = 130
-        except BaseException as fault:  # noqa: BLE001  the script's own, shown as python does
+        except BaseException as fault:  # The script's own, shown as python does.
             _show(fault)
             code = 1
         self._gpu.recorder.flush()

@@ -33,8 +33,10 @@ def test_device(gpu: VirtualGpu) -> None:
     held = torch.cuda.memory_allocated()
     del inputs
     assert torch.cuda.memory_allocated() == held - 512
-    operators = {gpu.recorder.kinds[call[1]]["operator"] for call in gpu.recorder.calls if not call[0]}
+    operators = {
+        gpu.recorder.kinds[call[1]]["operator"] for call in gpu.recorder.calls if not call[0]
+    }
     assert {"aten.mm.default", "aten.threshold_backward.default"} <= operators
 
 
-test_device.__test__ = False  # type: ignore[attr-defined]  # it is no test of pytest
+test_device.__test__ = False

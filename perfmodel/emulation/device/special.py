@@ -73,8 +73,9 @@ def copy_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _copy_to_host(gpu: VirtualGpu, source: Tensor, *, is_awaited: bool = True) -> None:
-    words = {"inputs": [source], "outputs": [], "pinned": not is_awaited}
-    gpu.launch("device_to_host", source.get_device(), **words)
+    gpu.launch(
+        "device_to_host", source.get_device(), inputs=[source], outputs=[], pinned=not is_awaited
+    )
     if is_awaited:
         gpu.recorder.synchronize(CallType.SYNC_STREAM)
 

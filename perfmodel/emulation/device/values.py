@@ -124,7 +124,7 @@ class Values:
 
 def storage_address(tensor: Tensor) -> int:
     """Where the storage of *tensor* begins."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.itemsize
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _is_kept(tensor: Tensor) -> bool:
