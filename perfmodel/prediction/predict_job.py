@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.base.errors import ScenarioError
+from perfmodel.costs.stacks import Execution
 from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.storage import load_job
@@ -31,6 +32,7 @@ from perfmodel.prediction.subject import tag_recording
 from perfmodel.recordings.recorded_job import RecordedJob
 from perfmodel.recordings.self_replay import MAX_TRUSTED_ERROR_PCT, SelfReplay, self_replay
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
+from perfmodel.whatif.compiling import Compile
 from perfmodel.whatif.machine import DEFAULT_STACK, Machine
 from perfmodel.whatif.pinning import is_pinned
 from perfmodel.workloads.memory import MemoryPart, RankMemory
@@ -79,11 +81,15 @@ def _answer_built(
             "run, for example --topology dgx_h100."
         )
     machine = Machine(scenario.topology, scenario.hosts, _stack_of(scenario, job))
+    stack = machine.load_stack()
+    if job.facts.stack and stack.execution is Execution.COMPILED:
+        # The job is eager code, whatever it says; one made for a compiled stack names none.
+        job = Compile().apply(job)
     cluster = machine.cluster(job.rank_count)
     question = Question(
         scenario=replace(scenario, hosts=cluster.host_count, stack=machine.stack),
         cluster=cluster,
-        stack=machine.load_stack(),
+        stack=stack,
         batch=None,
         job=job,
         memory_of_rank=memory_of_rank,

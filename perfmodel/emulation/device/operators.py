@@ -39,18 +39,6 @@ class TensorPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class CallPlan:
-    """What a call does that has been seen before: the kind of its kernel, and its outputs.
-
-    *outputs* holds tensor plans inside the lists and tuples that the operator returns.
-    """
-
-    kind: int | None
-    outputs: Any
-    has_integers_only: bool
-
-
-@dataclass(frozen=True, slots=True)
 class _Written:
     """An argument that the operator writes to."""
 
@@ -63,6 +51,20 @@ class _Written:
         if self.is_keyword or self.name in kwargs:
             return kwargs.get(self.name)
         return args[self.place] if self.place < len(args) else None
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """What a call does that has been seen before: the kind of its kernel, and its outputs.
+
+    *outputs* holds tensor plans inside the lists and tuples that the operator returns,
+    *resized* what arguments must become that the operator resizes (`out=`).
+    """
+
+    kind: int | None
+    outputs: Any
+    resized: tuple[tuple[_Written, TensorPlan], ...]
+    has_integers_only: bool
 
 
 class OperatorKernel:
@@ -96,6 +98,8 @@ class OperatorKernel:
             if key is not None:
                 self._memo[key] = plan
         device = gpu.device_of(args, kwargs)
+        for written, wanted in plan.resized:
+            written.of(args, kwargs).data = self._build(wanted, device)
         if plan.kind is not None:
             recorder.launch(self.kind_of_call(plan.kind, args, kwargs), device, 1)
         if self._returned is not None:
@@ -149,7 +153,7 @@ class OperatorKernel:
             result = self._op(*meta_args, **meta_kwargs)
         except NotImplementedError as fault:
             raise self._gpu.refuse_operator(self._name, fault) from None
-        self._resize(args, kwargs, meta_args, meta_kwargs)
+        resized = self._find_resized(args, kwargs, meta_args, meta_kwargs)
         result = _keep_channels_last(self._name, meta_args, result)
         outputs = None if self._returned is not None else _plan_of(result)
         made = tensors_in(result) if self._returned is None else []
@@ -158,23 +162,25 @@ class OperatorKernel:
             words = describe_call(self._op, args, kwargs, made)
             kind = self._gpu.recorder.add_kind(words | _precision(self._name))
         tensors = tensors_in([*args, *kwargs.values()])
-        return CallPlan(kind, outputs, self._has_integers_only(tensors, tensors_in(result)))
+        return CallPlan(
+            kind, outputs, resized, self._has_integers_only(tensors, tensors_in(result))
+        )
 
-    def _resize(
+    def _find_resized(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         meta_args: tuple[Any, ...],
         meta_kwargs: dict[str, Any],
-    ) -> None:
-        """Give arguments that the operator resizes (`out=`) their new shape."""
+    ) -> tuple[tuple[_Written, TensorPlan], ...]:
+        """Arguments to which the meta kernel gave another shape."""
+        found = []
         for written in self._written:
             tensor, meta = written.of(args, kwargs), written.of(meta_args, meta_kwargs)
-            is_resized = isinstance(tensor, Tensor) and tensor.is_cuda
-            if is_resized and tensor.shape != meta.shape:
-                tensor.data = self._gpu.memory.empty(
-                    meta.shape, meta.stride(), meta.dtype, tensor.get_device()
-                )
+            is_single = isinstance(tensor, Tensor) and tensor.is_cuda
+            if is_single and tensor.shape != meta.shape:
+                found.append((written, _plan_of(meta)))
+        return tuple(found)
 
     def _has_integers_only(self, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
         """Whether the result is worth computing, once all inputs are known."""

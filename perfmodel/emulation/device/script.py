@@ -6,7 +6,6 @@ import faulthandler
 import os
 import runpy
 import sys
-import traceback
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -229,7 +228,5 @@ def _show(fault: BaseException) -> None:
     trace = fault.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
         trace = trace.tb_next
-    if sys.excepthook is sys.__excepthook__:
-        traceback.print_exception(type(fault), fault, trace)
-    else:
-        sys.excepthook(type(fault), fault, trace)
+    # torch.distributed replaces the hook by one that looks at the fault itself.
+    sys.excepthook(type(fault), fault.with_traceback(trace), trace)
