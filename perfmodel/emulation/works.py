@@ -271,9 +271,15 @@ def _copy(route: CopyRoute) -> Callable[[CallWords], tuple[Op, ...]]:
 
 
 def _device_copy(call: CallWords) -> tuple[Op, ...]:
-    [source], [target] = call.inputs, call.outputs
-    word = "copy" if source.dtype is target.dtype else "cast"
-    return (MemoryBound(word, source.size_bytes, target.size_bytes, target.dtype),)
+    sources, targets = call.inputs, call.outputs
+    if not targets:
+        # Lists of tensors, copied by one kernel.
+        sources = tuple(tensor for tensor in call.inputs if tensor.name == "src")
+        targets = tuple(tensor for tensor in call.inputs if tensor.name == "self")
+    word = "copy" if sources[0].dtype is targets[0].dtype else "cast"
+    read_bytes = sum(tensor.size_bytes for tensor in sources)
+    write_bytes = sum(tensor.size_bytes for tensor in targets)
+    return (MemoryBound(word, read_bytes, write_bytes, targets[0].dtype),)
 
 
 def _norm_backward(call: CallWords) -> tuple[Op, ...]:

@@ -74,14 +74,14 @@ class Exchange:
 
     def send(self, topic: str, target: int, tensor: Tensor) -> None:
         """Hand *tensor* to *target*."""
-        self._check_running(target)
+        self._check_peer(target)
         if self.carries(tensor):
             topic = f"{topic}/{self.rank}-{target}"
             self.store.set(f"{topic}/{self._next(topic)}", _pack(self.own(tensor)))
 
     def receive(self, topic: str, source: int, tensor: Tensor) -> Tensor | None:
         """What *source* sent; None if nobody knows."""
-        self._check_running(source)
+        self._check_peer(source)
         if not self.carries(tensor):
             return None
         topic = f"{topic}/{source}-{self.rank}"
@@ -97,7 +97,7 @@ class Exchange:
         else:
             self.gpu.values.set(target, value.reshape(target.shape))
 
-    def _check_running(self, rank: int) -> None:
+    def _check_peer(self, rank: int) -> None:
         if rank not in self.crew:
             self.gpu.recorder.notes[f"rank {self.rank} talks to rank {rank} ({script_line()})"] = (
                 None
@@ -110,6 +110,8 @@ class Exchange:
         return None if known is None else known.clone()
 
     def _next(self, topic: str) -> int:
+        # Others may have seen enough already; nobody must wait for them.
+        self.gpu.recorder.check_running()
         self._counts[topic] += 1
         return self._counts[topic]
 
