@@ -18,6 +18,8 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 
 if TYPE_CHECKING:
+    from perfmodel.emulation.request import Emulation
+    from perfmodel.emulation.telling import EmulatedJob
     from perfmodel.graph.job import JobGraph
     from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
     from perfmodel.planning.question import RankQuestion
@@ -35,6 +37,7 @@ __all__ = [
     "Mode",
     "Prediction",
     "Scenario",
+    "emulate",
     "import_chakra",
     "import_kineto",
     "import_traces",
@@ -136,6 +139,21 @@ def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[Importe
     from perfmodel.recordings import import_files
 
     return import_files.import_chakra([Path(path) for path in paths], Path(out))
+
+
+def emulate(
+    request: Emulation,
+    out: str | Path,
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    ray_address: str | None = None,
+) -> EmulatedJob:
+    """Run the torch script of *request* on virtual GPUs and write its job to the folder *out*."""
+    from perfmodel.emulation import emulate as emulation
+
+    with open_executor(executor, workers=workers, address=ray_address) as place:
+        return emulation.emulate(request, Path(out), place=place)
 
 
 def load_job(folder: str | Path) -> JobGraph:
