@@ -48,7 +48,9 @@ OF_CHIP = {Family.TRANSFORMER: ("arithmetic", "attention", "memory"), Family.DLR
 CARRIED_BY = {"arithmetic": "gemm"}
 MOST_OF_GROUP = 6
 ROBUST = 0.10
-PRIOR_OF_CHIP = 0.35
+PRIOR_OF_CHIP = 0.15
+WEIGHT_OF_UNKNOWN = 0.1
+"""Frameworks without a stack of their own say little about a chip."""
 PRIOR_OF_HOST = 0.7
 PRIOR = {Family.TRANSFORMER: 0.12, Family.DLRM: 0.25}
 """Without values of chips, stacks of recommendation models carry more of their own."""
@@ -84,13 +86,14 @@ class Problem:
         """
         kept = kept & np.array([_is_asked(case) for case in self.cases])
         slopes, errors = self.slopes[kept], (self.now - self.stated)[kept]
-        weight, value = np.ones(len(errors)), np.zeros(len(self.keys))
+        known = np.array([_weight(case) for case in self.cases])[kept]
+        weight, value = known, np.zeros(len(self.keys))
         for _ in range(25):
             scaled = slopes * (weight / ROBUST**2)[:, None]
             matrix = scaled.T @ slopes + np.diag(1 / self.prior**2)
             value = np.linalg.solve(matrix, -scaled.T @ errors)
             off = (errors + slopes @ value) / ROBUST
-            weight = 1 / np.sqrt(1 + off**2)
+            weight = known / np.sqrt(1 + off**2)
         return self._bounded(value)
 
     def _bounded(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -129,6 +132,10 @@ def build_problem(cases: list[Case], family: Family) -> Problem:
         stated=stated,
         prior=np.array([_prior(key, family) for key in keys]),
     )
+
+
+def _weight(case: Case) -> float:
+    return WEIGHT_OF_UNKNOWN if case.stack.startswith("generic") else 1.0
 
 
 def _is_asked(case: Case) -> bool:
@@ -253,7 +260,8 @@ def set_key(text: str, key: str, value: object) -> str:
     plain = re.sub(rf"(?m)^{key}:.*\n(?:[ ]+.*\n)*", "", text)
     if value is None:
         return plain
-    line = yaml.safe_dump({key: value}, default_flow_style=None, width=110, sort_keys=False)
+    flow = None if isinstance(value, dict) else False
+    line = yaml.safe_dump({key: value}, default_flow_style=flow, width=110, sort_keys=False)
     return plain.rstrip("\n") + "\n" + line
 
 
