@@ -143,6 +143,7 @@ def _read_fabric(section: Section) -> Fabric | None:
     hosts = leaf.integer("hosts")
     leaf.refuse_unknown()
     oversubscription, spine_latency = _read_spine(section)
+    call_latency_ns = _read_call(section)
     section.refuse_unknown()
     if len(section.faults.faults) > before:
         return None
@@ -154,7 +155,17 @@ def _read_fabric(section: Section) -> Fabric | None:
         nic_lanes=lanes,
         oversubscription=oversubscription,
         spine_latency_ns=spine_latency,
+        call_latency_ns=call_latency_ns,
     )
+
+
+def _read_call(section: Section) -> float:
+    if not section.has("call"):
+        return 0.0
+    call = section.section("call")
+    latency_ns = call.quantity("latency", parse_duration_ns, zero=True)
+    call.refuse_unknown()
+    return latency_ns
 
 
 def _read_spine(section: Section) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from embeddings.sharders import (
     ShardingTask,
     build_named_plan,
     norm_lookup_cost,
+    place_greedily,
     size_lookup_cost,
 )
 from embeddings.table import EmbeddingTable, TableMemory
@@ -215,3 +216,17 @@ def test_a_plan_that_does_not_fit_says_where_what_and_what_to_do():
     )
     assert "table 'user_id', table-wise, 32.0 GiB" in str(error.value)
     assert "row-wise or column-wise over more ranks" in str(error.value)
+
+
+def test_a_tie_goes_to_the_rank_with_less_memory_used_then_to_the_lower_one():
+    task = _task(*FOUR, ranks=3, room=100)
+    # 5 to rank 0 (a tie of all, the lowest), 4 to 1, 4 to 2; work 5, 4, 4 and used 1, 9, 2:
+    # the last goes to rank 2, which used less than rank 1.
+    assert place_greedily([5, 4, 4, 1], [1, 9, 2, 1], task) == [0, 1, 2, 2]
+    # Nothing used more: the lower one of ranks 1 and 2.
+    assert place_greedily([5, 4, 4, 1], [1, 2, 2, 1], task) == [0, 1, 2, 1]
+
+
+def test_of_pieces_that_cost_the_same_the_first_is_placed_first():
+    task = _task(*FOUR, ranks=2, room=100)
+    assert place_greedily([3, 3, 3], [1, 1, 1], task) == [0, 1, 0]

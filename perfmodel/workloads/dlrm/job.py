@@ -22,8 +22,8 @@ from perfmodel.workloads.dlrm.sparse import (
     has_lone_bottom,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.dlrm.switches import switches_of
 from perfmodel.workloads.feeding import input_assumption
+from perfmodel.workloads.unstated import take_over
 
 _RANKS_TO_SPARE_ONE = 5
 """Ranks from which on the one with the bottom layers is spared all tables."""
@@ -54,6 +54,22 @@ def build_plan(
     return build_balanced_plan(spec.embedding.tables(), rank_count=rank_count, rule=rule)
 
 
+def choose_plan(
+    spec: DlrmSpec,
+    *,
+    rank_count: int,
+    stack: SoftwareStack,
+    given: ShardingPlan | None = None,
+    ranks_per_host: int | None = None,
+) -> ShardingPlan:
+    """The plan of a job under *stack*: a rank with all bottom layers is spared tables if it can."""
+    is_lone = has_lone_bottom(stack, rank_count)
+    if given is None and is_lone and rank_count >= _RANKS_TO_SPARE_ONE:
+        held = build_plan(spec, rank_count=rank_count - 1, ranks_per_host=ranks_per_host)
+        given = _without_first(held)
+    return build_plan(spec, rank_count=rank_count, given=given, ranks_per_host=ranks_per_host)
+
+
 def build_dlrm_job(
     spec: DlrmSpec,
     *,
@@ -67,13 +83,12 @@ def build_dlrm_job(
     *stack* is what issues it, as a rule the one that *spec* names.
     """
     stack = stack or load_stack(spec.stack)
+    spec = take_over(spec, stack)
     samples = local_batch(spec, rank_count=rank_count)
-    switches = switches_of(stack)
-    is_lone = has_lone_bottom(switches, rank_count)
-    if plan is None and is_lone and rank_count >= _RANKS_TO_SPARE_ONE:
-        held = build_plan(spec, rank_count=rank_count - 1, ranks_per_host=ranks_per_host)
-        plan = _without_first(held)
-    plan = build_plan(spec, rank_count=rank_count, given=plan, ranks_per_host=ranks_per_host)
+    is_lone = has_lone_bottom(stack, rank_count)
+    plan = choose_plan(
+        spec, rank_count=rank_count, stack=stack, given=plan, ranks_per_host=ranks_per_host
+    )
     exchanges = None
     if rank_count > 1 and (plan.shards or is_lone):
         exchanges = build_exchanges(
@@ -86,7 +101,7 @@ def build_dlrm_job(
     job = JobBuilder()
     program_of_part: dict[SparsePart, int] = {}
     for rank in range(rank_count):
-        part = build_sparse_part(spec, plan, switches, rank=rank, exchanges=exchanges)
+        part = build_sparse_part(spec, plan, stack, rank=rank, exchanges=exchanges)
         if part not in program_of_part:
             program = RankWriter(job.new_program(), spec, part, rank_count, stack).write()
             program_of_part[part] = job.add_program(program)
@@ -125,15 +140,16 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     These two programs are all that plans with the same data-parallel tables
     consist of; how long lookups and exchanges take is left to the plan.
     """
+    spec = take_over(spec, stack)
     rank_count = plan.rank_count
-    if has_lone_bottom(switches_of(stack), rank_count):
+    if has_lone_bottom(stack, rank_count):
         raise PlanError(
             f"stack {stack.name!r}: runs the bottom layers on one rank; plans are compared only "
             "where all ranks do. Take another stack, or predict each plan alone."
         )
     exchanges = empty_exchanges()
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
-    part = build_sparse_part(spec, plan, switches_of(stack), rank=holder, exchanges=exchanges)
+    part = build_sparse_part(spec, plan, stack, rank=holder, exchanges=exchanges)
     job = JobBuilder()
     for variant in (part, replace(part, lookup=None)):
         writer = RankWriter(job.new_program(), spec, variant, rank_count, stack)

@@ -15,10 +15,9 @@ from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Pass
-from perfmodel.stacks.stack import Fusion, Habit
+from perfmodel.stacks.stack import Fusion, Habit, SoftwareStack
 from perfmodel.workloads.dlrm.exchange import Exchanges, HostExchange, sent_numbers
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.dlrm.switches import DlrmSwitches
 from perfmodel.workloads.eager import EagerWriter, Stream
 from perfmodel.workloads.kernels import cast, elementwise
 from perfmodel.workloads.optimizers import STATES
@@ -48,7 +47,7 @@ class SparsePart:
 def build_sparse_part(
     spec: DlrmSpec,
     plan: ShardingPlan,
-    switches: DlrmSwitches,
+    stack: SoftwareStack,
     *,
     rank: int,
     exchanges: Exchanges | None,
@@ -58,26 +57,26 @@ def build_sparse_part(
     copied = plan.copied_tables
     local_batch = spec.batch // plan.rank_count
     optimizer = spec.embedding.optimizer
-    kernel = switches.lookup_kernel(optimizer)
+    kernel = stack.tables.kernel_for(optimizer)
     return SparsePart(
         lookup=Lookup(held, spec.batch, optimizer, kernel) if held else None,
         copied=Lookup(copied, local_batch, optimizer, kernel) if copied else None,
         exchanges=exchanges,
         partial_numbers=_partial_numbers(plan, exchanges, samples=local_batch),
-        bottom_samples=_bottom_samples(spec, plan, switches, rank),
+        bottom_samples=_bottom_samples(spec, plan, stack, rank),
         in_host=exchanges.of_hosts[plan.host_of(rank)]
         if exchanges is not None and exchanges.of_hosts
         else None,
     )
 
 
-def has_lone_bottom(switches: DlrmSwitches, rank_count: int) -> bool:
+def has_lone_bottom(stack: SoftwareStack, rank_count: int) -> bool:
     """Whether one rank runs the bottom layers for all."""
-    return rank_count > 1 and switches.has(Habit.LONE_BOTTOM)
+    return rank_count > 1 and stack.has(Habit.LONE_BOTTOM)
 
 
-def _bottom_samples(spec: DlrmSpec, plan: ShardingPlan, switches: DlrmSwitches, rank: int) -> int:
-    if not has_lone_bottom(switches, plan.rank_count):
+def _bottom_samples(spec: DlrmSpec, plan: ShardingPlan, stack: SoftwareStack, rank: int) -> int:
+    if not has_lone_bottom(stack, plan.rank_count):
         return spec.batch // plan.rank_count
     return 0 if rank else spec.batch
 
@@ -123,7 +122,7 @@ class SparseWriter:
     samples: int
     stream: Stream | None
     reduction: GradientReduction | None
-    switches: DlrmSwitches
+    stack: SoftwareStack
 
     def distribute_indices(self) -> int | None:
         """Send indices to the ranks that hold their tables; the task, if there is one."""
@@ -214,12 +213,12 @@ class SparseWriter:
             op = EmbeddingOp(self.part.lookup, Pass.BACKWARD)
             label = "embedding/update backward"
             self.writer.run("LookupFunctionBackward", [op], label=label)
-        if self.switches.tables.updates_all_rows:
+        if self.stack.tables.updates_all_rows:
             self._update_all_rows()
 
     def _take_keys(self) -> None:
         """Time that the stack spends on each key of the whole batch, on every rank."""
-        key_ns = self.switches.tables.key_ns
+        key_ns = self.stack.tables.key_ns
         if not key_ns:
             return
         keys = self.spec.batch * sum(t.pooling_factor for t in self.spec.embedding.tables())
@@ -249,7 +248,7 @@ class SparseWriter:
     def _cast_sent(self, source: DType, target: DType, way: str) -> None:
         if source is target or self.part.lookup is None:
             return
-        if self.switches.fuses(Fusion.LOOKUP_CAST):
+        if self.stack.fuses(Fusion.LOOKUP_CAST):
             return
         width = sum(table.width for table in self.part.lookup.tables)
         kernel = cast(self.spec.batch * width, source, target)
