@@ -87,7 +87,8 @@ class FabricConstants:
     *ll128_fill_ns* once they exceed *ll128_fill_bytes*. *nic_crowding* is the share of its
     time by which each further rank on a NIC slows the others down beyond its bandwidth. A pairwise
     exchange pays *pair_peer_ns* for each partner on another host, *pair_ll_peer_ns* where it goes
-    by LL; its slices feel an oversubscribed spine once they exceed *pair_burst_bytes*, which switches hold.
+    by LL; its slices feel an oversubscribed spine once they exceed *pair_burst_bytes*, which
+    switches hold.
     """
 
     launch_ns: float
