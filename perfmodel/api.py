@@ -8,25 +8,27 @@ imported by the function that needs it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from perfmodel.execution import open_executor
-from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.answer import Answer, Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 
 if TYPE_CHECKING:
     from perfmodel.graph.job import JobGraph
+    from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
     from perfmodel.planning.question import RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.comparison import Comparison
-    from perfmodel.prediction.replaying import ReplayedJob
     from perfmodel.recordings.import_files import ImportedJob
+    from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
-    from perfmodel.whatif.pinning import Machine
 
 __all__ = [
+    "Answer",
     "Interference",
     "JobScenario",
     "Mode",
@@ -38,7 +40,9 @@ __all__ = [
     "predict",
     "rank",
     "replay",
+    "search",
     "validate",
+    "validate_fits",
     "validate_runs",
     "whatif",
 ]
@@ -56,13 +60,9 @@ def predict(
 
     *on_phase* is told which phase begins and which share of the work is done.
     """
+    from perfmodel.prediction.answering import predict_scenario
+
     with open_executor(executor, workers=workers, address=ray_address) as place:
-        if isinstance(scenario, JobScenario):
-            from perfmodel.prediction.predict_job import predict_job
-
-            return predict_job(scenario, executor=place, on_phase=on_phase)
-        from perfmodel.prediction.predict import predict_scenario
-
         return predict_scenario(scenario, executor=place, on_phase=on_phase)
 
 
@@ -79,6 +79,21 @@ def rank(
 
     with open_executor(executor, workers=workers, address=ray_address) as place:
         return rank_plans(question, executor=place, on_phase=on_phase)
+
+
+def search(
+    question: LayoutQuestion,
+    *,
+    executor: str = "serial",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> tuple[LayoutRanking, ...]:
+    """The fastest layouts that *question* asks about, for every number of hosts."""
+    from perfmodel.planning.layouts.search import search_layouts
+
+    with open_executor(executor, workers=workers, address=ray_address) as place:
+        return search_layouts(question, executor=place, on_phase=on_phase)
 
 
 def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:
@@ -107,50 +122,54 @@ def load_job(folder: str | Path) -> JobGraph:
 
 
 def replay(
-    folder: str | Path,
+    job: JobScenario | str | Path,
     *,
-    machine: Machine | None = None,
     executor: str = "serial",
     workers: int | None = None,
     ray_address: str | None = None,
-) -> ReplayedJob:
-    """Replay the job in *folder*; a recording is scored against what was recorded.
+) -> Answer:
+    """The times of *job*, a folder or a scenario of one, as `predict` finds them."""
+    from perfmodel.prediction.answering import answer
+    from perfmodel.prediction.question import job_question
 
-    *machine* prices jobs whose tasks state no duration.
-    """
-    from perfmodel.prediction.replaying import replay_job
-
+    question = job_question(_as_scenario(job))
+    unexplained = replace(question, asked=replace(question.asked, is_explained=False))
     with open_executor(executor, workers=workers, address=ray_address) as place:
-        return replay_job(Path(folder), executor=place, machine=machine)
+        return answer(unexplained, executor=place)
 
 
 def whatif(
-    folder: str | Path,
+    job: JobScenario | str | Path,
     changes: Sequence[str] = (),
     *,
     sweep: str | None = None,
-    machine: Machine | None = None,
-    mode: Mode = Mode.PERIOD,
     force: bool = False,
     executor: str = "serial",
     workers: int | None = None,
     ray_address: str | None = None,
 ) -> Comparison:
-    """The job in *folder* before and after *changes*, each as typed after `--apply`.
+    """*job* (a folder or a scenario of one) before and after *changes*, as typed after `--apply`.
 
-    *sweep* is one more change with several values for a parameter. Recordings that
-    replay themselves badly are refused unless *force* is set.
+    Its machine prices jobs of shapes, and what changes do to work. *sweep* is one more
+    change with several values for a parameter. Recordings that replay themselves badly are
+    refused unless *force* is set.
     """
+    from perfmodel.prediction.answering import prepare_changes
     from perfmodel.prediction.comparison import NamedChange, compare
-    from perfmodel.prediction.subject import load_subject
+    from perfmodel.prediction.question import open_job
     from perfmodel.whatif import parse_sweep, parse_transformation
 
-    topology = None if machine is None else machine.topology
+    scenario = _as_scenario(job)
+    topology = scenario.topology
     named = [NamedChange(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
-    subject = load_subject(Path(folder), machine=machine, force=force)
+    question = prepare_changes(open_job(scenario), force=force)
     with open_executor(executor, workers=workers, address=ray_address) as place:
-        return compare(subject, named, sweep=swept, mode=mode, executor=place)
+        return compare(question, named, sweep=swept, executor=place)
+
+
+def _as_scenario(job: JobScenario | str | Path) -> JobScenario:
+    return job if isinstance(job, JobScenario) else JobScenario(str(job))
 
 
 def validate(
@@ -179,20 +198,30 @@ def validate(
     return validators[kind](path)
 
 
+def validate_fits(tables: Sequence[str | Path]) -> FitBoard:
+    """Compare the memory verdict with *tables* of runs; rows without a time failed."""
+    from perfmodel.validation.fits import judge_fits
+    from perfmodel.validation.runs_table import load_runs
+
+    return judge_fits([load_runs(Path(table)) for table in tables])
+
+
 def validate_runs(
-    table: str | Path,
+    table: str | Path | None = None,
     *,
     source: str | None = None,
     executor: str = "auto",
     workers: int | None = None,
     ray_address: str | None = None,
 ) -> Scoreboard:
-    """Compare predictions with a *table* of measured training runs, or those of one *source*."""
-    from perfmodel.validation import runs
-    from perfmodel.validation.runs_table import load_runs
+    """Compare predictions with a *table* of measured training runs, or those of one *source*.
 
-    rows = load_runs(Path(table))
-    if source is not None:
-        rows = rows.of_source(source)
+    Without a table, with the core tables that come with a clone of the repository.
+    """
+    from perfmodel.validation import runs
+    from perfmodel.validation.runs_table import find_core_tables, load_runs, of_source
+
+    paths = [Path(table)] if table is not None else find_core_tables()
+    tables = of_source([load_runs(path) for path in paths], source)
     with open_executor(executor, workers=workers, address=ray_address) as place:
-        return runs.validate_runs(rows, executor=place)
+        return runs.validate_tables(tables, executor=place)

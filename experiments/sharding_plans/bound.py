@@ -32,8 +32,8 @@ from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.costs.embedding.constants import constants_for
 from perfmodel.costs.embedding.terms import MILLI, Term, most_tables_at_once, table_terms
+from perfmodel.engine.condensed import evaluate_variants
 from perfmodel.graph.ops import Pass
-from perfmodel.planning.evaluate import evaluate_plans
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.frame import HOLDER
 from perfmodel.planning.layout import WHOLE, Cut, split_table
@@ -176,7 +176,7 @@ class Bounder:
         durations = np.repeat(column[None, :, None], self._ranks, axis=2)
         kinds = np.full((1, self._ranks), HOLDER, dtype=np.int8)
         frame = self._evaluator.frame(self._like(copied))
-        return float(evaluate_plans(frame, kinds, durations).isolated_ns[0])
+        return float(evaluate_variants(frame, kinds, durations).isolated_ns[0])
 
     def _least_width_ns(self) -> float:
         """The least that a further number of width costs in both exchanges, over all ranks."""
@@ -279,10 +279,10 @@ class _Tangent:
 
     @classmethod
     def at(cls, evaluator: PlanEvaluator, terms: Any, passes: Sequence[Pass]) -> _Tangent:
-        """The tangent at *terms*; rows to sort stay, tails and hottest rows are left out."""
-        fixed = [Term.ROWS, Term.TAIL_ROWS, Term.HOTTEST_DRAWS]
+        """The tangent at *terms*; rows to sort stay, tails are left out."""
+        fixed = [Term.ROWS, Term.TAIL_ROWS]
         here = terms.astype(np.int64)
-        here[[Term.TAIL_ROWS, Term.HOTTEST_DRAWS]] = 0
+        here[Term.TAIL_ROWS] = 0
         steps = np.maximum(np.abs(here) // 1000, 1)
         steps[fixed] = 0
         around = np.concatenate([[here], here + np.diag(steps)])

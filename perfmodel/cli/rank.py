@@ -20,7 +20,7 @@ Examples:
   perfmodel rank --topology dgx_a100
   perfmodel rank --topology quad_a100 --tables tables.yaml --batch 4096 --search 30
   perfmodel rank --topology dgx_h100 --hosts 4 --plan mine.json --sharder balanced --json -
-  perfmodel rank --topology dgx_a100 --samples 200 --by p95 --report plans.html
+  perfmodel rank --topology dgx_a100 --batches 200 --by p95 --report plans.html
 """
 
 
@@ -70,14 +70,17 @@ def rank(
     search: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Search plans for so long.")
     ] = 0.0,
-    samples: Annotated[
+    batches: Annotated[
         int, typer.Option(metavar="N", min=0, help="Sampled batches, for the spread over them.")
     ] = 0,
     by: Annotated[
         str, typer.Option(metavar="nominal|mean|p95", help="What the order is by.")
     ] = "nominal",
-    cost_samples: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Draws of uncertain costs.")
+    samples: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=2, help="How often uncertain costs are drawn for the interval."
+        ),
     ] = DEFAULT_SAMPLES,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of all draws.")] = 0,
     executor: ExecutorOption = ExecutorChoice.SERIAL,
@@ -125,8 +128,8 @@ def rank(
         enumerate_limit=enumerate_limit,
         search_seconds=search,
         searches=workers or 1,
-        samples=cost_samples,
-        batches=samples,
+        samples=samples,
+        batches=batches,
         rank_by=RankBy(by),
         seed=seed,
     )

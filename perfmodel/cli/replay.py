@@ -17,13 +17,12 @@ from perfmodel.cli.options import (
     JsonFile,
     RayAddress,
     Workers,
-    read_machine,
 )
 from perfmodel.cli.outputs import Outputs
 from perfmodel.cli.recorded_outputs import print_replay, write_json
 
 if TYPE_CHECKING:
-    from perfmodel.prediction.replaying import ReplayedJob
+    from perfmodel.prediction.answer import Answer
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -52,34 +51,35 @@ def replay(
     from perfmodel import api
 
     found = api.replay(
-        job,
-        machine=read_machine(topology, hosts, stack),
+        api.JobScenario(str(job), topology, hosts, stack, samples=0),
         executor=executor.value,
         workers=workers,
         ray_address=ray_address,
     )
-    document = _to_document(found)
+    document = _to_document(found, job)
     write_json(json_file, document)
     if json_file != STDOUT:
         print_replay(document)
 
 
-def _to_document(found: ReplayedJob) -> dict[str, Any]:
+def _to_document(found: Answer, folder: Path) -> dict[str, Any]:
     from perfmodel.recordings.documents import SCHEMA_VERSION, self_replay_document
+    from perfmodel.recordings.storage import is_recorded_job, load_report
 
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "replay",
-        "job": found.graph.facts.name,
-        "ranks": found.graph.rank_count,
-        "tasks": found.graph.task_count,
+        "job": found.facts.job,
+        "ranks": found.facts.rank_count,
+        "tasks": found.facts.task_count,
         "iteration_time_ms": found.iteration_ns / 1e6,
         "span_ms": found.span_ns / 1e6,
-        "assumptions": list(found.graph.facts.assumptions),
+        "assumptions": list(found.assumptions),
     }
     if found.score is not None:
         document["self_replay"] = self_replay_document(found.score)
-    if found.report is not None:
-        document["recorded_starts"] = found.report.recorded_starts
-        document["faults"] = list(found.report.faults)
+    if is_recorded_job(folder):
+        report = load_report(folder)
+        document["recorded_starts"] = report.recorded_starts
+        document["faults"] = list(report.faults)
     return document

@@ -18,7 +18,6 @@ from perfmodel.cli.options import (
     JsonFile,
     RayAddress,
     Workers,
-    read_machine,
 )
 from perfmodel.cli.outputs import Outputs
 
@@ -81,12 +80,11 @@ def whatif(
     Outputs(json_file=json_file).check()
     from perfmodel import api
 
+    mode = api.Mode.ISOLATED if isolated else api.Mode.PERIOD
     answer = api.whatif(
-        job,
+        api.JobScenario(str(job), topology, hosts, stack, mode, samples=0),
         apply or (),
         sweep=sweep,
-        machine=read_machine(topology, hosts, stack),
-        mode=api.Mode.ISOLATED if isolated else api.Mode.PERIOD,
         force=force,
         executor=executor.value,
         workers=workers,

@@ -1,17 +1,18 @@
 """PricedJob: a job with a duration for every task of every rank, and samples of it.
 
-Ops of one family err together. A sample draws one factor a family, from the
-seed and the family's name alone, so that two plans priced with one seed get
-the same draws and their difference is not noise.
+Ops of one family err together, and all of them by the spread of their stack. A sample
+draws one factor a family and one for all, from the seed and a name alone, so two plans
+priced with one seed get the same draws and their difference is not noise.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.estimates import CodeColumn, FloatColumn
@@ -19,6 +20,7 @@ from perfmodel.costs.interference import NOTHING_SLOWED, GenerationSlowdowns
 from perfmodel.costs.models import FAMILIES
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
+from perfmodel.stacks.spread import NO_SPREAD, Spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +30,8 @@ class PricedJob:
     *float_ns* are the durations before they were rounded to the clock. *family*
     is an index into FAMILIES. *link_use* is, for collectives, the share of the
     duration that they keep the links of a GPU and of a NIC busy. *slowdowns* say
-    how much longer kernels take beside collectives; recorded ones hold it already.
+    how much longer kernels take beside collectives; recorded ones hold it already. *spread* is
+    what all costs but recorded ones err by together.
     """
 
     job: JobGraph
@@ -40,11 +43,28 @@ class PricedJob:
     bound: CodeColumn
     link_use: FloatColumn
     slowdowns: GenerationSlowdowns = NOTHING_SLOWED
+    spread: Spread = NO_SPREAD
 
     def rows_of_rank(self, rank: int) -> slice:
         """Where the tasks of *rank* stand in the columns."""
         start = int(self.durations.rank_offset[rank])
         return slice(start, start + self.job.program_of(rank).task_count)
+
+    def take(
+        self, rows: NDArray[np.int64], rank_offset: NDArray[np.int64], *, job: JobGraph
+    ) -> PricedJob:
+        """The prices in *rows* alone, for a *job* whose ranks begin at *rank_offset* of them."""
+        return replace(
+            self,
+            job=job,
+            durations=DurationTable(self.durations.values_ns[rows], rank_offset),
+            float_ns=self.float_ns[rows],
+            relative_sigma=self.relative_sigma[rows],
+            provenance=self.provenance[rows],
+            family=self.family[rows],
+            bound=self.bound[rows],
+            link_use=self.link_use[rows],
+        )
 
     def provenance_ns(self, rank: int) -> dict[Provenance, int]:
         """Total duration of the tasks of *rank* by how it is known, waits left out."""
@@ -60,10 +80,21 @@ class PricedJob:
         """*count* duration vectors that the uncertainties allow."""
         draws = np.stack([family_draws(name, count, seed=seed) for name in FAMILIES])
         exponents = self.relative_sigma[:, np.newaxis] * draws[self.family]
+        is_predicted = (self.provenance != Provenance.RECORDED)[:, np.newaxis]
+        exponents += is_predicted * self.spread.relative_sigma * even_draws(count, seed=seed)
         sampled = np.rint(self.float_ns[:, np.newaxis] * np.exp(exponents))
         return DurationTable(
             np.ascontiguousarray(sampled.astype(np.int64)), self.durations.rank_offset
         )
+
+
+def even_draws(count: int, *, seed: int) -> NDArray[np.float64]:
+    """Standard normal draws, one from each of *count* equal parts of the distribution.
+
+    Few draws then have the quantiles of many, which the ends of an interval are.
+    """
+    parts: NDArray[np.float64] = ndtri((np.arange(count) + 0.5) / count)
+    return np.random.default_rng([seed, zlib.crc32(b"spread")]).permutation(parts)
 
 
 def family_draws(family: str, count: int, *, seed: int) -> NDArray[np.float64]:

@@ -6,8 +6,9 @@ order of walking cannot change the answer (max-plus algebra), so blocks of
 ranks may be advanced anywhere, in any order, and give the same nanoseconds.
 
 Only ends and the moments members were ready are kept; why a task started when
-it did follows from them (see `timeline`). Loops stand where slices would do,
-because numba compiles them many times faster.
+it did follows from them (see `history`). The arrays that are walked are those
+of a `FlatJob`. Loops stand where slices would do, because numba compiles them
+many times faster.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine.layout import Int32s, Int64s, Layout
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s
 
 NOT_DONE = -1
 """The end of a task that has not run yet; the clock starts at 0."""
@@ -39,7 +40,7 @@ def _compiled(function: _Pass) -> _Pass:
     """Compile *function* without the counting of references.
 
     Nothing here makes or frees an array. Left to count, numba does so for
-    every array of Layout and State at every call, which doubles the time.
+    every array of FlatJob and State at every call, which doubles the time.
     """
     # In a dict because the option is not in numba's type hints.
     options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
@@ -74,7 +75,7 @@ class State(NamedTuple):
 
 
 @_compiled
-def begin_iteration(s: Layout, x: State, iteration: int) -> None:
+def begin_iteration(s: FlatJob, x: State, iteration: int) -> None:
     """Make *x* ready for an iteration; lanes keep the time that they have reached."""
     x.counts[ITERATION] = iteration
     row = iteration % x.end_ns.shape[0]
@@ -95,7 +96,7 @@ def begin_iteration(s: Layout, x: State, iteration: int) -> None:
 
 
 @_compiled
-def advance(s: Layout, x: State) -> None:
+def advance(s: FlatJob, x: State) -> None:
     """Walk all lanes on the stack, and those they wake, as far as they go."""
     while x.counts[STACK_HEIGHT] > 0:
         x.counts[STACK_HEIGHT] -= 1
@@ -105,7 +106,7 @@ def advance(s: Layout, x: State) -> None:
 
 
 @_compiled
-def resolve(s: Layout, x: State, found: Int64s, signal_ns: Int64s) -> None:
+def resolve(s: FlatJob, x: State, found: Int64s, signal_ns: Int64s) -> None:
     """Take in rendezvous that were resolved outside: rows (rendezvous, group)."""
     for i in range(len(found)):
         rendezvous = found[i, 0]
@@ -116,7 +117,7 @@ def resolve(s: Layout, x: State, found: Int64s, signal_ns: Int64s) -> None:
 
 
 @_compiled
-def _expect_signals(s: Layout, x: State) -> None:
+def _expect_signals(s: FlatJob, x: State) -> None:
     """Count, for every rendezvous, the members that others wait for."""
     for rendezvous in range(len(x.missing)):
         x.missing[rendezvous] = 0
@@ -139,7 +140,7 @@ def _expect_signals(s: Layout, x: State) -> None:
 
 
 @_compiled
-def _walk_lane(s: Layout, x: State, lane: int) -> None:  # noqa: C901, PLR0912, PLR0915  see below
+def _walk_lane(s: FlatJob, x: State, lane: int) -> None:  # noqa: C901, PLR0912, PLR0915  see below
     """Run tasks of *lane* in order until one waits for something unknown.
 
     The one hot loop. It is long because a call for every task, with some
@@ -203,7 +204,7 @@ def _walk_lane(s: Layout, x: State, lane: int) -> None:  # noqa: C901, PLR0912, 
 
 
 @_compiled
-def _arrive(s: Layout, x: State, lane: int, task: int) -> bool:
+def _arrive(s: FlatJob, x: State, lane: int, task: int) -> bool:
     """Bring a member, ready at `x.ready_ns`, to its rendezvous; False where it must wait there."""
     rank = s.lane_rank[lane]
     here = s.p_task[s.r_program[rank]] + task
@@ -233,7 +234,7 @@ def _arrive(s: Layout, x: State, lane: int, task: int) -> bool:
 
 
 @_compiled
-def _start_member(s: Layout, x: State, lane: int, task: int, rendezvous: int, member: int) -> None:
+def _start_member(s: FlatJob, x: State, lane: int, task: int, rendezvous: int, member: int) -> None:
     """Start a member that is ready, when those it waits for are too."""
     rank = s.lane_rank[lane]
     row = x.counts[ITERATION] % x.end_ns.shape[0]
@@ -248,7 +249,7 @@ def _start_member(s: Layout, x: State, lane: int, task: int, rendezvous: int, me
 
 
 @_compiled
-def _release(s: Layout, x: State, group: int, rendezvous: int) -> None:
+def _release(s: FlatJob, x: State, group: int, rendezvous: int) -> None:
     """Start every member that waits in a rendezvous, and put its lane back to work."""
     first = s.g_member[group] + (rendezvous - s.g_rendezvous[group]) * s.g_size[group]
     for member in range(first, first + s.g_size[group]):

@@ -22,7 +22,7 @@ from perfmodel.engine.advance import (
     begin_iteration,
     resolve,
 )
-from perfmodel.engine.layout import Int32s, Int64s, Layout, build_layout
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s, build_layout
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 
@@ -58,7 +58,7 @@ class Block:
         ranks: Int32s | None = None,
         kept_iterations: int = 1,
     ) -> None:
-        self.layout: Layout = build_layout(job, ranks)
+        self.layout: FlatJob = build_layout(job, ranks)
         self._state = _new_state(self.layout, durations, kept_iterations)
 
     @property
@@ -120,7 +120,7 @@ class Block:
         return self._state.lane_now_ns.copy()
 
 
-def _new_state(layout: Layout, durations: DurationTable, kept_iterations: int) -> State:
+def _new_state(layout: FlatJob, durations: DurationTable, kept_iterations: int) -> State:
     tasks, lanes = int(layout.r_task[-1]), int(layout.r_lane[-1])
     rendezvous, members = int(layout.g_rendezvous[-1]), int(layout.g_member[-1])
     external = int((np.diff(layout.g_rendezvous) * layout.g_is_external).sum())

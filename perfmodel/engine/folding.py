@@ -109,6 +109,7 @@ def _folded_job(
     return JobGraph(
         ops=job.ops,
         labels=job.labels,
+        origins=job.origins,
         programs=job.programs,
         rank_program=job.rank_program[representative],
         groups=groups,

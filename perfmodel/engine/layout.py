@@ -1,4 +1,4 @@
-"""Layout: a job's structure as flat arrays that the compiled pass can walk.
+"""FlatJob: a job's structure as flat arrays that the compiled pass can walk.
 
 Programs stay shared: a thousand ranks with one program read the same few
 kilobytes, so that a big job is limited by writing results, not by reading it.
@@ -21,7 +21,7 @@ Int64s = NDArray[np.int64]
 Bytes8 = NDArray[np.uint8]
 
 
-class Layout(NamedTuple):
+class FlatJob(NamedTuple):
     """Flat arrays. Prefix `p` is by program, `r` by rank, `g` by group, none by task or dep."""
 
     # program -> where its tasks, lanes and rendezvous tasks begin
@@ -75,7 +75,7 @@ def max_distance(job: JobGraph) -> int:
     return max((int(program.dep_distance.max(initial=0)) for program in job.programs), default=0)
 
 
-def build_layout(job: JobGraph, ranks: Int32s | None = None) -> Layout:
+def build_layout(job: JobGraph, ranks: Int32s | None = None) -> FlatJob:
     """The layout of the given *ranks* of *job*, or of all.
 
     Groups and their members keep their numbers whatever the ranks, so that
@@ -91,7 +91,7 @@ def build_layout(job: JobGraph, ranks: Int32s | None = None) -> Layout:
     r_group = np.ascontiguousarray(job.rank_group[chosen])
     g_size = _endpoint_counts(job.rank_group, len(job.groups))
     sequences = sequence_counts(job)
-    return Layout(
+    return FlatJob(
         p_task=_starts(task_counts),
         p_lane=_starts(lane_counts),
         p_member=_starts(np.array([len(of_program) for of_program in members], dtype=np.int64)),

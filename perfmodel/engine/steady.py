@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numba
 import numpy as np
+from numpy.typing import NDArray
 
-from perfmodel.engine.layout import Int64s
+from perfmodel.engine.layout import Int32s, Int64s
 from perfmodel.engine.replay import Replay
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
@@ -52,20 +54,64 @@ def find_period(replay: Replayer, job: JobGraph, durations: DurationTable) -> St
         iterations = min(2 * iterations, MOST_ITERATIONS)
 
 
-def _is_periodic(answer: Replay, cyclicity: int) -> bool:
-    """Whether two cycles in a row took the same time, and no lane is slower than that."""
-    ends = answer.iteration_end_ns
-    if len(ends) < 2 * cyclicity + 1:
+def mean_of_second_half_ns(ends_ns: Int64s) -> NDArray[np.float64]:
+    """Mean iteration time over the second half of iterations that end at *ends_ns*, by vector."""
+    count = len(ends_ns)
+    span = max(count // 2, 1)
+    before_ns = ends_ns[-1 - span] if count > 1 else 0
+    times: NDArray[np.float64] = (ends_ns[-1] - before_ns) / span
+    return times
+
+
+@numba.njit(cache=True, nogil=True)
+def is_repeated(
+    ends_ns: Int64s, count: int, lanes_ns: Int64s, lane_rows: Int32s, cyclicity: int
+) -> bool:
+    """Whether two cycles in a row took the same time, and no lane is slower than that.
+
+    *ends_ns* are those of *count* iterations; `lanes_ns[i % len(lanes_ns), row]` for
+    the *lane_rows* is when the lanes of iteration i were done, on all ranks.
+    """
+    if count < 2 * cyclicity + 1:
         return False
-    cycle = ends[-1] - ends[-1 - cyclicity]
-    steps = np.diff(ends[-2 * cyclicity - 1 :], axis=0)
-    lanes = answer.lane_now_ns[-1] - answer.lane_now_ns[-1 - cyclicity]
-    return bool(np.array_equal(steps[:cyclicity], steps[cyclicity:]) and (lanes <= cycle).all())
+    length_ns = ends_ns[count - 1] - ends_ns[count - 1 - cyclicity]
+    for step in range(cyclicity):
+        late_ns = ends_ns[count - 1 - step] - ends_ns[count - 2 - step]
+        first = count - 1 - step - cyclicity
+        if late_ns != ends_ns[first] - ends_ns[first - 1]:
+            return False
+    history = lanes_ns.shape[0]
+    for row in lane_rows:
+        now = lanes_ns[(count - 1) % history, row]
+        then = lanes_ns[(count - 1 - cyclicity) % history, row]
+        for place in range(len(now)):
+            if now[place] - then[place] > length_ns:
+                return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def mean_period_ns(total_ns: int, count: int) -> int:
+    """The mean of *count* iterations, rounded half up so that it is the same everywhere."""
+    return (2 * total_ns + count) // (2 * count)
+
+
+def _is_periodic(answer: Replay, cyclicity: int) -> bool:
+    ends, lanes = answer.iteration_end_ns, answer.lane_now_ns
+    rows = np.arange(lanes.shape[1], dtype=np.int32)
+    return all(
+        is_repeated(
+            np.ascontiguousarray(ends[:, vector]),
+            len(ends),
+            np.ascontiguousarray(lanes[:, :, vector : vector + 1]),
+            rows,
+            cyclicity,
+        )
+        for vector in range(ends.shape[1])
+    )
 
 
 def _mean_period(answer: Replay, cyclicity: int) -> Int64s:
     ends = answer.iteration_end_ns
-    total = ends[-1] - ends[-1 - cyclicity]
-    # Rounded half up, so that the answer is the same everywhere.
-    period: Int64s = (2 * total + cyclicity) // (2 * cyclicity)
-    return period
+    totals = (ends[-1] - ends[-1 - cyclicity]).tolist()
+    return np.array([mean_period_ns(total, cyclicity) for total in totals], dtype=np.int64)

@@ -78,7 +78,7 @@ def _best_cut(
     return int(places[order[0]])
 
 
-# Ops, labels and the names of groups stay at home: nobody out there prices or
+# Ops, labels, origins and the names of groups stay at home: nobody out there prices or
 # shows anything.
 
 
@@ -87,11 +87,12 @@ NAMELESS = Group("", ())
 
 def strip_job(job: JobGraph) -> JobGraph:
     """*job* with nothing but its structure."""
-    no_labels = np.empty(0, dtype=np.int32)
+    unnamed = np.empty(0, dtype=np.int32)
     return JobGraph(
         ops=(),
         labels=(),
-        programs=tuple(replace(program, label=no_labels) for program in job.programs),
+        origins=(),
+        programs=tuple(replace(one, label=unnamed, origin=unnamed) for one in job.programs),
         rank_program=job.rank_program,
         groups=(NAMELESS,) * len(job.groups),
         rank_group=job.rank_group,

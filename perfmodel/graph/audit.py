@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.base.errors import GraphError
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Op
-from perfmodel.graph.program import PLAIN, Int32s, Program, Role
+from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Program, Role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +55,7 @@ def _check_program(job: JobGraph, index: int, program: Program) -> None:
         raise GraphError(f"{where}: its lanes do not cover its {count} tasks.")
     _check_range(where, "op", program.op, len(job.ops))
     _check_range(where, "label", program.label, len(job.labels))
+    _check_range(where, "origin", program.origin[program.origin != NO_ORIGIN], len(job.origins))
     _check_range(where, "source of a dependency", program.dep_task, count)
     if (program.dep_lag_ns < 0).any():
         raise GraphError(f"{where}: the lag of a dependency must not be negative.")

@@ -7,19 +7,21 @@ lane. `build` sorts them lane after lane and renumbers the dependencies.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import GraphError
-from perfmodel.graph.job import NO_GROUP, Group, JobFacts, JobGraph
+from perfmodel.graph.job import NO_GROUP, Group, JobFacts, JobGraph, Origin
 from perfmodel.graph.ops import Op
 from perfmodel.graph.program import PLAIN, Anchor, Lane, LaneKind, Program, Role
 
 MOST_DISTANCE = 255
-_TASK_FIELDS = 6
+_TASK_FIELDS = 7
+_SLOT = 4
+"""Where a task's row has its communicator, and behind it the rendezvous."""
 _DEP_FIELDS = 5
 
 
@@ -38,10 +40,12 @@ class Dependency:
 
 @dataclass(slots=True)
 class Tables:
-    """Ops and labels shared by all programs of a job, each kept once."""
+    """Ops, labels and origins shared by all programs of a job, each kept once."""
 
     op_index: dict[Op, int] = field(default_factory=dict)
     label_index: dict[str, int] = field(default_factory=dict)
+    origin_index: dict[Origin, int] = field(default_factory=dict)
+    _origin_of_label: dict[str, int] = field(default_factory=dict)
     # The same op object comes thousands of times; asking for it by identity
     # spares hashing its fields. The object is kept, so that no other gets its id.
     _op_of_id: dict[int, tuple[Op, int]] = field(default_factory=dict)
@@ -54,15 +58,61 @@ class Tables:
             self._op_of_id[id(op)] = known
         return known[1]
 
+    def label_names(self) -> tuple[str, ...]:
+        """All labels, in the order of their numbers."""
+        return tuple(self.label_index)
+
     def label(self, label: str) -> int:
         """The index of *label*, added if it is new."""
         return self.label_index.setdefault(label, len(self.label_index))
+
+    def origin(self, origin: Origin | None, label: str) -> int:
+        """The index of *origin*, added if it is new; None is the operator named as *label*."""
+        if origin is not None:
+            return self.origin_index.setdefault(origin, len(self.origin_index))
+        if label not in self._origin_of_label:
+            self._origin_of_label[label] = self.origin(Origin(label), label)
+        return self._origin_of_label[label]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment in the making of a program: tasks, dependencies and rendezvous so far."""
+
+    tasks: int
+    deps: int
+    sequences: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Tasks in a row of a program, to be added again elsewhere.
+
+    Rows are as the builder keeps them, with tasks and rendezvous counted from the piece's start
+    and *label* counting in *labels*. A dependency on what was there before has its place among
+    the tasks that the piece leans on in *outside*, the others -1.
+    """
+
+    tasks: NDArray[np.int64]
+    deps: NDArray[np.int64]
+    outside: NDArray[np.int64]
+    labels: tuple[str, ...]
+    sequences: Mapping[int, int]
+    _numbers: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    def names(self, tables: Tables, prefix: str) -> NDArray[np.int64]:
+        """The job's numbers of *labels*, each behind *prefix*, and of the origins they name."""
+        if prefix not in self._numbers:
+            labels = [prefix + label for label in self.labels]
+            numbers = [(tables.label(label), tables.origin(None, label)) for label in labels]
+            self._numbers[prefix] = np.array(numbers, dtype=np.int64).reshape(-1, 2)
+        return self._numbers[prefix]
 
 
 class ProgramBuilder:
     """Collects the tasks of one rank's iteration.
 
-    Kept as flat numbers, six a task and five a dependency, because programs
+    Kept as flat numbers, seven a task and five a dependency, because programs
     of a million tasks are built.
     """
 
@@ -72,6 +122,11 @@ class ProgramBuilder:
         self._tasks = array("q")
         self._deps = array("q")
         self._next_sequence: dict[int, int] = {}
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes added so far."""
+        return tuple(self._lanes)
 
     @property
     def task_count(self) -> int:
@@ -84,11 +139,17 @@ class ProgramBuilder:
         return len(self._lanes) - 1
 
     def add_task(
-        self, lane: int, op: Op, *, label: str, after: Iterable[Dependency | int] = ()
+        self,
+        lane: int,
+        op: Op,
+        *,
+        label: str,
+        origin: Origin | None = None,
+        after: Iterable[Dependency | int] = (),
     ) -> int:
         """Append a plain task to *lane* and return its number for later dependencies."""
-        row = (lane, self._tables.op(op), self._tables.label(label), PLAIN, PLAIN, 0)
-        return self._add(row, after)
+        named = self._tables.label(label), self._tables.origin(origin, label)
+        return self._add((lane, self._tables.op(op), *named, PLAIN, PLAIN, 0), after)
 
     def add_rendezvous(
         self,
@@ -98,13 +159,14 @@ class ProgramBuilder:
         label: str,
         slot: int,
         role: Role = Role.BOTH,
+        origin: Origin | None = None,
         after: Iterable[Dependency | int] = (),
     ) -> int:
         """Append this rank's part in the next rendezvous of communicator *slot*."""
         sequence = self._next_sequence.get(slot, 0)
         self._next_sequence[slot] = sequence + 1
-        row = (lane, self._tables.op(op), self._tables.label(label), slot, sequence, int(role))
-        return self._add(row, after)
+        named = self._tables.label(label), self._tables.origin(origin, label)
+        return self._add((lane, self._tables.op(op), *named, slot, sequence, int(role)), after)
 
     def add_dependency(self, task: int, dependency: Dependency | int) -> None:
         """Let *task* also wait for *dependency*, which may be a task added later."""
@@ -120,13 +182,60 @@ class ProgramBuilder:
             (task, dependency.task, dependency.anchor, dependency.distance, dependency.lag_ns)
         )
 
+    def mark(self) -> Mark:
+        """This moment."""
+        return Mark(self.task_count, len(self._deps) // _DEP_FIELDS, dict(self._next_sequence))
+
+    def cut(self, since: Mark, *, prefix: str, leans_on: Sequence[int]) -> Piece:
+        """What was added *since*, whose labels all begin with *prefix* and name its origins.
+
+        It may depend on itself and on the tasks that it *leans_on*.
+        """
+        tasks = np.array(self._tasks[since.tasks * _TASK_FIELDS :], dtype=np.int64)
+        deps = np.array(self._deps[since.deps * _DEP_FIELDS :], dtype=np.int64)
+        tasks, deps = tasks.reshape(-1, _TASK_FIELDS), deps.reshape(-1, _DEP_FIELDS)
+        numbers, tasks[:, 2] = np.unique(tasks[:, 2], return_inverse=True)
+        names = self._tables.label_names()
+        deps[:, :2] -= since.tasks
+        place_of = {task - since.tasks: place for place, task in enumerate(leans_on)}
+        outside = [-1 if row >= 0 else place_of[row] for row in deps[:, 1].tolist()]
+        sequences = {
+            slot: count - since.sequences.get(slot, 0)
+            for slot, count in self._next_sequence.items()
+        }
+        for slot in sequences:
+            tasks[tasks[:, _SLOT] == slot, _SLOT + 1] -= since.sequences.get(slot, 0)
+        return Piece(
+            tasks=tasks,
+            deps=deps,
+            outside=np.array(outside, dtype=np.int64),
+            labels=tuple(names[number].removeprefix(prefix) for number in numbers.tolist()),
+            sequences=sequences,
+        )
+
+    def paste(self, piece: Piece, *, prefix: str, leans_on: Sequence[int]) -> None:
+        """Add *piece* again, labelled with *prefix*, leaning on other tasks in the same places."""
+        start = self.task_count
+        tasks, deps = piece.tasks.copy(), piece.deps.copy()
+        tasks[:, 2:4] = piece.names(self._tables, prefix)[tasks[:, 2]]
+        for slot, count in piece.sequences.items():
+            before = self._next_sequence.get(slot, 0)
+            if count:
+                tasks[tasks[:, _SLOT] == slot, _SLOT + 1] += before
+                self._next_sequence[slot] = before + count
+        deps[:, :2] += start
+        is_outside = piece.outside >= 0
+        deps[is_outside, 1] = np.array(leans_on, dtype=np.int64)[piece.outside[is_outside]]
+        self._tasks.frombytes(tasks.tobytes())
+        self._deps.frombytes(deps.tobytes())
+
     def build(self) -> Program:
         """The program; the builder can go on being used."""
         tasks = np.array(self._tasks, dtype=np.int64).reshape(-1, _TASK_FIELDS)
         deps = np.array(self._deps, dtype=np.int64).reshape(-1, _DEP_FIELDS)
         self._check_sources(deps[:, 1])
         place = self.place_of_tasks()
-        lane, op, label, slot, sequence, role = tasks[np.argsort(place)].T
+        lane, op, label, origin, slot, sequence, role = tasks[np.argsort(place)].T
         deps = deps[np.argsort(place[deps[:, 0]], kind="stable")]
         dep_counts = np.bincount(place[deps[:, 0]], minlength=len(tasks))
         return Program(
@@ -134,6 +243,7 @@ class ProgramBuilder:
             lane_start=_offsets(np.bincount(lane, minlength=len(self._lanes))),
             op=op.astype(np.int32),
             label=label.astype(np.int32),
+            origin=origin.astype(np.int32),
             slot=slot.astype(np.int32),
             sequence=sequence.astype(np.int32),
             role=role.astype(np.uint8),
@@ -152,7 +262,7 @@ class ProgramBuilder:
         return place
 
     def _add(
-        self, row: tuple[int, int, int, int, int, int], after: Iterable[Dependency | int]
+        self, row: tuple[int, int, int, int, int, int, int], after: Iterable[Dependency | int]
     ) -> int:
         if not 0 <= row[0] < len(self._lanes):
             raise GraphError(f"task needs a lane that was added before, got lane {row[0]}.")
@@ -215,6 +325,7 @@ class JobBuilder:
         return JobGraph(
             ops=tuple(self.tables.op_index),
             labels=tuple(self.tables.label_index),
+            origins=tuple(self.tables.origin_index),
             programs=tuple(self._programs),
             rank_program=np.array(self._rank_program, dtype=np.int32),
             groups=tuple(self._groups),

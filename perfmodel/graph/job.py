@@ -27,12 +27,32 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a task stands for, as far as somebody said; labels are only for show.
+
+    An *operator* of a model, inside a *module*, called in a *line* of a script
+    or in a *span* that a profiler was told to name.
+    """
+
+    operator: str
+    module: str = ""
+    line: str = ""
+    span: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What a job says about itself: name, origin, and sentences of assumption."""
+    """What a job says about itself: name, origin, and sentences of assumption.
+
+    *stack* names the software that issues it and *peak_memory_bytes* what every rank
+    allocates at most; both are empty where nobody knows.
+    """
 
     name: str
     source: str = ""
     assumptions: tuple[str, ...] = ()
+    stack: str = ""
+    peak_memory_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +65,7 @@ class JobGraph:
 
     ops: tuple[Op, ...]
     labels: tuple[str, ...]
+    origins: tuple[Origin, ...]
     programs: tuple[Program, ...]
     rank_program: Int32s
     groups: tuple[Group, ...]

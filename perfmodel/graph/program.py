@@ -20,6 +20,8 @@ Bytes8 = NDArray[np.uint8]
 
 PLAIN = -1
 """Slot and sequence of a task that takes part in no rendezvous."""
+NO_ORIGIN = -1
+"""Origin of a task that was added to a job and stands for nothing in it."""
 
 
 class LaneKind(Enum):
@@ -70,7 +72,8 @@ class Role(IntFlag):
 class Program:
     """The columns of one rank's iteration; see `ProgramBuilder` for how to make one.
 
-    Task t carries out `op[t]` (an index into the job's ops), is shown as
+    Task t carries out `op[t]` (an index into the job's ops), stands for
+    `origin[t]` (an index into its origins, or NO_ORIGIN), is shown as
     `label[t]`, and takes part in the rendezvous number `sequence[t]` of
     communicator `slot[t]` (both PLAIN for an ordinary task). Its dependencies
     are rows `dep_start[t]` to `dep_start[t + 1]` of the dep columns:
@@ -81,6 +84,7 @@ class Program:
     lane_start: Int32s
     op: Int32s
     label: Int32s
+    origin: Int32s
     slot: Int32s
     sequence: Int32s
     role: Bytes8
@@ -114,6 +118,7 @@ COLUMN_TYPES: dict[str, type[np.generic]] = {
     "lane_start": np.int32,
     "op": np.int32,
     "label": np.int32,
+    "origin": np.int32,
     "slot": np.int32,
     "sequence": np.int32,
     "role": np.uint8,

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,16 @@ from numpy.typing import NDArray
 
 from perfmodel.base.errors import GraphError
 from perfmodel.graph.audit import check_job
-from perfmodel.graph.job import Group, JobFacts, JobGraph
+from perfmodel.graph.job import Group, JobFacts, JobGraph, Origin
 from perfmodel.graph.op_words import op_from_words, op_to_words
 from perfmodel.graph.program import COLUMN_TYPES, Lane, LaneKind, Program
 
 SCHEMA_VERSION = 1
 HEADER = "job.json"
+_ORIGINS_FILE = "origins.parquet"
+_ORIGINS = pa.schema([(name, pa.string()) for name in ("operator", "module", "line", "span")])
 _BY_DEPENDENCY = ("dep_task", "dep_anchor", "dep_distance", "dep_lag_ns")
-_BY_TASK = ("op", "label", "slot", "sequence", "role")
+_BY_TASK = ("op", "label", "origin", "slot", "sequence", "role")
 
 
 def save_job(job: JobGraph, folder: Path) -> None:
@@ -99,6 +102,8 @@ def _header(job: JobGraph) -> dict[str, Any]:
         "name": job.facts.name,
         "source": job.facts.source,
         "assumptions": list(job.facts.assumptions),
+        "stack": job.facts.stack,
+        "peak_memory_bytes": list(job.facts.peak_memory_bytes),
         "programs": [
             {
                 "lanes": [[lane.name, lane.kind.value] for lane in program.lanes],
@@ -115,6 +120,8 @@ def _write_columns(job: JobGraph, draft: Path) -> None:
     ops = [orjson.dumps(op_to_words(op)).decode() for op in job.ops]
     _write(draft / "ops.parquet", {"op": ops})
     _write(draft / "labels.parquet", {"label": list(job.labels)})
+    words = [asdict(origin) for origin in job.origins]
+    pq.write_table(pa.Table.from_pylist(words, _ORIGINS), draft / _ORIGINS_FILE, compression="zstd")
     _write(
         draft / "ranks.parquet",
         {"program": job.rank_program, "groups": list(job.rank_group)},
@@ -139,6 +146,7 @@ def _write(path: Path, columns: dict[str, Any]) -> None:
 
 def _assemble(folder: Path, header: dict[str, Any]) -> JobGraph:
     ops = pq.read_table(folder / "ops.parquet")["op"].to_pylist()
+    labels = tuple(pq.read_table(folder / "labels.parquet")["label"].to_pylist())
     ranks = pq.read_table(folder / "ranks.parquet")
     groups = np.array(ranks["groups"].to_pylist(), dtype=np.int32)
     return JobGraph(
@@ -146,19 +154,40 @@ def _assemble(folder: Path, header: dict[str, Any]) -> JobGraph:
             op_from_words(orjson.loads(words), where=f"{folder}: op {index}")
             for index, words in enumerate(ops)
         ),
-        labels=tuple(pq.read_table(folder / "labels.parquet")["label"].to_pylist()),
+        labels=labels,
+        origins=_read_origins(folder, labels),
         programs=tuple(_read_programs(folder, header["programs"])),
         rank_program=ranks["program"].to_numpy().astype(np.int32),
         groups=tuple(Group(group["name"], tuple(group["ranks"])) for group in header["groups"]),
         rank_group=groups.reshape(len(ranks), header["slot_count"]),
-        facts=JobFacts(header["name"], header["source"], tuple(header["assumptions"])),
+        facts=_read_facts(header),
     )
+
+
+def _read_facts(header: dict[str, Any]) -> JobFacts:
+    # Jobs written before these two were known have neither.
+    return JobFacts(
+        name=header["name"],
+        source=header["source"],
+        assumptions=tuple(header["assumptions"]),
+        stack=str(header.get("stack", "")),
+        peak_memory_bytes=tuple(int(size) for size in header.get("peak_memory_bytes", ())),
+    )
+
+
+def _read_origins(folder: Path, labels: tuple[str, ...]) -> tuple[Origin, ...]:
+    """The origins of a job; one that was written without has its labels for them."""
+    if not (folder / _ORIGINS_FILE).is_file():
+        return tuple(Origin(label) for label in labels)
+    return tuple(Origin(**words) for words in pq.read_table(folder / _ORIGINS_FILE).to_pylist())
 
 
 def _read_programs(folder: Path, descriptions: list[dict[str, Any]]) -> list[Program]:
     tasks = pq.read_table(folder / "tasks.parquet")
     dependencies = pq.read_table(folder / "dependencies.parquet")
-    by_task = {name: tasks[name].to_numpy() for name in (*_BY_TASK, "dep_count")}
+    stored = {name: name if name in tasks.column_names else "label" for name in _BY_TASK}
+    by_task = {name: tasks[column].to_numpy() for name, column in stored.items()}
+    by_task["dep_count"] = tasks["dep_count"].to_numpy()
     by_dependency = {name: dependencies[name].to_numpy() for name in _BY_DEPENDENCY}
     programs, task, dependency = [], 0, 0
     for description in descriptions:

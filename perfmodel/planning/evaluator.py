@@ -17,9 +17,9 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
-from perfmodel.planning.evaluate import Int8s, PlanTimes, evaluate_plans
-from perfmodel.planning.frame import EMPTY, HOLDER, Frame, build_frame
-from perfmodel.planning.layout import Layout, LayoutBook
+from perfmodel.engine.condensed import CondensedJob, Int8s, VariantTimes, evaluate_variants
+from perfmodel.planning.frame import EMPTY, HOLDER, build_frame
+from perfmodel.planning.layout import LayoutBook, PlanLayout
 from perfmodel.planning.placements import (
     Int32s,
     Int64s,
@@ -88,7 +88,7 @@ class PricedPlans:
 class PlanMeasures:
     """By plan: times, what its busiest ranks take for their parts, memory of its fullest rank."""
 
-    times: PlanTimes
+    times: VariantTimes
     busiest_ns: Floats
     peak_bytes: Int64s
 
@@ -101,7 +101,7 @@ class PlanMeasures:
 class _KnownFrame:
     """A frame, and the memory of a rank that holds no piece."""
 
-    frame: Frame
+    frame: CondensedJob
     base_bytes: int
 
 
@@ -118,7 +118,7 @@ class PlanEvaluator:
         self.pricer = PlanPricer(spec, cluster, stack)
         self._frames: dict[FrameKey, _KnownFrame] = {}
 
-    def times(self, plans: Sequence[ShardingPlan]) -> PlanTimes:
+    def times(self, plans: Sequence[ShardingPlan]) -> VariantTimes:
         """Times of *plans*, in their order."""
         return self.measure(plans).times
 
@@ -132,7 +132,7 @@ class PlanEvaluator:
         placements = self.catalog.placements(plans)
         return self._measure(placements, widths, keys, lambda place: plans[place])
 
-    def measure_layouts(self, book: LayoutBook, layouts: Sequence[Layout]) -> PlanMeasures:
+    def measure_layouts(self, book: LayoutBook, layouts: Sequence[PlanLayout]) -> PlanMeasures:
         """The same for layouts: a plan is built only where none is known with its frame."""
         return self._measure(
             join_placements(
@@ -171,13 +171,13 @@ class PlanEvaluator:
             for first in range(0, len(places), AT_ONCE):
                 part = places[first : first + AT_ONCE]
                 priced = self.price_placements(placements.take(part), partial_widths[part])
-                found = evaluate_plans(known.frame, priced.kinds, priced.durations_ns)
+                found = evaluate_variants(known.frame, priced.kinds, priced.durations_ns)
                 times[:, part] = np.stack(
                     [found.isolated_ns, found.period_ns, found.iterations, found.cyclicity]
                 )
                 busiest[part] = priced.busiest_ns
                 peak[part] = priced.loads.memory_bytes.max(axis=1) + known.base_bytes
-        return PlanMeasures(PlanTimes(*times), busiest, peak)
+        return PlanMeasures(VariantTimes(*times), busiest, peak)
 
     def _known_frame(
         self, key: FrameKey, plan_of: Callable[[int], ShardingPlan], place: int
@@ -202,7 +202,7 @@ class PlanEvaluator:
         widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
         return self.price_placements(self.catalog.placements(plans), widths)
 
-    def price_layout(self, layout: Layout) -> PricedPlans:
+    def price_layout(self, layout: PlanLayout) -> PricedPlans:
         """Durations of what one layout changes."""
         placements = join_placements([layout.piece], [layout.rank])
         return self.price_placements(placements, np.array([layout.partial_width]))
@@ -214,7 +214,7 @@ class PlanEvaluator:
         kinds = np.where(loads.piece_counts > 0, HOLDER, EMPTY).astype(np.int8)
         return PricedPlans(kinds, costs, loads)
 
-    def frame(self, plan: ShardingPlan) -> Frame:
+    def frame(self, plan: ShardingPlan) -> CondensedJob:
         """The frame of plans like *plan*, nominal durations only."""
         return self._known_frame(frame_key(plan), lambda _: plan, 0).frame
 

@@ -37,7 +37,7 @@ COPIED = Cut(0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class PlanLayout:
     """The cut of every table, and piece and rank of all pieces, table by table.
 
     Those of table t are *start*[t] to *start*[t + 1]; *partial_width* are the
@@ -56,9 +56,9 @@ class Layout:
         ranks: list[int] = self.rank[self.start[place] : self.start[place + 1]].tolist()
         return ranks
 
-    def with_ranks(self, rank: Int32s) -> Layout:
+    def with_ranks(self, rank: Int32s) -> PlanLayout:
         """The same pieces on other ranks."""
-        return Layout(self.cuts, self.start, self.piece, rank, self.partial_width, self.copied)
+        return PlanLayout(self.cuts, self.start, self.piece, rank, self.partial_width, self.copied)
 
 
 def split_table(place: int, table: EmbeddingTable, cut: Cut) -> list[Shard]:
@@ -92,11 +92,11 @@ class LayoutBook:
             self._pieces[key] = np.array(numbers, dtype=np.int32)
         return self._pieces[key]
 
-    def build(self, cuts: Sequence[Cut], ranks: Sequence[int]) -> Layout:
+    def build(self, cuts: Sequence[Cut], ranks: Sequence[int]) -> PlanLayout:
         """The layout that puts the pieces of all tables on *ranks*, in order."""
         start = (0, *accumulate(cut.count for cut in cuts))
         pieces = [self.pieces(place, cut) for place, cut in enumerate(cuts)]
-        return Layout(
+        return PlanLayout(
             tuple(cuts),
             start,
             np.concatenate(pieces),
@@ -105,12 +105,12 @@ class LayoutBook:
             tuple(place for place, cut in enumerate(cuts) if cut == COPIED),
         )
 
-    def recut(self, layout: Layout, place: int, cut: Cut, ranks: Sequence[int]) -> Layout:
+    def recut(self, layout: PlanLayout, place: int, cut: Cut, ranks: Sequence[int]) -> PlanLayout:
         """*layout* with the table at *place* cut anew, its pieces on *ranks*."""
         cuts = (*layout.cuts[:place], cut, *layout.cuts[place + 1 :])
         first, after = layout.start[place], layout.start[place + 1]
         placed = np.array(ranks, dtype=np.int32)
-        return Layout(
+        return PlanLayout(
             cuts,
             (0, *accumulate(one.count for one in cuts)),
             np.concatenate([layout.piece[:first], self.pieces(place, cut), layout.piece[after:]]),
@@ -119,7 +119,7 @@ class LayoutBook:
             tuple(place for place, cut in enumerate(cuts) if cut == COPIED),
         )
 
-    def from_plan(self, plan: ShardingPlan) -> Layout | None:
+    def from_plan(self, plan: ShardingPlan) -> PlanLayout | None:
         """*plan* as a layout; None where a table is not cut into a regular grid."""
         held: list[list[Shard]] = [[] for _ in plan.tables]
         for shard in plan.shards:
@@ -139,7 +139,7 @@ class LayoutBook:
             ranks += [shard.rank for shard in shards]
         return self.build(cuts, ranks)
 
-    def to_plan(self, layout: Layout, name: str) -> ShardingPlan:
+    def to_plan(self, layout: PlanLayout, name: str) -> ShardingPlan:
         """The plan that *layout* is."""
         task = self.task
         shards = [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.planning.layout import COPIED, WHOLE, Cut, Layout, LayoutBook
+from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout
 from perfmodel.planning.plan_costs import Floats
 
 NEAR = 6
@@ -46,13 +46,13 @@ class Neighbourhood:
         self._busiest = [*leaders, *order[:near]]
         self._least = order[::-1][: 2 * near]
 
-    def propose(self, layout: Layout, count: int) -> list[Layout]:
+    def propose(self, layout: PlanLayout, count: int) -> list[PlanLayout]:
         """Up to *count* layouts one step from *layout*."""
         table_of = np.repeat(np.arange(len(layout.cuts)), np.diff(layout.start)).tolist()
         of_rank: dict[int, list[int]] = {}
         for number, rank in enumerate(layout.rank.tolist()):
             of_rank.setdefault(rank, []).append(number)
-        found: list[Layout] = []
+        found: list[PlanLayout] = []
         for _ in range(4 * count):
             changed = self._step(layout, of_rank, table_of)
             found += [] if changed is None else [changed]
@@ -60,7 +60,7 @@ class Neighbourhood:
                 break
         return found
 
-    def copy_steps(self, layout: Layout) -> list[Layout]:
+    def copy_steps(self, layout: PlanLayout) -> list[PlanLayout]:
         """A small table more, one less, or one for another on every rank."""
         small = [
             place
@@ -79,8 +79,8 @@ class Neighbourhood:
         return [changed] if len(changed.rank) else []
 
     def _step(
-        self, layout: Layout, of_rank: dict[int, list[int]], table_of: list[int]
-    ) -> Layout | None:
+        self, layout: PlanLayout, of_rank: dict[int, list[int]], table_of: list[int]
+    ) -> PlanLayout | None:
         source = self._random.choice(self._busiest)
         target = self._random.choice(self._least)
         mine, others = of_rank.get(source), of_rank.get(target)
@@ -100,7 +100,7 @@ class Neighbourhood:
                 rank[self._random.choice(mine)] = target
         return layout.with_ranks(rank)
 
-    def _recut(self, layout: Layout, place: int) -> Layout | None:
+    def _recut(self, layout: PlanLayout, place: int) -> PlanLayout | None:
         """More or fewer pieces by rows or columns, on ranks with little to do."""
         table, cut = self._tables[place], layout.cuts[place]
         most = self._book.task.rank_count

@@ -30,7 +30,6 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
 from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.dlrm.switches import switches_of
 from perfmodel.workloads.kernels import cast, elementwise
 from topologies import Cluster
 
@@ -79,7 +78,7 @@ class PlanPricer:
         self._stack = stack
         self._samples = local_batch(spec, rank_count=cluster.rank_count)
         self._lookups = LookupPricer(cluster.device)
-        self._kernel = switches_of(stack).lookup_kernel(spec.embedding.optimizer)
+        self._kernel = stack.tables.kernel_for(spec.embedding.optimizer)
         architecture = cluster.device.architecture.value
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self._exchange = ExchangePricer(
@@ -112,11 +111,6 @@ class PlanPricer:
                 kernel = elementwise("reduce_sum", self._samples * width, section.exchange_dtype)
                 out[plan, PARTIAL] = self._small(kernel)
         return PlanCosts(out)
-
-    def exchange_sigma(self, loads: RankLoads) -> float:
-        """How unsure the pooled exchange of the first plan is."""
-        size = self._spec.embedding.exchange_dtype.size_bytes
-        return self._exchange.relative_sigma(self._samples * loads.widths[0] * size)
 
     def alone(self, terms: Int64s) -> AloneCosts:
         """Lookup and update of pieces one by one, pieces x terms, without their floors."""
@@ -257,11 +251,6 @@ class ExchangePricer:
         )
         further_ns = (large.duration_ns - small.duration_ns) * self._time_ratio
         return float(further_ns / (sizes[1] - sizes[0]))
-
-    def relative_sigma(self, each_bytes: Int64s) -> float:
-        """How unsure the exchange of one plan is."""
-        count = len(each_bytes)
-        return float(self._even(float(each_bytes.sum()) * (count - 1) / count).relative_sigma)
 
     def _even(self, mean_bytes: float) -> CollectiveCost:
         return price_sizes(

@@ -57,7 +57,7 @@ class RankQuestion:
             )
         if self.rank_by is not RankBy.NOMINAL and self.batches < 2:
             raise ScenarioError(
-                f"rank: ordering by {self.rank_by.value} needs sampled batches. Add --samples 200."
+                f"rank: ordering by {self.rank_by.value} needs sampled batches. Add --batches 200."
             )
         if self.samples < 2 or self.searches < 1 or self.search_seconds < 0:
             raise ScenarioError(

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
-from embeddings.sharders import ShardingTask, build_named_plan
-from embeddings.torchrec_plan import load_torchrec_plan
 from perfmodel.base.errors import PlanError
+from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
+from perfmodel.costs.priced_job import PricedJob
+from perfmodel.engine.condensed import evaluate_variants, start_and_end
 from perfmodel.execution.executor import Executor
+from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.batches import BatchSpread, sample_batches
-from perfmodel.planning.evaluate import start_and_end
 from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.placements import Int32s
-from perfmodel.planning.question import RankQuestion, Setting, load_setting
+from perfmodel.planning.frame import build_frame
+from perfmodel.planning.making import MadePlans, make_plans
+from perfmodel.planning.plan_costs import GRADIENTS, INDICES, LOOKUP, POOLED, UPDATE
+from perfmodel.planning.question import RankQuestion, load_setting
 from perfmodel.planning.ranking import (
+    PlanBound,
     RankBy,
     RankedPlan,
     Ranking,
     Straggler,
     beats_next,
 )
-from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
-from perfmodel.planning.uncertainty import PlanSampler, group_by_frame
+from perfmodel.prediction.answer import Answer
+from perfmodel.prediction.answering import answer
 from perfmodel.prediction.phases import OnPhase, ignore_phase
-from perfmodel.prediction.sampling import build_interval
+from perfmodel.prediction.question import Asked, workload_question
 from perfmodel.prediction.scenario import Mode
+from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from topologies import Cluster
 
-KEPT_ENUMERATED = 5
-CHUNK = 256
 SHOWN_TABLES = 3
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Made:
-    """Plans to compare, those refused with reasons, and how many were judged to get there."""
-
-    plans: tuple[ShardingPlan, ...]
-    refused: tuple[tuple[str, str], ...]
-    judged: int
 
 
 def rank_plans(
@@ -54,71 +48,98 @@ def rank_plans(
     on_phase("building the frame", 0.0)
     setting = load_setting(question)
     evaluator = PlanEvaluator(setting.spec, setting.cluster, setting.stack)
-    made = _make_plans(question, setting, executor, on_phase)
+    made = make_plans(question, setting, executor, on_phase)
     if not made.plans:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in made.refused)
         raise PlanError(f"rank: no plan could be made. {reasons}")
-    on_phase("explaining", 0.8)
-    return order_plans(evaluator, question, made.plans, refused=made.refused, judged=made.judged)
+    on_phase("answering", 0.8)
+    return order_plans(evaluator, question, made, executor=executor)
 
 
 def order_plans(
     evaluator: PlanEvaluator,
     question: RankQuestion,
-    plans: Sequence[ShardingPlan],
+    made: MadePlans,
     *,
-    refused: tuple[tuple[str, str], ...] = (),
-    judged: int = 0,
+    executor: Executor,
 ) -> Ranking:
-    """*plans* in order, each explained."""
-    found = evaluator.measure(plans)
-    drawn: dict[int, np.ndarray] = {}
-    ranked: dict[int, RankedPlan] = {}
-    for members in group_by_frame(plans).values():
-        sampler = PlanSampler(
-            evaluator, plans[members[0]], samples=question.samples, seed=question.seed
-        )
-        for place in members:
-            plan = plans[place]
-            is_period = question.mode is Mode.PERIOD
-            iterations = int(found.times.iterations[place]) if is_period else 1
-            drawn[place] = sampler.times_ns(plan, iterations=iterations)
-            gains = sampler.gains_ns(plan, question.mode)
-            peak = int(found.peak_bytes[place])
-            ranked[place] = RankedPlan(
-                plan=plan,
-                period_ns=int(found.times.period_ns[place]),
-                isolated_ns=int(found.times.isolated_ns[place]),
-                interval=build_interval(
-                    drawn[place], nominal_ns=int(found.time_ns(question.mode)[place])
-                ),
-                beats_next=None,
-                bound=max(gains, key=lambda bound: gains[bound]),
-                gains_ns=gains,
-                straggler=_straggler(evaluator, plan),
-                peak_bytes=peak,
-                fits=peak <= evaluator.cluster.device.memory_bytes,
-                spread=_spread(evaluator, plan, question),
-            )
-    order = sorted(ranked, key=lambda place: _sort_key(ranked[place], question, place))
-    shares = beats_next([drawn[place] for place in order])
+    """The plans that were *made* in order of their answers, each explained."""
+    plans = made.plans
+    askers = _Askers(evaluator.spec, evaluator.cluster, evaluator.stack, _asked(question))
+    answered = executor.map(answer_plan, askers, plans)
+    ranked = [
+        _rank_one(evaluator, question, plan, found)
+        for plan, found in zip(plans, answered, strict=True)
+    ]
+    order = sorted(range(len(ranked)), key=lambda place: sort_key(ranked[place], question, place))
+    shares = beats_next([np.array(ranked[place].answer.drawn_ns) for place in order])
     return Ranking(
         plans=tuple(
             replace(ranked[place], beats_next=share)
             for place, share in zip(order, shares, strict=True)
         ),
-        refused=refused,
+        refused=made.refused,
         mode=question.mode,
         rank_by=question.rank_by,
         device_memory_bytes=evaluator.cluster.device.memory_bytes,
-        plans_judged=judged + len(plans),
-        assumptions=_assumptions(evaluator, plans[0], question),
+        plans_judged=made.judged + len(plans),
+        assumptions=_assumptions(ranked[order[0]].answer, made, question),
     )
 
 
-def _sort_key(plan: RankedPlan, question: RankQuestion, place: int) -> tuple[bool, float, int]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Askers:
+    """What the questions about all plans share."""
+
+    spec: DlrmSpec
+    cluster: Cluster
+    stack: SoftwareStack
+    asked: Asked
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanAnswer:
+    """What `predict --plan` answers for a plan, and what its fullest rank needs."""
+
+    answer: Answer
+    peak_bytes: int
+
+
+def answer_plan(askers: _Askers, plan: ShardingPlan) -> PlanAnswer:
+    """Answer one plan; a function of the module, so it can run on any worker."""
+    question = workload_question(
+        askers.spec, cluster=askers.cluster, stack=askers.stack, asked=askers.asked, plan=plan
+    )
+    peak_bytes = max(memory.total_bytes for memory in question.memory_of_rank)
+    return PlanAnswer(answer(question, executor=SerialExecutor()), peak_bytes)
+
+
+def _asked(question: RankQuestion) -> Asked:
+    return Asked(
+        mode=question.mode, samples=question.samples, seed=question.seed, is_explained=False
+    )
+
+
+def _rank_one(
+    evaluator: PlanEvaluator, question: RankQuestion, plan: ShardingPlan, found: PlanAnswer
+) -> RankedPlan:
+    gains = find_gains(evaluator, plan, question.mode)
+    return RankedPlan(
+        plan=plan,
+        answer=found.answer,
+        beats_next=None,
+        bound=max(gains, key=lambda bound: gains[bound]),
+        gains_ns=gains,
+        straggler=_straggler(evaluator, plan),
+        peak_bytes=found.peak_bytes,
+        fits=found.peak_bytes <= evaluator.cluster.device.memory_bytes,
+        spread=_spread(evaluator, plan, question, found.answer.iteration_ns),
+    )
+
+
+def sort_key(plan: RankedPlan, question: RankQuestion, place: int) -> tuple[bool, float, int]:
     """Plans that fit first, then by time; ties in the order they were given."""
-    time = float(plan.time_ns(question.mode))
+    time = float(plan.answer.iteration_ns)
     if plan.spread is not None and question.rank_by is RankBy.MEAN:
         time = plan.spread.mean_ns
     if plan.spread is not None and question.rank_by is RankBy.QUANTILE:
@@ -126,126 +147,17 @@ def _sort_key(plan: RankedPlan, question: RankQuestion, place: int) -> tuple[boo
     return (not plan.fits, time, place)
 
 
-def _make_plans(
-    question: RankQuestion, setting: Setting, executor: Executor, on_phase: OnPhase
-) -> _Made:
-    # A file that cannot be read is the user's fault and stops; a sharder that finds no room is
-    # an answer.
-    plans = [
-        load_torchrec_plan(
-            file,
-            tables=setting.task.tables,
-            rank_count=setting.task.rank_count,
-            ranks_per_host=setting.task.ranks_per_host,
-        )
-        for file in question.plan_files
-    ]
-    refused: list[tuple[str, str]] = []
-    for name in question.sharders:
-        try:
-            plans.append(build_named_plan(name, setting.task))
-        except PlanError as fault:
-            refused.append((name, str(fault)))
-    judged = 0
-    if question.enumerate_limit:
-        on_phase("enumerating", 0.1)
-        found = _enumerate(question, setting, executor)
-        plans += found.plans
-        judged += found.judged
-    if question.search_seconds > 0:
-        on_phase("searching", 0.2)
-        try:
-            outcome = _search(question, executor, tuple(plans))
-        except PlanError as fault:
-            refused.append(("search", str(fault)))
-        else:
-            plans.append(outcome.plan)
-            judged += outcome.plans_judged
-    return _Made(tuple(plans), tuple(refused), judged)
-
-
-def _search(
-    question: RankQuestion, executor: Executor, starts: tuple[ShardingPlan, ...]
-) -> SearchOutcome:
-    """Several searches, each with its own seed; the best outcome counts."""
-    seeds = [question.seed + number for number in range(question.searches)]
-    outcomes = executor.map(search_from, (question, starts), seeds)
-    best = min(outcomes, key=lambda outcome: outcome.time_ns)
-    return replace(best, plans_judged=sum(outcome.plans_judged for outcome in outcomes))
-
-
-def search_from(shared: tuple[RankQuestion, tuple[ShardingPlan, ...]], seed: int) -> SearchOutcome:
-    """One search; a function of the module, so that it can run on any worker."""
-    question, starts = shared
-    setting = _setting(question)
-    evaluator = PlanEvaluator(setting.spec, setting.cluster, setting.stack)
-    search = PlanSearch(evaluator, setting.task, mode=question.mode, seed=seed)
-    return search.run(starts, SearchLimit(question.search_seconds))
-
-
-@lru_cache(maxsize=4)
-def _setting(question: RankQuestion) -> Setting:
-    return load_setting(question)
-
-
-@lru_cache(maxsize=4)
-def _evaluator(question: RankQuestion) -> PlanEvaluator:
-    setting = _setting(question)
-    return PlanEvaluator(setting.spec, setting.cluster, setting.stack)
-
-
-def _enumerate(question: RankQuestion, setting: Setting, executor: Executor) -> _Made:
-    """All plans of whole tables up to the names of ranks, if they are not too many."""
-    limit = question.enumerate_limit
-    all_ranks = list(islice(iter_assignments(setting.task), limit + 1))
-    if len(all_ranks) > limit:
-        raise PlanError(
-            f"rank: more than {limit} plans of whole tables on {setting.task.rank_count} ranks. "
-            "Raise --enumerate or take --search."
-        )
-    table = np.array(all_ranks, dtype=np.int32)
-    chunks = [table[first : first + CHUNK] for first in range(0, len(table), CHUNK)]
-    times = np.concatenate(executor.map(judge_assignments, question, chunks))
-    best = np.argsort(times, kind="stable")[:KEPT_ENUMERATED]
-    plans = tuple(
-        setting.task.whole(all_ranks[place], f"enumerated-{number + 1}")
-        for number, place in enumerate(best.tolist())
-    )
-    return _Made(plans, (), len(all_ranks))
-
-
-def judge_assignments(question: RankQuestion, ranks: Int32s) -> NDArray[np.int64]:
-    """Times of plans of whole tables, plans x tables; endless where one does not fit."""
-    evaluator = _evaluator(question)
-    task = _setting(question).task
-    found = evaluator.measure_assignments(task, ranks)
-    room = evaluator.cluster.device.memory_bytes
-    return np.where(found.peak_bytes <= room, found.time_ns(question.mode), np.iinfo(np.int64).max)
-
-
-def iter_assignments(task: ShardingTask) -> Iterator[tuple[int, ...]]:
-    """Assignments of tables to ranks; ranks that hold nothing yet are interchangeable."""
-    ranks = [0] * len(task.tables)
-
-    def extend(place: int, used: int) -> Iterator[tuple[int, ...]]:
-        if place == len(ranks):
-            yield tuple(ranks)
-            return
-        for rank in range(min(used + 1, task.rank_count)):
-            ranks[place] = rank
-            yield from extend(place + 1, max(used, rank + 1))
-
-    return extend(0, 0)
-
-
 def _spread(
-    evaluator: PlanEvaluator, plan: ShardingPlan, question: RankQuestion
+    evaluator: PlanEvaluator, plan: ShardingPlan, question: RankQuestion, iteration_ns: int
 ) -> BatchSpread | None:
+    """The spread over sampled batches, around the time that was answered."""
     if question.batches < 2:
         return None
-    return sample_batches(
+    spread = sample_batches(
         evaluator, plan, mode=question.mode, batches=question.batches, seed=question.seed
     )
+    condensed_ns = int(evaluator.measure([plan]).time_ns(question.mode)[0])
+    return spread.scaled(iteration_ns / condensed_ns)
 
 
 def _straggler(evaluator: PlanEvaluator, plan: ShardingPlan) -> Straggler:
@@ -265,18 +177,63 @@ def _straggler(evaluator: PlanEvaluator, plan: ShardingPlan) -> Straggler:
     return Straggler(rank, float(waited[rank]), names)
 
 
-def _assumptions(
-    evaluator: PlanEvaluator, plan: ShardingPlan, question: RankQuestion
-) -> tuple[str, ...]:
-    sentences = list(evaluator.price_variants(plan).job.facts.assumptions)
+def _assumptions(best: Answer, made: MadePlans, question: RankQuestion) -> tuple[str, ...]:
+    sentences = list(best.assumptions)
     sentences.append(
-        "Kernels and collectives that overlap take as long as alone, as with "
-        "`predict --no-interference`."
+        "The plans that are listed were answered in full, as `predict --plan` answers; what would "
+        "shorten them, and who comes last, is judged with interference left out."
     )
+    if made.judged:
+        sentences.append(
+            f"The {made.judged:,} plans that were tried to find them were ordered with "
+            "interference left out."
+        )
     if question.batches:
         sentences.append(
             "Sampled batches differ in how many rows each table is asked for, how many of them are "
             "different, and in which rows are the hottest; where a table states no deviation, bags "
-            "are taken to be Poisson."
+            "are taken to be Poisson. Their spread is found with interference left out and laid "
+            "around the time that was answered."
         )
     return tuple(sentences)
+
+
+FASTER = 0.9
+"""How much faster a part is made to see what it bounds."""
+_PLAN_PARTS = {
+    PlanBound.LOOKUP: (LOOKUP, UPDATE),
+    PlanBound.ALL_TO_ALL: (POOLED, GRADIENTS, INDICES),
+}
+_FIXED_FAMILIES = {
+    PlanBound.MLP: ("gemm", "memory", "attention"),
+    PlanBound.REDUCTION: (COMMUNICATION_FAMILY,),
+    PlanBound.HOST: ("host",),
+}
+
+
+def find_gains(evaluator: PlanEvaluator, plan: ShardingPlan, mode: Mode) -> dict[PlanBound, float]:
+    """What a tenth less of each part would save."""
+    variants, priced = evaluator.price_variants(plan), evaluator.price([plan])
+    changed = [_faster(variants, families) for families in _FIXED_FAMILIES.values()]
+    vectors = np.column_stack([variants.durations.values_ns[:, 0], *changed])
+    frame = build_frame(variants, np.ascontiguousarray(vectors))
+
+    def time_ns(durations_ns: NDArray[np.int64], vector: int) -> int:
+        found = evaluate_variants(frame, priced.kinds, durations_ns, vector=vector)
+        return int((found.period_ns if mode is Mode.PERIOD else found.isolated_ns)[0])
+
+    nominal_ns = time_ns(priced.durations_ns, 0)
+    gains = {}
+    for bound, columns in _PLAN_PARTS.items():
+        durations_ns = priced.durations_ns.copy()
+        durations_ns[:, columns] = np.rint(FASTER * durations_ns[:, columns])
+        gains[bound] = float(nominal_ns - time_ns(durations_ns, 0))
+    for vector, bound in enumerate(_FIXED_FAMILIES, start=1):
+        gains[bound] = float(nominal_ns - time_ns(priced.durations_ns, vector))
+    return gains
+
+
+def _faster(priced: PricedJob, families: Sequence[str]) -> NDArray[np.int64]:
+    chosen = np.isin(priced.family, [FAMILIES.index(name) for name in families])
+    scaled = np.where(chosen, FASTER * priced.float_ns, priced.float_ns)
+    return np.rint(scaled).astype(np.int64)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
 from perfmodel.planning.batches import BatchSpread
-from perfmodel.prediction.answer import Interval
+from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.scenario import Mode
 
 
@@ -49,16 +49,14 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedPlan:
-    """A plan, its time, and what was found out about it.
+    """A plan, the answer to it, and what was found out about it.
 
     *beats_next* is the probability that it is faster than the plan below it;
     None for the last one.
     """
 
     plan: ShardingPlan
-    period_ns: int
-    isolated_ns: int
-    interval: Interval
+    answer: Answer
     beats_next: float | None
     bound: PlanBound
     gains_ns: dict[PlanBound, float]
@@ -66,10 +64,6 @@ class RankedPlan:
     peak_bytes: int
     fits: bool
     spread: BatchSpread | None
-
-    def time_ns(self, mode: Mode) -> int:
-        """The time that counts in *mode*."""
-        return self.period_ns if mode is Mode.PERIOD else self.isolated_ns
 
 
 @dataclass(frozen=True, slots=True, eq=False)

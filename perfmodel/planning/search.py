@@ -20,7 +20,7 @@ from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.base.errors import PlanError
 from perfmodel.planning.evaluator import FrameKey, PlanEvaluator
-from perfmodel.planning.layout import Layout, LayoutBook
+from perfmodel.planning.layout import LayoutBook, PlanLayout
 from perfmodel.planning.neighbours import Busy, Neighbourhood
 from perfmodel.planning.plan_costs import Floats
 from perfmodel.planning.starts import SearchStarts
@@ -68,7 +68,7 @@ class SearchOutcome:
 class _Judged:
     """A layout and its score."""
 
-    layout: Layout
+    layout: PlanLayout
     score: float
 
 
@@ -149,12 +149,12 @@ class PlanSearch:
                 options.append(option)
         return self._best(options) if options else None
 
-    def _best(self, layouts: Sequence[Layout]) -> _Judged:
+    def _best(self, layouts: Sequence[PlanLayout]) -> _Judged:
         scores = self._score(layouts)
         place = int(np.argmin(scores))
         return _Judged(layouts[place], float(scores[place]))
 
-    def _score(self, layouts: Sequence[Layout]) -> Floats:
+    def _score(self, layouts: Sequence[PlanLayout]) -> Floats:
         """Iteration time, with a little of the busiest ranks' own; endless if too big."""
         self._judged += len(layouts)
         found = self._evaluator.measure_layouts(self._book, layouts)
@@ -162,7 +162,7 @@ class PlanSearch:
         room = self._evaluator.cluster.device.memory_bytes
         return np.where(found.peak_bytes <= room, score, np.inf)
 
-    def _own_ns(self, layout: Layout) -> Floats:
+    def _own_ns(self, layout: PlanLayout) -> Floats:
         priced = self._evaluator.price_layout(layout)
         own: Floats = priced.own_ns[0]
         return own

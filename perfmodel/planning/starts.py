@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.planning.assignment import Pieces, assign
 from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.layout import COPIED, WHOLE, Cut, Layout, LayoutBook, split_table
+from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout, split_table
 
 SPLIT_SHARES = (np.inf, 1.0, 0.5)
 """Shares of a rank above which tables are cut."""
@@ -30,7 +30,7 @@ class SearchStarts:
         self._alone = evaluator.pieces_alone(self._tables, wholes)
         self._bytes = evaluator.pieces_bytes(self._tables, wholes)
 
-    def build(self, seconds: float) -> list[Layout]:
+    def build(self, seconds: float) -> list[PlanLayout]:
         """All of them; each of the first three may take *seconds*."""
         found = [self._start(self._cuts(share), seconds) for share in SPLIT_SHARES]
         worth = self.worth_copying()
@@ -69,7 +69,7 @@ class SearchStarts:
             found.append(Cut(columns, min(rows, table.rows)))
         return found
 
-    def _start(self, cuts: list[Cut], seconds: float) -> Layout | None:
+    def _start(self, cuts: list[Cut], seconds: float) -> PlanLayout | None:
         shards = [
             shard
             for place, cut in enumerate(cuts)

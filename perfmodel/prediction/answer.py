@@ -1,4 +1,4 @@
-"""Prediction: the answer to a scenario, and the parts it is made of.
+"""Answer and Prediction: how long an iteration takes, and the parts that explain it.
 
 Times are integer nanoseconds of the replayed clock. The parts of a
 `TimeParts` add up to the iteration exactly, in every class of ranks and in
@@ -15,7 +15,7 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.graph.memory import RankMemory
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
-from perfmodel.recordings.self_replay import SelfReplay
+from perfmodel.recordings.recorded_job import SelfReplay
 
 
 class Part(Enum):
@@ -158,32 +158,53 @@ class Run:
     phase_s: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """How long one iteration takes, and why.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How long one iteration takes.
 
-    A recording has a *score*, how well it replays itself, and no isolated iteration.
-    *interference* is None where it was left out or is part of what was recorded.
+    *isolated_ns* is one iteration that starts at a barrier; of a recording, which
+    has none, *span_ns* is one pass from the first task to the last, and
+    *periods_ns* are those that its period is the median of. *drawn_ns* has the
+    times under drawn costs that the *interval* is made of. A recording has a
+    *score*, how well it replays itself.
     """
 
-    scenario: Scenario | JobScenario
+    mode: Mode = Mode.PERIOD
     period_ns: int
     isolated_ns: int | None
     interval: Interval
-    explanation: Explanation
     assumptions: tuple[str, ...]
     facts: Facts
-    run: Run
-    evidence: Evidence
+    span_ns: int = 0
+    periods_ns: tuple[int, ...] = ()
+    drawn_ns: tuple[float, ...] = ()
     score: SelfReplay | None = None
-    interference: InterferenceLoss | None = None
 
     @property
     def iteration_ns(self) -> int:
         """The answer: the period, or one isolated iteration."""
-        if self.scenario.mode is Mode.PERIOD or self.isolated_ns is None:
+        if self.mode is Mode.PERIOD or self.isolated_ns is None:
             return self.period_ns
         return self.isolated_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction(Answer):
+    """How long one iteration takes, and why.
+
+    *scenario* is None where the question came from elsewhere. *interference* is
+    None where it was left out or is part of what was recorded.
+    """
+
+    scenario: Scenario | JobScenario | None
+    explanation: Explanation
+    run: Run
+    evidence: Evidence
+    interference: InterferenceLoss | None = None
+
+    def path_by_kind_ns(self) -> dict[str, int]:
+        """What the critical path is made of."""
+        return {share.name: share.duration_ns for share in self.explanation.critical_path.by_kind}
 
     @property
     def fullest_class(self) -> RankClass:

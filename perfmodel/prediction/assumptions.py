@@ -11,17 +11,23 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.steady import MOST_ITERATIONS, SteadyState
 from perfmodel.prediction.answer import InterferenceLoss
 from perfmodel.prediction.explain import merge_numbers
-from perfmodel.prediction.interference import MOST_ROUNDS, Settled
+from perfmodel.prediction.interference import MOST_ROUNDS, SettledCosts
+from perfmodel.prediction.question import Asked
+from perfmodel.prediction.scenario import Interference
 
 MOST_NAMES = 6
 
 
 def list_assumptions(
-    priced: PricedJob, steady: SteadyState, settled: Settled, loss: InterferenceLoss | None
+    priced: PricedJob,
+    steady: SteadyState,
+    settled: SettledCosts,
+    asked: Asked,
+    loss: InterferenceLoss | None,
 ) -> tuple[str, ...]:
     """What the job, its costs and its replay assume; each sentence once.
 
-    *loss* is None where interference was left out.
+    *loss* is None where interference was left out or nobody asked what it adds.
     """
     sentences = list(priced.job.facts.assumptions)
     names = _assumed_labels(priced)
@@ -34,21 +40,24 @@ def list_assumptions(
             f"The loop had not settled after {MOST_ITERATIONS} iterations; its period is the mean "
             "of the second half of them."
         )
-    sentences.extend(_about_interference(priced.slowdowns, settled, loss))
+    if priced.spread.sentence and np.any(priced.provenance != Provenance.RECORDED):
+        sentences.append(priced.spread.sentence)
+    if asked.interference is Interference.LEFT_OUT:
+        sentences.append("Interference is left out: what overlaps takes as long as alone.")
+    elif settled.has_losses:
+        sentences.extend(_about_interference(priced.slowdowns, settled, loss))
     return tuple(dict.fromkeys(sentences))
 
 
 def _about_interference(
-    slowdowns: GenerationSlowdowns, settled: Settled, loss: InterferenceLoss | None
+    slowdowns: GenerationSlowdowns, settled: SettledCosts, loss: InterferenceLoss | None
 ) -> list[str]:
-    if loss is None:
-        return ["Interference is left out: what overlaps takes as long as alone."]
-    if not settled.has_losses:
-        return []
-    sentences = [
-        f"Interference adds {format_duration(loss.lost_ns)} to the iteration: "
-        "collectives on one link share it" + _about_kernels(slowdowns)
-    ]
+    sentences = []
+    if loss is not None:
+        sentences.append(
+            f"Interference adds {format_duration(loss.lost_ns)} to the iteration: "
+            "collectives on one link share it" + _about_kernels(slowdowns)
+        )
     if not settled.is_settled:
         sentences.append(
             f"Overlaps had not settled after {MOST_ROUNDS} rounds; the last still moved the "

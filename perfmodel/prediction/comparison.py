@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.prediction.outcome import Outcome, find_outcome
-from perfmodel.prediction.scenario import Mode
-from perfmodel.prediction.subject import Subject
-from perfmodel.recordings.self_replay import SelfReplay
+from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.answering import answer_in_full
+from perfmodel.prediction.question import Question
+from perfmodel.recordings.recorded_job import SelfReplay
 from perfmodel.whatif.parsing import Sweep
 from perfmodel.whatif.transformation import Transformation, apply_one
 
@@ -28,11 +28,11 @@ class NamedChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """The outcome once a change, and all before it, were applied."""
+class ChangeStep:
+    """The answer once a change, and all before it, were applied."""
 
     text: str
-    outcome: Outcome
+    outcome: Prediction
     assumptions: tuple[str, ...]
 
 
@@ -43,7 +43,7 @@ class SweepAnswer:
     name: str
     key: str
     values: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ChangeStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Comparison:
 
     job: str
     score: SelfReplay | None
-    before: Outcome
-    steps: tuple[Step, ...]
+    before: Prediction
+    steps: tuple[ChangeStep, ...]
     sweep: SweepAnswer | None
     own_assumptions: tuple[str, ...]
 
     @property
-    def after(self) -> Outcome:
+    def after(self) -> Prediction:
         """The outcome with all changes."""
         return self.steps[-1].outcome if self.steps else self.before
 
@@ -73,31 +73,25 @@ class Comparison:
         return tuple(dict.fromkeys(sentences))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Base:
-    """What all points of a sweep share."""
-
-    subject: Subject
-    mode: Mode
-
-
 def compare(
-    subject: Subject,
+    question: Question,
     changes: Sequence[NamedChange],
     *,
     sweep: Sweep | None = None,
-    mode: Mode = Mode.PERIOD,
     executor: Executor | None = None,
 ) -> Comparison:
-    """*subject* before and after *changes*, and after each point of *sweep* on top of them."""
+    """The job of *question* before and after *changes*, and at each point of *sweep* after them.
+
+    Its tasks state their durations, see `answering.prepare_changes`.
+    """
     place = SerialExecutor() if executor is None else executor
-    before = find_outcome(place.replay, subject, mode=mode)
+    before = answer_in_full(question, executor=place)
     steps = []
-    changed = subject
+    changed = question
     for change in changes:
         changed = _apply(changed, change)
-        outcome = find_outcome(place.replay, changed, mode=mode)
-        steps.append(Step(change.text, outcome, change.transformation.assumptions))
+        outcome = answer_in_full(changed, executor=place)
+        steps.append(ChangeStep(change.text, outcome, change.transformation.assumptions))
     answer = None
     if sweep is not None:
         points = [
@@ -108,17 +102,16 @@ def compare(
             sweep.name,
             sweep.key,
             tuple(point.value for point in sweep.points),
-            tuple(place.map(_answer_point, _Base(changed, mode), points)),
+            tuple(place.map(_answer_point, changed, points)),
         )
-    facts = subject.job.facts
-    return Comparison(facts.name, subject.score, before, tuple(steps), answer, facts.assumptions)
+    name = question.job.facts.name
+    return Comparison(name, question.score, before, tuple(steps), answer, before.assumptions)
 
 
-def _answer_point(base: _Base, change: NamedChange) -> Step:
-    changed = _apply(base.subject, change)
-    outcome = find_outcome(SerialExecutor().replay, changed, mode=base.mode)
-    return Step(change.text, outcome, change.transformation.assumptions)
+def _answer_point(base: Question, change: NamedChange) -> ChangeStep:
+    outcome = answer_in_full(_apply(base, change), executor=SerialExecutor())
+    return ChangeStep(change.text, outcome, change.transformation.assumptions)
 
 
-def _apply(subject: Subject, change: NamedChange) -> Subject:
-    return subject.changed_to(apply_one(subject.job, change.transformation, name=change.text))
+def _apply(question: Question, change: NamedChange) -> Question:
+    return question.changed_to(apply_one(question.job, change.transformation, name=change.text))

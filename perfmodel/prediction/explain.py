@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 
 from perfmodel.base.provenance import Provenance
@@ -33,7 +35,12 @@ from perfmodel.prediction.answer import (
     RankWait,
 )
 from perfmodel.prediction.evidence import Evidence
-from perfmodel.prediction.time_parts import find_exposed_waits, from_breakdown, mean_parts
+from perfmodel.prediction.time_parts import (
+    find_exposed_waits,
+    from_breakdown,
+    mean_parts,
+    share_out,
+)
 
 _NUMBER = re.compile(r"\b\d+\b")
 
@@ -80,17 +87,20 @@ def explain(
     """Why an iteration takes *iteration_ns*, from the replay in *evidence*.
 
     *priced* is the folded job that was replayed; *memory_of_rank* is by rank of
-    the whole job.
+    the whole job, empty where nobody knows. A window of several steps is shrunk
+    to one: the path adds up to the iteration, and waits shrink as the breakdown does.
     """
     classes = _rank_classes(evidence, memory_of_rank, iteration_ns)
     steps = critical_path(evidence.history, from_ns=_path_start_ns(evidence))
-    return Explanation(
+    of_window = Explanation(
         time=mean_parts([entry.time for entry in classes], [len(entry.ranks) for entry in classes]),
         rank_classes=classes,
         critical_path=_sum_up(evidence, steps),
         waits=_waits(evidence),
         provenance_ratio=_provenance(priced, steps),
     )
+    window_ns = evidence.window.to_ns - evidence.window.from_ns
+    return shrink_to_iteration(of_window, iteration_ns=iteration_ns, window_ns=window_ns)
 
 
 def _path_start_ns(evidence: Evidence) -> int:
@@ -109,14 +119,16 @@ def _rank_classes(
             RankClass(
                 ranks=ranks,
                 time=from_breakdown(breakdown, total_ns=iteration_ns),
-                memory=max((memory_of_rank[rank] for rank in ranks), key=_total_bytes),
+                memory=fullest(memory_of_rank, ranks),
             )
         )
     return tuple(classes)
 
 
-def _total_bytes(memory: RankMemory) -> int:
-    return memory.total_bytes
+def fullest(memory_of_rank: Sequence[RankMemory], ranks: Sequence[int]) -> RankMemory:
+    """The memory of that of *ranks* which needs most; none where nobody knows."""
+    known = [memory_of_rank[rank] for rank in ranks] if memory_of_rank else [RankMemory(())]
+    return max(known, key=lambda memory: memory.total_bytes)
 
 
 def _sum_up(evidence: Evidence, steps: Sequence[PathStep]) -> CriticalPath:
@@ -181,3 +193,36 @@ def _provenance(priced: PricedJob, steps: Sequence[PathStep]) -> dict[Provenance
         totals[Provenance(int(priced.provenance[row]))] += step.to_ns - step.from_ns
     whole_ns = max(sum(totals.values()), 1)
     return {kind: total_ns / whole_ns for kind, total_ns in totals.items() if total_ns}
+
+
+def shrink_to_iteration(
+    explanation: Explanation, *, iteration_ns: int, window_ns: int
+) -> Explanation:
+    """*explanation* of a window of *window_ns* as that of an iteration of *iteration_ns*."""
+    ratio = Fraction(iteration_ns, max(window_ns, 1))
+    return replace(
+        explanation,
+        critical_path=_shrink_path(explanation.critical_path, iteration_ns),
+        waits=tuple(
+            replace(wait, duration_ns=round(wait.duration_ns * ratio)) for wait in explanation.waits
+        ),
+    )
+
+
+def _shrink_path(path: CriticalPath, iteration_ns: int) -> CriticalPath:
+    if not path.length_ns:
+        return path
+    weights = [Fraction(share.duration_ns) for share in path.by_kind]
+    ratio = Fraction(iteration_ns, path.length_ns)
+    return replace(
+        path,
+        by_kind=tuple(
+            replace(share, duration_ns=duration_ns)
+            for share, duration_ns in zip(
+                path.by_kind, share_out(weights, iteration_ns), strict=True
+            )
+        ),
+        by_label=tuple(
+            replace(share, duration_ns=round(share.duration_ns * ratio)) for share in path.by_label
+        ),
+    )

@@ -31,17 +31,7 @@ def fold_costs(priced: PricedJob) -> FoldedCosts:
     order = np.argsort(folded.class_of_rank, kind="stable")
     bounds = np.cumsum(folded.class_size)[:-1]
     return FoldedCosts(
-        priced=PricedJob(
-            job=folded.job,
-            durations=DurationTable(priced.durations.values_ns[rows], offsets),
-            float_ns=priced.float_ns[rows],
-            relative_sigma=priced.relative_sigma[rows],
-            provenance=priced.provenance[rows],
-            family=priced.family[rows],
-            bound=priced.bound[rows],
-            link_use=priced.link_use[rows],
-            slowdowns=priced.slowdowns,
-        ),
+        priced=priced.take(rows, offsets, job=folded.job),
         class_ranks=tuple(tuple(ranks.tolist()) for ranks in np.split(order, bounds)),
     )
 

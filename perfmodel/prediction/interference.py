@@ -60,7 +60,7 @@ ITERATIONS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Settled:
+class SettledCosts:
     """*folded* with durations that count interference.
 
     *moved_ratio* is how much the last of *rounds* still moved the iteration.
@@ -77,9 +77,9 @@ class Settled:
         return self.moved_ratio < STANDSTILL_RATIO
 
 
-def leave_out(folded: FoldedCosts) -> Settled:
+def leave_out(folded: FoldedCosts) -> SettledCosts:
     """*folded* as if everything ran alone."""
-    return Settled(folded, rounds=0, moved_ratio=0.0, has_losses=False)
+    return SettledCosts(folded, rounds=0, moved_ratio=0.0, has_losses=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +97,7 @@ class _Losses:
         return _Losses((self.own_ns + other.own_ns) / 2, (self.next_ns + other.next_ns) / 2)
 
 
-def settle_interference(replay: Replayer, folded: FoldedCosts) -> Settled:
+def settle_interference(replay: Replayer, folded: FoldedCosts) -> SettledCosts:
     """Replay *folded* until the slow-down of what overlaps stands still."""
     board = build_board(folded.priced)
     sharing = _sharing_ranks(board)
@@ -115,11 +115,11 @@ def settle_interference(replay: Replayer, folded: FoldedCosts) -> Settled:
         previous_ns = end_ns
         found = _find_losses(board, sharing, _Moments.of(answer, durations.values_ns[:, 0]), losses)
         if rounds == 1 and not found.total_ns.any():
-            return Settled(folded, rounds, 0.0, has_losses=False)
+            return SettledCosts(folded, rounds, 0.0, has_losses=False)
         # Half-way where moves do not get smaller, so that two that swap places come to rest.
         losses = found if moved <= before / 2 else losses.half_way(found)
     slowed = replace(folded, priced=board.price(losses.total_ns))
-    return Settled(slowed, rounds, moved, has_losses=True)
+    return SettledCosts(slowed, rounds, moved, has_losses=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

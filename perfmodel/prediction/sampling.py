@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine.steady import Replayer
+from perfmodel.engine.steady import Replayer, mean_of_second_half_ns
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import Interval
@@ -31,10 +31,7 @@ def replay_samples(
     for first in range(0, samples.vector_count, at_once):
         part = np.ascontiguousarray(samples.values_ns[:, first : first + at_once])
         answer = replay(job, DurationTable(part, samples.rank_offset), iterations)
-        ends_ns = answer.iteration_end_ns
-        span = max(iterations // 2, 1)
-        before_ns = ends_ns[-1 - span] if iterations > 1 else 0
-        times.append((ends_ns[-1] - before_ns) / span)
+        times.append(mean_of_second_half_ns(answer.iteration_end_ns))
     return np.concatenate(times)
 
 

@@ -72,7 +72,7 @@ class JobScenario:
 
     *topology*, *hosts* and *stack* are for jobs made of shapes, which have to be
     priced: *hosts* of None takes as many as the ranks fill, *stack* of None the
-    default. A recording brings its durations along.
+    one that the job names, or the default. A recording brings its durations along.
     """
 
     job: str
@@ -87,12 +87,19 @@ class JobScenario:
     def __post_init__(self) -> None:
         if self.hosts is not None:
             _check_at_least(1, "hosts", self.hosts)
+        for option, value in (("--hosts", self.hosts), ("--stack", self.stack)):
+            if value is not None and self.topology is None:
+                raise ScenarioError(
+                    f"{option} {value}: says something about a machine, and none is named. "
+                    "Give --topology too, or leave it out."
+                )
         _check_draws(self.seed, self.samples)
 
 
 def _check_draws(seed: int, samples: int) -> None:
     _check_at_least(0, "seed", seed)
-    _check_at_least(2, "samples", samples)
+    if samples != 0:
+        _check_at_least(2, "samples", samples)
     if samples > MAX_SAMPLES:
         raise ScenarioError(
             f"scenario: samples must be at most {MAX_SAMPLES}, got {samples}. "

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from perfmodel.base.errors import TraceError
-from perfmodel.graph.job import Group, JobFacts, JobGraph
+from perfmodel.graph.job import Group, JobFacts, JobGraph, Origin
 from perfmodel.graph.op_words import op_from_words, op_to_words
 from perfmodel.graph.ops import Fixed, Op
 from perfmodel.graph.program import PLAIN, Lane, LaneKind, Program
@@ -141,6 +141,7 @@ def _assemble(traces: Sequence[ChakraTrace], headers: Sequence[dict[str, Any]]) 
     graph = JobGraph(
         ops=tuple(ops),
         labels=tuple(labels),
+        origins=tuple(Origin(label) for label in labels),
         programs=programs,
         rank_program=np.arange(len(traces), dtype=np.int32),
         groups=tuple(Group(group["name"], tuple(group["ranks"])) for group in head["groups"]),
@@ -177,11 +178,13 @@ def _program(
         )
         for name in _DEP_COLUMNS
     }
+    label = np.array([labels.setdefault(row.name, len(labels)) for row in rows], dtype=np.int32)
     return Program(
         lanes=tuple(Lane(name, LaneKind(kind)) for name, kind in header["lanes"]),
         lane_start=np.array(header["lane_start"], dtype=np.int32),
         op=np.array(op_numbers, dtype=np.int32),
-        label=np.array([labels.setdefault(row.name, len(labels)) for row in rows], dtype=np.int32),
+        label=label,
+        origin=label,
         slot=np.array([row.attributes["slot"] for row in rows], dtype=np.int32),
         sequence=np.array([row.attributes["sequence"] for row in rows], dtype=np.int32),
         role=np.array([row.attributes["role"] for row in rows], dtype=np.uint8),

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from perfmodel.base.units import NS_PER_MS, NS_PER_US
-from perfmodel.recordings.recorded_job import RecordedJob
-from perfmodel.recordings.self_replay import Compared, SelfReplay
+from perfmodel.recordings.recorded_job import Compared, RecordedJob, SelfReplay
 from perfmodel.recordings.stream_parts import StreamParts
 
 SCHEMA_VERSION = 1

@@ -8,19 +8,24 @@ from pathlib import Path
 
 from perfmodel.recordings.chakra_jobs import load_chakra_job
 from perfmodel.recordings.importing import import_job
-from perfmodel.recordings.recorded_job import RecordedJob
-from perfmodel.recordings.self_replay import SelfReplay, self_replay
+from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
+from perfmodel.recordings.self_replay import with_score
 from perfmodel.recordings.storage import save_recorded_job
 from traces.job_trace import TraceFormat, detect_format, load_job_traces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportedJob:
-    """A job, the folder it was written to, and how well it replays itself."""
+    """A job that was scored, and the folder it was written to."""
 
     folder: Path
     job: RecordedJob
-    score: SelfReplay
+
+    @property
+    def score(self) -> SelfReplay:
+        """How well it replays itself."""
+        assert self.job.score is not None
+        return self.job.score
 
 
 def import_kineto(paths: Sequence[Path], out: Path) -> tuple[ImportedJob, ...]:
@@ -44,10 +49,10 @@ def are_chakra(paths: Sequence[Path]) -> bool:
 def _save(jobs: Sequence[RecordedJob], out: Path) -> tuple[ImportedJob, ...]:
     imported = []
     for job in jobs:
-        score = self_replay(job)
+        scored = with_score(job)
         folder = out if len(jobs) == 1 else out / job.graph.facts.name
-        save_recorded_job(job, folder)
-        imported.append(ImportedJob(folder, job, score))
+        save_recorded_job(scored, folder)
+        imported.append(ImportedJob(folder, scored))
     return tuple(imported)
 
 

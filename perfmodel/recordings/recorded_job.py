@@ -20,6 +20,65 @@ from perfmodel.graph.ops import Fixed
 Int64s = NDArray[np.int64]
 
 
+MAX_TRUSTED_ERROR_PCT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A recorded length and the replayed one."""
+
+    name: str
+    recorded_ns: int
+    replayed_ns: int
+
+    @property
+    def error_pct(self) -> float:
+        """How far the replay is off, in percent of the recording."""
+        if not self.recorded_ns:
+            return 0.0
+        return 100.0 * (self.replayed_ns - self.recorded_ns) / self.recorded_ns
+
+
+@dataclass(frozen=True, slots=True)
+class SelfReplay:
+    """How well a job replays itself."""
+
+    periods: tuple[Compared, ...]
+    ranks: tuple[Compared, ...]
+    streams: tuple[Compared, ...]
+    collective_start_median_error_ns: float
+    unexplained_delay_ns: int
+    unexplained_delay_ratio: float
+    host_path_ratio: float
+    rounds: int
+    unsettled: int
+
+    @property
+    def iteration(self) -> Compared:
+        """The median period; the span of the slowest rank where there is no period."""
+        if self.periods:
+            return Compared(
+                "iteration",
+                round(float(np.median([period.recorded_ns for period in self.periods]))),
+                round(float(np.median([period.replayed_ns for period in self.periods]))),
+            )
+        return Compared(
+            "iteration",
+            max(rank.recorded_ns for rank in self.ranks),
+            max(rank.replayed_ns for rank in self.ranks),
+        )
+
+    @property
+    def worst_error_pct(self) -> float:
+        """The largest error of a period, or of a rank where there is no period."""
+        return max(abs(part.error_pct) for part in self.periods or self.ranks)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether what-ifs on the job mean something."""
+        return abs(self.iteration.error_pct) <= MAX_TRUSTED_ERROR_PCT
+
+
 @dataclass(frozen=True, slots=True)
 class RankReport:
     """What was found in the trace of one rank."""
@@ -59,6 +118,15 @@ def report_from_words(words: dict[str, Any]) -> ImportReport:
     return ImportReport(**{**words, "ranks": ranks, "faults": tuple(words["faults"])})
 
 
+def score_from_words(words: dict[str, Any]) -> SelfReplay:
+    """The score that `dataclasses.asdict` made *words* of."""
+    parts = {
+        name: tuple(Compared(**part) for part in words[name])
+        for name in ("periods", "ranks", "streams")
+    }
+    return SelfReplay(**{**words, **parts})
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedJob:
     """A job graph made from traces.
@@ -66,7 +134,7 @@ class RecordedJob:
     *hold_ratio* is the share of a task in which it holds back other streams;
     *can_be_held* says which tasks it holds back.
     *step_ends* has a row of tasks for every end of a step: the step ended when
-    the last of them did.
+    the last of them did. *score* is None until the job was replayed.
     """
 
     graph: JobGraph
@@ -76,6 +144,7 @@ class RecordedJob:
     can_be_held: NDArray[np.bool_]
     step_ends: tuple[Int64s, ...]
     report: ImportReport
+    score: SelfReplay | None = None
 
     def __post_init__(self) -> None:
         for column in self._columns():

@@ -6,7 +6,7 @@ was copied. The score is shown with every later answer from the job.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,68 +21,18 @@ from perfmodel.recordings.hold_back import (
     replay_held,
     replay_in_process,
 )
-from perfmodel.recordings.recorded_job import Int64s, RecordedJob
-
-MAX_TRUSTED_ERROR_PCT = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A recorded length and the replayed one."""
-
-    name: str
-    recorded_ns: int
-    replayed_ns: int
-
-    @property
-    def error_pct(self) -> float:
-        """How far the replay is off, in percent of the recording."""
-        if not self.recorded_ns:
-            return 0.0
-        return 100.0 * (self.replayed_ns - self.recorded_ns) / self.recorded_ns
-
-
-@dataclass(frozen=True, slots=True)
-class SelfReplay:
-    """How well a job replays itself."""
-
-    periods: tuple[Compared, ...]
-    ranks: tuple[Compared, ...]
-    streams: tuple[Compared, ...]
-    collective_start_median_error_ns: float
-    unexplained_delay_ns: int
-    unexplained_delay_ratio: float
-    host_path_ratio: float
-    rounds: int
-    unsettled: int
-
-    @property
-    def iteration(self) -> Compared:
-        """The median period; the span of the slowest rank where there is no period."""
-        if self.periods:
-            return Compared(
-                "iteration",
-                round(float(np.median([period.recorded_ns for period in self.periods]))),
-                round(float(np.median([period.replayed_ns for period in self.periods]))),
-            )
-        longest = max(self.ranks, key=lambda rank: rank.recorded_ns)
-        return Compared("iteration", longest.recorded_ns, longest.replayed_ns)
-
-    @property
-    def worst_error_pct(self) -> float:
-        """The largest error of a period, or of a rank where there is no period."""
-        return max(abs(part.error_pct) for part in self.periods or self.ranks)
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether what-ifs on the job mean something."""
-        return abs(self.iteration.error_pct) <= MAX_TRUSTED_ERROR_PCT
+from perfmodel.recordings.recorded_job import Compared, Int64s, RecordedJob, SelfReplay
 
 
 def self_replay(job: RecordedJob, *, replayer: Replayer = replay_in_process) -> SelfReplay:
     """Replay *job* with its own durations and compare."""
     rule = HoldRule(job.hold_ratio, job.can_be_held)
     return compare(job, replay_held(job.graph, job.durations(), rule, replayer=replayer))
+
+
+def with_score(job: RecordedJob) -> RecordedJob:
+    """*job* with the score of its self-replay."""
+    return replace(job, score=self_replay(job))
 
 
 def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:

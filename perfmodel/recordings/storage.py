@@ -18,7 +18,13 @@ import pyarrow.parquet as pq
 
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.storage import HEADER, load_job, save_job
-from perfmodel.recordings.recorded_job import RecordedJob, report_from_words
+from perfmodel.recordings.recorded_job import (
+    ImportReport,
+    RecordedJob,
+    report_from_words,
+    score_from_words,
+)
+from perfmodel.recordings.self_replay import with_score
 
 SCHEMA_VERSION = 1
 RECORDING_HEADER = "recording.json"
@@ -32,7 +38,7 @@ def is_recorded_job(folder: Path) -> bool:
 
 
 def save_recorded_job(job: RecordedJob, folder: Path) -> None:
-    """Write *job* to *folder*."""
+    """Write *job* to *folder*, with its score where it has one."""
     save_job(job.graph, folder)
     columns = {name: getattr(job, name) for name in _COLUMNS}
     pq.write_table(pa.table(columns), folder / _COLUMNS_FILE, compression="zstd")
@@ -41,6 +47,7 @@ def save_recorded_job(job: RecordedJob, folder: Path) -> None:
         "files": {name: _checksum(folder / name) for name in (HEADER, _COLUMNS_FILE)},
         "step_ends": [rows.tolist() for rows in job.step_ends],
         "report": asdict(job.report),
+        "self_replay": None if job.score is None else asdict(job.score),
     }
     (folder / RECORDING_HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
 
@@ -57,17 +64,26 @@ def load_recorded_job(folder: Path) -> RecordedJob:
         header = orjson.loads((folder / RECORDING_HEADER).read_bytes())
         _check_header(folder, header)
         table = pq.read_table(folder / _COLUMNS_FILE)
-        return RecordedJob(
+        score = header.get("self_replay")
+        recorded = RecordedJob(
             graph=graph,
             **{name: table[name].to_numpy() for name in _COLUMNS},
             step_ends=tuple(np.array(rows, dtype=np.int64) for rows in header["step_ends"]),
             report=report_from_words(header["report"]),
+            score=None if score is None else score_from_words(score),
         )
     except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as fault:
         raise TraceError(
             f"{folder}: not a readable recording ({type(fault).__name__}: {fault}). "
             "Import the traces again."
         ) from None
+    # Folders of earlier versions have no score.
+    return recorded if recorded.score is not None else with_score(recorded)
+
+
+def load_report(folder: Path) -> ImportReport:
+    """What was found in the traces that the job in *folder* was made from."""
+    return report_from_words(orjson.loads((folder / RECORDING_HEADER).read_bytes())["report"])
 
 
 def _check_header(folder: Path, header: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def to_document(prediction: Prediction) -> dict[str, Any]:
         "perfmodel_version": perfmodel.__version__,
         "iteration_time_ms": _ms(prediction.iteration_ns),
         "interval_ms": [_ms(prediction.interval.low_ns), _ms(prediction.interval.high_ns)],
-        "mode": prediction.scenario.mode.value,
+        "mode": prediction.mode.value,
         "period_ms": _ms(prediction.period_ns),
         "isolated_ms": None if prediction.isolated_ns is None else _ms(prediction.isolated_ns),
         "interference_ms": _interference_ms(prediction),
@@ -49,7 +49,7 @@ def to_document(prediction: Prediction) -> dict[str, Any]:
         "memory_gib": _memory(prediction),
         "provenance": {kind.word: round(ratio, 6) for kind, ratio in why.provenance_ratio.items()},
         "assumptions": list(prediction.assumptions),
-        "scenario": to_scenario_document(prediction.scenario),
+        "scenario": prediction.scenario and to_scenario_document(prediction.scenario),
         "facts": _facts(prediction.facts),
         "run": {
             "executor": prediction.run.executor,

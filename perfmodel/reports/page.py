@@ -153,7 +153,8 @@ def _memory(prediction: Prediction) -> dict[str, Any] | None:
 
 
 def _scenario(prediction: Prediction) -> dict[str, str]:
-    document = to_scenario_document(prediction.scenario)
+    scenario = prediction.scenario
+    document = {} if scenario is None else to_scenario_document(scenario)
     return {
         key.replace("_", " "): ", ".join(value) if isinstance(value, list) else str(value)
         for key, value in document.items()

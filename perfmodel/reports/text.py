@@ -84,7 +84,7 @@ def describe_title(prediction: Prediction) -> str:
     scenario = prediction.scenario
     ranks = f"{prediction.facts.rank_count} rank{'' if prediction.facts.rank_count == 1 else 's'}"
     name = scenario.workload if isinstance(scenario, Scenario) else prediction.facts.job
-    if scenario.topology is None:
+    if scenario is None or scenario.topology is None:
         return f"{name}, {ranks}"
     hosts = f"{scenario.hosts} host{'' if scenario.hosts == 1 else 's'}"
     topology = scenario.topology.removesuffix(".yaml")
@@ -97,7 +97,7 @@ def describe_other_time(prediction: Prediction) -> str:
         error_pct = prediction.score.iteration.error_pct
         return f"recorded; the recording replays itself with an error of {error_pct:+.2f} %"
     assert prediction.isolated_ns is not None
-    if prediction.scenario.mode is Mode.PERIOD:
+    if prediction.mode is Mode.PERIOD:
         other = format_duration(prediction.isolated_ns)
         return f"steady state; an isolated iteration takes {other}"
     other = format_duration(prediction.period_ns)

@@ -15,9 +15,9 @@ from rich.text import Text
 
 import perfmodel
 from perfmodel.base.units import NS_PER_MS, format_duration
-from perfmodel.prediction.comparison import Comparison, Step, SweepAnswer
-from perfmodel.prediction.outcome import Outcome
-from perfmodel.recordings.self_replay import SelfReplay
+from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.comparison import ChangeStep, Comparison, SweepAnswer
+from perfmodel.recordings.recorded_job import SelfReplay
 from perfmodel.reports.rank.table import format_ranks
 from perfmodel.reports.text import build_scale, printable
 
@@ -50,7 +50,7 @@ def to_whatif_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def change_pct(before: Outcome, after: Outcome) -> float:
+def change_pct(before: Prediction, after: Prediction) -> float:
     """By how many percent the iteration changes; negative is faster."""
     return 100 * (after.iteration_ns - before.iteration_ns) / max(before.iteration_ns, 1)
 
@@ -63,7 +63,7 @@ def _score(score: SelfReplay) -> dict[str, Any]:
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: Prediction) -> dict[str, Any]:
     why = outcome.explanation
     return {
         "iteration_time_ms": _ms(outcome.iteration_ns),
@@ -84,12 +84,12 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
             for wait in why.waits
         ],
         "provenance": {kind.word: round(ratio, 6) for kind, ratio in why.provenance_ratio.items()},
-        "ranks": outcome.rank_count,
-        "tasks": outcome.task_count,
+        "ranks": outcome.facts.rank_count,
+        "tasks": outcome.facts.task_count,
     }
 
 
-def _step(step: Step, before: Outcome) -> dict[str, Any]:
+def _step(step: ChangeStep, before: Prediction) -> dict[str, Any]:
     return {
         "apply": step.text,
         "iteration_time_ms": _ms(step.outcome.iteration_ns),
@@ -98,7 +98,7 @@ def _step(step: Step, before: Outcome) -> dict[str, Any]:
     }
 
 
-def _sweep_document(sweep: SweepAnswer, before: Outcome) -> dict[str, Any]:
+def _sweep_document(sweep: SweepAnswer, before: Prediction) -> dict[str, Any]:
     return {
         "name": sweep.name,
         "key": sweep.key,
@@ -145,7 +145,7 @@ def _heading(comparison: Comparison) -> Iterable[RenderableType]:
         yield Text(words, style="dim" if score.is_trusted else "bold red")
 
 
-def _change(before: Outcome, after: Outcome) -> str:
+def _change(before: Prediction, after: Prediction) -> str:
     if before.iteration_ns == after.iteration_ns:
         return "no change"
     factor = before.iteration_ns / max(after.iteration_ns, 1)
@@ -234,7 +234,7 @@ def _waits(comparison: Comparison) -> list[RenderableType]:
     return rows
 
 
-def _waits_of(outcome: Outcome) -> dict[str, int]:
+def _waits_of(outcome: Prediction) -> dict[str, int]:
     """How long ranks wait in an iteration, by who waits for whom."""
     totals: dict[str, int] = {}
     for wait in outcome.explanation.waits:

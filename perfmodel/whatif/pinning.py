@@ -10,14 +10,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.estimates import CodeColumn
+from perfmodel.costs.estimates import Bound, CodeColumn
+from perfmodel.costs.models import FAMILIES
+from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.graph.durations import DurationTable, build_shared_durations
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, Op
-from perfmodel.graph.program import Program
+from perfmodel.graph.program import NO_ORIGIN, Program
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.whatif.job_draft import JobDraft
@@ -28,7 +31,7 @@ DEFAULT_STACK = "pytorch_eager"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PricingMachine:
     """A topology by name or file, with as many hosts as the ranks of a job need.
 
     *hosts* spreads the ranks over that many hosts instead.
@@ -60,7 +63,7 @@ def is_pinned(job: JobGraph) -> bool:
     return all(isinstance(job.ops[op], Fixed) for op in used)
 
 
-def pin_job(job: JobGraph, machine: Machine) -> JobGraph:
+def pin_job(job: JobGraph, machine: PricingMachine) -> JobGraph:
     """*job* with the durations that its tasks have on *machine*; stated ones stay."""
     priced = price_job(job, cluster=machine.cluster(job.rank_count), stack=machine.load_stack())
     return pin_durations(job, priced.durations, provenance=priced.provenance)
@@ -86,6 +89,86 @@ def pin_durations(
             programs.append(_pin_program(draft, program, values, known[rows].tolist()))
         rank_program[rank] = number[key]
     return replace(draft.build(), programs=tuple(programs), rank_program=rank_program)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PinnedJob:
+    """A job that states its durations; *prices* are by number of the origin of its tasks."""
+
+    job: JobGraph
+    prices: PricedJob
+
+
+def pin_prices(priced: PricedJob) -> PinnedJob:
+    """*priced* with its durations stated, and what its tasks cost to be found again by origin."""
+    pinned = pin_durations(priced.job, priced.durations, provenance=priced.provenance)
+    _, first_rank = np.unique(pinned.rank_program, return_index=True)
+    rows = [priced.rows_of_rank(int(rank)) for rank in first_rank]
+    starts = np.concatenate([[0], np.cumsum([row.stop - row.start for row in rows])])
+    chosen = np.concatenate([np.arange(row.start, row.stop) for row in rows])
+    job = with_own_origins(pinned)
+    return PinnedJob(job, priced.take(chosen, starts[pinned.rank_program], job=job))
+
+
+def with_own_origins(job: JobGraph) -> JobGraph:
+    """*job* with an origin of its own for every task, numbered program after program.
+
+    What is known of a task is then found by that number, however the job is changed.
+    """
+    starts = np.concatenate([[0], np.cumsum([program.task_count for program in job.programs])])
+    column = np.concatenate([program.origin for program in job.programs]).tolist()
+    return replace(
+        job,
+        origins=tuple(job.origins[origin] for origin in column),
+        programs=tuple(
+            replace(program, origin=np.arange(start, start + program.task_count, dtype=np.int32))
+            for program, start in zip(job.programs, starts.tolist(), strict=False)
+        ),
+    )
+
+
+def stated_prices(job: JobGraph, known: PricedJob | None = None) -> PricedJob:
+    """The stated durations of *job* as prices without doubt.
+
+    Tasks that *known* has by their origin keep their family and its doubt, and
+    those that still state what it says keep the price before it was rounded.
+    """
+    durations = stated_durations(job)
+    count = len(durations.values_ns)
+    provenance = np.array(
+        [op.provenance if isinstance(op, Fixed) else 0 for op in job.ops], dtype=np.int8
+    )
+    # One row a program, in the order in which ranks first run them.
+    programs = [job.programs[place] for place in dict.fromkeys(job.rank_program.tolist())]
+    plain = PricedJob(
+        job=job,
+        durations=durations,
+        float_ns=durations.values_ns[:, 0].astype(np.float64),
+        relative_sigma=np.zeros(count),
+        provenance=provenance[np.concatenate([program.op for program in programs])],
+        family=np.full(count, FAMILIES.index("fixed"), dtype=np.int8),
+        bound=np.full(count, Bound.UNKNOWN, dtype=np.int8),
+        link_use=np.zeros((count, 2)),
+    )
+    if known is None:
+        return plain
+    return _recall(plain, known, np.concatenate([program.origin for program in programs]))
+
+
+def _recall(plain: PricedJob, known: PricedJob, origins: NDArray[np.int32]) -> PricedJob:
+    is_known = origins != NO_ORIGIN
+    was = known.take(np.where(is_known, origins, 0), plain.durations.rank_offset, job=plain.job)
+    is_same = is_known & (was.durations.values_ns[:, 0] == plain.durations.values_ns[:, 0])
+    return replace(
+        plain,
+        float_ns=np.where(is_same, was.float_ns, plain.float_ns),
+        relative_sigma=np.where(is_known, was.relative_sigma, 0.0),
+        family=np.where(is_known, was.family, plain.family).astype(np.int8),
+        bound=np.where(is_known, was.bound, plain.bound).astype(np.int8),
+        link_use=np.where(is_known[:, np.newaxis], was.link_use, 0.0),
+        slowdowns=known.slowdowns,
+        spread=known.spread,
+    )
 
 
 def stated_durations(job: JobGraph) -> DurationTable:

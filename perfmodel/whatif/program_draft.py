@@ -14,7 +14,7 @@ import numpy as np
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.builder import Dependency
-from perfmodel.graph.program import PLAIN, Anchor, Lane, LaneKind, Program, Role
+from perfmodel.graph.program import NO_ORIGIN, PLAIN, Anchor, Lane, LaneKind, Program, Role
 from perfmodel.whatif.inheritance import Inheritance
 
 
@@ -25,6 +25,7 @@ class DraftTask:
     lane: int
     op: int
     label: int
+    origin: int = NO_ORIGIN
     slot: int = PLAIN
     order: tuple[int, ...] = ()
     role: int = int(Role.NONE)
@@ -127,6 +128,7 @@ class ProgramDraft:
             lane_start=_offsets([len(of_lane) for of_lane in self.lane_tasks]),
             op=np.array([task.op for task in tasks], dtype=np.int32),
             label=np.array([task.label for task in tasks], dtype=np.int32),
+            origin=np.array([task.origin for task in tasks], dtype=np.int32),
             slot=np.array([task.slot for task in tasks], dtype=np.int32),
             sequence=_number_rendezvous(tasks),
             role=np.array([task.role for task in tasks], dtype=np.uint8),
@@ -142,8 +144,8 @@ def _read_tasks(program: Program) -> Iterable[DraftTask]:
     columns = [
         column.tolist()
         for column in (
-            program.task_lanes(), program.op, program.label, program.slot, program.sequence,
-            program.role, program.dep_start[:-1], program.dep_start[1:],
+            program.task_lanes(), program.op, program.label, program.origin, program.slot,
+            program.sequence, program.role, program.dep_start[:-1], program.dep_start[1:],
         )
     ]  # fmt: skip
     dependencies = [
@@ -153,9 +155,9 @@ def _read_tasks(program: Program) -> Iterable[DraftTask]:
             program.dep_lag_ns.tolist(), program.dep_distance.tolist(), strict=True,
         )
     ]  # fmt: skip
-    for lane, op, label, slot, sequence, role, first, stop in zip(*columns, strict=True):
+    for lane, op, label, origin, slot, sequence, role, first, stop in zip(*columns, strict=True):
         order = () if slot == PLAIN else (sequence, 0)
-        yield DraftTask(lane, op, label, slot, order, role, dependencies[first:stop])
+        yield DraftTask(lane, op, label, origin, slot, order, role, dependencies[first:stop])
 
 
 def _number_rendezvous(tasks: Sequence[DraftTask]) -> np.ndarray:

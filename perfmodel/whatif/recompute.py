@@ -116,4 +116,4 @@ def _repeat(draft: JobDraft, program: ProgramDraft, run: list[int], *, before: i
 def _copy(draft: JobDraft, program: ProgramDraft, number: int, lane: int) -> DraftTask:
     task = program.tasks[number]
     label = draft.label(f"recompute {draft.label_at(task.label)}")
-    return DraftTask(lane, task.op, label)
+    return DraftTask(lane, task.op, label, task.origin)

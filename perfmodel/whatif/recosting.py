@@ -25,7 +25,7 @@ from perfmodel.graph.ops import (
     Work,
 )
 from perfmodel.whatif.job_draft import Ranks
-from perfmodel.whatif.pinning import DEFAULT_STACK, Machine
+from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine
 
 _SENT_SHARE = {
     # Bytes that pass a member's link for a byte of the buffer, over (p - 1) / p.
@@ -57,11 +57,11 @@ class OnMachine:
     stack: str = DEFAULT_STACK
 
     @property
-    def machine(self) -> Machine | None:
+    def machine(self) -> PricingMachine | None:
         """The machine, if one is named."""
         if self.topology is None:
             return None
-        return Machine(self.topology, self.hosts, self.stack)
+        return PricingMachine(self.topology, self.hosts, self.stack)
 
     @property
     def cost_sentence(self) -> str:
@@ -84,7 +84,7 @@ class OnMachine:
         return after / before if before > 0 else 1.0
 
 
-def price_ns(effort: Effort, machine: Machine) -> float:
+def price_ns(effort: Effort, machine: PricingMachine) -> float:
     """How long *effort* takes on *machine*; for an uneven exchange, its slowest member."""
     work = effort.work
     cluster = machine.cluster(max(effort.ranks, default=0) + 1)

@@ -10,7 +10,7 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, HostSpan, HostWork, Op, Work
 from perfmodel.whatif.job_draft import Ranks, change_ops, retime
-from perfmodel.whatif.pinning import DEFAULT_STACK, Machine, pin_job
+from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, pin_job
 from perfmodel.whatif.recosting import Effort, OnMachine, price_ns
 from perfmodel.whatif.selection import Pattern, Selection, duration_of
 
@@ -50,10 +50,10 @@ class ChangeMachine:
         known = sum(_device_work(op) is not None for op in job.ops)
         share = f"The device work of {known} of {len(job.ops)} different tasks is known."
         sentences = (*self.assumptions, share)
-        target = Machine(self.topology, self.hosts, self.stack)
+        target = PricingMachine(self.topology, self.hosts, self.stack)
         if self.was is None:
             return pin_job(change_ops(job, Selection(), _release, assumptions=sentences), target)
-        source = Machine(self.was, self.was_hosts, self.stack)
+        source = PricingMachine(self.was, self.was_hosts, self.stack)
 
         def scale(op: Op, ranks: Ranks) -> Op:
             work = _device_work(op)

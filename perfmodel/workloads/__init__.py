@@ -9,7 +9,7 @@ from perfmodel.workloads.catalog import (
     load_workload,
     parse_workload,
 )
-from perfmodel.workloads.jobs import build_job, memory_by_rank
+from perfmodel.workloads.jobs import build_job, build_workload, memory_by_rank
 
 __all__ = [
     "DEFAULT_WORKLOAD",
@@ -18,6 +18,7 @@ __all__ = [
     "Workload",
     "WorkloadTitle",
     "build_job",
+    "build_workload",
     "list_workloads",
     "load_workload",
     "memory_by_rank",

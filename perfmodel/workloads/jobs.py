@@ -1,19 +1,150 @@
-"""Jobs: from a workload and a number of ranks to a job graph and its memory."""
+"""Jobs: from a workload and a number of ranks to a job graph and its memory.
+
+An iteration of many equal micro-batches is built with two smaller numbers of
+them, to be continued in a straight line: once the pipeline is full, each
+further micro-batch adds the same time.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.memory import RankMemory
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import Workload
-from perfmodel.workloads.dlrm.job import build_dlrm_job
+from perfmodel.workloads.dlrm.job import build_dlrm_job, choose_plan
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.job import build_transformer_job
 from perfmodel.workloads.transformer.layout import DEFAULT_MEMORY_BYTES, ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.memory import stage_memory
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.unstated import take_over
+
+_FILL = 2
+_STRIDE = 2
+"""Micro-batches beyond the stages of the smaller job, and from there to the larger."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Continuation:
+    """A *larger* job of the same iteration; *steps* of what it adds lead to the whole one."""
+
+    larger: JobGraph
+    steps: Fraction
+    micro_batches: int
+
+    def reach(self, small: int, large: int) -> int:
+        """Where a quantity of the smaller and the larger job leads."""
+        return round(small + self.steps * (large - small))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltWorkload:
+    """A job and the peak memory of its ranks; with a *continuation* the job is a smaller one."""
+
+    job: JobGraph
+    memory_of_rank: tuple[RankMemory, ...]
+    continuation: Continuation | None = None
+
+
+def build_workload(
+    workload: Workload,
+    *,
+    rank_count: int,
+    ranks_per_host: int,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    plan: ShardingPlan | None = None,
+    stack: SoftwareStack | None = None,
+    is_whole: bool = False,
+) -> BuiltWorkload:
+    """One iteration of *workload*, its plan or layout chosen once.
+
+    *memory_bytes* is what a GPU has; a layout that the workload leaves open is
+    chosen to fit in it. *plan* places the tables of a recommendation model.
+    *stack* is what issues the iteration, as a rule the one that the workload names.
+    *is_whole* builds every micro-batch, however many there are.
+    """
+    for name, value in (("rank_count", rank_count), ("ranks_per_host", ranks_per_host)):
+        if value < 1:
+            raise WorkloadError(f"job: {name} must be at least 1, got {value}.")
+    stack = stack or load_stack(workload.stack)
+    if isinstance(workload, DlrmSpec):
+        workload = take_over(workload, stack)
+        plan = choose_plan(
+            workload,
+            rank_count=rank_count,
+            stack=stack,
+            given=plan,
+            ranks_per_host=ranks_per_host,
+        )
+        return BuiltWorkload(
+            build_dlrm_job(
+                workload,
+                rank_count=rank_count,
+                plan=plan,
+                stack=stack,
+                ranks_per_host=ranks_per_host,
+            ),
+            dlrm_memory(workload, rank_count=rank_count, plan=plan),
+        )
+    workload = take_over(workload, stack)
+    chosen = choose_layout(
+        workload,
+        rank_count=rank_count,
+        ranks_per_host=ranks_per_host,
+        memory_bytes=memory_bytes,
+        stack=stack,
+    )
+    memory = _memory(workload, chosen, stack)
+    if is_whole:
+        return BuiltWorkload(build_transformer_job(workload, chosen, stack=stack), memory)
+    return _build_continued(workload, chosen, stack, memory)
+
+
+def memory_by_rank(
+    workload: Workload,
+    *,
+    rank_count: int,
+    ranks_per_host: int,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    plan: ShardingPlan | None = None,
+    stack: SoftwareStack | None = None,
+) -> tuple[RankMemory, ...]:
+    """Peak memory of the ranks that `build_workload` builds, without building a job."""
+    stack = stack or load_stack(workload.stack)
+    if isinstance(workload, DlrmSpec):
+        workload = take_over(workload, stack)
+        plan = choose_plan(
+            workload,
+            rank_count=rank_count,
+            stack=stack,
+            given=plan,
+            ranks_per_host=ranks_per_host,
+        )
+        return dlrm_memory(workload, rank_count=rank_count, plan=plan)
+    workload = take_over(workload, stack)
+    chosen = choose_layout(
+        workload,
+        rank_count=rank_count,
+        ranks_per_host=ranks_per_host,
+        memory_bytes=memory_bytes,
+        stack=stack,
+    )
+    return _memory(workload, chosen, stack)
+
+
+def _memory(
+    spec: TransformerSpec, chosen: ChosenLayout, stack: SoftwareStack
+) -> tuple[RankMemory, ...]:
+    layout = chosen.layout
+    of_stage = [stage_memory(spec, layout, stage=stage, stack=stack) for stage in range(layout.pp)]
+    return tuple(memory for memory in of_stage for _ in range(layout.tp * layout.dp))
 
 
 def build_job(
@@ -25,49 +156,38 @@ def build_job(
     plan: ShardingPlan | None = None,
     stack: SoftwareStack | None = None,
 ) -> JobGraph:
-    """One iteration of *workload*.
-
-    *memory_bytes* is what a GPU has; a layout that the workload leaves open is
-    chosen to fit in it. *plan* places the tables of a recommendation model.
-    *stack* is what issues the iteration, as a rule the one that the workload names.
-    """
-    _check_ranks(rank_count, ranks_per_host)
-    if isinstance(workload, DlrmSpec):
-        return build_dlrm_job(workload, rank_count=rank_count, plan=plan, stack=stack)
-    chosen = _choose(workload, rank_count, ranks_per_host, memory_bytes)
-    return build_transformer_job(workload, chosen, stack=stack)
-
-
-def memory_by_rank(
-    workload: Workload,
-    *,
-    rank_count: int,
-    ranks_per_host: int,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    plan: ShardingPlan | None = None,
-) -> tuple[RankMemory, ...]:
-    """Peak memory of every rank of the job that `build_job` builds from the same arguments."""
-    _check_ranks(rank_count, ranks_per_host)
-    if isinstance(workload, DlrmSpec):
-        return dlrm_memory(workload, rank_count=rank_count, plan=plan)
-    layout = _choose(workload, rank_count, ranks_per_host, memory_bytes).layout
-    of_stage = [stage_memory(workload, layout, stage=stage) for stage in range(layout.pp)]
-    return tuple(memory for memory in of_stage for _ in range(layout.tp * layout.dp))
-
-
-def _choose(
-    workload: Workload, rank_count: int, ranks_per_host: int, memory_bytes: int
-) -> ChosenLayout:
-    assert not isinstance(workload, DlrmSpec)
-    return choose_layout(
+    """The whole job of one iteration of *workload*, as `build_workload` builds it."""
+    return build_workload(
         workload,
         rank_count=rank_count,
         ranks_per_host=ranks_per_host,
         memory_bytes=memory_bytes,
+        plan=plan,
+        stack=stack,
+        is_whole=True,
+    ).job
+
+
+def _build_continued(
+    spec: TransformerSpec,
+    chosen: ChosenLayout,
+    stack: SoftwareStack,
+    memory: tuple[RankMemory, ...],
+) -> BuiltWorkload:
+    layout = chosen.layout
+    count, fewer, stride = layout.micro_batches, layout.pp + _FILL, _STRIDE
+    if layout.interleaving > 1:
+        # Micro-batches go round in groups as large as there are stages.
+        fewer, stride = 2 * layout.pp, layout.pp
+    more = fewer + stride
+    if count <= fewer + more:
+        # Two smaller jobs would be as much work as the whole one.
+        return BuiltWorkload(build_transformer_job(spec, chosen, stack=stack), memory)
+    smaller, larger = (
+        build_transformer_job(
+            spec, replace(chosen, layout=replace(layout, micro_batches=part)), stack=stack
+        )
+        for part in (fewer, more)
     )
-
-
-def _check_ranks(rank_count: int, ranks_per_host: int) -> None:
-    for name, value in (("rank_count", rank_count), ("ranks_per_host", ranks_per_host)):
-        if value < 1:
-            raise WorkloadError(f"job: {name} must be at least 1, got {value}.")
+    steps = Fraction(count - fewer, stride)
+    return BuiltWorkload(smaller, memory, Continuation(larger, steps, count))

@@ -16,8 +16,8 @@ from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.execution import open_executor
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import LayoutBook
+from perfmodel.planning.making import judge_assignments
 from perfmodel.planning.question import RankQuestion, build_task
-from perfmodel.planning.rank_plans import judge_assignments
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import STACK, build_spec, predict_plan, random_plan

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.cli import main
 from perfmodel.graph.storage import save_job
-from perfmodel.prediction.predict import build_question
+from perfmodel.prediction.question import build_question
 from perfmodel.prediction.scenario import Scenario
 from perfmodel.recordings.storage import save_recorded_job
 from tests.recordings.builders import call, import_spans

@@ -20,6 +20,7 @@ from perfmodel.costs.gemm.physics import (
     predict_gemm_times,
     weight_miss_ratio,
 )
+from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import Residency
@@ -149,10 +150,27 @@ def test_long_load_slows_arithmetic_and_not_memory():
     large, thin = Gemm(8192, 8192, 8192, DType.BF16), Gemm(8, 16384, 16384, DType.BF16)
     device = load_device("h100_sxm")
     plain = GemmModel().price([large, thin], device, STACK).duration_ns
-    slow = replace(STACK, sustained_slowdown={"hopper": 1.5})
-    slowed = GemmModel().price([large, thin], device, slow).duration_ns
-    assert slowed[0] == pytest.approx(1.5 * plain[0], rel=0.1)
+    long_load = replace(STACK, loads_long=True)
+    slowed = GemmModel().price([large, thin], device, long_load).duration_ns
+    factor = arithmetic_slowdown(device, long_load, DType.BF16)
+    assert factor > 1.05
+    assert slowed[0] == pytest.approx(factor * plain[0], rel=0.1)
     assert slowed[1] == plain[1]
+
+
+def test_long_load_does_not_slow_arithmetic_without_tensor_cores():
+    large = [Gemm(4096, 4096, 4096, DType.FP32)]
+    device, long_load = load_device("h100_sxm"), replace(STACK, loads_long=True)
+    plain = GemmModel().price(large, device, STACK).duration_ns
+    assert GemmModel().price(large, device, long_load).duration_ns == plain
+
+
+def test_a_power_limit_slows_arithmetic_under_long_load():
+    device, long_load = load_device("h100_sxm"), replace(STACK, loads_long=True)
+    limited = replace(device, power_w=device.power_w / 8)
+    # Dynamic power goes with the cube of the clock: an eighth of the power, half of the clock.
+    free, slow = (arithmetic_slowdown(one, long_load, DType.BF16) for one in (device, limited))
+    assert slow == pytest.approx(2 * free)
 
 
 def test_a_large_product_is_bound_by_arithmetic_and_a_thin_one_by_memory():
@@ -254,10 +272,14 @@ def test_a_quantised_product_gives_out_half_precision():
 
 def test_long_load_does_not_slow_vector_arithmetic():
     device = load_device("h100_sxm")
-    slow = replace(STACK, sustained_slowdown={"hopper": 1.5})
-    fp32 = [Gemm(8192, 8192, 8192, DType.FP32)]
-    plain = GemmModel().price(fp32, device, STACK).duration_ns
-    assert GemmModel().price(fp32, device, slow).duration_ns[0] == plain[0]
+    burst, loaded = (replace(STACK, loads_long=is_long) for is_long in (False, True))
+    fp32, bf16 = ([Gemm(8192, 8192, 8192, dtype)] for dtype in (DType.FP32, DType.BF16))
+
+    def times_ns(ops):
+        return [GemmModel().price(ops, device, stack).duration_ns[0] for stack in (burst, loaded)]
+
+    assert times_ns(fp32)[0] == times_ns(fp32)[1]
+    assert times_ns(bf16)[0] < times_ns(bf16)[1]
 
 
 def test_among_equal_relatives_the_nearest_memory_lends():

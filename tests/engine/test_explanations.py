@@ -8,7 +8,6 @@ from perfmodel.engine.breakdown import Breakdown, Window, break_down
 from perfmodel.engine.critical_path import critical_path
 from perfmodel.engine.history import History, Hop, Occurrence
 from perfmodel.engine.replay import replay
-from perfmodel.engine.waiting import Wait, who_waits
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.program import LaneKind
 from tests.builders import JobSketch
@@ -63,11 +62,6 @@ def test_the_breakdown_of_a_rank_that_waits():
         waiting_for_ranks_ns=20,
         host_bound_idle_ns=10,
     )
-
-
-def test_who_waits_names_both_ranks_and_the_collective():
-    # Rank 0 is ready at 40, rank 1 at 60.
-    assert who_waits(two_ranks(), 0) == [Wait(0, 1, "all-reduce", 20, 1)]
 
 
 def test_a_lag_on_the_path_is_told_apart_from_the_task():

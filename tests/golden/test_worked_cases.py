@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.engine.launch_order import settle_launch_order
 from perfmodel.engine.replay import Replay, replay
 from perfmodel.engine.steady import find_period
 from perfmodel.graph.builder import Dependency
@@ -179,29 +178,6 @@ def test_a_slow_loader_sets_the_pace():
     rank.task("consume", "gpu", 100, after=["produce"])
     # 150 > 100: a batch every 150.
     assert find_period(run, *sketch.build()).period_ns == [150]
-
-
-def test_two_threads_on_one_stream_run_in_the_order_they_launched():
-    sketch = JobSketch()
-    rank = sketch.rank(main=HOST, autograd=HOST, gpu=COMPUTE)
-    rank.task("launch a", "main", 50)
-    rank.task("launch b", "autograd", 10)
-    # As recorded, a stood before b on the stream.
-    rank.task("a", "gpu", 100, after=["launch a"])
-    rank.task("b", "gpu", 100, after=["launch b"])
-    job, durations = sketch.build()
-
-    as_given = times_of(job, durations)
-    settled = settle_launch_order(run, job, durations)
-    found = times_of(settled.job, settled.durations)
-
-    # Kept in the old order, b would wait for a: 150-250. But b was launched at
-    # 10 and a at 50, so b runs 10-110 and a 110-210.
-    assert as_given["0/b"] == (150, 250)
-    assert found["0/b"] == (10, 110)
-    assert found["0/a"] == (110, 210)
-    assert settled.is_settled
-    assert settled.rounds == 1
 
 
 def test_an_uneven_all_to_all_starts_together_and_ends_apart():

@@ -7,13 +7,11 @@ import random
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.phases import PhaseClock
-from perfmodel.prediction.predict import Question, answer_question
-from perfmodel.prediction.scenario import Interference, Scenario
+from perfmodel.prediction.answer import Answer
+from perfmodel.prediction.answering import answer
+from perfmodel.prediction.question import Asked, workload_question
+from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.workloads.dlrm.job import build_dlrm_job
-from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 
 STACK = load_stack("pytorch_eager")
@@ -75,18 +73,8 @@ def random_plan(task: ShardingTask, chance: random.Random) -> ShardingPlan:
     )
 
 
-def predict_plan(spec, cluster, plan, *, samples: int = 2) -> Prediction:
-    """The answer of a full prediction, interference aside, as plans are judged."""
-    question = Question(
-        scenario=Scenario(
-            topology=cluster.topology.name,
-            samples=samples,
-            interference=Interference.LEFT_OUT,
-        ),
-        cluster=cluster,
-        stack=STACK,
-        batch=spec.batch,
-        job=build_dlrm_job(spec, rank_count=cluster.rank_count, plan=plan),
-        memory_of_rank=dlrm_memory(spec, rank_count=cluster.rank_count, plan=plan),
-    )
-    return answer_question(question, executor=SerialExecutor(), clock=PhaseClock())
+def predict_plan(spec, cluster, plan) -> Answer:
+    """The full answer, interference aside, as plans are judged."""
+    asked = Asked(interference=Interference.LEFT_OUT, samples=0, is_explained=False)
+    question = workload_question(spec, cluster=cluster, stack=STACK, asked=asked, plan=plan)
+    return answer(question, executor=SerialExecutor())

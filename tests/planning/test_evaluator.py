@@ -11,8 +11,6 @@ from embeddings.sharders import SHARDERS, ShardingTask, build_named_plan
 from perfmodel.base.errors import PlanError
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.question import build_task
-from perfmodel.planning.uncertainty import PlanSampler
-from perfmodel.prediction.sampling import build_interval
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from tests.planning.settings import STACK, build_spec, predict_plan, random_plan
 from topologies import build_cluster, load_topology
@@ -47,19 +45,6 @@ def test_random_plans_take_the_nanoseconds_of_a_full_prediction(
         assert int(found.times.period_ns[place]) == full.period_ns
         assert int(found.times.isolated_ns[place]) == full.isolated_ns
     assert len(set(found.times.period_ns.tolist())) > count // 4
-
-
-def test_the_interval_is_that_of_a_full_prediction():
-    spec = build_spec(6, batch=16384)
-    cluster = _cluster("quad_a100")
-    task = build_task(spec, spec.embedding.tables(), cluster)
-    plan = build_named_plan("size_greedy", task)
-    evaluator = PlanEvaluator(spec, cluster, STACK)
-    found = evaluator.measure([plan])
-    sampler = PlanSampler(evaluator, plan, samples=32, seed=0)
-    times = sampler.times_ns(plan, iterations=int(found.times.iterations[0]))
-    full = predict_plan(spec, cluster, plan, samples=32)
-    assert build_interval(times, nominal_ns=full.period_ns) == full.interval
 
 
 def test_memory_is_that_of_a_full_prediction():

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from perfmodel import api
 from perfmodel.base.errors import PlanError
 from perfmodel.cli.words import build_app
-from perfmodel.prediction.scenario import Interference, Mode, Scenario
+from perfmodel.prediction.scenario import Mode, Scenario
 
 TABLES = """
 tables:
@@ -41,7 +41,7 @@ def test_a_searched_plan_is_predicted_to_the_nanosecond(tables, tmp_path, hosts,
     where = ["--topology", "dgx_a100", "--hosts", str(hosts), "--ranks-per-host", str(per_host)]
     what = [*where, "--tables", tables, "--set", "batch=16384", *DENSE]
     ranked = _run(
-        ["rank", *what, "--search", "0.3", "--cost-samples", "2", "--plan-out", plan,
+        ["rank", *what, "--search", "0.3", "--samples", "2", "--plan-out", plan,
          "--json", str(ranking)]
     )  # fmt: skip
     assert ranked.exit_code == 0, ranked.output
@@ -57,19 +57,18 @@ def test_a_searched_plan_is_predicted_to_the_nanosecond(tables, tmp_path, hosts,
             plan=plan,
             mode=mode,
             samples=2,
-            interference=Interference.LEFT_OUT,
         )
         prediction = api.predict(scenario, executor="serial")
         assert prediction.period_ns == best["period_ns"]
         assert prediction.isolated_ns == best["isolated_ns"]
         assert prediction.iteration_ns in (best["period_ns"], best["isolated_ns"])
-    assert any("--no-interference" in sentence for sentence in document["assumptions"])
+    assert any("`predict --plan`" in sentence for sentence in document["assumptions"])
 
 
 def test_the_command_line_predicts_explains_and_draws_a_plan(tables, tmp_path):
     plan, trace = str(tmp_path / "plan.json"), tmp_path / "trace.json"
     what = ["--topology", "quad_a100", "--tables", tables, *DENSE]
-    made = _run(["rank", *what, "--sharder", "naive", "--cost-samples", "2", "--plan-out", plan])
+    made = _run(["rank", *what, "--sharder", "naive", "--samples", "2", "--plan-out", plan])
     assert made.exit_code == 0, made.output
     result = _run(["predict", *what, "--plan", plan, "--json", "-", "--trace-out", str(trace)])
     assert result.exit_code == 0, result.output

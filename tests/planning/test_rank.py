@@ -16,9 +16,10 @@ from perfmodel.cli.words import build_app
 from perfmodel.planning.assignment import Pieces, assign, assign_greedily
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
+from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.question import RankQuestion, build_task
-from perfmodel.planning.rank_plans import iter_assignments
+from perfmodel.planning.rank_plans import sort_key
 from perfmodel.planning.ranking import RankBy, beats_next
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
@@ -50,18 +51,18 @@ def _question(tables: str, **changes) -> RankQuestion:
 
 def test_plans_stand_in_the_order_of_their_times(tables):
     ranking = api.rank(_question(tables))
-    times = [plan.period_ns for plan in ranking.plans]
+    times = [plan.answer.period_ns for plan in ranking.plans]
     assert times == sorted(times)
     assert ranking.plans[-1].beats_next is None
     for plan in ranking.plans:
-        assert plan.interval.low_ns <= plan.period_ns <= plan.interval.high_ns
+        assert plan.answer.interval.low_ns <= plan.answer.period_ns <= plan.answer.interval.high_ns
         assert plan.fits
 
 
 def test_the_search_is_never_worse_than_what_it_starts_from(tables):
     ranking = api.rank(_question(tables, search_seconds=0.5, seed=1))
     searched = next(plan for plan in ranking.plans if plan.plan.name == "searched")
-    assert searched.period_ns == min(plan.period_ns for plan in ranking.plans)
+    assert searched.answer.period_ns == min(plan.answer.period_ns for plan in ranking.plans)
     assert ranking.plans_judged > len(ranking.plans)
 
 
@@ -71,7 +72,20 @@ def test_an_enumeration_finds_the_best_plan_of_whole_tables(tables):
     assert ranking.plans_judged == 51 + 6
     best = next(plan for plan in ranking.plans if plan.plan.name == "enumerated-1")
     greedy = next(plan for plan in ranking.plans if plan.plan.name == "lookup_greedy")
-    assert best.period_ns <= greedy.period_ns
+    assert best.answer.period_ns <= greedy.answer.period_ns
+
+
+def test_plans_that_do_not_fit_stand_behind_all_that_do(tables):
+    question = _question(tables)
+    first, second, *_ = api.rank(question).plans
+    assert sort_key(first, question, 0) <= sort_key(second, question, 1)
+
+    too_big = replace(first, fits=False)
+
+    assert sort_key(too_big, question, 0) > sort_key(second, question, 1)
+    # Among those that do not fit the faster stands first, and ties keep their order.
+    assert sort_key(too_big, question, 0) <= sort_key(replace(second, fits=False), question, 1)
+    assert sort_key(first, question, 0) < sort_key(first, question, 1)
 
 
 def test_too_many_plans_are_not_enumerated(tables):
@@ -199,10 +213,10 @@ def _run(arguments: list[str]):
 def test_the_command_line_writes_all_files_and_its_plan_can_be_ranked_again(tables, tmp_path):
     files = {name: str(tmp_path / name) for name in ("a.json", "a.csv", "a.html", "plan.json")}
     common = ["rank", "--topology", "quad_a100", "--tables", tables, "--batch", "16384"]
-    common += ["--cost-samples", "4"]
+    common += ["--samples", "4"]
     result = _run(
         [*common, "--json", files["a.json"], "--csv", files["a.csv"], "--report", files["a.html"],
-         "--plan-out", files["plan.json"], "--samples", "5", "--sharder", "naive",
+         "--plan-out", files["plan.json"], "--batches", "5", "--sharder", "naive",
          "--sharder", "balanced"]
     )  # fmt: skip
     assert result.exit_code == 0, result.output

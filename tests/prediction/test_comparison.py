@@ -5,23 +5,30 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.engine.replay import replay
+from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.storage import save_job
+from perfmodel.prediction.answering import answer_in_full, prepare_changes
 from perfmodel.prediction.comparison import NamedChange, compare
-from perfmodel.prediction.outcome import find_outcome
-from perfmodel.prediction.scenario import Mode
-from perfmodel.prediction.subject import Subject, from_recording, load_subject
+from perfmodel.prediction.question import (
+    Asked,
+    Question,
+    job_question,
+    open_job,
+    recording_question,
+)
+from perfmodel.prediction.scenario import JobScenario, Mode
 from perfmodel.recordings.importing import import_job
+from perfmodel.recordings.self_replay import with_score
 from perfmodel.whatif import parse_sweep, parse_transformation
-from perfmodel.whatif.pinning import Machine
 from perfmodel.workloads import build_job, load_workload
-from tests.recordings.builders import held_of
 from tests.whatif.jobs import training_job
 from traces.job_trace import load_job_trace
 
+ISOLATED = Asked(mode=Mode.ISOLATED)
 
-def replayer(job, durations, iterations):
-    return replay(job, durations, iterations=iterations)
+
+def answered(question):
+    return answer_in_full(question, executor=SerialExecutor())
 
 
 def changes(*texts):
@@ -30,9 +37,8 @@ def changes(*texts):
 
 def test_changes_are_applied_one_after_the_other():
     answer = compare(
-        Subject(training_job()),
+        Question(training_job(), ISOLATED),
         changes("remove:match=all_reduce", "scale:match=gemm,factor=0.5"),
-        mode=Mode.ISOLATED,
     )
 
     # 690 ns; without collectives 570; then 10 + 130 + 150 + 80 = 370.
@@ -42,7 +48,7 @@ def test_changes_are_applied_one_after_the_other():
 
 
 def test_the_time_of_a_built_job_is_its_period():
-    answer = compare(Subject(training_job()), changes("scale:match=gemm,factor=1"))
+    answer = compare(Question(training_job()), changes("scale:match=gemm,factor=1"))
 
     # Compute waits for the buckets: 560 ns of kernels and 120 of bucket 1, no launch at its front.
     assert answer.before.iteration_ns == answer.after.iteration_ns == 680
@@ -52,10 +58,9 @@ def test_a_sweep_comes_on_top_of_the_changes():
     sweep = parse_sweep("compress:ratio=0.5..1")
 
     answer = compare(
-        Subject(training_job()),
+        Question(training_job(), ISOLATED),
         changes("scale:match=gemm,factor=1"),
         sweep=sweep,
-        mode=Mode.ISOLATED,
     )
 
     assert answer.sweep is not None
@@ -64,7 +69,7 @@ def test_a_sweep_comes_on_top_of_the_changes():
 
 
 def test_the_critical_path_and_the_breakdown_add_up_to_the_iteration():
-    outcome = find_outcome(replayer, Subject(training_job(slow_rank=1)), mode=Mode.ISOLATED)
+    outcome = answered(Question(training_job(slow_rank=1), ISOLATED))
 
     assert sum(outcome.path_by_kind_ns().values()) == pytest.approx(outcome.iteration_ns, abs=3)
     assert outcome.explanation.time.total_ns == outcome.iteration_ns
@@ -72,7 +77,7 @@ def test_the_critical_path_and_the_breakdown_add_up_to_the_iteration():
 
 
 def test_assumptions_of_all_changes_are_listed_once():
-    answer = compare(Subject(training_job()), changes("overlap", "overlap", "host_overhead"))
+    answer = compare(Question(training_job()), changes("overlap", "overlap", "host_overhead"))
 
     assert len(answer.assumptions) == 3
 
@@ -82,37 +87,38 @@ def test_a_job_of_shapes_needs_a_machine(tmp_path):
     save_job(build_job(spec, rank_count=2, ranks_per_host=2), tmp_path / "job")
 
     with pytest.raises(ScenarioError, match="--topology"):
-        load_subject(tmp_path / "job", machine=None)
-    subject = load_subject(tmp_path / "job", machine=Machine("dgx_h100"))
-    assert find_outcome(replayer, subject).iteration_ns > 0
+        job_question(JobScenario(str(tmp_path / "job")))
+    scenario = JobScenario(str(tmp_path / "job"), "dgx_h100")
+    stated = prepare_changes(open_job(scenario))
+    assert answered(stated).iteration_ns == answered(job_question(scenario)).iteration_ns
 
 
 def test_a_fault_names_the_change_as_it_was_typed():
     with pytest.raises(ScenarioError, match="what-if 'scale:match=conv,factor=2'"):
-        compare(Subject(training_job()), changes("scale:match=conv,factor=2"))
+        compare(Question(training_job()), changes("scale:match=conv,factor=2"))
 
 
 @pytest.fixture(scope="module")
 def slow_recording(shared_data):
     folder = shared_data / "traces" / "dlrm_torchrec_v100x4"
-    return import_job(load_job_trace(folder / "s2_a2a_opt_2_runA"))
+    return with_score(import_job(load_job_trace(folder / "s2_a2a_opt_2_runA")))
 
 
 def test_a_recording_that_is_not_changed_takes_as_long_as_its_own_replay(slow_recording):
-    subject = from_recording(slow_recording)
+    question = recording_question(slow_recording, Asked())
 
-    outcome = find_outcome(replayer, subject)
+    outcome = answered(question)
 
-    assert outcome.span_ns == int(held_of(slow_recording).end_ns.max())
-    assert subject.score is not None
-    assert outcome.iteration_ns == subject.score.iteration.replayed_ns
+    assert question.score is not None
+    assert outcome.span_ns == max(rank.replayed_ns for rank in question.score.ranks)
+    assert outcome.iteration_ns == question.score.iteration.replayed_ns
 
 
 def test_the_long_sleep_made_two_short_ones_gives_the_other_run(slow_recording):
     # In s2 rank 2 sleeps once for 1001.7 ms; in n2 twice for 20.5 ms. Measured there: 158.8 and
     # 159.9 ms in the steady steps.
     answer = compare(
-        from_recording(slow_recording),
+        recording_question(slow_recording, Asked()),
         changes(
             "set:match=host work,lane=host,rank=2,longer=900ms,to=20.5ms",
             "gap:before=SendRecv,rank=2,to=20.5ms,number=5+10+15",
@@ -125,10 +131,24 @@ def test_the_long_sleep_made_two_short_ones_gives_the_other_run(slow_recording):
 
 def test_structure_of_a_recording_can_be_changed(slow_recording):
     answer = compare(
-        from_recording(slow_recording), changes("no_straggler:rank=2", "cuda_graphs", "optimizer")
+        recording_question(slow_recording, Asked()),
+        changes("no_straggler:rank=2", "cuda_graphs", "optimizer"),
     )
 
     times = [step.outcome.iteration_ns for step in answer.steps]
     assert times[0] < 0.25 * answer.before.iteration_ns
     assert times[1] < times[0]
     assert len(answer.after.periods_ns) == len(answer.before.periods_ns)
+
+
+def test_the_interval_of_a_changed_recording_is_kept_in_proportion(slow_recording):
+    answer = compare(recording_question(slow_recording, Asked()), changes("no_straggler:rank=2"))
+    before, after = answer.before, answer.after
+    ratio = after.iteration_ns / before.iteration_ns
+
+    assert ratio < 0.25
+    for mine, theirs in (
+        (after.interval.low_ns, before.interval.low_ns),
+        (after.interval.high_ns, before.interval.high_ns),
+    ):
+        assert mine == pytest.approx(ratio * theirs, rel=1e-6)

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from perfmodel.prediction.answer import CriticalPath, Explanation, PathShare, RankWait, TimeParts
-from perfmodel.prediction.one_iteration import shrink_to_iteration
+from perfmodel.prediction.explain import shrink_to_iteration
 from perfmodel.prediction.time_parts import share_out
 
 

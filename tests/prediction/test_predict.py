@@ -12,7 +12,7 @@ from perfmodel.costs.pricing import price_job
 from perfmodel.engine.replay import replay
 from perfmodel.prediction.answer import Part, Prediction
 from perfmodel.prediction.folded_costs import fold_costs
-from perfmodel.prediction.predict import build_question
+from perfmodel.prediction.question import build_question
 from perfmodel.prediction.scenario import Mode, Scenario
 
 DLRM = Scenario(topology="dgx_h100", workload="dlrm_mlperf", samples=16)

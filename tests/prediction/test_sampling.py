@@ -55,3 +55,16 @@ def test_the_interval_always_holds_the_answer(nominal_ns, expected):
     interval = build_interval(np.arange(101.0), nominal_ns=nominal_ns)
 
     assert (interval.low_ns, interval.high_ns) == expected
+
+
+def test_samples_of_a_loop_are_judged_by_the_second_half_of_their_iterations():
+    # Iterations end at 10, 30, 60 and 100 us: the last two take 35 us each in the mean.
+    lanes_ns = np.array([10, 30, 60, 100], dtype=np.int64).reshape(4, 1, 1) * 1000
+    job = build_job()
+    [one] = replay_samples(
+        lambda *_: Replay((), lanes_ns),
+        job,
+        DurationTable(np.zeros((3, 1), dtype=np.int64), np.zeros(2, dtype=np.int64)),
+        iterations=4,
+    )
+    assert one == 35_000

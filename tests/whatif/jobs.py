@@ -18,6 +18,17 @@ NORM = MemoryBound("layer_norm", read_bytes=300, write_bytes=100, dtype=DType.FP
 GELU = MemoryBound("gelu", read_bytes=100, write_bytes=300, dtype=DType.FP32)
 ADAM = MemoryBound("adam", read_bytes=400, write_bytes=300, dtype=DType.FP32)
 
+EXAMPLES = {
+    # Parameters for every what-if, by its name.
+    "scale": "match=gemm,factor=0.5", "set": "match=gemm,to=1us", "remove": "match=norm",
+    "delete_layers": "match=layer 0/", "fuse": "match=norm|gelu", "optimizer": "",
+    "dtype": "to=fp16", "batch": "factor=2", "recompute": "", "no_recompute": "match=gelu",
+    "host_overhead": "", "cuda_graphs": "", "gap": "before=bucket,to=1us",
+    "no_stalls": "match=load", "no_straggler": "rank=1", "prefetch": "match=load",
+    "bucket": "size=1kB", "overlap": "", "serialise": "", "compress": "ratio=0.5",
+    "quantise": "to=bf16", "machine": "topology=dgx_h100", "ranks": "count=4",
+}  # fmt: skip
+
 
 def bucket(size_bytes):
     return Communication(Collective(CollectiveKind.ALL_REDUCE, size_bytes, DType.FP32))

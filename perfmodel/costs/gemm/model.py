@@ -40,6 +40,7 @@ from perfmodel.costs.gemm.physics import (
     predict_arithmetic_ns,
     predict_gemm_times,
 )
+from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.stack import Residency, SoftwareStack
 from topologies import Device, load_device
@@ -112,14 +113,12 @@ class GemmModel:
     ) -> Estimates:
         check_multiplies(device, dtype)
         calibration = self._calibration(device, dtype)
-        # Vector units do not draw the power that makes tensor cores slow down.
-        is_vector = variant_of(dtype) == VECTOR
         return price_gemms(
             shapes,
             machine_rates(device, dtype),
             calibration,
             residency=stack.residency,
-            slowdown=1.0 if is_vector else stack.slowdown(device.architecture.value),
+            slowdown=arithmetic_slowdown(device, stack, dtype),
         )
 
     def _calibration(self, device: Device, dtype: DType) -> GemmCalibration:

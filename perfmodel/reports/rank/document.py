@@ -25,7 +25,7 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion) -> dict[str, A
         "plans_judged": ranking.plans_judged,
         "device_memory_gib": ranking.device_memory_bytes / BYTES_PER_GIB,
         "plans": [
-            {**_row(place, plan, ranking), "torchrec_plan": to_torchrec(plan.plan)}
+            {**_row(place, plan), "torchrec_plan": to_torchrec(plan.plan)}
             for place, plan in enumerate(ranking.plans, start=1)
         ],
         "refused": [{"plan": name, "reason": reason} for name, reason in ranking.refused],
@@ -43,7 +43,7 @@ def to_ranking_csv(ranking: Ranking) -> str:
     """One line a plan, fastest first."""
     rows = []
     for place, plan in enumerate(ranking.plans, start=1):
-        row = _row(place, plan, ranking)
+        row = _row(place, plan)
         low, high = row.pop("interval_ms")
         straggler, gains = row.pop("straggler"), row.pop("gains_ms")
         spread = row.pop("batch_spread_ms") or {}
@@ -66,15 +66,18 @@ def to_ranking_csv(ranking: Ranking) -> str:
     return text.getvalue()
 
 
-def _row(place: int, plan: RankedPlan, ranking: Ranking) -> dict[str, Any]:
+def _row(place: int, plan: RankedPlan) -> dict[str, Any]:
     spread = plan.spread
     return {
         "place": place,
         "plan": plan.plan.name,
-        "iteration_time_ms": plan.time_ns(ranking.mode) / NS_PER_MS,
-        "period_ns": plan.period_ns,
-        "isolated_ns": plan.isolated_ns,
-        "interval_ms": [plan.interval.low_ns / NS_PER_MS, plan.interval.high_ns / NS_PER_MS],
+        "iteration_time_ms": plan.answer.iteration_ns / NS_PER_MS,
+        "period_ns": plan.answer.period_ns,
+        "isolated_ns": plan.answer.isolated_ns,
+        "interval_ms": [
+            plan.answer.interval.low_ns / NS_PER_MS,
+            plan.answer.interval.high_ns / NS_PER_MS,
+        ],
         "beats_next": plan.beats_next,
         "bound": plan.bound.value,
         "gains_ms": {bound.value: gain / NS_PER_MS for bound, gain in plan.gains_ns.items()},

@@ -48,9 +48,7 @@ STYLE = (
 
 def build_rank_page(ranking: Ranking) -> str:
     """A page that needs no other file."""
-    rows = "\n".join(
-        _row(place, plan, ranking) for place, plan in enumerate(ranking.plans, start=1)
-    )
+    rows = "\n".join(_row(place, plan) for place, plan in enumerate(ranking.plans, start=1))
     refused = "".join(
         f"<li>{html.escape(name)}: {html.escape(reason)}</li>" for name, reason in ranking.refused
     )
@@ -78,13 +76,13 @@ def draw_ranking(ranking: Ranking) -> bytes:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     places = range(len(names))
-    times = [plan.time_ns(ranking.mode) / NS_PER_MS for plan in ranking.plans]
+    times = [plan.answer.iteration_ns / NS_PER_MS for plan in ranking.plans]
     below = [
-        time - plan.interval.low_ns / NS_PER_MS
+        time - plan.answer.interval.low_ns / NS_PER_MS
         for time, plan in zip(times, ranking.plans, strict=True)
     ]
     above = [
-        plan.interval.high_ns / NS_PER_MS - time
+        plan.answer.interval.high_ns / NS_PER_MS - time
         for time, plan in zip(times, ranking.plans, strict=True)
     ]
     left.barh(places, times, color="#7aa6c2", xerr=[below, above], ecolor="#444", capsize=3)
@@ -103,14 +101,14 @@ def draw_ranking(ranking: Ranking) -> bytes:
     return target.getvalue()
 
 
-def _row(place: int, plan: RankedPlan, ranking: Ranking) -> str:
+def _row(place: int, plan: RankedPlan) -> str:
     beats = "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %"
     tables = html.escape(", ".join(plan.straggler.tables))
     return (
         f"<tr><td class='n'>{place}</td><td>{html.escape(plan.plan.name)}</td>"
-        f"<td class='n'>{plan.time_ns(ranking.mode) / NS_PER_MS:.3f}</td>"
-        f"<td class='n'>{plan.interval.low_ns / NS_PER_MS:.2f} to "
-        f"{plan.interval.high_ns / NS_PER_MS:.2f}</td><td class='n'>{beats}</td>"
+        f"<td class='n'>{plan.answer.iteration_ns / NS_PER_MS:.3f}</td>"
+        f"<td class='n'>{plan.answer.interval.low_ns / NS_PER_MS:.2f} to "
+        f"{plan.answer.interval.high_ns / NS_PER_MS:.2f}</td><td class='n'>{beats}</td>"
         f"<td>{plan.bound.value}</td><td>rank {plan.straggler.rank}: {tables}</td>"
         f"<td class='n'>{plan.peak_bytes / BYTES_PER_GIB:.1f}"
         f"{'' if plan.fits else ' (too much)'}</td></tr>"

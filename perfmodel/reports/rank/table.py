@@ -71,17 +71,17 @@ def print_ranking(ranking: Ranking, console: Console) -> None:
     if has_spread:
         table.add_column("batches p5-p95 ms", justify="right")
     for place, plan in enumerate(ranking.plans, start=1):
-        table.add_row(*_cells(place, plan, ranking, has_spread=has_spread))
+        table.add_row(*_cells(place, plan, has_spread=has_spread))
     console.print(table)
     _print_rest(ranking, console)
 
 
-def _cells(place: int, plan: RankedPlan, ranking: Ranking, *, has_spread: bool) -> list[str]:
-    low, high = plan.interval.low_ns / NS_PER_MS, plan.interval.high_ns / NS_PER_MS
+def _cells(place: int, plan: RankedPlan, *, has_spread: bool) -> list[str]:
+    low, high = plan.answer.interval.low_ns / NS_PER_MS, plan.answer.interval.high_ns / NS_PER_MS
     cells = [
         str(place),
         plan.plan.name,
-        f"{plan.time_ns(ranking.mode) / NS_PER_MS:.3f}",
+        f"{plan.answer.iteration_ns / NS_PER_MS:.3f}",
         f"{low:.2f}-{high:.2f}",
         "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
         plan.bound.value,

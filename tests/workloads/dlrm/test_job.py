@@ -9,7 +9,7 @@ from embeddings.plan import Shard, ShardingPlan
 from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import EmbeddingOp, Gemm, HostSpan, Pass
-from perfmodel.workloads import build_job, load_workload, memory_by_rank
+from perfmodel.workloads import build_job, build_workload, load_workload
 from perfmodel.workloads.dlrm.dense import dense_parameters
 from perfmodel.workloads.dlrm.job import build_plan
 from tests.workloads.reading import collectives_of, iter_ops
@@ -123,7 +123,8 @@ def test_a_plan_for_another_job_is_refused(rank_count, rows, fault):
 
 
 def test_partial_sums_of_row_shards_are_added():
-    job = _build("dlrm_mlperf", 4, "sharding.max_shard=300 kB", *SMALL)
+    rule = ("sharding.max_shard=400 kB", "sharding.min_width=128")
+    job = _build("dlrm_mlperf", 4, *rule, *SMALL)
     check_job(job)
     assert any(label == "embedding/partial sums forward" for label, _ in iter_ops(job))
 
@@ -163,7 +164,7 @@ def test_a_loader_is_two_batches_ahead_at_most():
 
 def test_memory_holds_every_table_once_and_its_state():
     spec = load_workload("dlrm_dcnv2")
-    memory = memory_by_rank(spec, rank_count=8, ranks_per_host=8)
+    memory = build_workload(spec, rank_count=8, ranks_per_host=8).memory_of_rank
     tables = spec.embedding.tables()
     held = sum(memory_of.parts[0].size_bytes for memory_of in memory)
     assert held == sum(table.size_bytes for table in tables)
@@ -173,5 +174,5 @@ def test_memory_holds_every_table_once_and_its_state():
 @pytest.mark.parametrize(("optimizer", "tensors"), [("sgd", 0), ("adagrad", 1), ("adam", 2)])
 def test_state_of_tables_by_optimizer(optimizer, tensors):
     spec = load_workload("dlrm_mlperf", [f"embedding.optimizer={optimizer}", *SMALL])
-    memory = memory_by_rank(spec, rank_count=1, ranks_per_host=1)[0]
+    memory = build_workload(spec, rank_count=1, ranks_per_host=1).memory_of_rank[0]
     assert memory.parts[1].size_bytes == tensors * memory.parts[0].size_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.workloads import load_workload, memory_by_rank
+from perfmodel.workloads import build_workload, load_workload
 from perfmodel.workloads.transformer.memory import layer_activation_bytes, stage_memory
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.shapes import parameter_count
@@ -72,7 +72,7 @@ def test_early_stages_hold_more_micro_batches():
 
 @pytest.mark.parametrize("name", ["llama3_8b", "llama3_70b"])
 def test_every_rank_is_listed_and_names_its_largest_part(name):
-    memory = memory_by_rank(load_workload(name), rank_count=64, ranks_per_host=8)
+    memory = build_workload(load_workload(name), rank_count=64, ranks_per_host=8).memory_of_rank
     assert len(memory) == 64
     for of_rank in set(memory):
         assert of_rank.largest.size_bytes == max(part.size_bytes for part in of_rank.parts)

@@ -1,0 +1,361 @@
+"""Condensed job: kinds of rank with only the tasks that matter, evaluated for many variants.
+
+What variants share (sharding plans of one model, say) is condensed once to slots
+and exact waits between them; of each variant only its own durations and the kind
+of every rank come in. The same rules as a replay of the whole job, and the same
+nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.engine.condensing import (
+    ORIGIN,
+    Bools,
+    CondensedProgram,
+    choose_kept,
+    condense,
+)
+from perfmodel.engine.layout import Int32s, Int64s
+from perfmodel.engine.steady import (
+    FIRST_ITERATIONS,
+    LONGEST_CYCLE,
+    MOST_ITERATIONS,
+    is_repeated,
+    mean_period_ns,
+)
+from perfmodel.graph.program import PLAIN, Anchor, Program
+
+Int8s = NDArray[np.int8]
+SlotKey = tuple[int, int, int]
+
+FIXED = -1
+"""Column of a task whose duration no variant changes."""
+NOT_SETTLED = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CondensedJob:
+    """Slots of both kinds of rank, as columns for the compiled evaluation.
+
+    Waits of slot s on a rank of kind v are rows `wait_start[v, s]` to
+    `wait_start[v, s + 1]`. *changing* is the column of a variant's durations that
+    a slot takes, or FIXED; then `fixed_ns[v, s]` holds, by duration vector.
+    """
+
+    is_present: Bools
+    is_rendezvous: Bools
+    changing: Int32s
+    fixed_ns: Int64s
+    wait_start: Int32s
+    wait_slot: Int32s
+    wait_is_start: Bools
+    wait_distance: Int32s
+    wait_lag_ns: Int64s
+    lane_slots: Int32s
+
+    @property
+    def vector_count(self) -> int:
+        """Number of duration vectors of what is fixed; the first is the nominal one."""
+        return int(self.fixed_ns.shape[2])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankKind:
+    """A kind of rank: its program, durations (tasks x vectors) and columns that variants change."""
+
+    program: Program
+    durations_ns: Int64s
+    changing: Int32s
+
+
+def condense_job(kinds: Sequence[RankKind]) -> CondensedJob:
+    """Condense the *kinds* of rank of a job in which all ranks meet in all rendezvous.
+
+    Slots are the tasks that are kept in any of them, found again by their origin.
+    """
+    found = [
+        condense(kind.program, kind.durations_ns, choose_kept(kind.program, kind.changing != FIXED))
+        for kind in kinds
+    ]
+    keys = [_slot_keys(kind.program, of_kind) for kind, of_kind in zip(kinds, found, strict=True)]
+    return _fill(_merge(keys, found), keys, kinds, found)
+
+
+def _slot_keys(program: Program, found: CondensedProgram) -> dict[SlotKey, int]:
+    """Kept tasks by lane, origin and how many of that origin stood before on the lane."""
+    lanes = program.task_lanes()
+    kept = set(found.tasks)
+    counts: Counter[tuple[int, int]] = Counter()
+    key_of: dict[int, SlotKey] = {}
+    for task in range(program.task_count):
+        lane, origin = int(lanes[task]), int(program.origin[task])
+        number = counts[lane, origin]
+        counts[lane, origin] += 1
+        if task in kept:
+            key_of[task] = (lane, origin, number)
+    return {key_of[task]: task for task in found.tasks}
+
+
+def _merge(keys: list[dict[SlotKey, int]], condensed: list[CondensedProgram]) -> list[SlotKey]:
+    """All slots in an order in which both kinds of rank can be worked off."""
+    sources: dict[SlotKey, set[SlotKey]] = {key: set() for of_kind in keys for key in of_kind}
+    for of_kind, found in zip(keys, condensed, strict=True):
+        key_of = {task: key for key, task in of_kind.items()}
+        for key, task in of_kind.items():
+            sources[key] |= {
+                key_of[moment.task]
+                for moment in found.waits[task]
+                if moment.task != ORIGIN and moment.distance == 0
+            }
+    order: list[SlotKey] = []
+    done: set[SlotKey] = set()
+    while len(order) < len(sources):
+        ready = [key for key in sources if key not in done and sources[key] <= done]
+        assert ready, "both kinds of rank issue their collectives in one order"
+        order += ready
+        done |= set(ready)
+    return order
+
+
+def _fill(
+    slots: list[SlotKey],
+    keys: list[dict[SlotKey, int]],
+    rank_kinds: Sequence[RankKind],
+    condensed: list[CondensedProgram],
+) -> CondensedJob:
+    place_of = {key: place for place, key in enumerate(slots)}
+    vectors = rank_kinds[0].durations_ns.shape[1]
+    kinds = len(rank_kinds)
+    is_present = np.zeros((kinds, len(slots)), dtype=bool)
+    is_rendezvous = np.zeros(len(slots), dtype=bool)
+    changing = np.full(len(slots), FIXED, dtype=np.int32)
+    fixed_ns = np.zeros((kinds, len(slots), vectors), dtype=np.int64)
+    wait_start = np.zeros((kinds, len(slots) + 1), dtype=np.int32)
+    rows: list[tuple[int, bool, int]] = []
+    lags: list[Int64s] = []
+    for kind, (of_kind, found, short) in enumerate(zip(keys, rank_kinds, condensed, strict=True)):
+        place_of_task = {task: place_of[key] for key, task in of_kind.items()}
+        for place, key in enumerate(slots):
+            wait_start[kind, place] = len(rows)
+            task = of_kind.get(key)
+            if task is None:
+                continue
+            is_present[kind, place] = True
+            is_rendezvous[place] |= bool(found.program.slot[task] != PLAIN)
+            changing[place] = max(changing[place], found.changing[task])
+            fixed_ns[kind, place] = found.durations_ns[task]
+            for moment, lag in sorted(short.waits[task].items()):
+                source = ORIGIN if moment.task == ORIGIN else place_of_task[moment.task]
+                rows.append((source, moment.anchor is Anchor.START, moment.distance))
+                lags.append(lag)
+        wait_start[kind, len(slots)] = len(rows)
+    lane_slots = sorted(
+        {
+            place_of[key]
+            for of_kind, short in zip(keys, condensed, strict=True)
+            for key, task in of_kind.items()
+            if task in short.lane_ends
+        }
+    )
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return CondensedJob(
+        is_present=is_present,
+        is_rendezvous=is_rendezvous,
+        changing=changing,
+        fixed_ns=fixed_ns,
+        wait_start=wait_start,
+        wait_slot=columns[:, 0].astype(np.int32),
+        wait_is_start=columns[:, 1].astype(bool),
+        wait_distance=columns[:, 2].astype(np.int32),
+        wait_lag_ns=np.stack(lags).astype(np.int64),
+        lane_slots=np.array(lane_slots, dtype=np.int32),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VariantTimes:
+    """Times of variants: isolated, and the period with the iterations it took to show."""
+
+    isolated_ns: Int64s
+    period_ns: Int64s
+    iterations: Int64s
+    cyclicity: Int64s
+
+
+def evaluate_variants(
+    job: CondensedJob, kinds: Int8s, durations_ns: Int64s, *, vector: int = 0
+) -> VariantTimes:
+    """Times; *kinds* are variants x ranks, *durations_ns* variants x columns x ranks."""
+    moments = _moments(job, kinds.shape[1])
+    found = _evaluate(kinds, durations_ns, moments, _columns(job, vector))
+    return VariantTimes(found[:, 0], found[:, 1], found[:, 2], found[:, 3])
+
+
+def start_and_end(job: CondensedJob, kinds: Int8s, durations_ns: Int64s) -> tuple[Int64s, Int64s]:
+    """Ready and end of every slot x rank of one variant in its first iteration."""
+    moments = _moments(job, len(kinds))
+    _advance(0, kinds, durations_ns, moments, _columns(job, 0))
+    return moments.ready, moments.ends[0]
+
+
+class _Moments(NamedTuple):
+    """Where compiled code notes what happens when: iterations x slots x ranks."""
+
+    starts: Int64s
+    ends: Int64s
+    ready: Int64s
+    ready_of_kind: Int64s
+
+
+def _moments(job: CondensedJob, ranks: int) -> _Moments:
+    slots = len(job.changing)
+    history = max(int(job.wait_distance.max(initial=0)), LONGEST_CYCLE) + 1
+    return _Moments(
+        np.zeros((history, slots, ranks), dtype=np.int64),
+        np.zeros((history, slots, ranks), dtype=np.int64),
+        np.zeros((slots, ranks), dtype=np.int64),
+        np.zeros((2, ranks), dtype=np.int64),
+    )
+
+
+class _Columns(NamedTuple):
+    """The columns of a condensed job, for compiled code."""
+
+    is_present: NDArray[np.bool_]
+    is_rendezvous: NDArray[np.bool_]
+    changing: NDArray[np.int32]
+    fixed_ns: Int64s
+    wait_start: NDArray[np.int32]
+    wait_slot: NDArray[np.int32]
+    wait_is_start: NDArray[np.bool_]
+    wait_distance: NDArray[np.int32]
+    wait_lag_ns: Int64s
+    lane_slots: NDArray[np.int32]
+
+
+def _columns(job: CondensedJob, vector: int) -> _Columns:
+    return _Columns(
+        job.is_present,
+        job.is_rendezvous,
+        job.changing,
+        np.ascontiguousarray(job.fixed_ns[:, :, vector]),
+        job.wait_start,
+        job.wait_slot,
+        job.wait_is_start,
+        job.wait_distance,
+        np.ascontiguousarray(job.wait_lag_ns[:, vector]),
+        job.lane_slots,
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _advance(
+    iteration: int,
+    kinds: Int8s,
+    durations: Int64s,
+    moments: _Moments,
+    columns: _Columns,
+) -> None:
+    """One iteration: ready, start and end of every slot on every rank.
+
+    Waits are worked off for all ranks as if each were of both kinds, in loops
+    that compile to vector instructions; then each rank takes those of its own.
+    """
+    history = moments.starts.shape[0]
+    now = iteration % history
+    ranks = len(kinds)
+    for slot in range(len(columns.changing)):
+        for kind in range(2):
+            ready = moments.ready_of_kind[kind]
+            ready[:] = 0
+            for row in range(columns.wait_start[kind, slot], columns.wait_start[kind, slot + 1]):
+                source, distance = columns.wait_slot[row], columns.wait_distance[row]
+                lag = columns.wait_lag_ns[row]
+                if source < 0:
+                    for rank in range(ranks):
+                        ready[rank] = max(ready[rank], lag)
+                elif distance <= iteration:
+                    then = (iteration - distance) % history
+                    if columns.wait_is_start[row]:
+                        values = moments.starts[then, source]
+                    else:
+                        values = moments.ends[then, source]
+                    for rank in range(ranks):
+                        ready[rank] = max(ready[rank], values[rank] + lag)
+        _begin(slot, kinds, durations, moments, columns, now)
+
+
+@numba.njit(cache=True, nogil=True)
+def _begin(
+    slot: int, kinds: Int8s, durations: Int64s, moments: _Moments, columns: _Columns, now: int
+) -> None:
+    """Start and end of one slot on every rank, once all are ready."""
+    latest = 0
+    for rank in range(len(kinds)):
+        kind = kinds[rank]
+        if columns.is_present[kind, slot]:
+            moments.ready[slot, rank] = moments.ready_of_kind[kind, rank]
+            latest = max(latest, moments.ready_of_kind[kind, rank])
+    column = columns.changing[slot]
+    for rank in range(len(kinds)):
+        kind = kinds[rank]
+        if not columns.is_present[kind, slot]:
+            moments.ends[now, slot, rank] = 0
+            continue
+        begin = latest if columns.is_rendezvous[slot] else moments.ready[slot, rank]
+        took = durations[column, rank] if column >= 0 else columns.fixed_ns[kind, slot]
+        moments.starts[now, slot, rank] = begin
+        moments.ends[now, slot, rank] = begin + took
+
+
+@numba.njit(cache=True, nogil=True)
+def _last_end(now: int, moments: _Moments, columns: _Columns) -> int:
+    """When the last lane of the iteration was done."""
+    last = 0
+    for lane in columns.lane_slots:
+        for end in moments.ends[now, lane]:
+            last = max(last, end)
+    return last
+
+
+@numba.njit(cache=True, nogil=True)
+def _evaluate(kinds: Int8s, durations: Int64s, moments: _Moments, columns: _Columns) -> Int64s:
+    totals = np.zeros(MOST_ITERATIONS, dtype=np.int64)
+    found = np.zeros((len(kinds), 4), dtype=np.int64)
+    history = moments.starts.shape[0]
+    for variant in range(len(kinds)):
+        wanted, iteration, cycle = FIRST_ITERATIONS, 0, NOT_SETTLED
+        while True:
+            while iteration < wanted:
+                _advance(iteration, kinds[variant], durations[variant], moments, columns)
+                totals[iteration] = _last_end(iteration % history, moments, columns)
+                iteration += 1
+            cycle = _cycle(totals, iteration, moments, columns)
+            if cycle != NOT_SETTLED or wanted >= MOST_ITERATIONS:
+                break
+            wanted = min(2 * wanted, MOST_ITERATIONS)
+        span = cycle if cycle != NOT_SETTLED else iteration // 2
+        total = totals[iteration - 1] - totals[iteration - 1 - span]
+        found[variant, 0] = totals[0]
+        found[variant, 1] = mean_period_ns(total, span)
+        found[variant, 2] = iteration
+        found[variant, 3] = cycle
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _cycle(totals: Int64s, count: int, moments: _Moments, columns: _Columns) -> int:
+    """The shortest cycle that the last iterations repeat."""
+    for cycle in range(1, LONGEST_CYCLE + 1):
+        if is_repeated(totals, count, moments.ends, columns.lane_slots, cycle):
+            return cycle
+    return NOT_SETTLED

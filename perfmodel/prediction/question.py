@@ -1,0 +1,296 @@
+"""Question: a job, where it runs, and what is asked about it.
+
+Whoever asks (a scenario, a saved job, a what-if, a plan, a measured run) builds
+a question; `perfmodel.prediction.answering` answers it. What differs between
+askers is said in `Asked`, never in another pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embeddings.plan import ShardingPlan
+from perfmodel.base.errors import ScenarioError
+from perfmodel.costs.priced_job import PricedJob
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.memory import MemoryPart, RankMemory
+from perfmodel.graph.program import NO_ORIGIN, Int64s
+from perfmodel.graph.storage import load_job
+from perfmodel.prediction.placing import PlacementFiles, place_workload
+from perfmodel.prediction.scenario import (
+    DEFAULT_SAMPLES,
+    Interference,
+    JobScenario,
+    Mode,
+    Scenario,
+)
+from perfmodel.recordings.hold_back import HoldRule
+from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
+from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned, with_own_origins
+from perfmodel.workloads.catalog import Workload, load_workload
+from perfmodel.workloads.jobs import Continuation, build_workload
+from topologies import Cluster, build_cluster, load_topology
+
+NO_MEMORY = "Memory is not checked: the folder of a job does not say what its ranks need."
+STATED_MEMORY = (
+    "Memory is what the job says its ranks allocate at most, in blocks as torch rounds them; what "
+    "the driver, communicators and fragmentation take comes on top."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What differs between those who ask.
+
+    *samples* is how often uncertain costs are drawn for the interval, from
+    *seed*; none leave it empty. Without *is_explained* only times are found.
+    """
+
+    mode: Mode = Mode.PERIOD
+    interference: Interference = Interference.COUNTED
+    samples: int = DEFAULT_SAMPLES
+    seed: int = 0
+    is_explained: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Notes:
+    """What a recording says about tasks, by number of their origin.
+
+    *window_starts* are the tasks that stand for the beginning of the recording,
+    one of each rank; *step_ends* names the tasks that end each step.
+    """
+
+    hold_ratio: NDArray[np.float64]
+    can_be_held: NDArray[np.bool_]
+    window_starts: Int64s
+    step_ends: tuple[Int64s, ...]
+
+    def hold_rule(self, job: JobGraph) -> HoldRule:
+        """The rule for the tasks of *job*; new ones neither hold nor are held."""
+        origins = _origins_by_row(job)
+        is_known = origins != NO_ORIGIN
+        known = np.where(is_known, origins, 0)
+        return HoldRule(
+            np.where(is_known, self.hold_ratio[known], 0.0), is_known & self.can_be_held[known]
+        )
+
+    def step_moments_ns(self, job: JobGraph, start_ns: Int64s, end_ns: Int64s) -> list[int]:
+        """When each step of *job* ended; of a single step, when it began and ended.
+
+        A single step is the pass of the rank that takes longest from its first
+        task to its last. So is a job whose tasks that end a step are gone.
+        """
+        origins = _origins_by_row(job)
+        rows = [np.flatnonzero(np.isin(origins, ends)) for ends in self.step_ends]
+        if len(rows) > 1 and all(len(of_step) for of_step in rows):
+            return [int(end_ns[of_step].max()) for of_step in rows]
+        passes = _passes_ns(job, start_ns, end_ns, ~np.isin(origins, self.window_starts))
+        first_ns, last_ns = max(passes, key=lambda ends: ends[1] - ends[0])
+        return [first_ns, last_ns]
+
+    def span_ns(self, job: JobGraph, start_ns: Int64s, end_ns: Int64s) -> int:
+        """The longest pass of a rank from its first task to its last."""
+        is_task = ~np.isin(_origins_by_row(job), self.window_starts)
+        return max(last - first for first, last in _passes_ns(job, start_ns, end_ns, is_task))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """A job and everything its answer needs.
+
+    Tasks are priced on *cluster* under *stack*; without them they state their
+    durations. *known* are the prices of the job before a what-if changed it:
+    what it left alone keeps its price. A recording has *notes* and a *score*.
+    With a *continuation* the job is a smaller one, see `perfmodel.workloads.jobs`.
+    """
+
+    job: JobGraph
+    asked: Asked = field(default_factory=Asked)
+    cluster: Cluster | None = None
+    stack: SoftwareStack | None = None
+    batch: int | None = None
+    memory_of_rank: Sequence[RankMemory] = ()
+    assumptions: tuple[str, ...] = ()
+    continuation: Continuation | None = None
+    notes: Notes | None = None
+    score: SelfReplay | None = None
+    known: PricedJob | None = None
+    scenario: Scenario | JobScenario | None = None
+
+    def changed_to(self, job: JobGraph) -> Question:
+        """The same question about a changed *job*."""
+        return replace(self, job=job, memory_of_rank=())
+
+
+def build_question(scenario: Scenario | JobScenario) -> Question:
+    """Load what *scenario* names and build its job."""
+    if isinstance(scenario, JobScenario):
+        return job_question(scenario)
+    topology = load_topology(scenario.topology)
+    cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
+    files = PlacementFiles(scenario.tables, scenario.indices, scenario.plan)
+    placed = place_workload(load_workload(scenario.workload, scenario.overrides), files, cluster)
+    stack = scenario.stack or placed.workload.stack
+    question = workload_question(
+        placed.workload,
+        cluster=cluster,
+        stack=load_stack(stack),
+        asked=_asked_by(scenario),
+        plan=placed.plan,
+    )
+    return replace(question, scenario=replace(scenario, stack=stack))
+
+
+def workload_question(
+    workload: Workload,
+    *,
+    cluster: Cluster,
+    stack: SoftwareStack,
+    asked: Asked,
+    plan: ShardingPlan | None = None,
+    assumptions: tuple[str, ...] = (),
+) -> Question:
+    """*workload* on *cluster* under *stack*; *assumptions* were made to ask it."""
+    built = build_workload(
+        workload,
+        rank_count=cluster.rank_count,
+        ranks_per_host=cluster.ranks_per_host,
+        memory_bytes=cluster.device.memory_bytes,
+        plan=plan,
+        stack=stack,
+    )
+    return Question(
+        job=built.job,
+        asked=asked,
+        cluster=cluster,
+        stack=stack,
+        batch=workload.batch,
+        memory_of_rank=built.memory_of_rank,
+        assumptions=assumptions,
+        continuation=built.continuation,
+    )
+
+
+def job_question(scenario: JobScenario) -> Question:
+    """The question about the job in the folder that *scenario* names.
+
+    What a job that brings its durations along would not heed is refused.
+    """
+    question = open_job(scenario)
+    if question.cluster is None:
+        why = "was recorded" if question.notes is not None else "states all its durations"
+        _check_stated(scenario, why)
+    return question
+
+
+def open_job(scenario: JobScenario) -> Question:
+    """The same for a what-if: a machine beside stated durations prices the changes alone."""
+    folder, asked = Path(scenario.job), _asked_by(scenario)
+    if is_recorded_job(folder):
+        if scenario.mode is Mode.ISOLATED:
+            raise ScenarioError(
+                f"{scenario.job}: was recorded as a loop, so no isolated iteration is known. "
+                "Ask without --isolated."
+            )
+        question = recording_question(load_recorded_job(folder), asked)
+        return replace(question, scenario=scenario)
+    job = load_job(folder)
+    question = Question(
+        job=job,
+        asked=asked,
+        memory_of_rank=_stated_memory(job),
+        assumptions=(STATED_MEMORY if job.facts.peak_memory_bytes else NO_MEMORY,),
+        scenario=scenario,
+    )
+    if is_pinned(job):
+        return question
+    if scenario.topology is None:
+        raise ScenarioError(
+            f"{scenario.job}: its tasks have shapes and no durations. Say on which machine they "
+            "run, for example --topology dgx_h100."
+        )
+    stack = scenario.stack or job.facts.stack or DEFAULT_STACK
+    machine = PricingMachine(scenario.topology, scenario.hosts, stack)
+    cluster = machine.cluster(job.rank_count)
+    return replace(
+        question,
+        cluster=cluster,
+        stack=machine.load_stack(),
+        scenario=replace(scenario, hosts=cluster.host_count, stack=stack),
+    )
+
+
+def recording_question(recorded: RecordedJob, asked: Asked) -> Question:
+    """The question about a recording, every task of it with an origin of its own."""
+    graph, first_rows = recorded.graph, recorded.rank_rows()[:-1]
+    apart = replace(
+        graph,
+        programs=tuple(graph.program_of(rank) for rank in range(graph.rank_count)),
+        rank_program=np.arange(graph.rank_count, dtype=np.int32),
+    )
+    notes = Notes(recorded.hold_ratio, recorded.can_be_held, first_rows, recorded.step_ends)
+    return Question(
+        job=with_own_origins(apart),
+        asked=asked,
+        notes=notes,
+        score=recorded.score,
+        assumptions=(NO_MEMORY,),
+    )
+
+
+def _asked_by(scenario: Scenario | JobScenario) -> Asked:
+    return Asked(scenario.mode, scenario.interference, scenario.samples, scenario.seed)
+
+
+def _stated_memory(job: JobGraph) -> list[RankMemory]:
+    return [
+        RankMemory((MemoryPart("allocated tensors", size),)) for size in job.facts.peak_memory_bytes
+    ]
+
+
+def _check_stated(scenario: JobScenario, why: str) -> None:
+    """Refuse a machine, or to leave out interference, for a job that brings its durations along."""
+    if scenario.interference is Interference.LEFT_OUT:
+        raise ScenarioError(
+            f"{scenario.job}: {why}, and its durations hold what overlaps cost, so "
+            "--no-interference would change nothing. Ask without it."
+        )
+    given = {
+        "--topology": scenario.topology,
+        "--hosts": scenario.hosts,
+        "--stack": scenario.stack,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise ScenarioError(
+                f"{scenario.job}: {why}, so {option} {value} would change nothing. Ask "
+                "without it, or for another machine with `perfmodel whatif JOB --apply machine`; "
+                "`perfmodel whatif --list` shows its parameters."
+            )
+
+
+def _passes_ns(
+    job: JobGraph, start_ns: Int64s, end_ns: Int64s, is_task: NDArray[np.bool_]
+) -> list[tuple[int, int]]:
+    """The first start and the last end of every rank that has a task."""
+    bounds = np.concatenate([[0], np.cumsum(job.task_counts())]).tolist()
+    passes = []
+    for first, after in pairwise(bounds):
+        rows = first + np.flatnonzero(is_task[first:after])
+        if len(rows):
+            passes.append((int(start_ns[rows].min()), int(end_ns[rows].max())))
+    return passes
+
+
+def _origins_by_row(job: JobGraph) -> NDArray[np.int32]:
+    return np.concatenate([job.program_of(rank).origin for rank in range(job.rank_count)])

@@ -1,0 +1,82 @@
+"""What every what-if must do, on a job that was built and on one with a slow rank."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import pytest
+
+from perfmodel.graph.audit import check_job
+from perfmodel.graph.program import NO_ORIGIN
+from perfmodel.whatif import TRANSFORMATIONS, parse_transformation
+from perfmodel.whatif.pinning import is_pinned, stated_durations, with_own_origins
+from tests.whatif.jobs import EXAMPLES, span_ns, training_job
+
+
+@pytest.fixture(params=[None, 1], ids=["even", "slow rank"])
+def job(request):
+    return with_own_origins(training_job(slow_rank=request.param))
+
+
+@pytest.fixture(params=sorted(TRANSFORMATIONS))
+def change(request):
+    words = EXAMPLES[request.param]
+    return parse_transformation(f"{request.param}:{words}" if words else request.param)
+
+
+def shown(job):
+    """Everything that a job is, to be compared."""
+    columns = [
+        {name: column.tolist() for name, column in program.columns().items()}
+        for program in job.programs
+    ]
+    return job.ops, job.labels, job.origins, columns, job.rank_program.tolist(), job.facts
+
+
+def test_it_is_a_frozen_value_with_parameters(change):
+    assert is_dataclass(change)
+    assert change.__dataclass_params__.frozen
+    assert all(field.kw_only for field in fields(change))
+
+
+def test_it_leaves_a_job_that_can_run_and_states_its_durations(job, change):
+    changed = change.apply(job)
+
+    check_job(changed)
+    assert is_pinned(changed)
+    assert (stated_durations(changed).values_ns >= 0).all()
+    assert span_ns(changed) > 0
+
+
+def test_the_job_it_is_applied_to_stays_as_it_is(job, change):
+    before = shown(job)
+
+    change.apply(job)
+
+    assert shown(job) == before
+
+
+def test_it_gives_the_same_job_every_time(job, change):
+    assert shown(change.apply(job)) == shown(change.apply(job))
+
+
+def test_its_assumptions_are_sentences_and_go_with_the_job(job, change):
+    changed = change.apply(job)
+
+    assert change.assumptions
+    for sentence in change.assumptions:
+        assert not sentence[0].islower()
+        assert sentence.endswith(".")
+        assert sentence in changed.facts.assumptions
+
+
+def test_what_it_leaves_of_a_job_keeps_its_origin(job, change):
+    kept = [origin for origin in _origins(change.apply(job)) if origin != NO_ORIGIN]
+
+    assert kept
+    assert set(kept) <= set(_origins(job))
+
+
+def _origins(job):
+    return np.concatenate([program.origin for program in job.programs]).tolist()

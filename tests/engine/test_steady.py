@@ -1,0 +1,85 @@
+"""When a rhythm is accepted, and what its period is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfmodel.engine.replay import replay
+from perfmodel.engine.steady import (
+    find_period,
+    is_repeated,
+    mean_of_second_half_ns,
+    mean_period_ns,
+)
+from perfmodel.graph.builder import Dependency
+from perfmodel.graph.program import LaneKind
+from tests.builders import JobSketch
+
+
+def run(job, durations, iterations):
+    return replay(job, durations, iterations=iterations)
+
+
+def test_a_rhythm_is_not_accepted_while_a_lane_is_slower():
+    sketch = JobSketch()
+    rank = sketch.rank(clock=LaneKind.HOST, gpu=LaneKind.COMPUTE, loader=LaneKind.LOADER)
+    tick = rank.task("tick", "clock", 10)
+    rank.task("kernel", "gpu", 10, after=[Dependency(tick, lag_ns=300)])
+    rank.task("batch", "loader", 15)
+    steady = find_period(run, *sketch.build())
+
+    # Iteration k ends at 320 + 10 k until the loader, at 15 + 15 k, overtakes it after 61.
+    assert steady.replay.iteration_end_ns[:3, 0].tolist() == [320, 330, 340]
+    assert steady.is_settled
+    assert steady.period_ns.tolist() == [15]
+
+
+@pytest.mark.parametrize(("lane_ns", "is_accepted"), [(9, True), (10, True), (11, False)])
+def test_a_lane_may_be_as_slow_as_the_iteration_and_no_slower(lane_ns, is_accepted):
+    ends_ns = np.array([100, 110, 120], dtype=np.int64)
+    lanes_ns = np.array([[[0]], [[0]], [[lane_ns]]], dtype=np.int64)
+    rows = np.zeros(1, dtype=np.int32)
+    assert is_repeated(ends_ns, 3, lanes_ns, rows, 1) is is_accepted
+
+
+def test_two_cycles_in_a_row_must_take_the_same_time_step_by_step():
+    # Steps of 10, 20, 10, 20: a rhythm of two. Steps of 10, 20, 20, 10 are none, though both
+    # halves take 30.
+    lanes_ns = np.zeros((5, 1, 1), dtype=np.int64)
+    rows = np.zeros(1, dtype=np.int32)
+    repeated = np.array([0, 10, 30, 40, 60], dtype=np.int64)
+    turned = np.array([0, 10, 30, 50, 60], dtype=np.int64)
+    assert is_repeated(repeated, 5, lanes_ns, rows, 2)
+    assert not is_repeated(turned, 5, lanes_ns, rows, 2)
+    # Four iterations cannot show two cycles of two.
+    assert not is_repeated(repeated, 4, lanes_ns, rows, 2)
+
+
+def test_every_vector_must_repeat_itself():
+    sketch = JobSketch()
+    rank = sketch.rank(clock=LaneKind.HOST, gpu=LaneKind.COMPUTE, loader=LaneKind.LOADER)
+    tick = rank.task("tick", "clock", 10)
+    rank.task("kernel", "gpu", 10, after=[Dependency(tick, lag_ns=300)])
+    rank.task("batch", "loader", 5)
+    job, durations = sketch.build()
+    slower = durations.values_ns.copy()
+    slower[-1] = 15
+    both = type(durations)(
+        np.ascontiguousarray(np.hstack([durations.values_ns, slower])), durations.rank_offset
+    )
+    assert find_period(run, job, both).period_ns.tolist() == [10, 15]
+
+
+def test_a_period_is_rounded_half_up():
+    # 5 / 2 = 2.5, 7 / 3 = 2.33.
+    assert (mean_period_ns(5, 2), mean_period_ns(7, 3), mean_period_ns(6, 3)) == (3, 2, 2)
+
+
+def test_the_mean_is_over_the_second_half_of_the_iterations():
+    # 10, 20, 30 and 40 ns: the last two take 70. One alone takes what it takes.
+    ends_ns = np.array([[10], [30], [60], [100]])
+    assert mean_of_second_half_ns(ends_ns).tolist() == [35.0]
+    assert mean_of_second_half_ns(ends_ns[:1]).tolist() == [10.0]
+    # Of three it is the last one: 60 - 30.
+    assert mean_of_second_half_ns(ends_ns[:3]).tolist() == [30.0]

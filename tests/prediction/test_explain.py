@@ -1,0 +1,27 @@
+"""Why an iteration takes as long as it does."""
+
+from __future__ import annotations
+
+from perfmodel import api
+from perfmodel.graph.memory import MemoryPart, RankMemory
+from perfmodel.prediction.explain import fullest
+from perfmodel.prediction.question import build_question
+
+
+def test_a_class_of_ranks_is_shown_with_the_memory_of_the_fullest():
+    memory = [RankMemory((MemoryPart("weights", size),)) for size in (5, 9, 7)]
+    assert fullest(memory, (0, 1, 2)).total_bytes == 9
+    assert fullest(memory, (0, 2)).total_bytes == 7
+    assert fullest((), (0, 1)).parts == ()
+
+
+def test_the_memory_of_an_answer_is_that_of_the_fullest_rank_of_all():
+    scenario = api.Scenario("dgx_a100", samples=2)
+    needed = [memory.total_bytes for memory in build_question(scenario).memory_of_rank]
+    prediction = api.predict(scenario, executor="serial")
+
+    assert prediction.memory is not None
+    assert len(set(needed)) > 1
+    assert prediction.memory.peak_bytes == max(needed)
+    for entry in prediction.explanation.rank_classes:
+        assert entry.memory.total_bytes == max(needed[rank] for rank in entry.ranks)
