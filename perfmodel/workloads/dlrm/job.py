@@ -206,6 +206,16 @@ def _facts(spec: DlrmSpec, plan: ShardingPlan, exchanges: Exchanges | None) -> J
         sentences.append(
             "The host knows the sizes of the index exchange and does not wait for them."
         )
+    if exchanges is not None and exchanges.of_hosts:
+        sentences.append(
+            f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host, then travel "
+            "between ranks at the same place of all hosts."
+        )
+    if plan.frequent_rows:
+        frequent = sum(table.rows for table in plan.copied_tables[len(plan.data_parallel) :])
+        sentences.append(
+            f"{frequent} frequent rows stand on every rank; others travel only where asked for."
+        )
     if empty and plan.rank_count > 1:
         sentences.append(f"{empty} of {plan.rank_count} ranks hold no piece of a table.")
     return JobFacts(
