@@ -18,7 +18,7 @@ from perfmodel.execution.executor import (
     Shared,
     ignore_round,
 )
-from perfmodel.execution.ray_surroundings import core_count, quiet
+from perfmodel.execution.ray_surroundings import QUIET, core_count, environment
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
@@ -123,7 +123,8 @@ def _open_serial(place: Place) -> Iterator[Executor]:
 
 @contextmanager
 def _open_ray(place: Place) -> Iterator[Executor]:
-    with quiet():
+    with environment(QUIET):
+        # Ray looks when it is imported, so this comes before.
         # Imported here: it takes half a second, and most questions never need it.
         from perfmodel.execution.ray_cluster import open_cluster
         from perfmodel.execution.ray_executor import RayExecutor
