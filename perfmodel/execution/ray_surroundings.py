@@ -29,6 +29,8 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Or it warns of a change in how it hides GPUs, which nobody here uses.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray lets its workers have what other processes leave; here they are who we wait for.
+    "RAY_worker_niceness": "0",
 }
 CONNECT_TIMEOUT_S = 10.0
 MOST_FOLDER_LENGTH = 27
