@@ -32,7 +32,7 @@ from perfmodel.prediction.question import Notes, Question, build_question
 from perfmodel.prediction.sampling import build_interval
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.recordings.hold_back import HeldReplay, replay_held
-from perfmodel.recordings.recorded_job import MAX_TRUSTED_ERROR_PCT, SelfReplay
+from perfmodel.recordings.recorded_job import SelfReplay
 from perfmodel.whatif.pinning import pin_prices
 
 NO_DOUBT = "The interval is empty: the job states its durations and no doubt about them."
@@ -69,9 +69,8 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
     score = question.score
     if score is not None and not score.is_trusted and not force:
         raise ScenarioError(
-            f"{question.job.facts.name}: replays itself with an error of "
-            f"{score.iteration.error_pct:.1f} %, and what-ifs need {MAX_TRUSTED_ERROR_PCT:g} % or "
-            "less. Record it again, or ask with --force and do not trust the answer."
+            f"{question.job.facts.name}: {score.distrust}. Record it again, or ask with --force "
+            "and do not trust the answer."
         )
     if question.cluster is None:
         return question
@@ -186,9 +185,9 @@ def _recorded_interval(score: SelfReplay | None, iteration_ns: int) -> tuple[Int
     """
     count = 0 if score is None else len(score.periods)
     if score is None or count < 2:
-        return Interval(iteration_ns, iteration_ns), (
-            "The interval is empty: the recording has fewer than two periods, so nothing "
-            "is known about their spread."
+        return Interval(iteration_ns, iteration_ns, is_known=False), (
+            "The interval is unknown from one step: the recording has fewer than two periods, so "
+            "nothing is known about their spread."
         )
     recorded_ns = np.array([period.recorded_ns for period in score.periods], dtype=np.float64)
     ratio = iteration_ns / max(score.iteration.replayed_ns, 1)
@@ -201,11 +200,7 @@ def _recorded_interval(score: SelfReplay | None, iteration_ns: int) -> tuple[Int
 def _distrust(score: SelfReplay | None) -> tuple[str, ...]:
     if score is None or score.is_trusted:
         return ()
-    sentence = (
-        f"The recording replays itself with an error of {score.iteration.error_pct:.1f} %, beyond "
-        f"the {MAX_TRUSTED_ERROR_PCT:g} % up to which answers from it mean something."
-    )
-    return (sentence,)
+    return (f"{score.distrust[:1].upper()}{score.distrust[1:]}.",)
 
 
 def about_continuing(question: Question) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ def _values(prediction: Prediction) -> dict[str, Any]:
         "answer": format_duration(prediction.iteration_ns),
         "low": format_duration(prediction.interval.low_ns),
         "high": format_duration(prediction.interval.high_ns),
+        "is_interval_known": prediction.interval.is_known,
         "speed": describe_speed(prediction),
         "other_time": describe_other_time(prediction),
         "parts": _parts(why.time),
