@@ -251,6 +251,8 @@ class CudaModule:
         torch.backends.cuda.is_built = lambda: True
         torch.backends.cudnn.is_available = lambda: True
         torch.backends.cudnn.version = lambda: CUDNN_VERSION
+        # Asked before weights of recurrent layers are packed, which has no meaning here.
+        torch.backends.cudnn.is_acceptable = lambda _: False
 
     def _install_pinning(self) -> None:
         pinned = self._gpu.pinned

@@ -30,9 +30,8 @@ def work(rank, size):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cuda")
     loader = torch.utils.data.DataLoader(Images(), 8, num_workers=1, pin_memory=True)
-    for images, labels in loader:
-        images = images.cuda(non_blocking=True)
-        labels = labels.cuda(non_blocking=True)
+    for on_host in loader:
+        images, labels = (tensor.cuda(non_blocking=True) for tensor in on_host)
         with torch.autocast("cuda", dtype=torch.float16):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad(set_to_none=True)
