@@ -41,7 +41,7 @@ TABLES = {
 }
 OF_STACK = {
     Family.TRANSFORMER: ("host", "attention", "memory", "communication"),
-    Family.DLRM: ("gemm", "memory", "embedding", "communication"),
+    Family.DLRM: ("gemm", "memory", "embedding"),
 }
 """What a stack may deviate in; `host` divides host_speed_ratio."""
 OF_CHIP = {Family.TRANSFORMER: ("arithmetic", "attention", "memory"), Family.DLRM: ()}
