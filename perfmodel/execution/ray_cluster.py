@@ -166,14 +166,23 @@ class RayCluster:
         return seat
 
     def settle(self, seats: list[Any]) -> None:
-        """Wait until all *seats* are there; machines that take none are left out from then on."""
+        """Wait until all *seats* are there; machines that take none are left out from then on.
+
+        Where nobody is there yet, all are slow, and nobody is left out.
+        """
         waiting = {seat.host.remote(): place for place, seat in enumerate(seats)}
         until_s = time.monotonic() + SEAT_TIMEOUT_S
-        while waiting and time.monotonic() < until_s:
+        while waiting and (time.monotonic() < until_s or len(waiting) == len(seats)):
             self.check()
             ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=WATCH_S)
             for reference in ready:
                 waiting.pop(reference)
+            if time.monotonic() > until_s + 4 * SEAT_TIMEOUT_S:
+                raise ExecutionError(
+                    f"ray: no machine of the cluster has started a worker in "
+                    f"{5 * SEAT_TIMEOUT_S:.0f} s. Nothing was answered. Look at `ray status` "
+                    "there, or use --executor serial."
+                )
         if waiting:
             hosts = {row["NodeID"]: row["NodeManagerAddress"] for row in _alive_raylets()}
             for place in waiting.values():
