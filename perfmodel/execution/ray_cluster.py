@@ -49,6 +49,7 @@ from perfmodel.execution.ray_surroundings import (
     private_folder,
     warden,
 )
+from perfmodel.execution.ray_warden import end_processes
 
 LOST = (
     RayActorError,
@@ -61,7 +62,10 @@ LOST = (
 )
 """What Ray raises where a process or a machine is gone, rather than where work failed."""
 LOOPBACK = "127.0.0.1"
+STARTS = 3
 PROBE_TIMEOUT_S = 120.0
+SEAT_TIMEOUT_S = 120.0
+"""How long a machine may take to start a worker process before others get its ranks."""
 WATCH_S = 0.5
 """How long to wait for Ray before looking whether it is still there."""
 TASK_RETRIES = 5
@@ -94,6 +98,10 @@ class Seat:
         place = WorkerPlace(os.getpid(), context.get_node_id(), _own_host())
         return self._rank_blocks[replay].awaited, place
 
+    def host(self) -> str:
+        """The machine of this process."""
+        return _own_host()
+
     def ask(self, replay: int, method: str, *words: Any) -> Any:
         """What the block of *replay* answers."""
         return getattr(self._rank_blocks[replay], method)(*words)
@@ -119,6 +127,8 @@ class RayCluster:
         # The driver rebuilds lost ones itself, since only it has the log.
         self._seat_class: Any = ray.remote(num_cpus=0, max_restarts=0)(Seat)
         self._raylet_of_seat: dict[Any, str] = {}
+        self._shunned: set[str] = set()
+        self.notes: list[str] = []
         self._answer_chunk: Any = ray.remote(num_cpus=1, max_retries=TASK_RETRIES)(_answer_chunk)
 
     def put(self, value: object) -> Any:
@@ -139,11 +149,15 @@ class RayCluster:
         lost, so is the seat, and whoever asks it makes another elsewhere.
         """
         self.check()
-        cores = {row["NodeID"]: row["Resources"].get("CPU", 0.0) for row in _alive_raylets()}
+        rows = [row for row in _alive_raylets() if row["NodeID"] not in self._shunned]
+        cores = {row["NodeID"]: row["Resources"].get("CPU", 0.0) for row in rows}
         # Where machines have no cores to give, all are taken alike.
         able = {raylet for raylet, count in cores.items() if count} or set(cores)
         if not able:
-            raise ExecutionError("ray: no machine of the cluster is left. Start it again.")
+            raise ExecutionError(
+                "ray: no machine of the cluster takes a worker. Nothing was answered. Look at "
+                "`ray status` there, or use --executor serial."
+            )
         taken = Counter(self._raylet_of_seat.values())
         chosen = min(able, key=lambda raylet: (taken[raylet] / max(cores[raylet], 1.0), raylet))
         placement = NodeAffinitySchedulingStrategy(chosen, soft=False)
@@ -151,18 +165,39 @@ class RayCluster:
         self._raylet_of_seat[seat] = chosen
         return seat
 
+    def settle(self, seats: list[Any]) -> None:
+        """Wait until all *seats* are there; machines that take none are left out from then on.
+
+        Where nobody is there yet, all are slow, and nobody is left out.
+        """
+        waiting = {seat.host.remote(): place for place, seat in enumerate(seats)}
+        until_s = time.monotonic() + SEAT_TIMEOUT_S
+        while waiting and (time.monotonic() < until_s or len(waiting) == len(seats)):
+            self.check()
+            ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=WATCH_S)
+            for reference in ready:
+                waiting.pop(reference)
+            if time.monotonic() > until_s + 4 * SEAT_TIMEOUT_S:
+                raise ExecutionError(
+                    f"ray: no machine of the cluster has started a worker in "
+                    f"{5 * SEAT_TIMEOUT_S:.0f} s. Nothing was answered. Look at `ray status` "
+                    "there, or use --executor serial."
+                )
+        if waiting:
+            hosts = {row["NodeID"]: row["NodeManagerAddress"] for row in _alive_raylets()}
+            for place in waiting.values():
+                raylet = self._raylet_of_seat[seats[place]]
+                self._shunned.add(raylet)
+                self.notes.append(f"no worker on {hosts.get(raylet, raylet)}, which took none")
+                self.give_up(seats[place])
+                seats[place] = self.new_seat()
+            self.settle(seats)
+
     def give_up(self, seat: Any) -> None:
         """End a worker process, if it is still there."""
         self._raylet_of_seat.pop(seat, None)
         if self._watch is None or not self._watch.has_fault:
             ray.kill(seat)
-
-    def unused_hosts(self) -> list[str]:
-        """Machines of the cluster on which no seat is, though there are seats enough."""
-        used = set(self._raylet_of_seat.values())
-        rows = [row for row in _alive_raylets() if row["Resources"].get("CPU", 0.0)]
-        left = [row["NodeManagerAddress"] for row in rows if row["NodeID"] not in used]
-        return left if len(used) < len(self._raylet_of_seat) else []
 
     def check(self) -> None:
         """Raise if the cluster is gone."""
@@ -290,14 +325,24 @@ def _start_here(folder: Path, cores: int) -> None:
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        _start(
-            address="local",
-            num_cpus=cores,
-            include_dashboard=False,
-            _node_ip_address=LOOPBACK,
-            # A socket's path has 107 characters, and Ray adds up to 80: its own place is shorter.
-            _temp_dir=str(folder) if len(str(folder)) <= MOST_FOLDER_LENGTH else None,
-        )
+        for left in reversed(range(STARTS)):
+            try:
+                _start(
+                    address="local",
+                    num_cpus=cores,
+                    include_dashboard=False,
+                    _node_ip_address=LOOPBACK,
+                    # A socket's path has 107 characters and Ray adds up to 80, or has its own.
+                    _temp_dir=str(folder) if len(str(folder)) <= MOST_FOLDER_LENGTH else None,
+                )
+            except ExecutionError:
+                if not left:
+                    raise
+                # Ray gives its processes 30 s, which on a busy machine may be too few.
+                ray.shutdown()
+                end_processes(str(folder))
+            else:
+                return
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
 

@@ -177,6 +177,7 @@ class RayExecutor:
             said.append(f"{_count(self._most_blocks, 'block')}, {_count(self._rounds, 'round')}")
         if self._rebuilds:
             said.append(f"{_count(self._rebuilds, 'lost block')} rebuilt")
+        said.extend(self._cluster.notes)
         if self._items:
             said.append(f"{_count(self._items, 'question')} fanned out")
         return ", ".join(said)
@@ -190,8 +191,10 @@ class RayExecutor:
             Material(part, of_part, Assignment(ranks, iterations, kept))
             for part, of_part, ranks in zip(sent.parts, sent.of_parts, sent.blocks, strict=True)
         ]
-        while len(self._seats) < len(materials):
-            self._seats.append(self._cluster.new_seat())
+        if len(self._seats) < len(materials):
+            new = range(len(self._seats), len(materials))
+            self._seats.extend(self._cluster.new_seat() for _ in new)
+            self._cluster.settle(self._seats)
         self._replays += 1
         crew = RayCrew(
             self._cluster,

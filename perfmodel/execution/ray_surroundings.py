@@ -111,9 +111,14 @@ class Warden:
 
     def __init__(self, folder: Path | None) -> None:
         words = [sys.executable, "-S", "-E", ray_warden.__file__, str(folder or "-")]
-        # A session of its own: Ctrl-C is for us, not for the warden.
+        # Without the mark, because it is no part of Ray, and in a session of its own: Ctrl-C is
+        # for us, not for the warden.
         self._process = subprocess.Popen(  # noqa: S603  our own file
-            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name != ray_warden.MARK},
         )
 
     def note(self, sentence: str) -> None:

@@ -56,7 +56,7 @@ def start_cluster(nodes: int):
         cluster = Cluster()
         try:
             for _ in range(nodes):
-                cluster.add_node(num_cpus=1)
+                cluster.add_node(num_cpus=1, include_dashboard=False)
             cluster.wait_for_nodes()
         except Exception as error:
             print(f"    the cluster did not start: {error}")
