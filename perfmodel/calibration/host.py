@@ -93,11 +93,11 @@ def build_host_stack(lines: Iterable[HostLine], about: HostSource) -> str:
     for line in lines:
         name = line.operator.removeprefix(_AUTOGRAD)
         operator = canonical_operator(name) if line.part in _PARTS else ""
-        for key in {(line.part, operator), (line.part, "")}:
-            total = sums.setdefault(key, [0.0, 0.0])
+        for place in {(line.part, operator), (line.part, "")}:
+            total = sums.setdefault(place, [0.0, 0.0])
             total[0] += line.mean_us * line.count
             total[1] += line.count
-    means = {key: total / count for key, (total, count) in sums.items()}
+    means = {place: total / count for place, (total, count) in sums.items()}
     operators: dict[str, dict[str, str]] = {}
     for (part, operator), mean_us in sorted(
         means.items(), key=lambda one: (one[0][1], one[0][0].value)
