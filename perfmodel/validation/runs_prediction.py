@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from perfmodel.base.errors import InputError
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.prediction.answering import answer
+from perfmodel.prediction.answering import about_continuing, answer
 from perfmodel.prediction.question import Question
 from perfmodel.validation.runs_question import RunSetting, build_question
 from perfmodel.validation.runs_table import RunRow
@@ -34,11 +34,11 @@ def predict_run(setting: RunSetting, row: RunRow) -> RunAnswer:
 
 
 def answer_run(question: Question) -> RunAnswer:
-    """The answer that `predict` gives to *question*."""
+    """The answer that `predict` gives to *question*, with what its row left to be assumed."""
     found = answer(question, executor=SerialExecutor())
     return RunAnswer(
         predicted_ns=float(found.iteration_ns),
         low_ns=float(found.interval.low_ns),
         high_ns=float(found.interval.high_ns),
-        assumptions=found.assumptions,
+        assumptions=(*question.assumptions, *about_continuing(question)),
     )
