@@ -35,6 +35,8 @@ def wire_speeds(wiring: Wiring) -> WireSpeeds:
         ranks_per_host=wiring.ranks_per_host,
         oversubscription=wiring.pair_oversubscription,
         net_latency_ns=wiring.net_latency_ns,
+        call_latency_ns=wiring.call_latency_ns,
+        nic_sharing=wiring.nic_sharing,
     )
 
 

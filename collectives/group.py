@@ -139,6 +139,7 @@ def _wiring_of_shape(shape: GroupShape, machine: _ByIdentity) -> Wiring:
         nic_count=net.nic_count if is_wide else 0,
         pair_oversubscription=_pair_oversubscription(shape, topology),
         net_latency_ns=_net_latency_ns(shape, topology),
+        call_latency_ns=topology.fabric.call_latency_ns if topology.fabric and is_wide else 0.0,
         host_link=inside.link,
         nic_link=net.link,
     )

@@ -30,6 +30,16 @@ class WireSpeeds:
     ranks_per_host: int
     oversubscription: float = 1.0
     net_latency_ns: float = 0.0
+    call_latency_ns: float = 0.0
+    nic_sharing: int = 1
+
+    def nic_ns_per_byte(self, ratio: float, crowding: float) -> float:
+        """What a byte takes on the NICs of a host that reach *ratio* of their datasheet.
+
+        Every further rank that shares a NIC holds the others up by *crowding* of their time.
+        """
+        crowd = 1.0 + crowding * (self.nic_sharing - 1)
+        return NS_PER_S * crowd / (self.nic_bytes_per_s * ratio)
 
 
 def predict_duration_ns(
@@ -117,15 +127,18 @@ def _net_ns(
     hop = hop + fabric.spread_ns * _ramp((movement.message_bytes / fabric.spread_bytes) ** 2)
     if algorithm is CollectiveAlgorithm.RING:
         hop = hop * fabric.ring_hop_ratio
-    launch = fabric.launch_ns
+    launch = fabric.launch_ns + wires.call_latency_ns
     if algorithm is CollectiveAlgorithm.NVLS_TREE:
         launch = launch + fabric.nvls_tree_fill_ns * _ramp(movement.message_bytes / _NVLS_CHUNK)
+    # A ring streams: only its first chunk waits. A tree waits at every level.
+    levels = 1.0 if algorithm is CollectiveAlgorithm.RING else movement.net_hops
     if protocol is Protocol.SIMPLE:
-        # A ring streams: only its first chunk waits. A tree waits at every level.
-        levels = 1.0 if algorithm is CollectiveAlgorithm.RING else movement.net_hops
-        fill = levels * fabric.fill_ns * _ramp(movement.message_bytes / fabric.fill_bytes)
-        launch = launch + fill
-    sending = movement.nic_bytes * NS_PER_S / (wires.nic_bytes_per_s * ratio)
+        fill = fabric.fill_ns * _ramp(movement.message_bytes / fabric.fill_bytes)
+        launch = launch + levels * fill
+    if protocol is Protocol.LL128:
+        fill = fabric.ll128_fill_ns * _ramp(movement.message_bytes / fabric.ll128_fill_bytes)
+        launch = launch + levels * fill
+    sending = movement.nic_bytes * wires.nic_ns_per_byte(ratio, fabric.nic_crowding)
     return launch + movement.net_hops * hop + np.maximum(sending - inside_ns, 0.0)
 
 
@@ -145,11 +158,13 @@ def _pairwise_ns(
     duration = duration + host.pair_peer_ns * np.log2(1.0 + movement.peers)
     duration = duration + _norm(plateau, inside, 4.0) + np.sqrt(host.pair_fill_ns * inside)
     if fabric is not None:
-        slow = wires.oversubscription / (wires.nic_bytes_per_s * fabric.pair_ratio)
-        outside = movement.nic_bytes * NS_PER_S * slow
+        byte_ns = wires.nic_ns_per_byte(fabric.pair_ratio, fabric.nic_crowding)
+        spine = _ramp((movement.chunk_bytes / fabric.pair_burst_bytes) ** 4)
+        slow = 1.0 + (wires.oversubscription - 1.0) * spine
+        outside = movement.nic_bytes * slow * byte_ns
         is_ll = protocol is Protocol.LL
         peer = fabric.pair_ll_peer_ns if is_ll else fabric.pair_peer_ns
-        start = fabric.pair_launch_ns + wires.net_latency_ns
+        start = fabric.pair_launch_ns + wires.net_latency_ns + wires.call_latency_ns
         duration = duration + start + peer * movement.net_peers
         duration = duration + np.maximum(outside - inside, 0.0)
         duration = duration + np.sqrt(fabric.pair_fill_ns * outside)

@@ -115,7 +115,8 @@ class Wiring:
     *pair_bandwidth_bytes_per_s* is what each GPU can send when all pairs of a host talk at once.
     *nic_bandwidth_bytes_per_s* is that of all NICs of a host that the group sends with;
     *nic_sharing* is how many ranks of the group share the busiest NIC, *net_latency_ns* what the
-    wires and switches from NIC to NIC take. *pair_oversubscription*
+    wires and switches from NIC to NIC take, *call_latency_ns* what a call between hosts pays
+    once. *pair_oversubscription*
     is how much the spine slows traffic between all pairs of hosts; rings and trees run between
     neighbours and seldom cross it.
     """
@@ -135,6 +136,7 @@ class Wiring:
     nic_count: int = 0
     pair_oversubscription: float = 1.0
     net_latency_ns: float = 0.0
+    call_latency_ns: float = 0.0
     host_link: str = ""
     nic_link: str = ""
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from embeddings.popularity import Floats, Popularity, build_popularity
+from embeddings.popularity import Floats, Popularity, RowRange, build_popularity
 from perfmodel.base.errors import PlanError
 
 HISTOGRAM_EDGES = tuple(2.0**power for power in range(16))
@@ -39,11 +39,23 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Zipf:
-    """The i-th most popular row is drawn in proportion to i ** -exponent."""
+    """The i-th most popular row is drawn in proportion to i ** -exponent.
+
+    Only *occurring* rows ever are, if that is given. With *bag* above 1 it is an
+    identifier that is drawn so, and each stands for as many rows that always
+    come together, as in multi-hot data made of one-hot.
+    """
 
     exponent: float
+    bag: int = 1
+    occurring: int | None = None
 
     def __post_init__(self) -> None:
+        if self.bag < 1 or (self.occurring is not None and self.occurring < 1):
+            raise PlanError(
+                f"zipf: a bag must have at least 1 row and 1 row must occur, got {self.bag} and "
+                f"{self.occurring}."
+            )
         if not (math.isfinite(self.exponent) and self.exponent >= 0):
             raise PlanError(
                 f"zipf: the exponent must be a number of at least 0, got {self.exponent}. "
@@ -52,18 +64,34 @@ class Zipf:
 
     def popularity(self, rows: int) -> Popularity:
         """The most popular rows one by one, the others in bins 5 % wide."""
-        exact = min(rows, _EXACT_RANKS)
+        drawn = min(rows, self.occurring or rows)
+        exact = min(drawn, _EXACT_RANKS)
         first = np.arange(1, exact + 1, dtype=np.float64)
         counts, weights = [np.ones(exact)], [first**-self.exponent]
-        if rows > exact:
-            steps = math.ceil(math.log(rows / exact) / math.log(_BIN_RATIO))
-            edges = np.unique(np.rint(np.geomspace(exact, rows, steps + 1)))
+        if drawn > exact:
+            steps = math.ceil(math.log(drawn / exact) / math.log(_BIN_RATIO))
+            edges = np.unique(np.rint(np.geomspace(exact, drawn, steps + 1)))
             counts.append(np.diff(edges))
             weights.append(_power_sums(edges, self.exponent) / np.diff(edges))
-        return build_popularity(np.concatenate(counts), np.concatenate(weights))
+        if self.bag == 1:
+            return build_popularity(np.concatenate(counts), np.concatenate(weights))
+        return self._in_bags(np.concatenate(counts), np.concatenate(weights), rows)
+
+    def _in_bags(self, counts: Floats, weights: Floats, rows: int) -> Popularity:
+        """Rows of popular identifiers are their own; those of all others lie over each other."""
+        taken = np.cumsum(counts) * self.bag
+        is_own = taken <= rows / 2
+        if is_own.all():
+            return build_popularity(counts * self.bag, weights)
+        rest = rows - float(taken[is_own][-1]) if is_own.any() else float(rows)
+        spread = float(counts[~is_own] @ weights[~is_own]) * self.bag / rest
+        return build_popularity(
+            np.append(counts[is_own] * self.bag, rest), np.append(weights[is_own], spread)
+        )
 
     def __str__(self) -> str:
-        return f"zipf({self.exponent:g})"
+        bags = f" in bags of {self.bag}" if self.bag > 1 else ""
+        return f"zipf({self.exponent:g}){bags}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +171,69 @@ class ObservedRows:
         return f"{sum(self.rows_seen)} observed rows"
 
 
+@dataclass(frozen=True, slots=True)
+class FrequentRows:
+    """The *count* most popular rows of a table of *whole_rows* rows, and only those."""
+
+    of: Uniform | Zipf | ReuseHistogram | ObservedRows
+    whole_rows: int
+    count: int
+
+    @property
+    def lookup_share(self) -> float:
+        """The share of the table's lookups that go to them."""
+        whole = popularity_of(self.of, self.whole_rows)
+        return float(whole.split(self.count)[0] @ whole.probabilities)
+
+    def popularity(self, rows: int) -> Popularity:
+        """The classes of those rows."""
+        del rows
+        whole = popularity_of(self.of, self.whole_rows)
+        return build_popularity(whole.split(self.count)[0], whole.probabilities)
+
+    def __str__(self) -> str:
+        return f"most popular rows of {self.of}"
+
+
+@dataclass(frozen=True, slots=True)
+class RareRows:
+    """A table without its *count* most popular rows, which stand elsewhere."""
+
+    of: Uniform | Zipf | ReuseHistogram | ObservedRows
+    count: int
+
+    def popularity(self, rows: int) -> Popularity:
+        """The classes of the other rows."""
+        whole = popularity_of(self.of, rows)
+        return build_popularity(whole.split(self.count)[1], whole.probabilities)
+
+    def __str__(self) -> str:
+        return f"less popular rows of {self.of}"
+
+
 UNIFORM = Uniform()
-IndexDistribution = Uniform | Zipf | ReuseHistogram | ObservedRows
+IndexDistribution = Uniform | Zipf | ReuseHistogram | ObservedRows | FrequentRows | RareRows
 
 
 @lru_cache(maxsize=4096)
 def popularity_of(distribution: IndexDistribution, rows: int) -> Popularity:
     """The classes of rows of a table of *rows* rows."""
     return distribution.popularity(rows)
+
+
+@lru_cache(maxsize=65536)
+def piece_popularity(distribution: IndexDistribution, where: RowRange) -> Popularity:
+    """The classes of rows of a piece by rows."""
+    return popularity_of(distribution, where.whole_rows).piece(where)
+
+
+@lru_cache(maxsize=65536)
+def piece_share(distribution: IndexDistribution, where: RowRange) -> float:
+    """The share of a table's lookups that go to a piece by rows."""
+    if distribution == UNIFORM:
+        return where.rows / where.whole_rows
+    whole = popularity_of(distribution, where.whole_rows)
+    return float(whole.rows_inside(where) @ whole.probabilities)
 
 
 def histogram_from_bins(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
@@ -57,7 +57,11 @@ class Shard:
 class ShardingPlan:
     """Every piece of *tables*, and the places in *tables* of those that are data-parallel.
 
-    *ranks_per_host* of None is one host for all ranks.
+    *ranks_per_host* of None is one host for all ranks. Vectors of the tables
+    *summed_in_host* are summed inside a host before they travel to another.
+    *frequent_rows*, one a table where there are any, are the most popular rows
+    that every rank has a copy of; shards are asked for the others only, and
+    send no vector to a sample that asked for none of them.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -66,9 +70,12 @@ class ShardingPlan:
     data_parallel: tuple[int, ...] = ()
     name: str = "plan"
     ranks_per_host: int | None = None
+    summed_in_host: tuple[int, ...] = ()
+    frequent_rows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         faults = FaultList(f"plan {self.name!r}")
+        self._check_exchange(faults)
         pieces: dict[int, list[Shard]] = defaultdict(list)
         for shard in self.shards:
             if self._is_inside(shard):
@@ -102,18 +109,50 @@ class ShardingPlan:
             for place in range(len(self.tables))
         )
 
-    def table_of(self, shard: Shard) -> EmbeddingTable:
-        """The piece as a table of its own; it is asked for its share of the rows looked up."""
-        table = self.tables[shard.table]
-        share = shard.rows / table.rows
-        return replace(
-            table,
-            rows=shard.rows,
-            width=shard.width,
-            pooling_factor=table.pooling_factor * share,
-            pooling_deviation=table.pooling_deviation * share,
-            whole_rows=table.rows if shard.rows < table.rows else table.whole_rows,
+    @cached_property
+    def held_tables(self) -> tuple[EmbeddingTable, ...]:
+        """The tables as shards are asked for them: without rows that every rank has."""
+        if not self.frequent_rows:
+            return self.tables
+        return tuple(
+            table.split_by_popularity(count)[1] if 0 < count < table.rows else table
+            for table, count in zip(self.tables, self.frequent_rows, strict=True)
         )
+
+    @cached_property
+    def copied_tables(self) -> tuple[EmbeddingTable, ...]:
+        """What every rank has a copy of: data-parallel tables, and frequent rows of others."""
+        frequent = [
+            table.split_by_popularity(count)[0]
+            for table, count in zip(self.tables, self.frequent_rows, strict=False)
+            if 0 < count < table.rows
+        ]
+        return (*(self.tables[place] for place in self.data_parallel), *frequent)
+
+    def host_of(self, rank: int) -> int:
+        """The host that *rank* is on."""
+        return rank // (self.ranks_per_host or self.rank_count)
+
+    def table_of(self, shard: Shard) -> EmbeddingTable:
+        """The piece as a table of its own; it is asked for what its rows draw."""
+        return self.held_tables[shard.table].piece(
+            first_row=shard.first_row, rows=shard.rows, width=shard.width
+        )
+
+    def _check_exchange(self, faults: FaultList) -> None:
+        count = len(self.tables)
+        if self.frequent_rows and len(self.frequent_rows) != count:
+            faults.add(
+                "frequent rows", f"must be one number a table, got {len(self.frequent_rows)}"
+            )
+        if any(not 0 <= place < count for place in self.summed_in_host):
+            faults.add("summed in host", "must name tables that exist")
+        if self.summed_in_host and self.rank_count % (self.ranks_per_host or self.rank_count):
+            faults.add(
+                "summed in host",
+                f"hosts must have equally many ranks, got {self.rank_count} ranks and "
+                f"{self.ranks_per_host} a host",
+            )
 
     def _kind(self, pieces: Sequence[Shard]) -> ShardingKind:
         row_pieces = len({shard.first_row for shard in pieces})

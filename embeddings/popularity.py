@@ -16,6 +16,18 @@ Floats = NDArray[np.float64]
 
 _ALMOST_SURE = 1.0 - 1e-12
 _BISECTIONS = 60
+HOT_ROWS = 64
+"""Rows of a table that pieces by rows get one by one; the others are spread evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """*rows* rows from *first_row* on, of *whole_rows* of which *hottest_row* is the hottest."""
+
+    first_row: int
+    rows: int
+    whole_rows: int
+    hottest_row: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +49,55 @@ class Popularity:
     def hottest_share(self) -> float:
         """The share of draws that go to the most popular row."""
         return float(self.probabilities.max())
+
+    def rows_expected(self, draws: float) -> int:
+        """Rows that *draws* draws are expected to hit at least once each."""
+        return int(self.row_counts[draws * self.probabilities >= 1].sum() + 1e-9)
+
+    def split(self, count: float) -> tuple[Floats, Floats]:
+        """Rows of each class among the *count* most popular ones, and the others."""
+        order = np.argsort(-self.probabilities, kind="stable")
+        before = np.cumsum(self.row_counts[order]) - self.row_counts[order]
+        hot: Floats = np.empty_like(self.row_counts)
+        hot[order] = np.clip(count - before, 0.0, self.row_counts[order])
+        return hot, self.row_counts - hot
+
+    def rows_inside(self, where: RowRange) -> Floats:
+        """Rows of each class that lie in a piece by rows.
+
+        The most popular rows are dealt over the table one by one, so that any
+        number of equal pieces gets them in turn; all others are spread evenly.
+        """
+        first_row, rows, whole_rows = where.first_row, where.rows, where.whole_rows
+        share = rows / whole_rows
+        if len(self.row_counts) == 1:
+            return self.row_counts * share
+        places = _hot_places(min(HOT_ROWS, whole_rows)) * whole_rows // HOT_ROWS
+        if whole_rows < HOT_ROWS:
+            places = _hot_places(whole_rows).argsort(kind="stable").argsort(kind="stable")
+        places = (places + where.hottest_row) % whole_rows
+        is_inside = (places >= first_row) & (places < first_row + rows)
+        order = np.argsort(-self.probabilities, kind="stable")
+        counts = self.row_counts[order]
+        before = np.concatenate([[0.0], np.cumsum(counts)[:-1]])
+        dealt = np.concatenate([[0.0], np.cumsum(is_inside)])
+        # Places of a class are those from its first to its last row; fractions in proportion.
+        ends = np.arange(len(places) + 1)
+        hot = np.interp(before + counts, ends, dealt) - np.interp(before, ends, dealt)
+        cold = np.maximum(before + counts - np.maximum(before, len(places)), 0.0) * share
+        inside: Floats = np.empty_like(counts)
+        inside[order] = hot + cold
+        return inside
+
+    def piece(self, where: RowRange) -> Popularity:
+        """How often the rows of a piece are asked for, of the draws that go to it."""
+        inside = self.rows_inside(where)
+        mass = float(inside @ self.probabilities)
+        if mass <= 0:
+            return self.thinned(where.rows / where.whole_rows)
+        kept = inside > 0
+        chances = np.minimum(self.probabilities[kept] / mass, _ALMOST_SURE)
+        return Popularity(inside[kept], chances)
 
     def thinned(self, share: float) -> Popularity:
         """The rows of a random piece of the table that holds *share* of them."""
@@ -115,6 +176,12 @@ class Popularity:
     def _log_missed(self) -> Floats:
         result: Floats = np.log1p(-np.minimum(self.probabilities, _ALMOST_SURE))
         return result
+
+
+def _hot_places(count: int) -> NDArray[np.int64]:
+    """Numbers 0 to HOT_ROWS - 1 in an order that is spread out from the start: bits reversed."""
+    bits = HOT_ROWS.bit_length() - 1
+    return np.array([int(f"{k:0{bits}b}"[::-1], 2) for k in range(count)], dtype=np.int64)
 
 
 def build_popularity(row_counts: Floats, weights: Floats) -> Popularity:

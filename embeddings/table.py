@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from zlib import crc32
 
-from embeddings.distribution import UNIFORM, IndexDistribution, popularity_of
-from embeddings.popularity import Popularity
+from embeddings.distribution import (
+    UNIFORM,
+    FrequentRows,
+    IndexDistribution,
+    RareRows,
+    piece_popularity,
+    piece_share,
+    popularity_of,
+)
+from embeddings.popularity import Popularity, RowRange
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 """Updates that are fused into the backward pass."""
-KERNELS = ("fbgemm", "table_batched")
+KERNELS = ("fbgemm", "fbgemm_2022", "table_batched")
 """Implementations of the fused kernel."""
 
 
@@ -22,13 +31,17 @@ class Lookup:
     """All *tables* of a rank, looked up for *batch_size* samples in one kernel.
 
     *optimizer* is the update fused into the backward pass. *kernel* is `fbgemm`,
-    which sorts the indices for it, or its predecessor `table_batched`.
+    which sorts the indices for it and splits rows with many updates over
+    blocks, `fbgemm_2022`, which gave every such row a block of its own, or
+    their predecessor `table_batched`, which sorts nothing. A lookup that
+    *is_repeated* with the same indices, as benchmarks do, finds in the cache what fits.
     """
 
     tables: tuple[EmbeddingTable, ...]
     batch_size: int
     optimizer: str = "sgd"
     kernel: str = "fbgemm"
+    is_repeated: bool = False
 
     def __post_init__(self) -> None:
         for what, word, known in (
@@ -63,9 +76,9 @@ class EmbeddingTable:
 
     *pooling_deviation* is the standard deviation of that number over samples.
     *whole_rows* is, for a piece by rows, the size of the table that
-    *distribution* describes. A table that is not *is_pooled* hands out every
-    row it was asked for. *cached_ratio* is the share of a HOST_CACHED table
-    that the device has room for.
+    *distribution* describes, and *first_row* where the piece begins. A table that
+    is not *is_pooled* hands out every row it was asked for. *cached_ratio* is the
+    share of a HOST_CACHED table that the device has room for.
     """
 
     name: str
@@ -76,6 +89,7 @@ class EmbeddingTable:
     distribution: IndexDistribution = UNIFORM
     pooling_deviation: float = 0.0
     whole_rows: int | None = None
+    first_row: int = 0
     is_weighted: bool = False
     is_pooled: bool = True
     memory: TableMemory = TableMemory.DEVICE
@@ -113,8 +127,52 @@ class EmbeddingTable:
 
     @property
     def popularity(self) -> Popularity:
-        """How often each row is asked for; of a piece by rows, those of a random piece."""
+        """How often each row is asked for."""
         if self.whole_rows is None or self.whole_rows == self.rows:
             return popularity_of(self.distribution, self.rows)
-        whole = popularity_of(self.distribution, self.whole_rows)
-        return whole.thinned(self.rows / self.whole_rows)
+        where = self._range(self.first_row, self.rows, self.whole_rows)
+        return piece_popularity(self.distribution, where)
+
+    def _range(self, first_row: int, rows: int, whole_rows: int) -> RowRange:
+        """Where a piece lies; which row is the hottest nobody knows, so the name decides."""
+        hottest = 0 if self.distribution == UNIFORM else crc32(self.name.encode()) % whole_rows
+        return RowRange(first_row, rows, whole_rows, hottest)
+
+    def split_by_popularity(self, count: int) -> tuple[EmbeddingTable, EmbeddingTable]:
+        """The *count* most popular rows, to be copied to every rank, and the table without them."""
+        of = self.distribution
+        assert not isinstance(of, FrequentRows | RareRows)
+        frequent = FrequentRows(of, self.rows, count)
+        share = min(frequent.lookup_share, 1.0)
+        return (
+            replace(
+                self,
+                rows=count,
+                pooling_factor=self.pooling_factor * share,
+                pooling_deviation=self.pooling_deviation * share,
+                distribution=frequent,
+            ),
+            replace(
+                self,
+                pooling_factor=self.pooling_factor * (1 - share),
+                pooling_deviation=self.pooling_deviation * (1 - share),
+                distribution=RareRows(of, count),
+            ),
+        )
+
+    def piece(self, *, first_row: int, rows: int, width: int) -> EmbeddingTable:
+        """A piece as a table of its own, asked for what its rows draw."""
+        if rows == self.rows:
+            return replace(self, width=width)
+        # Equal pieces of a uniform table are alike wherever they begin.
+        first_row = 0 if self.distribution == UNIFORM else first_row
+        share = piece_share(self.distribution, self._range(first_row, rows, self.rows))
+        return replace(
+            self,
+            rows=rows,
+            width=width,
+            pooling_factor=self.pooling_factor * share,
+            pooling_deviation=self.pooling_deviation * share,
+            whole_rows=self.rows,
+            first_row=first_row,
+        )

@@ -31,6 +31,8 @@ _TYPES = {
     ShardingKind.GRID: "grid_shard",
     ShardingKind.DATA_PARALLEL: "data_parallel",
 }
+_SUMMED_IN_HOST = ("table_row_wise",)
+"""Types whose partial sums TorchRec reduces inside a host before they travel."""
 KNOWN_TYPES = (*_TYPES.values(), "table_column_wise")
 _PARAMETER_KEYS = {"sharding_type", "compute_kernel", "ranks", "sharding_spec"}
 _SHARD_KEYS = {"shard_offsets", "shard_sizes", "placement"}
@@ -47,7 +49,7 @@ def to_torchrec(plan: ShardingPlan, *, gpus_per_host: int | None = None) -> dict
         is_copied = kind is ShardingKind.DATA_PARALLEL
         is_cached = table.memory is TableMemory.HOST_CACHED
         parameters[table.name] = {
-            "sharding_type": _TYPES[kind],
+            "sharding_type": _type_of(plan, place),
             "compute_kernel": "dense"
             if is_copied
             else "fused_uvm_caching"
@@ -61,6 +63,14 @@ def to_torchrec(plan: ShardingPlan, *, gpus_per_host: int | None = None) -> dict
             else {"shards": [_shard_document(shard, per_host) for shard in shards]},
         }
     return {MODULE: parameters}
+
+
+def _type_of(plan: ShardingPlan, place: int) -> str:
+    """TorchRec's word; by rows of a host is said only where partial sums are added there."""
+    if place in plan.summed_in_host:
+        return _TYPES[ShardingKind.TABLE_ROW_WISE]
+    kind = plan.kinds[place]
+    return _TYPES[ShardingKind.ROW_WISE if kind is ShardingKind.TABLE_ROW_WISE else kind]
 
 
 def _shard_document(shard: Shard, per_host: int) -> dict[str, Any]:
@@ -108,6 +118,7 @@ def from_torchrec(
     place_of = {table.name: place for place, table in enumerate(tables)}
     shards: list[Shard] = []
     copied: list[int] = []
+    in_host: list[int] = []
     seen: set[str] = set()
     for where, name, parameter in _parameters(content, faults):
         if name in seen:
@@ -119,6 +130,8 @@ def from_torchrec(
                 copied.append(place_of[name])
             else:
                 shards += _read_shards(where, parameter, place_of[name], faults)
+            if parameter["sharding_type"] in _SUMMED_IN_HOST:
+                in_host.append(place_of[name])
         seen.add(name)
     faults.check(PlanError)
     return ShardingPlan(
@@ -128,7 +141,14 @@ def from_torchrec(
         data_parallel=tuple(sorted(copied)),
         name=Path(document).stem,
         ranks_per_host=ranks_per_host,
+        summed_in_host=tuple(sorted(in_host)) if _has_hosts(rank_count, ranks_per_host) else (),
     )
+
+
+def _has_hosts(rank_count: int, ranks_per_host: int | None) -> bool:
+    """Whether there are several hosts, all of the same size."""
+    per_host = ranks_per_host or rank_count
+    return rank_count > per_host and rank_count % per_host == 0
 
 
 def _parameters(content: Any, faults: FaultList) -> list[tuple[str, str, Any]]:

@@ -18,11 +18,15 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 
 if TYPE_CHECKING:
+    from perfmodel.emulation.request import Emulation
+    from perfmodel.emulation.telling import EmulatedJob
     from perfmodel.graph.job import JobGraph
+    from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
     from perfmodel.planning.question import RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.comparison import Comparison
     from perfmodel.recordings.import_files import Imported, ImportedJob, ImportWishes
+    from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
     from traces.job_trace import OnFile
 
@@ -33,6 +37,7 @@ __all__ = [
     "Mode",
     "Prediction",
     "Scenario",
+    "emulate",
     "import_chakra",
     "import_kineto",
     "import_traces",
@@ -40,7 +45,9 @@ __all__ = [
     "predict",
     "rank",
     "replay",
+    "search",
     "validate",
+    "validate_fits",
     "validate_runs",
     "whatif",
 ]
@@ -77,6 +84,21 @@ def rank(
 
     with open_executor(executor, workers=workers, address=ray_address) as place:
         return rank_plans(question, executor=place, on_phase=on_phase)
+
+
+def search(
+    question: LayoutQuestion,
+    *,
+    executor: str = "serial",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> tuple[LayoutRanking, ...]:
+    """The fastest layouts that *question* asks about, for every number of hosts."""
+    from perfmodel.planning.layouts.search import search_layouts
+
+    with open_executor(executor, workers=workers, address=ray_address) as place:
+        return search_layouts(question, executor=place, on_phase=on_phase)
 
 
 def import_traces(
@@ -117,6 +139,21 @@ def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[Importe
     from perfmodel.recordings import import_files
 
     return import_files.import_chakra([Path(path) for path in paths], Path(out))
+
+
+def emulate(
+    request: Emulation,
+    out: str | Path,
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    ray_address: str | None = None,
+) -> EmulatedJob:
+    """Run the torch script of *request* on virtual GPUs and write its job to the folder *out*."""
+    from perfmodel.emulation import emulate as emulation
+
+    with open_executor(executor, workers=workers, address=ray_address) as place:
+        return emulation.emulate(request, Path(out), place=place)
 
 
 def load_job(folder: str | Path) -> JobGraph:
@@ -203,20 +240,30 @@ def validate(
     return validators[kind](path)
 
 
+def validate_fits(tables: Sequence[str | Path]) -> FitBoard:
+    """Compare the memory verdict with *tables* of runs; rows without a time failed."""
+    from perfmodel.validation.fits import judge_fits
+    from perfmodel.validation.runs_table import load_runs
+
+    return judge_fits([load_runs(Path(table)) for table in tables])
+
+
 def validate_runs(
-    table: str | Path,
+    table: str | Path | None = None,
     *,
     source: str | None = None,
     executor: str = "auto",
     workers: int | None = None,
     ray_address: str | None = None,
 ) -> Scoreboard:
-    """Compare predictions with a *table* of measured training runs, or those of one *source*."""
-    from perfmodel.validation import runs
-    from perfmodel.validation.runs_table import load_runs
+    """Compare predictions with a *table* of measured training runs, or those of one *source*.
 
-    rows = load_runs(Path(table))
-    if source is not None:
-        rows = rows.of_source(source)
+    Without a table, with the core tables that come with a clone of the repository.
+    """
+    from perfmodel.validation import runs
+    from perfmodel.validation.runs_table import find_core_tables, load_runs, of_source
+
+    paths = [Path(table)] if table is not None else find_core_tables()
+    tables = of_source([load_runs(path) for path in paths], source)
     with open_executor(executor, workers=workers, address=ray_address) as place:
-        return runs.validate_runs(rows, executor=place)
+        return runs.validate_tables(tables, executor=place)

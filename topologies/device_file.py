@@ -35,8 +35,9 @@ def parse_device(content: dict[str, object], *, path: Path) -> Device:
     """The device in *content*, read from *path*; raises with every fault."""
     faults = FaultList(f"device {path}")
     root = Section(content, "", faults)
-    names = ("name", "description", "vendor", "compute_capability", "source", "date", "licence")
-    texts = {key: root.text(key) for key in names}
+    texts = {key: root.text(key) for key in ("name", "vendor", "compute_capability")}
+    description = root.text("description", default=texts["name"])
+    origin = root.origin()
     architecture = root.word("architecture", Architecture)
     multiprocessors = _read_multiprocessors(root.section("multiprocessors"))
     memory_bytes, memory_bandwidth = _read_memory(root.section("memory"))
@@ -50,7 +51,7 @@ def parse_device(content: dict[str, object], *, path: Path) -> Device:
     faults.check(TopologyError)
     return Device(
         name=texts["name"],
-        description=texts["description"],
+        description=description,
         vendor=texts["vendor"],
         architecture=architecture,
         compute_capability=texts["compute_capability"],
@@ -64,7 +65,7 @@ def parse_device(content: dict[str, object], *, path: Path) -> Device:
         vector_flops=vector_flops,
         host_link=host_link,
         power_w=power_w,
-        source=f"{texts['source']} ({texts['date']}; {texts['licence']})",
+        source=origin,
     )
 
 

@@ -27,7 +27,9 @@ class Fabric:
     *nic_bandwidth_bytes_per_s* is that of one NIC vertex with all its *nic_lanes*, each way.
     *nic_latency_ns* is paid on the way into and out of the network, *spine_latency_ns* on
     the way up and down again. *oversubscription* is what the NICs under a leaf can send
-    over what the leaf can pass up: 1 keeps every NIC busy across the spine.
+    over what the leaf can pass up: 1 keeps every NIC busy across the spine. *call_latency_ns* is
+    paid once by every blocking call between hosts however many it passes: on a network shared with
+    other jobs, waiting for the slowest of the group.
     """
 
     kind: FabricKind
@@ -37,6 +39,7 @@ class Fabric:
     nic_lanes: int = 1
     oversubscription: float = 1.0
     spine_latency_ns: float = 0.0
+    call_latency_ns: float = 0.0
 
     def __post_init__(self) -> None:
         rules = (
@@ -44,7 +47,7 @@ class Fabric:
             ("NIC lanes must be 1 or more", self.nic_lanes >= 1),
             (
                 "latencies must be zero or more",
-                min(self.nic_latency_ns, self.spine_latency_ns) >= 0,
+                min(self.nic_latency_ns, self.spine_latency_ns, self.call_latency_ns) >= 0,
             ),
             ("hosts per leaf must be 1 or more", self.hosts_per_leaf >= 1),
             ("oversubscription must be 1 or more", self.oversubscription >= 1),

@@ -49,8 +49,10 @@ class Section:
             self.fault(key, "must be given, but is missing")
         return self.content.get(key)
 
-    def text(self, key: str) -> str:
+    def text(self, key: str, *, default: str | None = None) -> str:
         """A line of text; a date counts as one."""
+        if default is not None and not self.has(key):
+            return default
         value = self.raw(key)
         if isinstance(value, datetime.date):
             return value.isoformat()
@@ -59,6 +61,14 @@ class Section:
         if key in self.content:
             self.fault(key, f"must be text, got {_show(value)}")
         return ""
+
+    def origin(self) -> str:
+        """Where the document is from, as far as it says; those that we ship say all of it."""
+        source, date, licence = (
+            self.text(key, default="") for key in ("source", "date", "licence")
+        )
+        remarks = "; ".join(part for part in (date, licence) if part)
+        return f"{source or 'its author'} ({remarks})" if remarks else source or "its author"
 
     def integer(self, key: str, *, minimum: int = 1, default: int | None = None) -> int:
         """A count, which has no unit."""

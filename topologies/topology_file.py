@@ -24,6 +24,8 @@ CATALOG = Path(__file__).parent / "catalog"
 
 MAX_VERTICES_OF_A_KIND = 1024
 MAX_LINKS = 200_000
+DEFAULT_SPINE_LATENCY_NS = 300.0
+"""Up to a spine and down again, where a file says nothing: as in the machines we ship."""
 
 
 def list_catalog() -> tuple[str, ...]:
@@ -41,7 +43,9 @@ def parse_topology(content: dict[str, object], *, path: Path) -> Topology:
     """The topology in *content*, read from *path*; raises with every fault."""
     faults = FaultList(f"topology {path}")
     root = Section(content, "", faults)
-    texts = {key: root.text(key) for key in ("name", "description", "source", "date", "licence")}
+    name = root.text("name")
+    description = root.text("description", default=name)
+    origin = root.origin()
     device = _read_device(root, path)
     vertices = _read_vertices(root.section("vertices"))
     counts = {kind.value: 0 for kind in HOST_KINDS}
@@ -60,9 +64,9 @@ def parse_topology(content: dict[str, object], *, path: Path) -> Topology:
     assert device is not None  # a missing device is a fault
     try:
         return Topology(
-            name=texts["name"],
-            description=texts["description"],
-            source=f"{texts['source']} ({texts['date']}; {texts['licence']})",
+            name=name,
+            description=description,
+            source=origin,
             device=device,
             vertices=tuple(vertices),
             links=tuple(links),
@@ -138,10 +142,8 @@ def _read_fabric(section: Section) -> Fabric | None:
     leaf = section.section("leaf")
     hosts = leaf.integer("hosts")
     leaf.refuse_unknown()
-    spine = section.section("spine")
-    oversubscription = _read_ratio(spine, "oversubscription")
-    spine_latency = spine.quantity("latency", parse_duration_ns, zero=True)
-    spine.refuse_unknown()
+    oversubscription, spine_latency = _read_spine(section)
+    call_latency_ns = _read_call(section)
     section.refuse_unknown()
     if len(section.faults.faults) > before:
         return None
@@ -153,7 +155,27 @@ def _read_fabric(section: Section) -> Fabric | None:
         nic_lanes=lanes,
         oversubscription=oversubscription,
         spine_latency_ns=spine_latency,
+        call_latency_ns=call_latency_ns,
     )
+
+
+def _read_call(section: Section) -> float:
+    if not section.has("call"):
+        return 0.0
+    call = section.section("call")
+    latency_ns = call.quantity("latency", parse_duration_ns, zero=True)
+    call.refuse_unknown()
+    return latency_ns
+
+
+def _read_spine(section: Section) -> tuple[float, float]:
+    if not section.has("spine"):
+        return 1.0, DEFAULT_SPINE_LATENCY_NS
+    spine = section.section("spine")
+    oversubscription = _read_ratio(spine, "oversubscription")
+    latency_ns = spine.quantity("latency", parse_duration_ns, zero=True)
+    spine.refuse_unknown()
+    return oversubscription, latency_ns
 
 
 def _read_ratio(section: Section, key: str) -> float:

@@ -101,7 +101,8 @@ def _microbenchmarks(shared: Path) -> list[dict[str, Any]]:
             batch, height, count, pooling, width = map(int, match.groups())
             direction = Pass.FORWARD if " fwd " in row["kernel"] else Pass.BACKWARD
             table = EmbeddingTable("t", height, width, float(pooling))
-            lookup = Lookup((table,) * count, batch, kernel="table_batched")
+            # The benchmark repeats a call, so what fits in the L2 is there.
+            lookup = Lookup((table,) * count, batch, kernel="table_batched", is_repeated=True)
             predicted, measured = (
                 _time_us(lookup, direction, "v100_sxm2_16gb"),
                 float(row["kernel_us"]),

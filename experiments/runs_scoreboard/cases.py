@@ -1,123 +1,132 @@
-"""Cases: measured runs as jobs whose prices can be scaled by the constants of a profile.
+"""Cases: measured runs as jobs, with what each family of kernels adds to the iteration.
 
-The question, the interference and the search for the period are those of
-`perfmodel validate runs`; only the factors on prices are new.
+The question, its prices, the interference and the search for the period are those of
+`perfmodel validate runs`; one replay more shows how the period follows each family.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.errors import InputError
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.pricing import price_job
 from perfmodel.engine.steady import find_period
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
+from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.job import JobGraph
+from perfmodel.prediction.folded_costs import fold_costs
 from perfmodel.prediction.interference import settle_interference
-from perfmodel.validation.runs_question import RunSetting, build_question
-from perfmodel.validation.runs_software import RULES
+from perfmodel.prediction.question import Asked, Question
+from perfmodel.prediction.sampling import replay_samples
+from perfmodel.stacks.spread import NO_SPREAD
+from perfmodel.validation.runs_question import read_scenario
 from perfmodel.validation.runs_table import RunRow
 
-CONSTANTS = ("host", "arithmetic", "gemm", "attention", "memory", "communication")
-"""`host` divides host_speed_ratio, `arithmetic` multiplies sustained_slowdown, the others
-multiply kernel_time_ratio of their family."""
+DRAWS = 16
+STEP = 0.15
+"""How much longer each family is made, as a logarithm, to see what it carries."""
 
 
+@dataclass(frozen=True, slots=True)
 class Case:
-    """A measured run; factors are applied to its prices."""
+    """A run: how far its prediction is off, and how it follows each family of kernels.
 
-    def __init__(self, setting: RunSetting, row: RunRow) -> None:
-        self.question = build_question(setting, row)
-        self.row = row
-        self.architecture = self.question.cluster.device.architecture.value
-        self._folded: dict[float, list[FoldedCosts]] = {}
+    *error* is the logarithm of predicted over measured; *shares* the derivative of the logarithm
+    of the prediction by that of a family's times; *kernel_sigma* what kernels alone make unsure.
+    """
+
+    row: RunRow
+    stack: str
+    architecture: str
+    device: str
+    hosts: int
+    is_tensor: bool
+    loads_long: bool
+    error: float
+    shares: tuple[float, ...]
+    kernel_sigma: float
 
     @property
-    def configuration(self) -> tuple[str, ...]:
-        """What runs are left out together by."""
-        names = ("model", "seq_len", "tp", "pp", "precision", "gpu", "n_gpus")
-        return tuple(self.row.text(name) for name in names)
+    def publisher(self) -> str:
+        """Who published it: releases of one summary are one source."""
+        return re.sub(r"[\d.]+.*", "", self.row.text("source")).strip()
 
-    def stated(self, word: str) -> float:
-        """What the profile states for *word* on this run's GPU, 1 for the host."""
-        stack = self.question.stack
-        if word == "arithmetic":
-            return stack.slowdown(self.architecture)
-        return 1.0 if word == "host" else stack.time_ratio(word, self.architecture)
-
-    def predict_s(self, factors: Mapping[str, float]) -> float:
-        """The iteration with *factors* applied."""
-        times = [
-            _period_ns(folded, factors) for folded in self._prices(factors.get("arithmetic", 1.0))
-        ]
-        steps = self.question.run.steps
-        return (times[0] + (steps * (times[-1] - times[0]) if len(times) > 1 else 0.0)) / 1e9
-
-    def log_ratio(self, factors: Mapping[str, float]) -> float:
-        """How far the prediction is off, as a logarithm."""
-        assert self.row.measured_s is not None
-        return float(np.log(self.predict_s(factors) / self.row.measured_s))
-
-    def _prices(self, arithmetic: float) -> list[FoldedCosts]:
-        if arithmetic not in self._folded:
-            question = self.question
-            slowdown = {"default": question.stack.slowdown(self.architecture) * arithmetic}
-            stack = dataclasses.replace(question.stack, sustained_slowdown=slowdown)
-            jobs = [job for job in (question.run.job, question.run.larger) if job is not None]
-            self._folded[arithmetic] = [
-                fold_costs(price_job(job, cluster=question.cluster, stack=stack)) for job in jobs
-            ]
-        return self._folded[arithmetic]
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """What is left out together."""
+        return self.publisher, self.row.text("model"), self.device
 
 
-def _period_ns(folded: FoldedCosts, factors: Mapping[str, float]) -> int:
-    scale = np.ones(len(FAMILIES))
-    for word, factor in factors.items():
-        if word in FAMILIES:
-            scale[FAMILIES.index(word)] = factor
-    priced = folded.priced
-    float_ns = priced.float_ns * scale[priced.family]
-    values_ns = np.rint(float_ns).astype(np.int64)[:, None]
-    scaled = dataclasses.replace(
-        priced,
-        float_ns=float_ns,
-        durations=dataclasses.replace(priced.durations, values_ns=values_ns),
+def build_case(asked: Asked, row: RunRow) -> Case | None:
+    """The case of *row*, or None where it cannot be predicted."""
+    try:
+        scenario = read_scenario(row)
+        question = scenario.question(asked)
+    except InputError:
+        return None
+    times_ns = _times_ns(question, question.job)
+    if question.continuation is not None:
+        larger_ns = _times_ns(question, question.continuation.larger)
+        times_ns = times_ns + float(question.continuation.steps) * (larger_ns - times_ns)
+    assert row.measured_s is not None
+    logs = np.log(times_ns / times_ns[0])
+    device = scenario.cluster.device
+    return Case(
+        row=row,
+        stack=scenario.stack.name,
+        architecture=device.architecture.value,
+        device=device.name,
+        hosts=scenario.cluster.host_count,
+        is_tensor=row.text("compute_precision") != "fp32",
+        loads_long=scenario.stack.loads_long,
+        error=float(np.log(times_ns[0] / 1e9 / row.measured_s)),
+        shares=tuple((logs[1 : 1 + len(FAMILIES)] / STEP).tolist()),
+        kernel_sigma=float(np.std(logs[1 + len(FAMILIES) :])),
     )
+
+
+def _times_ns(question: Question, job: JobGraph) -> NDArray[np.float64]:
+    """The period of *job*, then with each family a step longer, then with kernels drawn."""
+    assert question.cluster is not None
+    assert question.stack is not None
     replay = SerialExecutor().replay
-    settled = settle_interference(replay, dataclasses.replace(folded, priced=scaled)).folded.priced
-    return int(find_period(replay, settled.job, settled.durations).period_ns[0])
+    priced = price_job(job, cluster=question.cluster, stack=question.stack)
+    settled = settle_interference(replay, fold_costs(priced)).folded.priced
+    steady = find_period(replay, settled.job, settled.durations)
+    longer = [np.where(settled.family == code, STEP, 0.0) for code in range(len(FAMILIES))]
+    factors = np.exp(np.column_stack([np.zeros(len(settled.float_ns)), *longer]))
+    stretched = np.rint(settled.float_ns[:, None] * factors).astype(np.int64)
+    drawn = replace(settled, spread=NO_SPREAD).sample(DRAWS, seed=0).values_ns
+    values_ns = np.ascontiguousarray(np.concatenate([stretched, drawn], axis=1))
+    table = DurationTable(values_ns, settled.durations.rank_offset)
+    iterations = steady.replay.iteration_count
+    return replay_samples(replay, settled.job, table, iterations=iterations)
 
 
-def build_cases(
-    setting: RunSetting,
-    rows: Iterable[RunRow],
-    profiles: Sequence[str],
-    kept: Sequence[str],
-    *,
-    most: int | None = None,
-) -> list[Case]:
-    """Cases of *rows* that ran under *profiles*, at most *most* of them, evenly taken.
-
-    *kept* are words of sources and GPUs; `several-hosts` and `one-host` choose by machines.
-    """
-    wanted = [row for row in rows if _is_wanted(row, profiles, kept)]
-    cases = []
-    for row in wanted[:: max(1, -(-len(wanted) // (most or len(wanted) or 1)))]:
-        with contextlib.suppress(InputError):
-            cases.append(Case(setting, row))
-    return cases
+def choose_rows(
+    rows: Iterable[RunRow], core: Iterable[RunRow], *, most_of_group: int
+) -> list[RunRow]:
+    """All core rows, and others evenly taken until a group has *most_of_group* rows."""
+    chosen = {row.name: row for row in core if row.measured_s is not None}
+    by_group: dict[tuple[str, ...], list[RunRow]] = {}
+    for row in rows:
+        if row.measured_s is not None and row.text("tier") in ("A", "B"):
+            key = tuple(row.text(name) for name in ("source", "model", "device"))
+            by_group.setdefault(key, []).append(row)
+    for members in by_group.values():
+        missing = most_of_group - sum(row.name in chosen for row in members)
+        rest = [row for row in members if row.name not in chosen]
+        for row in rest[:: max(1, -(-len(rest) // max(missing, 1)))] if missing > 0 else []:
+            chosen[row.name] = row
+    return list(chosen.values())
 
 
-def _is_wanted(row: RunRow, profiles: Sequence[str], kept: Sequence[str]) -> bool:
-    words = [word for word in kept if not word.endswith(("-host", "-hosts"))]
-    is_named = not words or any(word in row.group for word in words)
-    hosts = row.hosts or 1
-    is_placed = ("several-hosts" not in kept or hosts > 1) and ("one-host" not in kept or hosts < 2)
-    is_scored = row.text("tier") in ("A", "B") and row.measured_s is not None
-    rule = next((rule for rule in RULES if rule.fits(row)), None)
-    return is_named and is_placed and is_scored and rule is not None and rule.profile in profiles
+def list_groups(cases: Sequence[Case]) -> list[tuple[str, str, str]]:
+    """Everything that is left out together."""
+    return list(dict.fromkeys(case.group for case in cases))

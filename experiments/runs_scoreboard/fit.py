@@ -1,128 +1,352 @@
-"""Fit the few constants of a software profile to measured runs, and score them on others.
+"""Fit the constants of all stacks of a family to measured runs, and score them on sources left out.
 
-    python experiments/runs_scoreboard/fit.py ../shared/data/runs llm_foundry gemm attention A100
+    python experiments/runs_scoreboard/fit.py ../shared/data/runs transformer [--write]
 
-Fits on the rows of transformer.csv.gz that are not in core_transformer.csv (at most 40, evenly
-taken) and scores the rows of the core table; a stack with fewer than eight other rows is scored
-with each configuration left out in turn. `host` divides `host_speed_ratio`, `arithmetic`
-multiplies `sustained_slowdown`; `gemm`, `attention`, `memory` and `communication` multiply
-`kernel_time_ratio`. Several profiles are joined by commas. Other words keep only rows whose source
-or GPU contains one of them; `several-hosts` and `one-host` keep rows by their machines. What is
-printed last is what the profile should state for the GPUs of those rows.
+One value a chip (Transformers: arithmetic on tensor cores, attention, memory-bound kernels), and
+for each stack at most four deviations from it, drawn towards none (ridge on the logarithm). The
+forms are fixed here, before anything is scored. Predictions follow the constants by one replay a
+run (see cases.py), so a fit is a small least-squares problem; `--write` puts constants and
+evidence into the stack files, `sustained.yaml` and `spread.yaml`, and another round starts from
+there. Scores are with publisher, model and device left out together.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+import argparse
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from cases import CONSTANTS, Case, build_cases
-from scipy.optimize import least_squares
+import yaml
+from cases import Case, build_case, choose_rows, list_groups
+from numpy.typing import NDArray
 
-from perfmodel.stacks.profiles import load_stack
-from perfmodel.validation.runs_question import RunSetting
-from perfmodel.validation.runs_software import RULES
+from perfmodel.costs.models import FAMILIES
+from perfmodel.costs.sustained import FILE as SUSTAINED_FILE
+from perfmodel.costs.sustained import load_sustained
+from perfmodel.prediction.question import Asked
+from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
+from perfmodel.stacks.spread import FILE as SPREAD_FILE
+from perfmodel.stacks.stack import Family, SoftwareStack
 from perfmodel.validation.runs_table import load_runs
 
-MOST_ROWS = 40
-ENOUGH_ROWS = 8
-LEAST, MOST = 0.7, 3.0
-"""Bounds of what a profile may state for a ratio; the host is free."""
-PRIOR = 0.5
-"""Natural logarithm by which a constant may move as easily as one row may be off by ROBUST."""
-ROBUST = 0.08
-SHIFT = 5.0
-"""Keeps unknowns away from zero: steps of the search are in proportion to them."""
+TABLES = {
+    Family.TRANSFORMER: ("transformer.csv.gz", "core_transformer.csv"),
+    Family.DLRM: ("dlrm.csv", "core_dlrm.csv"),
+}
+OF_STACK = {
+    Family.TRANSFORMER: ("host", "attention", "memory", "communication"),
+    Family.DLRM: ("gemm", "memory", "embedding", "communication"),
+}
+"""What a stack may deviate in; `host` divides host_speed_ratio."""
+OF_CHIP = {Family.TRANSFORMER: ("arithmetic", "attention", "memory"), Family.DLRM: ()}
+CARRIED_BY = {"arithmetic": "gemm"}
+MOST_OF_GROUP = 6
+ROBUST = 0.10
+PRIOR_OF_CHIP = 0.35
+PRIOR_OF_HOST = 0.7
+PRIOR = {Family.TRANSFORMER: 0.12, Family.DLRM: 0.25}
+"""Without values of chips, stacks of recommendation models carry more of their own."""
+SMALL = 0.03
+"""Deviations below this are left out of the files."""
+Z_90 = 1.645
+Key = tuple[str, str, str]
 
 
-def fit(cases: Sequence[Case], words: Sequence[str]) -> dict[str, float]:
-    """The factors with the least robust error, drawn a little to what the profile states."""
+@dataclass(frozen=True)
+class Problem:
+    """Errors of *cases* as a linear function of the logarithms of constants.
 
-    def residuals(shifted: np.ndarray) -> np.ndarray:
-        logs = shifted - SHIFT
-        factors = dict(zip(words, np.exp(logs).tolist(), strict=True))
-        off = [case.log_ratio(factors) / ROBUST for case in cases]
-        return np.array([*off, *(logs / PRIOR)])
+    *stated* is what the constants in the files add to each, *prior* how far each may lie from none.
+    """
 
-    bounds = np.array([_bounds(cases, word) for word in words])
-    start = np.clip(np.zeros(len(words)), bounds[:, 0] + 1e-6, bounds[:, 1] - 1e-6)
-    found = least_squares(
-        residuals, start + SHIFT, loss="soft_l1", diff_step=0.05 / SHIFT, xtol=1e-3, ftol=1e-3,
-        bounds=bounds.T + SHIFT, max_nfev=12,
-    )  # fmt: skip
-    return dict(zip(words, np.exp(found.x - SHIFT).tolist(), strict=True))
+    cases: list[Case]
+    keys: list[Key]
+    slopes: NDArray[np.float64]
+    stated: NDArray[np.float64]
+    prior: NDArray[np.float64]
+
+    @property
+    def now(self) -> NDArray[np.float64]:
+        """Errors with the constants in the files."""
+        return np.array([case.error for case in self.cases])
+
+    def solve(self, kept: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """The constants that *kept* cases ask for, found by reweighted least squares.
+
+        Tables over several hosts are not placed as frameworks do it yet: such runs are scored
+        and ask for nothing.
+        """
+        kept = kept & np.array([_is_asked(case) for case in self.cases])
+        slopes, errors = self.slopes[kept], (self.now - self.stated)[kept]
+        weight, value = np.ones(len(errors)), np.zeros(len(self.keys))
+        for _ in range(25):
+            scaled = slopes * (weight / ROBUST**2)[:, None]
+            matrix = scaled.T @ slopes + np.diag(1 / self.prior**2)
+            value = np.linalg.solve(matrix, -scaled.T @ errors)
+            off = (errors + slopes @ value) / ROBUST
+            weight = 1 / np.sqrt(1 + off**2)
+        return self._bounded(value)
+
+    def _bounded(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+        is_arithmetic = np.array([key[2] == "arithmetic" for key in self.keys])
+        low = np.where(is_arithmetic, 0.0, math.log(0.4))
+        is_host = np.array([key[2] == "host" for key in self.keys])
+        return np.clip(value, np.where(is_host, math.log(0.05), low), math.log(8.0))
+
+    def errors_at(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Errors with *value* for the constants."""
+        return self.now - self.stated + self.slopes @ value
+
+    def left_out(self, key_of: Callable[[Case], object]) -> NDArray[np.float64]:
+        """Errors of every case with all cases of its key left out of the fit."""
+        keys = np.array([hash(key_of(case)) for case in self.cases])
+        result = np.empty(len(self.cases))
+        for key in np.unique(keys):
+            result[keys == key] = self.errors_at(self.solve(keys != key))[keys == key]
+        return result
 
 
-def _bounds(cases: Sequence[Case], word: str) -> tuple[float, float]:
-    if word == "host":
-        return float(np.log(0.05)), float(np.log(20.0))
-    stated = [case.stated(word) for case in cases]
-    least = 1.0 if word == "arithmetic" else LEAST
-    return float(np.log(least / min(stated))) - 1e-5, float(np.log(MOST / max(stated))) + 1e-5
-
-
-def describe(name: str, ratios: Sequence[float]) -> None:
-    """Print the score of *ratios*."""
-    errors = np.expm1(ratios) * 100
-    sizes = np.abs(errors)
-    print(
-        f"{name:22} rows {len(errors):4} MAPE {sizes.mean():6.1f} median {np.median(sizes):6.1f} "
-        f"p90 {np.quantile(sizes, 0.9):6.1f} bias {errors.mean():+6.1f}",
-        flush=True,
+def build_problem(cases: list[Case], family: Family) -> Problem:
+    """The problem of *cases*; a constant is named by chip or stack, where, and what."""
+    columns: dict[Key, NDArray[np.float64]] = {}
+    stated = np.zeros(len(cases))
+    for place, case in enumerate(cases):
+        for key, word in _constants(case, family):
+            column = columns.setdefault(key, np.zeros(len(cases)))
+            column[place] = case.shares[FAMILIES.index(CARRIED_BY.get(word, word))]
+            stated[place] += column[place] * _stated(key, case)
+    keys = sorted(columns)
+    return Problem(
+        cases=cases,
+        keys=keys,
+        slopes=np.column_stack([columns[key] for key in keys]),
+        stated=stated,
+        prior=np.array([_prior(key, family) for key in keys]),
     )
 
 
-def _score_left_out(cases: Sequence[Case], words: Sequence[str]) -> None:
-    """Every configuration scored with the others fitted."""
-    held = []
-    for configuration in dict.fromkeys(case.configuration for case in cases):
-        factors = fit([case for case in cases if case.configuration != configuration], words)
-        held += [case.log_ratio(factors) for case in cases if case.configuration == configuration]
-    describe("core (each left out)", held)
+def _is_asked(case: Case) -> bool:
+    return case.row.family is Family.TRANSFORMER or case.hosts == 1
 
 
-def _print_statement(cases: Sequence[Case], factors: Mapping[str, float]) -> None:
-    for architecture in dict.fromkeys(case.architecture for case in cases):
-        case = next(one for one in cases if one.architecture == architecture)
-        words = [
-            f"{word} {1 / value if word == 'host' else case.stated(word) * value:.3f}"
-            for word, value in factors.items()
-        ]
-        print(f"to state for {architecture}: {', '.join(words)} (host: times what it is now)")
+def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
+    found = [(("stack", case.stack, word), word) for word in OF_STACK[family]]
+    if case.loads_long:
+        arithmetic = load_sustained()["arithmetic"]
+        chip = case.device if case.device in arithmetic else case.architecture
+        for word in OF_CHIP[family]:
+            if word != "arithmetic":
+                found.append((("chip", case.architecture, word), word))
+            elif case.is_tensor:
+                found.append((("chip", chip, word), word))
+    return found
 
 
-def main(folder: Path, profiles: list[str], words: list[str], kept: list[str]) -> None:
-    """Fit, score and print."""
-    table = load_runs(folder / "transformer.csv.gz")
-    core = load_runs(folder / "core_transformer.csv")
-    names = {rule.profile for rule in RULES}
-    setting = RunSetting(table.family, {name: load_stack(name) for name in names})
-    core_names = {row.name for row in core.rows}
-    rest = [row for row in table.rows if row.name not in core_names]
-    others = build_cases(setting, rest, profiles, kept, most=MOST_ROWS)
-    scored = build_cases(setting, core.rows, profiles, kept)
-    describe("core before", [case.log_ratio({}) for case in scored])
-    factors: dict[str, float] = {}
-    if words and len(others) >= ENOUGH_ROWS:
-        factors = fit(others, words)
-        describe("fitted rows", [case.log_ratio(factors) for case in others])
-        describe("core (held out)", [case.log_ratio(factors) for case in scored])
-    elif words:
-        _score_left_out(scored, words)
-        factors = fit([*scored, *others], words)
-        describe("core (in sample)", [case.log_ratio(factors) for case in scored])
-    _print_statement(scored, factors)
-    for case in scored:
-        print(f"   {case.row.name} {100 * np.expm1(case.log_ratio(factors)):+.1f}")
+def _stated(key: Key, case: Case) -> float:
+    kind, name, word = key
+    if kind == "chip":
+        return math.log(load_sustained()[word].get(name, 1.0))
+    if word == "host":
+        return 0.0
+    return math.log(_load(name).time_ratio(word, case.architecture))
+
+
+@lru_cache(maxsize=64)
+def _load(name: str) -> SoftwareStack:
+    return load_stack(name)
+
+
+def _prior(key: Key, family: Family) -> float:
+    if key[0] == "chip":
+        return PRIOR_OF_CHIP
+    return PRIOR_OF_HOST if key[2] == "host" else PRIOR[family]
+
+
+def quantile_sigma(errors: NDArray[np.float64]) -> float:
+    """The standard deviation of a normal distribution with the 90 % of *errors*."""
+    return float(np.quantile(np.abs(errors), 0.9) / Z_90) if len(errors) else 0.0
+
+
+@dataclass(frozen=True)
+class Spreads:
+    """Spreads of a family: of stacks on chips, and where there is no evidence."""
+
+    of_stack: Mapping[tuple[str, str], float]
+    other_chip: float
+    no_runs: float
+    per_doubling: float
+
+    def sigma(self, case: Case, kernels: bool = True) -> float:
+        """The whole width of a case of a stack with evidence."""
+        own = self.of_stack[case.stack, case.architecture]
+        return math.hypot(own, case.kernel_sigma if kernels else 0.0)
+
+
+def find_spreads(problem: Problem) -> Spreads:
+    """What sources left out say of intervals, kernels' own doubt taken off."""
+    cases = problem.cases
+    kernels = np.array([case.kernel_sigma for case in cases])
+    left = problem.left_out(lambda case: case.group)
+    common = _beyond(left, kernels)
+    of_stack = {}
+    for key in dict.fromkeys((case.stack, case.architecture) for case in cases):
+        rows = np.array([(case.stack, case.architecture) == key for case in cases])
+        groups = len({case.group for case in cases if (case.stack, case.architecture) == key})
+        own = _beyond(left[rows], kernels[rows]) if groups > 1 else common
+        # Few groups say little: draw towards what all stacks have in common.
+        of_stack[key] = math.sqrt((groups * own**2 + 4 * common**2) / (groups + 4))
+    chip = problem.left_out(lambda case: (case.stack, case.architecture))
+    stack = problem.left_out(lambda case: case.stack)
+    other, none = max(_beyond(chip, kernels), common), max(_beyond(stack, kernels), common)
+    far = np.array([case.hosts > 4 for case in cases])
+    beyond = problem.left_out(lambda case: (case.stack, case.hosts > 4))
+    doublings = np.array([math.log2(max(case.hosts / 4, 1)) for case in cases])
+    growth = 0.0
+    if far.sum() >= 5:
+        wider = _beyond(beyond[far], kernels[far]) ** 2 - common**2
+        growth = math.sqrt(max(wider, 0.0)) / float(np.mean(doublings[far]))
+    return Spreads(of_stack, other, max(none, other), min(max(growth, 0.03), 0.15))
+
+
+def _beyond(errors: NDArray[np.float64], kernels: NDArray[np.float64]) -> float:
+    """The spread that, beside what kernels make unsure, leaves a tenth of *errors* outside."""
+    low, high = 0.02, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        inside = np.mean(np.abs(errors) <= Z_90 * np.hypot(middle, kernels))
+        low, high = (low, middle) if inside >= 0.9 else (middle, high)
+    return high
+
+
+def report(
+    problem: Problem, value: NDArray[np.float64], spreads: Spreads, core: set[object]
+) -> None:
+    """Print errors by framework: before, fitted, and left out, with inside and half-width."""
+    cases = problem.cases
+    before, fitted = problem.now, problem.errors_at(value)
+    left = problem.left_out(lambda case: case.group)
+    sigma = np.array([spreads.sigma(case) for case in cases])
+    names = [f"{case.row.text('framework')}, {case.device}" for case in cases]
+    is_core = np.array([case.row.name in core for case in cases])
+    print(f"{'':34} rows   before  fitted  left out   median  inside  half-width")
+    for name in [*dict.fromkeys(names), "core", "all"]:
+        rows = np.array([name in ("all", one) for one in names])
+        rows = is_core if name == "core" else rows
+        sizes = [100 * np.abs(np.expm1(part[rows])) for part in (before, fitted, left)]
+        inside = 100 * np.mean(np.abs(left[rows]) <= Z_90 * sigma[rows])
+        half = 100 * np.median(np.sinh(Z_90 * sigma[rows]))
+        print(
+            f"{name:34} {rows.sum():4} {sizes[0].mean():8.1f} {sizes[1].mean():7.1f} "
+            f"{sizes[2].mean():9.1f} {np.median(sizes[2]):8.1f} {inside:7.0f} {half:11.0f}",
+            flush=True,
+        )
+
+
+def set_key(text: str, key: str, value: object) -> str:
+    """The document *text* with *key* at its top set to *value*, or without it for None."""
+    plain = re.sub(rf"(?m)^{key}:.*\n(?:[ ]+.*\n)*", "", text)
+    if value is None:
+        return plain
+    line = yaml.safe_dump({key: value}, default_flow_style=None, width=110, sort_keys=False)
+    return plain.rstrip("\n") + "\n" + line
+
+
+def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads) -> None:
+    """Put constants and evidence into the stack files."""
+    found = {key: float(one) for key, one in zip(problem.keys, value, strict=True)}
+    for name in dict.fromkeys(case.stack for case in problem.cases):
+        path = STACK_FOLDER / f"{name}.yaml"
+        text = path.read_text(encoding="utf-8")
+        logs = {
+            word: one
+            for (kind, stack, word), one in found.items()
+            if (kind, stack) == ("stack", name)
+        }
+        host = logs.pop("host", 0.0)
+        ratios = {word: round(math.exp(one), 3) for word, one in logs.items() if abs(one) >= SMALL}
+        text = set_key(text, "kernel_time_ratio", ratios)
+        if abs(host) >= SMALL:
+            stated = yaml.safe_load(text).get("host_speed_ratio", 1.0)
+            text = set_key(text, "host_speed_ratio", round(stated / math.exp(host), 3))
+        text = set_key(text, "evidence", _evidence(problem.cases, name, spreads))
+        path.write_text(text, encoding="utf-8")
+
+
+def _evidence(cases: Sequence[Case], name: str, spreads: Spreads) -> dict[str, object]:
+    result = {}
+    for (stack, architecture), spread in spreads.of_stack.items():
+        rows = [c for c in cases if (c.stack, c.architecture) == (stack, architecture)]
+        if stack == name:
+            result[architecture] = {
+                "rows": len(rows),
+                "sources": len({case.publisher for case in rows}),
+                "hosts": max(case.hosts for case in rows),
+                "spread": round(spread, 3),
+            }
+    return result
+
+
+def write_chips(problem: Problem, value: NDArray[np.float64]) -> None:
+    """Put what chips sustain into its file."""
+    text = SUSTAINED_FILE.read_text(encoding="utf-8")
+    stated = {kind: dict(ratios) for kind, ratios in load_sustained().items()}
+    for (kind, name, word), one in zip(problem.keys, value.tolist(), strict=True):
+        if kind == "chip":
+            stated[word][name] = round(math.exp(one), 3)
+    for word, ratios in stated.items():
+        text = set_key(text, word, ratios)
+    SUSTAINED_FILE.write_text(text, encoding="utf-8")
+
+
+def write_spread(problem: Problem, spreads: Spreads, family: Family) -> None:
+    """Put the spreads of *family* into their file."""
+    entry = {
+        "other_chip": round(spreads.other_chip, 3),
+        "no_runs": round(spreads.no_runs, 3),
+        "per_doubling": round(spreads.per_doubling, 3),
+        "rows": len(problem.cases),
+        "sources": len({case.publisher for case in problem.cases}),
+    }
+    text = SPREAD_FILE.read_text(encoding="utf-8")
+    SPREAD_FILE.write_text(set_key(text, family.value, entry), encoding="utf-8")
+
+
+def main() -> None:
+    """Fit, score, print, and write where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("family", type=Family)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--rows", type=int, default=MOST_OF_GROUP, help="at most of a group")
+    parser.add_argument("--every", type=int, default=1, help="every n-th row, for trials")
+    arguments = parser.parse_args()
+    table, core = (load_runs(arguments.folder / name) for name in TABLES[arguments.family])
+    rows = choose_rows(table.rows, core.rows, most_of_group=arguments.rows)
+    rows = rows[:: arguments.every]
+    asked = Asked(is_explained=False)
+    with get_context("spawn").Pool(2) as pool:
+        found = pool.starmap(build_case, [(asked, row) for row in rows], chunksize=4)
+    cases = [case for case in found if case is not None]
+    print(f"{len(cases)} of {len(rows)} rows in {len(list_groups(cases))} groups", flush=True)
+    problem = build_problem(cases, arguments.family)
+    value = problem.solve(np.ones(len(cases), dtype=bool))
+    spreads = find_spreads(problem)
+    report(problem, value, spreads, {row.name for row in core.rows})
+    for key, one in zip(problem.keys, value, strict=True):
+        if abs(one) >= SMALL:
+            print(f"{' '.join(key):44} {math.exp(one):7.3f}")
+    print(spreads)
+    if arguments.write:
+        write_stacks(problem, value, spreads)
+        write_chips(problem, value)
+        write_spread(problem, spreads, arguments.family)
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[3:]
-    main(
-        Path(sys.argv[1]),
-        sys.argv[2].split(","),
-        [word for word in arguments if word in CONSTANTS],
-        [word for word in arguments if word not in CONSTANTS],
-    )
+    main()

@@ -279,10 +279,10 @@ class _Tangent:
 
     @classmethod
     def at(cls, evaluator: PlanEvaluator, terms: Any, passes: Sequence[Pass]) -> _Tangent:
-        """The tangent at *terms*; rows to sort stay, tails and hottest rows are left out."""
-        fixed = [Term.ROWS, Term.TAIL_ROWS, Term.HOTTEST_DRAWS]
+        """The tangent at *terms*; rows to sort stay, tails are left out."""
+        fixed = [Term.ROWS, Term.TAIL_ROWS]
         here = terms.astype(np.int64)
-        here[[Term.TAIL_ROWS, Term.HOTTEST_DRAWS]] = 0
+        here[Term.TAIL_ROWS] = 0
         steps = np.maximum(np.abs(here) // 1000, 1)
         steps[fixed] = 0
         around = np.concatenate([[here], here + np.diag(steps)])

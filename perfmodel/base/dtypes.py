@@ -1,11 +1,13 @@
 """Number formats that tensors are stored and multiplied in.
 
-TF32 is a way to multiply, not to store: its values take four bytes. NVFP4 is a rate that devices
-state: two of its values share a byte, so it has no size a value.
+TF32 is a way to multiply, not to store: its values take four bytes. The 8-bit formats differ in
+their scales: FP8 has one a tensor, FP8_BLOCK one a block of 128 values, MXFP8 one of a byte for 32
+values. Two values of NVFP4 share a byte, with a scale of a byte for 16.
 """
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 
 from perfmodel.base.errors import InputError
@@ -20,6 +22,8 @@ class DType(Enum):
     FP16 = "fp16"
     BF16 = "bf16"
     FP8 = "fp8"
+    FP8_BLOCK = "fp8_block"
+    MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
     INT64 = "int64"
     INT32 = "int32"
@@ -27,26 +31,53 @@ class DType(Enum):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that one stored value takes."""
-        if self not in _SIZE_BYTES:
+        """Bytes that one stored value takes, scales left out."""
+        if self.size_bits % BITS_PER_BYTE:
             raise InputError(
-                f"number format {self.value}: its values take less than a byte, so nothing of "
-                "whole bytes can be counted in it. Store in a wider format, and cast."
+                f"number format {self.value}: its values take less than a byte, so they have no "
+                "whole number of bytes each. Count many at once, or store in a wider format."
             )
-        return _SIZE_BYTES[self]
+        return self.size_bits // BITS_PER_BYTE
+
+    @property
+    def size_bits(self) -> int:
+        """Bits that one stored value takes, scales left out."""
+        return _SIZE_BITS[self]
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether values are cast to it just to be multiplied, and carry scales."""
+        return self in _SCALE_BITS
+
+    def bytes_of(self, count: int) -> int:
+        """Bytes that *count* values take in memory, their scales included."""
+        return math.ceil(count * (self.size_bits + _SCALE_BITS.get(self, 0.0)) / BITS_PER_BYTE)
 
 
-_SIZE_BYTES = {
-    DType.FP64: 8,
-    DType.FP32: 4,
-    DType.TF32: 4,
-    DType.FP16: 2,
-    DType.BF16: 2,
-    DType.FP8: 1,
-    DType.INT64: 8,
-    DType.INT32: 4,
-    DType.INT8: 1,
+BITS_PER_BYTE = 8
+
+_SIZE_BITS = {
+    DType.FP64: 64,
+    DType.FP32: 32,
+    DType.TF32: 32,
+    DType.FP16: 16,
+    DType.BF16: 16,
+    DType.FP8: 8,
+    DType.FP8_BLOCK: 8,
+    DType.MXFP8: 8,
+    DType.NVFP4: 4,
+    DType.INT64: 64,
+    DType.INT32: 32,
+    DType.INT8: 8,
 }
+
+_SCALE_BITS = {
+    DType.FP8: 0.0,
+    DType.FP8_BLOCK: 32 / 128,
+    DType.MXFP8: 8 / 32,
+    DType.NVFP4: 8 / 16,
+}
+"""Bits of scales that one value carries; binary fractions, so counting is exact."""
 
 _OTHER_WORDS = {
     "double": DType.FP64,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from perfmodel.base.errors import CalibrationError
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
@@ -16,6 +17,7 @@ from perfmodel.costs.corrections import Correction, Matrix, OrderedCorrection, O
 from perfmodel.costs.gemm.features import gemm_features, gemm_step_features
 from perfmodel.costs.gemm.model import TENSOR, VECTOR, gemm_shapes, machine_rates, variant_of
 from perfmodel.costs.gemm.physics import (
+    ACTIVATION_BYTES,
     TINY_WORK,
     GemmConstants,
     GemmShapes,
@@ -67,32 +69,53 @@ class Learned:
     steps: Correction | None
 
 
-def fit_learned(rising: Matrix, free: Matrix, log_time: Matrix, learning: Learning) -> Learned:
-    """Corrections from features that are *rising* with the work and such that are *free*.
+def fit_learned(rows: LearnedRows, learning: Learning) -> Learned:
+    """Corrections of the kernels in *rows*.
 
     One thread: the networks are so small that several only wait for each other.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        mean, scale = rising.mean(axis=0), rising.std(axis=0) + 1e-6
-        inputs = (rising - mean) / scale
-        order = np.random.default_rng(learning.ordered.seed).permutation(len(log_time))
+        mean, scale = rows.rising.mean(axis=0), rows.rising.std(axis=0) + 1e-6
+        scaled = replace(rows, rising=(rows.rising - mean) / scale)
+        order = np.random.default_rng(learning.ordered.seed).permutation(len(rows.log_time))
         is_out = order % HELD_OUT_EVERY == 0
-        trial = _fit(inputs[~is_out], free[~is_out], log_time[~is_out], learning)
-        errors = log_time[is_out] - trial.answer(inputs[is_out], free[is_out])
-        whole = _fit(inputs, free, log_time, learning)
+        rest = scaled.take(is_out)
+        trial = _fit(scaled.take(~is_out), learning)
+        # As an error of what was timed: only its share that is the kernel counts.
+        errors = rest.share * (rest.log_time - trial.answer(rest))
+        whole = _fit(scaled, learning)
         ordered = OrderedCorrection(
             mean=mean,
             scale=scale,
-            low=rising.min(axis=0),
-            high=rising.max(axis=0),
+            low=rows.rising.min(axis=0),
+            high=rows.rising.max(axis=0),
             order=whole.order,
-            spread=fit_spread(inputs[is_out], np.abs(errors), learning.spread),
+            spread=fit_spread(rest.rising, np.abs(errors), learning.spread),
         )
         return Learned(ordered, whole.steps)
     finally:
         torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnedRows:
+    """What is learned from: features *rising* with the work and such that are *free*.
+
+    *share* is how much of what was timed is the kernel, the rest being timing and casts.
+    """
+
+    rising: Matrix
+    free: Matrix
+    log_time: Matrix
+    share: Matrix
+
+    def take(self, chosen: NDArray[np.bool_]) -> LearnedRows:
+        """The rows that are *chosen*."""
+        return LearnedRows(
+            self.rising[chosen], self.free[chosen], self.log_time[chosen], self.share[chosen]
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,17 +125,17 @@ class _Pair:
     order: OrderedNetwork
     steps: Correction | None
 
-    def answer(self, inputs: Matrix, free: Matrix) -> Matrix:
-        log_time = self.order.answer(inputs)
-        return log_time if self.steps is None else log_time + self.steps.log_ratio(free)
+    def answer(self, rows: LearnedRows) -> Matrix:
+        log_time = self.order.answer(rows.rising)
+        return log_time if self.steps is None else log_time + self.steps.log_ratio(rows.free)
 
 
-def _fit(inputs: Matrix, free: Matrix, log_time: Matrix, learning: Learning) -> _Pair:
-    order = train_ordered(inputs, log_time, learning.ordered)
+def _fit(rows: LearnedRows, learning: Learning) -> _Pair:
+    order = train_ordered(rows.rising, rows.log_time, learning.ordered, weight=rows.share)
     if learning.steps is None:
         return _Pair(order, None)
-    left = log_time - order.answer(inputs)
-    return _Pair(order, fit_steps(free, left, learning.steps))
+    left = rows.log_time - order.answer(rows.rising)
+    return _Pair(order, fit_steps(rows.free, left, learning.steps))
 
 
 PHYSICS_ROWS = 2500
@@ -120,7 +143,7 @@ LONG_K = 2048
 SMALLEST_VECTOR_TILE = 64.0 * 64
 """Elements of the smallest fp32 tiles, by the names of kernels in recordings: 32 x 128, 64 x 64."""
 SMALLEST_KERNEL_SHARE = 0.2
-"""At least this share of a measurement is the kernel, the rest the benchmark's own timing."""
+"""At least this share of a measurement is the kernel, the rest timing and casts."""
 FLOOR_ROWS_NS = 5_000.0
 """Measurements shorter than this are mostly timer and launch; the physics is not fitted to them."""
 
@@ -144,6 +167,16 @@ LIMITS = {
 TIMING_LIMIT = Limit(10_000, 1, 40_000)
 """Tables timed from the host hold its launches; those from CUDA graphs do not."""
 
+CAST_LIMITS = {
+    "cast_floor_ns": Limit(4_000, 500, 20_000),
+    "cast_ratio": Limit(0.5, 0.05, 1.0),
+    "cast_cached_ratio": Limit(0.5, 0.05, 1.0),
+}
+"""Tables of quantised layers hold the cast of the activation."""
+PRODUCT_FLOOR_NS = 3_000.0
+"""Held where a cast goes before: a table cannot tell its floor from that of the product, and half
+precision has floors of 2.9 to 3.5 us on chips that multiply 8 bits."""
+
 
 def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> Entry:
     """Constants and correction from the rows of *table*, all of one device and arithmetic."""
@@ -156,12 +189,14 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
     constants = _fit_physics(shapes, machine, measured, residency, seed)
     times = predict_gemm_times(shapes, machine, constants, residency)
     log_ratio = np.log(measured / times.duration_ns)
-    tables = (
-        gemm_features(shapes, machine, times),
-        gemm_step_features(shapes, machine, times),
-        np.log(np.maximum(measured - times.timing_ns, SMALLEST_KERNEL_SHARE * measured)),
+    kernel_ns = np.maximum(measured - times.timing_ns, SMALLEST_KERNEL_SHARE * measured)
+    rows = LearnedRows(
+        rising=gemm_features(shapes, machine, times),
+        free=gemm_step_features(shapes, machine, times),
+        log_time=np.log(kernel_ns),
+        share=kernel_ns / measured,
     )
-    learned = fit_learned(*tables, LEARNING[variant_of(dtype)])
+    learned = fit_learned(rows, LEARNING[VECTOR if variant_of(dtype) == VECTOR else TENSOR])
     return Entry(
         device=device.name,
         architecture=device.architecture.value,
@@ -208,8 +243,13 @@ def _fit_physics(
         whole = GemmConstants(**{**given, **constants})
         return predict_gemm_times(few, machine, whole, residency).duration_ns
 
-    is_host_timed = residency is Residency.REPEATED
-    limits = {**LIMITS, "timing_ns": TIMING_LIMIT} if is_host_timed else LIMITS
+    limits = dict(LIMITS)
+    if residency is Residency.REPEATED:
+        limits["timing_ns"] = TIMING_LIMIT
+    if shapes.width_bytes[0] < ACTIVATION_BYTES:
+        limits |= CAST_LIMITS
+        given["floor_ns"] = PRODUCT_FLOOR_NS
+        del limits["floor_ns"]
     return GemmConstants(**{**given, **fit_constants(limits, predict, measured[chosen])})
 
 

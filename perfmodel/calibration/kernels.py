@@ -70,7 +70,9 @@ class HeldOut:
 
 ABOUT = {
     "gemm": {
-        "source": "ai-dynamo/aiconfigurator 095f58a (bf16); sitar-lab/NeuSight 6945927 (fp32)",
+        "source": (
+            "ai-dynamo/aiconfigurator 095f58a (bf16, fp8, nvfp4); sitar-lab/NeuSight 6945927 (fp32)"
+        ),
         "software": "TensorRT-LLM 1.0.0 and 1.3.0rc20; PyTorch with TF32 off",
         "licence": "Apache-2.0; MIT",
     },

@@ -101,8 +101,11 @@ class _Trained(nn.Module):
         return hidden @ self.last**2 + inputs @ self.straight**2 + self.bias
 
 
-def train_ordered(inputs: Matrix, log_time: Matrix, plan: TrainingPlan) -> OrderedNetwork:
-    """The ordered network that gives *log_time* of *inputs*."""
+def train_ordered(
+    inputs: Matrix, log_time: Matrix, plan: TrainingPlan, *, weight: Matrix | None = None
+) -> OrderedNetwork:
+    """The ordered network that gives *log_time* of *inputs*, errors counted by *weight*."""
+    share = _tensor(np.ones(len(inputs)) if weight is None else weight)
     centre, width = float(log_time.mean()), float(log_time.std()) + 1e-6
     network = _Trained(inputs.shape[1], plan.hidden, plan.seed)
     rows = torch.tensor(inputs, dtype=torch.float32)
@@ -116,7 +119,7 @@ def train_ordered(inputs: Matrix, log_time: Matrix, plan: TrainingPlan) -> Order
     )
     for _ in range(plan.steps):
         chosen = torch.randint(0, len(rows), (min(plan.batch, len(rows)),), generator=chooser)
-        error = width * (network(rows[chosen]) - wanted[chosen])
+        error = share[chosen] * width * (network(rows[chosen]) - wanted[chosen])
         loss = nn.functional.smooth_l1_loss(
             error, torch.zeros_like(error), beta=USUAL_ORDERED_ERROR
         )

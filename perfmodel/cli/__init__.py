@@ -6,13 +6,14 @@ heavy inside its functions, so that `perfmodel --help` answers at once.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
 from typing import NoReturn
 
 from perfmodel.base.errors import PerfModelError
-from perfmodel.cli.words import build_app
+from perfmodel.cli.words import build_app, check_not_repeated
 
 DEBUG = "--debug"
 
@@ -25,8 +26,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _run(words: list[str], *, is_debug: bool) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a letter shows a question mark in its place.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
-        build_app(words)(args=words, prog_name="perfmodel")
+        app = build_app(words)
+        check_not_repeated(app, words)
+        app(args=words, prog_name="perfmodel")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
@@ -45,12 +52,26 @@ def _run(words: list[str], *, is_debug: bool) -> int:
 def _report(fault: Exception, *, is_debug: bool) -> None:
     if is_debug:
         traceback.print_exception(fault)
-    elif isinstance(fault, PerfModelError):
-        print(f"perfmodel: {fault}", file=sys.stderr)
-    else:
-        print(
-            f"perfmodel: internal fault: {type(fault).__name__}: {fault}\n"
+        return
+    sentence = _sentence(fault)
+    if sentence is None:
+        sentence = (
+            f"internal fault: {type(fault).__name__}: {fault}\n"
             f"This is a mistake in perfmodel, not in your input. Run again with {DEBUG} to see "
-            "where it happened.",
-            file=sys.stderr,
+            "where it happened."
         )
+    print(f"perfmodel: {sentence}", file=sys.stderr)
+
+
+def _sentence(fault: Exception) -> str | None:
+    """What to tell about a fault that is not a mistake of ours, or None."""
+    if isinstance(fault, PerfModelError):
+        return str(fault)
+    if isinstance(fault, ModuleNotFoundError) and fault.name == "torch":
+        return "this needs torch, which is not installed. pip install 'perfmodel[emulate]' adds it."
+    if isinstance(fault, OSError):
+        where = f"{fault.filename}: " if fault.filename else ""
+        return f"{where}the system refuses ({fault.strerror or type(fault).__name__})."
+    if isinstance(fault, MemoryError):
+        return "there is not enough memory on this machine for it. Ask for less, or use Ray."
+    return None

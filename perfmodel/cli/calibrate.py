@@ -200,7 +200,10 @@ Folds = Annotated[
 By = Annotated[
     str | None, typer.Option(metavar="COLUMNS", help="Rows equal in these share a fold: m,n,k.")
 ]
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write the constants.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Where to write; into a folder goes one file a GPU."),
+]
 
 
 @app.command()
@@ -283,7 +286,14 @@ def _write(kind: str, table: KernelTable, request: _Request) -> None:
     command = f"perfmodel calibrate {kind} {names} --out {request.out}"
     about = about_tables(kind, command=command, day=datetime.now(UTC).date())
     entries = fit_entries(kind, table)
-    write_file(request.out, entries_to_text(about, entries))
+    files = {request.out: entries}
+    if request.out.is_dir():
+        files = {
+            request.out / f"{device}.json": tuple(one for one in entries if one.device == device)
+            for device in dict.fromkeys(entry.device for entry in entries)
+        }
+    for path, chosen in files.items():
+        write_file(path, entries_to_text(about, chosen))
     print(f"Wrote {len(entries)} sets of constants to {request.out}")
 
 

@@ -35,6 +35,8 @@ class FoldColumn(Enum):
     """The columns whose values can be dealt into folds."""
 
     SIZE_BYTES = "size_bytes"
+    HOSTS = "hosts"
+    NRANKS = "nranks"
 
 
 def validate_collectives_command(
@@ -77,13 +79,12 @@ def calibrate_collectives_command(
     from perfmodel.calibration.collectives import command as fitting
     from perfmodel.calibration.collectives.rows import parse_left_out
 
-    del by  # one column so far; the option is there so that a command line says what it did
     measurements = load_measurements(tables)
     if leave_out:
         left_out = [parse_left_out(text) for text in leave_out]
         show(_board(fitting.predict_left_out(measurements, left_out)), json_file, limit)
     if cross_validate is not None:
-        held = fitting.cross_validate(measurements, folds=cross_validate)
+        held = fitting.cross_validate(measurements, folds=cross_validate, by=by.value)
         show(_board(held), json_file, limit)
     if output is not None:
         _fit_and_write(tables, output, licence)
@@ -103,7 +104,8 @@ def _fit_and_write(tables: list[Path], output: Path, licence: str) -> None:
 
     measurements = load_measurements(tables)
     fitted = fit_with_uncertainty(measurements, folds=DEFAULT_FOLDS)
-    command = f"perfmodel calibrate collectives {' '.join(table.name for table in tables)}"
+    names = " ".join(str(table) for table in tables)
+    command = f"perfmodel calibrate collectives {names} --out {output}"
     day = datetime.datetime.now(tz=datetime.UTC).date()
     about = about_tables(measurements, command=command, licence=licence, day=day)
     write_calibration(fitted, output, about=about)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ Examples:
   perfmodel kernel --device h100_sxm gemm --m 4096 --n 4096 --k 4096 --dtype bf16
   perfmodel kernel --device a100_sxm_80gb attention --batch 4 --length 4096 --heads 32
   perfmodel kernel --device h200_sxm memory --operator layer_norm --read 128MiB --write 128MiB
+  perfmodel kernel --device h100_sxm embedding --rows 1000000 --width 128 --lookups 100 --batch 512
 """
 
 Size = Annotated[int, typer.Option(min=1)]
@@ -54,7 +56,7 @@ def gemm(
     from perfmodel.reports.kernel import gemm_question
 
     op = Gemm(m=m, n=n, k=k, dtype=parse_dtype(dtype), batch=batch)
-    _answer(context, gemm_question(op), json_file)
+    _answer(context, [gemm_question(op)], json_file)
 
 
 @app.command()
@@ -90,7 +92,7 @@ def attention(
         direction=Pass.BACKWARD if is_backward else Pass.FORWARD,
         kernel=kernel_word,
     )
-    _answer(context, attention_question(op), json_file)
+    _answer(context, [attention_question(op)], json_file)
 
 
 @app.command()
@@ -119,10 +121,48 @@ def memory(
         dtype=parse_dtype(dtype),
         row_length=row_length,
     )
-    _answer(context, memory_question(op), json_file)
+    _answer(context, [memory_question(op)], json_file)
 
 
-def _answer(context: typer.Context, question: KernelQuestion, json_file: str | None) -> None:
+@app.command()
+def embedding(
+    context: typer.Context,
+    rows: Size,
+    width: Size,
+    batch: Size,
+    lookups: Annotated[float, typer.Option(min=0, help="Rows a sample looks up.")] = 1.0,
+    tables: Annotated[int, typer.Option(min=1, help="Tables alike, in one kernel.")] = 1,
+    zipf: Annotated[float, typer.Option(min=0, help="Skew of the indices; 0 is uniform.")] = 0.0,
+    optimizer: Annotated[str, typer.Option(help="sgd, adagrad, rowwise_adagrad, adam.")] = "sgd",
+    kernel_word: Annotated[
+        str, typer.Option("--kernel", help="fbgemm, fbgemm_2022, table_batched.")
+    ] = "fbgemm",
+    is_warm: Annotated[
+        bool, typer.Option("--warm/--cold", help="Repeated, so that the L2 holds what fits.")
+    ] = True,
+    dtype: DTypeWord = "fp32",
+    json_file: JsonFile = None,
+) -> None:
+    """A lookup in embedding tables, and the backward pass that updates them."""
+    from embeddings.distribution import UNIFORM, Zipf
+    from embeddings.table import EmbeddingTable, Lookup
+    from perfmodel.base.dtypes import parse_dtype
+    from perfmodel.graph.ops import EmbeddingOp, Pass
+    from perfmodel.reports.kernel import embedding_question
+
+    distribution = Zipf(zipf) if zipf else UNIFORM
+    held = tuple(
+        EmbeddingTable(f"t{place}", rows, width, lookups, parse_dtype(dtype), distribution)
+        for place in range(tables)
+    )
+    lookup = Lookup(held, batch, optimizer, kernel_word, is_warm)
+    questions = [embedding_question(EmbeddingOp(lookup, direction)) for direction in Pass]
+    _answer(context, questions, json_file)
+
+
+def _answer(
+    context: typer.Context, questions: Sequence[KernelQuestion], json_file: str | None
+) -> None:
     import json
 
     from perfmodel.reports.kernel import answer_question
@@ -130,8 +170,14 @@ def _answer(context: typer.Context, question: KernelQuestion, json_file: str | N
     from topologies import load_device
 
     device, stack = context.obj
-    answer: KernelAnswer = answer_question(question, load_device(device), load_stack(stack))
+    answers: list[KernelAnswer] = [
+        answer_question(question, load_device(device), load_stack(stack)) for question in questions
+    ]
     if json_file is not None:
-        write_output(json_file, json.dumps(answer.to_json(), indent=2) + "\n")
+        # A lookup is answered with its update inside.
+        document, *updates = [answer.to_json() for answer in answers]
+        if updates:
+            document["update"] = updates[0]
+        write_output(json_file, json.dumps(document, indent=2) + "\n")
     if json_file != STDOUT:
-        print("\n".join(answer.lines()))
+        print("\n".join(line for answer in answers for line in answer.lines()))

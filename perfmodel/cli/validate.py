@@ -11,23 +11,27 @@ from perfmodel.cli.collective_tables import Limit, show, validate_collectives_co
 from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
 
 RunsTable = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A table of measured runs, .csv or .csv.gz.")
+    Path | None,
+    typer.Argument(
+        metavar="FILE",
+        help="A table of measured runs, .csv or .csv.gz; without one, those of the repository.",
+    ),
 ]
 
 
 def validate_runs(
-    table: RunsTable,
+    table: RunsTable = None,
     limit: Limit = None,
     json_file: JsonFile = None,
     source: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Only rows whose source contains this, e.g. BLOOM."),
+        typer.Option(metavar="TEXT", help="Only rows whose source contains this."),
     ] = None,
     executor: ExecutorOption = ExecutorChoice.AUTO,
     workers: Workers = None,
     ray_address: RayAddress = None,
 ) -> None:
-    """Compare predicted with measured training iterations, one line a source and GPU."""
+    """Compare predicted with measured training iterations, one line per framework and GPU."""
     from perfmodel import api
 
     board = api.validate_runs(
@@ -64,6 +68,27 @@ def validate_memory(table: Table, limit: Limit = None, json_file: JsonFile = Non
     show(api.validate("memory", [table]), json_file, limit)
 
 
+def validate_fits(
+    tables: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Tables of runs; rows without a time failed."),
+    ],
+    json_file: JsonFile = None,
+) -> None:
+    """Compare the memory verdict with runs that failed and those of their source that ran."""
+    import orjson
+
+    from perfmodel import api
+    from perfmodel.base.writing import STDOUT, write_output
+
+    board = api.validate_fits(tables)
+    if json_file is not None:
+        content = orjson.dumps(board.to_json(), option=orjson.OPT_INDENT_2)
+        write_output(json_file, content.decode() + "\n")
+    if json_file != STDOUT:
+        print("\n".join(board.lines()))
+
+
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
@@ -77,3 +102,4 @@ app.command("gemm")(validate_gemm)
 app.command("attention")(validate_attention)
 app.command("memory")(validate_memory)
 app.command("runs")(validate_runs)
+app.command("fits")(validate_fits)

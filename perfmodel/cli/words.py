@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 import perfmodel
+from perfmodel.base.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ WORDS = (
     Word("topology", "perfmodel.cli.topology", "List, show and check machines."),
     Word("collective", "perfmodel.cli.collective", "Price a collective on a machine."),
     Word("kernel", "perfmodel.cli.kernel", "Price a kernel on a GPU."),
+    Word("init", "perfmodel.cli.init", "Write a commented file to start from."),
+    Word("doctor", "perfmodel.cli.doctor", "Say what this installation has and lacks."),
 )
 
 EPILOG = (
@@ -70,6 +73,30 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         if word.is_installed:
             _mount(app, word, is_typed=word.name == typed)
     return app
+
+
+def check_not_repeated(app: typer.Typer, arguments: Sequence[str]) -> None:
+    """Refuse an option of one value that is given twice: the last one would win in silence."""
+    command = typer.main.get_command(app)
+    words = list(arguments)
+    while (word := next((w for w in words if not w.startswith("-")), None)) is not None:
+        inner = getattr(command, "commands", {}).get(word)
+        if inner is None:
+            break
+        command, words = inner, words[words.index(word) + 1 :]
+    if "--" in words:
+        words = words[: words.index("--")]
+    given = [word.partition("=")[0] for word in words]
+    for parameter in command.params:
+        names = getattr(parameter, "opts", [])
+        is_single = not getattr(parameter, "multiple", False) and not getattr(
+            parameter, "count", False
+        )
+        count = sum(given.count(name) for name in names if name.startswith("--"))
+        if is_single and count > 1:
+            raise InputError(
+                f"{names[0]}: is given {count} times, and takes one value. Give it once."
+            )
 
 
 def _show_version(is_asked: bool) -> None:

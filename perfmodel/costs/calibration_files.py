@@ -9,7 +9,7 @@ distance widens the interval.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -31,6 +31,7 @@ GENERATIONS = {
     "pascal": 1, "volta": 2, "ampere": 3, "ada": 4, "hopper": 4, "cdna3": 4, "blackwell": 5,
 }  # fmt: skip
 """Order of architectures: constants are borrowed from the nearest generation."""
+FAMILY_SIGMA = 0.04
 HEADER_KEYS = ("source", "hardware", "software", "date", "licence", "command")
 
 
@@ -65,14 +66,30 @@ class Match:
         """Whether the constants were fitted on this very device."""
         return self.borrowed_sigma == 0.0
 
+    @property
+    def is_family(self) -> bool:
+        """Whether they were fitted on a chip of the same generation and class, or the device."""
+        return self.borrowed_sigma <= FAMILY_SIGMA
+
 
 @cache
 def load_entries(name: str) -> tuple[Entry, ...]:
-    """All entries of the calibration file *name* that comes with perfmodel."""
-    file = resources.files("perfmodel.costs") / "calibrations" / f"{name}.json"
-    if not file.is_file():
+    """All entries of the calibration *name* that comes with perfmodel: a file, or a folder."""
+    shelf = resources.files("perfmodel.costs") / "calibrations"
+    folder, file = shelf / name, shelf / f"{name}.json"
+    files = [file] if file.is_file() else []
+    if folder.is_dir():
+        files += sorted(
+            (one for one in folder.iterdir() if one.name.endswith(".json")),
+            key=lambda one: one.name,
+        )
+    if not files:
         raise CalibrationError(f"calibration {name!r}: no such file among perfmodel's own.")
-    return parse_entries(file.read_text(encoding="utf-8"), document=f"{name}.json")
+    return tuple(
+        entry
+        for one in files
+        for entry in parse_entries(one.read_text(encoding="utf-8"), document=one.name)
+    )
 
 
 def parse_entries(text: str, *, document: str) -> tuple[Entry, ...]:
@@ -141,14 +158,23 @@ def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:
     return head + ',\n "entries": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
-def match_entry(entries: Sequence[Entry], device: Device, variant: str) -> Match | None:
-    """The nearest entry of *variant* for *device*, or None where there is none at all."""
+def match_entry(
+    entries: Sequence[Entry],
+    device: Device,
+    variant: str,
+    *,
+    apart: Callable[[Entry], float] = lambda _entry: 0.0,
+) -> Match | None:
+    """The nearest entry of *variant* for *device*, or None where there is none at all.
+
+    Among relatives as near as each other the one least *apart* is taken, then the first by name.
+    """
     candidates = [entry for entry in entries if entry.variant == variant]
     if not candidates:
         return None
     return min(
         (Match(entry, _distance_sigma(entry, device)) for entry in candidates),
-        key=lambda match: (match.borrowed_sigma, match.entry.device),
+        key=lambda match: (match.borrowed_sigma, apart(match.entry), match.entry.device),
     )
 
 
@@ -159,11 +185,16 @@ def _distance_sigma(entry: Entry, device: Device) -> float:
     is_same_class = (entry.compute_capability in DATA_CENTRE_CAPABILITIES) == (
         device.compute_capability in DATA_CENTRE_CAPABILITIES
     )
-    ages = [GENERATIONS.get(name, 0) for name in (entry.architecture, device.architecture.value)]
-    steps = abs(ages[0] - ages[1])
+    steps = abs(generations_between(entry, device))
     if entry.architecture == device.architecture.value and is_same_class:
-        return 0.04
+        return FAMILY_SIGMA
     if not is_same_class:
         return 0.25 + 0.02 * steps
     is_data_centre = device.compute_capability in DATA_CENTRE_CAPABILITIES
     return (0.14 if is_data_centre else 0.20) + 0.02 * steps
+
+
+def generations_between(entry: Entry, device: Device) -> int:
+    """How many generations *device* is newer than the chip of *entry*."""
+    then, now = entry.architecture, device.architecture.value
+    return GENERATIONS.get(now, 0) - GENERATIONS.get(then, 0)

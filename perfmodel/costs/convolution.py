@@ -20,10 +20,10 @@ from perfmodel.costs.gemm.model import (
     gemm_shapes,
     machine_rates,
     rows_by_dtype,
-    variant_of,
 )
 from perfmodel.costs.gemm.physics import predict_arithmetic_ns
 from perfmodel.costs.memory.curves import FLOOR_NS, soft_maximum
+from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Convolution
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
@@ -64,11 +64,11 @@ class ConvolutionModel:
         times_ns = np.empty(len(ops), dtype=np.float64)
         for stored, rows in rows_by_dtype(products).items():
             dtype = stack.matmul_dtypes.get(stored, stored)
-            constants = self._products.calibration(device, variant_of(dtype)).constants
+            constants = self._products.calibration(device, dtype).constants
             shapes = gemm_shapes([products[row] for row in rows])
             machine = machine_rates(device, dtype)
-            times_ns[list(rows)] = predict_arithmetic_ns(shapes, machine, constants)
+            slowdown = arithmetic_slowdown(device, stack, dtype)
+            times_ns[list(rows)] = predict_arithmetic_ns(shapes, machine, constants) * slowdown
         vector_ns = FLOOR_NS + np.array([op.flops for op in ops]) * NS_PER_S / device.vector_flops
         is_thin = np.array([op.n < LEAST_TENSOR_COLUMNS for op in ops])
-        slowdown = stack.slowdown(device.architecture.value)
-        return np.where(is_thin, vector_ns, times_ns) * slowdown
+        return np.where(is_thin, vector_ns, times_ns)

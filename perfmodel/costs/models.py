@@ -23,6 +23,7 @@ from perfmodel.costs.estimates import (
 )
 from perfmodel.costs.gemm.model import GemmModel
 from perfmodel.costs.memory.model import MemoryModel
+from perfmodel.costs.sustained import kernel_ratio
 from perfmodel.graph.ops import (
     Attention,
     Communication,
@@ -81,6 +82,10 @@ def _bandwidth_bytes_per_s(op: Copy, device: Device) -> float:
 # does not know costs its default and is tagged assumed; it is never free.
 
 
+HOST_SIGMA = 0.15
+"""Relative: hosts of one stack differ by clock and generation."""
+
+
 class HostModel:
     """Prices host work by table."""
 
@@ -105,7 +110,7 @@ class HostModel:
             provenance[row] = Provenance.ASSUMED if is_assumed else known
         return build_estimates(
             duration_ns,
-            relative_sigma=max(stack.relative_sigma, 0.05),
+            relative_sigma=HOST_SIGMA,
             provenance=provenance,
             bound=Bound.HOST,
         )
@@ -176,9 +181,7 @@ def _price_type(
     op_type: type[object], ops: Sequence[Op], device: Device, stack: SoftwareStack
 ) -> Estimates:
     priced = MODELS[op_type].price(ops, device, stack)
-    ratio = stack.time_ratio(family_of(op_type), device.architecture.value)
-    if ratio == 1:
-        return priced
-    # A ratio fitted to runs is as unsure as the profile it stands in.
-    sigma = np.hypot(priced.relative_sigma, stack.relative_sigma)
-    return replace(priced, duration_ns=priced.duration_ns * ratio, relative_sigma=sigma)
+    family = family_of(op_type)
+    ratio = stack.time_ratio(family, device.architecture.value)
+    ratio *= kernel_ratio(family, device, stack)
+    return priced if ratio == 1 else replace(priced, duration_ns=priced.duration_ns * ratio)

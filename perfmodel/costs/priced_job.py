@@ -1,8 +1,8 @@
 """PricedJob: a job with a duration for every task of every rank, and samples of it.
 
-Ops of one family err together. A sample draws one factor a family, from the
-seed and the family's name alone, so that two plans priced with one seed get
-the same draws and their difference is not noise.
+Ops of one family err together, and all of them by the spread of their stack. A sample
+draws one factor a family and one for all, from the seed and a name alone, so two plans
+priced with one seed get the same draws and their difference is not noise.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.estimates import CodeColumn, FloatColumn
@@ -19,6 +20,7 @@ from perfmodel.costs.interference import NOTHING_SLOWED, GenerationSlowdowns
 from perfmodel.costs.models import FAMILIES
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
+from perfmodel.stacks.spread import NO_SPREAD, Spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +30,8 @@ class PricedJob:
     *float_ns* are the durations before they were rounded to the clock. *family*
     is an index into FAMILIES. *link_use* is, for collectives, the share of the
     duration that they keep the links of a GPU and of a NIC busy. *slowdowns* say
-    how much longer kernels take beside collectives; recorded ones hold it already.
+    how much longer kernels take beside collectives; recorded ones hold it already. *spread* is
+    what all costs but recorded ones err by together.
     """
 
     job: JobGraph
@@ -40,6 +43,7 @@ class PricedJob:
     bound: CodeColumn
     link_use: FloatColumn
     slowdowns: GenerationSlowdowns = NOTHING_SLOWED
+    spread: Spread = NO_SPREAD
 
     def rows_of_rank(self, rank: int) -> slice:
         """Where the tasks of *rank* stand in the columns."""
@@ -76,10 +80,21 @@ class PricedJob:
         """*count* duration vectors that the uncertainties allow."""
         draws = np.stack([family_draws(name, count, seed=seed) for name in FAMILIES])
         exponents = self.relative_sigma[:, np.newaxis] * draws[self.family]
+        is_predicted = (self.provenance != Provenance.RECORDED)[:, np.newaxis]
+        exponents += is_predicted * self.spread.relative_sigma * even_draws(count, seed=seed)
         sampled = np.rint(self.float_ns[:, np.newaxis] * np.exp(exponents))
         return DurationTable(
             np.ascontiguousarray(sampled.astype(np.int64)), self.durations.rank_offset
         )
+
+
+def even_draws(count: int, *, seed: int) -> NDArray[np.float64]:
+    """Standard normal draws, one from each of *count* equal parts of the distribution.
+
+    Few draws then have the quantiles of many, which the ends of an interval are.
+    """
+    parts: NDArray[np.float64] = ndtri((np.arange(count) + 0.5) / count)
+    return np.random.default_rng([seed, zlib.crc32(b"spread")]).permutation(parts)
 
 
 def family_draws(family: str, count: int, *, seed: int) -> NDArray[np.float64]:

@@ -23,6 +23,7 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, Op
 from perfmodel.graph.program import Program
+from perfmodel.stacks.spread import find_spread
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Cluster
 
@@ -117,6 +118,11 @@ def price_job(
         bound=columns.bound,
         link_use=np.concatenate(link_use),
         slowdowns=slowdowns_for(cluster.device),
+        spread=find_spread(
+            stack,
+            architecture=cluster.device.architecture.value,
+            hosts=cluster.host_count,
+        ),
     )
 
 

@@ -7,7 +7,7 @@ lane. `build` sorts them lane after lane and renumbers the dependencies.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,8 @@ from perfmodel.graph.program import PLAIN, Anchor, Lane, LaneKind, Program, Role
 
 MOST_DISTANCE = 255
 _TASK_FIELDS = 7
+_SLOT = 4
+"""Where a task's row has its communicator, and behind it the rendezvous."""
 _DEP_FIELDS = 5
 
 
@@ -56,6 +58,10 @@ class Tables:
             self._op_of_id[id(op)] = known
         return known[1]
 
+    def label_names(self) -> tuple[str, ...]:
+        """All labels, in the order of their numbers."""
+        return tuple(self.label_index)
+
     def label(self, label: str) -> int:
         """The index of *label*, added if it is new."""
         return self.label_index.setdefault(label, len(self.label_index))
@@ -67,6 +73,40 @@ class Tables:
         if label not in self._origin_of_label:
             self._origin_of_label[label] = self.origin(Origin(label), label)
         return self._origin_of_label[label]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment in the making of a program: tasks, dependencies and rendezvous so far."""
+
+    tasks: int
+    deps: int
+    sequences: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Tasks in a row of a program, to be added again elsewhere.
+
+    Rows are as the builder keeps them, with tasks and rendezvous counted from the piece's start
+    and *label* counting in *labels*. A dependency on what was there before has its place among
+    the tasks that the piece leans on in *outside*, the others -1.
+    """
+
+    tasks: NDArray[np.int64]
+    deps: NDArray[np.int64]
+    outside: NDArray[np.int64]
+    labels: tuple[str, ...]
+    sequences: Mapping[int, int]
+    _numbers: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    def names(self, tables: Tables, prefix: str) -> NDArray[np.int64]:
+        """The job's numbers of *labels*, each behind *prefix*, and of the origins they name."""
+        if prefix not in self._numbers:
+            labels = [prefix + label for label in self.labels]
+            numbers = [(tables.label(label), tables.origin(None, label)) for label in labels]
+            self._numbers[prefix] = np.array(numbers, dtype=np.int64).reshape(-1, 2)
+        return self._numbers[prefix]
 
 
 class ProgramBuilder:
@@ -82,6 +122,11 @@ class ProgramBuilder:
         self._tasks = array("q")
         self._deps = array("q")
         self._next_sequence: dict[int, int] = {}
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes added so far."""
+        return tuple(self._lanes)
 
     @property
     def task_count(self) -> int:
@@ -136,6 +181,53 @@ class ProgramBuilder:
         self._deps.extend(
             (task, dependency.task, dependency.anchor, dependency.distance, dependency.lag_ns)
         )
+
+    def mark(self) -> Mark:
+        """This moment."""
+        return Mark(self.task_count, len(self._deps) // _DEP_FIELDS, dict(self._next_sequence))
+
+    def cut(self, since: Mark, *, prefix: str, leans_on: Sequence[int]) -> Piece:
+        """What was added *since*, whose labels all begin with *prefix* and name its origins.
+
+        It may depend on itself and on the tasks that it *leans_on*.
+        """
+        tasks = np.array(self._tasks[since.tasks * _TASK_FIELDS :], dtype=np.int64)
+        deps = np.array(self._deps[since.deps * _DEP_FIELDS :], dtype=np.int64)
+        tasks, deps = tasks.reshape(-1, _TASK_FIELDS), deps.reshape(-1, _DEP_FIELDS)
+        numbers, tasks[:, 2] = np.unique(tasks[:, 2], return_inverse=True)
+        names = self._tables.label_names()
+        deps[:, :2] -= since.tasks
+        place_of = {task - since.tasks: place for place, task in enumerate(leans_on)}
+        outside = [-1 if row >= 0 else place_of[row] for row in deps[:, 1].tolist()]
+        sequences = {
+            slot: count - since.sequences.get(slot, 0)
+            for slot, count in self._next_sequence.items()
+        }
+        for slot in sequences:
+            tasks[tasks[:, _SLOT] == slot, _SLOT + 1] -= since.sequences.get(slot, 0)
+        return Piece(
+            tasks=tasks,
+            deps=deps,
+            outside=np.array(outside, dtype=np.int64),
+            labels=tuple(names[number].removeprefix(prefix) for number in numbers.tolist()),
+            sequences=sequences,
+        )
+
+    def paste(self, piece: Piece, *, prefix: str, leans_on: Sequence[int]) -> None:
+        """Add *piece* again, labelled with *prefix*, leaning on other tasks in the same places."""
+        start = self.task_count
+        tasks, deps = piece.tasks.copy(), piece.deps.copy()
+        tasks[:, 2:4] = piece.names(self._tables, prefix)[tasks[:, 2]]
+        for slot, count in piece.sequences.items():
+            before = self._next_sequence.get(slot, 0)
+            if count:
+                tasks[tasks[:, _SLOT] == slot, _SLOT + 1] += before
+                self._next_sequence[slot] = before + count
+        deps[:, :2] += start
+        is_outside = piece.outside >= 0
+        deps[is_outside, 1] = np.array(leans_on, dtype=np.int64)[piece.outside[is_outside]]
+        self._tasks.frombytes(tasks.tobytes())
+        self._deps.frombytes(deps.tobytes())
 
     def build(self) -> Program:
         """The program; the builder can go on being used."""

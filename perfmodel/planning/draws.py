@@ -1,9 +1,8 @@
 """Draws of batches: what the pieces of a plan are asked for in batches that differ, by formula.
 
-A batch draws, for every table, how many rows its samples look up, how many of
-them are different, how often the hottest is hit, and where in the table the
-hottest rows lie: a piece by rows that holds them has more to do than its
-share. No index is drawn one by one.
+A batch draws, for every table, how many rows its samples look up and how many
+of them are different. Where the hot rows of a table lie is the same in every
+batch, and a piece by rows is asked for those it holds. No index is drawn one by one.
 
 Leaves out: tables whose draws move together, and rows that are hot for a while.
 """
@@ -14,8 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from embeddings.plan import Shard, ShardingPlan
-from embeddings.popularity import Popularity
+from embeddings.plan import ShardingPlan
 from perfmodel.costs.embedding.terms import Term, table_terms
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.placements import DrawnShards
@@ -23,8 +21,6 @@ from perfmodel.planning.plan_costs import Floats
 
 POISSON = 1.0
 """Deviation of a bag over the square root of its mean where a table does not state one."""
-HOT_ROWS = 64
-"""Rows of a table that are placed one by one in its pieces; the others are spread evenly."""
 _STEP = 1.02
 _DISTINCT = (Term.READ_BYTES, Term.UPDATE_BYTES, Term.SHORT_CACHE_BYTES)
 """Terms that grow with the different rows of a batch."""
@@ -32,13 +28,10 @@ _DISTINCT = (Term.READ_BYTES, Term.UPDATE_BYTES, Term.SHORT_CACHE_BYTES)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TableDraws:
-    """Relative draws of one table, one a batch, and where its hot rows lie."""
+    """Relative draws of one table, one a batch."""
 
     lookups: Floats
     distinct: Floats
-    hottest: Floats
-    positions: Floats
-    chances: Floats
 
 
 def draw_shards(
@@ -59,10 +52,8 @@ def draw_shards(
         if place not in tables:
             tables[place] = _draw_table(evaluator, plan, place, batches, seed)
         drawn = tables[place]
-        share, hottest = _shares(drawn, shard, plan.tables[place].rows)
-        lookups = drawn.lookups * share
+        lookups = drawn.lookups
         factors = _factors(evaluator, int(pieces[number]), lookups, drawn)
-        factors[:, Term.HOTTEST_DRAWS] = drawn.lookups * hottest
         terms[:, :, number] *= factors[:, None, :]
         indices[:, number] = lookups
     return DrawnShards(
@@ -78,44 +69,15 @@ def _draw_table(
 ) -> _TableDraws:
     table, samples = plan.tables[place], evaluator.spec.batch
     generator = np.random.default_rng([seed, place])
-    normal = generator.standard_normal((3, batches))
+    normal = generator.standard_normal((2, batches))
     mean = table.pooling_factor
     deviation = table.pooling_deviation or POISSON * mean**0.5
     relative = deviation / mean / samples**0.5 if mean > 0 else 0.0
     popularity, draws = table.popularity, max(samples * mean, 1.0)
-    chances = _hot_chances(popularity)
-    hottest = draws * popularity.hottest_share
     return _TableDraws(
         lookups=np.maximum(1 + relative * normal[0], 0.0),
         distinct=popularity.distinct_deviation(draws) * normal[1],
-        hottest=np.maximum(1 + normal[2] / max(hottest, 1.0) ** 0.5, 0.0),
-        positions=generator.random((batches, len(chances))),
-        chances=chances,
     )
-
-
-def _hot_chances(popularity: Popularity) -> Floats:
-    """Chances of the hottest rows, hottest first."""
-    order = np.argsort(-popularity.probabilities, kind="stable")
-    counts = np.floor(popularity.row_counts[order]).astype(np.int64)
-    before = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    taken = np.clip(HOT_ROWS - before, 0, counts)
-    return np.repeat(popularity.probabilities[order], taken)
-
-
-def _shares(drawn: _TableDraws, shard: Shard, rows: int) -> tuple[Floats, Floats]:
-    """Lookups of a piece over its expected share, and its hottest row over the table's."""
-    ones = np.ones(len(drawn.lookups))
-    if shard.rows == rows or not len(drawn.chances):
-        return ones, drawn.hottest
-    share = shard.rows / rows
-    first = shard.first_row / rows
-    is_here = (drawn.positions >= first) & (drawn.positions < first + share)
-    hot = is_here @ drawn.chances
-    found = (hot + (1 - drawn.chances.sum()) * share) / share
-    hottest = np.where(is_here, drawn.chances, 0.0).max(axis=1) / drawn.chances[0]
-    rest = drawn.chances[-1] / drawn.chances[0]
-    return np.maximum(found, 0.0), np.maximum(hottest, rest) * drawn.hottest
 
 
 def _factors(evaluator: PlanEvaluator, piece: int, lookups: Floats, drawn: _TableDraws) -> Floats:

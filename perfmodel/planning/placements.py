@@ -1,7 +1,8 @@
 """Placements: many plans as columns, and the distinct pieces they are made of.
 
-A piece is known by its table, rows and width; where it begins does not change
-what it costs. Whatever a piece adds to its rank is worked out once.
+A piece is known by its table, rows and width, and, where some rows are more
+popular than others, by where it begins. Whatever a piece adds to its rank is
+worked out once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from embeddings.distribution import UNIFORM
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.costs.embedding.terms import (
@@ -94,19 +96,21 @@ class PieceCatalog:
         self._device = device
         self._local_batch = local_batch(spec, rank_count=rank_count)
         self._levels = most_tables_at_once(device, spec.batch)
-        self._number_of: dict[tuple[int, int, int], int] = {}
+        self._number_of: dict[tuple[int, int, int, int], int] = {}
         self._tables: list[EmbeddingTable] = []
         self._columns: _PieceColumns | None = None
         self.rank_count = rank_count
 
     def piece(self, plan_tables: Sequence[EmbeddingTable], shard: Shard) -> int:
         """The number of the piece that *shard* is."""
-        key = (shard.table, shard.rows, shard.width)
+        whole = plan_tables[shard.table]
+        is_alike = shard.rows == whole.rows or whole.distribution == UNIFORM
+        key = (shard.table, 0 if is_alike else shard.first_row, shard.rows, shard.width)
         number = self._number_of.get(key)
         if number is None:
             number = len(self._tables)
-            plan = _OneTable(tuple(plan_tables))
-            self._tables.append(plan.table_of(shard))
+            table = whole.piece(first_row=shard.first_row, rows=shard.rows, width=shard.width)
+            self._tables.append(table)
             self._number_of[key] = number
         return number
 
@@ -238,16 +242,6 @@ class _PieceColumns:
             np.concatenate([self.index_counts, other.index_counts]),
             np.concatenate([self.memory_bytes, other.memory_bytes]),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _OneTable:
-    """Tables, to make pieces of them without a whole plan."""
-
-    tables: tuple[EmbeddingTable, ...]
-
-    def table_of(self, shard: Shard) -> EmbeddingTable:
-        return ShardingPlan.table_of(self, shard)  # type: ignore[arg-type]  # needs tables only
 
 
 @numba.njit(cache=True, nogil=True)

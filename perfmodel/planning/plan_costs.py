@@ -30,7 +30,6 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
 from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.dlrm.switches import switches_of
 from perfmodel.workloads.kernels import cast, elementwise
 from topologies import Cluster
 
@@ -79,7 +78,7 @@ class PlanPricer:
         self._stack = stack
         self._samples = local_batch(spec, rank_count=cluster.rank_count)
         self._lookups = LookupPricer(cluster.device)
-        self._kernel = switches_of(stack).lookup_kernel(spec.embedding.optimizer)
+        self._kernel = stack.tables.kernel_for(spec.embedding.optimizer)
         architecture = cluster.device.architecture.value
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self._exchange = ExchangePricer(

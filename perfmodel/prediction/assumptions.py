@@ -40,6 +40,8 @@ def list_assumptions(
             f"The loop had not settled after {MOST_ITERATIONS} iterations; its period is the mean "
             "of the second half of them."
         )
+    if priced.spread.sentence and np.any(priced.provenance != Provenance.RECORDED):
+        sentences.append(priced.spread.sentence)
     if asked.interference is Interference.LEFT_OUT:
         sentences.append("Interference is left out: what overlaps takes as long as alone.")
     elif settled.has_losses:

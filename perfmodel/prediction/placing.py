@@ -59,7 +59,9 @@ def place_workload(workload: Workload, files: PlacementFiles, cluster: Cluster) 
         return PlacedWorkload(workload)
     tabled = load_tabled(workload, files)
     if files.plan is None:
-        plan = build_plan(tabled.spec, rank_count=cluster.rank_count)
+        plan = build_plan(
+            tabled.spec, rank_count=cluster.rank_count, ranks_per_host=cluster.ranks_per_host
+        )
         return PlacedWorkload(tabled.spec, replace(plan, tables=tabled.tables))
     plan = load_torchrec_plan(
         files.plan,
@@ -102,6 +104,7 @@ def _with_tables(spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], file: str) 
             "width": tuple(table.width for table in tables),
             "pooling_factors": tuple(table.pooling_factor for table in tables),
             "zipf_exponents": 0.0,
+            "zipf_rows": None,
             "dtype": formats.pop(),
         }
     )

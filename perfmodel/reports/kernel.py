@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration
 from perfmodel.costs.attention.model import AttentionModel
+from perfmodel.costs.embedding.constants import describe_constants
 from perfmodel.costs.estimates import Bound
 from perfmodel.costs.gemm.physics import TINY_WORK
 from perfmodel.costs.models import price_ops
-from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Op, Pass
+from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
@@ -49,6 +51,8 @@ class KernelAnswer:
     """For attention: the kernel that runs it and whose constants price it."""
     steps: str = ""
     """Where time jumps between neighbouring sizes."""
+    constants: str | None = None
+    """For embedding lookups: where the constants that price them are from."""
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable answer."""
@@ -67,19 +71,22 @@ class KernelAnswer:
             f"  bound by    {self.bound}",
             f"  known by    {self.provenance}",
             *priced_as,
+            *([] if self.constants is None else [f"  constants   {self.constants}"]),
             *steps,
         ]
 
 
 def gemm_question(op: Gemm) -> KernelQuestion:
     """How long a product takes."""
-    elements = op.m * op.n + op.m * op.k + op.n * op.k
+    operands = op.dtype.bytes_of(op.batch * (op.m * op.k + op.n * op.k))
+    # Operands narrower than half precision still give out half precision.
+    product = op.batch * op.m * op.n * max(op.dtype.size_bits, DType.BF16.size_bits) / BITS_PER_BYTE
     batch = f"{op.batch} x " if op.batch > 1 else ""
     return KernelQuestion(
         op=op,
         title=f"gemm {batch}{op.m} x {op.n} x {op.k} {op.dtype.value}",
         useful_flops=2.0 * op.batch * op.m * op.n * op.k,
-        least_bytes=float(op.batch * elements * op.dtype.size_bytes),
+        least_bytes=operands + product,
         steps=_gemm_steps(op),
     )
 
@@ -123,6 +130,27 @@ def memory_question(op: MemoryBound) -> KernelQuestion:
     )
 
 
+def embedding_question(op: EmbeddingOp) -> KernelQuestion:
+    """How long a lookup, or its update, takes; rows that are drawn again need not be moved."""
+    lookup = op.lookup
+    table = lookup.tables[0]
+    count = f"{len(lookup.tables)} x " if len(lookup.tables) > 1 else ""
+    draws = sum(lookup.lookup_count(one) for one in lookup.tables)
+    distinct = sum(lookup.distinct_rows(one) for one in lookup.tables)
+    row = table.width * table.dtype.size_bytes
+    is_backward = op.direction is Pass.BACKWARD
+    vectors = lookup.batch_size * len(lookup.tables) * table.width * DType.FP32.size_bytes
+    update = f", {lookup.optimizer} by {lookup.kernel}" if is_backward else ""
+    return KernelQuestion(
+        op=op,
+        title=f"embedding {op.direction.value} {count}{table.rows} x {table.width} "
+        f"{table.dtype.value}, {table.pooling_factor:g} rows for each of {lookup.batch_size} "
+        f"samples, {table.distribution} ({distinct:.4g} different of {draws:.4g}){update}",
+        useful_flops=0.0,
+        least_bytes=distinct * row * (2 if is_backward else 1) + vectors,
+    )
+
+
 def answer_question(question: KernelQuestion, device: Device, stack: SoftwareStack) -> KernelAnswer:
     """Price the op of *question* on *device* under *stack*."""
     estimate = price_ops([question.op], device=device, stack=stack)
@@ -145,4 +173,5 @@ def answer_question(question: KernelQuestion, device: Device, stack: SoftwareSta
         priced_as=AttentionModel().describe(question.op, device, stack)
         if isinstance(question.op, Attention)
         else None,
+        constants=describe_constants(device) if isinstance(question.op, EmbeddingOp) else None,
     )

@@ -10,13 +10,17 @@ from embeddings.table import KERNELS
 from perfmodel.base.documents import FaultList, find_document, load_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import CalibrationError, InputError
-from perfmodel.base.units import parse_duration_ns
+from perfmodel.base.units import parse_duration_ns, parse_size
 from perfmodel.graph.ops import HostPart
 from perfmodel.stacks.stack import (
+    Compiled,
+    Evidence,
     Execution,
+    Family,
     Fusion,
     Habit,
     HostTimes,
+    Loader,
     OptimizerKernels,
     Overlap,
     Residency,
@@ -32,10 +36,12 @@ STACK_FOLDER = Path(__file__).parent / "catalog"
 
 _KEYS = {
     "name", "description", "source", "date", "licence", "hardware", "extends", "execution",
-    "optimizer_kernels", "fusions", "overlaps", "attention_kernels", "matmul_dtypes",
-    "sustained_slowdown", "kernel_time_ratio", "relative_sigma", "residency", "host",
-    "host_speed_ratio", "habits", "tables",
+    "optimizer_kernels", "fusions", "overlaps", "attention_kernels", "matmul_dtypes", "loads_long",
+    "kernel_time_ratio", "residency", "host", "host_speed_ratio", "habits", "tables", "loader",
+    "compiled", "evidence", "family", "stands_for",
 }  # fmt: skip
+_OWN_KEYS = {"host_speed_ratio", "stands_for", "evidence"}
+"""Keys that say something of one profile only and are not taken over."""
 _MAX_CHAIN = 8
 
 
@@ -82,7 +88,7 @@ def _overlay(base: dict[str, Any], content: dict[str, Any], path: Path) -> dict[
     operators = {} if is_cleared else {**host.get("operators", {}), **own.get("operators", {})}
     default = {**host.get("default", {}), **own.get("default", {})}
     merged_host = {**host, **own, "operators": operators, "default": default}
-    kept = {key: value for key, value in base.items() if key != "host_speed_ratio"}
+    kept = {key: value for key, value in base.items() if key not in _OWN_KEYS}
     return {**kept, **content, "host": merged_host}
 
 
@@ -100,7 +106,7 @@ def _slowed(times: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 
 _HOST_KEYS = {
-    "between_operators", "launch", "wait", "launch_latency", "operators", "default",
+    "between_operators", "launch", "wait", "launch_latency", "operators", "default", "iteration",
 }  # fmt: skip
 _PART_WORDS = {
     "between_operators": HostPart.BETWEEN_OPERATORS,
@@ -110,7 +116,7 @@ _PART_WORDS = {
     "between_launches": HostPart.BETWEEN_LAUNCHES,
     "wait": HostPart.WAIT,
 }
-_TABLE_KEYS = {"lookup_kernel", "key_time", "updates_all_rows"}
+_TABLE_KEYS = {"lookup_kernel", "key_time", "updates_all_rows", "copied_below"}
 KERNEL_FAMILIES = ("attention", "communication", "copy", "embedding", "gemm", "memory")
 """Families of kernels that a profile may state a time ratio for."""
 
@@ -145,12 +151,15 @@ class _Reader:
             "overlaps": frozenset(self._words("overlaps", Overlap)),
             "attention_kernels": self._attention(),
             "matmul_dtypes": self._dtypes(),
-            "sustained_slowdown": self._slowdowns(),
+            "family": self._word("family", Family) if "family" in self._content else None,
+            "loads_long": self._switch("loads_long", self._content.get("loads_long", False)),
             "kernel_time_ratio": self._time_ratios(),
             "residency": self._word("residency", Residency, default="cold"),
-            "relative_sigma": self._number("relative_sigma", 0.0),
             "habits": frozenset(self._words("habits", Habit)),
             "tables": self._tables(),
+            "loader": self._loader(),
+            "compiled": self._compiled(),
+            "evidence": self._evidence(),
         }
         if self._faults.faults or host is None:
             return None
@@ -163,12 +172,16 @@ class _Reader:
             return ""
         return value
 
-    def _number(self, key: str, default: float) -> float:
-        value = self._content.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            self._faults.add(key, f"must be a number of at least 0, got {value!r}")
-            return default
+    def _number(self, place: str, value: Any, *, least: float = 0.0) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+            self._faults.add(place, f"must be a number of at least {least:g}, got {value!r}")
+            return least
         return float(value)
+
+    def _switch(self, place: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            self._faults.add(place, f"must be true or false, got {value!r}")
+        return value is True
 
     def _word(self, key: str, kind: Any, default: str | None = None) -> Any:
         value = self._content.get(key, default)
@@ -179,8 +192,8 @@ class _Reader:
             self._faults.add(key, f"must be one of {known}, got {value!r}")
             return None
 
-    def _words(self, key: str, kind: Any) -> list[Any]:
-        values = self._content.get(key, [])
+    def _words(self, key: str, kind: Any, values: Any = None) -> list[Any]:
+        values = self._content.get(key, []) if values is None else values
         if not isinstance(values, list):
             self._faults.add(key, f"must be a list, got {values!r}")
             return []
@@ -213,17 +226,6 @@ class _Reader:
             self._faults.add("matmul_dtypes", str(fault))
             return {}
 
-    def _slowdowns(self) -> Mapping[str, float]:
-        result = {}
-        for key, value in self._mapping("sustained_slowdown").items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
-                self._faults.add(
-                    f"sustained_slowdown.{key}", f"must be a number of at least 1, got {value!r}"
-                )
-            else:
-                result[key] = float(value)
-        return result
-
     def _time_ratios(self) -> Mapping[str, Mapping[str, float]]:
         return {
             family: self._ratios(f"kernel_time_ratio.{family}", value)
@@ -245,20 +247,55 @@ class _Reader:
                 return {}
         return {key: float(ratio) for key, ratio in by_architecture.items()}
 
+    def _section(self, key: str, known: set[str]) -> dict[str, Any]:
+        section = self._mapping(key)
+        for word in sorted(set(section) - known):
+            self._faults.add(f"{key}.{word}", f"unknown key; known: {', '.join(sorted(known))}")
+        return section
+
     def _tables(self) -> TableHandling:
-        tables = self._mapping("tables")
-        kernel, all_rows = tables.get("lookup_kernel", "fbgemm"), tables.get("updates_all_rows")
-        for key in sorted(set(tables) - _TABLE_KEYS):
-            known = ", ".join(sorted(_TABLE_KEYS))
-            self._faults.add(f"tables.{key}", f"unknown key; known: {known}")
+        tables = self._section("tables", _TABLE_KEYS)
+        kernel = tables.get("lookup_kernel", "fbgemm")
         if kernel not in KERNELS:
             self._faults.add(
                 "tables.lookup_kernel", f"must be one of {', '.join(KERNELS)}, got {kernel!r}"
             )
-        if all_rows not in (None, True, False):
-            self._faults.add("tables.updates_all_rows", f"must be true or false, got {all_rows!r}")
-        key_ns = self._duration("tables.key_time", tables.get("key_time", "0 ns"))
-        return TableHandling(kernel, key_ns, bool(all_rows))
+        return TableHandling(
+            lookup_kernel=kernel,
+            key_ns=self._duration("tables.key_time", tables.get("key_time", "0 ns")),
+            updates_all_rows=self._switch(
+                "tables.updates_all_rows", tables.get("updates_all_rows", False)
+            ),
+            copied_below_bytes=self._size("tables.copied_below", tables.get("copied_below", "0 B")),
+        )
+
+    def _loader(self) -> Loader:
+        loader = self._section("loader", {"batch", "sample"})
+        return Loader(
+            batch_ns=self._duration("loader.batch", loader.get("batch", "0 ns")),
+            sample_ns=self._duration("loader.sample", loader.get("sample", "0 ns")),
+        )
+
+    def _compiled(self) -> Compiled:
+        compiled = self._section("compiled", {"fusions", "host_speed_ratio"})
+        fusions = self._words("compiled.fusions", Fusion, compiled.get("fusions", []))
+        ratio = self._number(
+            "compiled.host_speed_ratio", compiled.get("host_speed_ratio", 1.0), least=0.01
+        )
+        return Compiled(frozenset(fusions), ratio)
+
+    def _evidence(self) -> Mapping[str, Evidence]:
+        keys = ("rows", "sources", "hosts", "spread")
+        result = {}
+        for architecture, entry in self._mapping("evidence").items():
+            place = f"evidence.{architecture}"
+            if not isinstance(entry, dict) or set(entry) != set(keys):
+                self._faults.add(place, f"must state {', '.join(keys)}, got {entry!r}")
+                continue
+            rows, sources, hosts = (int(self._number(place, entry[key])) for key in keys[:3])
+            spread = self._number(place, entry["spread"])
+            result[architecture] = Evidence(rows, sources, hosts, spread)
+        return result
 
     def _host(self) -> HostTimes | None:
         host = self._mapping("host")
@@ -266,6 +303,7 @@ class _Reader:
             self._faults.add(f"host.{key}", f"unknown key; known: {', '.join(sorted(_HOST_KEYS))}")
         names = ("between_operators", "launch", "wait", "launch_latency")
         times = {f"{key}_ns": self._duration(f"host.{key}", host.get(key)) for key in names}
+        times["iteration_ns"] = self._duration("host.iteration", host.get("iteration", "0 us"))
         operators = {
             canonical_operator(operator): self._parts(f"host.operators.{operator}", parts)
             for operator, parts in (host.get("operators") or {}).items()
@@ -291,6 +329,13 @@ class _Reader:
             else:
                 result[_PART_WORDS[word]] = self._duration(f"{place}.{word}", value)
         return result
+
+    def _size(self, place: str, value: Any) -> int:
+        try:
+            return parse_size(value)
+        except InputError as fault:
+            self._faults.add(place, str(fault))
+            return 0
 
     def _duration(self, place: str, value: Any) -> float:
         try:

@@ -1,13 +1,13 @@
 """Software stacks: what a framework does with an operator, and what that costs the host.
 
-A stack is data (`stacks/*.yaml`). `extends` takes over another stack and
-changes some of it; `host_speed_ratio` then divides every host time taken over.
+A stack is data (`catalog/*.yaml`), made of capabilities: what is fused, overlapped,
+captured, copied, waited for. What belongs to a chip is not here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from perfmodel.base.dtypes import DType
@@ -52,6 +52,18 @@ class Fusion(Enum):
     GRADIENT_COPY = "gradient_copy"
 
 
+_INCLUDED = {
+    Fusion.BIAS: (Fusion.BIAS_ACTIVATION, Fusion.ELEMENTWISE),
+    Fusion.GELU: (Fusion.BIAS_ACTIVATION, Fusion.ELEMENTWISE),
+    Fusion.NORM: (Fusion.ELEMENTWISE,),
+    Fusion.DROPOUT_RESIDUAL: (Fusion.ELEMENTWISE,),
+    Fusion.SWIGLU: (Fusion.ELEMENTWISE,),
+    Fusion.ROTARY: (Fusion.ELEMENTWISE,),
+    Fusion.SOFTMAX_MASK: (Fusion.ELEMENTWISE,),
+}
+"""Fusions that a wider one brings along."""
+
+
 class Habit(Enum):
     """What a training script does although it need not.
 
@@ -61,6 +73,12 @@ class Habit(Enum):
     HOST_TRIANGLE: indices of the triangle of products come from the host, and its backward pass
     adds up by index. LONE_BOTTOM: the bottom layers run on rank 0 alone, for the whole batch, and
     their output travels with the pooled vectors.
+
+    What is done unless a workload says otherwise: READS_LOSS: the host waits for every iteration.
+    SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
+    fp32; FP16_GRADIENTS: so in fp16 only. ONE_REDUCTION: gradients are reduced in one piece.
+    DROPOUT: models are trained with dropout. UNBIASED: layers have no biases. STAGES_BY_COST: a
+    pipeline stage takes layers until it has more than its share of the multiplications.
     """
 
     BLOCKING_COPIES = "blocking_copies"
@@ -68,6 +86,20 @@ class Habit(Enum):
     ZEROED_GRADIENTS = "zeroed_gradients"
     HOST_TRIANGLE = "host_triangle"
     LONE_BOTTOM = "lone_bottom"
+    READS_LOSS = "reads_loss"
+    SHORT_GRADIENTS = "short_gradients"
+    FP16_GRADIENTS = "fp16_gradients"
+    ONE_REDUCTION = "one_reduction"
+    DROPOUT = "dropout"
+    UNBIASED = "unbiased"
+    STAGES_BY_COST = "stages_by_cost"
+
+
+class Family(Enum):
+    """Workloads that a stack can run."""
+
+    TRANSFORMER = "transformer"
+    DLRM = "dlrm"
 
 
 class Execution(Enum):
@@ -92,6 +124,7 @@ class Overlap(Enum):
     GRADIENT_REDUCTION = "gradient_reduction"
     PARAMETER_GATHER = "parameter_gather"
     PIPELINE_TRANSFER = "pipeline_transfer"
+    TENSOR_EXCHANGE = "tensor_exchange"
     EMBEDDING_EXCHANGE = "embedding_exchange"
     INPUT = "input"
 
@@ -106,7 +139,10 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """Host time of one stack: by part, by operator, with a default for unknown operators."""
+    """Host time of one stack: by part, by operator, with a default for unknown operators.
+
+    *iteration_ns* is spent at the start of every iteration, before anything is launched.
+    """
 
     between_operators_ns: float
     launch_ns: float
@@ -114,6 +150,19 @@ class HostTimes:
     launch_latency_ns: float
     operators: Mapping[str, Mapping[HostPart, float]]
     default: Mapping[HostPart, float]
+    iteration_ns: float = 0.0
+
+    def faster(self, ratio: float) -> HostTimes:
+        """The same host, *ratio* times as fast; what the device adds to a launch stays."""
+        return HostTimes(
+            between_operators_ns=self.between_operators_ns / ratio,
+            launch_ns=self.launch_ns / ratio,
+            wait_ns=self.wait_ns / ratio,
+            launch_latency_ns=self.launch_latency_ns,
+            operators={name: _divided(parts, ratio) for name, parts in self.operators.items()},
+            default=_divided(self.default, ratio),
+            iteration_ns=self.iteration_ns / ratio,
+        )
 
     def time(self, operator: str, part: HostPart) -> HostTime:
         """What *part* of *operator* takes."""
@@ -130,6 +179,30 @@ class HostTimes:
         return HostTime(self.default[part], is_assumed=True)
 
 
+def _divided(parts: Mapping[HostPart, float], ratio: float) -> dict[HostPart, float]:
+    return {part: duration_ns / ratio for part, duration_ns in parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """What loading takes: for a batch, and more for each of its samples, over all ranks."""
+
+    batch_ns: float = 0.0
+    sample_ns: float = 0.0
+
+    def load_ns(self, samples: int) -> float:
+        """What a batch of *samples* takes."""
+        return self.batch_ns + self.sample_ns * samples
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What compiling changes: further fusions, and a host that is so much faster."""
+
+    fusions: frozenset[Fusion] = frozenset()
+    host_speed_ratio: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class TableHandling:
     """How a stack treats embedding tables.
@@ -137,23 +210,43 @@ class TableHandling:
     *lookup_kernel* is the implementation of the fused lookup; only SGD can take one that adds
     gradients in place. Every rank spends *key_ns* on every key of the whole batch before it is
     looked up. With *updates_all_rows* every rank passes over all rows of all tables and their
-    optimizer state, not only over those of the batch.
+    optimizer state, not only over those of the batch. Tables below *copied_below_bytes* stand on
+    every rank where a workload does not say.
     """
 
     lookup_kernel: str = "fbgemm"
     key_ns: float = 0.0
     updates_all_rows: bool = False
+    copied_below_bytes: int = 0
+
+    def kernel_for(self, optimizer: str) -> str:
+        """The lookup that is taken; an optimizer with state needs sorted gradients."""
+        return self.lookup_kernel if optimizer == "sgd" else _SORTED
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a stack was held against on a generation of GPUs.
+
+    *spread* is the standard deviation of the logarithm of predicted over measured, each source
+    left out of what was fitted; *hosts* the most hosts among them.
+    """
+
+    rows: int
+    sources: int
+    hosts: int
+    spread: float
 
 
 @dataclass(frozen=True, slots=True)
 class SoftwareStack:
     """How a framework runs a model: kernels, fusions, overlaps, habits and host times.
 
-    *attention_kernels* maps an architecture (or `default`) to a kernel name.
-    *sustained_slowdown* maps an architecture to how much longer a long run of
-    kernels bound by arithmetic takes than a short one. *kernel_time_ratio* maps
-    a family of kernels and an architecture to how much longer they take inside
-    this framework than alone: fitted to runs, where nothing else tells.
+    *family* is what it can run, None where it is for both. *attention_kernels* maps an
+    architecture (or `default`) to a kernel name. *loads_long* says that products keep the chip
+    busy enough to lower its clocks. *kernel_time_ratio* maps a family of kernels and an
+    architecture to how much longer they take inside this framework than the chip's own figures
+    say: fitted to runs, where nothing else tells. *evidence* is by architecture.
     """
 
     name: str
@@ -165,23 +258,20 @@ class SoftwareStack:
     overlaps: frozenset[Overlap]
     attention_kernels: Mapping[str, str]
     host: HostTimes
+    family: Family | None = None
     matmul_dtypes: Mapping[DType, DType] = field(default_factory=dict)
-    sustained_slowdown: Mapping[str, float] = field(default_factory=dict)
+    loads_long: bool = False
     kernel_time_ratio: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    relative_sigma: float = 0.0
     residency: Residency = Residency.COLD
     habits: frozenset[Habit] = frozenset()
     tables: TableHandling = TableHandling()
+    loader: Loader = Loader()
+    compiled: Compiled = Compiled()
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
     def attention_kernel(self, architecture: str) -> str:
         """The attention kernel this stack takes on *architecture*."""
         return self.attention_kernels.get(architecture, self.attention_kernels["default"])
-
-    def slowdown(self, architecture: str) -> float:
-        """How much longer arithmetic takes under long load on *architecture*, at least 1."""
-        return self.sustained_slowdown.get(
-            architecture, self.sustained_slowdown.get("default", 1.0)
-        )
 
     def time_ratio(self, family: str, architecture: str) -> float:
         """How much longer kernels of *family* take here than alone on *architecture*."""
@@ -189,12 +279,43 @@ class SoftwareStack:
         return of_family.get(architecture, of_family.get("default", 1.0))
 
     def fuses(self, fusion: Fusion) -> bool:
-        """Whether this stack runs *fusion* as one kernel."""
-        return fusion in self.fusions
+        """Whether this stack runs *fusion*, or a wider one that includes it, as one kernel."""
+        return not self.fusions.isdisjoint((fusion, *_INCLUDED.get(fusion, ())))
+
+    @property
+    def unfuses_attention(self) -> bool:
+        """Whether attention is products with passes over the scores on every device.
+
+        Where nothing is launched (on a CPU) attention is measured as one call, so it stays one.
+        """
+        return self.host.launch_ns > 0 and set(self.attention_kernels.values()) == {"unfused"}
 
     def overlaps_with_compute(self, overlap: Overlap) -> bool:
         """Whether this stack runs *overlap* beside compute."""
         return overlap in self.overlaps
+
+    def has(self, habit: Habit) -> bool:
+        """Whether the script has *habit*."""
+        return habit in self.habits
+
+    @property
+    def sums_bias_gradients(self) -> bool:
+        """Whether the gradient of a bias is summed in a kernel of its own."""
+        return self.fusions.isdisjoint((Fusion.BIAS_ACTIVATION, Fusion.ELEMENTWISE))
+
+    def with_compiling(self) -> SoftwareStack:
+        """This stack with the model compiled, where it is not already."""
+        if self.execution is not Execution.EAGER:
+            return self
+        return replace(
+            self,
+            execution=Execution.COMPILED,
+            fusions=self.fusions | self.compiled.fusions,
+            host=self.host.faster(self.compiled.host_speed_ratio),
+        )
+
+
+_SORTED = "fbgemm"
 
 
 def canonical_operator(operator: str) -> str:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfmodel.base.units import NS_PER_S
 from perfmodel.execution.executor import Executor
-from perfmodel.stacks.profiles import load_stack
+from perfmodel.prediction.question import Asked
 from perfmodel.validation.runs_prediction import RunAnswer, predict_run
-from perfmodel.validation.runs_question import RunSetting
-from perfmodel.validation.runs_software import RULES
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported
 
 KIND = "runs"
+MOST_ASSUMPTIONS = 20
+"""Sentences that the scoreboard for people shows, those of most rows first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +34,40 @@ class RunScoreboard(Scoreboard):
 
     def lines(self) -> list[str]:
         """The scoreboard for people, with how many rows rest on each assumption."""
-        counts: dict[str, int] = {}
-        for sentences in self.assumptions.values():
-            for sentence in sentences:
-                counts[sentence] = counts.get(sentence, 0) + 1
-        return Scoreboard.lines(self) + [
+        counts = Counter(
+            sentence for sentences in self.assumptions.values() for sentence in sentences
+        )
+        common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        lines = [
             f"assumed in {count} row{'s' if count > 1 else ''}: {sentence}"
-            for sentence, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            for sentence, count in common[:MOST_ASSUMPTIONS]
         ]
+        left = len(common) - len(lines)
+        if left:
+            lines.append(f"and {left} sentences more; --json has all of them by row.")
+        return Scoreboard.lines(self) + lines
+
+
+def validate_tables(tables: Sequence[RunTable], *, executor: Executor) -> RunScoreboard:
+    """Compare *tables*; groups of several are told apart by what was trained."""
+    boards = [validate_runs(table, executor=executor) for table in tables]
+    if len(boards) == 1:
+        return boards[0]
+    return RunScoreboard(
+        KIND,
+        tuple(
+            replace(one, group=f"{table.family.value}: {one.group}")
+            for table, board in zip(tables, boards, strict=True)
+            for one in board.deviations
+        ),
+        tuple(one for board in boards for one in board.unsupported),
+        {row: said for board in boards for row, said in board.assumptions.items()},
+    )
 
 
 def validate_runs(table: RunTable, *, executor: Executor) -> RunScoreboard:
     """Compare *table* with predictions, in seconds as the tables have them."""
-    profiles = dict.fromkeys(rule.profile for rule in RULES)
-    setting = RunSetting(table.family, {name: load_stack(name) for name in profiles})
-    answers = executor.map(predict_run, setting, table.rows)
+    answers = executor.map(predict_run, Asked(is_explained=False), table.rows)
     pairs = list(zip(table.rows, answers, strict=True))
     return RunScoreboard(
         KIND,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from perfmodel.base.errors import InputError
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.prediction.answering import about_continuing, answer
-from perfmodel.prediction.question import Question
-from perfmodel.validation.runs_question import RunSetting, build_question
+from perfmodel.prediction.answering import answer
+from perfmodel.prediction.question import Asked, Question
+from perfmodel.validation.runs_question import read_scenario
 from perfmodel.validation.runs_table import RunRow
 
 
@@ -23,22 +23,22 @@ class RunAnswer:
     assumptions: tuple[str, ...] = ()
 
 
-def predict_run(setting: RunSetting, row: RunRow) -> RunAnswer:
+def predict_run(asked: Asked, row: RunRow) -> RunAnswer:
     """Answer for *row*; what cannot be asked gets the reason instead."""
-    if row.measured_s is None:
+    if row.measured_s is None and not row.faults:
         return RunAnswer(reason="no time was measured")
     try:
-        return answer_run(build_question(setting, row))
+        return answer_run(read_scenario(row).question(asked))
     except InputError as fault:
         return RunAnswer(reason=" ".join(str(fault).split()))
 
 
 def answer_run(question: Question) -> RunAnswer:
-    """The answer that `predict` gives to *question*, with what its row left to be assumed."""
+    """The answer that `predict` gives to *question*."""
     found = answer(question, executor=SerialExecutor())
     return RunAnswer(
         predicted_ns=float(found.iteration_ns),
         low_ns=float(found.interval.low_ns),
         high_ns=float(found.interval.high_ns),
-        assumptions=(*question.assumptions, *about_continuing(question)),
+        assumptions=found.assumptions,
     )

@@ -1,7 +1,7 @@
 """RunTable: measured training runs as rows of checked cells.
 
-Only this reader knows how the tables are written. An empty cell means "not
-stated", never zero; a cell that should hold a number and does not is a fault.
+Which columns there are, what may stand in them and what they mean is in `columns.yaml`. An
+empty cell means "not stated", never zero. A cell that cannot be read is a fault of its row.
 """
 
 from __future__ import annotations
@@ -10,44 +10,93 @@ import csv
 import gzip
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from perfmodel.base.documents import FaultList
-from perfmodel.base.errors import MeasurementError
+from perfmodel.base.documents import load_yaml
+from perfmodel.base.errors import MeasurementError, WorkloadError
+from perfmodel.stacks.stack import Family
 
 MAX_TABLE_BYTES = 256 * 2**20
-
-
-class RunFamily(Enum):
-    """What was trained, told apart by the columns of the table."""
-
-    TRANSFORMER = "transformer"
-    DLRM = "dlrm"
-
-
-_COMMON = (
-    "source", "software", "gpu", "n_gpus", "n_nodes", "gpus_per_node", "intra_node", "inter_node",
-    "precision", "gbs", "iter_time_s",
-)  # fmt: skip
-_COLUMNS = {
-    RunFamily.TRANSFORMER: (
-        "layers", "hidden", "heads", "ffn", "vocab", "seq_len", "mbs", "tp", "pp", "dp",
-        "sharding", "act_recompute", "attn_impl",
-    ),
-    RunFamily.DLRM: (
-        "dense_features", "n_tables", "table_rows", "emb_dim", "multi_hot", "bottom_mlp",
-        "top_mlp", "interaction", "optimizer",
-    ),
-}  # fmt: skip
-_COUNTS = (
-    "n_gpus", "n_nodes", "gpus_per_node", "layers", "hidden", "heads", "kv_heads", "head_dim",
-    "ffn", "vocab", "seq_len", "gbs", "mbs", "grad_accum", "tp", "pp", "vpp", "dp", "cp", "ep",
-    "dense_features", "rows_total", "emb_dim",
-)  # fmt: skip
+COLUMNS_FILE = Path(__file__).parent / "columns.yaml"
+_MEASURED = "iter_time_s"
+_DLRM_COLUMN = "emb_dim"
+_UNSUPPORTED = "unsupported"
 _SWITCHES = {"0": False, "1": True, "0.0": False, "1.0": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that is read: what may stand in it, and what its words stand for."""
+
+    kind: str
+    meaning: str
+    words: Mapping[str, Any]
+
+    def fault(self, text: str) -> str:
+        """Why *text* cannot stand in this column; empty where it can."""
+        if self.kind in _KINDS:
+            is_right, rule = _KINDS[self.kind]
+            return "" if is_right(text) else f"must be {rule}, got {text!r}"
+        if self.kind == "word" and text not in self.words:
+            return f"must be one of {', '.join(self.words)}, got {text!r}"
+        if self.words.get(text) == _UNSUPPORTED:
+            return f"{text!r} is not a workload yet"
+        return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        value = float(text)
+    except ValueError:
+        return False
+    return math.isfinite(value) and value > 0
+
+
+def _is_natural(text: str) -> bool:
+    return text in _SWITCHES or (_is_number(text) and float(text) == int(float(text)))
+
+
+def _is_count(text: str) -> bool:
+    return _is_number(text) and _is_natural(text)
+
+
+_KINDS: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    "count": (_is_count, "a whole number above zero"),
+    "natural": (_is_natural, "a whole number"),
+    "number": (_is_number, "a number above zero"),
+    "switch": (_SWITCHES.__contains__, "0 or 1"),
+    "counts": (
+        lambda text: all(_is_count(part) for part in text.split("-")),
+        "whole numbers above zero, joined by dashes",
+    ),
+}
+
+
+@lru_cache(maxsize=2)
+def columns_of(family: Family) -> Mapping[str, Column]:
+    """The columns that a table of *family* may have."""
+    document = load_yaml(COLUMNS_FILE)
+    entries = document["common"] | document[family.value]
+    return {
+        name: Column(entry["kind"], entry["meaning"], entry.get("words", {}))
+        for name, entry in entries.items()
+    }
+
+
+@lru_cache(maxsize=2)
+def required_columns(family: Family) -> tuple[str, ...]:
+    """The columns that a table of *family* must have."""
+    required = load_yaml(COLUMNS_FILE)["required"]
+    return (*required["common"], *required[family.value])
+
+
+@lru_cache(maxsize=1)
+def _flags_apart() -> tuple[str, ...]:
+    return tuple(load_yaml(COLUMNS_FILE)["apart"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +104,21 @@ class RunRow:
     """One measured run; *name* is what reports call it, *measured_s* None where nothing ran."""
 
     name: str | int
+    family: Family
     cells: Mapping[str, str]
     measured_s: float | None
+    faults: tuple[str, ...] = ()
 
     @property
     def group(self) -> str:
-        """Source and GPU: what a scoreboard has one line for."""
-        return f"{self.text('source')}, {self.text('gpu')}"
+        """Framework and device, and flags that are reported apart: a line of a scoreboard."""
+        flags = [flag for flag in self.text("flag").split(";") if flag in _flags_apart()]
+        return ", ".join([self.text("framework") or "?", self.text("device") or "?", *flags])
 
-    @property
-    def hosts(self) -> int | None:
-        """Machines, where stated."""
-        return self.count("n_nodes")
-
-    @property
-    def ranks_per_host(self) -> int | None:
-        """GPUs used of each machine, where stated."""
-        return self.count("gpus_per_node")
+    def check(self) -> None:
+        """Raise where a cell could not be read."""
+        if self.faults:
+            raise WorkloadError("; ".join(self.faults))
 
     def text(self, column: str) -> str:
         """A cell as it stands; empty where not stated or where the table has no such column."""
@@ -82,42 +129,85 @@ class RunRow:
         text = self.text(column)
         return int(float(text)) if text else None
 
+    def number(self, column: str) -> float | None:
+        """A number, or None where not stated."""
+        text = self.text(column)
+        return float(text) if text else None
+
+    def counts(self, column: str) -> list[int]:
+        """Whole numbers; empty where not stated."""
+        text = self.text(column)
+        return [int(float(part)) for part in text.split("-")] if text else []
+
     def switch(self, column: str) -> bool | None:
         """Yes or no, or None where not stated."""
         return _SWITCHES[self.text(column)] if self.text(column) else None
+
+    def meaning(self, column: str) -> Mapping[str, Any]:
+        """What the word in *column* stands for; empty where not stated."""
+        return columns_of(self.family)[column].words.get(self.text(column)) or {}
 
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
     """All rows of a table, in its order."""
 
-    family: RunFamily
+    family: Family
     rows: tuple[RunRow, ...]
 
     def of_source(self, words: str) -> RunTable:
         """The rows whose source contains *words*, in any case."""
-        wanted = words.casefold()
-        kept = tuple(row for row in self.rows if wanted in row.text("source").casefold())
-        if not kept:
-            known = sorted({row.text("source") for row in self.rows})
-            raise MeasurementError(
-                f"--source {words!r}: no row has such a source. Sources: {'; '.join(known)}."
-            )
-        return RunTable(self.family, kept)
+        [table] = of_source([self], words)
+        return table
+
+
+def of_source(tables: Sequence[RunTable], words: str | None) -> list[RunTable]:
+    """*tables* with those rows whose source contains *words*, in any case; none is left empty."""
+    if words is None:
+        return list(tables)
+    wanted = words.casefold()
+    kept = [
+        RunTable(
+            table.family,
+            tuple(row for row in table.rows if wanted in row.text("source").casefold()),
+        )
+        for table in tables
+    ]
+    if not any(table.rows for table in kept):
+        known = sorted({row.text("source") for table in tables for row in table.rows})
+        raise MeasurementError(
+            f"--source {words!r}: no row has such a source. Sources: {'; '.join(known)}."
+        )
+    return [table for table in kept if table.rows]
+
+
+def find_core_tables() -> list[Path]:
+    """The measured runs that come with a clone of the repository."""
+    folder = Path(__file__).parents[2] / "experiments" / "measured"
+    found = sorted(folder.glob("core_*.csv"), reverse=True)
+    if not found:
+        raise MeasurementError(
+            "validate runs: needs a FILE, for this installation has no measured runs: they are in "
+            "experiments/measured of the repository. Give a table of your own, or clone it."
+        )
+    return found
 
 
 def load_runs(path: Path) -> RunTable:
     """The table in *path*, a CSV file that may be compressed with gzip."""
     reader = csv.DictReader(io.StringIO(_read(path)))
-    columns = tuple(reader.fieldnames or ())
-    family = _family(path, columns)
-    faults = FaultList(str(path))
-    rows = [_row(number, raw, faults) for number, raw in enumerate(reader)]
-    _check_names(rows, faults)
-    faults.check(MeasurementError)
+    names = tuple(reader.fieldnames or ())
+    family = Family.DLRM if _DLRM_COLUMN in names else Family.TRANSFORMER
+    missing = [name for name in required_columns(family) if name not in names]
+    if missing:
+        raise MeasurementError(
+            f"{path}: a table of {family.value} runs must have the columns "
+            f"{', '.join(required_columns(family))}; missing: {', '.join(missing)}."
+        )
+    rows = tuple(_iter_rows(reader, family))
     if not rows:
         raise MeasurementError(f"{path}: must hold at least one row, has only a heading.")
-    return RunTable(family, tuple(rows))
+    return RunTable(family, rows)
 
 
 def _read(path: Path) -> str:
@@ -136,63 +226,32 @@ def _read(path: Path) -> str:
         raise MeasurementError(f"{path}: cannot be read ({reason}).") from None
 
 
-def _family(path: Path, columns: Sequence[str]) -> RunFamily:
-    family = RunFamily.DLRM if "n_tables" in columns else RunFamily.TRANSFORMER
-    missing = [name for name in _COMMON + _COLUMNS[family] if name not in columns]
-    if missing:
-        raise MeasurementError(
-            f"{path}: a table of {family.value} runs must have the columns "
-            f"{', '.join(_COMMON + _COLUMNS[family])}; missing: {', '.join(missing)}."
-        )
-    return family
-
-
-def _row(number: int, raw: Mapping[str | None, object], faults: FaultList) -> RunRow:
-    cells = {
-        column: value.strip()
-        for column, value in raw.items()
-        if isinstance(column, str) and isinstance(value, str)
-    }
-    name = cells.get("id") or number
-    place = f"row {name}"
-    if None in raw or any(value is None for value in raw.values()):
-        faults.add(place, f"must have {len(raw)} cells, as the heading has; has more or fewer")
-    for column in _COUNTS:
-        if cells.get(column) and not _is_count(cells[column]):
-            message = f"must be a whole number above zero, got {cells[column]!r}"
-            faults.add(f"{place}, column {column}", message)
-            cells[column] = ""
-    for column in ("gated_ffn", "tied_emb"):
-        if cells.get(column) and cells[column] not in _SWITCHES:
-            faults.add(f"{place}, column {column}", f"must be 0 or 1, got {cells[column]!r}")
-            cells[column] = ""
-    return RunRow(name, cells, _measured(cells.get("iter_time_s", ""), place, faults))
-
-
-def _is_count(text: str) -> bool:
-    try:
-        value = float(text)
-    except ValueError:
-        return False
-    return math.isfinite(value) and value >= 1 and value == int(value)
-
-
-def _measured(text: str, place: str, faults: FaultList) -> float | None:
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        faults.add(f"{place}, column iter_time_s", f"must be seconds above zero, got {text!r}")
-        return None
-    return value
-
-
-def _check_names(rows: Sequence[RunRow], faults: FaultList) -> None:
+def _iter_rows(reader: csv.DictReader[str], family: Family) -> Iterator[RunRow]:
+    columns = columns_of(family)
     seen: set[str | int] = set()
-    for row in rows:
-        if row.name in seen:
-            faults.add(f"row {row.name}", "its id must be its own, but another row has it too")
-        seen.add(row.name)
+    for number, raw in enumerate(reader):
+        cells = {
+            name: value.strip()
+            for name, value in raw.items()
+            if name in columns and isinstance(value, str)
+        }
+        name = cells.get("id") or number
+        faults = _faults(cells, columns)
+        if None in raw or None in raw.values():
+            faults.append("it must have as many cells as the heading; it has more or fewer")
+        if name in seen:
+            faults.append("its id must be its own, but another row has it too")
+        seen.add(name)
+        measured = cells.get(_MEASURED, "")
+        seconds = float(measured) if _is_number(measured) else None
+        yield RunRow(name, family, cells, seconds, tuple(faults))
+
+
+def _faults(cells: Mapping[str, str], columns: Mapping[str, Column]) -> list[str]:
+    found = ((name, columns[name].fault(text)) for name, text in cells.items() if text)
+    return [f"column {name}: {fault}" for name, fault in found if fault]
+
+
+def stated_or_none(row: RunRow, names: Sequence[str]) -> dict[str, Any]:
+    """The counts of *row* in columns *names*, those that are stated."""
+    return {name: count for name in names if (count := row.count(name)) is not None}

@@ -167,6 +167,7 @@ def _recall(plain: PricedJob, known: PricedJob, origins: NDArray[np.int32]) -> P
         bound=np.where(is_known, was.bound, plain.bound).astype(np.int8),
         link_use=np.where(is_known[:, np.newaxis], was.link_use, 0.0),
         slowdowns=known.slowdowns,
+        spread=known.spread,
     )
 
 

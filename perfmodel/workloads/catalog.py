@@ -59,6 +59,10 @@ def parse_workload(
         )
     spec_type = _FAMILIES[family]
     faults = FaultList(document)
+    if any(override.partition("=")[0].strip() == "embedding.rows" for override in overrides):
+        # The skew that a file states is that of its own tables.
+        for key in ("zipf_exponents", "zipf_rows"):
+            content.get("embedding", {}).pop(key, None)
     for override in overrides:
         _apply(override, content, spec_type, faults)
     faults.check(WorkloadError)

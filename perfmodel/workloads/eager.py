@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from collectives.collective import Collective
+from perfmodel.base.provenance import Provenance
 from perfmodel.graph.builder import Dependency, ProgramBuilder
-from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, Op
+from perfmodel.graph.ops import Communication, Fixed, HostPart, HostSpan, HostWork, Op
 from perfmodel.graph.program import LaneKind, Program
 from perfmodel.stacks.stack import Execution, SoftwareStack
 
@@ -32,10 +34,14 @@ _T4, _T5, _WAIT = (
 
 @dataclass(frozen=True, slots=True)
 class Issuing:
-    """How launches get to the device: how late a kernel may start, and whether captured."""
+    """How launches get to the device: how late a kernel may start, and whether captured.
+
+    *iteration_ns* is what the host spends before anything of an iteration is launched.
+    """
 
     launch_latency_ns: int = 0
     is_captured: bool = False
+    iteration_ns: int = 0
 
 
 def issuing_under(stack: SoftwareStack) -> Issuing:
@@ -43,6 +49,7 @@ def issuing_under(stack: SoftwareStack) -> Issuing:
     return Issuing(
         launch_latency_ns=round(stack.host.launch_latency_ns),
         is_captured=stack.execution is Execution.CUDA_GRAPH,
+        iteration_ns=round(stack.host.iteration_ns),
     )
 
 
@@ -75,18 +82,47 @@ class EagerWriter:
         self._issuing = issuing
         self._graph: Dependency | None = None
         self._spans: dict[tuple[tuple[str, int], ...], HostSpan] = {}
+        self._threads: dict[str, HostThread] = {}
+        self._streams: list[Stream] = []
         self.main = self.add_thread("main thread")
         self.autograd = self.add_thread("autograd thread")
         self.compute = self.add_stream("compute stream", LaneKind.COMPUTE)
         self._thread = self.main
+        if issuing.iteration_ns:
+            floor = Fixed("iteration", issuing.iteration_ns, Provenance.EXTRAPOLATED)
+            program.add_task(self.main.lane, floor, label="host/start of iteration")
 
     def add_thread(self, name: str) -> HostThread:
         """Add a host thread."""
-        return HostThread(self._program.add_lane(name, LaneKind.HOST))
+        thread = HostThread(self._program.add_lane(name, LaneKind.HOST))
+        self._threads[name] = thread
+        return thread
 
     def add_stream(self, name: str, kind: LaneKind) -> Stream:
         """Add a device stream."""
-        return Stream(self._program.add_lane(name, kind))
+        stream = Stream(self._program.add_lane(name, kind))
+        self._streams.append(stream)
+        return stream
+
+    def state(self) -> list[list[Any]]:
+        """What threads and streams are in the middle of, as `Repetition` wants it."""
+        current = next(name for name, one in self._threads.items() if one is self._thread)
+        cells: list[list[Any]] = [[current, self._graph]]
+        for thread in self._threads.values():
+            cells += (thread.pieces, thread.awaited)
+        for stream in self._streams:
+            cells += (stream.awaited, [stream.last_task])
+        return cells
+
+    def restore(self, cells: Sequence[list[Any]]) -> None:
+        """Go on from what `state` said."""
+        rest = iter(cells)
+        current, self._graph = next(rest)
+        self._thread = self._threads[current]
+        for thread in self._threads.values():
+            thread.pieces, thread.awaited = next(rest), next(rest)
+        for stream in self._streams:
+            stream.awaited, (stream.last_task,) = next(rest), next(rest)
 
     def run(
         self,

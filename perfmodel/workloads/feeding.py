@@ -61,7 +61,7 @@ def input_assumption(section: InputSection) -> str:
     """What was taken for granted about the input."""
     if section.load_time is None:
         return "Input batches are ready in pinned host memory when they are asked for."
-    return f"Loading a batch takes {section.load_time / 1e6:g} ms, as the workload states."
+    return f"Loading a batch takes {section.load_time / 1e6:g} ms."
 
 
 def _load(program: ProgramBuilder, section: InputSection) -> int | None:

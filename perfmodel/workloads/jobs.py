@@ -24,6 +24,7 @@ from perfmodel.workloads.transformer.job import build_transformer_job
 from perfmodel.workloads.transformer.layout import DEFAULT_MEMORY_BYTES, ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.memory import stage_memory
 from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.unstated import take_over
 
 _FILL = 2
 _STRIDE = 2
@@ -74,23 +75,76 @@ def build_workload(
             raise WorkloadError(f"job: {name} must be at least 1, got {value}.")
     stack = stack or load_stack(workload.stack)
     if isinstance(workload, DlrmSpec):
-        plan = choose_plan(workload, rank_count=rank_count, stack=stack, given=plan)
+        workload = take_over(workload, stack)
+        plan = choose_plan(
+            workload,
+            rank_count=rank_count,
+            stack=stack,
+            given=plan,
+            ranks_per_host=ranks_per_host,
+        )
         return BuiltWorkload(
-            build_dlrm_job(workload, rank_count=rank_count, plan=plan, stack=stack),
+            build_dlrm_job(
+                workload,
+                rank_count=rank_count,
+                plan=plan,
+                stack=stack,
+                ranks_per_host=ranks_per_host,
+            ),
             dlrm_memory(workload, rank_count=rank_count, plan=plan),
         )
+    workload = take_over(workload, stack)
     chosen = choose_layout(
         workload,
         rank_count=rank_count,
         ranks_per_host=ranks_per_host,
         memory_bytes=memory_bytes,
+        stack=stack,
     )
-    layout = chosen.layout
-    of_stage = [stage_memory(workload, layout, stage=stage) for stage in range(layout.pp)]
-    memory = tuple(memory for memory in of_stage for _ in range(layout.tp * layout.dp))
+    memory = _memory(workload, chosen, stack)
     if is_whole:
         return BuiltWorkload(build_transformer_job(workload, chosen, stack=stack), memory)
     return _build_continued(workload, chosen, stack, memory)
+
+
+def memory_by_rank(
+    workload: Workload,
+    *,
+    rank_count: int,
+    ranks_per_host: int,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    plan: ShardingPlan | None = None,
+    stack: SoftwareStack | None = None,
+) -> tuple[RankMemory, ...]:
+    """Peak memory of the ranks that `build_workload` builds, without building a job."""
+    stack = stack or load_stack(workload.stack)
+    if isinstance(workload, DlrmSpec):
+        workload = take_over(workload, stack)
+        plan = choose_plan(
+            workload,
+            rank_count=rank_count,
+            stack=stack,
+            given=plan,
+            ranks_per_host=ranks_per_host,
+        )
+        return dlrm_memory(workload, rank_count=rank_count, plan=plan)
+    workload = take_over(workload, stack)
+    chosen = choose_layout(
+        workload,
+        rank_count=rank_count,
+        ranks_per_host=ranks_per_host,
+        memory_bytes=memory_bytes,
+        stack=stack,
+    )
+    return _memory(workload, chosen, stack)
+
+
+def _memory(
+    spec: TransformerSpec, chosen: ChosenLayout, stack: SoftwareStack
+) -> tuple[RankMemory, ...]:
+    layout = chosen.layout
+    of_stage = [stage_memory(spec, layout, stage=stage, stack=stack) for stage in range(layout.pp)]
+    return tuple(memory for memory in of_stage for _ in range(layout.tp * layout.dp))
 
 
 def build_job(

@@ -39,11 +39,20 @@ class BucketFill:
         return size_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Groups of ranks with a whole state each: *shares* ranks a group, joined by *slot*."""
+
+    slot: int
+    shares: int
+
+
 @dataclass(slots=True)
 class GradientReduction:
     """Issues one collective of *kind* on *stream* for every bucket that fills.
 
-    With *is_deferred* buckets are reduced only after the last gradient.
+    With *is_deferred* buckets are reduced only after the last gradient. Where *replicas* is
+    given, what a rank keeps of a bucket is then all-reduced over them.
     """
 
     writer: EagerWriter
@@ -53,6 +62,7 @@ class GradientReduction:
     fill: BucketFill
     kind: CollectiveKind = CollectiveKind.ALL_REDUCE
     is_deferred: bool = False
+    replicas: Replicas | None = None
     tasks: list[int] = field(default_factory=list)
     deferred_bytes: list[int] = field(default_factory=list)
     bucket_elements: list[int] = field(default_factory=list)
@@ -84,4 +94,16 @@ class GradientReduction:
                 stream=self.stream,
                 slot=self.slot,
             )
+        )
+        if self.replicas is not None:
+            self.tasks.append(self._reduce_share(self.replicas, size_bytes, number))
+
+    def _reduce_share(self, replicas: Replicas, size_bytes: int, number: int) -> int:
+        kind = CollectiveKind.ALL_REDUCE
+        return self.writer.communicate(
+            kind.value,
+            Collective(kind, size_bytes=-(-size_bytes // replicas.shares), dtype=self.dtype),
+            label=f"gradients/bucket {number} share {kind.value}",
+            stream=self.stream,
+            slot=replicas.slot,
         )

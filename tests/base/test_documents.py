@@ -82,3 +82,18 @@ def test_a_number_format_below_a_byte_has_no_size():
     with pytest.raises(InputError, match="nvfp4: its values take less than a byte"):
         _ = DType.NVFP4.size_bytes
     assert all(dtype.size_bytes > 0 for dtype in DType if dtype is not DType.NVFP4)
+
+
+def test_many_values_take_their_bits_and_those_of_their_scales():
+    assert DType.BF16.bytes_of(3) == 6
+    assert DType.FP8.bytes_of(1024) == 1024
+    # One fp32 for 128 values; one byte for 32; half a byte each and one byte for 16.
+    assert DType.FP8_BLOCK.bytes_of(1024) == 1024 + 8 * 4
+    assert DType.MXFP8.bytes_of(1024) == 1024 + 32
+    assert DType.NVFP4.bytes_of(1024) == 512 + 64
+    assert DType.NVFP4.bytes_of(1) == 1
+
+
+def test_formats_with_scales_are_quantised():
+    quantised = {"fp8", "fp8_block", "mxfp8", "nvfp4"}
+    assert {dtype.value for dtype in DType if dtype.is_quantised} == quantised

@@ -8,6 +8,7 @@ from collectives.collective import CollectiveKind
 from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.errors import CalibrationError
 from perfmodel.calibration.collectives.command import (
+    IN_EVERY_FIT,
     deal_folds,
     fit_collectives,
     predict_left_out,
@@ -88,8 +89,24 @@ def test_folds_are_made_of_sizes():
     assert set(folds) == set(range(5))
 
 
+def test_folds_by_hosts_keep_rows_of_one_host_in_every_fit():
+    table = [*rows(hosts=1), *rows(hosts=2), *rows(hosts=4)]
+    folds = deal_folds(table, 2, by="hosts")
+    assert {row.hosts: fold for row, fold in zip(table, folds, strict=True)} == {
+        1: IN_EVERY_FIT,
+        2: 0,
+        4: 1,
+    }
+
+
+def test_folds_by_ranks_hold_out_whole_group_sizes():
+    table = rows()
+    folds = deal_folds(table, 3, by="nranks")
+    assert {row.ranks: fold for row, fold in zip(table, folds, strict=True)} == {2: 0, 4: 1, 8: 2}
+
+
 def test_more_folds_than_sizes_are_refused():
-    with pytest.raises(CalibrationError, match="from 2 to the number of sizes"):
+    with pytest.raises(CalibrationError, match="from 2 to the number of values of size_bytes"):
         deal_folds(rows(), 1000)
 
 

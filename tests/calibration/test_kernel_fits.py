@@ -6,7 +6,7 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
-from perfmodel.calibration.gemm import Learning, _tiny_k_ns, fit_learned
+from perfmodel.calibration.gemm import LearnedRows, Learning, _tiny_k_ns, fit_learned
 from perfmodel.calibration.kernels import (
     about_tables,
     assign_folds,
@@ -87,7 +87,8 @@ def test_corrections_learn_what_the_physics_leaves_and_how_sure_they_are():
         steps=TrainingPlan(hidden=16, steps=400, batch=256),
         spread=TrainingPlan(steps=300, batch=256, spread_hidden=8),
     )
-    learned = fit_learned(work, np.hstack([work, wave]), log_time, learning)
+    rows = LearnedRows(work, np.hstack([work, wave]), log_time, share=np.ones(len(work)))
+    learned = fit_learned(rows, learning)
     answer = learned.ordered.apply(work)
     steps = learned.steps.log_ratio(np.hstack([work, wave]))
     error = log_time - (answer.log_ratio + work[:, 0] + steps)

@@ -77,3 +77,24 @@ def test_the_version_is_shown(capsys):
     assert run_main("--version") == 0
 
     assert capsys.readouterr().out.startswith("perfmodel ")
+
+
+def test_an_option_of_one_value_may_not_be_given_twice(capsys):
+    assert run_main("topology", "show", "dgx_h100", "--hosts", "2", "--hosts=3") == 1
+
+    assert "--hosts: is given 2 times" in capsys.readouterr().err
+
+
+def test_an_option_that_may_be_repeated_is_taken_twice(capsys):
+    assert run_main("predict", "--topology", "nowhere", "--set", "a=1", "--set", "b=2") == 1
+
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_what_the_system_refuses_is_no_mistake_of_ours(tmp_path, capsys):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    assert run_main("predict", "--topology", str(folder)) == 1
+
+    assert "mistake in perfmodel" not in capsys.readouterr().err

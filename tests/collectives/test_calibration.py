@@ -34,7 +34,8 @@ def test_a_machine_takes_the_entry_of_its_generation():
         return calibration.host_entry(wiring_of_run(name, 1, ranks)).name
 
     assert entry("hgx_h200") == "hopper_nvswitch"
-    assert entry("dgx_b200") == "hopper_nvswitch"
+    assert entry("dgx_b200") == "blackwell_nvswitch"
+    assert entry("dgx_b300") == "blackwell_nvswitch"
     assert entry("polaris", 4) == "ampere_nvswitch"
     assert entry("l40s_pcie") == "l40s_pcie"
 

@@ -4,8 +4,12 @@ import pytest
 from collectives.applied import build_tuner
 from collectives.calibration import load_default_calibration
 from collectives.collective import CollectiveKind
+from collectives.group import wiring_of
 from collectives.measurements import wiring_of_run
 from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
+from collectives.tuner import Tuner
+from tests.collectives.machines import build_host
+from topologies import build_cluster
 
 SIZES = 2.0 ** np.arange(9, 33)
 
@@ -71,3 +75,58 @@ def test_parallel_trees_need_one_rank_a_host_and_a_recent_release():
         CollectiveAlgorithm.PAT,
     }
     assert {algorithm for algorithm, _ in forced} == {CollectiveAlgorithm.PAT}
+
+
+@pytest.mark.parametrize(
+    ("kind", "crossings"),
+    [
+        # Two hosts of four: 14 steps, each border crossed twice in both passes.
+        (CollectiveKind.ALL_REDUCE, 4),
+        # Seven steps; the shares of the other host come over one border.
+        (CollectiveKind.ALL_GATHER, 1),
+    ],
+)
+def test_the_plan_of_a_ring_counts_its_crossings_between_hosts(kind, crossings):
+    tuner = planning_tuner(hosts=2, gpus=4)
+    ring, simple = CollectiveAlgorithm.RING, Protocol.SIMPLE
+    steps = 14 if kind is CollectiveKind.ALL_REDUCE else 7
+    table = tuner.constants
+    net_ns = table.net_ns[ring][simple] + 1_000
+    inside_ns = table.nvlink_ns[ring][simple]
+    expected = table.base_ns[ring][simple] + crossings * net_ns + (steps - crossings) * inside_ns
+    assert tuner._latency_ns(kind, ring, simple) == pytest.approx(expected)
+
+
+def test_a_ring_inside_a_host_crosses_nothing():
+    tuner = planning_tuner(hosts=1, gpus=4)
+    ring, ll = CollectiveAlgorithm.RING, Protocol.LL
+    # 6.6 us and 2 x 3 steps of 0.6 us.
+    assert tuner._latency_ns(CollectiveKind.ALL_REDUCE, ring, ll) == pytest.approx(10_200)
+
+
+def test_a_tree_between_hosts_is_planned_with_four_fifths_of_the_links_inside():
+    # Links of 100 GB/s, of which NCCL counts 0.80 on Ampere; NICs of 4 x 100 GB/s do not bind.
+    # 0.8 x 80 GB/s x 0.92 for Simple, halved because the buffer goes up and down.
+    tuner = planning_tuner(hosts=4, gpus=4, nic_gb_per_s=100.0)
+    planned = tuner._bandwidth(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.TREE, Protocol.SIMPLE)
+    assert planned == pytest.approx(0.5 * 0.92 * 0.8 * 80e9)
+
+
+def test_a_tree_inside_a_host_is_planned_with_all_of_the_links():
+    tuner = planning_tuner(hosts=1, gpus=4)
+    planned = tuner._bandwidth(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.TREE, Protocol.SIMPLE)
+    assert planned == pytest.approx(0.5 * 0.92 * 80e9)
+
+
+def test_a_tree_between_two_hosts_reaches_twice_their_nics():
+    tuner = planning_tuner(hosts=2, gpus=4, nic_gb_per_s=5.0)
+    planned = tuner._bandwidth(CollectiveKind.ALL_REDUCE, CollectiveAlgorithm.TREE, Protocol.SIMPLE)
+    # 4 NICs of 5 GB/s, twice: 40 GB/s, below 0.8 x 80.
+    assert planned == pytest.approx(0.5 * 0.92 * 40e9)
+
+
+def planning_tuner(*, hosts: int, gpus: int, nic_gb_per_s: float = 25.0) -> Tuner:
+    """NCCL's tuner for hosts of our own; only its own planning table is used, nothing fitted."""
+    cluster = build_cluster(build_host(gpus=gpus, nic_gb_per_s=nic_gb_per_s), hosts=hosts)
+    wiring = wiring_of(range(cluster.rank_count), cluster)
+    return Tuner(load_default_calibration().tuner, wiring, tuple(Protocol))

@@ -16,6 +16,7 @@ from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.embedding.constants import parse_constants
 from perfmodel.costs.embedding.model import EmbeddingModel, lookup_terms
+from perfmodel.costs.embedding.terms import Term
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
@@ -63,8 +64,22 @@ def test_the_skewed_model_takes_what_a_v100_took(shared_data):
     histogram = histogram_from_bins(of_rows, of_lookups, draws=draws, reuse=float(row["avg_reuse"]))
     tables = _alike(197, rows=10**7, width=64, pooling_factor=draws / 512, distribution=histogram)
     lookup = Lookup(tables, 512, kernel="table_batched")
-    assert _time_us(lookup, Pass.FORWARD) == pytest.approx(389, rel=0.3)
-    assert _time_us(lookup, Pass.BACKWARD) == pytest.approx(2904, rel=0.3)
+    assert _time_us(lookup, Pass.FORWARD) == pytest.approx(389, rel=0.15)
+    assert _time_us(lookup, Pass.BACKWARD) == pytest.approx(2904, rel=0.15)
+
+
+def test_micro_benchmarks_that_were_never_fitted_are_met_within_30_percent(shared_data):
+    with (shared_data / "paper" / "microbench_samples_V100.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["kernel"].startswith("embedding")]
+    assert len(rows) == 20
+    for row in rows:
+        batch, height, count, pooling, width = (
+            int(part.split("=")[1]) for part in row["shape"].split(";")
+        )
+        tables = _alike(count, rows=height, width=width, pooling_factor=float(pooling))
+        lookup = Lookup(tables, batch, kernel="table_batched", is_repeated=True)
+        direction = Pass.FORWARD if " fwd " in row["kernel"] else Pass.BACKWARD
+        assert _time_us(lookup, direction) == pytest.approx(float(row["kernel_us"]), rel=0.3)
 
 
 def test_the_fbgemm_lookup_takes_what_an_a100_took():
@@ -75,7 +90,7 @@ def test_the_fbgemm_lookup_takes_what_an_a100_took():
     )
     assert sum(table.rows for table in tables) == 90_837
     assert sum(table.width for table in tables) == 8_720
-    lookup = Lookup(tables, 8192, optimizer="rowwise_adagrad")
+    lookup = Lookup(tables, 8192, optimizer="rowwise_adagrad", kernel="fbgemm_2022")
     assert _time_us(lookup, Pass.FORWARD, A100) == pytest.approx(2538, rel=0.15)
     # Linearise, sort, run-length code, update: 9.45 ms over all its kernels.
     assert _time_us(lookup, Pass.BACKWARD, A100) == pytest.approx(9450, rel=0.15)
@@ -134,13 +149,43 @@ def test_bags_of_very_different_lengths_leave_a_tail():
     )
 
 
-def test_a_hot_row_holds_up_the_update():
+@given(
+    batch=st.integers(1, 10**5),
+    rows=st.integers(1, 10**8),
+    pooling=st.floats(0.1, 200),
+    width=st.integers(4, 512),
+    exponent=st.floats(0.1, 3.0),
+    kernel=st.sampled_from(["fbgemm", "table_batched"]),
+)
+def test_skewed_indices_are_never_slower_than_uniform_ones(
+    batch, rows, pooling, width, exponent, kernel
+):
+    uniform = EmbeddingTable("t", rows, width, pooling)
+    skewed = replace(uniform, distribution=Zipf(exponent))
+    for device in (V100, load_device("b200_sxm")):
+        for direction in Pass:
+            limit = _time_us(Lookup((uniform,), batch, kernel=kernel), direction, device)
+            time = _time_us(Lookup((skewed,), batch, kernel=kernel), direction, device)
+            # Terms are whole bytes.
+            assert time <= limit * (1 + 1e-6)
+
+
+def test_rows_with_many_updates_held_up_the_kernels_of_2022():
     mild = replace(TABLE, pooling_factor=100.0, distribution=Zipf(0.9))
-    hot = replace(mild, distribution=Zipf(3.0))
-    assert lookup_terms(EmbeddingOp(Lookup((hot,), 65536)), A100)[-1] > 5_000_000
-    assert _time_us(Lookup((hot,), 65536), Pass.BACKWARD, A100) > _time_us(
-        Lookup((mild,), 65536), Pass.BACKWARD, A100
+    long_rows = lookup_terms(EmbeddingOp(Lookup((mild,), 65536)), A100)[Term.LONG_ROWS]
+    assert long_rows > 10_000 * 1000
+    old, new = (
+        _time_us(Lookup((mild,), 65536, kernel=kernel), Pass.BACKWARD, A100)
+        for kernel in ("fbgemm_2022", "fbgemm")
     )
+    assert old > new
+
+
+def test_a_repeated_lookup_that_fits_in_the_cache_is_not_read_from_memory():
+    small = Lookup((EmbeddingTable("t", 1000, 64, 8.0),), 128, is_repeated=True)
+    assert lookup_terms(EmbeddingOp(small), V100)[Term.READ_BYTES] == 0
+    large = Lookup((EmbeddingTable("t", 10**6, 64, 80.0),), 4096, is_repeated=True)
+    assert lookup_terms(EmbeddingOp(large), V100)[Term.READ_BYTES] > V100.l2_bytes
 
 
 @given(

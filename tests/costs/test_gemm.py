@@ -6,6 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import TopologyError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.calibration_files import load_entries
 from perfmodel.costs.corrections import LARGEST_STEP
@@ -15,9 +16,11 @@ from perfmodel.costs.gemm.physics import (
     TINY_WORK,
     GemmConstants,
     MachineRates,
+    predict_cast_ns,
     predict_gemm_times,
     weight_miss_ratio,
 )
+from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import Residency
@@ -81,7 +84,7 @@ def test_the_physics_never_does_more_work_in_less_time(m, n, k, grown, by):
     larger = {**shape, grown: shape[grown] + by}
     assume((m * n * k < TINY_WORK) == (np.prod(list(larger.values())) < TINY_WORK))
     device = load_device("a100_sxm_80gb")
-    calibration = GemmModel()._calibration(device, "tensor")
+    calibration = GemmModel().calibration(device, DType.BF16)
     times = predict_gemm_times(
         gemm_shapes([Gemm(**shape, dtype=DType.BF16), Gemm(**larger, dtype=DType.BF16)]),
         machine_rates(device, DType.BF16),
@@ -147,10 +150,27 @@ def test_long_load_slows_arithmetic_and_not_memory():
     large, thin = Gemm(8192, 8192, 8192, DType.BF16), Gemm(8, 16384, 16384, DType.BF16)
     device = load_device("h100_sxm")
     plain = GemmModel().price([large, thin], device, STACK).duration_ns
-    slow = replace(STACK, sustained_slowdown={"hopper": 1.5})
-    slowed = GemmModel().price([large, thin], device, slow).duration_ns
-    assert slowed[0] == pytest.approx(1.5 * plain[0], rel=0.1)
+    long_load = replace(STACK, loads_long=True)
+    slowed = GemmModel().price([large, thin], device, long_load).duration_ns
+    factor = arithmetic_slowdown(device, long_load, DType.BF16)
+    assert factor > 1.05
+    assert slowed[0] == pytest.approx(factor * plain[0], rel=0.1)
     assert slowed[1] == plain[1]
+
+
+def test_long_load_does_not_slow_arithmetic_without_tensor_cores():
+    large = [Gemm(4096, 4096, 4096, DType.FP32)]
+    device, long_load = load_device("h100_sxm"), replace(STACK, loads_long=True)
+    plain = GemmModel().price(large, device, STACK).duration_ns
+    assert GemmModel().price(large, device, long_load).duration_ns == plain
+
+
+def test_a_power_limit_slows_arithmetic_under_long_load():
+    device, long_load = load_device("h100_sxm"), replace(STACK, loads_long=True)
+    limited = replace(device, power_w=device.power_w / 8)
+    # Dynamic power goes with the cube of the clock: an eighth of the power, half of the clock.
+    free, slow = (arithmetic_slowdown(one, long_load, DType.BF16) for one in (device, limited))
+    assert slow == pytest.approx(2 * free)
 
 
 def test_a_large_product_is_bound_by_arithmetic_and_a_thin_one_by_memory():
@@ -166,7 +186,7 @@ def test_a_large_product_is_bound_by_arithmetic_and_a_thin_one_by_memory():
 
 def test_a_device_nobody_measured_is_tagged_and_less_sure():
     own = GemmModel().price([Gemm(4096, 4096, 4096, DType.BF16)], load_device("h100_sxm"), STACK)
-    other = GemmModel().price([Gemm(4096, 4096, 4096, DType.BF16)], load_device("b200_sxm"), STACK)
+    other = GemmModel().price([Gemm(4096, 4096, 4096, DType.BF16)], load_device("b300_sxm"), STACK)
     assert own.provenance[0] == Provenance.INTERPOLATED
     assert other.provenance[0] == Provenance.EXTRAPOLATED
     assert other.relative_sigma[0] > own.relative_sigma[0]
@@ -186,3 +206,88 @@ def test_pricing_many_equals_pricing_one_by_one():
     together = GemmModel().price(ops, device, BENCHMARK).duration_ns
     alone = [GemmModel().price([op], device, BENCHMARK).duration_ns[0] for op in ops]
     np.testing.assert_allclose(together, alone, rtol=1e-6)
+
+
+def test_a_format_the_chip_cannot_multiply_is_refused_with_a_sentence():
+    fp8 = Gemm(512, 512, 512, DType.FP8)
+    with pytest.raises(TopologyError, match="a100_sxm_80gb: cannot multiply fp8; it states"):
+        GemmModel().price([fp8], load_device("a100_sxm_80gb"), STACK)
+    # Scales of 32 values came with Blackwell.
+    with pytest.raises(TopologyError, match="h100_sxm: cannot multiply mxfp8"):
+        GemmModel().price([replace(fp8, dtype=DType.MXFP8)], load_device("h100_sxm"), STACK)
+
+
+def test_a_rate_that_a_chip_lacks_is_taken_from_a_wider_format_and_tagged_assumed():
+    device = load_device("v100_sxm2_16gb")
+    assert not device.supports(DType.BF16)
+    priced = GemmModel().price([Gemm(512, 512, 512, DType.BF16)], device, STACK)
+    assert priced.provenance[0] == Provenance.ASSUMED
+
+
+@pytest.mark.parametrize("name", ["b200_sxm", "gb200", "b300_sxm", "gb300"])
+def test_narrower_formats_are_faster_on_blackwell(name):
+    device = load_device(name)
+    kinds = (DType.BF16, DType.MXFP8, DType.FP8, DType.NVFP4)
+    ops = [Gemm(16384, 16384, 16384, kind) for kind in kinds]
+    bf16, mxfp8, fp8, nvfp4 = GemmModel().price(ops, device, STACK).duration_ns
+    assert nvfp4 < fp8 < bf16
+    assert mxfp8 == pytest.approx(fp8)
+
+
+def test_a_faster_peak_makes_a_borrowed_product_faster_in_proportion():
+    times = [
+        GemmModel().price([Gemm(16384, 16384, 16384, DType.BF16)], load_device(name), STACK)
+        for name in ("b200_sxm", "gb200")
+    ]
+    rates = [load_device(name).gemm_flops(DType.BF16) for name in ("b200_sxm", "gb200")]
+    ratio = times[0].duration_ns[0] / times[1].duration_ns[0]
+    assert ratio == pytest.approx(rates[1] / rates[0], rel=0.1)
+
+
+def test_a_table_of_quantised_layers_times_the_cast_and_training_does_not():
+    device = load_device("h100_sxm")
+    tall = [Gemm(32768, 512, 4096, DType.FP8)]
+    timed = GemmModel().price(tall, device, BENCHMARK).duration_ns[0]
+    trained = GemmModel().price(tall, device, STACK).duration_ns[0]
+    # 134 M values, 3 bytes each: 0.4 GB take at least 120 us at 3.35 TB/s.
+    assert timed - trained > 120_000
+
+
+def test_a_cast_costs_its_floor_and_its_bytes():
+    machine = MachineRates(1, 1e9, 1e12, 1e9, 1.0)
+    constants = replace(SIMPLE, cast_floor_ns=4_000.0, cast_ratio=0.5, cast_cached_ratio=1.0)
+    shapes = gemm_shapes([Gemm(10, 7, 100, DType.FP8), Gemm(10, 7, 100, DType.NVFP4)])
+    # 1000 values of 2 bytes in and 1 out: 3 kB at 0.5 GB/s take 6 us.
+    assert predict_cast_ns(shapes, machine, constants)[0] == pytest.approx(10_000)
+    assert predict_cast_ns(shapes, machine, SIMPLE).tolist() == [0.0, 0.0]
+
+
+def test_a_quantised_product_gives_out_half_precision():
+    [shapes] = [gemm_shapes([Gemm(10, 20, 30, DType.NVFP4)])]
+    # Operands of half a byte, sums of two bytes.
+    assert shapes.activation_bytes[0] == 150
+    assert shapes.weight_bytes[0] == 300
+    assert shapes.output_bytes[0] == 400
+
+
+def test_long_load_does_not_slow_vector_arithmetic():
+    device = load_device("h100_sxm")
+    burst, loaded = (replace(STACK, loads_long=is_long) for is_long in (False, True))
+    fp32, bf16 = ([Gemm(8192, 8192, 8192, dtype)] for dtype in (DType.FP32, DType.BF16))
+
+    def times_ns(ops):
+        return [GemmModel().price(ops, device, stack).duration_ns[0] for stack in (burst, loaded)]
+
+    assert times_ns(fp32)[0] == times_ns(fp32)[1]
+    assert times_ns(bf16)[0] < times_ns(bf16)[1]
+
+
+def test_among_equal_relatives_the_nearest_memory_lends():
+    entries = [entry for entry in load_entries("gemm") if entry.device != "b200_sxm"]
+    model = GemmModel(entries)
+    lent = model.calibration(load_device("b200_sxm"), DType.BF16)
+    h200 = next(e for e in entries if e.device == "h200_sxm" and e.variant == "tensor")
+    assert lent.constants.compute_ratio == h200.constants["compute_ratio"]
+    # A newer generation than the lender's: the lower of its two floors.
+    assert lent.constants.floor_ns < h200.constants["floor_ns"]
+    assert lent.ordered is None

@@ -51,12 +51,12 @@ def test_all_faults_of_a_profile_are_reported_at_once(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
         "name: mine\nextends: pytorch_eager\nexecution: slow\nfusions: [glue]\n"
-        "host: {launch: 4}\nsustained_slowdown: {hopper: 0.5}\n"
+        "host: {launch: 4}\nloads_long: often\nevidence: {hopper: {rows: 3}}\n"
     )
     with pytest.raises(CalibrationError) as caught:
         load_stack(file)
     message = str(caught.value)
-    for place in ("execution", "fusions[0]", "host.launch", "sustained_slowdown.hopper"):
+    for place in ("execution", "fusions[0]", "host.launch", "loads_long", "evidence.hopper"):
         assert place in message
 
 

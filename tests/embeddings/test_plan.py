@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import pairwise
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embeddings.distribution import Zipf
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
@@ -58,3 +63,33 @@ def test_a_plan_that_is_not_whole_is_refused(shards, fault):
     with pytest.raises(PlanError) as error:
         _plan(*shards)
     assert fault in str(error.value)
+
+
+def test_the_piece_with_the_hottest_row_is_asked_for_most():
+    table = EmbeddingTable("t", 1000, 8, 10.0, distribution=Zipf(1.2))
+    shards = tuple(Shard(0, rank, 250 * rank, 250, 0, 8) for rank in range(4))
+    plan = ShardingPlan((table,), 4, shards)
+    asked = [plan.table_of(shard).pooling_factor for shard in shards]
+    assert sum(asked) == pytest.approx(10.0)
+    # One piece has the hottest row, and the next ones are dealt over the others.
+    hottest = table.popularity.hottest_share
+    assert max(asked) > 10 * hottest
+    assert max(asked) > 1.3 * sorted(asked)[-2] > sorted(asked)[-2] > 0.1 * 10.0
+    rows = [plan.table_of(shard).popularity.rows for shard in shards]
+    assert rows == pytest.approx([250.0] * 4)
+
+
+@given(rows=st.integers(1, 200), cuts=st.integers(1, 9), exponent=st.floats(0, 3))
+def test_pieces_by_rows_share_all_lookups_and_hold_no_more_rows_than_they_have(
+    rows, cuts, exponent
+):
+    table = EmbeddingTable("t", rows, 4, 7.0, distribution=Zipf(exponent))
+    bounds = [rows * piece // cuts for piece in range(cuts + 1)]
+    pieces = [
+        table.piece(first_row=first, rows=after - first, width=4)
+        for first, after in pairwise(bounds)
+        if after > first
+    ]
+    assert sum(piece.pooling_factor for piece in pieces) == pytest.approx(7.0)
+    for piece in pieces:
+        assert piece.popularity.rows <= piece.rows * (1 + 1e-9) + (rows > 64)

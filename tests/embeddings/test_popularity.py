@@ -121,10 +121,9 @@ def test_a_histogram_on_a_small_table_keeps_its_shape():
     assert (small.row_counts * small.probabilities).tolist() == pytest.approx([0.5, 0.5])
 
 
-def test_a_piece_by_rows_has_its_share_of_hot_rows():
+def test_two_pieces_by_rows_see_the_different_rows_of_the_whole():
     whole = EmbeddingTable("t", 1_000, 8, 10.0, distribution=Zipf(1.0))
-    half = EmbeddingTable("t", 500, 8, 5.0, distribution=Zipf(1.0), whole_rows=1_000)
-    draws = 2_000.0
-    assert 2 * half.popularity.distinct_rows(draws / 2) == pytest.approx(
-        whole.popularity.distinct_rows(draws), rel=0.01
-    )
+    halves = [whole.piece(first_row=first, rows=500, width=8) for first in (0, 500)]
+    # 200 samples draw 2,000 rows, and each half its share of them.
+    found = [half.popularity.distinct_rows(200 * half.pooling_factor) for half in halves]
+    assert sum(found) == pytest.approx(whole.popularity.distinct_rows(2_000.0), rel=0.01)

@@ -77,7 +77,9 @@ def test_a_model_takes_the_same_nanoseconds_through_every_door(plan_file, tmp_pa
 
 
 def test_what_differs_between_those_who_ask_is_said_in_the_question():
-    scenario = api.Scenario(TOPOLOGY, overrides=OVERRIDES, samples=4)
+    scenario = api.Scenario(
+        TOPOLOGY, "gpt2_xl", overrides=("batch=32", "model.layers=6"), samples=4
+    )
     counted = api.predict(scenario, executor="serial")
     alone = api.predict(
         replace(scenario, interference=api.Interference.LEFT_OUT), executor="serial"

@@ -66,17 +66,15 @@ def test_the_deviation_of_different_rows_is_that_of_counted_draws():
     assert found == pytest.approx(np.std(counted), rel=0.05)
 
 
-def test_pieces_by_rows_share_the_lookups_and_one_of_them_has_the_hottest_row():
+def test_the_piece_with_the_hottest_row_is_asked_for_most():
     evaluator, task = _setting(1, distribution=Zipf(1.2), rows=100_000, pooling_factor=50.0)
-    plan = _by_rows(task, 4)
-    terms = draw_shards(evaluator, plan, batches=200, seed=0).terms[:, 0]
+    terms = draw_shards(evaluator, _by_rows(task, 4), batches=200, seed=0).terms[:, 0]
     draws = terms[:, :, Term.DRAWS]
     total = draws.sum(axis=1) / (16384 * 50.0)
     assert total == pytest.approx(np.ones(200), rel=0.02)
     # The hottest of Zipf(1.2) rows has a fifth of all lookups, about as much as a piece.
     assert (draws.max(axis=1) / draws.mean(axis=1)).mean() > 1.4
-    hottest = terms[:, :, Term.HOTTEST_DRAWS]
-    assert (hottest.argmax(axis=1) == draws.argmax(axis=1)).mean() > 0.7
+    assert len(set(draws.argmax(axis=1).tolist())) == 1
 
 
 def test_uniform_pieces_by_rows_keep_to_their_share():
@@ -84,16 +82,6 @@ def test_uniform_pieces_by_rows_keep_to_their_share():
     drawn = draw_shards(evaluator, _by_rows(task, 4), batches=50, seed=0)
     draws = drawn.terms[:, 0, :, Term.DRAWS]
     assert draws.std() / draws.mean() < 0.01
-
-
-def test_hot_rows_spread_the_time_of_plans_by_rows_more_than_of_whole_tables():
-    evaluator, task = _setting(distribution=Zipf(1.2), pooling_factor=50.0, rows=100_000)
-    widths = []
-    for plan in (build_named_plan("naive", task), _by_rows(task, 4)):
-        spread = sample_batches(evaluator, plan, mode=Mode.ISOLATED, batches=60, seed=0)
-        assert spread.low_ns <= spread.middle_ns <= spread.high_ns
-        widths.append(spread.high_ns - spread.low_ns)
-    assert widths[1] > 2 * widths[0]
 
 
 def test_all_plans_see_the_same_batches():

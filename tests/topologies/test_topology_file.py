@@ -62,6 +62,12 @@ def test_a_file_becomes_a_topology(write):
     assert topology.source == "made up (2026-01-01; ours)"
 
 
+def test_a_fabric_may_charge_every_call_once(write):
+    assert load_topology(write(GOOD)).fabric.call_latency_ns == 0
+    path = write(GOOD + "  call: {latency: 0.4 ms}\n")
+    assert load_topology(path).fabric.call_latency_ns == 400_000
+
+
 def test_the_catalog_answers_with_and_without_the_ending():
     assert load_topology("dgx_h100") == load_topology("dgx_h100.yaml")
 

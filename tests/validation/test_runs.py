@@ -4,23 +4,26 @@ import pytest
 
 from perfmodel.base.errors import MeasurementError
 from perfmodel.execution.serial import SerialExecutor
+from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs import validate_runs
-from perfmodel.validation.runs_table import load_runs
+from perfmodel.validation.runs_table import columns_of, load_runs, required_columns
 
 TRANSFORMER = {
-    "id": "a", "source": "ours", "software": "nanotron", "gpu": "H100-SXM5-80GB", "n_gpus": "8",
-    "n_nodes": "1", "gpus_per_node": "8", "intra_node": "NVLink4", "inter_node": "n/a",
-    "arch": "decoder", "layers": "2", "hidden": "1024", "heads": "8", "ffn": "4096",
-    "gated_ffn": "1", "vocab": "32000", "seq_len": "1024", "precision": "bf16", "gbs": "16",
-    "mbs": "1", "tp": "2", "pp": "1", "dp": "4", "cp": "1", "ep": "1", "vpp": "1", "sp": "no",
-    "sharding": "none", "act_recompute": "none", "attn_impl": "flash", "iter_time_s": "0.1",
+    "id": "a", "source": "ours", "framework": "nanotron", "release": "", "device": "h100_sxm",
+    "machine": "dgx_h100", "n_gpus": "8", "n_nodes": "1", "gpus_per_node": "8",
+    "nvlink_domain": "8", "nic_gbit_per_gpu": "", "power_w": "", "arch": "decoder", "layers": "2",
+    "hidden": "1024", "heads": "8", "ffn": "4096", "gated_ffn": "1", "vocab": "32000",
+    "seq_len": "1024", "compute_precision": "bf16", "gbs": "16", "mbs": "1", "tp": "2", "pp": "1",
+    "cp": "1", "ep": "1", "vpp": "1", "sequence_parallel": "0", "data_sharding": "none",
+    "recompute": "none", "attention_kernel": "flash2", "optimizer_kind": "adam", "compiled": "0",
+    "flag": "", "iter_time_s": "0.1",
 }  # fmt: skip
 DLRM = {
-    "id": "d", "source": "ours", "software": "TorchRec", "gpu": "A100-SXM4-40GB", "n_gpus": "8",
-    "n_nodes": "1", "gpus_per_node": "8", "intra_node": "NVLink3", "inter_node": "n/a",
-    "dense_features": "13", "n_tables": "3", "table_rows": "1000-2000-3000", "emb_dim": "64",
-    "multi_hot": "1 (one-hot)", "bottom_mlp": "13-128-64", "top_mlp": "70-128-1",
-    "interaction": "dot", "precision": "fp32", "gbs": "2048", "optimizer": "SGD",
+    "id": "d", "source": "ours", "framework": "torchrec", "device": "a100_sxm_40gb",
+    "machine": "aws_p4d", "n_gpus": "8", "n_nodes": "1", "gpus_per_node": "8",
+    "dense_features": "13", "tables": "3", "table_rows": "1000-2000-3000", "emb_dim": "64",
+    "lookups": "1", "bottom_layers": "128-64", "top_layers": "128-1", "interaction_kind": "dot",
+    "compute_precision": "fp32", "gbs": "2048", "optimizer_kind": "sgd", "placement": "torchrec",
     "iter_time_s": "0.01",
 }  # fmt: skip
 
@@ -44,8 +47,14 @@ def test_a_run_is_predicted_and_named_by_its_id(tmp_path):
     board = board_of(tmp_path, TRANSFORMER)
     [deviation] = board.deviations
     assert deviation.row == "a"
-    assert deviation.group == "ours, H100-SXM5-80GB"
+    assert deviation.group == "nanotron, h100_sxm"
     assert 0 < deviation.low <= deviation.predicted <= deviation.high
+
+
+def test_rows_with_a_flag_of_their_own_are_reported_apart(tmp_path):
+    rows = [TRANSFORMER, TRANSFORMER | {"id": "b", "flag": "LOW_MFU;SLOW_SIBLING"}]
+    board = board_of(tmp_path, *rows)
+    assert list(board.groups) == ["nanotron, h100_sxm", "nanotron, h100_sxm, SLOW_SIBLING"]
 
 
 def test_a_table_without_ids_counts_its_rows_from_zero(tmp_path):
@@ -60,22 +69,36 @@ def test_a_table_without_ids_counts_its_rows_from_zero(tmp_path):
     [
         ({"cp": "2"}, "context parallelism"),
         ({"ep": "8"}, "expert parallelism"),
+        ({"arch": "moe"}, "'moe' is not a workload yet"),
         ({"vpp": "3"}, "interleaving=3 needs pipeline stages"),
         ({"layers": ""}, "not stated: layers"),
-        ({"gpu": "Warp9"}, "Warp9"),
-        ({"software": "Abacus 2"}, "Abacus 2"),
-        ({"precision": "int3"}, "int3"),
-        ({"sharding": "LoRA adapters only"}, "adapters"),
-        ({"attn_impl": "fused FMHA unpadded"}, "without padding"),
+        ({"device": "warp9"}, "warp9"),
+        ({"compute_precision": "int3"}, "int3"),
+        ({"recompute": "a little"}, "column recompute: must be one of none, full"),
         ({"iter_time_s": ""}, "no time was measured"),
+        ({"iter_time_s": "-1"}, "column iter_time_s: must be a number above zero, got '-1'"),
+        ({"layers": "6+6"}, "column layers: must be a whole number above zero, got '6+6'"),
         ({"tp": "3"}, "heads"),
     ],
 )
 def test_what_cannot_be_asked_is_listed_with_its_reason(tmp_path, change, word):
-    board = board_of(tmp_path, TRANSFORMER | change)
-    assert not board.deviations
+    board = board_of(tmp_path, TRANSFORMER | change, TRANSFORMER | {"id": "b"})
+    assert [one.row for one in board.deviations] == ["b"]
     [unsupported] = board.unsupported
     assert word in unsupported.reason
+
+
+@pytest.mark.parametrize(("row", "generic"), [(TRANSFORMER, "generic"), (DLRM, "generic_dlrm")])
+def test_an_unknown_framework_gets_the_generic_stack_and_says_so(tmp_path, row, generic):
+    board = board_of(tmp_path, row | {"framework": "abacus"})
+    [sentences] = board.assumptions.values()
+    assert any("'abacus'" in one and f"'{generic}'" in one for one in sentences)
+    assert any("none under" in one and "spread" in one for one in sentences)
+
+
+def test_a_framework_of_another_family_is_an_unknown_one(tmp_path):
+    board = board_of(tmp_path, DLRM | {"framework": "nanotron"})
+    assert any("'generic_dlrm'" in one for one in board.assumptions["d"])
 
 
 def test_every_row_is_predicted_or_listed(tmp_path):
@@ -95,22 +118,34 @@ def test_many_micro_batches_are_continued_as_if_all_were_built(tmp_path, monkeyp
 def test_more_work_takes_longer(tmp_path):
     base = predicted_s(tmp_path)
     assert predicted_s(tmp_path, layers="4") > base
-    assert predicted_s(tmp_path, act_recompute="full") > base
+    assert predicted_s(tmp_path, recompute="full") > base
     assert predicted_s(tmp_path, gbs="32") > base
 
 
 def test_a_slower_network_is_taken_from_the_row(tmp_path):
-    two_hosts = {"n_gpus": "16", "n_nodes": "2", "dp": "8"}
-    fast = predicted_s(tmp_path, **two_hosts, inter_node="8x IB 400 Gb/s")
-    slow = predicted_s(tmp_path, **two_hosts, inter_node="IB 100 Gb/s per node")
+    two_hosts = {"n_gpus": "16", "n_nodes": "2"}
+    fast = predicted_s(tmp_path, **two_hosts, nic_gbit_per_gpu="400")
+    slow = predicted_s(tmp_path, **two_hosts, nic_gbit_per_gpu="12.5")
     assert slow > fast
+
+
+def test_a_machine_that_nobody_states_is_one_with_such_gpus(tmp_path):
+    board = board_of(tmp_path, TRANSFORMER | {"machine": ""})
+    assert any("machine is not stated" in one for one in board.assumptions["a"])
+
+
+def test_columns_that_are_missing_are_empty(tmp_path):
+    kept = ("device", "n_gpus", "gbs", "iter_time_s", "layers", "hidden", "heads", "seq_len")
+    row = {name: TRANSFORMER[name] for name in (*kept, "ffn", "vocab", "compute_precision")}
+    [deviation] = board_of(tmp_path, row).deviations
+    assert deviation.group == "?, h100_sxm"
 
 
 def test_a_recommendation_run_is_predicted_with_its_loader(tmp_path):
     board = board_of(tmp_path, DLRM)
     # The loader of the profile: 8.9 ms and 0.537 us for each of 2,048 samples.
     assert board.deviations[0].predicted >= 0.00999
-    assert any("loader" in sentence for sentence in board.assumptions["d"])
+    assert any("Loading a batch takes 9.99" in sentence for sentence in board.assumptions["d"])
 
 
 def test_assumptions_stand_beside_the_rows_they_carry(tmp_path):
@@ -133,19 +168,6 @@ def test_a_missing_column_is_named(tmp_path):
         load_runs(write(tmp_path, row))
 
 
-def test_all_wrong_numbers_are_named_with_row_and_column(tmp_path):
-    with pytest.raises(MeasurementError) as caught:
-        load_runs(
-            write(
-                tmp_path,
-                TRANSFORMER | {"layers": "many"},
-                TRANSFORMER | {"id": "b", "iter_time_s": "-1"},
-            )
-        )
-    assert "row a, column layers" in str(caught.value)
-    assert "row b, column iter_time_s" in str(caught.value)
-
-
 def test_a_source_nobody_has_is_refused(tmp_path):
     with pytest.raises(MeasurementError, match="no row has such a source"):
         load_runs(write(tmp_path, TRANSFORMER)).of_source("theirs")
@@ -153,7 +175,7 @@ def test_a_source_nobody_has_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "limit_pct", "bias_pct"),
-    [("vTrain", 10, 6), ("llm-foundry", 7, 5), ("DLPerf GPT", 8, 6)],
+    [("vTrain", 12, 8), ("llm-foundry", 8, 6), ("DLPerf GPT V100 (Megatron", 15, 12)],
 )
 def test_core_transformers_stay_within_their_error(shared_data, source, limit_pct, bias_pct):
     table = load_runs(shared_data / "runs" / "core_transformer.csv").of_source(source)
@@ -162,27 +184,32 @@ def test_core_transformers_stay_within_their_error(shared_data, source, limit_pc
     assert board.overall.rows == len(table.rows)
     assert board.overall.mape_pct < limit_pct
     # A ratio that stands for a kernel priced too fast shows here once the kernel is mended:
-    # then fit the profile anew, see experiments/runs_scoreboard.
+    # then fit the stacks anew, see experiments/runs_scoreboard.
     assert abs(board.overall.bias_pct) < bias_pct
-    # Intervals are of 90 %; a few rows of one source may miss them together.
-    assert board.overall.inside_interval_pct >= 75
+    # Intervals are of 90 %, from sources left out; rows of one source may miss them together.
+    assert board.overall.inside_interval_pct >= 80
 
 
 def test_stages_of_several_runs_of_layers_are_predicted(tmp_path):
-    pipeline = {"layers": "8", "pp": "2", "tp": "1", "dp": "4", "gbs": "64"}
+    pipeline = {"layers": "8", "pp": "2", "tp": "1", "gbs": "64"}
     plain, interleaved = (predicted_s(tmp_path, **pipeline, vpp=runs) for runs in ("1", "2"))
     assert interleaved != plain
 
 
-def test_the_compiled_runs_of_a_framework_have_their_own_profile(tmp_path):
-    row = TRANSFORMER | {"software": "torchtitan", "overlap": "eager"}
-    compiled = board_of(tmp_path, row | {"overlap": "torch.compile"}).deviations[0]
-    assert compiled.predicted < board_of(tmp_path, row).deviations[0].predicted
+def test_a_compiled_run_is_faster_than_an_eager_one(tmp_path):
+    row = {"framework": "torchtitan"}
+    assert predicted_s(tmp_path, **row, compiled="1") < predicted_s(tmp_path, **row)
 
 
-def test_a_cluster_with_a_measured_network_is_not_the_catalogs(tmp_path):
-    across = {"tp": "16", "heads": "16", "dp": "1", "n_gpus": "16", "n_nodes": "2"}
-    words = {"intra_node": "NVLink4 (AWS p5)", "inter_node": "AWS EFA 3200 Gb/s per node"}
-    catalog = predicted_s(tmp_path, **across, **words)
-    own = predicted_s(tmp_path, **across, **words, source="Ultra-Scale")
-    assert own > catalog
+def test_the_interval_says_which_evidence_it_rests_on(tmp_path):
+    board = board_of(tmp_path, TRANSFORMER, TRANSFORMER | {"id": "b", "framework": "abacus"})
+    known, unknown = (one.high / one.predicted for one in board.deviations)
+    assert any("spread of" in sentence for sentence in board.assumptions["a"])
+    assert unknown > known > 1.05
+
+
+def test_every_column_says_what_it_means():
+    for family in Family:
+        for name, column in columns_of(family).items():
+            assert column.meaning, name
+            assert set(required_columns(family)) <= set(columns_of(family))

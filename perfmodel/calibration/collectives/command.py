@@ -6,7 +6,7 @@ of sizes, so that a held-out row has no twin in the fit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from perfmodel.calibration.collectives.fit import (
 from perfmodel.calibration.collectives.rows import HeldOut, LeftOut, measured_spans
 from perfmodel.calibration.collectives.specs import (
     ALL_PROTOCOLS,
+    FABRIC_FROZEN,
     FABRIC_PRIOR,
     FABRIC_SPECS,
     HOST_PRIOR,
@@ -40,7 +41,9 @@ from perfmodel.calibration.collectives.specs import (
 
 # Machines whose generation or network others share: what leaving them out costs is what an
 # unseen machine can expect. Odd hosts say nothing about others.
-TRANSFER_MACHINES = ("dgx_a100", "dgx_h100", "alps_gh200", "aws_p4d")
+TRANSFER_MACHINES = (
+    "dgx_a100", "dgx_h100", "dgx_b200", "alps_gh200", "aws_p4d", "azure_nd_a100_v4",
+)  # fmt: skip
 
 
 def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibration:
@@ -162,11 +165,15 @@ def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[Fabric
 
 
 def _between(first: FabricConstants, entries: Sequence[FabricEntry]) -> FabricConstants:
-    """*first* with the bandwidth halfway to that of the entry fitted last."""
+    """*first* with the bandwidth halfway to what the entry fitted last reaches.
+
+    Two ranks share a NIC there, and slow each other down.
+    """
     if not entries:
         return first
     last = entries[-1].constants
-    return replace(first, simple_ratio=(first.simple_ratio + last.simple_ratio) / 2)
+    reached = last.simple_ratio / (1.0 + last.nic_crowding)
+    return replace(first, simple_ratio=(first.simple_ratio + reached) / 2)
 
 
 def _fit_fabric(rows: list[Batch], prior: FabricConstants, partial: Calibration) -> FabricConstants:
@@ -180,6 +187,7 @@ def _fit_fabric(rows: list[Batch], prior: FabricConstants, partial: Calibration)
                 for batch, host in zip(rows, hosts, strict=True)
             ],
         ),
+        frozen=FABRIC_FROZEN,
     )
 
 
@@ -202,9 +210,11 @@ def predict_rows(
     return [found[number] for number in range(len(measurements))]
 
 
-def cross_validate(measurements: Sequence[CollectiveMeasurement], *, folds: int) -> list[HeldOut]:
-    """Predict every row from a fit on the other folds; a fold is every so-manieth size."""
-    fold_of_row = deal_folds(measurements, folds)
+def cross_validate(
+    measurements: Sequence[CollectiveMeasurement], *, folds: int, by: str = "size_bytes"
+) -> list[HeldOut]:
+    """Predict every row that a fold holds from a fit on all others; see `deal_folds`."""
+    fold_of_row = deal_folds(measurements, folds, by=by)
     held: dict[int, HeldOut] = {}
     for fold in range(folds):
         inside = [row for row, of in zip(measurements, fold_of_row, strict=True) if of != fold]
@@ -212,8 +222,8 @@ def cross_validate(measurements: Sequence[CollectiveMeasurement], *, folds: int)
         fitted = fit_collectives(inside)
         predicted = predict_rows([measurements[place] for place in places], fitted)
         held.update(zip(places, predicted, strict=True))
-    rows = [held[place] for place in range(len(measurements))]
-    return with_sigma(rows, fold_of_row)
+    places = sorted(held)
+    return with_sigma([held[place] for place in places], [fold_of_row[one] for one in places])
 
 
 def predict_left_out(
@@ -243,13 +253,33 @@ def fit_with_uncertainty(
     return replace(fitted, uncertainty=fit_uncertainty(held, unseen), spans=spans)
 
 
-def deal_folds(measurements: Sequence[CollectiveMeasurement], folds: int) -> list[int]:
-    """The fold of each row: sizes in order, dealt round."""
-    sizes = sorted({row.size_bytes for row in measurements})
-    if not 2 <= folds <= len(sizes):
+FOLD_COLUMNS: Mapping[str, Callable[[CollectiveMeasurement], int]] = {
+    "size_bytes": lambda row: row.size_bytes,
+    "hosts": lambda row: row.hosts,
+    "nranks": lambda row: row.ranks,
+}
+IN_EVERY_FIT = -1
+
+
+def deal_folds(
+    measurements: Sequence[CollectiveMeasurement], folds: int, *, by: str = "size_bytes"
+) -> list[int]:
+    """The fold of each row: values of the column *by* in order, dealt round.
+
+    Folding by hosts asks how far a network carries: rows of one host are fitted always.
+    """
+    value_of = FOLD_COLUMNS[by]
+    is_kept = [by == "hosts" and row.hosts == 1 for row in measurements]
+    values = sorted(
+        {value_of(row) for row, kept in zip(measurements, is_kept, strict=True) if not kept}
+    )
+    if not 2 <= folds <= len(values):
         raise CalibrationError(
-            f"cross-validation: folds must be from 2 to the number of sizes ({len(sizes)}), "
-            f"got {folds}."
+            f"cross-validation: folds must be from 2 to the number of values of {by} "
+            f"({len(values)}), got {folds}."
         )
-    fold_of_size = {size: number % folds for number, size in enumerate(sizes)}
-    return [fold_of_size[row.size_bytes] for row in measurements]
+    fold_of = {value: number % folds for number, value in enumerate(values)}
+    return [
+        IN_EVERY_FIT if kept else fold_of[value_of(row)]
+        for row, kept in zip(measurements, is_kept, strict=True)
+    ]

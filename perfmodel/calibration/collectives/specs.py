@@ -58,6 +58,22 @@ HOST_SPECS = (
         link_class=HostLinkClass.NVSWITCH,
         learns_from=("dgx_a100",),
     ),
+    # A cloud's virtual machines: latencies of their own, which a DGX does not share.
+    HostSpec(
+        name="ampere_cloud",
+        architecture="ampere",
+        link_class=HostLinkClass.NVSWITCH,
+        learns_from=("azure_nd_a100_v4",),
+        prior="ampere_nvswitch",
+        machines=("azure_nd_a100_v4",),
+    ),
+    HostSpec(
+        name="blackwell_nvswitch",
+        architecture="blackwell",
+        link_class=HostLinkClass.NVSWITCH,
+        learns_from=("dgx_b200", "gb200_nvl72"),
+        prior="hopper_nvswitch",
+    ),
     HostSpec(
         name="hopper_nvlink_mesh",
         architecture="hopper",
@@ -115,6 +131,11 @@ FABRIC_SPECS = (
     # request 280). Nobody measured it here: latencies follow the datasheet, bandwidth is taken
     # halfway between the first EFA and InfiniBand.
     FabricSpec(name="efa_rdma", machines=("aws_p5", "aws_p5en"), learns_from=()),
+    FabricSpec(
+        name="infiniband_cloud",
+        machines=("azure_nd_a100_v4",),
+        learns_from=("azure_nd_a100_v4",),
+    ),
 )
 
 HOST_PRIOR = HostConstants(
@@ -161,6 +182,11 @@ PCIE_PRIOR = replace(
     pair_crowding=1.0,
 )
 
+# Ranks that share a NIC reach a third of it on hosts with one NIC for eight GPUs (1 + 7/4 = 2.75),
+# and four fifths where two share one (Polaris). Where all rows of a network share alike, its
+# bandwidth could not be told from this.
+FABRIC_FROZEN = ("nic_crowding",)
+
 FABRIC_PRIOR = FabricConstants(
     launch_ns=6_000.0,
     ll_hop_ns=4_000.0,
@@ -173,6 +199,9 @@ FABRIC_PRIOR = FabricConstants(
     simple_ratio=0.93,
     fill_ns=15_000.0,
     fill_bytes=200_000.0,
+    ll128_fill_ns=40_000.0,
+    ll128_fill_bytes=8_000_000.0,
+    nic_crowding=0.25,
     ring_hop_ratio=1.0,
     nvls_tree_fill_ns=100_000.0,
     pair_launch_ns=6_000.0,
@@ -180,6 +209,7 @@ FABRIC_PRIOR = FabricConstants(
     pair_ratio=0.88,
     pair_fill_ns=20_000.0,
     pair_ll_peer_ns=12_000.0,
+    pair_burst_bytes=100_000.0,
 )
 
 SOFTWARE_PRIOR = SoftwareConstants(

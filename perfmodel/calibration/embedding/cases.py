@@ -171,7 +171,7 @@ class CaseSection(Section):
 
     name: Words
     device: Words
-    kernel: Literal["fbgemm", "table_batched"]
+    kernel: Literal["fbgemm", "fbgemm_2022", "table_batched"]
     batch: Count
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd"
     tables: tuple[TableGroup, ...]

@@ -27,6 +27,7 @@ from perfmodel.costs.corrections import Corrected
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
 from perfmodel.costs.gemm.model import machine_rates
 from perfmodel.costs.gemm.physics import MachineRates
+from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Attention, Pass
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
@@ -74,7 +75,7 @@ class AttentionModel:
             attention_shapes(ops),
             machine_rates(device, kind.dtype),
             find_recipe(self._known(), device, kind),
-            slowdown=stack.slowdown(device.architecture.value),
+            slowdown=arithmetic_slowdown(device, stack, kind.dtype),
         )
 
 

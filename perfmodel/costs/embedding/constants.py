@@ -13,8 +13,9 @@ from topologies import Device
 
 HEADER = ("source", "hardware", "software", "date", "licence", "command")
 FALLBACK = "ampere"
+_FILE = "embedding.yaml"
 BORROWED_SIGMA = 0.2
-_TIMES = ("floor", "block_time", "long_row_time", "long_row_entry_time", "tail_row_time")
+_TIMES = ("floor", "block_time", "long_row_time", "tail_row_time")
 _NUMBERS = ("memory_ratio", "cache_ratio", "sort_ratio", "updates_per_clock", "relative_sigma")
 
 
@@ -25,9 +26,9 @@ class EmbeddingConstants:
     *memory_ratio* and *cache_ratio* are of the datasheet's bandwidths for
     gathered rows, *sort_ratio* of memory bandwidth for sorting indices.
     *updates_per_clock* are numbers added in place, whole GPU. *block_ns* is
-    what an empty block of 16 warps takes on its SM; *long_row_ns* what a
-    block spends on a row with many updates, and *long_row_entry_ns* on each
-    update of such a row per warp. *tail_row_ns* is a row of a bag that is left alone.
+    what an empty block of 16 warps takes on its SM and *long_row_ns* what a
+    block spends on a row with many updates, both in the kernels of 2022.
+    *tail_row_ns* is a row of a bag that is left alone.
     """
 
     floor_ns: float
@@ -37,7 +38,6 @@ class EmbeddingConstants:
     updates_per_clock: float
     block_ns: float
     long_row_ns: float
-    long_row_entry_ns: float
     tail_row_ns: float
     relative_sigma: float
     is_own: bool
@@ -50,11 +50,24 @@ def constants_for(device: Device) -> EmbeddingConstants:
     return generations.get(architecture, generations[FALLBACK + " borrowed"])
 
 
+def describe_constants(device: Device) -> str:
+    """Whose constants price lookups on *device*, and what they were fitted to."""
+    content = parse_yaml(_text(), document=_FILE, error_type=CalibrationError)
+    architecture = device.architecture.value
+    is_own = architecture in content["generations"]
+    whose = architecture if is_own else f"{FALLBACK}, borrowed for {architecture}"
+    return f"{whose}: {content['hardware']}; {content['software']}; {content['date']}"
+
+
+def _text() -> str:
+    file = resources.files("perfmodel.costs") / "calibrations" / _FILE
+    return file.read_text(encoding="utf-8")
+
+
 @cache
 def load_constants() -> dict[str, EmbeddingConstants]:
     """The constants that come with perfmodel, by generation."""
-    file = resources.files("perfmodel.costs") / "calibrations" / "embedding.yaml"
-    return parse_constants(file.read_text(encoding="utf-8"), document="embedding.yaml")
+    return parse_constants(_text(), document=_FILE)
 
 
 def parse_constants(text: str, *, document: str) -> dict[str, EmbeddingConstants]:

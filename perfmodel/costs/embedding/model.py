@@ -18,8 +18,9 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.embedding.constants import EmbeddingConstants, constants_for
 from perfmodel.costs.embedding.terms import (
-    BLOCK_WARPS,
+    CACHE_SHARE,
     MILLI,
+    SEGMENT_UPDATES,
     Int64s,
     Term,
     add_terms,
@@ -87,7 +88,10 @@ def lookup_terms(op: EmbeddingOp, device: Device) -> Int64s:
         )
         for table in lookup.tables
     ]
-    return add_terms(np.array(of_tables, dtype=np.int64).reshape(-1, len(Term)))
+    terms = add_terms(np.array(of_tables, dtype=np.int64).reshape(-1, len(Term)))
+    if lookup.is_repeated and terms[Term.READ_BYTES] <= CACHE_SHARE * device.l2_bytes:
+        terms[Term.READ_BYTES] = 0
+    return terms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +130,7 @@ class LookupPricer:
             return self._forward(numbers)
         if kernel == "table_batched":
             return self._added(numbers)
-        return self._sorted(numbers)
+        return self._sorted(numbers, kernel)
 
     def _forward(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
         # What is written last stays in the L2 when the kernel ends.
@@ -139,52 +143,59 @@ class LookupPricer:
         return total_ns, _bound(memory_ns, cache_ns, host_ns)
 
     def _added(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
-        """Gradients are read once a bag and added to every row in place."""
-        gradient_ns = terms[:, Term.OUTPUT_BYTES] * self._memory_ns
-        memory_ns = terms[:, Term.UPDATE_BYTES] * self._memory_ns
+        """Gradients are read once a bag and added to every row in place, all at the same time."""
+        moved = terms[:, Term.OUTPUT_BYTES] + terms[:, Term.UPDATE_BYTES]
+        memory_ns = moved * self._memory_ns
         added_ns = terms[:, Term.ADDED_NUMBERS] * self._added_ns
         host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
-        total_ns = self.constants.floor_ns + gradient_ns + np.maximum(memory_ns, added_ns) + host_ns
-        return total_ns, _bound(memory_ns + gradient_ns, added_ns, host_ns)
+        total_ns = self.constants.floor_ns + np.maximum(memory_ns, added_ns) + host_ns
+        return total_ns, _bound(memory_ns, added_ns, host_ns)
 
-    def update_parts(self, terms: Int64s) -> UpdateParts:
+    def update_parts(self, terms: Int64s, kernel: str) -> UpdateParts:
         """The kernels of a sorted backward pass one by one, of kernels x terms."""
-        return self._update_parts(terms.astype(np.float64))
+        return self._update_parts(terms.astype(np.float64), kernel)
 
-    def _sorted(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
-        """Indices are sorted; rows with many updates get a block each, the others a warp."""
-        parts = self._update_parts(terms)
-        memory_ns, cache_ns = self._short_rows(terms)
+    def _sorted(self, terms: FloatColumn, kernel: str) -> tuple[FloatColumn, NDArray[np.int8]]:
+        """Indices are sorted, gradients of a row are summed, and each row is updated once."""
+        parts = self._update_parts(terms, kernel)
+        memory_ns, cache_ns = self._merged_rows(terms)
         host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
         total_ns = parts.prepared_ns + parts.long_ns + parts.short_ns + host_ns
-        bound = _bound(memory_ns + parts.prepared_ns, cache_ns + parts.long_ns, host_ns)
+        bound = _bound(memory_ns + parts.prepared_ns, cache_ns, host_ns)
         return total_ns, bound
 
-    def _update_parts(self, terms: FloatColumn) -> UpdateParts:
-        constants = self.constants
+    def _update_parts(self, terms: FloatColumn, kernel: str) -> UpdateParts:
         draws = terms[:, Term.DRAWS]
         bits = np.ceil(np.log2(np.maximum(terms[:, Term.ROWS], 2)))
         passes = np.ceil(bits / PASS_BITS)
         weighted = terms[:, Term.WEIGHTED_DRAWS]
         sorted_bytes = SORTED_BYTES * passes * (draws + weighted)
-        prepared_ns = (PREPARED_BYTES * draws + sorted_bytes) * self._sort_ns
         launches = PREPARING_KERNELS + passes + (weighted > 0) * (WEIGHT_KERNELS + passes)
+        floor_ns = self.constants.floor_ns
+        prepared_ns = (PREPARED_BYTES * draws + sorted_bytes) * self._sort_ns + launches * floor_ns
+        if kernel == "fbgemm_2022":
+            long_ns, short_ns = self._long_and_short(terms)
+            return UpdateParts(prepared_ns, floor_ns + long_ns, floor_ns + short_ns)
+        # Rows of any length are cut into segments alike, so a hot row holds up nobody.
+        merged_ns = _norm4(*self._merged_rows(terms))
+        return UpdateParts(prepared_ns, np.full_like(draws, floor_ns), floor_ns + merged_ns)
+
+    def _long_and_short(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+        """Rows with many updates, a block each, and the others, a warp each."""
+        constants = self.constants
         slots = self._sm_count * BLOCKS_PER_SM
-        long_ns = (
-            terms[:, Term.LONG_ROWS] * (constants.long_row_ns / MILLI)
-            + terms[:, Term.LONG_ENTRIES] * (constants.long_row_entry_ns / MILLI)
-        ) / slots
-        hottest_ns = terms[:, Term.HOTTEST_DRAWS] * (constants.long_row_entry_ns / BLOCK_WARPS)
-        long_ns = np.maximum(
-            np.maximum(long_ns, hottest_ns), terms[:, Term.LONG_CACHE_BYTES] * self._cache_ns
-        )
+        blocks_ns = terms[:, Term.LONG_ROWS] * (constants.long_row_ns / MILLI / slots)
+        long_ns = np.maximum(blocks_ns, terms[:, Term.LONG_CACHE_BYTES] * self._cache_ns)
         memory_ns, cache_ns = self._short_rows(terms)
-        empty_ns = draws * (constants.block_ns / (WARPS_PER_BLOCK * self._sm_count))
-        short_ns = np.maximum(_norm4(memory_ns, cache_ns), empty_ns)
-        floor_ns = constants.floor_ns
-        return UpdateParts(
-            launches * floor_ns + prepared_ns, floor_ns + long_ns, floor_ns + short_ns
-        )
+        empty_ns = terms[:, Term.DRAWS] * (constants.block_ns / (WARPS_PER_BLOCK * self._sm_count))
+        return long_ns, np.maximum(_norm4(memory_ns, cache_ns), empty_ns)
+
+    def _merged_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+        """Memory and cache time of all rows; each segment writes and reads a partial sum."""
+        memory_ns, short_ns = self._short_rows(terms)
+        long_ns = terms[:, Term.LONG_CACHE_BYTES] * self._cache_ns
+        partial_ns = terms[:, Term.CACHE_BYTES] * (2 * self._cache_ns / SEGMENT_UPDATES)
+        return memory_ns, short_ns + long_ns + partial_ns
 
     def _short_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
         """Memory and cache time of rows with few updates."""

@@ -37,8 +37,9 @@ OFFSET_BYTES = 8
 WARPS_PER_SM = 64
 CACHE_SHARE = 0.9
 LONG_ROW_UPDATES = 32
-"""Updates of a row above which the sorted kernel gives it a block of its own."""
-BLOCK_WARPS = 32
+"""Updates of a row above which the sorted kernel of 2022 gives it a block of its own."""
+SEGMENT_UPDATES = 1024
+"""Updates that one block takes; a row with more of them is summed by several blocks."""
 QUANTISED_ROW_BYTES = 8
 """Scale and bias of an int8 row."""
 _STATE_TENSORS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
@@ -57,12 +58,10 @@ class Term(IntEnum):
     UPDATE_BYTES = 7
     ADDED_NUMBERS = 8
     LONG_ROWS = 9
-    LONG_ENTRIES = 10
-    LONG_CACHE_BYTES = 11
-    SHORT_CACHE_BYTES = 12
-    WEIGHTED_DRAWS = 13
-    TAIL_ROWS = 14
-    HOTTEST_DRAWS = 15
+    LONG_CACHE_BYTES = 10
+    SHORT_CACHE_BYTES = 11
+    WEIGHTED_DRAWS = 12
+    TAIL_ROWS = 13
 
 
 FIRST_LARGEST = Term.TAIL_ROWS
@@ -115,12 +114,10 @@ def table_terms(
         Term.UPDATE_BYTES: distinct * (2 * moved + state),
         Term.ADDED_NUMBERS: draws * table.width,
         Term.LONG_ROWS: long_rows * MILLI,
-        Term.LONG_ENTRIES: long_draws / BLOCK_WARPS * MILLI,
         Term.LONG_CACHE_BYTES: long_draws * handled,
         Term.SHORT_CACHE_BYTES: (draws - long_draws) * handled + 2 * distinct * handled,
         Term.WEIGHTED_DRAWS: draws if table.is_weighted else 0.0,
         Term.TAIL_ROWS: _tail_rows(table, batch_size) * MILLI,
-        Term.HOTTEST_DRAWS: draws * popularity.hottest_share,
     }
     terms = np.array([round(max(values[term], 0.0)) for term in Term], dtype=np.int64)
     terms.setflags(write=False)

@@ -7,16 +7,23 @@ measured borrows constants, which are ratios of its datasheet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import CalibrationError
+from perfmodel.base.dtypes import BITS_PER_BYTE, DType
+from perfmodel.base.errors import CalibrationError, PerfModelError, TopologyError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.calibration_files import Entry, Match, load_entries, match_entry
+from perfmodel.costs.calibration_files import (
+    Entry,
+    Match,
+    generations_between,
+    load_entries,
+    match_entry,
+)
 from perfmodel.costs.corrections import CHUNK_ROWS, Correction, OrderedCorrection
 from perfmodel.costs.estimates import (
     Bound,
@@ -33,19 +40,28 @@ from perfmodel.costs.gemm.physics import (
     predict_arithmetic_ns,
     predict_gemm_times,
 )
+from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.stack import Residency, SoftwareStack
-from topologies import Device
+from topologies import Device, load_device
 
 TENSOR = "tensor"
 VECTOR = "vector"
-_TENSOR_DTYPES = frozenset({DType.BF16, DType.FP16, DType.FP8, DType.TF32, DType.INT8})
+_TENSOR_DTYPES = frozenset({DType.BF16, DType.FP16, DType.TF32, DType.INT8})
 _FITTED_DTYPES = frozenset({DType.BF16, DType.FP16, DType.FP32})
+_NEEDED = {
+    DType.FP8: DType.FP8, DType.FP8_BLOCK: DType.FP8, DType.NVFP4: DType.NVFP4,
+    DType.MXFP8: DType.NVFP4,
+}  # fmt: skip
+"""What a chip must have to multiply a quantised format. Scales of 32 values came into tensor
+cores together with those of 16, so a chip that states nvfp4 multiplies mxfp8 too."""
 FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
 """Chips whose kernels stay resident and share the last wave."""
 ARITHMETIC_SHARE = 0.876
 """A product whose time without memory traffic is at least this share of its time counts as bound
 by arithmetic, which long load slows down; (1 - 0.8**4)**0.25, memory being four fifths of it."""
+SMALLEST_SIDE = 32
+"""Side of the smallest product in the tables."""
 OTHER_DTYPE_SIGMA = 0.12
 """How unsure the step from half precision to a dtype without measurements makes us."""
 
@@ -59,11 +75,19 @@ class GemmCalibration:
     steps: Correction | None
     relative_sigma: float
     borrowed_sigma: float
+    stand_in_sigma: float = 0.0
+    is_assumed: bool = False
 
     @property
-    def is_own(self) -> bool:
-        """Whether it was fitted on the device itself."""
-        return self.borrowed_sigma == 0.0
+    def provenance(self) -> Provenance:
+        """How we know times inside the range of the fit.
+
+        A format that the chip has no rate of its own for is assumed to run as the next wider one.
+        """
+        if self.is_assumed:
+            return Provenance.ASSUMED
+        is_own = self.borrowed_sigma == self.stand_in_sigma == 0.0
+        return Provenance.INTERPOLATED if is_own else Provenance.EXTRAPOLATED
 
 
 class GemmModel:
@@ -87,30 +111,57 @@ class GemmModel:
     def _price_dtype(
         self, shapes: GemmShapes, dtype: DType, device: Device, stack: SoftwareStack
     ) -> Estimates:
-        calibration = self.calibration(device, variant_of(dtype))
-        extra = 0.0 if dtype in _FITTED_DTYPES else OTHER_DTYPE_SIGMA
+        check_multiplies(device, dtype)
+        calibration = self.calibration(device, dtype)
         return price_gemms(
             shapes,
             machine_rates(device, dtype),
             calibration,
             residency=stack.residency,
-            slowdown=stack.slowdown(device.architecture.value),
-            extra_sigma=extra,
+            slowdown=arithmetic_slowdown(device, stack, dtype),
         )
 
-    def calibration(self, device: Device, variant: str) -> GemmCalibration:
-        """The constants of *variant* arithmetic on *device*."""
+    def calibration(self, device: Device, dtype: DType) -> GemmCalibration:
+        """The constants of products of *dtype* on *device*."""
         entries = load_entries("gemm") if self._entries is None else tuple(self._entries)
-        match = match_entry(entries, device, variant)
-        if match is None:
+        found = [
+            (match, sigma)
+            for variant, sigma in stand_ins(dtype)
+            if (match := match_entry(entries, device, variant, apart=_memory_apart(device)))
+            is not None
+        ]
+        if not found:
             raise CalibrationError(
-                f"gemm: no constants for {variant} arithmetic in the calibration. "
+                f"gemm: no constants for {variant_of(dtype)} arithmetic in the calibration. "
                 "Make them with `perfmodel calibrate gemm`."
             )
-        return gemm_calibration(match, device)
+        match, sigma = min(found, key=lambda pair: pair[0].borrowed_sigma + pair[1])
+        is_assumed = sigma == 0.0 and not device.supports(_NEEDED.get(dtype, dtype))
+        return gemm_calibration(match, device, stand_in_sigma=sigma, is_assumed=is_assumed)
 
 
-def gemm_calibration(match: Match, device: Device) -> GemmCalibration:
+def stand_ins(dtype: DType) -> tuple[tuple[str, float], ...]:
+    """Variants that may price products of *dtype*, and how unsure each makes us."""
+    own = variant_of(dtype)
+    if dtype.is_quantised:
+        return (own, 0.0), (DType.FP8.value, OTHER_DTYPE_SIGMA), (TENSOR, 2 * OTHER_DTYPE_SIGMA)
+    return ((own, 0.0 if dtype in _FITTED_DTYPES else OTHER_DTYPE_SIGMA),)
+
+
+def check_multiplies(device: Device, dtype: DType) -> None:
+    """Refuse a quantised *dtype* that *device* has no arithmetic for."""
+    needed = _NEEDED.get(dtype)
+    if needed is not None and not device.supports(needed):
+        known = ", ".join(one.value for one in device.peak_flops)
+        raise TopologyError(
+            f"device {device.name}: cannot multiply {dtype.value}; it states rates for {known}. "
+            "Choose one of these precisions, or another GPU."
+        )
+
+
+def gemm_calibration(
+    match: Match, device: Device, *, stand_in_sigma: float = 0.0, is_assumed: bool = False
+) -> GemmCalibration:
     """What *match* says, ready to price with.
 
     Chips before Hopper, and graphics chips, hand tiles out in whole waves;
@@ -118,8 +169,10 @@ def gemm_calibration(match: Match, device: Device) -> GemmCalibration:
     Corrections are of one generation's kernels and are lent within it only.
     """
     entry = match.entry
-    is_near = match.is_own or entry.compute_capability == device.compute_capability
+    is_near = match.is_family
     constants = GemmConstants(**entry.constants)
+    if not is_near and entry.ordered is not None:
+        constants = replace(constants, floor_ns=_carried_floor_ns(entry, device))
     if not match.is_own and device.compute_capability not in FRACTIONAL_WAVE_CAPABILITIES:
         constants = replace(constants, tail_ratio=1.0)
     return GemmCalibration(
@@ -128,7 +181,42 @@ def gemm_calibration(match: Match, device: Device) -> GemmCalibration:
         steps=entry.correction if is_near else None,
         relative_sigma=entry.relative_sigma,
         borrowed_sigma=match.borrowed_sigma,
+        stand_in_sigma=stand_in_sigma,
+        is_assumed=is_assumed,
     )
+
+
+def _memory_apart(device: Device) -> Callable[[Entry], float]:
+    """How far the memory of an entry's chip is from that of *device*, as a logarithm."""
+
+    def apart(entry: Entry) -> float:
+        try:
+            other = load_device(entry.device)
+        except PerfModelError:
+            return math.inf  # measured on a machine that the catalog does not have
+        ratio = other.memory_bandwidth_bytes_per_s / device.memory_bandwidth_bytes_per_s
+        return abs(math.log(ratio))
+
+    return apart
+
+
+def _carried_floor_ns(entry: Entry, device: Device) -> float:
+    """The floor of *entry* for a chip of another generation.
+
+    Floors shrink with every generation. Of the fitted one and of what the correction makes of the
+    smallest product, a newer chip takes the lower and an older one the higher.
+    """
+    floor_ns = float(entry.constants["floor_ns"])
+    steps = generations_between(entry, device)
+    if steps == 0 or entry.ordered is None:
+        return floor_ns
+    source, constants = load_device(entry.device), GemmConstants(**entry.constants)
+    smallest = gemm_shapes([Gemm(SMALLEST_SIDE, SMALLEST_SIDE, SMALLEST_SIDE, DType.BF16)])
+    machine = machine_rates(source, DType.BF16)
+    times = predict_gemm_times(smallest, machine, constants, Residency.ROTATING)
+    learned = entry.ordered.apply(gemm_features(smallest, machine, times))
+    learned_ns = float((times.kernel_ns * np.exp(learned.log_ratio))[0])
+    return min(floor_ns, learned_ns) if steps > 0 else max(floor_ns, learned_ns)
 
 
 def price_gemms(
@@ -138,13 +226,12 @@ def price_gemms(
     *,
     residency: Residency,
     slowdown: float = 1.0,
-    extra_sigma: float = 0.0,
 ) -> Estimates:
     """Predict *shapes*, all of one dtype."""
     times = predict_gemm_times(shapes, machine, calibration.constants, residency)
     kernel_ns = times.kernel_ns
     sigma = np.full(len(shapes), calibration.relative_sigma)
-    is_inside = np.full(len(shapes), calibration.is_own)
+    is_inside = np.full(len(shapes), True)
     if calibration.ordered is not None:
         features = gemm_features(shapes, machine, times)
         log_ratio, sigma = _apply(calibration.ordered, features)
@@ -160,12 +247,14 @@ def price_gemms(
         slowed_ns = slowdown * np.minimum(kernel_ns, arithmetic_ns / ARITHMETIC_SHARE)
         kernel_ns = np.maximum(kernel_ns, slowed_ns)
     bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
-    spread = np.sqrt(sigma**2 + calibration.borrowed_sigma**2 + extra_sigma**2)
+    spread = np.hypot(sigma, math.hypot(calibration.borrowed_sigma, calibration.stand_in_sigma))
     return build_estimates(
         times.timing_ns + kernel_ns,
         relative_sigma=spread,
         provenance=np.where(
-            is_inside & (extra_sigma == 0.0), Provenance.INTERPOLATED, Provenance.EXTRAPOLATED
+            is_inside,
+            calibration.provenance,
+            max(calibration.provenance, Provenance.EXTRAPOLATED),
         ),
         bound=np.where(times.kernel_ns < 2 * floor_ns, Bound.LATENCY, bound),
     )
@@ -216,12 +305,14 @@ def gemm_shapes(ops: Sequence[Gemm]) -> GemmShapes:
         m=np.fromiter((op.m for op in ops), np.float64, count),
         n=np.fromiter((op.n for op in ops), np.float64, count),
         k=np.fromiter((op.k for op in ops), np.float64, count),
-        width_bytes=np.full(count, float(ops[0].dtype.size_bytes) if ops else 0.0),
+        width_bytes=np.full(count, ops[0].dtype.size_bits / BITS_PER_BYTE if ops else 0.0),
     )
 
 
 def variant_of(dtype: DType) -> str:
-    """Whether products of *dtype* run on tensor cores or vector units."""
+    """Whether products of *dtype* run on tensor cores, vector units or in a format of their own."""
+    if dtype.is_quantised:
+        return dtype.value
     return TENSOR if dtype in _TENSOR_DTYPES else VECTOR
 
 
@@ -246,7 +337,8 @@ def machine_rates(device: Device, dtype: DType) -> MachineRates:
 
 
 _WIDER = {
-    DType.FP8: (DType.BF16, DType.FP16),
+    DType.FP8_BLOCK: (DType.FP8,),
+    DType.MXFP8: (DType.FP8,),
     DType.INT8: (DType.BF16, DType.FP16),
     DType.BF16: (DType.FP32,),
     DType.TF32: (DType.FP32,),

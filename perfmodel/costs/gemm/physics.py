@@ -97,6 +97,10 @@ CACHE_BYTES_PER_CLOCK = 64.0
 LARGEST_INTENSITY = 256 * 128 / (256 + 128)
 ROTATED_COPIES = 5
 
+ACTIVATION_BYTES = 2.0
+"""Bytes of a value before it is cast for a product and of a value that a product gives out:
+operands narrower than half precision still add up to half precision."""
+
 
 @dataclass(frozen=True, slots=True)
 class GemmConstants:
@@ -107,7 +111,9 @@ class GemmConstants:
     *loss_k* is the length of k that a tile's start and end cost;
     *loss_intensity* how fast efficiency falls with smaller tiles; *tiny_k_ns* what
     an element of k costs in the kernel for tiny products; *smallest_tile* the
-    elements of the smallest tile that the library has.
+    elements of the smallest tile that the library has. Tables of quantised layers also time the
+    cast of the activation: *cast_floor_ns*, then its bytes at *cast_ratio* of memory bandwidth, of
+    which *cast_cached_ratio* is left where the cache holds them; 0 where nothing is cast.
     """
 
     floor_ns: float
@@ -127,6 +133,9 @@ class GemmConstants:
     activation_resident_ratio: float
     tiny_k_ns: float = 0.0
     smallest_tile: float = 0.0
+    cast_floor_ns: float = 0.0
+    cast_ratio: float = 0.0
+    cast_cached_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,22 +190,31 @@ class GemmShapes:
     @property
     def output_bytes(self) -> FloatColumn:
         """Bytes of the product."""
-        return self.batch * self.m * self.n * self.width_bytes
+        return self.batch * self.m * self.n * np.maximum(self.width_bytes, ACTIVATION_BYTES)
+
+    @property
+    def cast_bytes(self) -> FloatColumn:
+        """Bytes that casting the left operand reads and writes."""
+        return self.batch * self.m * self.k * (ACTIVATION_BYTES + self.width_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GemmTimes:
-    """Predicted durations, the part that is traffic with memory, and what the timing added."""
+    """Predicted kernels, the part that is traffic with memory, and what a benchmark timed beside.
 
-    duration_ns: FloatColumn
+    *timing_ns* is the benchmark's own timing and the cast in front of a quantised product; in
+    training both are other tasks.
+    """
+
+    kernel_ns: FloatColumn
     memory_ns: FloatColumn
     weight_miss_ratio: FloatColumn
-    timing_ns: float
+    timing_ns: FloatColumn
 
     @property
-    def kernel_ns(self) -> FloatColumn:
-        """Durations without what a benchmark's own timing adds."""
-        return self.duration_ns - self.timing_ns
+    def duration_ns(self) -> FloatColumn:
+        """What the benchmark's clock shows."""
+        return self.kernel_ns + self.timing_ns
 
 
 def predict_gemm_times(
@@ -214,8 +232,24 @@ def predict_gemm_times(
     memory_bytes = shapes.weight_bytes * miss + activations * activation_miss + shapes.output_bytes
     memory_ns = memory_bytes * (NS_PER_S / (machine.memory_bytes_per_s * constants.memory_ratio))
     busy_ns = _busy_ns(shapes, memory_ns, machine, constants)
-    timing_ns = 0.0 if residency is Residency.COLD else constants.timing_ns
-    return GemmTimes(timing_ns + constants.floor_ns + busy_ns, memory_ns, miss, timing_ns)
+    timing_ns = np.zeros(len(shapes))
+    if residency is not Residency.COLD:
+        timing_ns = constants.timing_ns + predict_cast_ns(shapes, machine, constants)
+    return GemmTimes(constants.floor_ns + busy_ns, memory_ns, miss, timing_ns)
+
+
+def predict_cast_ns(
+    shapes: GemmShapes, machine: MachineRates, constants: GemmConstants
+) -> FloatColumn:
+    """How long the cast of the left operands takes that quantised layers begin with."""
+    if constants.cast_ratio == 0.0:
+        return np.zeros(len(shapes))
+    moved = shapes.cast_bytes
+    room = constants.activation_resident_ratio * machine.l2_bytes
+    missed = 1.0 / (1.0 + (room / moved) ** 4)
+    share = constants.cast_cached_ratio + (1.0 - constants.cast_cached_ratio) * missed
+    byte_ns = NS_PER_S / (machine.memory_bytes_per_s * constants.cast_ratio)
+    return np.asarray(constants.cast_floor_ns + moved * share * byte_ns)
 
 
 def predict_arithmetic_ns(

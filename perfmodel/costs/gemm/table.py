@@ -1,7 +1,8 @@
-"""Tables of measured matrix products: bf16 products, and fp32 linear and bmm.
+"""Tables of measured matrix products: bf16 and narrower products, and fp32 linear and bmm.
 
 bf16: collector, device, m, n, k, latency_ms; dtype, batch and residency where
-they differ. fp32: op, device, latency_ms, B, M, N, K, where N is what is summed
+they differ. Rows of a quantised dtype are of a linear layer: the activation is
+cast first, then multiplied. fp32: op, device, latency_ms, B, M, N, K, where N is what is summed
 over and K how wide the product is; a linear layer is one product of B x M rows,
 a bmm is B products.
 """
@@ -111,7 +112,7 @@ def _read(frame: pd.DataFrame, rows: list[tuple[str, Gemm | str]]) -> KernelTabl
             kernels.append(
                 MeasuredKernel(
                     row=name,
-                    group=(source, str(device), "gemm"),
+                    group=(source, str(device), _kind(op)),
                     columns={"batch": op.batch, "m": op.m, "n": op.n, "k": op.k},
                     op=op,
                     device=DEVICE_OF_MARKETING_NAME.get(str(device), str(device)),
@@ -120,3 +121,8 @@ def _read(frame: pd.DataFrame, rows: list[tuple[str, Gemm | str]]) -> KernelTabl
                 )
             )
     return KernelTable(tuple(kernels), tuple(unsupported))
+
+
+def _kind(op: Gemm) -> str:
+    """What reports call *op*; quantised layers are scored apart by format."""
+    return f"{op.dtype.value} layer" if op.dtype.is_quantised else "gemm"

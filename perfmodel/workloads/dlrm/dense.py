@@ -13,9 +13,8 @@ from itertools import pairwise
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound, Op
-from perfmodel.stacks.stack import Fusion, Habit
+from perfmodel.stacks.stack import Fusion, Habit, SoftwareStack
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
-from perfmodel.workloads.dlrm.switches import DlrmSwitches
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import (
     cast,
@@ -99,7 +98,7 @@ class DenseWriter:
     samples: int
     dtype: DType
     reduction: GradientReduction | None
-    switches: DlrmSwitches
+    stack: SoftwareStack
 
     def run_forward(self, layers: Sequence[DenseLayer]) -> None:
         """Write the forward pass of *layers*."""
@@ -109,14 +108,14 @@ class DenseWriter:
                 casts = [cast(size, DType.FP32, self.dtype) for size in layer.tensors]
                 self.writer.run("to", casts, label=label)
             self.writer.run("linear", self._product_kernels(layer), label=label)
-            if layer.activation and not self.switches.fuses(Fusion.BIAS_ACTIVATION):
+            if layer.activation and not self.stack.fuses(Fusion.BIAS_ACTIVATION):
                 self._pointwise(layer.activation, layer.outputs, label)
 
     def run_backward(self, layers: Sequence[DenseLayer]) -> None:
         """Write the backward pass of *layers*, last layer first."""
         for layer in reversed(layers):
             label = f"{layer.label} backward"
-            if layer.activation and not self.switches.fuses(Fusion.BIAS_ACTIVATION):
+            if layer.activation and not self.stack.fuses(Fusion.BIAS_ACTIVATION):
                 operator = f"{layer.activation.capitalize()}Backward"
                 self._pointwise(layer.activation, layer.outputs, label, operator, reads=2)
             self._run_gradients(layer, label)
@@ -130,7 +129,7 @@ class DenseWriter:
         for pair in layers:
             self.run_forward(pair)
             width, label = pair[1].outputs, f"{pair[1].label} forward"
-            if self.switches.fuses(Fusion.ELEMENTWISE):
+            if self.stack.fuses(Fusion.ELEMENTWISE):
                 self._pointwise("residual_add", width, label, "mul_add", reads=3)
                 continue
             self._pointwise("residual_add", width, label, "mul", reads=2)
@@ -144,7 +143,7 @@ class DenseWriter:
         """
         for pair in reversed(layers):
             width, label = pair[1].outputs, f"{pair[1].label} backward"
-            if self.switches.fuses(Fusion.ELEMENTWISE):
+            if self.stack.fuses(Fusion.ELEMENTWISE):
                 # Reads the gradient, x0, the layer's output and the sum for x0; writes two of them.
                 size = self.samples * width
                 kernel = elementwise("residual_add", size, self.dtype, reads=4, writes=2)
@@ -159,7 +158,7 @@ class DenseWriter:
 
     @property
     def _casts_weights(self) -> bool:
-        return self.dtype.size_bytes < 4 and not self.switches.fuses(Fusion.WEIGHT_CAST)
+        return self.dtype.size_bytes < 4 and not self.stack.fuses(Fusion.WEIGHT_CAST)
 
     def _pointwise(
         self, kernel: str, width: int, label: str, operator: str = "", reads: int = 1
@@ -169,7 +168,7 @@ class DenseWriter:
 
     def _product_kernels(self, layer: DenseLayer) -> list[Op]:
         gemm = forward_gemm(self.samples, layer.inputs, layer.outputs, self.dtype)
-        if not (layer.has_bias and self.switches.has(Habit.UNFUSED_BIAS)):
+        if not (layer.has_bias and self.stack.has(Habit.UNFUSED_BIAS)):
             return [gemm]
         size = self.dtype.size_bytes
         output_bytes = self.samples * layer.outputs * size
@@ -179,8 +178,8 @@ class DenseWriter:
         shape = (self.samples, layer.inputs, layer.outputs, self.dtype)
         kernels: list[Op] = [input_gemm(*shape)] if layer.needs_input_gradient else []
         kernels.append(weight_gemm(*shape))
-        is_summed = layer.has_bias and self.switches.sums_bias_gradients
-        is_apart = is_summed and self.switches.has(Habit.UNFUSED_BIAS)
+        is_summed = layer.has_bias and self.stack.sums_bias_gradients
+        is_apart = is_summed and self.stack.has(Habit.UNFUSED_BIAS)
         summed: list[Op] = [row_sum(self.samples, layer.outputs, self.dtype)] if is_summed else []
         self.writer.run("AddmmBackward", kernels + ([] if is_apart else summed), label=label)
         if is_apart:
@@ -189,9 +188,9 @@ class DenseWriter:
         self.writer.note("TBackward")
 
     def _accumulate(self, layer: DenseLayer, label: str) -> None:
-        is_copied = self.reduction is not None and not self.switches.fuses(Fusion.GRADIENT_COPY)
+        is_copied = self.reduction is not None and not self.stack.fuses(Fusion.GRADIENT_COPY)
         for size in layer.tensors:
-            if self.switches.has(Habit.ZEROED_GRADIENTS):
+            if self.stack.has(Habit.ZEROED_GRADIENTS):
                 added = elementwise("add", size, DType.FP32, reads=2)
                 self.writer.run("AccumulateGrad", [added], label=label)
             elif is_copied:

@@ -2,30 +2,55 @@
 
 Row i of a matrix is what rank i sends. A piece of a table needs the indices
 of the whole batch and gives back one vector a sample as wide as the piece;
-pieces by rows each give a partial sum.
+pieces by rows each give a partial sum. Tables that a plan has summed inside
+hosts travel in two steps: the ranks of a host hand each other their partial
+sums, each for the samples of its own rail, and the sums go to the ranks at the
+same place in the other hosts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives.collective import Collective, CollectiveKind
-from embeddings.plan import ShardingPlan
+from embeddings.plan import Shard, ShardingPlan
 from perfmodel.base.dtypes import DType
 
 LENGTH_BYTES = DType.INT32.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
+class HostExchange:
+    """The two steps of tables that are summed inside *host*, and their way back.
+
+    *inside* is between its ranks, *across* between the ranks at one place of
+    all hosts. *summed_width* are numbers a sample gets as partial sums there.
+    """
+
+    inside: Collective
+    inside_back: Collective
+    across: Collective
+    across_back: Collective
+    summed_width: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exchanges:
-    """The three all-to-alls of an iteration."""
+    """The three all-to-alls of an iteration, and those of tables summed inside each host."""
 
     indices: Collective
     pooled: Collective
     gradients: Collective
+    of_hosts: tuple[HostExchange, ...] = ()
+
+    @property
+    def has_direct(self) -> bool:
+        """Whether vectors travel from rank to rank at once."""
+        return not self.of_hosts or self.pooled.size_bytes > 0
 
 
 def build_exchanges(
@@ -40,16 +65,18 @@ def build_exchanges(
 
     Rank 0 sends *first_rank_width* numbers a sample more, and gets gradients of them.
     """
+    in_host = frozenset(plan.summed_in_host)
     pooled_bytes = np.zeros(plan.rank_count, dtype=np.int64)
     index_bytes = np.zeros(plan.rank_count, dtype=np.int64)
     for rank, shards in enumerate(plan.shards_of_rank):
-        width = sum(shard.width for shard in shards) + (0 if rank else first_rank_width)
+        direct = (shard for shard in shards if shard.table not in in_host)
+        numbers = sent_numbers(plan, direct, samples=local_batch)
+        numbers += 0 if rank else local_batch * first_rank_width
+        pooled_bytes[rank] = numbers * exchange_dtype.size_bytes
         # Rounded a piece, so that the sum does not depend on the order of pieces.
         lookups = sum(round(local_batch * plan.table_of(shard).pooling_factor) for shard in shards)
-        pooled_bytes[rank] = local_batch * width * exchange_dtype.size_bytes
-        index_bytes[rank] = (
-            lookups * index_dtype.size_bytes + local_batch * len(shards) * LENGTH_BYTES
-        )
+        lengths = lookups if plan.frequent_rows else local_batch * len(shards)
+        index_bytes[rank] = lookups * index_dtype.size_bytes + lengths * LENGTH_BYTES
     to_others = ~np.eye(plan.rank_count, dtype=bool)
     pooled = pooled_bytes[:, np.newaxis] * to_others
     indices = index_bytes[np.newaxis, :] * to_others
@@ -57,6 +84,21 @@ def build_exchanges(
         indices=_all_to_all(indices, index_dtype),
         pooled=_all_to_all(pooled, exchange_dtype),
         gradients=_all_to_all(pooled.T, exchange_dtype),
+        of_hosts=_of_hosts(plan, local_batch, exchange_dtype) if in_host else (),
+    )
+
+
+def sent_numbers(plan: ShardingPlan, shards: Iterable[Shard], *, samples: int) -> int:
+    """Numbers that *shards* send a rank with *samples* samples.
+
+    Where frequent rows are everywhere, a vector travels only to a sample that
+    asked for a row of the piece.
+    """
+    if not plan.frequent_rows:
+        return samples * sum(shard.width for shard in shards)
+    return sum(
+        round(samples * min(1.0, plan.table_of(shard).pooling_factor)) * shard.width
+        for shard in shards
     )
 
 
@@ -64,6 +106,36 @@ def empty_exchanges() -> Exchanges:
     """Exchanges of nothing, to stand for those of a plan that is not chosen yet."""
     nothing = Collective(CollectiveKind.ALL_TO_ALL, size_bytes=0)
     return Exchanges(nothing, nothing, nothing)
+
+
+def _of_hosts(plan: ShardingPlan, local_batch: int, dtype: DType) -> tuple[HostExchange, ...]:
+    per_host = plan.ranks_per_host or plan.rank_count
+    hosts = plan.rank_count // per_host
+    width = np.zeros(plan.rank_count, dtype=np.int64)
+    summed: list[set[tuple[int, int, int]]] = [set() for _ in range(hosts)]
+    for shard in plan.shards:
+        if shard.table in plan.summed_in_host:
+            width[shard.rank] += shard.width
+            columns = (shard.table, shard.first_column, shard.width)
+            summed[plan.host_of(shard.rank)].add(columns)
+    vector_bytes = local_batch * dtype.size_bytes
+    across = np.array([sum(part[2] for part in parts) for parts in summed], dtype=np.int64)
+    between = vector_bytes * across[:, np.newaxis] * ~np.eye(hosts, dtype=bool)
+    found = []
+    for of_ranks in width.reshape(hosts, per_host):
+        # Each rank of the host is handed partial sums for its own samples and those of the
+        # ranks at its place in the other hosts.
+        within = vector_bytes * hosts * of_ranks[:, np.newaxis] * ~np.eye(per_host, dtype=bool)
+        found.append(
+            HostExchange(
+                inside=_all_to_all(within, dtype),
+                inside_back=_all_to_all(within.T, dtype),
+                across=_all_to_all(between, dtype),
+                across_back=_all_to_all(between.T, dtype),
+                summed_width=int(of_ranks.sum()),
+            )
+        )
+    return tuple(found)
 
 
 def _all_to_all(matrix: NDArray[np.int64], dtype: DType) -> Collective:

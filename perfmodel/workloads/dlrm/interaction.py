@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Gemm, MemoryBound, Op
-from perfmodel.stacks.stack import Fusion, Habit
+from perfmodel.stacks.stack import Fusion, Habit, SoftwareStack
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
-from perfmodel.workloads.dlrm.switches import DlrmSwitches
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.feeding import copy_blocking
 from perfmodel.workloads.kernels import elementwise
@@ -37,14 +36,14 @@ class InteractionWriter:
 
     writer: EagerWriter
     spec: DlrmSpec
-    switches: DlrmSwitches
+    stack: SoftwareStack
     samples: int
 
     def run_forward(self) -> None:
         """Write what feeds the top layers, and what skips them."""
         is_dot = self.spec.dense.interaction is Interaction.DOT
-        is_fused = is_dot and self.switches.fuses(Fusion.INTERACTION)
-        if not (is_fused and self.switches.fuses(Fusion.ELEMENTWISE)):
+        is_fused = is_dot and self.stack.fuses(Fusion.INTERACTION)
+        if not (is_fused and self.stack.fuses(Fusion.ELEMENTWISE)):
             self._note("view", "view")
             self._run("cat", [self._concat()], "interaction/concat forward")
         if is_fused:
@@ -59,12 +58,12 @@ class InteractionWriter:
         for operator, kernel in self._skipping_backward():
             self._run(operator, [kernel], "interaction/skipping backward")
         is_dot = self.spec.dense.interaction is Interaction.DOT
-        if is_dot and self.switches.fuses(Fusion.INTERACTION):
+        if is_dot and self.stack.fuses(Fusion.INTERACTION):
             kernel = self._fused(is_backward=True)
             self._run("InteractionBackward", [kernel], "interaction/dot backward")
-            if self.switches.fuses(Fusion.ELEMENTWISE):
+            if self.stack.fuses(Fusion.ELEMENTWISE):
                 return
-        elif is_dot and self.switches.has(Habit.HOST_TRIANGLE):
+        elif is_dot and self.stack.has(Habit.HOST_TRIANGLE):
             self._indexed_backward()
             return
         elif is_dot:
@@ -127,7 +126,7 @@ class InteractionWriter:
         self._note("transpose")
         gemm = Gemm(self._vectors, self._vectors, self._width, self._dtype, batch=self.samples)
         self._run("bmm", [gemm], "interaction/products forward")
-        if self.switches.has(Habit.HOST_TRIANGLE):
+        if self.stack.has(Habit.HOST_TRIANGLE):
             self._note("tril_indices", "slice")
             indices_bytes = self._picked // self.samples * _INDEX_BYTES
             for _ in range(2):  # row and column
@@ -191,7 +190,7 @@ class InteractionWriter:
     def _machine_forward(self) -> list[tuple[str, MemoryBound]]:
         """Half of (sum of vectors)^2 - sum of squares, summed over the width."""
         deep, width = self.spec.deep_inputs, self.spec.deep_width
-        if self.switches.fuses(Fusion.INTERACTION):
+        if self.stack.fuses(Fusion.INTERACTION):
             return [("interaction", self._traffic("interaction", deep, 1))]
         return [
             ("sum", self._traffic("sum", deep, width)),
@@ -205,7 +204,7 @@ class InteractionWriter:
     def _machine_backward(self) -> list[tuple[str, MemoryBound]]:
         """Each vector gets (sum of vectors - itself), added to its gradient from the top layers."""
         deep, width = self.spec.deep_inputs, self.spec.deep_width
-        if self.switches.fuses(Fusion.INTERACTION):
+        if self.stack.fuses(Fusion.INTERACTION):
             fused = self._traffic("interaction", 2 * deep + 1, deep)
             return [("InteractionBackward", fused)]
         return [
@@ -225,7 +224,7 @@ class InteractionWriter:
 
     def _note(self, *operators: str) -> None:
         """Operators without kernels, where the script's own are followed one by one."""
-        if self.switches.has(Habit.HOST_TRIANGLE):
+        if self.stack.has(Habit.HOST_TRIANGLE):
             for operator in operators:
                 self.writer.note(operator)
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embeddings.balanced import PlacementRule, build_balanced_plan
+from embeddings.balanced import (
+    USUAL_HOST,
+    PlacementRule,
+    build_balanced_plan,
+    exchange_weight,
+)
 from embeddings.plan import ShardingPlan
+from embeddings.sharders import DEFAULT_SHARDER, ShardingTask, build_named_plan
 from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
@@ -15,42 +21,76 @@ from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_
 from perfmodel.workloads.dlrm.rank import REDUCTION_SLOT, RankWriter
 from perfmodel.workloads.dlrm.sparse import (
     EXCHANGE_SLOT,
+    HOST_SLOT,
+    RAIL_SLOT,
     SparsePart,
     build_sparse_part,
     has_lone_bottom,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.dlrm.switches import switches_of
 from perfmodel.workloads.feeding import input_assumption
+from perfmodel.workloads.unstated import take_over
 
 _RANKS_TO_SPARE_ONE = 5
 """Ranks from which on the one with the bottom layers is spared all tables."""
+_ANY_ROOM_BYTES = 2**60
 _LONE = ("The bottom layers run on rank 0 alone, for the whole batch.",)
 
 
 def build_plan(
-    spec: DlrmSpec, *, rank_count: int, given: ShardingPlan | None = None
+    spec: DlrmSpec,
+    *,
+    rank_count: int,
+    given: ShardingPlan | None = None,
+    ranks_per_host: int | None = None,
 ) -> ShardingPlan:
-    """The plan that was *given*, checked, or the one that *spec*'s sharding section leads to."""
+    """The plan that was *given*, checked, or the one that *spec*'s sharding section leads to.
+
+    *ranks_per_host* of None is the usual number.
+    """
     if given is not None:
         _check_plan(spec, given, rank_count)
         return given
+    if spec.sharding.sharder != DEFAULT_SHARDER and rank_count > 1:
+        return _build_named(spec, rank_count, ranks_per_host)
     rule = PlacementRule(
         data_parallel_below_bytes=spec.sharding.data_parallel_below,
         min_width=spec.sharding.min_width,
         max_shard_bytes=spec.sharding.max_shard,
+        optimizer=spec.embedding.optimizer,
+        exchange_weight=exchange_weight(rank_count, ranks_per_host),
     )
     return build_balanced_plan(spec.embedding.tables(), rank_count=rank_count, rule=rule)
 
 
+def _build_named(spec: DlrmSpec, rank_count: int, ranks_per_host: int | None) -> ShardingPlan:
+    """The plan of the sharder that *spec* names; whether it fits is said by the answer."""
+    per_host = ranks_per_host or min(rank_count, USUAL_HOST)
+    task = ShardingTask(
+        tables=spec.embedding.tables(),
+        rank_count=rank_count,
+        room_bytes=_ANY_ROOM_BYTES,
+        batch_size=spec.batch,
+        optimizer=spec.embedding.optimizer,
+        ranks_per_host=per_host if rank_count % per_host == 0 else None,
+    )
+    return build_named_plan(spec.sharding.sharder, task)
+
+
 def choose_plan(
-    spec: DlrmSpec, *, rank_count: int, stack: SoftwareStack, given: ShardingPlan | None = None
+    spec: DlrmSpec,
+    *,
+    rank_count: int,
+    stack: SoftwareStack,
+    given: ShardingPlan | None = None,
+    ranks_per_host: int | None = None,
 ) -> ShardingPlan:
     """The plan of a job under *stack*: a rank with all bottom layers is spared tables if it can."""
-    is_lone = has_lone_bottom(switches_of(stack), rank_count)
+    is_lone = has_lone_bottom(stack, rank_count)
     if given is None and is_lone and rank_count >= _RANKS_TO_SPARE_ONE:
-        given = _without_first(build_plan(spec, rank_count=rank_count - 1))
-    return build_plan(spec, rank_count=rank_count, given=given)
+        held = build_plan(spec, rank_count=rank_count - 1, ranks_per_host=ranks_per_host)
+        given = _without_first(held)
+    return build_plan(spec, rank_count=rank_count, given=given, ranks_per_host=ranks_per_host)
 
 
 def build_dlrm_job(
@@ -59,16 +99,19 @@ def build_dlrm_job(
     rank_count: int,
     plan: ShardingPlan | None = None,
     stack: SoftwareStack | None = None,
+    ranks_per_host: int | None = None,
 ) -> JobGraph:
     """One iteration of *spec* on *rank_count* ranks; *plan* overrides the placement.
 
     *stack* is what issues it, as a rule the one that *spec* names.
     """
     stack = stack or load_stack(spec.stack)
+    spec = take_over(spec, stack)
     samples = local_batch(spec, rank_count=rank_count)
-    switches = switches_of(stack)
-    is_lone = has_lone_bottom(switches, rank_count)
-    plan = choose_plan(spec, rank_count=rank_count, stack=stack, given=plan)
+    is_lone = has_lone_bottom(stack, rank_count)
+    plan = choose_plan(
+        spec, rank_count=rank_count, stack=stack, given=plan, ranks_per_host=ranks_per_host
+    )
     exchanges = None
     if rank_count > 1 and (plan.shards or is_lone):
         exchanges = build_exchanges(
@@ -81,12 +124,14 @@ def build_dlrm_job(
     job = JobBuilder()
     program_of_part: dict[SparsePart, int] = {}
     for rank in range(rank_count):
-        part = build_sparse_part(spec, plan, switches, rank=rank, exchanges=exchanges)
+        part = build_sparse_part(spec, plan, stack, rank=rank, exchanges=exchanges)
         if part not in program_of_part:
             program = RankWriter(job.new_program(), spec, part, rank_count, stack).write()
             program_of_part[part] = job.add_program(program)
         job.add_rank(program_of_part[part])
     _add_groups(job, rank_count)
+    if exchanges is not None and exchanges.of_hosts:
+        _add_host_groups(job, plan)
     facts = _facts(spec, plan, exchanges)
     return job.build(replace(facts, assumptions=facts.assumptions + _LONE) if is_lone else facts)
 
@@ -103,21 +148,31 @@ def _add_groups(job: JobBuilder, rank_count: int) -> None:
             job.add_group(name, range(rank_count), slot=slot)
 
 
+def _add_host_groups(job: JobBuilder, plan: ShardingPlan) -> None:
+    per_host = plan.ranks_per_host or plan.rank_count
+    for first in range(0, plan.rank_count, per_host):
+        members = range(first, first + per_host)
+        job.add_group(f"host {first // per_host}", members, slot=HOST_SLOT)
+    for place in range(per_host):
+        job.add_group(f"rail {place}", range(place, plan.rank_count, per_host), slot=RAIL_SLOT)
+
+
 def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) -> JobGraph:
     """Rank 0 as a rank of *plan* that holds pieces, all others as ranks that hold none.
 
     These two programs are all that plans with the same data-parallel tables
     consist of; how long lookups and exchanges take is left to the plan.
     """
+    spec = take_over(spec, stack)
     rank_count = plan.rank_count
-    if has_lone_bottom(switches_of(stack), rank_count):
+    if has_lone_bottom(stack, rank_count):
         raise PlanError(
             f"stack {stack.name!r}: runs the bottom layers on one rank; plans are compared only "
             "where all ranks do. Take another stack, or predict each plan alone."
         )
     exchanges = empty_exchanges()
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
-    part = build_sparse_part(spec, plan, switches_of(stack), rank=holder, exchanges=exchanges)
+    part = build_sparse_part(spec, plan, stack, rank=holder, exchanges=exchanges)
     job = JobBuilder()
     for variant in (part, replace(part, lookup=None)):
         writer = RankWriter(job.new_program(), spec, variant, rank_count, stack)
@@ -173,6 +228,16 @@ def _facts(spec: DlrmSpec, plan: ShardingPlan, exchanges: Exchanges | None) -> J
     if exchanges is not None:
         sentences.append(
             "The host knows the sizes of the index exchange and does not wait for them."
+        )
+    if exchanges is not None and exchanges.of_hosts:
+        sentences.append(
+            f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host, then travel "
+            "between ranks at the same place of all hosts."
+        )
+    if plan.frequent_rows:
+        frequent = sum(table.rows for table in plan.copied_tables[len(plan.data_parallel) :])
+        sentences.append(
+            f"{frequent} frequent rows stand on every rank; others travel only where asked for."
         )
     if empty and plan.rank_count > 1:
         sentences.append(f"{empty} of {plan.rank_count} ranks hold no piece of a table.")

@@ -17,12 +17,16 @@ _STATE_TENSORS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
 def dlrm_memory(
-    spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan | None = None
+    spec: DlrmSpec,
+    *,
+    rank_count: int,
+    plan: ShardingPlan | None = None,
+    ranks_per_host: int | None = None,
 ) -> tuple[RankMemory, ...]:
     """Peak memory of every rank."""
     samples = local_batch(spec, rank_count=rank_count)
-    plan = build_plan(spec, rank_count=rank_count, given=plan)
-    copied = [plan.tables[place] for place in plan.data_parallel]
+    plan = build_plan(spec, rank_count=rank_count, given=plan, ranks_per_host=ranks_per_host)
+    copied = list(plan.copied_tables)
     return tuple(
         _rank_memory(spec, [plan.table_of(shard) for shard in shards], copied, samples)
         for shards in plan.shards_of_rank

@@ -23,7 +23,6 @@ from perfmodel.workloads.dlrm.dense import (
 from perfmodel.workloads.dlrm.interaction import InteractionWriter
 from perfmodel.workloads.dlrm.sparse import SparsePart, SparseWriter, has_lone_bottom
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.dlrm.switches import DlrmSwitches, switches_of
 from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
 from perfmodel.workloads.feeding import copy_blocking, feed_batch, feed_blocking
 from perfmodel.workloads.kernels import elementwise, row_sum
@@ -36,7 +35,7 @@ from perfmodel.workloads.reduction import BucketFill, GradientReduction
 def write_step(
     writer: EagerWriter,
     spec: DlrmSpec,
-    switches: DlrmSwitches,
+    stack: SoftwareStack,
     sizes: Sequence[int],
     *,
     has_buckets: bool,
@@ -44,14 +43,14 @@ def write_step(
     """Write the step over tensors of *sizes* numbers."""
     dtype = DType.FP32
     name = spec.training.optimizer
-    if has_buckets and not switches.fuses(Fusion.GRADIENT_COPY):
+    if has_buckets and not stack.fuses(Fusion.GRADIENT_COPY):
         for size in sizes:
             kernel = elementwise("copy", size, dtype)
             writer.run("copy_bucket_to_grad", [kernel], label="gradients/copy from bucket")
-    is_short = switches.fuses(Fusion.WEIGHT_CAST)
+    is_short = stack.fuses(Fusion.WEIGHT_CAST)
     step = OptimizerStep(
         name,
-        switches.optimizer_kernels,
+        stack.optimizer_kernels,
         gradient_dtype=spec.training.precision if is_short else dtype,
         weight_dtype=dtype,
     )
@@ -60,13 +59,13 @@ def write_step(
 
 
 def write_clearing(
-    writer: EagerWriter, spec: DlrmSpec, switches: DlrmSwitches, sizes: Sequence[int]
+    writer: EagerWriter, spec: DlrmSpec, stack: SoftwareStack, sizes: Sequence[int]
 ) -> None:
     """Clear gradients of *sizes* numbers, where products do not overwrite them anyway."""
-    if switches.fuses(Fusion.GRADIENT_COPY):
+    if stack.fuses(Fusion.GRADIENT_COPY):
         return
     dtype = DType.FP32
-    is_plain = switches.optimizer_kernels is OptimizerKernels.PLAIN
+    is_plain = stack.optimizer_kernels is OptimizerKernels.PLAIN
     cleared = sizes if is_plain else [sum(sizes)]
     zeros = [MemoryBound("zero", 0, size * dtype.size_bytes, dtype) for size in cleared]
     name = spec.training.optimizer.upper()
@@ -90,7 +89,7 @@ class RankWriter:
     ) -> None:
         self._program = program
         self._spec = spec
-        self._switches = switches = switches_of(stack)
+        self._stack = stack
         self._samples = samples = spec.batch // rank_count
         self._writer = writer = EagerWriter(program, issuing_under(stack))
         stream = None
@@ -101,23 +100,23 @@ class RankWriter:
             stream = writer.add_stream("communication stream", LaneKind.COMMUNICATION)
             self._reduction = self._build_reduction(stream)
         precision = spec.training.precision
-        self._dense = DenseWriter(writer, samples, precision, self._reduction, switches)
-        self._has_lone_bottom = has_lone_bottom(switches, rank_count)
+        self._dense = DenseWriter(writer, samples, precision, self._reduction, stack)
+        self._has_lone_bottom = has_lone_bottom(stack, rank_count)
         reduced = None if self._has_lone_bottom else self._reduction
-        self._bottom = DenseWriter(writer, part.bottom_samples, precision, reduced, switches)
-        self._sparse = SparseWriter(writer, spec, part, samples, stream, self._reduction, switches)
-        self._interaction = InteractionWriter(writer, spec, switches, samples)
+        self._bottom = DenseWriter(writer, part.bottom_samples, precision, reduced, stack)
+        self._sparse = SparseWriter(writer, spec, part, samples, stream, self._reduction, stack)
+        self._interaction = InteractionWriter(writer, spec, stack, samples)
 
     def _build_reduction(self, stream: Stream) -> GradientReduction:
-        training, switches = self._spec.training, self._switches
-        is_short = switches.fuses(Fusion.WEIGHT_CAST)
+        training, stack = self._spec.training, self._stack
+        is_short = stack.fuses(Fusion.WEIGHT_CAST)
         return GradientReduction(
             self._writer,
             stream,
             REDUCTION_SLOT,
             training.precision if is_short else DType.FP32,
             BucketFill(training.bucket_size),
-            is_deferred=not switches.overlaps_with_compute(Overlap.GRADIENT_REDUCTION),
+            is_deferred=not stack.overlaps_with_compute(Overlap.GRADIENT_REDUCTION),
         )
 
     def write(self) -> Program:
@@ -127,12 +126,12 @@ class RankWriter:
         self._forward()
         self._loss()
         sizes = self._tensor_sizes()
-        write_clearing(writer, self._spec, self._switches, sizes)
+        write_clearing(writer, self._spec, self._stack, sizes)
         writer.hand_over(writer.autograd, label="backward")
         self._backward()
         writer.hand_over(writer.main, label="optimizer")
         has_buckets = self._reduction is not None
-        write_step(writer, self._spec, self._switches, sizes, has_buckets=has_buckets)
+        write_step(writer, self._spec, self._stack, sizes, has_buckets=has_buckets)
         if self._spec.sync_each_iteration:
             last = writer.compute.last_task
             writer.block([last] if last is not None else [], label="loss/read on the host")
@@ -148,10 +147,10 @@ class RankWriter:
 
     def _feed(self) -> None:
         section, sizes = self._spec.input, self._input_sizes()
-        if self._switches.has(Habit.BLOCKING_COPIES):
+        if self._stack.has(Habit.BLOCKING_COPIES):
             feed_blocking(self._writer, self._program, section=section, sizes=sizes)
             return
-        if not self._switches.overlaps_with_compute(Overlap.INPUT):
+        if not self._stack.overlaps_with_compute(Overlap.INPUT):
             section = section.model_copy(update={"prefetch": False})
         labels_bytes = self._samples * DType.FP32.size_bytes
         size_bytes = sizes[0] + sizes[2] + labels_bytes
@@ -181,7 +180,7 @@ class RankWriter:
             indices = self._sparse.distribute_indices()
             if indices is not None and tasks.lookup is not None:
                 self._program.add_dependency(tasks.lookup, Dependency(indices, distance=1))
-        is_beside = self._switches.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
+        is_beside = self._stack.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
         if not is_beside:
             self._sparse.join(tasks.exchange)
         if is_first:
@@ -198,12 +197,12 @@ class RankWriter:
             self._bottom.run_forward(bottom_layers(self._spec))
 
     def _loss(self) -> None:
-        is_blocking = self._switches.has(Habit.BLOCKING_COPIES)
+        is_blocking = self._stack.has(Habit.BLOCKING_COPIES)
         size_bytes = DType.FP32.size_bytes
         if is_blocking:
             copy_blocking(self._writer, self._samples * size_bytes, label="loss/labels to device")
         kernels: list[Op] = [elementwise("bce_loss", self._samples, DType.FP32, reads=2)]
-        if not self._switches.fuses(Fusion.ELEMENTWISE):
+        if not self._stack.fuses(Fusion.ELEMENTWISE):
             kernels.append(row_sum(self._samples, 1, DType.FP32))
         self._writer.run("binary_cross_entropy", kernels, label="loss forward")
         if is_blocking:
@@ -213,7 +212,7 @@ class RankWriter:
     def _backward(self) -> None:
         spec = self._spec
         kernels: list[Op] = [elementwise("bce_loss", self._samples, DType.FP32, reads=2)]
-        if not self._switches.fuses(Fusion.ELEMENTWISE):
+        if not self._stack.fuses(Fusion.ELEMENTWISE):
             one = MemoryBound("fill", 0, DType.FP32.size_bytes, DType.FP32)
             self._writer.run("ones_like", [one], label="loss backward")
             kernels.insert(0, elementwise("zero", self._samples, DType.FP32, reads=0))
@@ -223,7 +222,7 @@ class RankWriter:
         self._dense.run_cross_backward(cross_layers(spec))
         self._interaction.run_backward()
         gradients = self._sparse.return_gradients()
-        is_beside = self._switches.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
+        is_beside = self._stack.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
         is_hidden = gradients is not None and is_beside and not self._has_lone_bottom
         if not is_hidden:
             self._sparse.update(gradients)

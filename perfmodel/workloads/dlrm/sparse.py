@@ -6,6 +6,7 @@ pooled vectors so that each has all vectors of its own samples.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from collectives.collective import Collective
@@ -14,16 +15,16 @@ from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Pass
-from perfmodel.stacks.stack import Fusion, Habit
-from perfmodel.workloads.dlrm.exchange import Exchanges
+from perfmodel.stacks.stack import Fusion, Habit, SoftwareStack
+from perfmodel.workloads.dlrm.exchange import Exchanges, HostExchange, sent_numbers
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.dlrm.switches import DlrmSwitches
 from perfmodel.workloads.eager import EagerWriter, Stream
 from perfmodel.workloads.kernels import cast, elementwise
 from perfmodel.workloads.optimizers import STATES
 from perfmodel.workloads.reduction import GradientReduction
 
-EXCHANGE_SLOT = 0
+EXCHANGE_SLOT, HOST_SLOT, RAIL_SLOT = 0, 2, 3
+"""Communicators: all ranks, those of a host, those at one place of all hosts; 1 is dense."""
 _BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRID)
 
 
@@ -31,53 +32,76 @@ _BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRI
 class SparsePart:
     """What one rank looks up, and what all ranks exchange (None on a single rank).
 
+    *partial_numbers* are those of partial sums that this rank adds up.
     *bottom_samples* are those whose dense features this rank runs through the bottom layers.
     """
 
     lookup: Lookup | None
     copied: Lookup | None
     exchanges: Exchanges | None
-    partial_width: int
+    partial_numbers: int
     bottom_samples: int
+    in_host: HostExchange | None = None
 
 
 def build_sparse_part(
     spec: DlrmSpec,
     plan: ShardingPlan,
-    switches: DlrmSwitches,
+    stack: SoftwareStack,
     *,
     rank: int,
     exchanges: Exchanges | None,
 ) -> SparsePart:
     """The lookups of *rank* under *plan*."""
     held = tuple(plan.table_of(shard) for shard in plan.shards_of_rank[rank])
-    copied = tuple(plan.tables[place] for place in plan.data_parallel)
+    copied = plan.copied_tables
     local_batch = spec.batch // plan.rank_count
     optimizer = spec.embedding.optimizer
-    kernel = switches.lookup_kernel(optimizer)
+    kernel = stack.tables.kernel_for(optimizer)
     return SparsePart(
         lookup=Lookup(held, spec.batch, optimizer, kernel) if held else None,
         copied=Lookup(copied, local_batch, optimizer, kernel) if copied else None,
         exchanges=exchanges,
-        partial_width=_partial_width(plan),
-        bottom_samples=_bottom_samples(spec, plan, switches, rank),
+        partial_numbers=_partial_numbers(plan, exchanges, samples=local_batch),
+        bottom_samples=_bottom_samples(spec, plan, stack, rank),
+        in_host=exchanges.of_hosts[plan.host_of(rank)]
+        if exchanges is not None and exchanges.of_hosts
+        else None,
     )
 
 
-def has_lone_bottom(switches: DlrmSwitches, rank_count: int) -> bool:
+def has_lone_bottom(stack: SoftwareStack, rank_count: int) -> bool:
     """Whether one rank runs the bottom layers for all."""
-    return rank_count > 1 and switches.has(Habit.LONE_BOTTOM)
+    return rank_count > 1 and stack.has(Habit.LONE_BOTTOM)
 
 
-def _bottom_samples(spec: DlrmSpec, plan: ShardingPlan, switches: DlrmSwitches, rank: int) -> int:
-    if not has_lone_bottom(switches, plan.rank_count):
+def _bottom_samples(spec: DlrmSpec, plan: ShardingPlan, stack: SoftwareStack, rank: int) -> int:
+    if not has_lone_bottom(stack, plan.rank_count):
         return spec.batch // plan.rank_count
     return 0 if rank else spec.batch
 
 
-def _partial_width(plan: ShardingPlan) -> int:
-    """Numbers a sample gets as partial sums, from pieces by rows."""
-    return sum(shard.width for shard in plan.shards if plan.kinds[shard.table] in _BY_ROWS)
+def _partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, samples: int) -> int:
+    """Numbers that a rank gets as partial sums, from pieces by rows or from several hosts."""
+    is_in_host = exchanges is not None and bool(exchanges.of_hosts)
+    by_rows = [
+        shard
+        for shard in plan.shards
+        if plan.kinds[shard.table] in _BY_ROWS
+        and not (is_in_host and shard.table in plan.summed_in_host)
+    ]
+    numbers = sent_numbers(plan, by_rows, samples=samples)
+    if is_in_host:
+        sums = {
+            (shard.table, shard.first_column, shard.width, plan.host_of(shard.rank))
+            for shard in plan.shards
+            if shard.table in plan.summed_in_host
+        }
+        hosts_of = Counter(columns[:3] for columns in sums)
+        # What only one host holds arrives whole.
+        shared = sum(columns[2] for columns in sums if hosts_of[columns[:3]] > 1)
+        numbers += samples * shared
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +122,7 @@ class SparseWriter:
     samples: int
     stream: Stream | None
     reduction: GradientReduction | None
-    switches: DlrmSwitches
+    stack: SoftwareStack
 
     def distribute_indices(self) -> int | None:
         """Send indices to the ranks that hold their tables; the task, if there is one."""
@@ -125,8 +149,25 @@ class SparseWriter:
         if self.part.exchanges is None:
             return LookupTasks(first, None)
         self._cast_sent(DType.FP32, self.spec.embedding.exchange_dtype, "forward")
-        label = "embedding/pooled all_to_all forward"
-        return LookupTasks(first, self._exchange(self.part.exchanges.pooled, label))
+        last = None
+        if self.part.exchanges.has_direct:
+            label = "embedding/pooled all_to_all forward"
+            last = self._exchange(self.part.exchanges.pooled, label)
+        if self.part.in_host is not None:
+            last = self._sum_in_host(self.part.in_host)
+        return LookupTasks(first, last)
+
+    def _sum_in_host(self, host: HostExchange) -> int:
+        """Sum inside the host, then send the sums along the rails; the last task."""
+        label = "embedding/partial sums in host forward"
+        inside = self._exchange(host.inside, label, slot=HOST_SLOT)
+        self.writer.hold(self.writer.compute, [inside])
+        members = len(host.inside.byte_matrix or ((),))
+        numbers = self.spec.batch // members * host.summed_width
+        kernel = elementwise("reduce_sum", numbers, self.spec.embedding.exchange_dtype)
+        self.writer.run("sum", [kernel], label="embedding/sums in host forward")
+        label = "embedding/pooled between hosts forward"
+        return self._exchange(host.across, label, slot=RAIL_SLOT)
 
     @property
     def copied_tables(self) -> tuple[EmbeddingTable, ...]:
@@ -140,17 +181,25 @@ class SparseWriter:
         self.writer.note("All2All_Wait")
         self.writer.hold(self.writer.compute, [task])
         dtype = self.spec.embedding.exchange_dtype
-        if self.part.partial_width:
-            kernel = elementwise("reduce_sum", self.samples * self.part.partial_width, dtype)
+        if self.part.partial_numbers:
+            kernel = elementwise("reduce_sum", self.part.partial_numbers, dtype)
             self.writer.run("sum", [kernel], label="embedding/partial sums forward")
 
     def return_gradients(self) -> int | None:
         """Start the exchange of gradients of pooled vectors; the task to wait for."""
         if self.part.exchanges is None:
             return None
-        return self._exchange(
-            self.part.exchanges.gradients, "embedding/gradients all_to_all backward"
-        )
+        last = None
+        if self.part.exchanges.has_direct:
+            label = "embedding/gradients all_to_all backward"
+            last = self._exchange(self.part.exchanges.gradients, label)
+        host = self.part.in_host
+        if host is not None:
+            label = "embedding/gradients between hosts backward"
+            self._exchange(host.across_back, label, slot=RAIL_SLOT)
+            label = "embedding/gradients in host backward"
+            last = self._exchange(host.inside_back, label, slot=HOST_SLOT)
+        return last
 
     def update(self, task: int | None) -> None:
         """Wait for the gradients, then update the tables in the same kernel."""
@@ -164,12 +213,12 @@ class SparseWriter:
             op = EmbeddingOp(self.part.lookup, Pass.BACKWARD)
             label = "embedding/update backward"
             self.writer.run("LookupFunctionBackward", [op], label=label)
-        if self.switches.tables.updates_all_rows:
+        if self.stack.tables.updates_all_rows:
             self._update_all_rows()
 
     def _take_keys(self) -> None:
         """Time that the stack spends on each key of the whole batch, on every rank."""
-        key_ns = self.switches.tables.key_ns
+        key_ns = self.stack.tables.key_ns
         if not key_ns:
             return
         keys = self.spec.batch * sum(t.pooling_factor for t in self.spec.embedding.tables())
@@ -199,14 +248,14 @@ class SparseWriter:
     def _cast_sent(self, source: DType, target: DType, way: str) -> None:
         if source is target or self.part.lookup is None:
             return
-        if self.switches.fuses(Fusion.LOOKUP_CAST):
+        if self.stack.fuses(Fusion.LOOKUP_CAST):
             return
         width = sum(table.width for table in self.part.lookup.tables)
         kernel = cast(self.spec.batch * width, source, target)
         self.writer.run("to", [kernel], label=f"embedding/cast {way}")
 
-    def _exchange(self, collective: Collective, label: str) -> int:
+    def _exchange(self, collective: Collective, label: str, *, slot: int = EXCHANGE_SLOT) -> int:
         assert self.stream is not None
         return self.writer.communicate(
-            "All2All_Req", collective, label=label, stream=self.stream, slot=EXCHANGE_SLOT
+            "All2All_Req", collective, label=label, stream=self.stream, slot=slot
         )

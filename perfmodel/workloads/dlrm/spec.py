@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from embeddings.distribution import UNIFORM, Zipf
+from embeddings.distribution import UNIFORM, IndexDistribution, Zipf
+from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.workloads.fields import (
@@ -22,6 +23,7 @@ from perfmodel.workloads.fields import (
     Section,
     Size,
     Switch,
+    Words,
 )
 
 Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -54,7 +56,9 @@ class CrossSection(Section):
 class EmbeddingSection(Section):
     """The tables. A single *width* or *pooling_factors* stands for all of them.
 
-    *zipf_exponents* say how skewed the indices of each table are; 0 is uniform.
+    *zipf_exponents* say how skewed the indices of each table are; 0 is uniform,
+    and only *zipf_rows* of its rows occur; all if left out. With *fixed_bags*
+    both are said of identifiers that each stand for a whole bag of rows.
     *exchange_dtype* is what pooled rows and their gradients travel in.
     """
 
@@ -62,6 +66,8 @@ class EmbeddingSection(Section):
     width: Count | Widths
     pooling_factors: Number | tuple[Number, ...] = 1.0
     zipf_exponents: Number | tuple[Number, ...] = 0.0
+    zipf_rows: Widths | None = None
+    fixed_bags: Switch = False
     dtype: NumberFormat = DType.FP32
     exchange_dtype: NumberFormat = DType.FP32
     index_dtype: NumberFormat = DType.INT64
@@ -69,7 +75,7 @@ class EmbeddingSection(Section):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        for name in ("width", "pooling_factors", "zipf_exponents"):
+        for name in ("width", "pooling_factors", "zipf_exponents", "zipf_rows"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != len(self.rows):
                 raise ValueError(
@@ -97,7 +103,7 @@ def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
             int(width),
             pooling,
             section.dtype,
-            Zipf(exponent) if exponent else UNIFORM,
+            _distribution(section, exponent, place, pooling),
         )
         for place, (rows, width, pooling, exponent) in enumerate(
             zip(section.rows, *columns, strict=True)
@@ -105,17 +111,34 @@ def _build_tables(section: EmbeddingSection) -> tuple[EmbeddingTable, ...]:
     )
 
 
+def _distribution(
+    section: EmbeddingSection, exponent: float, place: int, pooling: float
+) -> IndexDistribution:
+    if not exponent:
+        return UNIFORM
+    occurring = None if section.zipf_rows is None else section.zipf_rows[place]
+    return Zipf(exponent, max(1, round(pooling)) if section.fixed_bags else 1, occurring)
+
+
 class ShardingSection(Section):
     """How tables are placed when no plan is given.
 
-    Tables below *data_parallel_below* stand on every rank. A table that would
-    be more than its rank's share is split by columns, in pieces of at least
-    *min_width*; a piece above *max_shard* is split by rows.
+    *sharder* is one of those that `rank` knows, by name. The balanced one copies
+    tables below *data_parallel_below* to every rank and cuts tables into pieces of at
+    least *min_width* columns and at most *max_shard*.
     """
 
+    sharder: Words = DEFAULT_SHARDER
     data_parallel_below: Size = 0
     min_width: Count = 32
     max_shard: Size = 24 * 2**30
+
+    @model_validator(mode="after")
+    def _check_sharder(self) -> Self:
+        known = (*SHARDERS, *HYBRID_SHARDERS)
+        if self.sharder not in known:
+            raise ValueError(f"sharder must be one of {', '.join(known)}, got {self.sharder!r}")
+        return self
 
 
 class DenseSection(Section):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.stack import Fusion
+from perfmodel.workloads.kernels import cast
 from perfmodel.workloads.transformer.products import ProductSteps
 from perfmodel.workloads.transformer.schedule import Joining, Step
 from perfmodel.workloads.transformer.spec import Norm
@@ -24,27 +25,40 @@ from perfmodel.workloads.transformer.spec import Norm
 
 def norm_steps(products: ProductSteps, label: str, *, is_backward: bool = False) -> list[Step]:
     """A norm over the tokens that one rank sees."""
-    model, switches = products.spec.model, products.switches
+    model, run = products.spec.model, products.run
     elements = products.split_tokens * model.hidden
-    if model.norm is Norm.RMS and not switches.fuses(Fusion.NORM):
+    if model.norm is Norm.RMS and not run.fuses(Fusion.NORM):
         pieces = RMS_NORM_BACKWARD if is_backward else RMS_NORM
         first, *rest = chain_steps(pieces, label, elements=elements, dtype=products.dtype)
         return [Step(first.operator, label, first.kernels, joins=(Joining.GRADIENT,)), *rest]
     # The backward pass reads the input and the gradient, once more for the parameters.
     reads, writes = (3, 1) if is_backward else (1, 1)
-    if switches.fuses(Fusion.ELEMENTWISE):
+    if run.fuses(Fusion.ELEMENTWISE):
         reads, writes = reads + 1, writes if is_backward else writes + 1
-    size_bytes = elements * products.dtype.size_bytes
+    size_bytes = elements * run.residual_dtype.size_bytes
     kernel = MemoryBound(
         f"{model.norm.value}_backward" if is_backward else model.norm.value,
         read_bytes=reads * size_bytes,
         write_bytes=writes * size_bytes,
-        dtype=products.dtype,
+        dtype=run.residual_dtype,
         row_length=model.hidden,
     )
     name = "NativeLayerNormBackward" if model.norm is Norm.LAYER else "RmsNormBackward"
     operator = name if is_backward else model.norm.value
-    return [Step(operator, label, (kernel,), joins=(Joining.GRADIENT,))]
+    steps = [Step(operator, label, (kernel,), joins=(Joining.GRADIENT,))]
+    return steps + _norm_cast(products, elements, label, is_backward=is_backward)
+
+
+def _norm_cast(
+    products: ProductSteps, elements: int, label: str, *, is_backward: bool
+) -> list[Step]:
+    """The cast between a norm in fp32 and products in a shorter format, where nothing fuses it."""
+    run = products.run
+    if run.residual_dtype is products.dtype or run.fuses(Fusion.ELEMENTWISE):
+        return []
+    formats = (run.residual_dtype, products.dtype)
+    kernel = cast(elements, *(reversed(formats) if is_backward else formats))
+    return [Step("ToCopyBackward" if is_backward else "to", label, (kernel,))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +176,13 @@ LOSS_BACKWARD = (
     Piece("LogSoftmaxBackward", "log_softmax_backward", wide_reads=2, wide_writes=1),
     Piece("ToCopyBackward", "cast", wide_reads=1, writes=1),
 )
+
+COMPILED_LOSS = (
+    Piece("max", "reduction", reads=1),
+    Piece("sum", "reduction", reads=1),
+)
+COMPILED_LOSS_BACKWARD = (Piece("LogSoftmaxBackward", "log_softmax_backward", reads=1, writes=1),)
+"""Where chains are fused but no kernel knows the loss: a pass for each reduction, none in fp32."""
 
 SPLIT_LOSS_HEAD = (
     Piece("to", "cast", reads=1, wide_writes=1),

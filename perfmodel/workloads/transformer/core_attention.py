@@ -13,46 +13,59 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
 from perfmodel.stacks.stack import Fusion
 from perfmodel.workloads.kernels import dropout, elementwise
-from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedule import Step
 from perfmodel.workloads.transformer.shapes import layer_shape
-from perfmodel.workloads.transformer.spec import AttentionKernel, TransformerSpec
-from perfmodel.workloads.transformer.switches import StackSwitches
+from perfmodel.workloads.transformer.spec import AttentionKernel
+
+_KERNELS = {AttentionKernel.FMHA: "flash1"}
+"""Kernels by the generation that is priced for them: the fused one of 2020 is no better."""
+_TILE = 128
+"""Queries that a kernel works on at once; under a window they see it and each other."""
 
 
 def attention_steps(
-    spec: TransformerSpec, layout: Layout, switches: StackSwitches, direction: Pass
+    run: TransformerRun, direction: Pass, *, has_window: bool = False
 ) -> list[Step]:
     """The steps between the qkv product and the projection."""
-    kernel = spec.training.attention
-    is_open = kernel is AttentionKernel.AUTO and switches.unfuses_attention
+    spec, layout = run.spec, run.layout
     shape = layer_shape(spec.model, tp=layout.tp)
-    if kernel is AttentionKernel.UNFUSED or is_open:
+    if run.has_unfused_attention:
         core = _Unfused(
             pairs=layout.micro_batch * shape.heads,
             length=spec.sequence_length,
             width=spec.model.head_width,
             dtype=spec.training.precision,
             has_dropout=spec.model.dropout,
-            is_masked_in_softmax=switches.fuses(Fusion.SOFTMAX_MASK),
+            is_masked_in_softmax=run.fuses(Fusion.SOFTMAX_MASK),
         )
         return core.forward() if direction is Pass.FORWARD else core.backward()
+    length = spec.sequence_length
+    seen = (spec.model.window or length) + _TILE if has_window else length
     op = Attention(
         batch=layout.micro_batch,
-        query_length=spec.sequence_length,
-        key_length=spec.sequence_length,
+        query_length=length,
+        key_length=min(length, seen),
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         head_dim=spec.model.head_width,
         dtype=spec.training.precision,
-        is_causal=spec.model.causal,
+        is_causal=spec.model.causal and seen >= length,
         direction=direction,
-        kernel=kernel.value,
+        kernel=_kernel_word(run),
     )
     operator = "scaled_dot_product_attention"
     if direction is Pass.BACKWARD:
         operator = "ScaledDotProductAttentionBackward"
     return [Step(operator, f"attention/core {direction.value}", (op,))]
+
+
+def _kernel_word(run: TransformerRun) -> str:
+    kernel = run.spec.training.attention
+    if kernel is AttentionKernel.FLASH:
+        # Some fused kernel: the stack knows which, unless it has none by itself.
+        return AttentionKernel.FLASH2.value if run.stack.unfuses_attention else "auto"
+    return _KERNELS.get(kernel) or str(kernel.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,12 @@ from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.stack import Fusion
+from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.transformer import chains
 from perfmodel.workloads.transformer.chains import norm_steps
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.products import ProductSteps
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedule import Step
 from perfmodel.workloads.transformer.shapes import (
     Linear,
@@ -23,7 +25,6 @@ from perfmodel.workloads.transformer.shapes import (
     head_parameters,
 )
 from perfmodel.workloads.transformer.spec import Head, TransformerSpec
-from perfmodel.workloads.transformer.switches import StackSwitches
 
 # Where the vocabulary is split over the tensor group, three small reductions
 # tell every rank the largest logit, the sum and the target's logit.
@@ -35,11 +36,13 @@ _FORWARD, _BACKWARD = "head/loss forward", "head/loss backward"
 def loss_forward(products: ProductSteps, vocab: int) -> list[Step]:
     """From logits over *vocab* words of one rank to the loss."""
     is_split = products.layout.tp > 1
-    if products.switches.fuses(Fusion.CROSS_ENTROPY):
+    if products.run.fuses(Fusion.CROSS_ENTROPY):
         kernel = _kernel(products, vocab, writes=0)
         return [*_reductions(products), Step("cross_entropy_loss", _FORWARD, (kernel,))]
     if not is_split:
-        return _steps(chains.LOSS, products, vocab, _FORWARD)
+        is_compiled = products.run.fuses(Fusion.ELEMENTWISE)
+        pieces = chains.COMPILED_LOSS if is_compiled else chains.LOSS
+        return _steps(pieces, products, vocab, _FORWARD)
     largest, *others = _reductions(products)
     return [
         *_steps(chains.SPLIT_LOSS_HEAD, products, vocab, _FORWARD),
@@ -51,11 +54,15 @@ def loss_forward(products: ProductSteps, vocab: int) -> list[Step]:
 
 def loss_backward(products: ProductSteps, vocab: int) -> list[Step]:
     """From the loss to gradients of the logits."""
-    if products.switches.fuses(Fusion.CROSS_ENTROPY):
+    if products.run.fuses(Fusion.CROSS_ENTROPY):
         kernel = _kernel(products, vocab, writes=1)
         return [Step("CrossEntropyBackward", _BACKWARD, (kernel,))]
     is_split = products.layout.tp > 1
-    pieces = chains.SPLIT_LOSS_BACKWARD if is_split else chains.LOSS_BACKWARD
+    pieces: tuple[chains.Piece, ...] = chains.LOSS_BACKWARD
+    if is_split:
+        pieces = chains.SPLIT_LOSS_BACKWARD
+    elif products.run.fuses(Fusion.ELEMENTWISE):
+        pieces = chains.COMPILED_LOSS_BACKWARD
     return _steps(pieces, products, vocab, _BACKWARD)
 
 
@@ -92,51 +99,45 @@ class EndSteps:
     backward: tuple[Step, ...]
 
 
-def build_embedding_steps(
-    spec: TransformerSpec, layout: Layout, switches: StackSwitches
-) -> EndSteps:
+def build_embedding_steps(run: TransformerRun) -> EndSteps:
     """Look-up of token vectors, positions added."""
-    tokens = layout.micro_batch * spec.sequence_length
-    products = ProductSteps(spec, layout, switches, tokens)
-    hidden, size = spec.model.hidden, products.dtype.size_bytes
-    moved_bytes = tokens * hidden * size
-    gather = MemoryBound("embedding", moved_bytes, moved_bytes, products.dtype)
+    spec, layout, tokens = run.spec, run.layout, run.tokens
+    products = ProductSteps(run, tokens, is_end=True)
+    # What is looked up starts the residual stream, in the format of that.
+    dtype, hidden = run.residual_dtype, spec.model.hidden
+    moved_bytes = tokens * hidden * dtype.size_bytes
+    gather = MemoryBound("embedding", moved_bytes, moved_bytes, dtype)
     forward = [Step("embedding", "embedding/look-up forward", (gather,))]
     if layout.tp > 1:
-        reduce = _reduction(layout, moved_bytes, products.dtype)
+        reduce = _reduction(layout, moved_bytes, dtype)
         forward.append(
             Step(reduce.kind.value, f"embedding/output {reduce.kind.value}", collective=reduce)
         )
     if spec.model.max_positions is not None:
-        elements = products.split_tokens * hidden
-        forward.append(
-            products.pointwise(
-                "residual_add",
-                "embedding/positions forward",
-                elements=elements,
-                operator="add",
-                reads=2,
-            )
-        )
+        add = elementwise("residual_add", products.split_tokens * hidden, dtype, reads=2)
+        forward.append(Step("add", "embedding/positions forward", (add,)))
     parameters = embedding_parameters(spec.model, tp=layout.tp)
-    zero = MemoryBound("zero", 0, parameters * size, products.dtype)
-    add = MemoryBound("embedding_backward", 2 * moved_bytes, moved_bytes, products.dtype)
+    zero = MemoryBound("zero", 0, parameters * dtype.size_bytes, dtype)
+    gathered = MemoryBound("embedding_backward", 2 * moved_bytes, moved_bytes, dtype)
     label = "embedding/look-up backward"
-    backward = [Step("EmbeddingBackward", label, (zero, add))]
+    backward = [Step("EmbeddingBackward", label, (zero, gathered))]
     if layout.is_sequence_parallel:
-        again = Collective(CollectiveKind.ALL_GATHER, moved_bytes, products.dtype)
+        again = Collective(CollectiveKind.ALL_GATHER, moved_bytes, dtype)
         backward.insert(
             0, Step("all_gather", "embedding/output gradient all_gather", collective=again)
         )
-    return EndSteps(tuple(forward), (*backward, products.accumulate(parameters, label)))
+    if products.is_frozen:
+        return EndSteps(tuple(forward), ())
+    return EndSteps(tuple(forward), (*backward, *products.accumulate(parameters, label)))
 
 
-def build_head_steps(spec: TransformerSpec, layout: Layout, switches: StackSwitches) -> EndSteps:
+def build_head_steps(run: TransformerRun) -> EndSteps:
     """Final norm or transformation, logits, and the loss."""
-    tokens = layout.micro_batch * spec.predicted_tokens
-    products = ProductSteps(spec, layout, switches, tokens)
+    spec, layout = run.spec, run.layout
+    products = ProductSteps(run, layout.micro_batch * spec.predicted_tokens, is_end=True)
     logits = Linear(spec.model.hidden, -(-spec.model.vocab // layout.tp))
     forward = [
+        *products.weight_casts(logits, "head/logits"),
         *_transform(products, spec),
         *norm_steps(products, "head/norm forward"),
         *products.wide(logits, "head/logits"),
@@ -150,7 +151,7 @@ def build_head_steps(spec: TransformerSpec, layout: Layout, switches: StackSwitc
         *products.wide_backward(logits, "head/logits"),
         *norm_steps(products, "head/norm backward", is_backward=True),
         *_transform(products, spec, is_backward=True),
-        products.accumulate(parameters, "head/norm backward"),
+        *products.accumulate(parameters, "head/norm backward"),
     ]
     if spec.model.tied_embeddings and layout.pp == 1:
         backward = [_without_parameters(step, logits.parameters) for step in backward]

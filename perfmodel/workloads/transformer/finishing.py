@@ -15,9 +15,9 @@ from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.optimizers import OptimizerStep
 from perfmodel.workloads.reduction import GradientReduction
 from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.slots import Slot, has_norm_group, has_tied_group
-from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
-from perfmodel.workloads.transformer.switches import StackSwitches
+from perfmodel.workloads.transformer.spec import TransformerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +25,32 @@ class FinishWriter:
     """Writes the ends of an iteration of one rank; *data* is its data-parallel stream."""
 
     writer: EagerWriter
-    spec: TransformerSpec
-    layout: Layout
-    switches: StackSwitches
+    run: TransformerRun
     data: Stream | None
+
+    @property
+    def spec(self) -> TransformerSpec:
+        """The workload."""
+        return self.run.spec
+
+    @property
+    def layout(self) -> Layout:
+        """How it is spread."""
+        return self.run.layout
 
     def zero_gradients(self, parameters: int) -> int:
         """Clear the gradients; the task is the first on the compute stream."""
         dtype = self.spec.training.gradient_dtype
         held = parameters
-        if self.spec.parallel.sharding is StateSharding.FULL:
-            held //= self.layout.dp
+        if self.spec.parallel.sharding.divides_gradients:
+            held //= self.layout.shard_ranks
         zero = MemoryBound("zero", 0, held * dtype.size_bytes, dtype)
         return self.writer.run("Optimizer.zero_grad", [zero], label="optimizer/zero gradients")
 
     def reduce_tied_weight(self, *, is_sole_end: bool) -> None:
         """Add up the gradients of a weight that the first and the last stage share."""
-        if is_sole_end or not has_tied_group(self.spec, self.layout):
+        is_frozen = self.spec.training.adapters_only
+        if is_sole_end or is_frozen or not has_tied_group(self.spec, self.layout):
             return
         dtype = self.spec.training.gradient_dtype
         elements = -(-self.spec.model.vocab // self.layout.tp) * self.spec.model.hidden
@@ -50,31 +59,39 @@ class FinishWriter:
     def step(self, groups: Sequence[Sequence[int]]) -> None:
         """Clip gradients and update parameters; *groups* are elements of tensors, by layer."""
         training = self.spec.training
-        share = 1 if self.spec.parallel.sharding is StateSharding.NONE else self.layout.dp
+        if training.optimizer == "none":
+            return
+        if not groups:
+            # A stage without parameters still takes part in the norm of all gradients.
+            groups = [[0]]
+        is_divided = self.spec.parallel.sharding.divides_state
+        share = self.layout.shard_ranks if is_divided else 1
         shares = [[-(-tensor // share) for tensor in group] for group in groups]
         if training.clip_gradients:
             self._clip(shares)
         step = OptimizerStep(
             training.optimizer,
-            self.switches.optimizer_kernels,
+            self.run.stack.optimizer_kernels,
             gradient_dtype=training.gradient_dtype,
-            weight_dtype=training.precision,
+            weight_dtype=training.weight_dtype,
         )
         for call in step.iter_calls(shares):
             self.writer.run(call.operator, call.kernels, label="optimizer/step")
 
     def gather_weights(self, reduction: GradientReduction | None) -> dict[int, int]:
-        """Gather updated weights where only the optimizer is sharded; the task of each bucket.
+        """Gather updated weights where ranks keep all of them; the task of each bucket.
 
         The first layers are needed first, and their bucket was the last to fill. Where
         nothing runs beside it, all buckets are gathered in one call.
         """
-        is_sharded = self.spec.parallel.sharding is StateSharding.OPTIMIZER
-        if not is_sharded or reduction is None or self.data is None:
+        sharding, training = self.spec.parallel.sharding, self.spec.training
+        is_gathered = sharding.divides_state and not sharding.divides_weights
+        has_step = training.optimizer != "none"
+        if not (is_gathered and has_step) or reduction is None or self.data is None:
             return {}
-        dtype, kind = self.spec.training.precision, CollectiveKind.ALL_GATHER
+        dtype, kind = training.weight_dtype, CollectiveKind.ALL_GATHER
         buckets = list(reversed(list(enumerate(reduction.bucket_elements))))
-        if not self.switches.overlaps_with_compute(Overlap.PARAMETER_GATHER):
+        if not self.run.overlaps(Overlap.PARAMETER_GATHER):
             buckets = [(0, sum(elements for _, elements in buckets))]
         return {
             number: self.writer.communicate(
@@ -89,7 +106,7 @@ class FinishWriter:
 
     def _clip(self, groups: Sequence[Sequence[int]]) -> None:
         dtype = self.spec.training.gradient_dtype
-        is_plain = self.switches.optimizer_kernels is OptimizerKernels.PLAIN
+        is_plain = self.run.stack.optimizer_kernels is OptimizerKernels.PLAIN
         tensors = [tensor for group in groups for tensor in group]
         pieces = tensors if is_plain else [sum(tensors)]
         for elements in pieces:

@@ -7,8 +7,9 @@ gathers with compute starts one only when compute has come to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
@@ -51,22 +52,33 @@ _AHEAD = 2
 class LayerGathering:
     """Gathers of weights in *dtype* on *stream*; *used* are the last kernels of past layers.
 
-    Without *is_ahead* a gather waits for all compute issued before it.
+    Without *is_ahead* a gather waits for all compute issued before it. With *is_kept* what was
+    gathered stays until the iteration ends, as stages of a pipeline need it again at once.
     """
 
     writer: EagerWriter
     stream: Stream
     dtype: DType
     is_ahead: bool = True
+    is_kept: bool = False
     used: list[int] = field(default_factory=list)
     gathered: dict[str, int] = field(default_factory=dict)
+
+    def state(self) -> list[list[Any]]:
+        """Weights that are gathered, and the layers that the next gather may wait for."""
+        return [self.used[-_AHEAD:], [*self.gathered], [*self.gathered.values()]]
+
+    def restore(self, cells: Sequence[list[Any]]) -> None:
+        """Go on from what `state` said."""
+        self.used, names, tasks = cells
+        self.gathered = dict(zip(names, tasks, strict=True))
 
     def gather(self, name: str, parameters: int) -> None:
         """Start to gather the weights called *name*, unless that was done."""
         if name in self.gathered:
             return
         kind = CollectiveKind.ALL_GATHER
-        if len(self.used) >= _AHEAD:
+        if len(self.used) >= _AHEAD and not self.is_kept:
             self.writer.hold(self.stream, [self.used[-_AHEAD]])
         self.gathered[name] = self.writer.communicate(
             kind.value,
@@ -79,7 +91,9 @@ class LayerGathering:
 
     def use(self, name: str) -> None:
         """Let compute wait for the weights called *name*."""
-        self.writer.hold(self.writer.compute, [self.gathered.pop(name)])
+        self.writer.hold(self.writer.compute, [self.gathered[name]])
+        if not self.is_kept:
+            del self.gathered[name]
 
     def release(self) -> None:
         """Note that compute is done with the weights it used last."""

@@ -9,9 +9,10 @@ from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.feeding import input_assumption
 from perfmodel.workloads.transformer.layout import ChosenLayout
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.slots import add_groups
-from perfmodel.workloads.transformer.spec import Recompute, StateSharding, TransformerSpec
-from perfmodel.workloads.transformer.stage import StageWriter
+from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
+from perfmodel.workloads.transformer.stage import StageParts, StageWriter
 
 
 def build_transformer_job(
@@ -23,14 +24,25 @@ def build_transformer_job(
     """
     stack = stack or load_stack(spec.stack)
     layout = chosen.layout
-    job = JobBuilder()
+    job, parts = JobBuilder(), StageParts(TransformerRun(spec, layout, stack))
     for stage in range(layout.pp):
-        writer = StageWriter(job.new_program(), spec, layout, stage=stage, stack=stack)
+        writer = StageWriter(job.new_program(), parts, stage=stage)
         program = job.add_program(writer.write())
         for _ in range(layout.tp * layout.dp):
             job.add_rank(program)
     add_groups(job, spec, layout)
     return job.build(_facts(spec, chosen))
+
+
+def _recompute_sentence(spec: TransformerSpec) -> str:
+    what = {
+        Recompute.FULL: "Every layer",
+        Recompute.ATTENTION: "The attention core",
+        Recompute.OPS: "All but the attention core and every second product",
+    }[spec.training.recompute]
+    share = spec.training.recompute_fraction
+    where = "" if share == 1 else f", in {share:.0%} of the layers,"
+    return f"{what}{where} is computed again in the backward pass."
 
 
 def _facts(spec: TransformerSpec, chosen: ChosenLayout) -> JobFacts:
@@ -47,17 +59,19 @@ def _facts(spec: TransformerSpec, chosen: ChosenLayout) -> JobFacts:
         sentences.append("Pipeline stages run one forward, one backward.")
     if layout.interleaving > 1:
         sentences.append(f"Every pipeline stage holds {layout.interleaving} runs of layers.")
-    if training.recompute is Recompute.FULL:
-        sentences.append("Every layer is computed again in the backward pass.")
-    if training.recompute is Recompute.SELECTIVE:
-        sentences.append("The attention core is computed again in the backward pass.")
-    if training.recompute is Recompute.OPERATORS:
+    if training.recompute is not Recompute.NONE:
+        sentences.append(_recompute_sentence(spec))
+    if spec.parallel.sharding.divides_weights:
         sentences.append(
-            "All but the attention core and every second product is computed again in the backward "
-            "pass."
+            "Weights are gathered one layer ahead of use; at most two are held."
+            if layout.pp == 1
+            else "Weights are gathered before their first use and kept until the iteration ends."
         )
-    if spec.parallel.sharding is StateSharding.FULL:
-        sentences.append("Weights are gathered one layer ahead of use; at most two are held.")
+    if training.adapters_only:
+        sentences.append(
+            f"Weights are frozen; adapters of rank {training.adapter_rank} beside every product of "
+            "a layer are trained."
+        )
     return JobFacts(
         name=spec.name, source=f"specification: {spec.source}", assumptions=tuple(sentences)
     )

@@ -7,51 +7,85 @@ kernels are fused, a residual is added by the kernel of the norm behind it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.stacks.stack import Fusion
-from perfmodel.workloads.kernels import dropout, dropout_residual
+from perfmodel.workloads.kernels import dropout, dropout_residual, elementwise
 from perfmodel.workloads.transformer import chains
 from perfmodel.workloads.transformer.chains import norm_steps
 from perfmodel.workloads.transformer.core_attention import attention_steps
-from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.products import ProductSteps
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedule import Step
 from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape
-from perfmodel.workloads.transformer.spec import Positions, Recompute, TransformerSpec
-from perfmodel.workloads.transformer.switches import StackSwitches
+from perfmodel.workloads.transformer.spec import Positions, Recompute
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSteps:
-    """The steps of every layer of one rank; *recompute* runs before *backward*."""
+    """The steps of a layer on one rank; *recompute* runs before *backward*.
 
+    *casts* turn weights into the format of products, as often as `StageWriter` finds necessary.
+    Layers of one *kind* have equal steps, labelled within the layer.
+    """
+
+    kind: tuple[bool, bool]
+    casts: tuple[Step, ...]
     forward: tuple[Step, ...]
     recompute: tuple[Step, ...]
     backward: tuple[Step, ...]
 
 
-def build_layer_steps(spec: TransformerSpec, layout: Layout, switches: StackSwitches) -> LayerSteps:
-    """The steps of one layer for one micro-batch."""
-    maker = _LayerMaker(spec, layout, switches)
+class LayerKinds:
+    """The steps of every layer: equal ones are made once."""
+
+    def __init__(self, run: TransformerRun) -> None:
+        self._run = run
+        self._known: dict[tuple[bool, bool], LayerSteps] = {}
+
+    def steps(self, layer: int) -> LayerSteps:
+        """The steps of *layer* for one micro-batch."""
+        spec = self._run.spec
+        kind = (spec.model.has_window(layer), spec.training.recomputes(layer))
+        if kind not in self._known:
+            has_window, is_recomputed = kind
+            self._known[kind] = _build(self._run, has_window=has_window, again=is_recomputed)
+        return self._known[kind]
+
+
+def _build(run: TransformerRun, *, has_window: bool, again: bool) -> LayerSteps:
+    maker = _LayerMaker(run, has_window=has_window)
     forward = maker.forward()
     recompute: tuple[Step, ...] = ()
-    if spec.training.recompute is Recompute.FULL:
+    way = run.spec.training.recompute
+    if again and way is Recompute.FULL:
         recompute = forward
-    elif spec.training.recompute is Recompute.SELECTIVE:
+    elif again and way is Recompute.ATTENTION:
         recompute = tuple(maker.attention(Pass.FORWARD))
-    elif spec.training.recompute is Recompute.OPERATORS:
+    elif again and way is Recompute.OPS:
         recompute = maker.without_every_second_product()
-    return LayerSteps(forward, recompute, maker.backward())
+    kind = (has_window, again)
+    return LayerSteps(kind, maker.casts(), forward, _labelled_again(recompute), maker.backward())
+
+
+def _labelled_again(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    return tuple(replace(step, label=f"recompute/{step.label}") for step in steps)
 
 
 class _LayerMaker:
-    def __init__(self, spec: TransformerSpec, layout: Layout, switches: StackSwitches) -> None:
-        self._spec, self._layout, self._switches = spec, layout, switches
-        self._shape: LayerShape = layer_shape(spec.model, tp=layout.tp)
-        tokens = layout.micro_batch * spec.sequence_length
-        self._products = ProductSteps(spec, layout, switches, tokens)
+    def __init__(self, run: TransformerRun, *, has_window: bool) -> None:
+        self._run, self._spec, self._has_window = run, run.spec, has_window
+        self._shape: LayerShape = layer_shape(run.spec.model, tp=run.layout.tp)
+        self._products = ProductSteps(run, run.tokens)
+
+    def casts(self) -> tuple[Step, ...]:
+        products = self._shape.products.items()
+        return tuple(
+            step
+            for label, linear in products
+            for step in self._products.weight_casts(linear, label)
+        )
 
     def forward(self) -> tuple[Step, ...]:
         products, shape = self._products, self._shape
@@ -98,7 +132,7 @@ class _LayerMaker:
         )
 
     def attention(self, direction: Pass) -> list[Step]:
-        return attention_steps(self._spec, self._layout, self._switches, direction)
+        return attention_steps(self._run, direction, has_window=self._has_window)
 
     def _rotary(self, label: str, *, is_backward: bool) -> list[Step]:
         if self._spec.model.positions is not Positions.ROTARY:
@@ -106,7 +140,7 @@ class _LayerMaker:
         products, width = self._products, self._spec.model.head_width
         queries = products.tokens * self._shape.heads * width
         keys = products.tokens * self._shape.kv_heads * width
-        if self._switches.fuses(Fusion.ROTARY):
+        if self._run.fuses(Fusion.ROTARY):
             operator = "RotaryBackward" if is_backward else "rotary"
             return [products.pointwise("rotary", label, elements=queries + keys, operator=operator)]
         pieces = chains.ROTARY_BACKWARD if is_backward else chains.ROTARY
@@ -119,7 +153,7 @@ class _LayerMaker:
     def _activation(self, label: str, *, is_backward: bool) -> list[Step]:
         products, is_gated = self._products, self._spec.model.gated_ffn
         elements = products.tokens * self._shape.down.inputs
-        if not self._switches.fuses(Fusion.SWIGLU if is_gated else Fusion.GELU):
+        if not self._run.fuses(Fusion.SWIGLU if is_gated else Fusion.GELU):
             pieces = chains.activation_pieces(is_gated=is_gated, is_backward=is_backward)
             return chains.chain_steps(pieces, label, elements=elements, dtype=products.dtype)
         kernel, operator, inputs = ("swiglu", "swiglu", 2) if is_gated else ("gelu", "gelu", 1)
@@ -143,7 +177,7 @@ class _LayerMaker:
     def _residual(self, where: str) -> list[Step]:
         dtype, label = self._products.dtype, f"{where}/residual forward"
         has_dropout = self._spec.model.dropout
-        if has_dropout and self._switches.fuses(Fusion.DROPOUT_RESIDUAL):
+        if has_dropout and self._run.fuses(Fusion.DROPOUT_RESIDUAL):
             return [Step("dropout_residual", label, (dropout_residual(self._elements, dtype),))]
         steps = []
         if has_dropout:
@@ -155,16 +189,14 @@ class _LayerMaker:
         label = f"{where}/norm backward"
         return [
             *norm_steps(self._products, label, is_backward=True),
-            self._products.accumulate(self._shape.norm, label),
+            *self._products.accumulate(self._shape.norm, label),
             *self._add(f"{where}/residual backward"),
         ]
 
     def _add(self, label: str) -> list[Step]:
         """The addition of a residual, where no norm does it on the way."""
-        if self._switches.fuses(Fusion.ELEMENTWISE):
+        if self._run.fuses(Fusion.ELEMENTWISE):
             return []
-        return [
-            self._products.pointwise(
-                "residual_add", label, elements=self._elements, operator="add", reads=2
-            )
-        ]
+        dtype = self._run.residual_dtype
+        kernel = elementwise("residual_add", self._elements, dtype, reads=2)
+        return [Step("add", label, (kernel,))]

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.units import format_size
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.memory import stage_memory
-from perfmodel.workloads.transformer.placement import Layout
-from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
+from perfmodel.workloads.transformer.placement import Layout, deal_by_cost
+from perfmodel.workloads.transformer.shapes import layer_shape
+from perfmodel.workloads.transformer.spec import StageSplit, StateSharding, TransformerSpec
 
 DEFAULT_MEMORY_BYTES = 80 * 10**9
-_USABLE_SHARE = 0.9
+USABLE_SHARE = 0.9
 _MICRO_BATCHES_A_STAGE = 4
+_MOST_MICRO_BATCHES = 2**16
+_ENDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +40,26 @@ def choose_layout(
     rank_count: int,
     ranks_per_host: int,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    stack: SoftwareStack | None = None,
 ) -> ChosenLayout:
-    """The layout that *spec* states, completed for *rank_count* ranks of *memory_bytes* each."""
+    """The layout that *spec* states, completed for *rank_count* ranks of *memory_bytes* each.
+
+    What *stack* does not fuse keeps more activations; left out, everything is fused.
+    """
     candidates = [
         layout
         for tp, pp in _iter_splits(spec, rank_count, ranks_per_host)
-        if (layout := _smallest_micro_batch(spec, tp, pp, rank_count)) is not None
+        if (layout := _smallest_micro_batch(spec, tp, pp, rank_count, ranks_per_host)) is not None
     ]
     if not candidates:
         raise WorkloadError(_explain(spec, rank_count, ranks_per_host))
-    usable_bytes = int(memory_bytes * _USABLE_SHARE)
+    usable_bytes = int(memory_bytes * USABLE_SHARE)
     for layout in candidates:
-        if _peak_bytes(spec, layout) <= usable_bytes:
-            return _described(spec, _grow_micro_batch(spec, layout, usable_bytes), usable_bytes)
-    smallest = min(candidates, key=lambda layout: _peak_bytes(spec, layout))
-    return _described(spec, smallest, usable_bytes)
+        if peak_bytes(spec, layout, stack) <= usable_bytes:
+            grown = _grow_micro_batch(spec, layout, stack, usable_bytes)
+            return _described(spec, grown, stack, usable_bytes)
+    smallest = min(candidates, key=lambda layout: peak_bytes(spec, layout, stack))
+    return _described(spec, smallest, stack, usable_bytes)
 
 
 def _iter_splits(
@@ -63,11 +72,16 @@ def _iter_splits(
     )
     if parallel.pp:
         pps: list[int] = [parallel.pp]
-    elif parallel.sharding is StateSharding.FULL:
+    elif parallel.sharding.divides_weights:
         pps = [1]
     else:
         pps = [pp for pp in _powers(rank_count) if model.layers % pp == 0]
-    splits = [(tp, pp) for tp in tps for pp in pps if not _split_fault(spec, tp, pp, rank_count)]
+    splits = [
+        (tp, pp)
+        for tp in tps
+        for pp in pps
+        if not _split_fault(spec, tp, pp, rank_count, ranks_per_host)
+    ]
     # A stage more is dearer than a wider tensor split, so pipelines come last among equals.
     return sorted(splits, key=lambda split: (split[0] * split[1], split[1]))
 
@@ -90,7 +104,9 @@ def _tp_fault(spec: TransformerSpec, tp: int) -> str:
     return ""
 
 
-def _split_fault(spec: TransformerSpec, tp: int, pp: int, rank_count: int) -> str:
+def _split_fault(
+    spec: TransformerSpec, tp: int, pp: int, rank_count: int, ranks_per_host: int
+) -> str:
     """The first reason why tp x pp is impossible, or nothing."""
     parallel = spec.parallel
     dp = rank_count // (tp * pp)
@@ -98,12 +114,7 @@ def _split_fault(spec: TransformerSpec, tp: int, pp: int, rank_count: int) -> st
     near = spec.batch // step * step
     reasons = (
         (_tp_fault(spec, tp), _tp_fault(spec, tp)),
-        (spec.model.layers % pp, f"layers ({spec.model.layers}) do not divide by pp={pp}"),
         (_run_fault(spec, pp, near // step), _run_fault(spec, pp, near // step)),
-        (
-            pp > 1 and parallel.sharding is StateSharding.FULL,
-            "sharding full does not go with pipeline stages",
-        ),
         (
             rank_count % (tp * pp),
             f"{rank_count} ranks do not divide by tp x pp = {tp} x {pp}",
@@ -119,6 +130,10 @@ def _split_fault(spec: TransformerSpec, tp: int, pp: int, rank_count: int) -> st
                 f"near: batch={near or step} or batch={near + step}"
             ),
         ),
+        (
+            _shard_fault(dp, _shard(spec, tp, dp, ranks_per_host)),
+            _shard_fault(dp, _shard(spec, tp, dp, ranks_per_host)),
+        ),
     )
     return next((sentence for is_fault, sentence in reasons if is_fault), "")
 
@@ -126,12 +141,15 @@ def _split_fault(spec: TransformerSpec, tp: int, pp: int, rank_count: int) -> st
 def _run_fault(spec: TransformerSpec, pp: int, micro_batches: int) -> str:
     """Why stages of several runs of layers are impossible, or nothing."""
     runs, layers = spec.parallel.interleaving, spec.model.layers
+    lengths = _lengths(spec, pp)
+    if lengths is not None and min(lengths) < 0:
+        return f"stage {lengths.index(-1) % pp} of pp={pp} would have nothing to do"
+    if pp * runs > layers + _ENDS:
+        return f"layers ({layers}) are too few for pp x interleaving = {pp} x {runs}"
     if runs == 1:
         return ""
     if pp == 1:
         return f"interleaving={runs} needs pipeline stages, but pp=1"
-    if layers % (pp * runs):
-        return f"layers ({layers}) do not divide by pp x interleaving = {pp} x {runs}"
     if spec.parallel.micro_batch and micro_batches % pp:
         return f"interleaving needs micro-batches ({micro_batches}) that divide by pp={pp}"
     return ""
@@ -139,7 +157,7 @@ def _run_fault(spec: TransformerSpec, pp: int, micro_batches: int) -> str:
 
 def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str:
     tp, pp = spec.parallel.tp, spec.parallel.pp
-    fault = _split_fault(spec, tp or 1, pp or 1, rank_count)
+    fault = _split_fault(spec, tp or 1, pp or 1, rank_count, ranks_per_host)
     stated = ", ".join(
         f"{name}={value}"
         for name, value in spec.parallel.model_dump(
@@ -154,8 +172,43 @@ def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str
     )
 
 
+def _lengths(spec: TransformerSpec, pp: int) -> tuple[int, ...] | None:
+    """Layers of each run where they are dealt by what they cost."""
+    parallel, model = spec.parallel, spec.model
+    if parallel.stages is StageSplit.EQUAL or pp == 1:
+        return None
+    products = layer_shape(model, tp=1).products.values()
+    return deal_by_cost(
+        model.layers,
+        pp * parallel.interleaving,
+        layer_cost=sum(linear.inputs * linear.outputs for linear in products),
+        head_cost=model.vocab * model.hidden,
+    )
+
+
+def _shard(spec: TransformerSpec, tp: int, dp: int, ranks_per_host: int) -> int | None:
+    """Ranks that divide state: as stated, for `hsdp` those of a host, else all of them."""
+    parallel = spec.parallel
+    if not parallel.sharding.divides_state:
+        return None
+    if parallel.shard_group is not None:
+        return parallel.shard_group if parallel.shard_group != dp else None
+    if parallel.sharding is StateSharding.HSDP:
+        of_host = max(1, ranks_per_host // tp)
+        return of_host if of_host < dp else None
+    return None
+
+
+def _shard_fault(dp: int, shard: int | None) -> str:
+    if shard is None or (dp % shard == 0 and shard > 1):
+        return ""
+    if shard == 1:
+        return f"a shard_group of 1 divides nothing among dp={dp} ranks: say sharding=none"
+    return f"dp={dp} does not divide by shard_group={shard}"
+
+
 def _smallest_micro_batch(
-    spec: TransformerSpec, tp: int, pp: int, rank_count: int
+    spec: TransformerSpec, tp: int, pp: int, rank_count: int, ranks_per_host: int
 ) -> Layout | None:
     dp = rank_count // (tp * pp)
     micro_batch = spec.parallel.micro_batch or 1
@@ -171,31 +224,45 @@ def _smallest_micro_batch(
         micro_batches=sequences // micro_batch,
         is_sequence_parallel=tp > 1 and is_split is not False,
         interleaving=spec.parallel.interleaving,
+        shard=_shard(spec, tp, dp, ranks_per_host),
+        lengths=_lengths(spec, pp),
     )
 
 
-def _grow_micro_batch(spec: TransformerSpec, layout: Layout, usable_bytes: int) -> Layout:
+def _grow_micro_batch(
+    spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None, usable_bytes: int
+) -> Layout:
     """The largest micro-batch that divides, fits, and leaves a pipeline enough of them."""
     if spec.parallel.micro_batch:
         return layout
     sequences = layout.micro_batch * layout.micro_batches
     least = 1 if layout.pp == 1 else min(sequences, _MICRO_BATCHES_A_STAGE * layout.pp)
-    for count in range(least, sequences + 1):
+    for count in _divisors(sequences):
         larger = layout.with_micro_batch(sequences // count)
         is_even = layout.interleaving == 1 or count % layout.pp == 0
-        if sequences % count == 0 and is_even and _peak_bytes(spec, larger) <= usable_bytes:
+        if count >= least and is_even and peak_bytes(spec, larger, stack) <= usable_bytes:
             return larger
     return layout
 
 
-def _peak_bytes(spec: TransformerSpec, layout: Layout) -> int:
-    stages = {0, layout.pp - 1}
-    return max(stage_memory(spec, layout, stage=stage).total_bytes for stage in stages)
+def _divisors(number: int) -> Iterable[int]:
+    """Divisors of *number* up to a bound, smallest first; nobody runs more micro-batches."""
+    return (
+        count for count in range(1, min(number, _MOST_MICRO_BATCHES) + 1) if number % count == 0
+    )
 
 
-def _described(spec: TransformerSpec, layout: Layout, usable_bytes: int) -> ChosenLayout:
-    peak_bytes = _peak_bytes(spec, layout)
-    fits = peak_bytes <= usable_bytes
+def peak_bytes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None = None) -> int:
+    """What the rank that needs most needs."""
+    stages = range(layout.pp)
+    return max(stage_memory(spec, layout, stage=stage, stack=stack).total_bytes for stage in stages)
+
+
+def _described(
+    spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None, usable_bytes: int
+) -> ChosenLayout:
+    needed_bytes = peak_bytes(spec, layout, stack)
+    fits = needed_bytes <= usable_bytes
     sentence = (
         f"Layout: tp={layout.tp}, pp={layout.pp}, dp={layout.dp}, {layout.micro_batches} "
         f"micro-batches of {layout.micro_batch} sequences a rank"
@@ -203,6 +270,6 @@ def _described(spec: TransformerSpec, layout: Layout, usable_bytes: int) -> Chos
     if not fits:
         sentence += (
             f"; no layout fits in {format_size(usable_bytes)}, this one needs "
-            f"{format_size(peak_bytes)}"
+            f"{format_size(needed_bytes)}"
         )
     return ChosenLayout(layout, fits, sentence + ".")

@@ -1,102 +1,188 @@
 """The memory of a Transformer rank: weights, gradients, optimizer state, activations.
 
 Activations are counted tensor by tensor as the backward pass needs them.
-Leaves out: fragmentation beyond what `RUNTIME_BYTES` allows, and temporary
-buffers inside kernels.
+Leaves out: temporary buffers inside kernels.
 Source of the counting: Korthikanti et al., arXiv 2205.05198, extended to gated
 and grouped-query layers.
 """
 
 from __future__ import annotations
 
+from perfmodel.base.dtypes import DType
 from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
+from perfmodel.stacks.stack import Fusion, SoftwareStack
 from perfmodel.workloads.optimizers import STATES
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.schedule import turns_ahead
-from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
+from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape, stage_parameters
 from perfmodel.workloads.transformer.spec import (
     AttentionKernel,
+    Positions,
     Recompute,
-    StateSharding,
     TransformerSpec,
 )
 
-_FP32_BYTES = 4
+_FP32_BYTES = DType.FP32.size_bytes
 _GATHERED_LAYERS = 2
+_FRAGMENTED_RATIO = 0.15
+"""What lies idle between activations, and what a backward pass holds for a moment: read off runs
+that state their peak, and off those that ran out of memory (`validate fits`)."""
 
 
-def stage_memory(spec: TransformerSpec, layout: Layout, *, stage: int) -> RankMemory:
-    """The peak of a rank of pipeline *stage*."""
+def stage_memory(
+    spec: TransformerSpec, layout: Layout, *, stage: int, stack: SoftwareStack | None = None
+) -> RankMemory:
+    """The peak of a rank of pipeline *stage* under *stack*; without one, everything is fused."""
     training, sharding = spec.training, spec.parallel.sharding
-    elements = stage_parameters(spec.model, tp=layout.tp, pp=layout.pp, stage=stage)
-    weight_bytes = elements * training.precision.size_bytes
-    gradient_bytes = elements * training.gradient_dtype.size_bytes
-    state_bytes = elements * _state_bytes_per_element(spec)
-    gathered_bytes = 0
-    if sharding is not StateSharding.NONE:
-        state_bytes //= layout.dp
-    if sharding is StateSharding.FULL:
-        layer = layer_shape(spec.model, tp=layout.tp).parameters
-        gathered_bytes = _GATHERED_LAYERS * layer * training.precision.size_bytes
-        gathered_bytes += layer * training.gradient_dtype.size_bytes
-        weight_bytes //= layout.dp
-        gradient_bytes //= layout.dp
+    held = stage_parameters(spec.model, layout, stage=stage)
+    trained = _trained_parameters(spec, layout, stage, held)
+    shares = layout.shard_ranks
+    weight_bytes = held * training.weight_dtype.size_bytes
+    gradient_bytes = trained * training.gradient_dtype.size_bytes
+    state_bytes = trained * _state_bytes_per_element(spec)
+    # Stages of a pipeline keep what they gathered, and its gradients, until the iteration ends.
+    if sharding.divides_state:
+        state_bytes //= shares
+    if sharding.divides_gradients and layout.pp == 1:
+        gradient_bytes //= shares
+    if sharding.divides_weights:
+        weight_bytes //= shares
+    activation_bytes = _activation_bytes(spec, layout, stage, stack)
     return RankMemory(
         (
             MemoryPart("weights", weight_bytes),
+            MemoryPart("weights cast for products", _cast_bytes(spec, layout, stage)),
             MemoryPart("gradients", gradient_bytes),
             MemoryPart("optimizer state", state_bytes),
-            MemoryPart("activations", _activation_bytes(spec, layout, stage)),
+            MemoryPart("activations", activation_bytes),
             MemoryPart("logits", _logit_bytes(spec, layout, stage)),
-            MemoryPart("gathered layers", gathered_bytes),
+            MemoryPart("gathered layers", _gathered_bytes(spec, layout, held)),
+            MemoryPart(
+                "fragments between activations", round(activation_bytes * _FRAGMENTED_RATIO)
+            ),
             MemoryPart("runtime and buffers", RUNTIME_BYTES),
         )
     )
 
 
+def _trained_parameters(spec: TransformerSpec, layout: Layout, stage: int, held: int) -> int:
+    training = spec.training
+    if not training.adapters_only:
+        return held
+    adapters = layer_shape(spec.model, tp=layout.tp).adapter_tensors(training.adapter_rank)
+    return sum(adapters) * layout.layer_count(spec.model.layers, stage=stage)
+
+
 def _state_bytes_per_element(spec: TransformerSpec) -> int:
-    master_bytes = _FP32_BYTES if spec.training.precision.size_bytes < _FP32_BYTES else 0
-    return master_bytes + STATES[spec.training.optimizer] * _FP32_BYTES
+    training = spec.training
+    if training.optimizer == "none":
+        return 0
+    has_master = training.weight_dtype.size_bytes < _FP32_BYTES
+    return (has_master + STATES[training.optimizer]) * _FP32_BYTES
 
 
-def _activation_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:
-    runs = layout.interleaving
+def _cast_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:
+    """Copies of weights that live from the forward to the backward pass."""
+    training = spec.training
+    layers = layout.layer_count(spec.model.layers, stage=stage)
+    if spec.parallel.sharding.divides_weights and layout.pp == 1:
+        layers = min(layers, _GATHERED_LAYERS)
+    products = layer_shape(spec.model, tp=layout.tp).products.values()
+    elements = layers * sum(linear.inputs * linear.outputs for linear in products)
+    if training.product_dtype.is_quantised:
+        return training.product_dtype.bytes_of(elements) * (1 if training.adapters_only else 2)
+    return elements * training.precision.size_bytes if training.is_autocast else 0
+
+
+def _gathered_bytes(spec: TransformerSpec, layout: Layout, held: int) -> int:
+    training = spec.training
+    if not spec.parallel.sharding.divides_weights:
+        return 0
+    if layout.pp > 1:
+        return held * training.precision.size_bytes
+    layer = layer_shape(spec.model, tp=layout.tp).parameters
+    size = _GATHERED_LAYERS * training.precision.size_bytes
+    if not training.adapters_only:
+        size += training.gradient_dtype.size_bytes
+    return layer * size
+
+
+def _activation_bytes(
+    spec: TransformerSpec, layout: Layout, stage: int, stack: SoftwareStack | None
+) -> int:
+    training, runs = spec.training, layout.interleaving
     ahead = turns_ahead(
         stage=stage, stages=layout.pp, micro_batches=layout.micro_batches, runs=runs
     )
     in_flight = min(ahead + 1, layout.micro_batches * runs)
-    layers = spec.model.layers // (layout.pp * runs)
-    whole = layer_activation_bytes(spec, layout)
-    if spec.training.recompute is not Recompute.FULL:
-        return in_flight * layers * whole
-    tokens = layout.micro_batch * spec.sequence_length
-    kept = tokens * spec.model.hidden * spec.training.precision.size_bytes
-    if layout.is_sequence_parallel:
-        kept //= layout.tp
-    return in_flight * layers * kept + whole
+    of_runs = layout.layer_runs(spec.model.layers, stage=stage)
+    whole = layer_activation_bytes(spec, layout, stack=stack)
+    kept = whole
+    if training.recompute is not Recompute.NONE:
+        way = training.recompute
+        kept = layer_activation_bytes(spec, layout, recompute=way, stack=stack)
+    is_again = [[training.recomputes(number) for number in run] for run in of_runs]
+    of_run = [sum(kept if again else whole for again in run) for run in is_again]
+    # Turns go round over the runs, so each is in flight equally often, the first ones once more.
+    counts = [in_flight // runs + (run < in_flight % runs) for run in range(runs)]
+    total = sum(count * size for count, size in zip(counts, of_run, strict=True))
+    has_again = any(again for run in is_again for again in run)
+    return total + (whole - kept if has_again else 0)
 
 
-def layer_activation_bytes(spec: TransformerSpec, layout: Layout) -> int:
-    """What one layer keeps of one micro-batch for its backward pass."""
+def layer_activation_bytes(
+    spec: TransformerSpec,
+    layout: Layout,
+    *,
+    recompute: Recompute = Recompute.NONE,
+    stack: SoftwareStack | None = None,
+) -> int:
+    """What one layer keeps of one micro-batch for its backward pass under *recompute*."""
     model, size = spec.model, spec.training.precision.size_bytes
     shape = layer_shape(model, tp=layout.tp)
     tokens = layout.micro_batch * spec.sequence_length
+    residual = _FP32_BYTES if spec.training.is_autocast else size
+    numbers = tokens * model.hidden
+    share = layout.tp if layout.is_sequence_parallel else 1
+    if recompute is Recompute.FULL:
+        return numbers * residual // share
+    # What a product reads is kept in the product's format, what it writes in the activations'.
+    dtype = spec.training.product_dtype
     # Inputs of both norms, of the qkv and of the up product.
-    whole = 4 * size * tokens * model.hidden
+    whole = 2 * residual * numbers + 2 * dtype.bytes_of(numbers)
     if model.dropout:
-        whole += 2 * tokens * model.hidden  # one byte a number: the masks
-    if layout.is_sequence_parallel:
-        whole //= layout.tp
+        whole += 2 * numbers  # one byte a number: the masks
     # Outputs of qkv and up, inputs of the projection and of the down product.
-    split_numbers = shape.qkv.outputs + shape.projection.inputs + shape.up.outputs
-    split = size * tokens * (split_numbers + shape.down.inputs)
-    return whole + split + _score_bytes(spec, layout, shape.heads)
+    outputs = shape.qkv.outputs + shape.up.outputs + _copied_widths(spec, shape, stack)
+    split = size * tokens * outputs
+    split += dtype.bytes_of(tokens * (shape.projection.inputs + shape.down.inputs))
+    if recompute is Recompute.OPS:
+        # The core's output and every second product's; the rest follows from them.
+        whole = residual * numbers * 2
+        split = size * tokens * shape.projection.inputs
+    return whole // share + split + _score_bytes(spec, layout, recompute)
 
 
-def _score_bytes(spec: TransformerSpec, layout: Layout, heads: int) -> int:
+def _copied_widths(spec: TransformerSpec, shape: LayerShape, stack: SoftwareStack | None) -> int:
+    """Numbers a token that are kept twice.
+
+    Turned queries and keys stand beside the output of the product that the values still look
+    into; a gate that is not fused is kept after its activation, too.
+    """
+    if stack is None or stack.fuses(Fusion.ELEMENTWISE):
+        return 0
+    turned = (shape.heads + shape.kv_heads) * spec.model.head_width
+    width = turned if spec.model.positions is Positions.ROTARY else 0
+    if spec.model.gated_ffn and not stack.fuses(Fusion.SWIGLU):
+        width += shape.down.inputs
+    return width
+
+
+def _score_bytes(spec: TransformerSpec, layout: Layout, recompute: Recompute) -> int:
     """What attention keeps a pair of tokens: nothing in a flash kernel or if recomputed."""
+    heads = spec.model.heads // layout.tp
     is_unfused = spec.training.attention is AttentionKernel.UNFUSED
-    if not is_unfused or spec.training.recompute is not Recompute.NONE:
+    if not is_unfused or recompute is not Recompute.NONE:
         return _FP32_BYTES * layout.micro_batch * heads * spec.sequence_length
     size = spec.training.precision.size_bytes
     a_pair = size + (size + 1 if spec.model.dropout else 0)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+_ENDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +14,8 @@ class Layout:
     """Tensor, pipeline and data parallelism, and the micro-batches of every rank.
 
     *interleaving* is how many separate runs of layers a pipeline stage holds.
+    *shard* is how many data-parallel ranks divide state, all of them if left out. *lengths* are
+    the layers of each run, as nearly equal as possible if left out.
     """
 
     tp: int
@@ -19,11 +25,23 @@ class Layout:
     micro_batches: int
     is_sequence_parallel: bool = False
     interleaving: int = 1
+    shard: int | None = None
+    lengths: tuple[int, ...] | None = None
 
     @property
     def rank_count(self) -> int:
         """Ranks of the job."""
         return self.tp * self.pp * self.dp
+
+    @property
+    def shard_ranks(self) -> int:
+        """Data-parallel ranks that divide state among themselves."""
+        return self.shard or self.dp
+
+    @property
+    def replicas(self) -> int:
+        """Groups of ranks with a whole state each."""
+        return self.dp // self.shard_ranks
 
     def with_micro_batch(self, micro_batch: int) -> Layout:
         """The same layout with larger or smaller micro-batches."""
@@ -32,9 +50,13 @@ class Layout:
 
     def layer_runs(self, layers: int, *, stage: int) -> tuple[range, ...]:
         """The runs of layers that *stage* holds, of a model of *layers* layers."""
-        length = layers // (self.pp * self.interleaving)
-        starts = ((run * self.pp + stage) * length for run in range(self.interleaving))
-        return tuple(range(start, start + length) for start in starts)
+        lengths = self.lengths or split_layers(layers, self.pp * self.interleaving)
+        ranges = [range(*ends) for ends in pairwise((0, *accumulate(lengths)))]
+        return tuple(ranges[run * self.pp + stage] for run in range(self.interleaving))
+
+    def layer_count(self, layers: int, *, stage: int) -> int:
+        """Layers that *stage* holds."""
+        return sum(len(run) for run in self.layer_runs(layers, stage=stage))
 
     def rank(self, *, tensor: int, data: int, stage: int) -> int:
         """The rank at a position."""
@@ -47,12 +69,53 @@ class Layout:
             self.rank(tensor=0, data=data, stage=stage) + self.tp,
         )
 
-    def data_group(self, *, tensor: int, stage: int) -> range:
-        """Ranks that hold the same weights."""
-        first = self.rank(tensor=tensor, data=0, stage=stage)
-        return range(first, first + self.tp * self.dp, self.tp)
+    def data_group(self, *, tensor: int, stage: int, replica: int = 0) -> range:
+        """Ranks that hold the same weights or divide them; *replica* counts such groups."""
+        ranks = self.shard_ranks
+        first = self.rank(tensor=tensor, data=replica * ranks, stage=stage)
+        return range(first, first + self.tp * ranks, self.tp)
+
+    def replica_group(self, *, tensor: int, stage: int, share: int) -> range:
+        """Ranks that hold the same *share* of the state, one of every replica."""
+        first = self.rank(tensor=tensor, data=share, stage=stage)
+        step = self.tp * self.shard_ranks
+        return range(first, first + step * self.replicas, step)
 
     def stage_ranks(self, *, tensor: int, data: int) -> range:
         """Ranks that a micro-batch passes through, first stage first."""
         first = self.rank(tensor=tensor, data=data, stage=0)
         return range(first, self.rank_count, self.tp * self.dp)
+
+
+def split_layers(layers: int, runs: int) -> tuple[int, ...]:
+    """Layers of each of *runs* parts, in order.
+
+    Equal if that divides; else with embedding and head counted as a layer each,
+    if that divides; else the middle parts have a layer more than the others,
+    because the ends have more to do.
+    """
+    if layers % runs and (layers + _ENDS) % runs == 0 and runs > 1:
+        whole = (layers + _ENDS) // runs
+        return (whole - 1, *[whole] * (runs - _ENDS), whole - 1)
+    whole, rest = divmod(layers, runs)
+    first = min(1, runs - rest)
+    return tuple(whole + (first <= run < first + rest) for run in range(runs))
+
+
+def deal_by_cost(layers: int, runs: int, *, layer_cost: int, head_cost: int) -> tuple[int, ...]:
+    """Layers of each of *runs* parts if a part takes blocks until it has more than its share.
+
+    Embedding, last norm, and two blocks of the loss cost nothing but are blocks.
+    A part that got no block at all has -1 layers.
+    """
+    costs = [0, *[layer_cost] * layers, 0, head_cost, 0, 0]
+    total, so_far, part = sum(costs), 0, 0
+    part_of: list[int] = []
+    for cost in costs:
+        part_of.append(part)
+        so_far += cost
+        if so_far * runs > total * (part + 1) and part < runs - 1:
+            part += 1
+    counts = Counter(part_of[1 : layers + 1])
+    used = set(part_of)
+    return tuple(counts[number] if number in used else -1 for number in range(runs))

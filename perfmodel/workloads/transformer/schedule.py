@@ -9,8 +9,10 @@ Source: Narayanan et al., arXiv 2104.04473, section 2.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from collectives.collective import Collective
 from perfmodel.graph.ops import Op, Pass
@@ -23,13 +25,15 @@ class Joining(Enum):
     AT_ONCE = "at once"
     INPUT = "input"
     GRADIENT = "gradient"
+    PIECES = "pieces"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """An operator with its kernels, or with a collective over the tensor group.
 
-    *joins* are the collectives that compute waits for before the kernels.
+    *joins* are the collectives that compute waits for before the kernels, *closes* those that
+    whatever comes after the kernels waits for.
     *parameters* counts the elements whose gradients are ready afterwards.
     """
 
@@ -39,6 +43,7 @@ class Step:
     collective: Collective | None = None
     joining: Joining = Joining.AT_ONCE
     joins: tuple[Joining, ...] = ()
+    closes: tuple[Joining, ...] = ()
     parameters: int = 0
 
 
@@ -53,16 +58,30 @@ class StepWriter:
 
     def write(self, step: Step, *, prefix: str) -> int | None:
         """Write *step*, labelled with *prefix*; its last kernel, if it has one."""
-        for joining in step.joins:
-            if joining in self.outstanding:
-                self.writer.hold(self.writer.compute, [self.outstanding.pop(joining)])
+        self._join(step.joins)
+        task = None
         if step.collective is not None:
             self._communicate(step, step.collective, prefix)
         elif step.kernels:
-            return self.writer.run(step.operator, step.kernels, label=prefix + step.label)
+            task = self.writer.run(step.operator, step.kernels, label=prefix + step.label)
         else:
             self.writer.note(step.operator)
-        return None
+        self._join(step.closes)
+        return task
+
+    def state(self) -> list[list[Any]]:
+        """Collectives that compute has yet to wait for."""
+        return [[joining.value for joining in self.outstanding], [*self.outstanding.values()]]
+
+    def restore(self, cells: Sequence[list[Any]]) -> None:
+        """Go on from what `state` said."""
+        words, tasks = cells
+        self.outstanding = dict(zip(map(Joining, words), tasks, strict=True))
+
+    def _join(self, joinings: tuple[Joining, ...]) -> None:
+        for joining in joinings:
+            if joining in self.outstanding:
+                self.writer.hold(self.writer.compute, [self.outstanding.pop(joining)])
 
     def _communicate(self, step: Step, collective: Collective, prefix: str) -> None:
         assert self.stream is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.spec import Head, ModelSection, Norm, Positions
 
 
@@ -19,6 +20,10 @@ class Linear:
     def parameters(self) -> int:
         """Elements of weight and bias."""
         return self.inputs * self.outputs + self.bias
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Elements of the two products of inner width *rank* that are trained beside it."""
+        return rank * (self.inputs + self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +48,27 @@ class LayerShape:
         return sum(self.tensors)
 
     @property
+    def products(self) -> dict[str, Linear]:
+        """The four products by label."""
+        return {
+            "attention/qkv": self.qkv,
+            "attention/projection": self.projection,
+            "ffn/up": self.up,
+            "ffn/down": self.down,
+        }
+
+    def adapter_tensors(self, rank: int) -> tuple[int, ...]:
+        """Elements of every adapter of the layer."""
+        return tuple(
+            rank * width
+            for product in self.products.values()
+            for width in (product.inputs, product.outputs)
+        )
+
+    @property
     def tensors(self) -> tuple[int, ...]:
         """Elements of every weight, bias and norm of the layer."""
-        products = (self.qkv, self.projection, self.up, self.down)
+        products = self.products.values()
         weights = [product.inputs * product.outputs for product in products]
         biases = [product.bias for product in products if product.bias]
         return (*weights, *biases, self.norm, self.norm)
@@ -108,16 +131,23 @@ def parameter_count(model: ModelSection) -> int:
     )
 
 
-def stage_parameters(model: ModelSection, *, tp: int, pp: int, stage: int) -> int:
-    """Elements a rank of pipeline *stage* holds.
+def end_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
+    """Elements a rank of pipeline *stage* holds outside layers.
 
     A tied weight stands on the first and on the last stage.
     """
-    elements = model.layers // pp * layer_shape(model, tp=tp).parameters
+    tp, elements = layout.tp, 0
     if stage == 0:
         elements += embedding_parameters(model, tp=tp)
-    if stage == pp - 1:
+    if stage == layout.pp - 1:
         elements += head_parameters(model, tp=tp)
-        if model.tied_embeddings and pp > 1:
+        if model.tied_embeddings and layout.pp > 1:
             elements += -(-model.vocab // tp) * model.hidden
     return elements
+
+
+def stage_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
+    """Elements a rank of pipeline *stage* holds."""
+    layers = layout.layer_count(model.layers, stage=stage)
+    of_layer = layer_shape(model, tp=layout.tp).parameters
+    return layers * of_layer + end_parameters(model, layout, stage=stage)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.workloads.transformer.placement import Layout
-from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
+from perfmodel.workloads.transformer.spec import TransformerSpec
 
 
 class Slot(IntEnum):
@@ -21,6 +21,7 @@ class Slot(IntEnum):
     BACKWARD_OUT = 5
     NORM = 6
     TIED = 7
+    REPLICA = 8
 
 
 def add_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
@@ -30,21 +31,33 @@ def add_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
             for data in range(layout.dp):
                 ranks = layout.tensor_group(data=data, stage=stage)
                 job.add_group(f"tensor {stage}.{data}", ranks, slot=Slot.TENSOR)
-        if layout.dp > 1:
-            for tensor in range(layout.tp):
-                ranks = layout.data_group(tensor=tensor, stage=stage)
-                job.add_group(f"data {stage}.{tensor}", ranks, slot=Slot.DATA)
+        for tensor in range(layout.tp):
+            _add_data_groups(job, layout, stage=stage, tensor=tensor)
     _add_norm_groups(job, spec, layout)
     if layout.pp > 1:
         _add_pipeline_groups(job, spec, layout)
+
+
+def _add_data_groups(job: JobBuilder, layout: Layout, *, stage: int, tensor: int) -> None:
+    """The ranks that divide state, and those of different replicas with the same share."""
+    name = f"{stage}.{tensor}"
+    if layout.shard_ranks > 1:
+        for replica in range(layout.replicas):
+            ranks = layout.data_group(tensor=tensor, stage=stage, replica=replica)
+            number = f".{replica}" if layout.replicas > 1 else ""
+            job.add_group(f"data {name}{number}", ranks, slot=Slot.DATA)
+    if layout.replicas > 1:
+        for share in range(layout.shard_ranks):
+            ranks = layout.replica_group(tensor=tensor, stage=stage, share=share)
+            job.add_group(f"replicas {name}.{share}", ranks, slot=Slot.REPLICA)
 
 
 def has_norm_group(spec: TransformerSpec, layout: Layout) -> bool:
     """Whether the norm of all gradients is spread over several ranks."""
     if not spec.training.clip_gradients:
         return False
-    is_sharded = spec.parallel.sharding is not StateSharding.NONE
-    return layout.tp * layout.pp * (layout.dp if is_sharded else 1) > 1
+    shares = layout.shard_ranks if spec.parallel.sharding.divides_state else 1
+    return layout.tp * layout.pp * shares > 1
 
 
 def has_tied_group(spec: TransformerSpec, layout: Layout) -> bool:
@@ -55,7 +68,7 @@ def has_tied_group(spec: TransformerSpec, layout: Layout) -> bool:
 def _add_norm_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
     if not has_norm_group(spec, layout):
         return
-    if spec.parallel.sharding is not StateSharding.NONE:
+    if spec.parallel.sharding.divides_state:
         job.add_group("gradient norm", range(layout.rank_count), slot=Slot.NORM)
         return
     for data in range(layout.dp):

@@ -6,13 +6,16 @@ chosen by the number of ranks; see `layout`.
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Literal, Self
 
 from pydantic import model_validator
 
 from perfmodel.base.dtypes import DType
-from perfmodel.workloads.fields import CommonSpec, Count, NumberFormat, Section, Size, Switch
+from perfmodel.workloads.fields import CommonSpec, Count, NumberFormat, Ratio, Section, Size, Switch
+
+_FP32_BYTES = DType.FP32.size_bytes
 
 
 class Norm(Enum):
@@ -36,39 +39,124 @@ class Head(Enum):
     MASKED_TOKENS = "masked_tokens"
 
 
-class Recompute(Enum):
-    """Which activations the backward pass computes anew.
+class _Synonymous(Enum):
+    """A word with older words that mean the same."""
 
-    SELECTIVE runs the attention core again, OPERATORS all but that core and every
+    @classmethod
+    def _missing_(cls, value: object) -> Enum | None:
+        word = _OTHER_WORDS.get((cls.__name__, value))
+        return None if word is None else cls(word)
+
+
+class Recompute(_Synonymous):
+    """Which activations the backward pass computes anew, in the layers that do so.
+
+    ATTENTION runs the attention core again, OPS all but that core and every
     second product, FULL the whole layer.
     """
 
     NONE = "none"
-    SELECTIVE = "selective"
-    OPERATORS = "operators"
+    ATTENTION = "attention"
+    OPS = "ops"
     FULL = "full"
 
 
-class StateSharding(Enum):
-    """What data-parallel ranks divide among themselves: nothing, optimizer state, everything."""
+class StateSharding(_Synonymous):
+    """What data-parallel ranks divide among themselves.
+
+    ZERO1 the optimizer's state, ZERO2 gradients, too, ZERO3 weights, too. HSDP is ZERO3 inside
+    groups of ranks, which reduce what each of them holds over the groups.
+    """
 
     NONE = "none"
-    OPTIMIZER = "optimizer"
-    FULL = "full"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+    HSDP = "hsdp"
+
+    @property
+    def divides_state(self) -> bool:
+        """Whether a rank holds and updates only its share of the optimizer's state."""
+        return self is not StateSharding.NONE
+
+    @property
+    def divides_gradients(self) -> bool:
+        """Whether a rank keeps only its share of the gradients."""
+        return self in (StateSharding.ZERO2, StateSharding.ZERO3, StateSharding.HSDP)
+
+    @property
+    def divides_weights(self) -> bool:
+        """Whether weights are gathered before they are used."""
+        return self in (StateSharding.ZERO3, StateSharding.HSDP)
+
+
+_OTHER_WORDS: dict[tuple[str, object], str] = {
+    ("Recompute", "selective"): "attention",
+    ("Recompute", "operators"): "ops",
+    ("StateSharding", "optimizer"): "zero1",
+    ("StateSharding", "full"): "zero3",
+}
 
 
 class AttentionKernel(Enum):
-    """The attention kernel; `auto` leaves it to the software stack."""
+    """The attention kernel; `auto` leaves it to the software stack, `flash` which of that kind."""
 
     AUTO = "auto"
+    FLASH = "flash"
     FLASH2 = "flash2"
     FLASH3 = "flash3"
     CUDNN = "cudnn"
+    FMHA = "fmha"
     UNFUSED = "unfused"
 
 
+class TensorOverlap(Enum):
+    """What of a tensor group's communication runs beside products.
+
+    BACKWARD the reduction of an input's gradient, beside the product for the weight. FULL every
+    collective, in pieces beside pieces of the product that it feeds or follows.
+    """
+
+    NONE = "none"
+    BACKWARD = "backward"
+    FULL = "full"
+
+
+class DataOverlap(Enum):
+    """Whether the reductions and gathers of a data-parallel group run beside compute."""
+
+    NONE = "none"
+    FULL = "full"
+
+
+class StageSplit(Enum):
+    """How layers are dealt to pipeline stages.
+
+    EQUAL: as many each, as nearly as possible. BY_COST: a stage takes layers until it has more
+    than its share of the multiplications, those of the logits included.
+    """
+
+    EQUAL = "equal"
+    BY_COST = "by_cost"
+
+
+class Master(Enum):
+    """Where the fp32 weights of mixed precision are.
+
+    OPTIMIZER: a copy that only the optimizer sees. AUTOCAST: the weights themselves are fp32, and
+    every micro-batch casts them for its products; the residual stream stays in fp32.
+    """
+
+    OPTIMIZER = "optimizer"
+    AUTOCAST = "autocast"
+
+
 class ModelSection(Section):
-    """The shape of the model. Left out, *kv_heads* is *heads*, *head_dim* is hidden / heads."""
+    """The shape of the model. Left out, *kv_heads* is *heads*, *head_dim* is hidden / heads.
+
+    Where *window* is given, the first of every *window_every* layers lets a token see only that
+    many before it.
+    """
 
     layers: Count
     hidden: Count
@@ -88,6 +176,8 @@ class ModelSection(Section):
     causal: Switch = True
     head: Head = Head.ALL_TOKENS
     pooler: Switch = False
+    window: Count | None = None
+    window_every: Count = 1
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
@@ -102,6 +192,10 @@ class ModelSection(Section):
             raise ValueError("learned positions need max_positions")
         return self
 
+    def has_window(self, layer: int) -> bool:
+        """Whether tokens of *layer* see only a window of the tokens before them."""
+        return self.window is not None and layer % self.window_every == 0
+
     @property
     def key_heads(self) -> int:
         """Heads of keys and values."""
@@ -114,7 +208,11 @@ class ModelSection(Section):
 
 
 class ParallelSection(Section):
-    """How the job is spread over ranks; what is left out is chosen."""
+    """How the job is spread over ranks; what is left out is chosen.
+
+    *shard_group* is how many data-parallel ranks divide what *sharding* says: left out, all of
+    them, for `hsdp` those of a host. Overlaps left out are those of the software stack.
+    """
 
     tp: Count | None = None
     pp: Count | None = None
@@ -122,19 +220,55 @@ class ParallelSection(Section):
     micro_batch: Count | None = None
     sequence_parallel: Switch | None = None
     sharding: StateSharding = StateSharding.NONE
+    shard_group: Count | None = None
     interleaving: Count = 1
+    stages: StageSplit = StageSplit.EQUAL
+    tp_overlap: TensorOverlap | None = None
+    dp_overlap: DataOverlap | None = None
 
 
 class TrainingSection(Section):
-    """How the model is trained."""
+    """How the model is trained.
+
+    *precision* is what activations are stored in and, without *compute*, what products are
+    computed in. With *adapters_only* the weights are frozen and products beside them, of inner
+    width *adapter_rank*, are trained.
+    """
 
     precision: NumberFormat = DType.BF16
+    compute: NumberFormat | None = None
+    master: Master = Master.OPTIMIZER
     gradient_dtype: NumberFormat = DType.FP32
-    optimizer: Literal["adam", "adamw", "adagrad", "lamb", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "adagrad", "lamb", "sgd", "none"] = "adam"
     clip_gradients: Switch = True
     recompute: Recompute = Recompute.NONE
+    recompute_fraction: Ratio = 1.0
     attention: AttentionKernel = AttentionKernel.AUTO
+    adapters_only: Switch = False
+    adapter_rank: Count = 16
     bucket_size: Size = 25 * 2**20
+
+    @property
+    def product_dtype(self) -> DType:
+        """What products inside layers are computed in."""
+        return self.compute or self.precision
+
+    @property
+    def is_autocast(self) -> bool:
+        """Whether weights are fp32 and cast for every micro-batch."""
+        return self.master is Master.AUTOCAST and self.precision.size_bytes < _FP32_BYTES
+
+    @property
+    def weight_dtype(self) -> DType:
+        """What weights are stored in between iterations."""
+        return DType.FP32 if self.is_autocast else self.precision
+
+    def recomputes(self, layer: int) -> bool:
+        """Whether *layer* is among the fraction that is computed again, spread evenly."""
+        before, after = (
+            math.floor(count * self.recompute_fraction) for count in (layer, layer + 1)
+        )
+        return self.recompute is not Recompute.NONE and after > before
 
 
 class TransformerSpec(CommonSpec):

@@ -6,68 +6,81 @@ thread issues backwards and the reductions of gradients, while the main thread w
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import LaneKind, Program
-from perfmodel.stacks.stack import Overlap, SoftwareStack
+from perfmodel.stacks.stack import Overlap
 from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
 from perfmodel.workloads.feeding import feed_batch
-from perfmodel.workloads.reduction import BucketFill, GradientReduction
+from perfmodel.workloads.reduction import BucketFill, GradientReduction, Replicas
+from perfmodel.workloads.repetition import Repetition, Stateful, Stretch
 from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
 from perfmodel.workloads.transformer.finishing import FinishWriter
 from perfmodel.workloads.transformer.gathering import LayerGathering, WeightsReady
-from perfmodel.workloads.transformer.layers import build_layer_steps
-from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.layers import LayerKinds
+from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedule import Step, StepWriter, Turn, build_schedule
-from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
+from perfmodel.workloads.transformer.shapes import end_parameters, layer_shape
 from perfmodel.workloads.transformer.slots import Slot
-from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
-from perfmodel.workloads.transformer.switches import switches_of
 
 _ROOT = "embedding and head"
 
 
-class StageWriter:
-    """Writes one program; use it once."""
+class StageParts:
+    """What all stages of a run are made of, and what was written of it before."""
 
-    def __init__(
-        self,
-        program: ProgramBuilder,
-        spec: TransformerSpec,
-        layout: Layout,
-        *,
-        stage: int,
-        stack: SoftwareStack,
-    ) -> None:
+    def __init__(self, run: TransformerRun) -> None:
+        self.run = run
+        self.layers = LayerKinds(run)
+        self.embedding = build_embedding_steps(run)
+        self.head = build_head_steps(run)
+        self.known: dict[Hashable, Stretch] = {}
+
+
+class StageWriter:
+    """Writes one program of *parts*; use it once."""
+
+    def __init__(self, program: ProgramBuilder, parts: StageParts, *, stage: int) -> None:
+        self._run = run = parts.run
+        spec, layout = run.spec, run.layout
         self._program, self._spec, self._layout = program, spec, layout
+        self._stage = stage
         self._is_first, self._is_last = stage == 0, stage == layout.pp - 1
-        layers = spec.model.layers // layout.pp
         self._runs = layout.layer_runs(spec.model.layers, stage=stage)
-        self._layer_count = layers
+        self._layer_count = sum(len(run) for run in self._runs)
         self._turns = build_schedule(
             stage=stage,
             stages=layout.pp,
             micro_batches=layout.micro_batches,
             runs=layout.interleaving,
         )
-        self._switches = switches = switches_of(stack)
-        self._layer = build_layer_steps(spec, layout, switches)
-        self._embedding = build_embedding_steps(spec, layout, switches)
-        self._head = build_head_steps(spec, layout, switches)
-        self._layer_tensors = layer_shape(spec.model, tp=layout.tp).tensors
-        self._layer_size = sum(self._layer_tensors)
-        all_sizes = stage_parameters(spec.model, tp=layout.tp, pp=layout.pp, stage=stage)
-        self._root_size = all_sizes - layers * self._layer_size
-        self._writer = EagerWriter(program, issuing_under(stack))
+        self._layers, self._embedding, self._head = parts.layers, parts.embedding, parts.head
+        shape, is_frozen = layer_shape(spec.model, tp=layout.tp), spec.training.adapters_only
+        rank = spec.training.adapter_rank
+        self._layer_tensors = shape.adapter_tensors(rank) if is_frozen else shape.tensors
+        self._layer_size = shape.parameters
+        self._root_size = end_parameters(spec.model, layout, stage=stage)
+        self._trained_root = 0 if is_frozen else self._root_size
+        self._writer = EagerWriter(program, issuing_under(run.stack))
         tensor = self._add_stream("tensor stream") if layout.tp > 1 else None
         self._steps = StepWriter(self._writer, tensor, Slot.TENSOR)
         self._data = self._add_stream("data stream") if layout.dp > 1 else None
         self._transfers = self._add_transfers()
-        self._reduction, self._gathering = self._build_sharing()
-        self._is_reducing = False
+        self._reduction: GradientReduction | None = None
+        self._early_reduction: GradientReduction | None = None
+        self._active: GradientReduction | None = None
+        self._gathering: LayerGathering | None = None
+        self._build_sharing()
+        self._cast_layers: set[int] = set()
         self._ready = WeightsReady()
+        states: list[Stateful] = [self._writer, self._steps]
+        if self._gathering is not None:
+            states.append(self._gathering)
+        self._repetition = Repetition(program, states, parts.known)
 
     def write(self) -> Program:
         """The program."""
@@ -76,19 +89,17 @@ class StageWriter:
             sequences = self._layout.micro_batch * self._layout.micro_batches
             size_bytes = sequences * self._spec.sequence_length * DType.INT64.size_bytes
             feed_batch(writer, self._program, section=self._spec.input, size_bytes=size_bytes)
-        finish = FinishWriter(writer, self._spec, self._layout, self._switches, self._data)
+        finish = FinishWriter(writer, self._run, self._data)
         groups = [self._layer_tensors] * self._layer_count
-        groups += [(self._root_size,)] if self._root_size else []
+        groups += [(self._trained_root,)] if self._trained_root else []
         first_task = finish.zero_gradients(sum(sum(group) for group in groups))
         for turn in self._turns:
-            if turn.direction is Pass.FORWARD:
-                self._forward(turn)
-            else:
-                self._backward(turn)
+            self._take(turn)
         if self._is_first or self._is_last:
             finish.reduce_tied_weight(is_sole_end=self._is_first and self._is_last)
-        if self._reduction is not None:
-            self._reduction.finish()
+        for reduction in (self._early_reduction, self._reduction):
+            if reduction is not None:
+                reduction.finish()
         finish.step(groups)
         gathers = finish.gather_weights(self._reduction)
         if not self._overlaps(Overlap.PARAMETER_GATHER):
@@ -99,6 +110,20 @@ class StageWriter:
             last = writer.compute.last_task
             writer.block([] if last is None else [last], label="loss/read on the host")
         return writer.finish()
+
+    def _take(self, turn: Turn) -> None:
+        """Write *turn*; equal ones, which reduce nothing, are written once."""
+        if turn.direction is Pass.FORWARD:
+            forward = (self._stage, turn.direction, turn.run, turn.micro_batch == 0)
+            self._repetition.write(forward, lambda: self._forward(turn), prefix="")
+            return
+        is_final = turn.micro_batch == self._layout.micro_batches - 1
+        self._active = self._reduction if is_final else self._early_reduction
+        if self._active is not None:
+            self._backward(turn)
+            return
+        key = (self._stage, turn.direction, turn.run)
+        self._repetition.write(key, lambda: self._backward(turn), prefix="")
 
     def _is_begin(self, turn: Turn) -> bool:
         return self._is_first and turn.run == 0
@@ -114,7 +139,9 @@ class StageWriter:
             self._write(self._embedding.forward, "", part="embedding")
         for number in self._runs[turn.run]:
             self._use_layer(number, number + 1)
-            self._write(self._layer.forward, f"layer {number}/", part=f"layer {number}")
+            layer = self._layers.steps(number)
+            steps = (*layer.casts, *layer.forward) if self._needs_cast(number) else layer.forward
+            self._write_layer(number, steps, (Pass.FORWARD, layer.kind, len(steps)))
             self._release_layer()
         if self._is_end(turn):
             self._write(self._head.forward, "", part="head")
@@ -122,8 +149,6 @@ class StageWriter:
             self._send(Slot.FORWARD_OUT, "send forward")
 
     def _backward(self, turn: Turn) -> None:
-        is_final = turn.micro_batch == self._layout.micro_batches - 1
-        self._is_reducing = is_final and self._gathering is None
         if not self._is_end(turn):
             self._receive(Slot.BACKWARD_IN, "receive backward")
         self._writer.hand_over(self._writer.autograd, label="backward")
@@ -131,53 +156,100 @@ class StageWriter:
             self._write(self._head.backward, "", part="head")
         for number in reversed(self._runs[turn.run]):
             self._use_layer(number, number - 1)
-            self._write(self._layer.recompute, f"layer {number}/recompute/")
-            self._write(self._layer.backward, f"layer {number}/", part=f"layer {number}")
+            layer = self._layers.steps(number)
+            steps = (*layer.recompute, *layer.backward)
+            self._write_layer(number, steps, (Pass.BACKWARD, layer.kind, len(steps)))
             self._release_layer(reduces=True)
         if self._is_begin(turn):
             self._write(self._embedding.backward, "", part="embedding")
-        if self._gathering is not None and self._reduction is not None and self._root_size:
-            self._reduce(self._root_size)
+        if self._is_reduced_whole and self._trained_root:
+            self._reduce(self._trained_root)
         self._writer.hand_over(self._writer.main, label="forward")
         if not self._is_begin(turn):
             self._send(Slot.BACKWARD_OUT, "send backward")
 
-    def _write(self, steps: tuple[Step, ...], prefix: str, *, part: str = "") -> None:
+    def _write_layer(self, number: int, steps: tuple[Step, ...], key: Hashable) -> None:
+        """Write *steps* of layer *number*; equal layers are written once."""
+        part, prefix = f"layer {number}", f"layer {number}/"
+        if self._active is not None and not self._is_reduced_whole:
+            self._write(steps, prefix, part=part)
+            return
+        task = self._repetition.write(key, lambda: self._write(steps, prefix), prefix=prefix)
+        self._ready.note_use(part, task)
+
+    def _write(self, steps: tuple[Step, ...], prefix: str, *, part: str = "") -> int | None:
+        """Write *steps*; the first task of a kernel that works on them."""
+        first = None
         for step in steps:
             task = self._steps.write(step, prefix=prefix)
+            first = task if first is None else first
             self._ready.note_use(part, task)
-            if self._is_reducing and step.parameters and self._reduction is not None:
-                self._ready.note_bucket(part, self._reduction.fill.closed)
-                self._reduction.add(step.parameters)
+            active = None if self._is_reduced_whole else self._active
+            if step.parameters and active is not None:
+                if active is self._reduction:
+                    self._ready.note_bucket(part, active.fill.closed)
+                active.add(step.parameters)
+        return first
+
+    @property
+    def _is_reduced_whole(self) -> bool:
+        """Whether gradients are reduced a layer at a time, because weights are gathered so."""
+        return self._gathering is not None and self._active is not None
+
+    def _needs_cast(self, number: int) -> bool:
+        """Whether weights of layer *number* must be cast for this micro-batch.
+
+        A quantised copy is kept while the weights are; autocast forgets its own.
+        """
+        is_forgotten = self._gathering is not None and not self._gathering.is_kept
+        if self._spec.training.is_autocast or is_forgotten:
+            return True
+        is_new = number not in self._cast_layers
+        self._cast_layers.add(number)
+        return is_new
 
     def _reduce(self, elements: int) -> None:
         """Reduce the gradients of a sharded layer; without overlap, compute waits for it."""
-        assert self._reduction is not None
-        self._reduction.add(elements)
+        assert self._active is not None
+        self._active.add(elements)
         if not self._overlaps(Overlap.GRADIENT_REDUCTION):
-            self._writer.hold(self._writer.compute, self._reduction.tasks[-1:])
+            self._writer.hold(self._writer.compute, self._active.tasks[-1:])
 
     def _overlaps(self, overlap: Overlap) -> bool:
-        return self._switches.overlaps_with_compute(overlap)
+        return self._run.overlaps(overlap)
 
-    def _build_sharing(self) -> tuple[GradientReduction | None, LayerGathering | None]:
+    def _build_sharing(self) -> None:
         if self._data is None:
-            return None, None
-        training, sharding = self._spec.training, self._spec.parallel.sharding
-        is_sharded = sharding is StateSharding.FULL
-        kind = CollectiveKind.REDUCE_SCATTER
-        if sharding is StateSharding.NONE:
-            kind = CollectiveKind.ALL_REDUCE
-        # Fully sharded gradients are reduced a layer at a time: every layer fills its bucket.
-        fill = BucketFill(1 if is_sharded else training.bucket_size)
-        is_deferred = not (is_sharded or self._overlaps(Overlap.GRADIENT_REDUCTION))
-        reduction = GradientReduction(
-            self._writer, self._data, Slot.DATA, training.gradient_dtype, fill, kind, is_deferred
+            return
+        layout, training = self._layout, self._spec.training
+        sharding = self._spec.parallel.sharding
+        self._reduction = self._build_reduction()
+        is_kept = layout.pp > 1
+        if sharding.divides_gradients and not is_kept:
+            self._early_reduction = self._build_reduction()
+        if sharding.divides_weights:
+            is_ahead = self._overlaps(Overlap.PARAMETER_GATHER)
+            self._gathering = LayerGathering(
+                self._writer, self._data, training.precision, is_ahead, is_kept
+            )
+
+    def _build_reduction(self) -> GradientReduction:
+        assert self._data is not None
+        layout, training = self._layout, self._spec.training
+        sharding = self._spec.parallel.sharding
+        is_divided = sharding.divides_state
+        # Gathered weights are reduced a layer at a time: every layer fills its bucket.
+        is_by_layer = sharding.divides_weights
+        return GradientReduction(
+            self._writer,
+            self._data,
+            Slot.DATA,
+            training.gradient_dtype,
+            BucketFill(1 if is_by_layer else training.bucket_size),
+            CollectiveKind.REDUCE_SCATTER if is_divided else CollectiveKind.ALL_REDUCE,
+            not (is_by_layer or self._overlaps(Overlap.GRADIENT_REDUCTION)),
+            Replicas(Slot.REPLICA, layout.shard_ranks) if layout.replicas > 1 else None,
         )
-        if not is_sharded:
-            return reduction, None
-        is_ahead = self._overlaps(Overlap.PARAMETER_GATHER)
-        return reduction, LayerGathering(self._writer, self._data, training.precision, is_ahead)
 
     def _use_root(self) -> None:
         if self._gathering is not None and self._root_size:
@@ -197,8 +269,8 @@ class StageWriter:
         if self._gathering is None:
             return
         self._gathering.release()
-        if reduces and self._reduction is not None:
-            self._reduce(self._layer_size)
+        if reduces and self._is_reduced_whole:
+            self._reduce(sum(self._layer_tensors))
 
     def _add_stream(self, name: str) -> Stream:
         return self._writer.add_stream(name, LaneKind.COMMUNICATION)
@@ -216,12 +288,24 @@ class StageWriter:
         writer = self._writer
         task = self._transfer(slot, label, is_behind_compute=False)
         writer.hold(writer.compute, [task])
+        self._collect(label)
         if self._overlaps(Overlap.PIPELINE_TRANSFER):
             return
-        # The host waits for the device, too, as after every transfer of Megatron-LM.
+        # The host waits for the device, too.
         last = writer.compute.last_task
         awaited = [task] if last is None else [task, last]
         writer.block(awaited, label=f"pipeline/{label} on the host")
+
+    def _collect(self, label: str) -> None:
+        """Put the parts of a transfer together where every rank needs the whole."""
+        layout, dtype = self._layout, self._spec.training.precision
+        if layout.tp == 1 or layout.is_sequence_parallel:
+            return
+        kind = CollectiveKind.ALL_GATHER
+        size_bytes = self._run.tokens * self._spec.model.hidden * dtype.size_bytes
+        collective = Collective(kind, size_bytes=size_bytes, dtype=dtype)
+        step = Step(kind.value, f"{label} {kind.value}", collective=collective)
+        self._steps.write(step, prefix="pipeline/")
 
     def _send(self, slot: Slot, label: str) -> None:
         task = self._transfer(slot, label, is_behind_compute=True)
@@ -232,10 +316,9 @@ class StageWriter:
 
     def _transfer(self, slot: Slot, label: str, *, is_behind_compute: bool) -> int:
         layout, dtype = self._layout, self._spec.training.precision
-        tokens = layout.micro_batch * self._spec.sequence_length
-        size_bytes = tokens * self._spec.model.hidden * dtype.size_bytes
-        if layout.is_sequence_parallel:
-            size_bytes //= layout.tp
+        tokens = self._run.tokens
+        # Every rank of the tensor group sends its part, whether or not it holds the whole.
+        size_bytes = tokens * self._spec.model.hidden * dtype.size_bytes // layout.tp
         return self._writer.communicate(
             "send_recv",
             Collective(CollectiveKind.SEND_RECV, size_bytes=size_bytes, dtype=dtype),

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.balanced import PlacementRule, build_balanced_plan
+from embeddings.distribution import Zipf
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
+from perfmodel.graph.audit import check_job
+from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.exchange import build_exchanges
+from perfmodel.workloads.dlrm.job import build_dlrm_job
 
 
 def _exchanges(plan: ShardingPlan, local_batch: int):
@@ -53,3 +60,51 @@ def test_gradients_return_the_way_the_vectors_came(pooling, rank_count, max_shar
     width = sum(shard.width for shard in plan.shards)
     own = [sum(shard.width for shard in held) for held in plan.shards_of_rank]
     assert pooled.sum(axis=0).tolist() == [16 * 2 * (width - held) for held in own]
+
+
+def test_partial_sums_are_added_in_the_host_and_travel_along_the_rails():
+    # Two hosts of two ranks; table a by rows over host 0, table b by rows over host 1.
+    tables = (EmbeddingTable("a", 10, 4, 3.0), EmbeddingTable("b", 10, 8, 1.0))
+    shards = (
+        Shard(0, 0, 0, 5, 0, 4), Shard(0, 1, 5, 5, 0, 4),
+        Shard(1, 2, 0, 5, 0, 8), Shard(1, 3, 5, 5, 0, 8),
+    )  # fmt: skip
+    plan = ShardingPlan(tables, 4, shards, ranks_per_host=2, summed_in_host=(0, 1))
+    exchanges = _exchanges(plan, 5)
+    assert not exchanges.has_direct
+    first, second = exchanges.of_hosts
+    # Rank 0 hands rank 1 partial sums of 2 hosts x 5 samples x 4 numbers x 2 bytes.
+    assert first.inside.byte_matrix == ((0, 80), (80, 0))
+    assert second.inside.byte_matrix == ((0, 160), (160, 0))
+    # Host 0 sends 5 samples x 4 numbers x 2 bytes along each rail, host 1 twice as much.
+    assert first.across.byte_matrix == second.across.byte_matrix == ((0, 40), (80, 0))
+    assert first.across_back.byte_matrix == ((0, 80), (40, 0))
+    # Directly every rank would send its partial sums to the three others.
+    direct = _exchanges(replace(plan, summed_in_host=()), 5)
+    assert direct.pooled.byte_matrix[0] == (0, 40, 40, 40)
+
+
+def test_only_rare_rows_travel_where_frequent_ones_are_everywhere():
+    table = EmbeddingTable("t", 1000, 8, 1.0, distribution=Zipf(1.0))
+    shards = (Shard(0, 0, 0, 500, 0, 8), Shard(0, 1, 500, 500, 0, 8))
+    plan = ShardingPlan((table,), 2, shards, frequent_rows=(133,))
+    matrix = np.array(_exchanges(plan, 1000).pooled.byte_matrix)
+    # 27 % of 1,000 samples ask for a rare row, half of them on each rank: 8 numbers x 2 bytes.
+    assert matrix.sum() == pytest.approx(1000 * 0.269 * 16, rel=0.02)
+
+
+def test_a_job_with_sums_in_hosts_is_sound_and_sends_less_between_hosts():
+    spec = load_workload("dlrm_mlperf", ["embedding.rows=[40000, 50000, 60000]", "batch=64"])
+    shards = tuple(
+        Shard(place, 2 * (place % 2) + half, table.rows // 2 * half, table.rows // 2, 0, 128)
+        for place, table in enumerate(spec.embedding.tables())
+        for half in range(2)
+    )
+    plan = ShardingPlan(
+        spec.embedding.tables(), 4, shards, ranks_per_host=2, summed_in_host=(0, 1, 2)
+    )
+    job = build_dlrm_job(spec, rank_count=4, plan=plan)
+    check_job(job)
+    assert sorted(group.name for group in job.groups) == [
+        "dense", "embedding exchange", "host 0", "host 1", "rail 0", "rail 1",
+    ]  # fmt: skip

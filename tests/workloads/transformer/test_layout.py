@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.layout import choose_layout
-from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.placement import Layout, deal_by_cost, split_layers
 
 
 def _choose(name: str, rank_count: int, *overrides: str):
@@ -45,11 +47,15 @@ def test_a_model_that_cannot_fit_says_so():
     ("overrides", "fault"),
     [
         (["parallel.tp=5"], "heads (32) do not divide by tp=5"),
-        (["parallel.pp=3"], "layers (32) do not divide by pp=3"),
+        (["parallel.pp=3"], "8 ranks do not divide by tp x pp = 1 x 3"),
+        (["parallel.pp=8", "parallel.interleaving=5"], "layers (32) are too few for pp x"),
         (["parallel.tp=8", "parallel.pp=2"], "8 ranks do not divide by tp x pp = 8 x 2"),
         (["batch=3", "parallel.tp=1", "parallel.pp=1"], "batch (3) does not divide by dp x"),
         (["parallel.dp=3"], "dp=3 is not 8 ranks"),
-        (["parallel.sharding=full", "parallel.pp=2"], "full does not go with pipeline"),
+        (
+            ["parallel.sharding=hsdp", "parallel.shard_group=3", "parallel.tp=1", "parallel.pp=1"],
+            "dp=8 does not divide by shard_group=3",
+        ),
     ],
 )
 def test_what_does_not_divide_is_named(overrides, fault):
@@ -64,3 +70,48 @@ def test_groups_of_a_layout_by_hand():
     assert list(layout.tensor_group(data=1, stage=0)) == [2, 3]
     assert list(layout.data_group(tensor=1, stage=1)) == [5, 7]
     assert list(layout.stage_ranks(tensor=0, data=1)) == [2, 6]
+
+
+@pytest.mark.parametrize(
+    ("layers", "runs", "lengths"),
+    [
+        (32, 4, (8, 8, 8, 8)),
+        # 70 layers and two ends are 72 = 12 x 6.
+        (70, 12, (5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5)),
+        # 28 = 8 x 3 + 4: neither 28 nor 30 divides, so four stages in the middle have one more.
+        (28, 8, (3, 4, 4, 4, 4, 3, 3, 3)),
+        (30, 32, (0, *[1] * 30, 0)),
+    ],
+)
+def test_layers_that_do_not_divide_leave_less_to_the_ends(layers, runs, lengths):
+    assert split_layers(layers, runs) == lengths
+
+
+def test_hybrid_sharding_divides_inside_a_host_and_repeats_over_hosts():
+    layout = _choose(
+        "llama3_8b", 32, "parallel.sharding=hsdp", "parallel.tp=2", "parallel.pp=1"
+    ).layout
+    # 8 ranks a host in pairs: 4 of the 16 data-parallel ranks share, four times over.
+    assert (layout.dp, layout.shard_ranks, layout.replicas) == (16, 4, 4)
+    assert list(layout.data_group(tensor=1, stage=0, replica=1)) == [9, 11, 13, 15]
+    assert list(layout.replica_group(tensor=1, stage=0, share=2)) == [5, 13, 21, 29]
+
+
+@pytest.mark.parametrize("batch", ["4000000000", "100000000000000000000"])
+def test_a_huge_batch_is_divided_in_a_moment(batch):
+    start = time.process_time()
+    _choose("llama3_8b", 8, f"batch={batch}", "parallel.tp=1", "parallel.pp=1")
+    assert time.process_time() - start < 1
+
+
+def test_stages_dealt_by_cost_leave_more_to_the_first_and_the_head_to_the_last():
+    # 8 layers of 1 and a head of 2: shares of 2.5. The first stage takes 3 (2 is not more than
+    # its share), the second up to 6, the third 7 and 8, then the last norm and the head.
+    assert deal_by_cost(8, 4, layer_cost=1, head_cost=2) == (3, 3, 2, 0)
+    # Twelve shares of less than a layer each: after the loss nothing is left for the last two.
+    assert deal_by_cost(2, 12, layer_cost=1, head_cost=1)[-2:] == (-1, -1)
+
+
+def test_a_stage_with_nothing_to_do_is_named():
+    with pytest.raises(WorkloadError, match="would have nothing to do"):
+        _choose("llama3_8b", 64, "parallel.stages=by_cost", "parallel.pp=64", "parallel.tp=1")

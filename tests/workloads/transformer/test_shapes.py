@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.workloads import load_workload
+from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.shapes import (
     layer_shape,
     parameter_count,
@@ -44,6 +45,7 @@ def test_key_heads_are_copied_when_there_are_fewer_than_ranks():
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_stages_hold_the_model_once_and_a_tied_weight_twice(name, pp):
     model = load_workload(name).model
-    held = sum(stage_parameters(model, tp=1, pp=pp, stage=stage) for stage in range(pp))
+    layout = Layout(tp=1, pp=pp, dp=1, micro_batch=1, micro_batches=1)
+    held = sum(stage_parameters(model, layout, stage=stage) for stage in range(pp))
     twice = model.vocab * model.hidden if model.tied_embeddings and pp > 1 else 0
     assert held == parameter_count(model) + twice

@@ -279,3 +279,10 @@ def test_operators_recomputed_are_all_but_the_core_and_every_second_product():
     assert "ffn/activation forward" in products
     assert "attention/core forward" not in products
     assert "ffn/down forward" not in products
+
+
+def test_a_compiled_loss_passes_over_the_logits_once_for_each_reduction():
+    job = under(tiny(), Fusion.ELEMENTWISE)
+    # Largest logit, sum of exponentials; backward the logits in and their gradients out.
+    assert traffic(job, "head/loss forward") == (2, 2 * LOGIT_BYTES)
+    assert traffic(job, "head/loss backward") == (1, 2 * LOGIT_BYTES)

@@ -1,0 +1,259 @@
+"""Sharders that other systems are known for, by their published rules.
+
+`torchrec` is its planner: an option a table (whole, by columns, by rows over all
+ranks or over those of a host, on every rank), each priced from fixed bandwidths;
+from the cheapest of every table on, one table after another takes its next
+option, and the placement whose busiest rank has least to do is kept.
+`hugectr_auto` copies small tables to every rank and cuts the others by rows so
+that lookups are even: over the ranks of a host, or over hosts and all ranks of each.
+`hugectr_hybrid` copies the rows that every rank expects in every batch, and
+spreads the others by rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from embeddings.balanced import cut_table, spread_rows
+from embeddings.plan import Shard, ShardingPlan
+from embeddings.plan_memory import piece_bytes
+from embeddings.sharding_task import ShardingTask, place_greedily
+from embeddings.table import EmbeddingTable
+from perfmodel.base.errors import PlanError
+
+COPIED_BELOW_BYTES = 10_000_000
+"""Weights and optimizer state below which HugeCTR copies a table: 7,424 rows of 1,024 bytes stand
+on every GPU of its plan for 8 x B200, 11,938 do not."""
+
+_PARTS_OF_ROOM = (2, 4, 8, 16, 64)
+"""Pieces that must fit beside each other, tried one after the other."""
+
+
+def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
+    """Small tables on every rank, the others by rows over hosts and the ranks of a host."""
+    sizes = [piece_bytes(table, task.optimizer) for table in task.tables]
+    copied = [
+        place
+        for place, size in enumerate(sizes)
+        if size < COPIED_BELOW_BYTES and task.rank_count > 1
+    ]
+    if len(copied) == len(sizes):
+        copied.remove(max(copied, key=lambda place: (sizes[place], place)))
+    held = [place for place in range(len(sizes)) if place not in copied]
+    hosts = task.host_count
+    per_host = task.rank_count // hosts
+    places = task.rank_count if hosts == 1 else hosts
+    room = (task.room_bytes - sum(sizes[place] for place in copied)) * task.rank_count // places
+    of_place = replace(task, rank_count=places, room_bytes=max(room, 1), ranks_per_host=None)
+    pieces, ranks = _place_even_pieces(of_place, held)
+    shards: list[Shard] = []
+    for piece, rank in zip(pieces, ranks, strict=True):
+        shards += [replace(piece, rank=rank)] if hosts == 1 else _over(piece, rank, per_host)
+    plan = task.plan(shards, "hugectr_auto", data_parallel=copied)
+    return replace(plan, summed_in_host=tuple(held)) if hosts > 1 else plan
+
+
+def _place_even_pieces(task: ShardingTask, held: Sequence[int]) -> tuple[list[Shard], list[int]]:
+    """Pieces of the tables at *held* and their ranks, smaller ones where large ones do not fit."""
+    for part in _PARTS_OF_ROOM:
+        pieces = _even_pieces(task, held, part)
+        tables = [_piece_of(task, piece) for piece in pieces]
+        costs = [table.pooling_factor * table.width for table in tables]
+        sizes = [piece_bytes(table, task.optimizer) for table in tables]
+        try:
+            return pieces, place_greedily(costs, sizes, task)
+        except PlanError:
+            if part == _PARTS_OF_ROOM[-1]:
+                raise
+    raise AssertionError("one part is the last")
+
+
+def _even_pieces(task: ShardingTask, held: Sequence[int], part: int) -> list[Shard]:
+    """The tables at *held* by rows, no piece with more than its share of lookups and of room."""
+    tables, places = task.tables, task.rank_count
+    share = sum(tables[place].pooling_factor * tables[place].width for place in held) / places
+    pieces: list[Shard] = []
+    for place in held:
+        table = tables[place]
+        rows = max(
+            math.ceil(table.pooling_factor * table.width / max(share, 1e-9) - 1e-9),
+            math.ceil(part * piece_bytes(table, task.optimizer) / task.room_bytes),
+        )
+        rows = max(1, min(rows, places, table.rows))
+        pieces += cut_table(place, table, columns=1, rows=rows)
+    return pieces
+
+
+def _piece_of(task: ShardingTask, piece: Shard) -> EmbeddingTable:
+    return task.tables[piece.table].piece(
+        first_row=piece.first_row, rows=piece.rows, width=piece.width
+    )
+
+
+def _over(piece: Shard, host: int, per_host: int) -> list[Shard]:
+    """A piece by rows over the ranks of *host*."""
+    count = min(per_host, piece.rows)
+    bounds = [piece.rows * number // count for number in range(count + 1)]
+    return [
+        replace(
+            piece,
+            rank=host * per_host + number,
+            first_row=piece.first_row + bounds[number],
+            rows=bounds[number + 1] - bounds[number],
+        )
+        for number in range(count)
+    ]
+
+
+def shard_as_hybrid(task: ShardingTask) -> ShardingPlan:
+    """Rows that a rank expects at least once a batch on every rank, the others by rows."""
+    samples = task.batch_size / task.rank_count
+    frequent = [
+        min(table.rows, table.popularity.rows_expected(samples * table.pooling_factor))
+        for table in task.tables
+    ]
+    copied = [place for place, table in enumerate(task.tables) if frequent[place] >= table.rows]
+    if len(copied) == len(frequent):
+        copied.pop()
+    shards = spread_rows(task.tables, rank_count=task.rank_count, left_out=copied)
+    plan = task.plan(shards, "hugectr_hybrid", data_parallel=copied)
+    return replace(plan, frequent_rows=tuple(frequent))
+
+
+class _Way(Enum):
+    TABLE = "table"
+    COLUMNS = "columns"
+    ROWS = "rows"
+    HOST_ROWS = "host rows"
+
+
+# pytorch/torchrec, torchrec/distributed/planner/constants.py (BSD-3).
+_MEMORY_BYTES_PER_S = 897e9
+_HOST_BYTES_PER_S = 600e9
+_NETWORK_BYTES_PER_S = 12.5e9
+_BACKWARD_PASSES = 2
+_MIN_COLUMNS = 128
+_INDEX_BYTES = 8
+_NUMBER_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One way to place a table: its pieces, and what each takes."""
+
+    way: _Way
+    pieces: tuple[Shard, ...]
+    seconds: float
+    piece_bytes: int
+
+    @property
+    def total_s(self) -> float:
+        return self.seconds * len(self.pieces)
+
+
+def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
+    """The best of the placements that a greedy proposer goes through."""
+    options = [_options(task, place) for place in range(len(task.tables))]
+    chosen = [0] * len(options)
+    best: tuple[float, list[Shard], list[int]] | None = None
+    fault = PlanError("torchrec: found no placement.")
+    for _ in range(sum(len(ways) for ways in options)):
+        proposal = [ways[number] for ways, number in zip(options, chosen, strict=True)]
+        try:
+            shards, busiest = _partition(task, proposal)
+        except PlanError as refused:
+            fault = refused
+            worst = [float(option.piece_bytes * len(option.pieces)) for option in proposal]
+        else:
+            if best is None or busiest < best[0]:
+                in_host = [p for p, option in enumerate(proposal) if option.way is _Way.HOST_ROWS]
+                best = (busiest, shards, in_host)
+            worst = [option.seconds for option in proposal]
+        left = [place for place, ways in enumerate(options) if chosen[place] + 1 < len(ways)]
+        if not left:
+            break
+        chosen[max(left, key=lambda place: (worst[place], -place))] += 1
+    if best is None:
+        raise fault
+    plan = task.plan(best[1], "torchrec")
+    return replace(plan, summed_in_host=tuple(best[2]))
+
+
+def _partition(task: ShardingTask, proposal: Sequence[_Option]) -> tuple[list[Shard], float]:
+    """Pieces on ranks: those by rows where they must be, the others greedily behind them."""
+    work, used = np.zeros(task.rank_count), np.zeros(task.rank_count)
+    shards: list[Shard] = []
+    order = sorted(range(len(proposal)), key=lambda place: (-proposal[place].seconds, place))
+    for place in (p for p in order if proposal[p].way is _Way.ROWS):
+        for piece in proposal[place].pieces:
+            work[piece.rank] += proposal[place].seconds
+            used[piece.rank] += proposal[place].piece_bytes
+            shards.append(piece)
+    per_host = task.rank_count // task.host_count
+    for place in (p for p in order if proposal[p].way is not _Way.ROWS):
+        option = proposal[place]
+        groups = [option.pieces] if option.way is _Way.HOST_ROWS else [(p,) for p in option.pieces]
+        for group in groups:
+            span = per_host if option.way is _Way.HOST_ROWS else 1
+            after = used.reshape(-1, span).max(axis=1) + option.piece_bytes
+            if not (after <= task.room_bytes).any():
+                raise PlanError(
+                    f"torchrec: no rank has room for a piece of table "
+                    f"{task.tables[place].name!r}. Take more ranks."
+                )
+            busy = np.where(after <= task.room_bytes, work.reshape(-1, span).max(axis=1), np.inf)
+            first = int(busy.argmin()) * span
+            for number, piece in enumerate(group):
+                work[first + number] += option.seconds
+                used[first + number] += option.piece_bytes
+                shards.append(replace(piece, rank=first + number))
+    if used.max() > task.room_bytes:
+        raise PlanError("torchrec: tables by rows do not fit. Take more ranks.")
+    return shards, float(work.max())
+
+
+def _options(task: ShardingTask, place: int) -> list[_Option]:
+    """The ways to place a table, cheapest first."""
+    table, ranks = task.tables[place], task.rank_count
+    ways = {_Way.TABLE: cut_table(place, table, columns=1, rows=1)}
+    columns = table.width // _MIN_COLUMNS
+    if columns > 1 and table.width % columns == 0:
+        ways[_Way.COLUMNS] = cut_table(place, table, columns=columns, rows=1)
+    if table.rows >= ranks > 1:
+        by_rows = cut_table(place, table, columns=1, rows=ranks)
+        ways[_Way.ROWS] = [replace(piece, rank=rank) for rank, piece in enumerate(by_rows)]
+    per_host = ranks // task.host_count
+    if task.host_count > 1 and ranks % task.host_count == 0 and table.rows >= per_host > 1:
+        ways[_Way.HOST_ROWS] = cut_table(place, table, columns=1, rows=per_host)
+    found = []
+    for way, pieces in ways.items():
+        size = max(
+            piece_bytes(replace(table, rows=piece.rows, width=piece.width), task.optimizer)
+            for piece in pieces
+        )
+        seconds = _piece_seconds(task, table, way, len(pieces))
+        found.append(_Option(way, tuple(pieces), seconds, size))
+    return sorted(found, key=lambda option: (option.total_s, list(_Way).index(option.way)))
+
+
+def _piece_seconds(task: ShardingTask, table: EmbeddingTable, way: _Way, count: int) -> float:
+    """What the planner thinks a piece takes: lookup and exchange, forward and backward."""
+    is_by_rows = way in (_Way.ROWS, _Way.HOST_ROWS)
+    width = table.width if is_by_rows or way is _Way.TABLE else table.width // count
+    lookups = task.batch_size * table.pooling_factor / (count if is_by_rows else 1)
+    sent = task.batch_size * width * _NUMBER_BYTES
+    read = lookups * (_INDEX_BYTES + width * table.dtype.size_bytes) + sent
+    compute_s = (1 + _BACKWARD_PASSES) * read / _MEMORY_BYTES_PER_S
+    if task.host_count == 1:
+        exchange_s = sent / _HOST_BYTES_PER_S
+    elif way is _Way.HOST_ROWS:
+        per_rank = sent * task.host_count / task.rank_count
+        exchange_s = sent / _HOST_BYTES_PER_S + per_rank / _NETWORK_BYTES_PER_S
+    else:
+        exchange_s = sent / _NETWORK_BYTES_PER_S
+    return compute_s + (2 * exchange_s if task.rank_count > 1 else 0.0)

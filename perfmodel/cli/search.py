@@ -1,0 +1,97 @@
+"""`perfmodel search`: the fastest parallel layout of a Transformer that fits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.base.writing import STDOUT, check_writable, write_file, write_output
+from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
+
+app = typer.Typer(rich_markup_mode=None)
+
+EPILOG = """\b
+Examples:
+  perfmodel search --workload llama3_70b --topology dgx_h100 --hosts 64
+  perfmodel search --workload llama3_8b --topology dgx_a100 --hosts 1,2,4,8 --price 1.8
+  perfmodel search --workload my_gpt.yaml --topology dgx_h100 --hosts 8 --set parallel.tp=8
+"""
+
+
+@app.command(epilog=EPILOG)
+def search(
+    workload: Annotated[str, typer.Option(metavar="NAME|FILE", help="Transformer to train.")],
+    topology: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Machine: a file or a catalog name.")
+    ],
+    hosts: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Hosts; several for time against GPUs.")
+    ] = "1",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Fix a field; what is fixed is not searched."
+        ),
+    ] = None,
+    stack: Annotated[str | None, typer.Option(metavar="NAME", help="Software stack.")] = None,
+    price: Annotated[
+        float | None, typer.Option(metavar="MONEY", min=0, help="Price of a GPU for an hour.")
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Layouts to show.")] = 10,
+    seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Time to search.")] = 60.0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of all draws.")] = 0,
+    executor: ExecutorOption = ExecutorChoice.SERIAL,
+    workers: Workers = None,
+    ray_address: RayAddress = None,
+    json_file: JsonFile = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write CSV.")
+    ] = None,
+) -> None:
+    """Find the fastest layout over tp, pp, dp, micro-batch, sharding, recompute, interleaving."""
+    from perfmodel import api
+    from perfmodel.planning.layouts.search import LayoutQuestion
+    from perfmodel.reports.progress import show_progress
+    from perfmodel.reports.search import print_search, to_search_csv, to_search_document
+
+    if csv_file is not None:
+        check_writable("--csv", csv_file)
+    question = LayoutQuestion(
+        topology=topology,
+        workload=workload,
+        overrides=tuple(overrides or ()),
+        hosts=_read_hosts(hosts),
+        stack=stack,
+        price_per_gpu_hour=price,
+        top=top,
+        seconds=seconds,
+        seed=seed,
+    )
+    with show_progress() as progress:
+        found = api.search(
+            question,
+            executor=executor.value,
+            workers=workers,
+            ray_address=ray_address,
+            on_phase=progress,
+        )
+    if json_file is not None:
+        from perfmodel.reports.document import to_json
+
+        write_output(json_file, to_json(to_search_document(found)))
+    if csv_file is not None:
+        write_file(csv_file, to_search_csv(found))
+    if json_file != STDOUT:
+        from rich.console import Console
+
+        print_search(found, Console(width=None if sys.stdout.isatty() else 160, highlight=False))
+
+
+def _read_hosts(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter("must be numbers like 8 or 1,2,4", param_hint="--hosts")
+    return tuple(int(part) for part in parts)

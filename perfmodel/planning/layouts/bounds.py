@@ -1,0 +1,121 @@
+"""Bounds: a time that no replay of a layout can fall below, found without building it.
+
+A layer takes at least what it adds to a job of one tensor group: priced and
+replayed once for each size of group, micro-batch and recomputation. A stage
+works off all its micro-batches, and before its first and after its last one
+the stages before it have their own share of both to do. Weights that are
+divided among data-parallel ranks are gathered one after the other on one
+stream. Optimizer, gradient reduction, transfers between stages and
+interference come on top in a replay and are left out here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from collectives import price_collective
+from collectives.collective import Collective, CollectiveKind
+from perfmodel.base.dtypes import DType
+from perfmodel.costs.pricing import price_job
+from perfmodel.execution.serial import SerialExecutor
+from perfmodel.planning.layouts.candidates import Candidate
+from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.jobs import build_job
+from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.shapes import layer_shape
+from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
+from topologies import Cluster, build_cluster
+
+_HEAD_SHARE = 0.8
+"""Of both ends of the model, what surely belongs to the head, on the last of several stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """What a layer and both ends of the model add per micro-batch, in a tensor group alone."""
+
+    layer_ns: int
+    ends_ns: int
+
+
+class Bounds:
+    """Lower bounds of layouts of one model on one machine under one stack."""
+
+    def __init__(self, cluster: Cluster, stack: SoftwareStack) -> None:
+        self._cluster, self._stack = cluster, stack
+        self._topology = cluster.topology
+        self._measured = cache(self._measure)
+        self._gather_ns = cache(self._price_gather)
+
+    def bound_ns(self, candidate: Candidate) -> int:
+        """A time that the iteration of *candidate* cannot fall below."""
+        layout, spec = candidate.chosen.layout, candidate.spec
+        times = self._measured(_one_layer(spec, layout))
+        stages = [
+            float(times.layer_ns) * layout.layer_count(spec.model.layers, stage=stage)
+            for stage in range(layout.pp)
+        ]
+        # The head is by far the dearer end, and it is on the last stage.
+        stages[-1] += times.ends_ns * (1.0 if layout.pp == 1 else _HEAD_SHARE)
+        before, longest = 0.0, 0.0
+        for stage_ns in stages:
+            longest = max(longest, layout.micro_batches * stage_ns + before)
+            before += stage_ns / layout.interleaving
+        return int(max(longest, self._gathering_ns(candidate)))
+
+    def _gathering_ns(self, candidate: Candidate) -> float:
+        """What the gathers of divided weights take on their stream, where there are any."""
+        layout, spec = candidate.chosen.layout, candidate.spec
+        if not spec.parallel.sharding.divides_weights or layout.pp > 1 or layout.shard_ranks == 1:
+            return 0.0
+        parameters = layer_shape(spec.model, tp=layout.tp).parameters
+        size_bytes = parameters * spec.training.precision.size_bytes
+        # Forward and backward, but the last layer of the one is the first of the other.
+        gathers = layout.micro_batches * 2 * (spec.model.layers - 1)
+        return gathers * self._gather_ns(layout.data_group(tensor=0, stage=0), size_bytes)
+
+    def _price_gather(self, ranks: range, size_bytes: int) -> float:
+        gather = Collective(CollectiveKind.ALL_GATHER, size_bytes, DType.BF16)
+        return price_collective(gather, cluster=self._cluster, ranks=ranks).duration_ns
+
+    def _measure(self, one: TransformerSpec) -> LayerTimes:
+        once, twice = self._replay(one, 1, 1), self._replay(one, 2, 1)
+        once_more, twice_more = self._replay(one, 1, 2), self._replay(one, 2, 2)
+        again = (twice_more - twice) - (once_more - once)
+        layer_ns = max(min(twice - once, again), 0)
+        return LayerTimes(layer_ns, max(min(once_more - once, once) - layer_ns, 0))
+
+    def _replay(self, one: TransformerSpec, layers: int, rounds: int) -> int:
+        """The end of a job of one tensor group with so many layers and micro-batches."""
+        spec = one.model_copy(
+            update={
+                "batch": one.batch * rounds,
+                "model": one.model.model_copy(update={"layers": layers}),
+            }
+        )
+        tp = spec.parallel.tp or 1
+        per_host = min(tp, self._topology.gpus_per_host)
+        cluster = build_cluster(self._topology, hosts=-(-tp // per_host), ranks_per_host=per_host)
+        job = build_job(spec, rank_count=tp, ranks_per_host=per_host, stack=self._stack)
+        priced = price_job(job, cluster=cluster, stack=self._stack)
+        replay = SerialExecutor().replay(priced.job, priced.durations, 1)
+        return int(replay.iteration_end_ns[0, 0])
+
+
+def _one_layer(spec: TransformerSpec, layout: Layout) -> TransformerSpec:
+    """*spec* cut down to what decides the time of a layer: equal for layouts that share it."""
+    parallel = {
+        "tp": layout.tp, "pp": 1, "dp": None, "micro_batch": layout.micro_batch,
+        "interleaving": 1, "sharding": StateSharding.NONE, "shard_group": None,
+        "sequence_parallel": layout.is_sequence_parallel,
+    }  # fmt: skip
+    training = {"optimizer": "none", "clip_gradients": False}
+    return spec.model_copy(
+        update={
+            "batch": layout.micro_batch,
+            "model": spec.model.model_copy(update={"layers": 1}),
+            "parallel": spec.parallel.model_copy(update=parallel),
+            "training": spec.training.model_copy(update=training),
+        }
+    )

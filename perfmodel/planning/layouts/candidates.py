@@ -1,0 +1,167 @@
+"""Candidates: the layouts that a Transformer could run in on a number of ranks.
+
+What the person stated with `--set` stays as it is; the rest is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from perfmodel.base.errors import WorkloadError
+from perfmodel.graph.memory import RankMemory
+from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.transformer.layout import ChosenLayout, choose_layout
+from perfmodel.workloads.transformer.memory import stage_memory
+from perfmodel.workloads.transformer.spec import Recompute, StateSharding, TransformerSpec
+from perfmodel.workloads.unstated import take_over
+from topologies import Cluster
+
+MOST_STAGES = 64
+MOST_SEQUENCES = 32
+"""The largest micro-batch that is tried: beyond, products gain nothing more."""
+RUNS = (1, 2, 4)
+FIELDS = {
+    "tp": "parallel.tp",
+    "pp": "parallel.pp",
+    "micro_batch": "parallel.micro_batch",
+    "sharding": "parallel.sharding",
+    "interleaving": "parallel.interleaving",
+    "recompute": "training.recompute",
+}
+"""What is searched over, and the field of the workload behind it."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout said in fields of the workload, completed for the ranks there are."""
+
+    spec: TransformerSpec
+    chosen: ChosenLayout
+    stack: SoftwareStack
+
+    @property
+    def overrides(self) -> dict[str, int | str]:
+        """The fields to set to ask for this layout again."""
+        parallel, layout = self.spec.parallel, self.chosen.layout
+        return {
+            "parallel.tp": layout.tp,
+            "parallel.pp": layout.pp,
+            "parallel.micro_batch": layout.micro_batch,
+            "parallel.sharding": parallel.sharding.value,
+            "parallel.interleaving": layout.interleaving,
+            "training.recompute": self.spec.training.recompute.value,
+        }
+
+    @cached_property
+    def memory_of_stage(self) -> tuple[RankMemory, ...]:
+        """The peak of a rank of every stage."""
+        layout = self.chosen.layout
+        return tuple(
+            stage_memory(self.spec, layout, stage=stage, stack=self.stack)
+            for stage in range(layout.pp)
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the fullest rank needs."""
+        return max(memory.total_bytes for memory in self.memory_of_stage)
+
+
+def iter_candidates(
+    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, *, stated: Collection[str] = ()
+) -> Iterator[Candidate]:
+    """Every layout of *spec* on *cluster*; fields in *stated* keep what the workload says."""
+    spec = take_over(spec, stack)
+    ranks = cluster.rank_count
+    fixed = {word for word, field in FIELDS.items() if field in stated}
+    for tp in _tensor_sizes(spec, cluster, fixed):
+        for pp in _stage_counts(spec, ranks // tp, fixed):
+            dp = ranks // (tp * pp)
+            if spec.batch % dp:
+                continue
+            for micro_batch in _micro_batches(spec, spec.batch // dp, fixed):
+                for changes in _iter_rest(spec, pp, dp, fixed):
+                    split = {"tp": tp, "pp": pp, "dp": None, "micro_batch": micro_batch}
+                    found = _complete(spec, cluster, stack, split | changes)
+                    if found is not None:
+                        yield found
+
+
+def _tensor_sizes(spec: TransformerSpec, cluster: Cluster, fixed: Collection[str]) -> list[int]:
+    if "tp" in fixed and spec.parallel.tp:
+        return [spec.parallel.tp]
+    model = spec.model
+    most = min(cluster.ranks_per_host * 2, cluster.rank_count, model.heads)
+    return [tp for tp in _powers(most) if cluster.rank_count % tp == 0 and model.heads % tp == 0]
+
+
+def _stage_counts(spec: TransformerSpec, rest: int, fixed: Collection[str]) -> list[int]:
+    if "pp" in fixed and spec.parallel.pp:
+        return [spec.parallel.pp] if rest % spec.parallel.pp == 0 else []
+    layers = spec.model.layers
+    return [
+        pp
+        for pp in range(1, min(rest, layers, MOST_STAGES) + 1)
+        if rest % pp == 0 and (layers % pp == 0 or (layers + 2) % pp == 0)
+    ]
+
+
+def _micro_batches(spec: TransformerSpec, sequences: int, fixed: Collection[str]) -> list[int]:
+    if "micro_batch" in fixed and spec.parallel.micro_batch:
+        return [spec.parallel.micro_batch]
+    return [size for size in _powers(min(sequences, MOST_SEQUENCES)) if sequences % size == 0]
+
+
+def _iter_rest(
+    spec: TransformerSpec, pp: int, dp: int, fixed: Collection[str]
+) -> Iterator[dict[str, object]]:
+    shardings = [StateSharding.NONE]
+    if dp > 1:
+        shardings = [StateSharding.ZERO1] + ([StateSharding.ZERO3] if pp == 1 else [])
+    if "sharding" in fixed:
+        shardings = [spec.parallel.sharding]
+    recomputes: tuple[Recompute, ...] = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL)
+    if "recompute" in fixed:
+        recomputes = (spec.training.recompute,)
+    runs = (spec.parallel.interleaving,) if "interleaving" in fixed else RUNS if pp > 1 else (1,)
+    for sharding in shardings:
+        for recompute in recomputes:
+            for interleaving in runs:
+                yield {"sharding": sharding, "recompute": recompute, "interleaving": interleaving}
+
+
+def _complete(
+    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, changes: dict[str, object]
+) -> Candidate | None:
+    parallel = {key: value for key, value in changes.items() if key != "recompute"}
+    runs = changes["interleaving"]
+    if isinstance(runs, int) and runs > 1 and spec.model.layers % (_int(changes["pp"]) * runs):
+        return None
+    whole = spec.model_copy(
+        update={
+            "parallel": spec.parallel.model_copy(update=parallel),
+            "training": spec.training.model_copy(update={"recompute": changes["recompute"]}),
+        }
+    )
+    try:
+        chosen = choose_layout(
+            whole,
+            rank_count=cluster.rank_count,
+            ranks_per_host=cluster.ranks_per_host,
+            memory_bytes=cluster.device.memory_bytes,
+            stack=stack,
+        )
+    except WorkloadError:
+        return None
+    return Candidate(whole, chosen, stack)
+
+
+def _int(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(max(most, 1).bit_length()) if 1 << exponent <= most]

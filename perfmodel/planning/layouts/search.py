@@ -1,0 +1,336 @@
+"""Search: the fastest layout of a Transformer that fits, and proof that it is the fastest.
+
+Memory first, then bounds, then replays in the order of the bounds: as soon as
+the next bound is above the best replayed time, nothing that is left can win.
+Replays are answers of the one path that `predict` takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from perfmodel.base.errors import PlanError, ScenarioError
+from perfmodel.base.units import format_size
+from perfmodel.execution.executor import Executor
+from perfmodel.execution.serial import SerialExecutor
+from perfmodel.planning.layouts.bounds import Bounds
+from perfmodel.planning.layouts.candidates import Candidate, iter_candidates
+from perfmodel.planning.ranking import beats_next
+from perfmodel.prediction.answer import Answer, Interval, Prediction
+from perfmodel.prediction.answering import answer, answer_in_full
+from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.question import Asked, Question, workload_question
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.catalog import load_workload
+from perfmodel.workloads.transformer.layout import USABLE_SHARE
+from perfmodel.workloads.transformer.spec import TransformerSpec
+from topologies import Cluster, build_cluster, load_topology
+
+REPLAYED_AT_ONCE = 8
+NS_PER_HOUR = 3.6e12
+TIE_PROBABILITY = 0.6
+"""A layout that beats the next one less surely than this is tied with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutQuestion:
+    """Which layout of *workload* is fastest on *hosts* of *topology*.
+
+    Fields named in *overrides* are not searched over. *hosts* may be several
+    numbers, for a front of time against GPUs. *price_per_gpu_hour* turns times into
+    money. The search stops after *seconds*, proven or not.
+    """
+
+    topology: str
+    workload: str
+    overrides: tuple[str, ...] = ()
+    hosts: tuple[int, ...] = (1,)
+    ranks_per_host: int | None = None
+    stack: str | None = None
+    price_per_gpu_hour: float | None = None
+    top: int = 10
+    seconds: float = 60.0
+    samples: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.hosts or min(self.hosts) < 1 or self.top < 1 or self.seconds <= 0:
+            raise ScenarioError(
+                "search: needs one host or more, one layout or more to show, and some time."
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankedLayout:
+    """A layout that was replayed; *beats_next* is how probably it is faster than the one below."""
+
+    candidate: Candidate
+    bound_ns: int
+    found: Answer
+    beats_next: float | None = None
+
+    @property
+    def time_ns(self) -> int:
+        """The iteration."""
+        return self.found.iteration_ns
+
+    @property
+    def interval(self) -> Interval:
+        """Where the iteration lies with 90 % probability."""
+        return self.found.interval
+
+    @property
+    def is_tied_with_next(self) -> bool:
+        """Whether the next layout could as well be the faster one."""
+        return self.beats_next is not None and self.beats_next < TIE_PROBABILITY
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many layouts there were and what became of them."""
+
+    considered: int
+    too_large: int
+    replayed: int
+    pruned: int
+    is_proven: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayoutRanking:
+    """The fastest layouts on one number of hosts, and why the first one wins."""
+
+    question: LayoutQuestion
+    hosts: int
+    rank_count: int
+    tokens: int
+    memory_bytes: int
+    layouts: tuple[RankedLayout, ...]
+    tally: Tally
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> RankedLayout:
+        """The fastest."""
+        return self.layouts[0]
+
+    def cost_per_million_tokens(self, layout: RankedLayout) -> float | None:
+        """Money, where a price was given."""
+        if self.question.price_per_gpu_hour is None:
+            return None
+        hours = layout.time_ns / NS_PER_HOUR * self.rank_count
+        return hours * self.question.price_per_gpu_hour / self.tokens * 1e6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Setting:
+    """Everything a question names, loaded for one number of hosts."""
+
+    spec: TransformerSpec
+    cluster: Cluster
+    stack: SoftwareStack
+    stated: frozenset[str] = field(default_factory=frozenset)
+
+
+def search_layouts(
+    question: LayoutQuestion, *, executor: Executor, on_phase: OnPhase = ignore_phase
+) -> tuple[LayoutRanking, ...]:
+    """Answer *question*, for every number of hosts; replays fan out over *executor*."""
+    return tuple(_search(question, hosts, executor, on_phase) for hosts in question.hosts)
+
+
+def fastest_by_bound(
+    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, *, stated: frozenset[str]
+) -> Candidate:
+    """The layout with the lowest bound among those that fit: a good one, without a replay."""
+    setting = _Setting(spec, cluster, stack, stated)
+    fitting = _fitting(setting, list(iter_candidates(spec, cluster, stack, stated=stated)))
+    bounds = Bounds(cluster, stack)
+    return min(fitting, key=bounds.bound_ns)
+
+
+def _search(
+    question: LayoutQuestion, hosts: int, executor: Executor, on_phase: OnPhase
+) -> LayoutRanking:
+    deadline_s = time.monotonic() + question.seconds / len(question.hosts)
+    setting = _load(question, hosts)
+    on_phase(f"{hosts} hosts: listing layouts", 0.0)
+    everything = list(
+        iter_candidates(setting.spec, setting.cluster, setting.stack, stated=setting.stated)
+    )
+    fitting = _fitting(setting, everything)
+    on_phase(f"{len(everything)} layouts, {len(fitting)} fit: bounding", 0.05)
+    bounds = Bounds(setting.cluster, setting.stack)
+    bounded = sorted(
+        ((bounds.bound_ns(candidate), number) for number, candidate in enumerate(fitting))
+    )
+    asked = Asked(samples=question.samples, seed=question.seed, is_explained=False)
+    queue = [(bound_ns, fitting[number]) for bound_ns, number in bounded]
+    replayed, is_proven = _replay(
+        queue, _judge_with(setting, asked, executor), question.top, deadline_s, on_phase
+    )
+    ranked = _order(replayed)[: question.top]
+    return LayoutRanking(
+        question=question,
+        hosts=hosts,
+        rank_count=setting.cluster.rank_count,
+        tokens=setting.spec.batch * setting.spec.sequence_length,
+        memory_bytes=setting.cluster.device.memory_bytes,
+        layouts=tuple(ranked),
+        tally=Tally(
+            considered=len(everything),
+            too_large=len(everything) - len(fitting),
+            replayed=len(replayed),
+            pruned=len(fitting) - len(replayed),
+            is_proven=is_proven,
+        ),
+        reasons=_reasons(setting, ranked),
+    )
+
+
+def _load(question: LayoutQuestion, hosts: int) -> _Setting:
+    spec = load_workload(question.workload, question.overrides)
+    if not isinstance(spec, TransformerSpec):
+        raise PlanError(
+            f"search: {spec.name} is a recommendation model, whose plans are searched by "
+            "`perfmodel rank --search SECONDS`. Name a Transformer here."
+        )
+    cluster = build_cluster(
+        load_topology(question.topology), hosts=hosts, ranks_per_host=question.ranks_per_host
+    )
+    stated = frozenset(text.partition("=")[0].strip() for text in question.overrides)
+    return _Setting(spec, cluster, load_stack(question.stack or spec.stack), stated)
+
+
+def _fitting(setting: _Setting, everything: Sequence[Candidate]) -> list[Candidate]:
+    if not everything:
+        raise PlanError(
+            f"search: {setting.spec.name} has no layout on {setting.cluster.rank_count} ranks: "
+            f"batch {setting.spec.batch}, {setting.spec.model.layers} layers and "
+            f"{setting.spec.model.heads} heads divide by none of them. Change batch or hosts."
+        )
+    usable_bytes = setting.cluster.device.memory_bytes * USABLE_SHARE
+    fitting = [one for one in everything if one.peak_bytes <= usable_bytes]
+    if not fitting:
+        nearest = min(everything, key=lambda one: one.peak_bytes)
+        words = ", ".join(f"{key}={value}" for key, value in nearest.overrides.items())
+        raise PlanError(
+            f"search: none of {len(everything)} layouts of {setting.spec.name} fits in "
+            f"{format_size(int(usable_bytes))} ({USABLE_SHARE:.0%} of a GPU). The nearest needs "
+            f"{format_size(nearest.peak_bytes)}: {words}. Take more hosts, or shorter sequences."
+        )
+    return fitting
+
+
+def _judge_with(
+    setting: _Setting, asked: Asked, executor: Executor
+) -> Callable[[Sequence[Candidate]], list[Answer]]:
+    shared = (setting.cluster, setting.stack, asked)
+    return lambda candidates: executor.map(judge, shared, candidates)
+
+
+def judge(shared: tuple[Cluster, SoftwareStack, Asked], candidate: Candidate) -> Answer:
+    """The answer for one layout; a function of the module, so that it can run on any worker."""
+    return answer(_question(shared, candidate), executor=SerialExecutor())
+
+
+def _question(shared: tuple[Cluster, SoftwareStack, Asked], candidate: Candidate) -> Question:
+    cluster, stack, asked = shared
+    return workload_question(candidate.spec, cluster=cluster, stack=stack, asked=asked)
+
+
+def _replay(
+    queue: Sequence[tuple[int, Candidate]],
+    judge_all: Callable[[Sequence[Candidate]], list[Answer]],
+    top: int,
+    deadline_s: float,
+    on_phase: OnPhase,
+) -> tuple[list[RankedLayout], bool]:
+    """What was replayed, and whether nothing that is left can be faster than the best of it."""
+    done: list[RankedLayout] = []
+    for first in range(0, len(queue), REPLAYED_AT_ONCE):
+        best_ns = min((one.time_ns for one in done), default=None)
+        if best_ns is not None and len(done) >= top and queue[first][0] >= best_ns:
+            return done, True
+        if done and time.monotonic() > deadline_s:
+            return done, queue[first][0] >= (best_ns or 0)
+        share = 0.2 + 0.75 * first / len(queue)
+        on_phase(f"replayed {len(done)} of {len(queue)} layouts", share)
+        part = queue[first : first + REPLAYED_AT_ONCE]
+        found = judge_all([candidate for _, candidate in part])
+        done += [
+            RankedLayout(candidate, bound_ns, one)
+            for (bound_ns, candidate), one in zip(part, found, strict=True)
+        ]
+    return done, True
+
+
+def _order(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
+    """Fastest first; of equals the one that needs less memory."""
+    order = sorted(replayed, key=lambda one: (one.time_ns, one.candidate.peak_bytes))
+    shares = beats_next([np.array(one.found.drawn_ns) for one in order])
+    return [replace(one, beats_next=share) for one, share in zip(order, shares, strict=True)]
+
+
+def _reasons(setting: _Setting, ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
+    """Why the first layout wins against the next one that is another split of the ranks."""
+    winner = ranked[0]
+    other = next((one for one in ranked[1:] if _split(one) != _split(winner)), None)
+    if other is None:
+        return ()
+    asked = Asked(samples=2)
+    shared = (setting.cluster, setting.stack, asked)
+    first, second = (
+        answer_in_full(_question(shared, one.candidate), executor=SerialExecutor())
+        for one in (winner, other)
+    )
+    return _compare(first, second, _name(other))
+
+
+def _compare(first: Prediction, second: Prediction, name: str) -> tuple[str, ...]:
+    gap_ms = (second.iteration_ns - first.iteration_ns) / 1e6
+    sentences = []
+    for part, second_ns in second.explanation.time.of_part_ns.items():
+        change_ms = (second_ns - first.explanation.time.of_part_ns[part]) / 1e6
+        if abs(change_ms) > 0.02 * max(gap_ms, 1e-9):
+            word = part.value.replace("_", " ")
+            sentences.append(f"{word} {change_ms:+.1f} ms")
+    if not sentences:
+        return ()
+    part, largest_ns = max(second.explanation.time.of_part_ns.items(), key=lambda item: item[1])
+    share_pct = 100 * gap_ms / max(largest_ns / 1e6, gap_ms)
+    word = part.value.replace("_", " ")
+    return (
+        f"Against {name} (+{gap_ms:.1f} ms): {', '.join(sentences)}.",
+        f"It would win if its {word} ({largest_ns / 1e6:.1f} ms) were {share_pct:.0f} % less.",
+    )
+
+
+def _split(one: RankedLayout) -> tuple[int, int, int]:
+    layout = one.candidate.chosen.layout
+    return layout.tp, layout.pp, layout.dp
+
+
+def _name(one: RankedLayout) -> str:
+    tp, pp, dp = _split(one)
+    return f"tp={tp} pp={pp} dp={dp} micro_batch={one.candidate.chosen.layout.micro_batch}"
+
+
+def pareto(rankings: Sequence[LayoutRanking]) -> tuple[LayoutRanking, ...]:
+    """The numbers of hosts that no smaller or equal number beats in time."""
+    order = sorted(rankings, key=lambda one: (one.rank_count, one.best.time_ns))
+    first_of_size = [
+        next(iter(group)) for _, group in groupby(order, key=lambda one: one.rank_count)
+    ]
+    front: list[LayoutRanking] = []
+    for one in first_of_size:
+        if not front or one.best.time_ns < front[-1].best.time_ns:
+            front.append(one)
+    assert all(a.best.time_ns > b.best.time_ns for a, b in pairwise(front))
+    return tuple(front)

@@ -1,0 +1,105 @@
+"""Spread: how far whole predictions under a stack are off, and what that is known from.
+
+Kernels err on their own; a whole iteration errs beyond that, by what a stack does that nobody
+described. That spread is estimated by leaving whole sources out (`spread.yaml`, and `evidence`
+in stack files) and grows where there is no evidence: another chip, no runs, more hosts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from perfmodel.base.documents import load_yaml
+from perfmodel.base.errors import CalibrationError
+from perfmodel.stacks.stack import Evidence, SoftwareStack
+
+FILE = Path(__file__).parent / "spread.yaml"
+_Sigma = Annotated[float, Field(ge=0, le=2)]
+
+
+class FamilySpread(BaseModel):
+    """Standard deviations of the logarithm of predicted over measured, by what is known.
+
+    *other_chip*: the stack was held against runs on other chips only. *no_runs*: against none.
+    *per_doubling* is added for every doubling of hosts beyond the evidence. *rows* and *sources*
+    are what these were estimated from.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    other_chip: _Sigma
+    no_runs: _Sigma
+    per_doubling: _Sigma
+    rows: int
+    sources: int
+
+
+class _SpreadFile(BaseModel):
+    """`spread.yaml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    date: str
+    licence: str
+    command: str
+    transformer: FamilySpread
+    dlrm: FamilySpread
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A relative spread that all costs of a job share, and the evidence it rests on."""
+
+    relative_sigma: float = 0.0
+    sentence: str = ""
+
+
+NO_SPREAD = Spread()
+
+
+def find_spread(stack: SoftwareStack, *, architecture: str, hosts: int) -> Spread:
+    """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole."""
+    known = load_spread()
+    family = (
+        known.dlrm
+        if stack.family is not None and stack.family.value == "dlrm"
+        else (known.transformer)
+    )
+    own = stack.evidence.get(architecture)
+    if own is not None:
+        base, words = own.spread, f"{_count(own)} on {architecture} GPUs under stack {stack.name!r}"
+    elif stack.evidence:
+        chips = ", ".join(stack.evidence)
+        base = max(family.other_chip, *(one.spread for one in stack.evidence.values()))
+        words = f"runs under stack {stack.name!r} on other GPUs ({chips}), none on {architecture}"
+    else:
+        base = family.no_runs
+        words = f"{family.rows} runs under other stacks, each left out; none under {stack.name!r}"
+    most = max((one.hosts for one in stack.evidence.values()), default=1)
+    further = family.per_doubling * max(math.log2(max(hosts, 1) / most), 0.0)
+    if further:
+        words += f"; {hosts} hosts are beyond the {most} that it covers"
+    sigma = math.hypot(base, further)
+    return Spread(sigma, f"The interval has a spread of {sigma:.0%} for all costs, from {words}.")
+
+
+def _count(evidence: Evidence) -> str:
+    sources = f"{evidence.sources} source{'s' if evidence.sources > 1 else ''}"
+    return f"{evidence.rows} runs of {sources}"
+
+
+@lru_cache(maxsize=1)
+def load_spread() -> _SpreadFile:
+    """The file that comes with perfmodel."""
+    try:
+        return _SpreadFile.model_validate(load_yaml(FILE, error_type=CalibrationError))
+    except ValidationError as error:
+        faults = "; ".join(f"{fault['loc']}: {fault['msg']}" for fault in error.errors())
+        raise CalibrationError(f"{FILE.name}: {faults}.") from None

@@ -1,0 +1,136 @@
+"""Fits or not: the memory verdict beside configurations that ran and that did not.
+
+A row without a time failed. Failures say nothing by themselves: what ran of the
+same source is the other half. Balanced accuracy is the mean of the share of
+failures that were caught and the share of successes that were let pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.units import format_size
+from perfmodel.validation.runs_question import read_scenario
+from perfmodel.validation.runs_table import RunRow, RunTable
+from perfmodel.validation.scoreboard import SCHEMA_VERSION
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.transformer.layout import choose_layout
+from perfmodel.workloads.unstated import take_over
+
+
+@dataclass(frozen=True, slots=True)
+class FitVerdict:
+    """Whether a row ran, whether it was said to fit, and why not."""
+
+    row: str
+    group: str
+    ran: bool
+    fits: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FitScore:
+    """Verdicts counted: failures caught of those there were, false alarms of what ran."""
+
+    group: str
+    failed: int
+    caught: int
+    ran: int
+    false_alarms: int
+
+    @property
+    def balanced_accuracy_pct(self) -> float | None:
+        """Mean of the two shares that were told rightly; nothing where one half is empty."""
+        if not self.failed or not self.ran:
+            return None
+        return 50.0 * (self.caught / self.failed + 1.0 - self.false_alarms / self.ran)
+
+
+@dataclass(frozen=True, slots=True)
+class FitBoard:
+    """All verdicts, counted together and by framework and number of stages."""
+
+    verdicts: tuple[FitVerdict, ...]
+
+    @property
+    def scores(self) -> tuple[FitScore, ...]:
+        """All verdicts counted, then those of each group."""
+        groups = list(dict.fromkeys(verdict.group for verdict in self.verdicts))
+        return (
+            _count("all", self.verdicts),
+            *(_count(name, [one for one in self.verdicts if one.group == name]) for name in groups),
+        )
+
+    def lines(self) -> list[str]:
+        """The table as text."""
+        head = f"{'group':28} {'failed':>7} {'caught':>7} {'ran':>6} {'false':>6} {'balanced':>9}"
+        return [head, *(_line(score) for score in self.scores)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The table and every verdict as plain values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "fits",
+            "groups": [
+                {**asdict(score), "balanced_accuracy_pct": score.balanced_accuracy_pct}
+                for score in self.scores
+            ],
+            "rows": [asdict(verdict) for verdict in self.verdicts],
+        }
+
+
+def judge_fits(tables: Sequence[RunTable]) -> FitBoard:
+    """A verdict for each row that failed, and for those of its source that ran."""
+    rows = [row for table in tables for row in table.rows]
+    sources = {row.text("source") for row in rows if row.measured_s is None}
+    return FitBoard(tuple(_judge(row) for row in rows if row.text("source") in sources))
+
+
+def _count(group: str, verdicts: Iterable[FitVerdict]) -> FitScore:
+    kinds = [(verdict.ran, verdict.fits) for verdict in verdicts]
+    return FitScore(
+        group=group,
+        failed=sum(not ran for ran, _ in kinds),
+        caught=kinds.count((False, False)),
+        ran=sum(ran for ran, _ in kinds),
+        false_alarms=kinds.count((True, False)),
+    )
+
+
+def _line(score: FitScore) -> str:
+    balanced = score.balanced_accuracy_pct
+    words = "" if balanced is None else f"{balanced:.1f} %"
+    return (
+        f"{score.group:28} {score.failed:7} {score.caught:7} {score.ran:6} "
+        f"{score.false_alarms:6} {words:>9}"
+    )
+
+
+def _judge(row: RunRow) -> FitVerdict:
+    group = f"{row.text('framework') or 'not stated'}, pp {row.count('pp') or 1}"
+    try:
+        reason = _reason(row)
+    except InputError as fault:
+        # What cannot be laid out cannot run either.
+        reason = " ".join(str(fault).split())
+    ran = row.measured_s is not None
+    return FitVerdict(str(row.name), group, ran=ran, fits=not reason, reason=reason)
+
+
+def _reason(row: RunRow) -> str:
+    scenario = read_scenario(row)
+    if isinstance(scenario.workload, DlrmSpec):
+        raise InputError(f"row {row.name}: only Transformer runs are judged by their memory.")
+    cluster = scenario.cluster
+    chosen = choose_layout(
+        take_over(scenario.workload, scenario.stack),
+        rank_count=cluster.rank_count,
+        ranks_per_host=cluster.ranks_per_host,
+        memory_bytes=cluster.device.memory_bytes,
+        stack=scenario.stack,
+    )
+    return "" if chosen.fits else f"does not fit in {format_size(cluster.device.memory_bytes)}"

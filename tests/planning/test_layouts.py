@@ -1,0 +1,94 @@
+import pytest
+
+from perfmodel.base.errors import PlanError
+from perfmodel.execution.serial import SerialExecutor
+from perfmodel.planning.layouts.bounds import Bounds
+from perfmodel.planning.layouts.candidates import iter_candidates
+from perfmodel.planning.layouts.search import LayoutQuestion, judge, pareto, search_layouts
+from perfmodel.prediction.question import Asked
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.workloads.catalog import load_workload
+from topologies import build_cluster, load_topology
+
+SMALL = (
+    "batch=32", "sequence_length=512", "model.max_positions=512", "model.layers=8",
+    "model.heads=16", "model.hidden=1024", "model.ffn=4096",
+)  # fmt: skip
+
+
+def search(*overrides, hosts=(1,), topology="dgx_a100", **more):
+    question = LayoutQuestion(
+        topology=topology, workload="gpt2_xl", overrides=(*SMALL, *overrides), hosts=hosts, **more
+    )
+    return search_layouts(question, executor=SerialExecutor())
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """Every layout of a small model on 8 ranks, with its bound and its replayed time."""
+    spec = load_workload("gpt2_xl", SMALL)
+    cluster = build_cluster(load_topology("dgx_a100"))
+    stack = load_stack(spec.stack)
+    bounds = Bounds(cluster, stack)
+    asked = Asked(samples=2, is_explained=False)
+    return [
+        (one, bounds.bound_ns(one), judge((cluster, stack, asked), one).iteration_ns)
+        for one in list(iter_candidates(spec, cluster, stack))[::16]
+    ]
+
+
+def test_a_bound_is_never_above_the_replayed_time(everything):
+    assert [one.overrides for one, bound_ns, time_ns in everything if bound_ns > time_ns] == []
+
+
+def test_a_bound_is_near_enough_to_be_of_use(everything):
+    ratios = sorted(bound_ns / time_ns for _, bound_ns, time_ns in everything)
+    assert ratios[len(ratios) // 2] > 0.8
+
+
+def test_the_search_finds_what_trying_everything_finds():
+    [found] = search("parallel.micro_batch=2", "parallel.interleaving=1", top=2)
+    spec = load_workload("gpt2_xl", (*SMALL, "parallel.micro_batch=2", "parallel.interleaving=1"))
+    cluster = build_cluster(load_topology("dgx_a100"))
+    stack = load_stack(spec.stack)
+    stated = {"parallel.micro_batch", "parallel.interleaving"}
+    shared = (cluster, stack, Asked(samples=2, is_explained=False))
+    times_ns = [
+        judge(shared, one).iteration_ns
+        for one in iter_candidates(spec, cluster, stack, stated=stated)
+    ]
+
+    assert found.tally.is_proven
+    assert found.tally.considered == len(times_ns)
+    assert found.best.time_ns == min(times_ns)
+
+
+def test_what_is_stated_is_not_searched_over():
+    [found] = search("parallel.tp=2", "parallel.pp=2", "training.recompute=full", top=3)
+
+    for one in found.layouts:
+        assert one.candidate.overrides["parallel.tp"] == 2
+        assert one.candidate.overrides["parallel.pp"] == 2
+        assert one.candidate.overrides["training.recompute"] == "full"
+
+
+def test_more_hosts_stand_on_the_front_only_if_they_are_faster():
+    rankings = search("parallel.tp=1", "parallel.pp=1", hosts=(1, 2), top=1)
+    front = pareto(rankings)
+
+    assert front[0].hosts == 1
+    assert all(one.best.time_ns < front[0].best.time_ns for one in front[1:])
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_the_nearest_layout():
+    question = LayoutQuestion(topology="dgx_a100", workload="gpt3_175b", overrides=("batch=8",))
+
+    with pytest.raises(PlanError, match=r"none of \d+ layouts of gpt3_175b fits .* The nearest"):
+        search_layouts(question, executor=SerialExecutor())
+
+
+def test_a_recommendation_model_is_sent_to_rank():
+    question = LayoutQuestion(topology="dgx_a100", workload="dlrm_dcnv2")
+
+    with pytest.raises(PlanError, match="perfmodel rank --search"):
+        search_layouts(question, executor=SerialExecutor())

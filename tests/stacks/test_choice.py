@@ -1,0 +1,55 @@
+"""Which stack stands for a framework, its release and a family of workloads."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.base.errors import WorkloadError
+from perfmodel.stacks.choice import Claim, choose_stack, list_frameworks
+from perfmodel.stacks.profiles import list_stacks, load_stack
+from perfmodel.stacks.stack import Family
+from perfmodel.workloads import build_job, load_workload
+
+
+def test_releases_are_compared_by_their_numbers_in_order():
+    claim = Claim.model_validate({"framework": "any", "from": "2.9", "before": "21"})
+    assert claim.covers("2.10", "")
+    assert claim.covers("torch 20.12", "")
+    assert not claim.covers("2.8.7", "")
+    assert not claim.covers("21.05", "")
+    # A release that nobody stated is none of those that a claim names.
+    assert not claim.covers("", "")
+
+
+def test_a_claim_for_releases_goes_before_one_for_the_whole_framework():
+    old, new = (
+        choose_stack("megatron_lm", release=release, family=Family.TRANSFORMER).stack.name
+        for release in ("v1.x", "24.07")
+    )
+    assert (old, new) == ("megatron_lm", "megatron")
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_every_framework_is_served_by_a_stack_of_its_family(family):
+    for framework in list_frameworks(family):
+        chosen = choose_stack(framework, family=family)
+        assert chosen.stack.family is family, framework
+
+
+@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("framework", ["abacus", ""])
+def test_what_no_file_names_gets_the_generic_stack_and_a_sentence(family, framework):
+    chosen = choose_stack(framework, family=family)
+    assert chosen.stack.name.startswith("generic")
+    assert len(chosen.assumptions) == 1
+
+
+def test_a_stack_of_another_family_is_refused():
+    spec = load_workload("dlrm_mlperf")
+    with pytest.raises(WorkloadError, match="'nanotron' is for transformer workloads"):
+        build_job(spec, rank_count=1, ranks_per_host=1, stack=load_stack("nanotron"))
+
+
+def test_a_stack_states_at_most_four_fitted_constants():
+    for name in list_stacks():
+        assert len(load_stack(name).kernel_time_ratio) <= 4, name

@@ -1,0 +1,39 @@
+"""How unsure whole predictions are, and what that rests on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.spread import find_spread, load_spread
+from perfmodel.stacks.stack import Evidence
+
+PLAIN = replace(load_stack("generic"), evidence={})
+KNOWN = replace(PLAIN, evidence={"hopper": Evidence(rows=40, sources=2, hosts=4, spread=0.08)})
+
+
+def test_runs_on_the_same_chip_make_the_narrowest_interval_and_none_the_widest():
+    own = find_spread(KNOWN, architecture="hopper", hosts=1)
+    other = find_spread(KNOWN, architecture="ampere", hosts=1)
+    none = find_spread(PLAIN, architecture="hopper", hosts=1)
+    assert own.relative_sigma == 0.08
+    assert own.relative_sigma < other.relative_sigma <= none.relative_sigma
+    assert "40 runs of 2 sources on hopper GPUs" in own.sentence
+    assert "none on ampere" in other.sentence
+    assert "none under 'generic'" in none.sentence
+
+
+def test_hosts_beyond_the_evidence_widen_the_interval():
+    near, far = (find_spread(KNOWN, architecture="hopper", hosts=hosts) for hosts in (4, 16))
+    # Two doublings beyond four hosts, beside the spread itself.
+    further = 2 * load_spread().transformer.per_doubling
+    assert near.relative_sigma == 0.08
+    assert far.relative_sigma == (0.08**2 + further**2) ** 0.5
+    assert "16 hosts are beyond the 4" in far.sentence
+
+
+def test_constants_that_were_fitted_do_not_make_an_interval_wider():
+    fitted = replace(PLAIN, kernel_time_ratio={"memory": {"default": 1.5}})
+    assert find_spread(fitted, architecture="hopper", hosts=1) == find_spread(
+        PLAIN, architecture="hopper", hosts=1
+    )

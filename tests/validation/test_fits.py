@@ -1,0 +1,28 @@
+"""The memory verdict beside runs that failed and runs that did not."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.validation.fits import FitBoard, FitVerdict, judge_fits
+from perfmodel.validation.runs_table import load_runs
+
+
+def test_balanced_accuracy_by_hand():
+    kinds = [(False, False)] * 3 + [(False, True)] + [(True, True)] * 9 + [(True, False)]
+    board = FitBoard(tuple(FitVerdict("r", "g", ran=ran, fits=fits) for ran, fits in kinds))
+    overall, group = board.scores
+    # 3 of 4 failures caught, 1 of 10 successes refused: (75 + 90) / 2.
+    assert overall.balanced_accuracy_pct == pytest.approx(82.5)
+    assert (group.failed, group.caught, group.ran, group.false_alarms) == (4, 3, 10, 1)
+    assert "82.5 %" in board.lines()[1]
+
+
+@pytest.mark.slow
+def test_failed_runs_are_told_from_those_that_ran(shared_data):
+    folder = shared_data / "runs"
+    tables = [load_runs(folder / f"{name}.csv.gz") for name in ("out_of_memory", "transformer")]
+    overall = judge_fits(tables).scores[0]
+    assert (overall.failed, overall.ran) == (568, 1075)
+    assert overall.balanced_accuracy_pct is not None
+    assert overall.balanced_accuracy_pct > 91.5
