@@ -127,7 +127,7 @@ def load_execution_trace(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> E
     if lost:
         first = f"operator {lost[0].number} in {lost[0].parent}"
         stream.faults.add("operator whose parent is not in the file", first, len(lost))
-    early = [one for one in operators.values() if one.parent > one.number]
+    early = [one for one in operators.values() if one.parent >= one.number > 0]
     if early:
         stream.faults.add("operator before its parent", f"{early[0].number}", len(early))
     match = _RANK_IN_NAME.search(Path(path).name)
@@ -173,12 +173,16 @@ def _operator(item: dict[str, Any]) -> ExecutedOperator:
     parent = item.get("ctrl_deps", item.get("parent", 0))
     if isinstance(parent, list):
         parent = parent[0] if parent else 0
-    numbers = {key: _whole(stated.get(key, item.get(key, -1)) or 0) for key in _RANGE_KEYS}
+    numbers = {key: _whole(stated.get(key, item.get(key, -1))) for key in _RANGE_KEYS}
+    if not isinstance(item["name"], str):
+        raise TypeError("name must be text")
+    if "tid" in item and numbers["tid"] < 0:
+        raise ValueError("tid must not be negative")
     attributes = {key: stated[key] for key in _ATTRIBUTES if key in stated}
     attributes |= {key: item[key] for key in (*_LINKED_KEYS, "op_schema", "scope") if key in item}
     return ExecutedOperator(
         number=_whole(item["id"], least=0),
-        name=str(item["name"]),
+        name=item["name"],
         parent=_whole(parent, least=0),
         record=numbers["rf_id"],
         sequence=numbers["seq_id"],

@@ -232,7 +232,10 @@ def lose_field(nodes, rng):
 
 def change_field(nodes, rng):
     field = rng.choice(("id", "name", "parent", "inputs", "input_types", "input_shapes", "tid"))
-    rng.choice(nodes)[field] = rng.choice((None, "soon", [], {}, True, 2**80, -1, 1e300, 2**63))
+    wrong = [None, [], {}, True, 2**80, -1, 1e300, 2**63]
+    if field != "name":  # any text is a name
+        wrong.append("soon")
+    rng.choice(nodes)[field] = rng.choice(wrong)
 
 
 def lose_node(nodes, rng):
