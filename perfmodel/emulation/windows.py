@@ -18,6 +18,7 @@ import orjson
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.emulation.rank_record import Call, CallType, RankRecord
+from perfmodel.emulation.works import works_of
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,10 @@ class _Describer:
         known = self._kinds.get(number)
         if known is None:
             words = {**self._record.kinds[number], "observed": None}
-            known = self._kinds[number] = orjson.dumps(words)
+            # Numbers in arguments may differ between ranks; the work may not.
+            works = works_of(words, major_capability=0) if "inputs" in words else ()
+            known = f"{words['operator']} {works}".encode()
+            self._kinds[number] = known
         return known
 
     def _collective(self, number: int) -> bytes:
