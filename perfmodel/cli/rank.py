@@ -95,9 +95,7 @@ def rank(
     ] = None,
     best_file: Annotated[
         Path | None,
-        typer.Option(
-            "--plan-out", metavar="FILE.json", help="Write the first plan as JSON."
-        ),
+        typer.Option("--plan-out", metavar="FILE.json", help="Write the first plan as JSON."),
     ] = None,
 ) -> None:
     """Order sharding plans of a recommendation model, fastest first."""
