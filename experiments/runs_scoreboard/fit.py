@@ -211,6 +211,9 @@ def find_spreads(problem: Problem) -> Spreads:
     chip = problem.left_out(lambda case: (case.stack, case.architecture))
     stack = problem.left_out(lambda case: case.stack)
     other, none = max(_beyond(chip, kernels), common), max(_beyond(stack, kernels), common)
+    # Frameworks that nobody described are further off than described ones left out.
+    unknown = [spread for (name, _), spread in of_stack.items() if name.startswith("generic")]
+    none = max(none, *unknown) if unknown else none
     far = np.array([case.hosts > 4 for case in cases])
     beyond = problem.left_out(lambda case: (case.stack, case.hosts > 4))
     doublings = np.array([math.log2(max(case.hosts / 4, 1)) for case in cases])
@@ -290,7 +293,7 @@ def _evidence(cases: Sequence[Case], name: str, spreads: Spreads) -> dict[str, o
     result = {}
     for (stack, architecture), spread in spreads.of_stack.items():
         rows = [c for c in cases if (c.stack, c.architecture) == (stack, architecture)]
-        if stack == name:
+        if stack == name and not name.startswith("generic"):
             result[architecture] = {
                 "rows": len(rows),
                 "sources": len({case.publisher for case in rows}),

@@ -113,7 +113,7 @@ def outcome(paths):
         return "refused" if len(str(fault)) > 20 else "refused without a reason"
     assert score.iteration.replayed_ns >= 0
     faults = [*job.report.faults, *(fault for rank in job.report.ranks for fault in rank.faults)]
-    return "reported" if faults else "clean"
+    return "reported" if faults or job.report.missing else "clean"
 
 
 @pytest.fixture(scope="module")
