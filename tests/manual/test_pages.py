@@ -1,4 +1,4 @@
-"""README and manual: commands exist and print what is said, links lead somewhere, files are there."""
+"""README and manual: commands exist and print what is said, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -78,6 +78,10 @@ def test_a_page_does_what_it_says_and_prints_what_is_printed(name, tmp_path):
 def test_every_module_that_a_folder_names_is_there(path):
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     named = re.findall(r"`((?:[\w*]+/)*[\w*]+\.(?:py|yaml|j2|md))`", text)
+
+    for table in re.findall(r"^\| module .*\n\|[-|]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE):
+        cells = re.findall(r"^\|([^|]+)\|", table, flags=re.MULTILINE)
+        named += [f"{name}*" for cell in cells for name in re.findall(r"`(\w+)`", cell)]
 
     assert [name for name in named if not _is_there(path.parent, name)] == []
 
