@@ -12,7 +12,7 @@ from itertools import chain
 import numba
 import numpy as np
 
-from perfmodel.engine.layout import Int32s, Int64s, FlatJob, build_layout
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s, build_layout
 from perfmodel.graph.audit import check_job, signature_of
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.program import PLAIN
