@@ -22,7 +22,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine.layout import Int32s, Int64s, Layout
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s
 
 NOT_DONE = -1
 """The end of a task that has not run yet; the clock starts at 0."""
@@ -48,7 +48,7 @@ def _compiled(function: _Pass) -> _Pass:
     """Compile *function* without the counting of references.
 
     Nothing here makes or frees an array. Left to count, numba does so for
-    every array of Layout and State at every call, which doubles the time.
+    every array of FlatJob and State at every call, which doubles the time.
     """
     # In a dict because the option is not in numba's type hints.
     options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
@@ -95,7 +95,7 @@ class State(NamedTuple):
 
 
 @_compiled
-def begin_iteration(s: Layout, x: State, iteration: int) -> None:
+def begin_iteration(s: FlatJob, x: State, iteration: int) -> None:
     """Make *x* ready for an iteration; lanes keep the time that they have reached."""
     x.counts[ITERATION] = iteration
     row = iteration % x.end_ns.shape[0]
@@ -117,7 +117,7 @@ def begin_iteration(s: Layout, x: State, iteration: int) -> None:
 
 
 @_compiled
-def advance(s: Layout, x: State, patience: int) -> None:
+def advance(s: FlatJob, x: State, patience: int) -> None:
     """Walk all lanes on the stacks, and those they wake, as far as they go.
 
     Stops early where there is something to report, no urgent lane is left and
@@ -140,7 +140,7 @@ def advance(s: Layout, x: State, patience: int) -> None:
 
 
 @_compiled
-def resolve(s: Layout, x: State, found: Int64s, signal_ns: Int64s) -> None:
+def resolve(s: FlatJob, x: State, found: Int64s, signal_ns: Int64s) -> None:
     """Take in rendezvous that were resolved outside: rows (group, sequence)."""
     for i in range(len(found)):
         rendezvous = s.g_rendezvous[found[i, 0]] + found[i, 1]
@@ -151,7 +151,7 @@ def resolve(s: Layout, x: State, found: Int64s, signal_ns: Int64s) -> None:
 
 
 @_compiled
-def _expect_signals(s: Layout, x: State) -> None:
+def _expect_signals(s: FlatJob, x: State) -> None:
     """Count, for every rendezvous, the members that others wait for."""
     for rendezvous in range(len(x.missing)):
         x.missing[rendezvous] = 0
@@ -173,7 +173,7 @@ def _expect_signals(s: Layout, x: State) -> None:
 
 
 @_inlined
-def _walk_lane(s: Layout, x: State, lane: int) -> None:  # noqa: C901, PLR0912, PLR0915  see below
+def _walk_lane(s: FlatJob, x: State, lane: int) -> None:  # noqa: C901, PLR0912, PLR0915  see below
     """Run tasks of *lane* in order until one waits for something unknown.
 
     The one hot loop. It is long because a call for every task, with some
@@ -242,7 +242,7 @@ def _walk_lane(s: Layout, x: State, lane: int) -> None:  # noqa: C901, PLR0912, 
 
 
 @_inlined
-def _lane_of(s: Layout, program: int, task: int) -> int:
+def _lane_of(s: FlatJob, program: int, task: int) -> int:
     """The lane of *task*, counted from the first of its program."""
     low, high = s.p_lane[program], s.p_lane[program + 1] - 1
     while low < high:
@@ -255,7 +255,7 @@ def _lane_of(s: Layout, program: int, task: int) -> int:
 
 
 @_inlined
-def _arrive(s: Layout, x: State, lane: int, task: int) -> bool:
+def _arrive(s: FlatJob, x: State, lane: int, task: int) -> bool:
     """Bring a member, ready at `x.ready_ns`, to its rendezvous; False where it must wait there."""
     rank = s.lane_rank[lane]
     program = s.r_program[rank]
@@ -287,7 +287,7 @@ def _arrive(s: Layout, x: State, lane: int, task: int) -> bool:
 
 @_inlined
 def _start_member(
-    s: Layout, x: State, lane: int, task: int, rendezvous: int, member: int, waits: bool
+    s: FlatJob, x: State, lane: int, task: int, rendezvous: int, member: int, waits: bool
 ) -> None:
     """Start a member that is ready, when those it waits for are too."""
     rank = s.lane_rank[lane]
@@ -302,7 +302,7 @@ def _start_member(
 
 
 @_inlined
-def _release(s: Layout, x: State, group: int, rendezvous: int) -> None:
+def _release(s: FlatJob, x: State, group: int, rendezvous: int) -> None:
     """Start every member that waits in a rendezvous, and put its lane back to work."""
     first = s.g_member[group] + (rendezvous - s.g_rendezvous[group]) * s.g_size[group]
     for member in range(first, first + s.g_size[group]):

@@ -27,7 +27,7 @@ from perfmodel.engine.advance import (
     begin_iteration,
     resolve,
 )
-from perfmodel.engine.layout import Int32s, Int64s, Layout, in_big_pages
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s, in_big_pages
 from perfmodel.graph.durations import DurationTable
 
 
@@ -65,7 +65,7 @@ class Block:
     """The replay of what is in *layout*. Its state changes only through its methods."""
 
     def __init__(
-        self, layout: Layout, durations: DurationTable, *, kept_iterations: int = 1
+        self, layout: FlatJob, durations: DurationTable, *, kept_iterations: int = 1
     ) -> None:
         self.layout = layout
         self._state = _new_state(layout, durations, kept_iterations)
@@ -154,7 +154,7 @@ class Block:
         return self._state.lane_now_ns.copy()
 
 
-def _new_state(layout: Layout, durations: DurationTable, kept_iterations: int) -> State:
+def _new_state(layout: FlatJob, durations: DurationTable, kept_iterations: int) -> State:
     tasks, lanes = int(layout.r_task[-1]), int(layout.r_lane[-1])
     rendezvous, members = int(layout.g_rendezvous[-1]), int(layout.g_member[-1])
     external = int((np.diff(layout.g_rendezvous) * layout.g_is_external).sum())

@@ -1,4 +1,4 @@
-"""Layout: a job's structure as flat arrays that the compiled pass can walk.
+"""FlatJob: a job's structure as flat arrays that the compiled pass can walk.
 
 Programs stay shared: a thousand ranks with one program read the same few
 kilobytes, so that a big job is limited by writing results, not by reading it.
@@ -26,7 +26,7 @@ Int64s = NDArray[np.int64]
 Bytes8 = NDArray[np.uint8]
 
 
-class Layout(NamedTuple):
+class FlatJob(NamedTuple):
     """Flat arrays. Prefix `p` is by program, `r` by rank, `g` by group, `m` by member of a program.
 
     A program has one row more of *dep_start* than tasks, and counts its
@@ -80,7 +80,7 @@ def max_distance(job: JobGraph) -> int:
     return max((int(program.dep_distance.max(initial=0)) for program in job.programs), default=0)
 
 
-def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> Layout:
+def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> FlatJob:
     """The layout of *job*. Groups that are *external* also have members elsewhere.
 
     The rendezvous of an external group are resolved outside.
@@ -109,7 +109,7 @@ def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> La
     np.maximum.at(by_slot.ravel(), flat, m_sequence.astype(np.int64) + 1)
     g_size = _endpoint_counts(job.rank_group, len(job.groups))
     sequences = _group_maxima(job.rank_group, r_program, by_slot, len(job.groups))
-    return Layout(
+    return FlatJob(
         p_task=p_task,
         p_lane=_starts(lane_counts),
         p_member=p_member,

@@ -12,7 +12,7 @@ from itertools import chain
 import numba
 import numpy as np
 
-from perfmodel.engine.layout import Int32s, Int64s, Layout, build_layout
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s, build_layout
 from perfmodel.graph.audit import check_job, signature_of
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.program import PLAIN
@@ -20,7 +20,7 @@ from perfmodel.graph.program import PLAIN
 SIGNALS = 1
 
 
-def lay_out_sound(job: JobGraph) -> Layout:
+def lay_out_sound(job: JobGraph) -> FlatJob:
     """The layout of *job*, or the error that says what is wrong with it."""
     if not _can_be_laid_out(job):
         check_job(job)
@@ -30,7 +30,7 @@ def lay_out_sound(job: JobGraph) -> Layout:
     return layout
 
 
-def is_sound(job: JobGraph, layout: Layout) -> bool:
+def is_sound(job: JobGraph, layout: FlatJob) -> bool:
     """Whether the audit would find nothing wrong with *job*, of which *layout* was made."""
     # Sequences without end would ask for memory without end.
     if layout.g_member[-1] != np.diff(layout.p_member)[layout.r_program].sum():
@@ -92,7 +92,7 @@ def _member_signatures(job: JobGraph) -> Int64s:
 
 
 @numba.njit(cache=True, nogil=True)
-def _is_walkable(s: Layout) -> bool:
+def _is_walkable(s: FlatJob) -> bool:
     """Whether dependencies lie inside their program, in order, and none is on itself."""
     for program in range(len(s.p_task) - 1):
         tasks = s.p_task[program + 1] - s.p_task[program]
@@ -114,7 +114,7 @@ def _is_walkable(s: Layout) -> bool:
 
 
 @numba.njit(cache=True, nogil=True)
-def _meets_alike(s: Layout, signature: Int64s, seen: Int32s, found: Int64s) -> bool:
+def _meets_alike(s: FlatJob, signature: Int64s, seen: Int32s, found: Int64s) -> bool:
     """Whether every endpoint comes once to every rendezvous, with one signature, some signalling.
 
     *found* is by rendezvous: its signature and one, and how many signal.

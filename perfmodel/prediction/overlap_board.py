@@ -16,7 +16,7 @@ from collectives.collective import CollectiveKind
 from perfmodel.costs.interference import Phase
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.layout import Int32s, Int64s, Layout, build_layout
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s, build_layout
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Communication, Op
@@ -123,7 +123,7 @@ def _speeds(priced: PricedJob) -> Floats:
     )
 
 
-def _find_calls(job: JobGraph, layout: Layout) -> Calls:
+def _find_calls(job: JobGraph, layout: FlatJob) -> Calls:
     is_pair = np.array([_is_pair(op) for op in job.ops], dtype=bool)
     parts = []
     for rank in range(job.rank_count):
@@ -149,7 +149,7 @@ def _is_pair(op: Op) -> bool:
     return isinstance(op, Communication) and op.collective.kind is CollectiveKind.SEND_RECV
 
 
-def _slowed_lanes(job: JobGraph, layout: Layout, is_slowed: NDArray[np.bool_]) -> Lanes:
+def _slowed_lanes(job: JobGraph, layout: FlatJob, is_slowed: NDArray[np.bool_]) -> Lanes:
     """Lanes with a task that something could slow."""
     firsts, stops, ranks = [], [], []
     reached = np.concatenate([[0], np.cumsum(is_slowed)])
