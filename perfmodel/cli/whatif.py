@@ -22,7 +22,7 @@ from perfmodel.cli.options import (
 from perfmodel.cli.outputs import Outputs
 
 if TYPE_CHECKING:
-    from perfmodel.prediction.comparison import Comparison
+    from perfmodel.prediction.changing import WhatIf
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -93,12 +93,12 @@ def whatif(
     _write(answer, json_file)
 
 
-def _write(answer: Comparison, json_file: str | None) -> None:
+def _write(answer: WhatIf, json_file: str | None) -> None:
     from rich.console import Console
 
     from perfmodel.reports.console import WIDTH
     from perfmodel.reports.document import to_json
-    from perfmodel.reports.whatif import print_comparison, to_whatif_document
+    from perfmodel.reports.whatif import print_whatif, to_whatif_document
 
     text = to_json(to_whatif_document(answer))
     if json_file == STDOUT:
@@ -106,7 +106,7 @@ def _write(answer: Comparison, json_file: str | None) -> None:
         return
     if json_file is not None:
         Path(json_file).write_text(text, encoding="utf-8")
-    print_comparison(answer, Console(width=WIDTH, highlight=False))
+    print_whatif(answer, Console(width=WIDTH, highlight=False))
     if json_file is not None:
         print(f"Wrote {json_file}")
 

@@ -376,6 +376,7 @@ def _facts(question: Question, iterations_replayed: int) -> Facts:
         rank_count=job.rank_count,
         task_count=job.task_count,
         iterations_replayed=iterations_replayed,
+        work=question.work,
     )
 
 

@@ -30,6 +30,7 @@ from perfmodel.prediction.scenario import (
     Mode,
     Scenario,
 )
+from perfmodel.prediction.yardsticks import IterationWork, count_work
 from perfmodel.recordings.hold_back import HoldRule
 from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
@@ -38,6 +39,7 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned, with_own_origins
 from perfmodel.workloads.catalog import Workload, load_workload
 from perfmodel.workloads.jobs import Continuation, build_workload
+from perfmodel.workloads.unstated import take_over
 from topologies import Cluster, build_cluster, load_topology
 
 NO_MEMORY = "Memory is not checked: the folder of a job does not say what its ranks need."
@@ -125,11 +127,12 @@ class Question:
     notes: Notes | None = None
     score: SelfReplay | None = None
     known: PricedJob | None = None
+    work: IterationWork | None = None
     scenario: Scenario | JobScenario | None = None
 
     def changed_to(self, job: JobGraph) -> Question:
         """The same question about a changed *job*."""
-        return replace(self, job=job, memory_of_rank=())
+        return replace(self, job=job, memory_of_rank=(), work=None)
 
 
 def build_question(scenario: Scenario | JobScenario) -> Question:
@@ -178,6 +181,7 @@ def workload_question(
         memory_of_rank=built.memory_of_rank,
         assumptions=assumptions,
         continuation=built.continuation,
+        work=count_work(take_over(workload, stack), cluster.device),
     )
 
 
