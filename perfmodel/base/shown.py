@@ -21,26 +21,32 @@ class Shown:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return _view().describe(self)
+        text: str = _view().describe(self)
+        return text
 
     def _repr_html_(self) -> str:
-        return _view().to_html(self)
+        text: str = _view().to_html(self)
+        return text
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `--json` writes them."""
-        return _view().to_dict(self)
+        document: dict[str, Any] = _view().to_dict(self)
+        return document
 
     def to_frame(self) -> pandas.DataFrame:
         """A table: a line per class of ranks, plan, layout, scenario or change."""
-        return _view().to_frame(self)
+        frame: pandas.DataFrame = _view().to_frame(self)
+        return frame
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """A picture, written to *path* if there is one (png, svg or pdf)."""
-        return _view().plot(self, None if path is None else Path(path))
+        figure: Figure = _view().plot(self, None if path is None else Path(path))
+        return figure
 
     def save_report(self, path: str | Path) -> Path:
         """Write the page that `--report` writes; gives *path* back."""
-        return _view().save_report(self, Path(path))
+        written: Path = _view().save_report(self, Path(path))
+        return written
 
 
 def _view() -> Any:

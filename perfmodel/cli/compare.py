@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from perfmodel.cli.options import (
     Workers,
 )
 from perfmodel.cli.outputs import ComparisonOutputs
+from perfmodel.prediction.scenario import Scenario
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -73,19 +74,22 @@ def compare(
     from perfmodel import api
     from perfmodel.reports.progress import show_progress
 
-    place = {"executor": executor.value, "workers": workers, "ray_address": ray_address}
+    place: dict[str, Any] = {
+        "executor": executor.value,
+        "workers": workers,
+        "ray_address": ray_address,
+    }
     with show_progress(is_quiet=quiet) as progress:
         if files:
-            found = api.compare(files, on_phase=progress, **place)  # type: ignore[arg-type]
+            found = api.compare(files, on_phase=progress, **place)
         else:
             base, axes = _split(given, tuple(overrides or ()))
-            found = api.sweep(base, axes, on_phase=progress, **place)  # type: ignore[arg-type]
+            found = api.sweep(base, axes, on_phase=progress, **place)
     outputs.write(found)
 
 
-def _split(given: dict[str, str], overrides: tuple[str, ...]) -> tuple[object, list[str]]:
+def _split(given: dict[str, str], overrides: tuple[str, ...]) -> tuple[Scenario, list[str]]:
     """A scenario of the first values, and what has several of them."""
-    from perfmodel.api import Scenario
     from perfmodel.base.value_lists import expand_values
 
     values = {key: expand_values(text) for key, text in given.items()}
@@ -96,4 +100,5 @@ def _split(given: dict[str, str], overrides: tuple[str, ...]) -> tuple[object, l
     hosts = values.get("hosts", ("1",))[0]
     if not hosts.isdecimal():
         raise typer.BadParameter("must be numbers like 8 or 1,2,4", param_hint="--hosts")
-    return Scenario(**first, hosts=int(hosts), overrides=overrides), axes  # type: ignore[arg-type]
+    words: dict[str, Any] = {**first, "hosts": int(hosts), "overrides": overrides}
+    return Scenario(**words), axes

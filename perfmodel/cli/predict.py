@@ -222,7 +222,11 @@ def predict(
             plan=_text(plan),
             interference=interference,
         )
-    place = {"executor": executor.value, "workers": workers, "ray_address": ray_address}
+    place: dict[str, Any] = {
+        "executor": executor.value,
+        "workers": workers,
+        "ray_address": ray_address,
+    }
     if sweep:
         _check_alone("--sweep", "it has several answers", trace_out=trace_file, price=price)
         files = ComparisonOutputs(json_file, csv_file, plot_file, report_file)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby, pairwise, product
+from typing import Any
 
 from perfmodel.base.errors import PerfModelError, ScenarioError
 from perfmodel.base.shown import Shown
@@ -114,9 +115,11 @@ def _with_value(scenario: AnyScenario, key: str, value: str) -> AnyScenario:
     if key in known and key in _WHOLE:
         if not value.isdecimal():
             raise ScenarioError(f"sweep of {key}: must be whole numbers, got {value!r}.")
-        return replace(scenario, **{key: int(value)})
+        number: dict[str, Any] = {key: int(value)}
+        return replace(scenario, **number)
     if key in known and key in _TEXTS:
-        return replace(scenario, **{key: value})
+        text: dict[str, Any] = {key: value}
+        return replace(scenario, **text)
     if isinstance(scenario, JobScenario):
         raise ScenarioError(
             f"sweep of {key}: a job has no such thing. Sweep topology, hosts or stack, or change "

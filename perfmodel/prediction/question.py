@@ -39,7 +39,6 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned, with_own_origins
 from perfmodel.workloads.catalog import Workload, load_workload
 from perfmodel.workloads.jobs import Continuation, build_workload
-from perfmodel.workloads.unstated import take_over
 from topologies import Cluster, build_cluster, load_topology
 
 NO_MEMORY = "Memory is not checked: the folder of a job does not say what its ranks need."
@@ -181,7 +180,7 @@ def workload_question(
         memory_of_rank=built.memory_of_rank,
         assumptions=assumptions,
         continuation=built.continuation,
-        work=count_work(take_over(workload, stack), cluster.device),
+        work=count_work(workload, device=cluster.device, stack=stack),
     )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.base.units import NS_PER_S
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.transformer.flops import count_flops
 from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.unstated import take_over
 from topologies.device import Device
 
 NS_PER_HOUR = 3600 * NS_PER_S
@@ -92,11 +94,12 @@ class Yardsticks:
         return None if rate is None or self.work.peak_flops is None else rate / self.work.peak_flops
 
 
-def count_work(workload: Workload, device: Device) -> IterationWork:
-    """What an iteration of *workload* gets done."""
+def count_work(workload: Workload, *, device: Device, stack: SoftwareStack) -> IterationWork:
+    """What an iteration of *workload* gets done, its open fields as *stack* fills them."""
     if not isinstance(workload, TransformerSpec):
         return IterationWork(workload.batch)
-    flops, dtype = count_flops(workload), workload.training.product_dtype
+    spec = take_over(workload, stack)
+    flops, dtype = count_flops(spec), spec.training.product_dtype
     return IterationWork(
         samples=workload.batch,
         tokens=flops.tokens,

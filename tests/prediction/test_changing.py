@@ -77,7 +77,9 @@ def test_the_critical_path_and_the_breakdown_add_up_to_the_iteration():
 
 
 def test_assumptions_of_all_changes_are_listed_once():
-    answer = answer_changes(Question(training_job()), changes("overlap", "overlap", "host_overhead"))
+    answer = answer_changes(
+        Question(training_job()), changes("overlap", "overlap", "host_overhead")
+    )
 
     assert len(answer.assumptions) == 3
 
@@ -142,7 +144,9 @@ def test_structure_of_a_recording_can_be_changed(slow_recording):
 
 
 def test_the_interval_of_a_changed_recording_is_kept_in_proportion(slow_recording):
-    answer = answer_changes(recording_question(slow_recording, Asked()), changes("no_straggler:rank=2"))
+    answer = answer_changes(
+        recording_question(slow_recording, Asked()), changes("no_straggler:rank=2")
+    )
     before, after = answer.before, answer.after
     ratio = after.iteration_ns / before.iteration_ns
 
