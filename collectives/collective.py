@@ -26,6 +26,12 @@ class CollectiveKind(Enum):
     SEND_RECV = "send_recv"
     BARRIER = "barrier"
 
+    @classmethod
+    def _missing_(cls, value: object) -> CollectiveKind | None:
+        """The kind that *value* means in another spelling, such as `allreduce` or `AllToAll`."""
+        bare = "".join(letter for letter in str(value).lower() if letter.isalpha())
+        return {kind.value.replace("_", ""): kind for kind in cls}.get(bare)
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:

@@ -7,45 +7,78 @@ imported by the function that needs it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.execution import open_executor
-from perfmodel.prediction.answer import Answer, Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 
 if TYPE_CHECKING:
     from perfmodel.emulation.request import Emulation
     from perfmodel.emulation.telling import EmulatedJob
+    from perfmodel.execution import Executor
     from perfmodel.graph.job import JobGraph
     from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
     from perfmodel.planning.question import RankQuestion
     from perfmodel.planning.ranking import Ranking
-    from perfmodel.prediction.comparison import Comparison
+    from perfmodel.prediction.answer import Answer, Prediction
+    from perfmodel.prediction.changing import WhatIf
+    from perfmodel.prediction.comparing import Comparison
     from perfmodel.recordings.import_files import Imported, ImportedJob, ImportWishes
     from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
     from traces.job_trace import OnFile
 
+_LATE = {
+    "Answer": "perfmodel.prediction.answer",
+    "Comparison": "perfmodel.prediction.comparing",
+    "FitBoard": "perfmodel.validation.fits",
+    "ImportedJob": "perfmodel.recordings.import_files",
+    "JobGraph": "perfmodel.graph.job",
+    "LayoutQuestion": "perfmodel.planning.layouts.search",
+    "LayoutRanking": "perfmodel.planning.layouts.search",
+    "Prediction": "perfmodel.prediction.answer",
+    "RankQuestion": "perfmodel.planning.question",
+    "Ranking": "perfmodel.planning.ranking",
+    "Scoreboard": "perfmodel.validation.scoreboard",
+    "WhatIf": "perfmodel.prediction.changing",
+}
+"""Types that are imported when somebody names them: what stands behind them takes a second."""
+
 __all__ = [
     "Answer",
+    "Comparison",
+    "FitBoard",
+    "ImportedJob",
     "Interference",
+    "JobGraph",
     "JobScenario",
+    "LayoutQuestion",
+    "LayoutRanking",
     "Mode",
     "Prediction",
+    "RankQuestion",
+    "Ranking",
     "Scenario",
+    "Scoreboard",
+    "WhatIf",
+    "compare",
     "emulate",
     "import_chakra",
     "import_kineto",
     "import_traces",
     "load_job",
+    "load_scenario",
     "predict",
     "rank",
     "replay",
+    "save_job",
     "search",
+    "sweep",
     "validate",
     "validate_fits",
     "validate_runs",
@@ -53,22 +86,136 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _open(
+    executor: str, workers: int | None, ray_address: str | None
+) -> AbstractContextManager[Executor]:
+    from perfmodel.execution import open_executor
+
+    return open_executor(executor, workers=workers, address=ray_address)
+
+
 def predict(
-    scenario: Scenario | JobScenario,
+    scenario: Scenario | JobScenario | str | Path,
     *,
     executor: str = "auto",
     workers: int | None = None,
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
+    require_fit: bool = False,
 ) -> Prediction:
-    """Answer *scenario*, on this machine or on Ray; the place does not change the answer.
+    """Answer *scenario* (or the file of one), here or on Ray; the place does not change the answer.
 
-    *on_phase* is told which phase begins and which share of the work is done.
+    A Transformer without a layout gets the best of the bounding stage of the
+    layout search, and the answer says so. *on_phase* is told which phase begins
+    and which share of the work is done. With *require_fit* a scenario that does not
+    fit in memory is refused before any work.
     """
+    from perfmodel.planning.layouts.filling import fill_layout
     from perfmodel.prediction.answering import predict_scenario
 
-    with open_executor(executor, workers=workers, address=ray_address) as place:
-        return predict_scenario(scenario, executor=place, on_phase=on_phase)
+    filled = fill_layout(_load(scenario), on_phase=on_phase)
+    if isinstance(filled.scenario, Scenario):
+        _check_memory(filled.scenario, on_phase, require_fit=require_fit)
+    with _open(executor, workers, ray_address) as place:
+        found = predict_scenario(filled.scenario, executor=place, on_phase=on_phase)
+    return replace(found, assumptions=(*found.assumptions, *filled.sentences))
+
+
+BY_FAR = 1.2
+"""A peak of so many times the memory is worth a word before the work begins."""
+
+
+def _check_memory(scenario: Scenario, on_phase: OnPhase, *, require_fit: bool) -> None:
+    from perfmodel.base.errors import ScenarioError
+    from perfmodel.prediction.fitting import find_memory
+    from perfmodel.reports.text import describe_fit
+
+    memory = find_memory(scenario)
+    if memory.fits:
+        return
+    parts = {part.name for part in memory.fullest.memory.parts}
+    verdict = describe_fit(memory, is_transformer="logits" in parts)
+    if require_fit:
+        raise ScenarioError(f"{scenario.workload} on {scenario.topology}: {verdict}")
+    if memory.peak_bytes > BY_FAR * memory.capacity_bytes:
+        on_phase(f"note: {verdict}", 0.0)
+
+
+def compare(
+    scenarios: Mapping[str, Scenario | JobScenario] | Sequence[Scenario | JobScenario | str | Path],
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> Comparison:
+    """Several *scenarios* side by side, named by their keys, files, or what they ask."""
+    from perfmodel.prediction.comparing import NamedScenario, compare_scenarios
+
+    if isinstance(scenarios, Mapping):
+        named = [NamedScenario(name, one) for name, one in scenarios.items()]
+    else:
+        named = [NamedScenario(_name(one), _load(one)) for one in scenarios]
+    with _open(executor, workers, ray_address) as place:
+        return compare_scenarios(named, executor=place, on_phase=on_phase)
+
+
+def sweep(
+    scenario: Scenario | JobScenario | str | Path,
+    over: Mapping[str, Sequence[object]] | Sequence[str] | str,
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> Comparison:
+    """*scenario* with every combination of values, each key a field of it or of its workload.
+
+    *over* is `{"batch": [4096, 8192]}`, or what is typed after `--sweep`.
+    """
+    from perfmodel.prediction.comparing import (
+        SweepAxis,
+        compare_scenarios,
+        parse_axis,
+        sweep_scenario,
+    )
+
+    if isinstance(over, Mapping):
+        axes = [SweepAxis(key, tuple(map(str, values))) for key, values in over.items()]
+    else:
+        axes = [parse_axis(text) for text in ([over] if isinstance(over, str) else over)]
+    points = sweep_scenario(_load(scenario), axes)
+    with _open(executor, workers, ray_address) as place:
+        return compare_scenarios(points, axes=axes, executor=place, on_phase=on_phase)
+
+
+def load_scenario(path: str | Path) -> Scenario | JobScenario:
+    """The question in the file *path*."""
+    from perfmodel.prediction.scenario_file import load_scenario as load
+
+    return load(path)
+
+
+def _load(scenario: Scenario | JobScenario | str | Path) -> Scenario | JobScenario:
+    """A scenario, from its file or from the folder of a job where it is one."""
+    if isinstance(scenario, Scenario | JobScenario):
+        return scenario
+    return JobScenario(str(scenario)) if Path(scenario).is_dir() else load_scenario(scenario)
+
+
+def _name(scenario: Scenario | JobScenario | str | Path) -> str:
+    if isinstance(scenario, JobScenario):
+        return scenario.job
+    if isinstance(scenario, Scenario):
+        words = (f"{scenario.hosts} x {scenario.topology}", scenario.workload, *scenario.overrides)
+        return ", ".join(words)
+    return Path(scenario).stem
 
 
 def rank(
@@ -82,7 +229,7 @@ def rank(
     """Order the sharding plans that *question* asks about, fastest first."""
     from perfmodel.planning.rank_plans import rank_plans
 
-    with open_executor(executor, workers=workers, address=ray_address) as place:
+    with _open(executor, workers, ray_address) as place:
         return rank_plans(question, executor=place, on_phase=on_phase)
 
 
@@ -97,7 +244,7 @@ def search(
     """The fastest layouts that *question* asks about, for every number of hosts."""
     from perfmodel.planning.layouts.search import search_layouts
 
-    with open_executor(executor, workers=workers, address=ray_address) as place:
+    with _open(executor, workers, ray_address) as place:
         return search_layouts(question, executor=place, on_phase=on_phase)
 
 
@@ -152,7 +299,7 @@ def emulate(
     """Run the torch script of *request* on virtual GPUs and write its job to the folder *out*."""
     from perfmodel.emulation import emulate as emulation
 
-    with open_executor(executor, workers=workers, address=ray_address) as place:
+    with _open(executor, workers, ray_address) as place:
         return emulation.emulate(request, Path(out), place=place)
 
 
@@ -163,21 +310,32 @@ def load_job(folder: str | Path) -> JobGraph:
     return storage.load_job(Path(folder))
 
 
+def save_job(job: JobGraph, folder: str | Path) -> None:
+    """Write *job* into *folder*, for `load_job`, `predict --job`, `replay` and `whatif`."""
+    from perfmodel.graph import storage
+
+    storage.save_job(job, Path(folder))
+
+
 def replay(
     job: JobScenario | str | Path,
     *,
     executor: str = "serial",
     workers: int | None = None,
     ray_address: str | None = None,
+    is_explained: bool = False,
 ) -> Answer:
-    """The times of *job*, a folder or a scenario of one, as `predict` finds them."""
+    """The times of *job*, a folder or a scenario of one, as `predict` finds them.
+
+    With *is_explained* the answer is a Prediction, with everything it explains.
+    """
     from perfmodel.prediction.answering import answer
     from perfmodel.prediction.question import job_question
 
     question = job_question(_as_scenario(job))
-    unexplained = replace(question, asked=replace(question.asked, is_explained=False))
-    with open_executor(executor, workers=workers, address=ray_address) as place:
-        return answer(unexplained, executor=place)
+    asked = replace(question, asked=replace(question.asked, is_explained=is_explained))
+    with _open(executor, workers, ray_address) as place:
+        return answer(asked, executor=place)
 
 
 def whatif(
@@ -189,7 +347,7 @@ def whatif(
     executor: str = "serial",
     workers: int | None = None,
     ray_address: str | None = None,
-) -> Comparison:
+) -> WhatIf:
     """*job* (a folder or a scenario of one) before and after *changes*, as typed after `--apply`.
 
     Its machine prices jobs of shapes, and what changes do to work. *sweep* is one more
@@ -197,7 +355,7 @@ def whatif(
     refused unless *force* is set.
     """
     from perfmodel.prediction.answering import prepare_changes
-    from perfmodel.prediction.comparison import NamedChange, compare
+    from perfmodel.prediction.changing import NamedChange, answer_changes
     from perfmodel.prediction.question import open_job
     from perfmodel.whatif import parse_sweep, parse_transformation
 
@@ -206,8 +364,8 @@ def whatif(
     named = [NamedChange(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(open_job(scenario), force=force)
-    with open_executor(executor, workers=workers, address=ray_address) as place:
-        return compare(question, named, sweep=swept, executor=place)
+    with _open(executor, workers, ray_address) as place:
+        return answer_changes(question, named, sweep=swept, executor=place)
 
 
 def _as_scenario(job: JobScenario | str | Path) -> JobScenario:
@@ -265,5 +423,5 @@ def validate_runs(
 
     paths = [Path(table)] if table is not None else find_core_tables()
     tables = of_source([load_runs(path) for path in paths], source)
-    with open_executor(executor, workers=workers, address=ray_address) as place:
+    with _open(executor, workers, ray_address) as place:
         return runs.validate_tables(tables, executor=place)

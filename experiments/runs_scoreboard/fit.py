@@ -281,6 +281,10 @@ def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads)
         }
         host = logs.pop("host", 0.0)
         ratios = {word: round(math.exp(one), 3) for word, one in logs.items() if abs(one) >= SMALL}
+        # What is not fitted here stays as the file, or the one it extends, states it.
+        kept = load_stack(name).kernel_time_ratio
+        fitted = OF_STACK[problem.cases[0].row.family]
+        ratios |= {word: dict(one) for word, one in kept.items() if word not in fitted}
         text = set_key(text, "kernel_time_ratio", ratios)
         if abs(host) >= SMALL:
             stated = yaml.safe_load(text).get("host_speed_ratio", 1.0)

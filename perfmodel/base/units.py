@@ -27,15 +27,31 @@ _QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*)?\.?\d*(?:[eE][+-]?\d+)?)\s*([^\d\
 def parse_size(text: str) -> int:
     """Bytes in *text*, such as `80 GiB` or `25 MB`."""
     value, unit = _split(text, "80 GiB")
+    if unit.islower() or unit.isupper():
+        # Nobody stores bits, so 64mb means what 64 MB means.
+        unit = _spell(unit)
     return round(value * _scale(text, unit, ("B",), "80 GiB"))
 
 
 def parse_bandwidth(text: str) -> float:
     """Bytes per second in *text*, such as `450 GB/s` or `400 Gbit/s`."""
     value, unit = _split(text, "450 GB/s")
+    unit = re.sub(r"(?<=[Bb])ps$", "/s", unit)
+    if unit.endswith("b/s") and not unit.islower():
+        # A small b is a bit in every data sheet of a network.
+        unit = f"{unit.removesuffix('b/s')}bit/s"
     is_bit = unit.endswith("bit/s")
     factor = _scale(text, unit, ("bit/s",) if is_bit else ("B/s",), "450 GB/s or 400 Gbit/s")
     return value * factor / (8 if is_bit else 1)
+
+
+def _spell(unit: str) -> str:
+    """A size as it is written: `mb` is `MB`, `GIB` is `GiB`."""
+    lower = unit.lower()
+    if lower.endswith("ib"):
+        return f"{lower[:-2].upper()}iB"
+    prefix = lower.removesuffix("b")
+    return f"{prefix.upper()}B" if lower.endswith("b") else unit
 
 
 def parse_duration_ns(text: str) -> float:

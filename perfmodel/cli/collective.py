@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,17 +26,13 @@ Examples:
 """
 
 
-class KindChoice(Enum):
-    """The collectives that can be asked for."""
-
-    ALL_REDUCE = "all_reduce"
-    ALL_GATHER = "all_gather"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_TO_ALL = "all_to_all"
-    BROADCAST = "broadcast"
-    REDUCE = "reduce"
-    SEND_RECV = "send_recv"
-    BARRIER = "barrier"
+def read_kind(text: str) -> CollectiveKind:
+    """The kind that was typed, in any spelling of it."""
+    try:
+        return CollectiveKind(text)
+    except ValueError:
+        known = ", ".join(kind.value for kind in CollectiveKind)
+        raise typer.BadParameter(f"must be one of {known}, got {text!r}") from None
 
 
 @app.command(epilog=EPILOG)
@@ -46,7 +41,14 @@ def collective(
         str,
         typer.Option(metavar="NAME|FILE", help="Machine: a file or a name of the catalog."),
     ],
-    kind: Annotated[KindChoice, typer.Option(help="What the group does.")],
+    kind: Annotated[
+        CollectiveKind,
+        typer.Option(
+            parser=read_kind,
+            metavar="KIND",
+            help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, ...",
+        ),
+    ],
     size: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Bytes as nccl-tests counts them, e.g. 64MiB."),
@@ -101,7 +103,7 @@ def collective(
         topology=topology,
         hosts=hosts,
         ranks=ranks,
-        kind=CollectiveKind(kind.value),
+        kind=kind,
         software=(nccl_version, algorithm, protocol),
         dtype=dtype,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.writing import STDOUT, write_output
+from perfmodel.base.writing import STDOUT, write_file, write_output
 from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
@@ -122,13 +122,19 @@ def _board(held: list[HeldOut]) -> Scoreboard:
     return Scoreboard("collectives", deviations)
 
 
-def show(board: Scoreboard, json_file: str | None, limit: float | None) -> None:
+def show(
+    board: Scoreboard, json_file: str | None, limit: float | None, report_file: Path | None = None
+) -> None:
     """Print *board*, write it where asked, and exit 1 beyond the limit."""
     if json_file is not None:
         import orjson
 
         content = orjson.dumps(board.to_json(), option=orjson.OPT_INDENT_2)
         write_output(json_file, content.decode() + "\n")
+    if report_file is not None:
+        from perfmodel.reports.pages.answers import build_score_page
+
+        write_file(report_file, build_score_page(board))
     if json_file != STDOUT:
         print("\n".join(board.lines()))
     if limit is not None and board.exceeds(limit):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,3 +39,13 @@ JobStack = Annotated[
     str | None,
     typer.Option(metavar="NAME|FILE", help="Software stack; default: the job's or pytorch_eager."),
 ]
+CsvFile = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE", help="Write one line per row as CSV.")
+]
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+]
+ReportFile = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE.html", help="Write a web page.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress on standard error.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,9 @@ from perfmodel.base.writing import STDOUT, check_writable, write_file, write_out
 
 if TYPE_CHECKING:
     from perfmodel.prediction.answer import Prediction
+    from perfmodel.prediction.comparing import Comparison
+
+TABLE_WIDTH = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +23,22 @@ class Outputs:
     json_file: str | None = None
     trace_file: Path | None = None
     report_file: Path | None = None
+    csv_file: Path | None = None
+    plot_file: Path | None = None
+    price_per_gpu_hour: float | None = None
+    trace_ranks: tuple[int, ...] | None = None
 
     def check(self) -> None:
         """Raise unless every file can be written, before any work is done for it."""
-        files = {"--trace-out": self.trace_file, "--report": self.report_file}
+        files = {
+            "--trace-out": self.trace_file,
+            "--report": self.report_file,
+            "--csv": self.csv_file,
+        }
+        if self.plot_file is not None:
+            from perfmodel.reports.pictures import check_picture_path
+
+            check_picture_path(self.plot_file)
         if self.json_file not in (None, STDOUT):
             files["--json"] = Path(str(self.json_file))
         for option, path in files.items():
@@ -34,18 +50,23 @@ class Outputs:
         if self.trace_file is not None:
             from perfmodel.reports.chrome_trace import write_trace
 
-            write_trace(prediction, self.trace_file)
+            write_trace(prediction, self.trace_file, only_ranks=self.trace_ranks)
         if self.report_file is not None:
-            from perfmodel.reports.page import build_page
+            from perfmodel.reports.pages.prediction import build_page
 
-            write_file(self.report_file, build_page(prediction))
+            write_file(self.report_file, build_page(prediction, self.price_per_gpu_hour))
+        if self.csv_file is not None:
+            write_file(self.csv_file, prediction.to_frame().to_csv(index=False))
+        if self.plot_file is not None:
+            prediction.plot(self.plot_file)
         self._write_json(prediction)
         if self.json_file != STDOUT:
             from rich.console import Console
 
             from perfmodel.reports.console import WIDTH, print_prediction
 
-            print_prediction(prediction, Console(width=WIDTH, highlight=False))
+            console = Console(width=WIDTH, highlight=False)
+            print_prediction(prediction, console, self.price_per_gpu_hour)
             self._name_files()
 
     def _write_json(self, prediction: Prediction) -> None:
@@ -53,9 +74,53 @@ class Outputs:
             return
         from perfmodel.reports.document import to_document, to_json
 
-        write_output(self.json_file, to_json(to_document(prediction)))
+        write_output(self.json_file, to_json(to_document(prediction, self.price_per_gpu_hour)))
 
     def _name_files(self) -> None:
-        for path in (self.json_file, self.trace_file, self.report_file):
+        written = (self.json_file, self.trace_file, self.report_file, self.csv_file, self.plot_file)
+        for path in written:
             if path is not None:
                 print(f"Wrote {path}")
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonOutputs:
+    """The files of a comparison. JSON on standard output silences the screen."""
+
+    json_file: str | None = None
+    csv_file: Path | None = None
+    plot_file: Path | None = None
+    report_file: Path | None = None
+
+    def check(self) -> None:
+        """Raise unless every file can be written, before any work is done for it."""
+        from perfmodel.reports.pictures import check_picture_path
+
+        Outputs(json_file=self.json_file, report_file=self.report_file).check()
+        if self.csv_file is not None:
+            check_writable("--csv", self.csv_file)
+        if self.plot_file is not None:
+            check_picture_path(self.plot_file)
+
+    def write(self, comparison: Comparison) -> None:
+        """Write *comparison* everywhere it was asked for."""
+        from perfmodel.reports import comparing
+
+        if self.csv_file is not None:
+            write_file(self.csv_file, comparing.to_comparison_csv(comparison))
+        if self.plot_file is not None:
+            comparison.plot(self.plot_file)
+        if self.report_file is not None:
+            comparison.save_report(self.report_file)
+        if self.json_file is not None:
+            from perfmodel.reports.document import to_json
+
+            write_output(self.json_file, to_json(comparing.to_comparison_document(comparison)))
+        if self.json_file != STDOUT:
+            from rich.console import Console
+
+            width = None if sys.stdout.isatty() else TABLE_WIDTH
+            comparing.print_comparison(comparison, Console(width=width, highlight=False))
+            for path in (self.json_file, self.csv_file, self.plot_file, self.report_file):
+                if path is not None:
+                    print(f"Wrote {path}")

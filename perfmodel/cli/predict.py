@@ -6,15 +6,25 @@ Files that cannot be written are found out before the work, not after it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
-from perfmodel.cli.outputs import Outputs
+from perfmodel.cli.options import (
+    CsvFile,
+    ExecutorChoice,
+    ExecutorOption,
+    JsonFile,
+    PlotFile,
+    Quiet,
+    RayAddress,
+    ReportFile,
+    Workers,
+)
+from perfmodel.cli.outputs import ComparisonOutputs, Outputs
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
     DEFAULT_WORKLOAD,
@@ -57,6 +67,9 @@ Examples:
   perfmodel predict --workload my_model.yaml --topology my_machine.yaml
   perfmodel predict --topology dgx_a100 --set batch=16384 --report report.html
   perfmodel predict --topology quad_a100 --tables tables.yaml --plan plan.json
+  perfmodel predict --topology dgx_a100 --sweep batch=4096:65536:x2 --plot batches.png
+  perfmodel predict --sweep topology=dgx_a100,dgx_h100 --workload llama3_8b
+  perfmodel predict --scenario question.yaml --require-fit
   perfmodel predict --job job/
   perfmodel predict --list
 \b
@@ -83,6 +96,17 @@ def predict(
         str | None,
         typer.Option(
             metavar="JOB", help="Instead of a model: a folder that `import` or `save_job` wrote."
+        ),
+    ] = None,
+    scenario_file: Annotated[
+        Path | None,
+        typer.Option("--scenario", metavar="FILE", help="The whole question from a file."),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Ask over several values, e.g. batch=4096:65536:x2; repeatable.",
         ),
     ] = None,
     list_workloads: Annotated[
@@ -146,9 +170,20 @@ def predict(
         Path | None,
         typer.Option("--trace-out", metavar="FILE", help="Write a timeline for Perfetto."),
     ] = None,
-    report_file: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE.html", help="Write a web page.")
+    trace_ranks: Annotated[
+        str | None,
+        typer.Option("--ranks", metavar="N[,N...]", help="Ranks of that timeline, e.g. 0,8-15."),
     ] = None,
+    report_file: ReportFile = None,
+    csv_file: CsvFile = None,
+    plot_file: PlotFile = None,
+    price: Annotated[
+        float | None, typer.Option(metavar="MONEY", min=0, help="Price of a GPU for an hour.")
+    ] = None,
+    require_fit: Annotated[
+        bool, typer.Option("--require-fit", help="Exit 1 if it does not fit in memory.")
+    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Predict how long one training iteration takes, and why."""
     if list_workloads:
@@ -157,13 +192,21 @@ def predict(
     mode = Mode.ISOLATED if isolated else Mode.PERIOD
     interference = Interference.LEFT_OUT if no_interference else Interference.COUNTED
     scenario: Scenario | JobScenario
-    if job is not None:
-        _check_alone(workload=workload, set=overrides, ranks_per_host=ranks_per_host)
-        _check_alone(tables=tables, indices=indices, plan=plan)
+    if scenario_file is not None:
+        _check_alone("--scenario", "the file is the question", topology=topology, job=job)
+        _check_alone("--scenario", "the file is the question", workload=workload, set=overrides)
+        _check_alone("--scenario", "the file is the question", hosts=hosts, stack=stack)
+        from perfmodel.prediction.scenario_file import load_scenario
+
+        scenario = load_scenario(scenario_file)
+    elif job is not None:
+        told = {"workload": workload, "set": overrides, "ranks_per_host": ranks_per_host}
+        _check_alone("--job", "the job says what runs", **told)
+        _check_alone("--job", "the job says what runs", tables=tables, indices=indices, plan=plan)
         scenario = JobScenario(job, topology, hosts, stack, mode, seed, samples, interference)
     else:
         scenario = Scenario(
-            topology=_check_machine(topology),
+            topology=_first(topology, sweep),
             workload=workload or DEFAULT_WORKLOAD,
             overrides=tuple(overrides or ()),
             hosts=hosts or 1,
@@ -177,20 +220,71 @@ def predict(
             plan=_text(plan),
             interference=interference,
         )
-    outputs = Outputs(json_file=json_file, trace_file=trace_file, report_file=report_file)
+    place: dict[str, Any] = {
+        "executor": executor.value,
+        "workers": workers,
+        "ray_address": ray_address,
+    }
+    if sweep:
+        _check_alone("--sweep", "it has several answers", trace_out=trace_file, price=price)
+        files = ComparisonOutputs(json_file, csv_file, plot_file, report_file)
+        _sweep(scenario, sweep, files, quiet, place)
+        return
+    outputs = Outputs(
+        json_file=json_file,
+        trace_file=trace_file,
+        report_file=report_file,
+        csv_file=csv_file,
+        plot_file=plot_file,
+        price_per_gpu_hour=price,
+        trace_ranks=_read_ranks(trace_ranks),
+    )
     outputs.check()
     from perfmodel import api
     from perfmodel.reports.progress import show_progress
 
-    with show_progress() as progress:
-        prediction = api.predict(
-            scenario,
-            executor=executor.value,
-            workers=workers,
-            ray_address=ray_address,
-            on_phase=progress,
-        )
+    with show_progress(is_quiet=quiet) as progress:
+        prediction = api.predict(scenario, on_phase=progress, require_fit=require_fit, **place)
     outputs.write(prediction)
+    if require_fit and prediction.memory is not None and not prediction.memory.fits:
+        raise typer.Exit(1)
+
+
+def _sweep(
+    scenario: Scenario | JobScenario,
+    sweep: list[str],
+    files: ComparisonOutputs,
+    quiet: bool,
+    place: dict[str, Any],
+) -> None:
+    files.check()
+    from perfmodel import api
+    from perfmodel.reports.progress import show_progress
+
+    with show_progress(is_quiet=quiet) as progress:
+        comparison = api.sweep(scenario, sweep, on_phase=progress, **place)
+    files.write(comparison)
+
+
+def _first(topology: str | None, sweep: list[str] | None) -> str:
+    """The machine; where machines are swept, the first of them stands for it."""
+    for text in sweep or ():
+        key, _, values = text.partition("=")
+        if key.strip() == "topology" and topology is None:
+            return values.split(",")[0]
+    return _check_machine(topology)
+
+
+def _read_ranks(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    ranks: list[int] = []
+    for piece in text.split(","):
+        first, _, last = piece.strip().partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()):
+            raise typer.BadParameter("must be like 0,8-15", param_hint="--ranks")
+        ranks += range(int(first), int(last or first) + 1)
+    return tuple(ranks)
 
 
 def _text(path: Path | None) -> str | None:
@@ -207,12 +301,12 @@ def _check_machine(topology: str | None) -> str:
     return topology
 
 
-def _check_alone(**options: object) -> None:
-    """Refuse *options* that describe a model, which a job already is."""
+def _check_alone(beside: str, why: str, **options: object) -> None:
+    """Refuse *options* that cannot stand *beside* another one."""
     for name, value in options.items():
         if value:
             option = f"--{name.replace('_', '-')}"
             raise typer.BadParameter(
-                "cannot stand beside --job: the job says what runs. Leave one of them out",
+                f"cannot stand beside {beside}: {why}. Leave one of them out",
                 param_hint=option,
             )

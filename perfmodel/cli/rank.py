@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from perfmodel.base.writing import STDOUT
-from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
+from perfmodel.cli.options import (
+    ExecutorChoice,
+    ExecutorOption,
+    JsonFile,
+    Quiet,
+    RayAddress,
+    Workers,
+)
 from perfmodel.cli.outputs import Outputs
 from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
 
@@ -97,6 +104,7 @@ def rank(
         Path | None,
         typer.Option("--plan-out", metavar="FILE.json", help="Write the first plan as JSON."),
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Order sharding plans of a recommendation model, fastest first."""
     from embeddings.sharders import SHARDERS
@@ -133,7 +141,7 @@ def rank(
         rank_by=RankBy(by),
         seed=seed,
     )
-    with show_progress() as progress:
+    with show_progress(is_quiet=quiet) as progress:
         ranking = api.rank(
             question,
             executor=executor.value,

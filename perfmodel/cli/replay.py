@@ -16,6 +16,7 @@ from perfmodel.cli.options import (
     JobStack,
     JsonFile,
     RayAddress,
+    ReportFile,
     Workers,
 )
 from perfmodel.cli.outputs import Outputs
@@ -45,9 +46,10 @@ def replay(
     workers: Workers = None,
     ray_address: RayAddress = None,
     json_file: JsonFile = None,
+    report_file: ReportFile = None,
 ) -> None:
     """Replay a job; one that was recorded is compared with its recording."""
-    Outputs(json_file=json_file).check()
+    Outputs(json_file=json_file, report_file=report_file).check()
     from perfmodel import api
 
     found = api.replay(
@@ -55,11 +57,16 @@ def replay(
         executor=executor.value,
         workers=workers,
         ray_address=ray_address,
+        is_explained=report_file is not None,
     )
+    if report_file is not None:
+        found.save_report(report_file)
     document = _to_document(found, job)
     write_json(json_file, document)
     if json_file != STDOUT:
         print_replay(document)
+        if report_file is not None:
+            print(f"Wrote {report_file}")
 
 
 def _to_document(found: Answer, folder: Path) -> dict[str, Any]:
@@ -81,5 +88,5 @@ def _to_document(found: Answer, folder: Path) -> dict[str, Any]:
     if is_recorded_job(folder):
         report = load_report(folder)
         document["recorded_starts"] = report.recorded_starts
-        document["faults"] = list(report.faults)
+        document["faults"] = list(report.all_faults)
     return document

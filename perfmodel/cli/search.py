@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perfmodel.base.writing import STDOUT, check_writable, write_file, write_output
-from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
+from perfmodel.cli.options import (
+    CsvFile,
+    ExecutorChoice,
+    ExecutorOption,
+    JsonFile,
+    Quiet,
+    RayAddress,
+    ReportFile,
+    Workers,
+)
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -47,9 +55,9 @@ def search(
     workers: Workers = None,
     ray_address: RayAddress = None,
     json_file: JsonFile = None,
-    csv_file: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write CSV.")
-    ] = None,
+    csv_file: CsvFile = None,
+    report_file: ReportFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Find the fastest layout over tp, pp, dp, micro-batch, sharding, recompute, interleaving."""
     from perfmodel import api
@@ -57,8 +65,9 @@ def search(
     from perfmodel.reports.progress import show_progress
     from perfmodel.reports.search import print_search, to_search_csv, to_search_document
 
-    if csv_file is not None:
-        check_writable("--csv", csv_file)
+    for option, file in (("--csv", csv_file), ("--report", report_file)):
+        if file is not None:
+            check_writable(option, file)
     question = LayoutQuestion(
         topology=topology,
         workload=workload,
@@ -70,7 +79,7 @@ def search(
         seconds=seconds,
         seed=seed,
     )
-    with show_progress() as progress:
+    with show_progress(is_quiet=quiet) as progress:
         found = api.search(
             question,
             executor=executor.value,
@@ -84,6 +93,10 @@ def search(
         write_output(json_file, to_json(to_search_document(found)))
     if csv_file is not None:
         write_file(csv_file, to_search_csv(found))
+    if report_file is not None:
+        from perfmodel.reports.pages.answers import build_search_page
+
+        write_file(report_file, build_search_page(found))
     if json_file != STDOUT:
         from rich.console import Console
 

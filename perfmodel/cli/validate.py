@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.collective_tables import Limit, show, validate_collectives_command
-from perfmodel.cli.options import ExecutorChoice, ExecutorOption, JsonFile, RayAddress, Workers
+from perfmodel.cli.options import (
+    ExecutorChoice,
+    ExecutorOption,
+    JsonFile,
+    RayAddress,
+    ReportFile,
+    Workers,
+)
 
 RunsTable = Annotated[
     Path | None,
@@ -30,6 +37,7 @@ def validate_runs(
     executor: ExecutorOption = ExecutorChoice.AUTO,
     workers: Workers = None,
     ray_address: RayAddress = None,
+    report_file: ReportFile = None,
 ) -> None:
     """Compare predicted with measured training iterations, one line per framework and GPU."""
     from perfmodel import api
@@ -41,31 +49,46 @@ def validate_runs(
         workers=workers,
         ray_address=ray_address,
     )
-    show(board, json_file, limit)
+    show(board, json_file, limit, report_file)
 
 
 Table = Annotated[Path, typer.Argument(metavar="FILE", help="A table of measured kernels.")]
 
 
-def validate_gemm(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
+def validate_gemm(
+    table: Table,
+    limit: Limit = None,
+    json_file: JsonFile = None,
+    report_file: ReportFile = None,
+) -> None:
     """Compare predicted with measured matrix products."""
     from perfmodel import api
 
-    show(api.validate("gemm", [table]), json_file, limit)
+    show(api.validate("gemm", [table]), json_file, limit, report_file)
 
 
-def validate_attention(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
+def validate_attention(
+    table: Table,
+    limit: Limit = None,
+    json_file: JsonFile = None,
+    report_file: ReportFile = None,
+) -> None:
     """Compare predicted with measured attention."""
     from perfmodel import api
 
-    show(api.validate("attention", [table]), json_file, limit)
+    show(api.validate("attention", [table]), json_file, limit, report_file)
 
 
-def validate_memory(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
+def validate_memory(
+    table: Table,
+    limit: Limit = None,
+    json_file: JsonFile = None,
+    report_file: ReportFile = None,
+) -> None:
     """Compare predicted with measured memory-bound kernels."""
     from perfmodel import api
 
-    show(api.validate("memory", [table]), json_file, limit)
+    show(api.validate("memory", [table]), json_file, limit, report_file)
 
 
 def validate_fits(

@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.base.writing import STDOUT
+from perfmodel.base.writing import STDOUT, write_file
 from perfmodel.cli.options import (
+    CsvFile,
     ExecutorChoice,
     ExecutorOption,
     JobHosts,
     JobMachine,
     JobStack,
     JsonFile,
+    PlotFile,
     RayAddress,
+    ReportFile,
     Workers,
 )
 from perfmodel.cli.outputs import Outputs
 
 if TYPE_CHECKING:
-    from perfmodel.prediction.comparison import Comparison
+    from perfmodel.prediction.changing import WhatIf
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -31,7 +34,7 @@ Examples:
   perfmodel whatif --list
   perfmodel whatif job/ --apply scale:match=gemm,factor=0.5
   perfmodel whatif job/ --apply "gap:before=SendRecv,rank=2,to=20.5ms" --apply host_overhead
-  perfmodel whatif job/ --apply overlap --sweep compress:ratio=0.25..0.5..1 --json -
+  perfmodel whatif job/ --apply overlap --sweep compress:ratio=0.25:1:x2 --plot ratios.png
   perfmodel whatif built_job/ --topology dgx_h100 --apply bucket:size=100MB
 \b
 JOB is a folder that `perfmodel import` or `save_job` wrote. A what-if is NAME, or
@@ -51,7 +54,7 @@ def whatif(
     sweep: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME:key=a..b..c", help="A change with one parameter over several values."
+            metavar="NAME:key=a,b,c", help="A change with one parameter over several values."
         ),
     ] = None,
     list_names: Annotated[
@@ -70,6 +73,9 @@ def whatif(
     workers: Workers = None,
     ray_address: RayAddress = None,
     json_file: JsonFile = None,
+    csv_file: CsvFile = None,
+    plot_file: PlotFile = None,
+    report_file: ReportFile = None,
 ) -> None:
     """Change a job and compare: time, critical path, who waits for whom."""
     if list_names:
@@ -77,7 +83,9 @@ def whatif(
         return
     if job is None or not (apply or sweep):
         raise typer.BadParameter("say which job to change and how: JOB --apply NAME, or --list")
-    Outputs(json_file=json_file).check()
+    Outputs(
+        json_file=json_file, report_file=report_file, csv_file=csv_file, plot_file=plot_file
+    ).check()
     from perfmodel import api
 
     mode = api.Mode.ISOLATED if isolated else api.Mode.PERIOD
@@ -90,15 +98,25 @@ def whatif(
         workers=workers,
         ray_address=ray_address,
     )
+    if csv_file is not None:
+        write_file(csv_file, answer.to_frame().to_csv(index=False))
+    if plot_file is not None:
+        answer.plot(plot_file)
+    if report_file is not None:
+        answer.save_report(report_file)
     _write(answer, json_file)
+    if json_file != STDOUT:
+        for path in (csv_file, plot_file, report_file):
+            if path is not None:
+                print(f"Wrote {path}")
 
 
-def _write(answer: Comparison, json_file: str | None) -> None:
+def _write(answer: WhatIf, json_file: str | None) -> None:
     from rich.console import Console
 
     from perfmodel.reports.console import WIDTH
     from perfmodel.reports.document import to_json
-    from perfmodel.reports.whatif import print_comparison, to_whatif_document
+    from perfmodel.reports.whatif import print_whatif, to_whatif_document
 
     text = to_json(to_whatif_document(answer))
     if json_file == STDOUT:
@@ -106,7 +124,7 @@ def _write(answer: Comparison, json_file: str | None) -> None:
         return
     if json_file is not None:
         Path(json_file).write_text(text, encoding="utf-8")
-    print_comparison(answer, Console(width=WIDTH, highlight=False))
+    print_whatif(answer, Console(width=WIDTH, highlight=False))
     if json_file is not None:
         print(f"Wrote {json_file}")
 

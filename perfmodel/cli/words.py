@@ -34,6 +34,7 @@ class Word:
 
 WORDS = (
     Word("predict", "perfmodel.cli.predict", "Predict one iteration: how long, and why."),
+    Word("compare", "perfmodel.cli.compare", "Set scenarios, jobs or machines side by side."),
     Word("rank", "perfmodel.cli.rank", "Order sharding plans, fastest first."),
     Word("embeddings", "perfmodel.cli.embeddings", "Look into files of real indices."),
     Word("search", "perfmodel.cli.search", "Find the fastest parallel layout that fits."),
@@ -44,10 +45,12 @@ WORDS = (
     Word("trace", "perfmodel.cli.trace", "Look into recorded traces."),
     Word("validate", "perfmodel.cli.validate", "Compare predictions with measurements."),
     Word("calibrate", "perfmodel.cli.calibrate", "Fit constants to measurements."),
+    Word("workload", "perfmodel.cli.workload", "List and show models."),
     Word("topology", "perfmodel.cli.topology", "List, show and check machines."),
     Word("collective", "perfmodel.cli.collective", "Price a collective on a machine."),
     Word("kernel", "perfmodel.cli.kernel", "Price a kernel on a GPU."),
     Word("init", "perfmodel.cli.init", "Write a commented file to start from."),
+    Word("schema", "perfmodel.cli.schema", "Print the fields of a file that perfmodel reads."),
     Word("doctor", "perfmodel.cli.doctor", "Say what this installation has and lacks."),
 )
 

@@ -66,6 +66,10 @@ class FlatJob(NamedTuple):
     g_is_external: Bytes8
 
 
+Layout = FlatJob
+"""The name that files have in which numba keeps what it compiled before; it reads them first."""
+
+
 def sequence_counts(job: JobGraph) -> Int64s:
     """How many rendezvous each group of *job* holds in one iteration."""
     by_slot = np.zeros((len(job.programs), max(job.rank_group.shape[1], 1)), dtype=np.int64)

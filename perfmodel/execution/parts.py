@@ -7,7 +7,7 @@ and names stay at home: nobody out there prices or shows anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -104,8 +104,7 @@ def take_part(job: JobGraph, ranks: range) -> JobPart:
     everywhere = np.bincount(job.rank_group[job.rank_group != NO_GROUP], minlength=len(job.groups))
     part = replace(
         job,
-        ops=(),
-        labels=(),
+        **{column.name: () for column in fields(job) if column.name in NAMES},
         programs=tuple(_strip(job.programs[int(index)]) for index in used),
         rank_program=rank_program.astype(np.int32),
         groups=(NAMELESS,) * (len(groups) - 1),
@@ -116,6 +115,7 @@ def take_part(job: JobGraph, ranks: range) -> JobPart:
 
 
 NAMELESS = Group("", ())
+NAMES = ("ops", "labels", "origins")
 WALKED = (
     "lane_start",
     "slot",

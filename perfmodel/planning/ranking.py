@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
+from perfmodel.base.shown import Shown
 from perfmodel.planning.batches import BatchSpread
 from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.scenario import Mode
@@ -66,8 +67,8 @@ class RankedPlan:
     spread: BatchSpread | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ranking:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Ranking(Shown):
     """Plans, fastest first, and plans that could not be made, each with its reason."""
 
     plans: tuple[RankedPlan, ...]

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from perfmodel.base.provenance import Provenance
+from perfmodel.base.shown import Shown
 from perfmodel.graph.memory import RankMemory
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
+from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 from perfmodel.recordings.recorded_job import SelfReplay
 
 
@@ -127,6 +129,7 @@ class Facts:
     rank_count: int
     task_count: int
     iterations_replayed: int
+    work: IterationWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +166,8 @@ class Run:
     phase_s: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Answer(Shown):
     """How long one iteration takes.
 
     *isolated_ns* is one iteration that starts at a barrier; of a recording, which
@@ -192,8 +195,15 @@ class Answer:
             return self.period_ns
         return self.isolated_ns
 
+    @property
+    def yardsticks(self) -> Yardsticks | None:
+        """The figures that people compare; None where nobody said what an iteration does."""
+        if self.facts.work is None:
+            return None
+        return Yardsticks(self.facts.work, self.facts.rank_count, self.iteration_ns)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Prediction(Answer):
     """How long one iteration takes, and why.
 
@@ -206,6 +216,21 @@ class Prediction(Answer):
     run: Run
     evidence: Evidence
     interference: InterferenceLoss | None = None
+
+    @property
+    def bound(self) -> PathShare:
+        """What decides: the kind of work that fills most of the critical path."""
+        nothing = PathShare("nothing", 0, 0)
+        return max(
+            self.explanation.critical_path.by_kind,
+            key=lambda share: share.duration_ns,
+            default=nothing,
+        )
+
+    @property
+    def bound_ratio(self) -> float:
+        """The share of the critical path that the bound fills."""
+        return self.bound.duration_ns / max(self.explanation.critical_path.length_ns, 1)
 
     def path_by_kind_ns(self) -> dict[str, int]:
         """What the critical path is made of."""

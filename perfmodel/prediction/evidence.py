@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfmodel.base.provenance import Provenance
+from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.breakdown import Window
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.layout import Int64s
@@ -24,6 +26,14 @@ class Evidence:
     iteration: int
     window: Window
     class_ranks: tuple[tuple[int, ...], ...]
+    priced: PricedJob | None = None
+
+    def provenance_of(self, rank: int, task: int) -> Provenance | None:
+        """How the duration of *task* of *rank* is known, where prices were kept."""
+        if self.priced is None:
+            return None
+        row = int(self.priced.durations.rank_offset[rank]) + task
+        return Provenance(int(self.priced.provenance[row]))
 
     @property
     def job(self) -> JobGraph:
@@ -61,4 +71,5 @@ def build_evidence(folded: FoldedCosts, answer: Replay) -> Evidence:
         iteration=shown,
         window=Window(int(ends_ns[shown - 1]) if shown else 0, int(ends_ns[shown])),
         class_ranks=folded.class_ranks,
+        priced=folded.priced,
     )

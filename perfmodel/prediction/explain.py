@@ -99,7 +99,7 @@ def explain(
     to one: the path adds up to the iteration, and waits shrink as the breakdown does.
     """
     classes = _rank_classes(evidence, memory_of_rank, iteration_ns)
-    steps = critical_path(evidence.history, from_ns=_path_start_ns(evidence))
+    steps = find_path(evidence)
     of_window = Explanation(
         time=mean_parts([entry.time for entry in classes], [len(entry.ranks) for entry in classes]),
         rank_classes=classes,
@@ -109,6 +109,11 @@ def explain(
     )
     window_ns = evidence.window.to_ns - evidence.window.from_ns
     return shrink_to_iteration(of_window, iteration_ns=iteration_ns, window_ns=window_ns)
+
+
+def find_path(evidence: Evidence) -> list[PathStep]:
+    """The critical path of the last iteration of *evidence*, earliest first."""
+    return critical_path(evidence.history, from_ns=_path_start_ns(evidence))
 
 
 def _path_start_ns(evidence: Evidence) -> int:

@@ -196,4 +196,5 @@ def find_facts(question: Question, iterations_replayed: int) -> Facts:
         rank_count=job.rank_count,
         task_count=job.task_count,
         iterations_replayed=iterations_replayed,
+        work=question.work,
     )

@@ -30,6 +30,7 @@ from perfmodel.prediction.scenario import (
     Mode,
     Scenario,
 )
+from perfmodel.prediction.yardsticks import IterationWork, count_work
 from perfmodel.recordings.hold_back import HoldRule
 from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
@@ -126,11 +127,12 @@ class Question:
     notes: Notes | None = None
     score: SelfReplay | None = None
     known: PricedJob | None = None
+    work: IterationWork | None = None
     scenario: Scenario | JobScenario | None = None
 
     def changed_to(self, job: JobGraph) -> Question:
         """The same question about a changed *job*."""
-        return replace(self, job=job, memory_of_rank=())
+        return replace(self, job=job, memory_of_rank=(), work=None)
 
 
 def build_question(scenario: Scenario | JobScenario) -> Question:
@@ -179,6 +181,7 @@ def workload_question(
         memory_of_rank=built.memory_of_rank,
         assumptions=assumptions,
         continuation=built.continuation,
+        work=count_work(workload, device=cluster.device, stack=stack),
     )
 
 

@@ -6,8 +6,11 @@ Two equal scenarios give the same answer to the last byte. Where the work runs
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from perfmodel.base.errors import ScenarioError
 
@@ -34,11 +37,20 @@ class Interference(Enum):
     LEFT_OUT = "left_out"
 
 
+def overrides_of(changes: Mapping[str, Any]) -> tuple[str, ...]:
+    """*changes* as they would be typed after `--set`."""
+    return tuple(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in changes.items()
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A workload on a cluster under a software stack.
 
-    *overrides* change fields of the workload, each a text like `batch=4096`.
+    *overrides* change fields of the workload, each a text like `batch=4096`; a
+    mapping such as `{"batch": 4096}` is turned into them.
     *ranks_per_host* of None takes every GPU of a host, and *stack* of None the
     one that the workload names. *samples* is how many times the uncertain
     costs are drawn for the interval, from *seed*. *tables*, *indices* and *plan*
@@ -60,6 +72,8 @@ class Scenario:
     interference: Interference = Interference.COUNTED
 
     def __post_init__(self) -> None:
+        if isinstance(self.overrides, Mapping):
+            object.__setattr__(self, "overrides", overrides_of(self.overrides))
         _check_at_least(1, "hosts", self.hosts)
         if self.ranks_per_host is not None:
             _check_at_least(1, "ranks per host", self.ranks_per_host)

@@ -6,7 +6,6 @@ to change, as a mapping.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -16,7 +15,13 @@ from typing import Any
 
 from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.errors import ScenarioError
-from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
+from perfmodel.prediction.scenario import (
+    Interference,
+    JobScenario,
+    Mode,
+    Scenario,
+    overrides_of,
+)
 
 _FILES = ("tables", "indices", "plan", "job")
 _NUMBERS = ("hosts", "ranks_per_host", "seed", "samples")
@@ -81,11 +86,3 @@ def _read_changes(value: Any, faults: FaultList) -> tuple[str, ...]:
         faults.add("set", f"must be a mapping of fields to values, got {value!r}")
         return ()
     return overrides_of(value)
-
-
-def overrides_of(changes: Mapping[str, Any]) -> tuple[str, ...]:
-    """*changes* as they would be typed after `--set`."""
-    return tuple(
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in changes.items()
-    )

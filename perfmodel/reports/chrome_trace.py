@@ -7,8 +7,9 @@ file says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_US
 from perfmodel.base.writing import draft_of
-from perfmodel.graph.program import Anchor, Program
+from perfmodel.graph.ops import Communication, Fixed
+from perfmodel.graph.program import Anchor, LaneKind, Program
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.explain import find_path
 from perfmodel.reports.rank.table import format_ranks
 
 # A launch points from a host task to the device task that depends on it; a wait
@@ -88,20 +92,42 @@ def _launches(program: Program) -> NDArray[np.int64]:
 MAX_TASKS = 400_000
 
 Record = dict[str, Any]
+_PLAIN = (int, float, str, bool)
 
 
-def write_trace(prediction: Prediction, path: Path, *, max_tasks: int = MAX_TASKS) -> None:
-    """Write the iteration that *prediction* shows to *path*."""
+def write_trace(
+    prediction: Prediction,
+    path: Path,
+    *,
+    max_tasks: int = MAX_TASKS,
+    only_ranks: Sequence[int] | None = None,
+) -> None:
+    """Write the iteration that *prediction* shows to *path*; *only_ranks* chooses them."""
     evidence = prediction.evidence
-    ranks = choose_ranks(evidence, max_tasks=max_tasks)
+    if only_ranks is None:
+        ranks = choose_ranks(evidence, max_tasks=max_tasks)
+    else:
+        ranks = find_classes(evidence, only_ranks)
     with draft_of(path) as draft, draft.open("wb") as file:
         file.write(b'{"displayTimeUnit":"ns","otherData":')
         file.write(orjson.dumps(_describe(evidence, ranks)))
         file.write(b',"traceEvents":[\n')
-        for number, record in enumerate(iter_records(evidence, ranks)):
+        records = chain(iter_records(evidence, ranks), iter_counters(prediction, ranks))
+        for number, record in enumerate(records):
             file.write(b",\n" if number else b"")
             file.write(orjson.dumps(record))
         file.write(b"\n]}\n")
+
+
+def find_classes(evidence: Evidence, ranks: Sequence[int]) -> tuple[int, ...]:
+    """The classes that *ranks* of the whole job are in."""
+    of_rank = {rank: one for one, members in enumerate(evidence.class_ranks) for rank in members}
+    unknown = [rank for rank in ranks if rank not in of_rank]
+    if unknown:
+        raise InputError(
+            f"--ranks: must be among 0-{len(of_rank) - 1}, got {', '.join(map(str, unknown))}."
+        )
+    return tuple(sorted({of_rank[rank] for rank in ranks}))
 
 
 def choose_ranks(evidence: Evidence, *, max_tasks: int) -> tuple[int, ...]:
@@ -123,9 +149,11 @@ def choose_ranks(evidence: Evidence, *, max_tasks: int) -> tuple[int, ...]:
 def iter_records(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[Record]:
     """All records of *ranks*: names and spans, then arrows from launches and between ranks."""
     origin_ns = min(int(evidence.starts_ns(rank).min()) for rank in ranks)
+    on_path = {(step.at.rank, step.at.task) for step in find_path(evidence)}
     for rank in ranks:
+        path = {task for of_rank, task in on_path if of_rank == rank}
         yield from _names(evidence, rank)
-        yield from _spans(evidence, rank, origin_ns)
+        yield from _spans(evidence, rank, origin_ns, path)
     arrows = chain(iter_launch_arrows(evidence, ranks), iter_wait_arrows(evidence, ranks))
     for number, arrow in enumerate(arrows):
         both = {"cat": arrow.name, "name": arrow.name, "id": number}
@@ -158,7 +186,72 @@ def _lane_record(name: str, pid: int, lane: int, args: Record) -> Record:
     return {"ph": "M", "name": name, "pid": pid, "tid": lane, "args": args}
 
 
-def _spans(evidence: Evidence, rank: int, origin_ns: int) -> Iterator[Record]:
+def iter_counters(prediction: Prediction, ranks: tuple[int, ...]) -> Iterator[Record]:
+    """Memory at its peak, and whether communication runs with nothing beside it, by rank."""
+    evidence, why = prediction.evidence, prediction.explanation
+    origin_ns = min(int(evidence.starts_ns(rank).min()) for rank in ranks)
+    for rank in ranks:
+        pid = evidence.class_ranks[rank][0]
+        last_us = _us(int(evidence.ends_ns(rank).max()) - origin_ns)
+        memory = why.rank_classes[rank].memory if rank < len(why.rank_classes) else None
+        if memory is not None and memory.parts:
+            sizes = {part.name: part.size_bytes for part in memory.parts if part.size_bytes}
+            for moment_us in (0.0, last_us):
+                yield {"ph": "C", "pid": pid, "name": "memory at its peak, bytes",
+                       "ts": moment_us, "args": sizes}  # fmt: skip
+        for moment_ns, is_exposed in _exposed_changes(evidence, rank):
+            yield {"ph": "C", "pid": pid, "name": "exposed communication",
+                   "ts": _us(moment_ns - origin_ns), "args": {"exposed": is_exposed}}  # fmt: skip
+
+
+def _exposed_changes(evidence: Evidence, rank: int) -> Iterator[tuple[int, int]]:
+    """Moments when communication begins or stops to run alone on the GPU."""
+    program = evidence.job.program_of(rank)
+    kinds = np.array([lane.kind for lane in program.lanes], dtype=object)[program.task_lanes()]
+    starts_ns, ends_ns = evidence.starts_ns(rank), evidence.ends_ns(rank)
+    steps: dict[int, list[int]] = {}
+    for column, kind in enumerate((LaneKind.COMMUNICATION, LaneKind.COMPUTE)):
+        is_kind = (kinds == kind) & (ends_ns > starts_ns)
+        for moments_ns, change in ((starts_ns[is_kind], 1), (ends_ns[is_kind], -1)):
+            for moment_ns in moments_ns.tolist():
+                steps.setdefault(moment_ns, [0, 0])[column] += change
+    talking = computing = was_exposed = 0
+    for moment_ns in sorted(steps):
+        talking += steps[moment_ns][0]
+        computing += steps[moment_ns][1]
+        is_exposed = int(talking > 0 and computing == 0)
+        if is_exposed != was_exposed:
+            yield moment_ns, is_exposed
+        was_exposed = is_exposed
+
+
+def describe_task(evidence: Evidence, rank: int, task: int, *, on_path: bool) -> Record:
+    """What is known about a task: its op's shapes, bytes and dtype, its group, the path."""
+    op: object = evidence.job.op_of(rank, task)
+    args: Record = {}
+    known = evidence.provenance_of(rank, task)
+    if isinstance(op, Fixed):
+        known, op = known or op.provenance, op.work
+    if known is not None:
+        args["provenance"] = known.word
+    if isinstance(op, Communication):
+        op = op.collective
+    if op is not None and is_dataclass(op):
+        args["op"] = type(op).__name__
+        for one in fields(op):
+            value = getattr(op, one.name)
+            if isinstance(value, Enum):
+                value = value.value
+            if one.init and not one.name.startswith("_") and isinstance(value, _PLAIN):
+                args[one.name] = value
+    group = evidence.job.group_of(rank, task)
+    if group is not None:
+        args["group"] = group.name
+    args["on_critical_path"] = on_path
+    return args
+
+
+def _spans(evidence: Evidence, rank: int, origin_ns: int, on_path: set[int]) -> Iterator[Record]:
     program = evidence.job.program_of(rank)
     starts_ns = (evidence.starts_ns(rank) - origin_ns).tolist()
     ends_ns = (evidence.ends_ns(rank) - origin_ns).tolist()
@@ -174,7 +267,8 @@ def _spans(evidence: Evidence, rank: int, origin_ns: int) -> Iterator[Record]:
             begin = _us(start_ns - waits_ns[task])
             yield {**span, "cat": "wait", "name": f"wait: {label}", "ts": begin,
                    "dur": _us(waits_ns[task])}  # fmt: skip
-        yield {**span, "name": label, "ts": _us(start_ns), "dur": _us(ends_ns[task] - start_ns)}
+        yield {**span, "name": label, "ts": _us(start_ns), "dur": _us(ends_ns[task] - start_ns),
+               "args": describe_task(evidence, rank, task, on_path=task in on_path)}  # fmt: skip
 
 
 def _place(evidence: Evidence, end: ArrowEnd, origin_ns: int) -> Record:

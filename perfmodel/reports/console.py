@@ -23,6 +23,8 @@ from perfmodel.reports.text import (
     describe_run,
     describe_speed,
     describe_title,
+    describe_utilisation,
+    describe_verdict,
     gather_waits,
     printable,
 )
@@ -44,11 +46,13 @@ PART_LOOKS = {
 """How a part is drawn: pattern, colour, words."""
 
 
-def print_prediction(prediction: Prediction, console: Console) -> None:
-    """Print *prediction*, most important first."""
+def print_prediction(
+    prediction: Prediction, console: Console, price_per_gpu_hour: float | None = None
+) -> None:
+    """Print *prediction*, most important first; with a price, what tokens cost."""
     console.print(
         Group(
-            *_heading(prediction),
+            *_heading(prediction, price_per_gpu_hour),
             *_section("Where the time goes", _time_parts(prediction)),
             *_section("What decides it: the critical path", _critical_path(prediction)),
             *_section("Who waits for whom", _waits(prediction)),
@@ -67,21 +71,31 @@ def _section(title: str, body: Iterable[RenderableType]) -> list[RenderableType]
     return [Text(f"\n{title}", style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts)]
 
 
-def _heading(prediction: Prediction) -> list[RenderableType]:
+def _heading(prediction: Prediction, price_per_gpu_hour: float | None) -> list[RenderableType]:
     title = Text(printable(describe_title(prediction)), style="bold")
     answer = Text()
-    answer.append(f"\n  {format_duration(prediction.iteration_ns)}", style="bold green")
-    answer.append(" an iteration")
+    lead = "" if prediction.memory is not None else "\n"
+    answer.append(f"{lead}  {format_duration(prediction.iteration_ns)}", style="bold green")
+    answer.append(" per iteration")
     low_ns, high_ns = prediction.interval.low_ns, prediction.interval.high_ns
     interval = f"90 % interval {format_duration(low_ns)} to {format_duration(high_ns)}"
     is_known = prediction.interval.is_known
     answer.append(f"    {interval if is_known else 'interval unknown from one step'}", style="cyan")
+    utilisation = describe_utilisation(prediction, price_per_gpu_hour)
     return [
         title,
+        *_verdict(prediction),
         answer,
         Text(f"  {describe_speed(prediction)}"),
+        *([Text(f"  {utilisation}")] if utilisation else []),
         Text(f"  {describe_other_time(prediction)}", style="dim"),
     ]
+
+
+def _verdict(prediction: Prediction) -> list[RenderableType]:
+    words, memory = describe_verdict(prediction), prediction.memory
+    style = "green" if memory is None or memory.fits else "bold red"
+    return [Padding(Text(words, style=style), (1, 0, 0, 2))] if words else []
 
 
 def _time_parts(prediction: Prediction) -> list[RenderableType]:

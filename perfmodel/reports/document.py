@@ -30,8 +30,8 @@ EXACT = 10**9
 """A limit of pieces that no job reaches: ranks in the document are never abbreviated."""
 
 
-def to_document(prediction: Prediction) -> dict[str, Any]:
-    """*prediction* as plain values, in the order they are written."""
+def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None) -> dict[str, Any]:
+    """*prediction* as plain values, in the order they are written; costs where there is a price."""
     why = prediction.explanation
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -44,6 +44,8 @@ def to_document(prediction: Prediction) -> dict[str, Any]:
         "period_ms": _ms(prediction.period_ns),
         "isolated_ms": None if prediction.isolated_ns is None else _ms(prediction.isolated_ns),
         "interference_ms": _interference_ms(prediction),
+        "throughput": _throughput(prediction, price_per_gpu_hour),
+        "bound": {"kind": prediction.bound.name, "share": round(prediction.bound_ratio, 6)},
         "breakdown_ms": _parts(why.time),
         "ranks": [_rank_class(entry) for entry in why.rank_classes],
         "critical_path": _critical_path(why.critical_path),
@@ -109,6 +111,23 @@ def to_json(document: dict[str, Any]) -> str:
 
 def _ms(duration_ns: int) -> float:
     return duration_ns / NS_PER_MS
+
+
+def _throughput(prediction: Prediction, price: float | None) -> dict[str, Any] | None:
+    figures = prediction.yardsticks
+    if figures is None:
+        return None
+    tokens = figures.work.tokens
+    return {
+        "samples_per_s": figures.samples_per_s,
+        "tokens_per_s": None if tokens is None else figures.per_s,
+        "per_s_per_gpu": figures.per_s_per_gpu,
+        "unit": figures.unit,
+        "model_flops_per_s_per_gpu": figures.model_flops_per_gpu,
+        "model_flops_utilisation": figures.model_utilisation,
+        "hardware_flops_utilisation": figures.hardware_utilisation,
+        "cost_per_million": None if price is None else figures.cost_per_million(price),
+    }
 
 
 def _interference_ms(prediction: Prediction) -> float | None:

@@ -1,34 +1,51 @@
 """Progress: a bar on the terminal for what takes longer than two seconds.
 
-It goes to standard error, and nowhere at all when that is not a terminal.
+It goes to standard error. Where that is no terminal, a line says every ten
+seconds what is going on. A phase that begins with `note:` is said at once.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 DELAY_S = 2.0
+LINE_EVERY_S = 10.0
+NOTE = "note:"
 
 OnPhase = Callable[[str, float], None]
 """Told the name of the phase that begins and the share (0..1) that is done."""
 
 
 @contextmanager
-def show_progress(*, delay_s: float = DELAY_S) -> Iterator[OnPhase]:
+def show_progress(
+    *, delay_s: float = DELAY_S, line_every_s: float = LINE_EVERY_S, is_quiet: bool = False
+) -> Iterator[OnPhase]:
     """Yield what is to be told of phases; the bar appears after *delay_s*."""
-    if not sys.stderr.isatty():
+    if is_quiet:
         yield _ignore
-        return
+    elif not sys.stderr.isatty():
+        with _lines(line_every_s) as told:
+            yield told
+    else:
+        with _bar(delay_s) as told:
+            yield told
+
+
+@contextmanager
+def _bar(delay_s: float) -> Iterator[OnPhase]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TimeElapsedColumn(),
+        TimeLeftColumn(),
         console=Console(stderr=True),
         transient=True,
     )
@@ -36,12 +53,46 @@ def show_progress(*, delay_s: float = DELAY_S) -> Iterator[OnPhase]:
     timer = threading.Timer(delay_s, bar.start)
     timer.daemon = True
     timer.start()
+
+    def told(phase: str, done: float) -> None:
+        if phase.startswith(NOTE):
+            print(f"perfmodel: {phase}", file=sys.stderr)
+        else:
+            bar.update(task, description=phase, completed=done)
+
     try:
-        yield lambda phase, done: bar.update(task, description=phase, completed=done)
+        yield told
     finally:
         timer.cancel()
         timer.join()
         bar.stop()
+
+
+@contextmanager
+def _lines(every_s: float) -> Iterator[OnPhase]:
+    """A line every *every_s* seconds, with the phase that was told last."""
+    began_s, done_with_it = time.monotonic(), threading.Event()
+    now = ["starting", 0.0]
+
+    def told(phase: str, done: float) -> None:
+        if phase.startswith(NOTE):
+            print(f"perfmodel: {phase}", file=sys.stderr)
+        else:
+            now[:] = [phase, done]
+
+    def say() -> None:
+        while not done_with_it.wait(every_s):
+            seconds = time.monotonic() - began_s
+            phase, done = now
+            print(f"perfmodel: {phase}, {done:.0%}, {seconds:.0f} s so far", file=sys.stderr)
+
+    speaker = threading.Thread(target=say, daemon=True)
+    speaker.start()
+    try:
+        yield told
+    finally:
+        done_with_it.set()
+        speaker.join()
 
 
 def _ignore(phase: str, done: float) -> None:

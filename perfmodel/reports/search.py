@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA_VERSION = 1
-_HEADINGS = (
+HEADINGS = (
     "", "time", "90 % interval", "tokens/s/GPU", "tp", "pp", "dp", "micro-batch", "runs",
     "sharding", "recompute", "memory", "beats next",
 )  # fmt: skip
@@ -124,6 +124,16 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
 
 def to_search_csv(rankings: Sequence[LayoutRanking]) -> str:
     """A line per layout."""
+    rows = to_search_rows(rankings)
+    target = io.StringIO()
+    writer = csv.DictWriter(target, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return target.getvalue()
+
+
+def to_search_rows(rankings: Sequence[LayoutRanking]) -> list[dict[str, Any]]:
+    """A flat row per layout."""
     rows = [
         {"hosts": one.hosts, "gpus": one.rank_count, **_entry(one, layout)}
         for one in rankings
@@ -132,11 +142,7 @@ def to_search_csv(rankings: Sequence[LayoutRanking]) -> str:
     for row in rows:
         row["low_ms"], row["high_ms"] = row.pop("interval_ms")
         del row["set"], row["flags"]
-    target = io.StringIO()
-    writer = csv.DictWriter(target, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return target.getvalue()
+    return rows
 
 
 def print_search(rankings: Sequence[LayoutRanking], console: Console) -> None:
@@ -172,16 +178,17 @@ def _print_one(ranking: LayoutRanking, console: Console) -> None:
     )
     has_price = ranking.question.price_per_gpu_hour is not None
     table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for heading in [*_HEADINGS, *(["per M tokens"] if has_price else [])]:
+    for heading in [*HEADINGS, *(["per M tokens"] if has_price else [])]:
         table.add_column(heading, justify="right")
     for number, layout in enumerate(ranking.layouts, 1):
-        table.add_row(*_cells(ranking, layout, number))
+        table.add_row(*to_layout_cells(ranking, layout, number))
     console.print(table)
     for sentence in ranking.reasons:
         console.print(f"  {sentence}", markup=False)
 
 
-def _cells(ranking: LayoutRanking, layout: RankedLayout, number: int) -> list[str]:
+def to_layout_cells(ranking: LayoutRanking, layout: RankedLayout, number: int) -> list[str]:
+    """One line of the table."""
     spread, numbers = layout.candidate.chosen.layout, _numbers(layout)
     beats = "" if layout.beats_next is None else f"{100 * layout.beats_next:.0f} %"
     cells = [

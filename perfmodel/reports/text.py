@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from perfmodel.base.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration
-from perfmodel.prediction.answer import Prediction, RankWait
-from perfmodel.prediction.scenario import Mode, Scenario
+from perfmodel.base.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration, format_size
+from perfmodel.prediction.answer import MemoryFit, Prediction, RankWait
+from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
+
+TERA = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +108,93 @@ def describe_other_time(prediction: Prediction) -> str:
 
 
 def describe_speed(prediction: Prediction) -> str:
-    """How many samples a second that makes, or iterations where the batch is not known."""
-    batch = prediction.facts.batch
-    per_s = (batch or 1) * NS_PER_S / max(prediction.iteration_ns, 1)
-    rate = f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
-    if batch is None:
-        return f"{rate} iterations/s"
-    return f"{rate} samples/s at a batch of {batch:,}"
+    """How much is done per second, or how many iterations where that is not known."""
+    figures = prediction.yardsticks
+    if figures is None:
+        return f"{_number(NS_PER_S / max(prediction.iteration_ns, 1))} iterations/s"
+    rate = f"{_number(figures.per_s)} {figures.unit}/s"
+    if prediction.facts.rank_count > 1:
+        rate += f", {_number(figures.per_s_per_gpu)} per GPU"
+    return f"{rate}, at a batch of {figures.work.samples:,}"
+
+
+def describe_utilisation(prediction: Prediction, price_per_gpu_hour: float | None = None) -> str:
+    """Operations per second and shares of the peak, and money where there is a price."""
+    figures = prediction.yardsticks
+    if figures is None:
+        return ""
+    words = []
+    if figures.model_flops_per_gpu is not None:
+        words.append(f"{figures.model_flops_per_gpu / TERA:.4g} model TFLOP/s per GPU")
+    if figures.model_utilisation is not None and figures.hardware_utilisation is not None:
+        words.append(f"MFU {figures.model_utilisation:.1%}")
+        words.append(f"HFU {figures.hardware_utilisation:.1%}")
+    if price_per_gpu_hour is not None:
+        cost = figures.cost_per_million(price_per_gpu_hour)
+        words.append(f"{cost:.4g} per million {figures.unit}")
+    return ", ".join(words)
+
+
+def _number(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def describe_verdict(prediction: Prediction) -> str:
+    """Whether it fits in memory, with what to change where it does not; nothing if unknown."""
+    memory, work = prediction.memory, prediction.facts.work
+    if memory is None:
+        return ""
+    is_transformer = work is not None and work.tokens is not None
+    return describe_fit(memory, is_transformer=is_transformer)
+
+
+def describe_fit(memory: MemoryFit, *, is_transformer: bool) -> str:
+    """What the fullest ranks need beside what there is, and what to change if it is too much."""
+    sizes = f"{format_size(memory.peak_bytes)} of {format_size(memory.capacity_bytes)}"
+    if memory.fits:
+        return f"fits in memory: {sizes}"
+    largest = memory.fullest.memory.largest
+    return (
+        f"DOES NOT FIT: needs {sizes}, most of it {largest.name} "
+        f"({format_size(largest.size_bytes)}). "
+        f"{advise_memory(largest.name, is_transformer=is_transformer)}"
+    )
+
+
+def advise_memory(purpose: str, *, is_transformer: bool) -> str:
+    """What to change where *purpose* takes most of the memory."""
+    if not is_transformer:
+        if "embedding" in purpose:
+            return "Take more hosts, split tables by rows, or rank plans: `perfmodel rank`."
+        return "Take a smaller batch or more hosts."
+    if purpose in ("activations", "logits"):
+        return "Try --set training.recompute=full, a smaller parallel.micro_batch or more tp."
+    if purpose in ("optimizer state", "gradients", "weights"):
+        return (
+            "Try --set parallel.sharding=zero3, more tp or pp, or more hosts: `perfmodel search`."
+        )
+    return "Take more hosts, or ask `perfmodel search` for layouts that fit."
+
+
+def to_command(scenario: Scenario | JobScenario, *, word: str = "predict") -> str:
+    """What to type to ask *scenario* again."""
+    words = ["perfmodel", word]
+    for one in fields(scenario):
+        value = getattr(scenario, one.name)
+        if (
+            value == one.default
+            or value is None
+            or one.name in ("overrides", "mode", "interference")
+        ):
+            continue
+        words += [f"--{one.name.replace('_', '-')}", shlex.quote(str(value))]
+    for change in getattr(scenario, "overrides", ()):
+        words += ["--set", shlex.quote(change)]
+    if scenario.mode is Mode.ISOLATED:
+        words.append("--isolated")
+    if scenario.interference is Interference.LEFT_OUT:
+        words.append("--no-interference")
+    return " ".join(words)
 
 
 def describe_run(prediction: Prediction) -> str:

@@ -1,4 +1,4 @@
-"""What-if console: a comparison for a person at a terminal of 80 columns.
+"""What-if: a job before and after its changes, for a person at a terminal of 80 columns.
 
 Labels come from traces, so everything is printed as plain text, never as markup.
 """
@@ -16,7 +16,7 @@ from rich.text import Text
 import perfmodel
 from perfmodel.base.units import NS_PER_MS, format_duration
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.comparison import ChangeStep, Comparison, SweepAnswer
+from perfmodel.prediction.changing import ChangeStep, SweepAnswer, WhatIf
 from perfmodel.recordings.recorded_job import SelfReplay
 from perfmodel.reports.rank.table import format_ranks
 from perfmodel.reports.text import build_scale, printable
@@ -29,24 +29,22 @@ SCHEMA_VERSION = 1
 _EXACT = 10**9
 
 
-def to_whatif_document(comparison: Comparison) -> dict[str, Any]:
-    """*comparison* as plain values, in the order they are written."""
-    score = comparison.score
+def to_whatif_document(whatif: WhatIf) -> dict[str, Any]:
+    """*whatif* as plain values, in the order they are written."""
+    score = whatif.score
     return {
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
         "kind": "whatif",
-        "job": comparison.job,
+        "job": whatif.job,
         "self_replay": None if score is None else _score(score),
-        "iteration_time_ms": _ms(comparison.after.iteration_ns),
-        "before": _outcome(comparison.before),
-        "after": _outcome(comparison.after),
-        "change_pct": change_pct(comparison.before, comparison.after),
-        "steps": [_step(step, comparison.before) for step in comparison.steps],
-        "sweep": None
-        if comparison.sweep is None
-        else _sweep_document(comparison.sweep, comparison.after),
-        "assumptions": [*comparison.own_assumptions, *comparison.assumptions],
+        "iteration_time_ms": _ms(whatif.after.iteration_ns),
+        "before": _outcome(whatif.before),
+        "after": _outcome(whatif.after),
+        "change_pct": change_pct(whatif.before, whatif.after),
+        "steps": [_step(step, whatif.before) for step in whatif.steps],
+        "sweep": None if whatif.sweep is None else _sweep_document(whatif.sweep, whatif.after),
+        "assumptions": [*whatif.own_assumptions, *whatif.assumptions],
     }
 
 
@@ -117,23 +115,23 @@ TOP_WAITS = 4
 BAR_WIDTH = 30
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print *comparison*, most important first."""
-    parts: list[RenderableType] = [*_heading(comparison)]
-    parts += _section("Step by step", _steps(comparison))
-    if comparison.sweep is not None:
-        parts += _section(_sweep_title(comparison.sweep), _sweep(comparison))
-    parts += _section("Where the time goes", [_time_parts(comparison)])
-    parts += _section("What decides it: the critical path", [_paths(comparison)])
-    parts += _section("Who waits for whom", _waits(comparison))
-    sentences = (*comparison.own_assumptions, *comparison.assumptions)
+def print_whatif(whatif: WhatIf, console: Console) -> None:
+    """Print *whatif*, most important first."""
+    parts: list[RenderableType] = [*_heading(whatif)]
+    parts += _section("Step by step", _steps(whatif))
+    if whatif.sweep is not None:
+        parts += _section(_sweep_title(whatif.sweep), _sweep(whatif))
+    parts += _section("Where the time goes", [_time_parts(whatif)])
+    parts += _section("What decides it: the critical path", [_paths(whatif)])
+    parts += _section("Who waits for whom", _waits(whatif))
+    sentences = (*whatif.own_assumptions, *whatif.assumptions)
     parts += _section("Assumptions", [_sentences(sentences)] if sentences else [])
     console.print(Group(*parts))
 
 
-def _heading(comparison: Comparison) -> Iterable[RenderableType]:
-    before, after, score = comparison.before, comparison.after, comparison.score
-    yield Text(printable(f"What if: {comparison.job}"), style="bold")
+def _heading(whatif: WhatIf) -> Iterable[RenderableType]:
+    before, after, score = whatif.before, whatif.after, whatif.score
+    yield Text(printable(f"What if: {whatif.job}"), style="bold")
     line = Text(f"\n  {format_duration(before.iteration_ns)}")
     line.append(" -> ").append(format_duration(after.iteration_ns), style="bold green")
     line.append(f" an iteration, {_change(before, after)}")
@@ -152,15 +150,15 @@ def _change(before: Prediction, after: Prediction) -> str:
     return f"{change_pct(before, after):+.1f} % ({factor:.3g} times as fast)"
 
 
-def _steps(comparison: Comparison) -> list[RenderableType]:
-    if len(comparison.steps) < 2:
+def _steps(whatif: WhatIf) -> list[RenderableType]:
+    if len(whatif.steps) < 2:
         return []
     table = _table("after", "iteration", "change")
-    for step in comparison.steps:
+    for step in whatif.steps:
         table.add_row(
             _one_line(step.text),
             format_duration(step.outcome.iteration_ns),
-            f"{change_pct(comparison.before, step.outcome):+.1f} %",
+            f"{change_pct(whatif.before, step.outcome):+.1f} %",
         )
     return [table]
 
@@ -169,9 +167,9 @@ def _sweep_title(sweep: SweepAnswer) -> str:
     return f"Sweep of {sweep.key} in {sweep.name}"
 
 
-def _sweep(comparison: Comparison) -> list[RenderableType]:
-    assert comparison.sweep is not None
-    sweep, base = comparison.sweep, comparison.after
+def _sweep(whatif: WhatIf) -> list[RenderableType]:
+    assert whatif.sweep is not None
+    sweep, base = whatif.sweep, whatif.after
     longest_ns = max([base.iteration_ns, *(step.outcome.iteration_ns for step in sweep.steps), 1])
     table = _table(sweep.key, "iteration", "change")
     table.add_column()
@@ -186,25 +184,21 @@ def _sweep(comparison: Comparison) -> list[RenderableType]:
     return [table]
 
 
-def _time_parts(comparison: Comparison) -> Table:
-    before, after = comparison.before.explanation.time, comparison.after.explanation.time
+def _time_parts(whatif: WhatIf) -> Table:
+    before, after = whatif.before.explanation.time, whatif.after.explanation.time
     return _side_by_side(
         {part.value.replace("_", " "): ns for part, ns in before.of_part_ns.items()},
         {part.value.replace("_", " "): ns for part, ns in after.of_part_ns.items()},
-        comparison,
+        whatif,
     )
 
 
-def _paths(comparison: Comparison) -> Table:
-    return _side_by_side(
-        comparison.before.path_by_kind_ns(), comparison.after.path_by_kind_ns(), comparison
-    )
+def _paths(whatif: WhatIf) -> Table:
+    return _side_by_side(whatif.before.path_by_kind_ns(), whatif.after.path_by_kind_ns(), whatif)
 
 
-def _side_by_side(
-    before: Mapping[str, int], after: Mapping[str, int], comparison: Comparison
-) -> Table:
-    scale = build_scale(max(comparison.before.iteration_ns, comparison.after.iteration_ns))
+def _side_by_side(before: Mapping[str, int], after: Mapping[str, int], whatif: WhatIf) -> Table:
+    scale = build_scale(max(whatif.before.iteration_ns, whatif.after.iteration_ns))
     table = _table("", "before", "after")
     for name in dict.fromkeys([*before, *after]):
         if before.get(name) or after.get(name):
@@ -214,8 +208,8 @@ def _side_by_side(
     return table
 
 
-def _waits(comparison: Comparison) -> list[RenderableType]:
-    before, after = _waits_of(comparison.before), _waits_of(comparison.after)
+def _waits(whatif: WhatIf) -> list[RenderableType]:
+    before, after = _waits_of(whatif.before), _waits_of(whatif.after)
     names = sorted(
         {*before, *after}, key=lambda name: -max(before.get(name, 0), after.get(name, 0))
     )
@@ -226,7 +220,7 @@ def _waits(comparison: Comparison) -> list[RenderableType]:
         _side_by_side(
             {name: before.get(name, 0) for name in shown},
             {name: after.get(name, 0) for name in shown},
-            comparison,
+            whatif,
         )
     ]
     if len(names) > len(shown):

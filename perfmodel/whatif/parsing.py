@@ -18,6 +18,7 @@ from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.base.units import format_duration, parse_duration_ns, parse_size
+from perfmodel.base.value_lists import EXAMPLES, expand_values
 from perfmodel.whatif.buckets import ChangeBuckets
 from perfmodel.whatif.cuda_graphs import CudaGraphs
 from perfmodel.whatif.durations import HostOverhead, ReplaceDType, Scale, ScaleBatch, SetDuration
@@ -59,7 +60,6 @@ TRANSFORMATIONS: dict[str, type[Any]] = {
 """Every transformation by its word. Each follows the protocol `Transformation`."""
 
 
-SWEEP_SIGN = ".."
 _UNITS = ("_ns", "_bytes")
 _MOST_NUMBERS = 10**6
 
@@ -129,20 +129,33 @@ def parse_transformation(text: str, *, topology: str | None = None) -> Transform
 
 
 def parse_sweep(text: str, *, topology: str | None = None) -> Sweep:
-    """The transformations that *text* asks for, with one parameter as `a..b..c`."""
-    name, given = _split(text)
-    swept = [key for key, value in given.items() if SWEEP_SIGN in value]
-    if len(swept) != 1:
+    """The transformations that *text* asks for, with one parameter as `a,b,c` or `a:b:x2`."""
+    name, given = _split(_joined(text))
+    several = {key: values for key, value in given.items() if len(values := _values(value)) > 1}
+    if len(several) != 1:
         raise ScenarioError(
             f"sweep {text!r}: must have exactly one parameter with several values, has "
-            f"{len(swept)}. Write them like factor=0.5{SWEEP_SIGN}0.75{SWEEP_SIGN}1."
+            f"{len(several)}. {EXAMPLES}"
         )
-    [key] = swept
-    values = given[key].split(SWEEP_SIGN)
+    [(key, values)] = several.items()
     points = tuple(
         SweepPoint(value, _build(text, name, given | {key: value}, topology)) for value in values
     )
     return Sweep(name, key, points)
+
+
+_COMMA = ";"
+"""Stands for a comma inside the values of a sweep, where commas also part parameters."""
+
+
+def _joined(text: str) -> str:
+    """*text* with a piece that names no parameter joined to the value before it."""
+    first, *others = text.split(",")
+    return first + "".join(f",{piece}" if "=" in piece else _COMMA + piece for piece in others)
+
+
+def _values(value: str) -> tuple[str, ...]:
+    return expand_values(value.replace(_COMMA, ","))
 
 
 def _split(text: str) -> tuple[str, dict[str, str]]:

@@ -43,7 +43,7 @@ def list_workloads() -> tuple[WorkloadTitle, ...]:
 
 def load_workload(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Workload:
     """The workload in a file or of that name, with *overrides* such as `parallel.tp=4`."""
-    path = _find(name_or_path)
+    path = find_workload(name_or_path)
     content = load_yaml(path, error_type=WorkloadError)
     return parse_workload(content, document=str(name_or_path), overrides=overrides)
 
@@ -75,7 +75,8 @@ def parse_workload(
         raise
 
 
-def _find(name_or_path: str | Path) -> Path:
+def find_workload(name_or_path: str | Path) -> Path:
+    """The file of the workload of that name or path."""
     return find_document(
         name_or_path, folder=SPEC_FOLDER, what="workload", error_type=WorkloadError
     )

@@ -68,11 +68,11 @@ class InputSection(Section):
 
 
 class CommonSpec(Section):
-    """What every workload states."""
+    """What every workload states; those of the catalog describe themselves and name a source."""
 
     name: Words
-    description: Words
-    source: Words
+    description: Words = "not described"
+    source: Words = "not stated"
     stack: Words = "pytorch_fused"
     batch: Count
     input: InputSection = InputSection()

@@ -69,7 +69,7 @@ def test_all_files_are_written_and_named(tmp_path, capsys):
     assert run(*SMALL, "--json", answer, "--trace-out", trace, "--report", page) == 0
 
     shown = capsys.readouterr().out
-    assert "an iteration" in shown
+    assert "per iteration" in shown
     for path in (answer, trace, page):
         assert f"Wrote {path}" in shown
     assert json.loads(answer.read_text())["schema_version"] == 1

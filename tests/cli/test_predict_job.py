@@ -107,7 +107,7 @@ def test_the_screen_shows_a_recording_in_the_same_look_without_control_letters(r
     assert run("predict", "--job", recorded) == 0
 
     shown = capsys.readouterr().out
-    assert "an iteration" in shown
+    assert "per iteration" in shown
     assert "replays itself with an error of" in shown
     assert "What decides it: the critical path" in shown
     assert "?[mnccl" in shown

@@ -42,7 +42,7 @@ def reader_folder(tmp_path):
 def test_a_command_of_the_readme_works(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if command.startswith("import "):
-        shutil.rmtree("job")  # what the command makes, for the commands after it
+        shutil.rmtree(tmp_path / "job")  # what other commands read, this one writes
     with pytest.raises(SystemExit) as stop:
         main(shlex.split(command))
 

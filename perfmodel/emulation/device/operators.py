@@ -28,6 +28,9 @@ _WITHOUT_KERNEL = ("aten.empty", "aten.new_empty")
 _TRUE, _FALSE, _NAMED_DEVICE, _HOST = object(), object(), object(), object()
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
+_NO_META_KERNEL = "no fake impl registered"
+"""What torch says of an operator of the user's own that cannot tell the shape of its result."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
@@ -151,8 +154,11 @@ class OperatorKernel:
             meta_kwargs["pin_memory"] = False
         try:
             result = self._op(*meta_args, **meta_kwargs)
-        except NotImplementedError as fault:
-            raise self._gpu.refuse_operator(self._name, fault) from None
+        except RuntimeError as fault:
+            # Anything else is the script's own mistake, such as shapes that do not fit.
+            if isinstance(fault, NotImplementedError) or _NO_META_KERNEL in str(fault):
+                raise self._gpu.refuse_operator(self._name, fault) from None
+            raise
         resized = self._find_resized(args, kwargs, meta_args, meta_kwargs)
         result = _keep_channels_last(self._name, meta_args, result)
         outputs = None if self._returned is not None else _plan_of(result)

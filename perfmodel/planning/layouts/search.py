@@ -15,6 +15,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from perfmodel.base.errors import PlanError, ScenarioError
+from perfmodel.base.shown import Shown
 from perfmodel.base.units import format_size
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
@@ -102,8 +103,8 @@ class Tally:
     is_proven: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayoutRanking:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LayoutRanking(Shown):
     """The fastest layouts on one number of hosts, and why the first one wins."""
 
     question: LayoutQuestion

@@ -15,7 +15,7 @@ from perfmodel.planning.ranking import RankedPlan, Ranking
 SCHEMA_VERSION = 1
 
 
-def to_ranking_document(ranking: Ranking, question: RankQuestion) -> dict[str, Any]:
+def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict[str, Any]:
     """The whole answer, plans included."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -30,7 +30,7 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion) -> dict[str, A
         ],
         "refused": [{"plan": name, "reason": reason} for name, reason in ranking.refused],
         "assumptions": list(ranking.assumptions),
-        "question": _question(question),
+        "question": None if question is None else _question(question),
     }
 
 
@@ -40,7 +40,17 @@ def to_ranking_json(ranking: Ranking, question: RankQuestion) -> str:
 
 
 def to_ranking_csv(ranking: Ranking) -> str:
-    """One line a plan, fastest first."""
+    """One line per plan, fastest first."""
+    rows = to_ranking_rows(ranking)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def to_ranking_rows(ranking: Ranking) -> list[dict[str, Any]]:
+    """One flat row per plan, fastest first."""
     rows = []
     for place, plan in enumerate(ranking.plans, start=1):
         row = _row(place, plan)
@@ -59,11 +69,7 @@ def to_ranking_csv(ranking: Ranking) -> str:
                 **{f"batches_{name}_ms": value for name, value in spread.items()},
             }
         )
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return rows
 
 
 def _row(place: int, plan: RankedPlan) -> dict[str, Any]:

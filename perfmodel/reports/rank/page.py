@@ -1,20 +1,21 @@
-"""A ranking as a web page: the table, and a picture of times and what bounds them."""
+"""A ranking as files: JSON, CSV, a page, a plan, and a picture of times and what bounds them."""
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embeddings.plan_document import to_plan_document
-from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
+from perfmodel.base.units import NS_PER_MS
 from perfmodel.base.writing import write_file, write_output
 from perfmodel.planning.question import RankQuestion
-from perfmodel.planning.ranking import RankedPlan, Ranking
+from perfmodel.planning.ranking import Ranking
 from perfmodel.reports.rank.document import to_ranking_csv, to_ranking_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,41 +34,16 @@ class RankFiles:
         if self.csv_file is not None:
             write_file(self.csv_file, to_ranking_csv(ranking))
         if self.report_file is not None:
+            from perfmodel.reports.pages.answers import build_rank_page
+
             write_file(self.report_file, build_rank_page(ranking))
         if self.plan_file is not None:
             text = json.dumps(to_plan_document(ranking.plans[0].plan), indent=1)
             write_file(self.plan_file, text + "\n")
 
 
-STYLE = (
-    "body{font-family:sans-serif;margin:2em;max-width:70em}table{border-collapse:collapse}"
-    "td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}"
-    "td.n{text-align:right}img{max-width:100%}"
-)
-
-
-def build_rank_page(ranking: Ranking) -> str:
-    """A page that needs no other file."""
-    rows = "\n".join(_row(place, plan) for place, plan in enumerate(ranking.plans, start=1))
-    refused = "".join(
-        f"<li>{html.escape(name)}: {html.escape(reason)}</li>" for name, reason in ranking.refused
-    )
-    assumptions = "".join(f"<li>{html.escape(text)}</li>" for text in ranking.assumptions)
-    picture = base64.b64encode(draw_ranking(ranking)).decode("ascii")
-    return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Plans</title>"
-        f"<style>{STYLE}</style><h1>Sharding plans, fastest first</h1>"
-        "<table><tr><th></th><th>plan</th><th>time ms</th><th>90 % interval ms</th>"
-        "<th>beats next</th><th>bound by</th><th>straggler</th><th>memory GiB</th></tr>"
-        f"{rows}</table><p>{ranking.plans_judged} plans judged. {ranking.mode.value} time.</p>"
-        f"<img alt='times of plans' src='data:image/png;base64,{picture}'>"
-        f"<h2>Not ranked</h2><ul>{refused or '<li>none</li>'}</ul>"
-        f"<h2>Assumptions</h2><ul>{assumptions}</ul></html>\n"
-    )
-
-
-def draw_ranking(ranking: Ranking) -> bytes:
-    """Times with intervals, and what a tenth less of each part would save, as PNG."""
+def draw_ranking(ranking: Ranking) -> Figure:
+    """Times with intervals, and what a tenth less of each part would save."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -96,20 +72,4 @@ def draw_ranking(ranking: Ranking) -> bytes:
         start = [done + gain for done, gain in zip(start, gains, strict=True)]
     right.set_xlabel("saved by a tenth less of each, ms")
     right.legend(fontsize=8)
-    target = io.BytesIO()
-    figure.savefig(target, format="png", dpi=110, metadata={"Software": ""})
-    return target.getvalue()
-
-
-def _row(place: int, plan: RankedPlan) -> str:
-    beats = "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %"
-    tables = html.escape(", ".join(plan.straggler.tables))
-    return (
-        f"<tr><td class='n'>{place}</td><td>{html.escape(plan.plan.name)}</td>"
-        f"<td class='n'>{plan.answer.iteration_ns / NS_PER_MS:.3f}</td>"
-        f"<td class='n'>{plan.answer.interval.low_ns / NS_PER_MS:.2f} to "
-        f"{plan.answer.interval.high_ns / NS_PER_MS:.2f}</td><td class='n'>{beats}</td>"
-        f"<td>{plan.bound.value}</td><td>rank {plan.straggler.rank}: {tables}</td>"
-        f"<td class='n'>{plan.peak_bytes / BYTES_PER_GIB:.1f}"
-        f"{'' if plan.fits else ' (too much)'}</td></tr>"
-    )
+    return figure

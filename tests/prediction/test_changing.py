@@ -8,7 +8,7 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction.answering import answer_in_full, prepare_changes
-from perfmodel.prediction.comparison import NamedChange, compare
+from perfmodel.prediction.changing import NamedChange, answer_changes
 from perfmodel.prediction.question import (
     Asked,
     Question,
@@ -36,7 +36,7 @@ def changes(*texts):
 
 
 def test_changes_are_applied_one_after_the_other():
-    answer = compare(
+    answer = answer_changes(
         Question(training_job(), ISOLATED),
         changes("remove:match=all_reduce", "scale:match=gemm,factor=0.5"),
     )
@@ -48,7 +48,7 @@ def test_changes_are_applied_one_after_the_other():
 
 
 def test_the_time_of_a_built_job_is_its_period():
-    answer = compare(Question(training_job()), changes("scale:match=gemm,factor=1"))
+    answer = answer_changes(Question(training_job()), changes("scale:match=gemm,factor=1"))
 
     # Compute waits for the buckets: 560 ns of kernels and 120 of bucket 1, no launch at its front.
     assert answer.before.iteration_ns == answer.after.iteration_ns == 680
@@ -57,7 +57,7 @@ def test_the_time_of_a_built_job_is_its_period():
 def test_a_sweep_comes_on_top_of_the_changes():
     sweep = parse_sweep("compress:ratio=0.5..1")
 
-    answer = compare(
+    answer = answer_changes(
         Question(training_job(), ISOLATED),
         changes("scale:match=gemm,factor=1"),
         sweep=sweep,
@@ -77,7 +77,9 @@ def test_the_critical_path_and_the_breakdown_add_up_to_the_iteration():
 
 
 def test_assumptions_of_all_changes_are_listed_once():
-    answer = compare(Question(training_job()), changes("overlap", "overlap", "host_overhead"))
+    answer = answer_changes(
+        Question(training_job()), changes("overlap", "overlap", "host_overhead")
+    )
 
     assert len(answer.assumptions) == 3
 
@@ -95,7 +97,7 @@ def test_a_job_of_shapes_needs_a_machine(tmp_path):
 
 def test_a_fault_names_the_change_as_it_was_typed():
     with pytest.raises(ScenarioError, match="what-if 'scale:match=conv,factor=2'"):
-        compare(Question(training_job()), changes("scale:match=conv,factor=2"))
+        answer_changes(Question(training_job()), changes("scale:match=conv,factor=2"))
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def test_a_recording_that_is_not_changed_takes_as_long_as_its_own_replay(slow_re
 def test_the_long_sleep_made_two_short_ones_gives_the_other_run(slow_recording):
     # In s2 rank 2 sleeps once for 1001.7 ms; in n2 twice for 20.5 ms. Measured there: 158.8 and
     # 159.9 ms in the steady steps.
-    answer = compare(
+    answer = answer_changes(
         recording_question(slow_recording, Asked()),
         changes(
             "set:match=host work,lane=host,rank=2,longer=900ms,to=20.5ms",
@@ -130,7 +132,7 @@ def test_the_long_sleep_made_two_short_ones_gives_the_other_run(slow_recording):
 
 
 def test_structure_of_a_recording_can_be_changed(slow_recording):
-    answer = compare(
+    answer = answer_changes(
         recording_question(slow_recording, Asked()),
         changes("no_straggler:rank=2", "cuda_graphs", "optimizer"),
     )
@@ -142,7 +144,9 @@ def test_structure_of_a_recording_can_be_changed(slow_recording):
 
 
 def test_the_interval_of_a_changed_recording_is_kept_in_proportion(slow_recording):
-    answer = compare(recording_question(slow_recording, Asked()), changes("no_straggler:rank=2"))
+    answer = answer_changes(
+        recording_question(slow_recording, Asked()), changes("no_straggler:rank=2")
+    )
     before, after = answer.before, answer.after
     ratio = after.iteration_ns / before.iteration_ns
 

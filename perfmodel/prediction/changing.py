@@ -1,4 +1,4 @@
-"""Comparison: a job before and after what-ifs, one after the other, and over a sweep.
+"""What-if: a job before and after what-ifs, one after the other, and over a sweep.
 
 Points of a sweep are independent questions and may run anywhere; each comes
 on top of all the what-ifs that were applied.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfmodel.base.shown import Shown
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.answer import Prediction
@@ -46,8 +47,8 @@ class SweepAnswer:
     steps: tuple[ChangeStep, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class WhatIf(Shown):
     """The outcome before, after each change, and over a sweep.
 
     *score* is how well the job replays itself, if it was recorded.
@@ -73,13 +74,13 @@ class Comparison:
         return tuple(dict.fromkeys(sentences))
 
 
-def compare(
+def answer_changes(
     question: Question,
     changes: Sequence[NamedChange],
     *,
     sweep: Sweep | None = None,
     executor: Executor | None = None,
-) -> Comparison:
+) -> WhatIf:
     """The job of *question* before and after *changes*, and at each point of *sweep* after them.
 
     Its tasks state their durations, see `answering.prepare_changes`.
@@ -105,7 +106,7 @@ def compare(
             tuple(place.map(_answer_point, changed, points)),
         )
     name = question.job.facts.name
-    return Comparison(name, question.score, before, tuple(steps), answer, before.assumptions)
+    return WhatIf(name, question.score, before, tuple(steps), answer, before.assumptions)
 
 
 def _answer_point(base: Question, change: NamedChange) -> ChangeStep:

@@ -1,0 +1,229 @@
+"""Comparing: several scenarios side by side, or one over values of something in it.
+
+Every scenario is answered as `predict` answers it. One that cannot be answered
+keeps its place with the reason, so that one wrong batch does not lose the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import groupby, pairwise, product
+from typing import Any
+
+from perfmodel.base.errors import PerfModelError, ScenarioError
+from perfmodel.base.shown import Shown
+from perfmodel.base.units import format_duration
+from perfmodel.base.value_lists import EXAMPLES, expand_values
+from perfmodel.execution.executor import Executor
+from perfmodel.execution.serial import SerialExecutor
+from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.answering import predict_scenario
+from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.scenario import JobScenario, Scenario
+
+FLAT = 0.15
+STEEP = 0.85
+"""By how much the time follows what is swept: below and above these it does not, or fully does."""
+
+AnyScenario = Scenario | JobScenario
+_WHOLE = ("hosts", "ranks_per_host", "seed", "samples")
+_TEXTS = ("topology", "workload", "stack", "tables", "indices", "plan")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepAxis:
+    """What is swept, and its values as typed."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedScenario:
+    """A scenario and what it is called beside others."""
+
+    name: str
+    scenario: AnyScenario
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A scenario with its answer, or with the *fault* why there is none."""
+
+    name: str
+    scenario: AnyScenario
+    prediction: Prediction | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Shown):
+    """Scenarios in the order they were given; *axes* are what a sweep went over."""
+
+    entries: tuple[Compared, ...]
+    axes: tuple[SweepAxis, ...] = ()
+
+    @property
+    def answered(self) -> tuple[Compared, ...]:
+        """Those with an answer."""
+        return tuple(entry for entry in self.entries if entry.prediction is not None)
+
+    @property
+    def fastest(self) -> Compared:
+        """The shortest iteration that fits; the first of equals."""
+        return min(self.answered, key=_time_if_it_fits)
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """Where the curve of a sweep bends, and what decides on either side."""
+        return find_knees(self)
+
+
+def _time_if_it_fits(entry: Compared) -> tuple[bool, int]:
+    assert entry.prediction is not None
+    memory = entry.prediction.memory
+    return memory is not None and not memory.fits, entry.prediction.iteration_ns
+
+
+def parse_axis(text: str) -> SweepAxis:
+    """What `--sweep` was given: `batch=4096,8192`, `hosts=1:8:x2`, `topology=a,b`."""
+    key, sign, values = text.partition("=")
+    if not sign or not key.strip() or not values.strip():
+        raise ScenarioError(f"sweep {text!r}: must be key=values, such as batch=4096,8192.")
+    axis = SweepAxis(key.strip(), expand_values(values))
+    if len(axis.values) < 2:
+        raise ScenarioError(f"sweep {text!r}: has one value, and needs several. {EXAMPLES}")
+    return axis
+
+
+def sweep_scenario(base: AnyScenario, axes: Sequence[SweepAxis]) -> list[NamedScenario]:
+    """*base* with every combination of values, the last axis fastest."""
+    points = []
+    for values in product(*(axis.values for axis in axes)):
+        scenario = base
+        for axis, value in zip(axes, values, strict=True):
+            scenario = _with_value(scenario, axis.key, value)
+        words = zip(axes, values, strict=True)
+        points.append(NamedScenario(", ".join(f"{a.key}={v}" for a, v in words), scenario))
+    return points
+
+
+def _with_value(scenario: AnyScenario, key: str, value: str) -> AnyScenario:
+    known = {one.name for one in fields(scenario)}
+    if key in known and key in _WHOLE:
+        if not value.isdecimal():
+            raise ScenarioError(f"sweep of {key}: must be whole numbers, got {value!r}.")
+        number: dict[str, Any] = {key: int(value)}
+        return replace(scenario, **number)
+    if key in known and key in _TEXTS:
+        text: dict[str, Any] = {key: value}
+        return replace(scenario, **text)
+    if isinstance(scenario, JobScenario):
+        raise ScenarioError(
+            f"sweep of {key}: a job has no such thing. Sweep topology, hosts or stack, or change "
+            "the job with `perfmodel whatif JOB --sweep`."
+        )
+    kept = tuple(text for text in scenario.overrides if text.partition("=")[0].strip() != key)
+    return replace(scenario, overrides=(*kept, f"{key}={value}"))
+
+
+def compare_scenarios(
+    scenarios: Sequence[NamedScenario],
+    *,
+    axes: Sequence[SweepAxis] = (),
+    executor: Executor,
+    on_phase: OnPhase = ignore_phase,
+) -> Comparison:
+    """Answer *scenarios*, one beside the other on *executor*."""
+    if len(scenarios) < 2:
+        raise ScenarioError("compare: needs two scenarios or more, to set side by side.")
+    on_phase(f"answering {len(scenarios)} scenarios", 0.0)
+    entries = executor.map(answer_one, None, list(scenarios))
+    if all(entry.prediction is None for entry in entries):
+        raise ScenarioError(f"compare: no scenario can be answered. {entries[0].fault}")
+    return Comparison(tuple(entries), tuple(axes))
+
+
+def answer_one(_: None, named: NamedScenario) -> Compared:
+    """The answer of one scenario; a function of the module, so that it can run on any worker."""
+    try:
+        prediction = predict_scenario(named.scenario, executor=SerialExecutor())
+    except PerfModelError as fault:
+        return Compared(named.name, named.scenario, None, str(fault))
+    return Compared(named.name, named.scenario, prediction)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Neighbouring points between which the time follows the swept value by *slope*."""
+
+    first: tuple[float, Prediction]
+    last: tuple[float, Prediction]
+
+    @property
+    def slope(self) -> float:
+        """How many percent the time grows by when the value grows by one percent."""
+        (low, before), (high, after) = self.first, self.last
+        ratio = after.iteration_ns / max(before.iteration_ns, 1)
+        return math.log(max(ratio, 1e-12)) / math.log(high / low)
+
+    @property
+    def word(self) -> str:
+        """What the time does over the stretch."""
+        if abs(self.slope) < FLAT:
+            return "hardly changes"
+        if self.slope < 0:
+            return "falls"
+        return "grows in proportion" if self.slope > STEEP else "grows, but less than in proportion"
+
+
+def find_knees(comparison: Comparison) -> tuple[str, ...]:
+    """One sentence per stretch of a sweep over numbers, with what decides there."""
+    points = _points(comparison)
+    if len(comparison.axes) != 1 or len(points) < 2:
+        return ()
+    key = comparison.axes[0].key
+    steps = [_Stretch(first, last) for first, last in pairwise(points)]
+    groups = [list(group) for _, group in groupby(steps, key=lambda step: step.word)]
+    stretches = [_Stretch(group[0].first, group[-1].last) for group in groups]
+    sentences = [
+        _describe(key, stretch, group[0].word)
+        for stretch, group in zip(stretches, groups, strict=True)
+    ]
+    for before, after in pairwise(stretches):
+        bends = f"The curve bends at {key}={after.first[0]:,g}"
+        change = _change_of_bound(before.first[1], after.last[1])
+        sentences.append(f"{bends}{change}.")
+    return tuple(sentences)
+
+
+def _points(comparison: Comparison) -> list[tuple[float, Prediction]]:
+    points = []
+    for entry in comparison.answered:
+        assert entry.prediction is not None
+        try:
+            value = float(entry.name.partition("=")[2])
+        except ValueError:
+            return []
+        if value > 0:
+            points.append((value, entry.prediction))
+    return sorted(points, key=lambda point: point[0])
+
+
+def _describe(key: str, stretch: _Stretch, word: str) -> str:
+    (low, before), (high, after) = stretch.first, stretch.last
+    times = f"{format_duration(before.iteration_ns)} to {format_duration(after.iteration_ns)}"
+    bounded = before if abs(stretch.slope) < FLAT else after
+    share = f"{bounded.bound_ratio:.0%} of the critical path"
+    return (
+        f"From {key}={low:,g} to {high:,g} the time {word} ({times}): mostly "
+        f"{bounded.bound.name}, {share}."
+    )
+
+
+def _change_of_bound(before: Prediction, after: Prediction) -> str:
+    if before.bound.name == after.bound.name:
+        return f", with mostly {after.bound.name} before and after it"
+    return f": before it mostly {before.bound.name}, after it mostly {after.bound.name}"

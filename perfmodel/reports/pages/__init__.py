@@ -1,0 +1,1 @@
+"""Pages: answers as single HTML files that need nothing else, all in one style."""

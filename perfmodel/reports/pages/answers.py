@@ -1,0 +1,269 @@
+"""Pages of answers to more than one question: comparisons, rankings, searches, what-ifs, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
+from perfmodel.planning.layouts.search import LayoutRanking, RankedLayout, pareto
+from perfmodel.planning.ranking import RankedPlan, Ranking
+from perfmodel.prediction.answer import Answer, Interval
+from perfmodel.prediction.changing import WhatIf
+from perfmodel.prediction.comparing import Comparison
+from perfmodel.reports.comparing import describe_fastest, to_cells, to_headings
+from perfmodel.reports.pages.page import (
+    Bars,
+    Block,
+    Command,
+    Grid,
+    Headline,
+    Lines,
+    Page,
+    Range,
+    Ranges,
+    Section,
+)
+from perfmodel.reports.pages.prediction import build_pieces, iter_sections
+from perfmodel.reports.search import HEADINGS, build_flags, to_layout_cells
+from perfmodel.reports.text import to_command
+from perfmodel.reports.whatif import change_pct
+from perfmodel.validation.scoreboard import Scoreboard
+
+MAX_ROWS = 200
+SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
+COLOURS = (
+    "Green is compute, blue exposed communication, violet exposed copies, yellow waiting for "
+    "other ranks, red idle because the host is late."
+)
+LEGEND = Lines([COLOURS])
+INTERVAL_NOTE = "The thin line is the 90 % interval."
+
+
+def build_comparison_page(comparison: Comparison) -> str:
+    """Scenarios side by side."""
+    best = comparison.fastest
+    entries = [(entry.name, entry.prediction) for entry in comparison.answered if entry.prediction]
+    assert best.prediction is not None
+    memory = best.prediction.memory
+    is_good = memory is None or memory.fits
+    headings = to_headings(comparison)
+    cells = [to_cells(entry, comparison) for entry in comparison.answered]
+    bars = [
+        (name, build_pieces(found.explanation.time), format_duration(found.iteration_ns))
+        for name, found in entries
+    ]
+    faults = [f"{e.name}: {e.fault}" for e in comparison.entries if e.prediction is None]
+    commands = [Command(to_command(entry.scenario)) for entry in comparison.answered[:MAX_ROWS]]
+    return Page(
+        title=f"{len(comparison.entries)} scenarios side by side",
+        headline=Headline(
+            verdict=f"{best.name} is fastest" if is_good else "None of them fits in memory",
+            is_good=is_good,
+            answer=format_duration(best.prediction.iteration_ns),
+            beside="per iteration",
+            facts=(describe_fastest(comparison), *comparison.findings),
+        ),
+        sections=(
+            Section("Times", [_ranges([(name, found) for name, found in entries])]),
+            Section("The numbers", [Grid(headings, cells, numeric=range(1, len(headings)))]),
+            Section("Where the time goes", [Bars(bars, is_spelt_out=False), LEGEND]),
+            Section("No answer", [Lines(faults)] if faults else []),
+            Section("To ask again", commands),
+        ),
+    ).render()
+
+
+def _ranges(answers: Sequence[tuple[str, Answer]]) -> Ranges:
+    return _interval_ranges([(name, found.iteration_ns, found.interval) for name, found in answers])
+
+
+def _interval_ranges(rows: Sequence[tuple[str, int, Interval]]) -> Ranges:
+    most_ns = max([interval.high_ns for _, _, interval in rows] + [ns for _, ns, _ in rows] + [1])
+    least_ns = min(ns for _, ns, _ in rows)
+    return Ranges(
+        [
+            Range(
+                name,
+                format_duration(time_ns),
+                time_ns / most_ns,
+                interval.low_ns / most_ns,
+                interval.high_ns / most_ns,
+                is_best=time_ns == least_ns,
+            )
+            for name, time_ns, interval in rows
+        ],
+        INTERVAL_NOTE,
+    )
+
+
+def build_rank_page(ranking: Ranking) -> str:
+    """Sharding plans, fastest first."""
+    best = ranking.plans[0]
+    headings = ("", "plan", "time ms", "90 % interval ms", "beats next", "bound by", "straggler",
+                "memory GiB")  # fmt: skip
+    rows = [_plan_cells(place, plan) for place, plan in enumerate(ranking.plans, start=1)]
+    refused = [f"{name}: {reason}" for name, reason in ranking.refused]
+    gains = [
+        f"A tenth less {bound.value} would save {format_duration(gain)}."
+        for bound, gain in best.gains_ns.items()
+    ]
+    return Page(
+        title="Sharding plans, fastest first",
+        headline=Headline(
+            verdict=f"{best.plan.name} " + ("fits" if best.fits else "is too large for the memory"),
+            is_good=best.fits,
+            answer=format_duration(best.answer.iteration_ns),
+            beside=f"per iteration, {ranking.mode.value}",
+            facts=(f"bound by {best.bound.value}", f"{ranking.plans_judged} plans judged"),
+        ),
+        sections=(
+            Section("Times", [_ranges([(plan.plan.name, plan.answer) for plan in ranking.plans])]),
+            Section("Plans", [Grid(headings, rows, numeric=(0, 2, 3, 4, 7), code=(1,))]),
+            Section(f"What would make {best.plan.name} faster", [Lines(gains)]),
+            Section("Not ranked", [Lines(refused)] if refused else []),
+            Section("Assumptions", [Lines(ranking.assumptions)]),
+        ),
+    ).render()
+
+
+def _plan_cells(place: int, plan: RankedPlan) -> list[str]:
+    interval = plan.answer.interval
+    return [
+        str(place),
+        plan.plan.name,
+        f"{plan.answer.iteration_ns / NS_PER_MS:.3f}",
+        f"{interval.low_ns / NS_PER_MS:.2f} to {interval.high_ns / NS_PER_MS:.2f}",
+        "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
+        plan.bound.value,
+        f"rank {plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}",
+        f"{plan.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' (too much)'}",
+    ]
+
+
+def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
+    """The fastest layouts for every number of hosts."""
+    best = min(rankings, key=lambda one: one.best.time_ns)
+    question, spread = best.question, best.best.candidate.chosen.layout
+    flags = [Command(f"{trainer}: {text}") for trainer, text in build_flags(best.best).items()]
+    front = [
+        f"{one.rank_count} GPUs: {format_duration(one.best.time_ns)}" for one in pareto(rankings)
+    ]
+    changes = " ".join(
+        f"--set {key}={value}" for key, value in best.best.candidate.overrides.items()
+    )
+    again = (
+        f"perfmodel predict --workload {question.workload} --topology {question.topology} "
+        f"--hosts {best.hosts} {changes}"
+    )
+    return Page(
+        title=f"Layouts of {question.workload} on {question.topology}",
+        headline=Headline(
+            verdict=f"tp={spread.tp} pp={spread.pp} dp={spread.dp} fits and is fastest",
+            is_good=True,
+            answer=format_duration(best.best.time_ns),
+            beside=f"per iteration on {best.rank_count} GPUs",
+            facts=best.reasons,
+        ),
+        sections=(
+            *(Section(f"On {one.rank_count} GPUs", _layouts(one)) for one in rankings),
+            Section("More GPUs that pay", [Lines(front)] if len(rankings) > 1 else []),
+            Section("To run it", flags),
+            Section("To ask for the fastest again", [Command(again)]),
+        ),
+    ).render()
+
+
+def _layouts(ranking: LayoutRanking) -> list[Block]:
+    tally = ranking.tally
+    rows = [to_layout_cells(ranking, one, place) for place, one in enumerate(ranking.layouts, 1)]
+    has_price = ranking.question.price_per_gpu_hour is not None
+    headings = [*HEADINGS, *(["per M tokens"] if has_price else [])]
+    proof = "no other can be faster" if tally.is_proven else "time was up: another may be faster"
+    names = [f"{place}. {_split(one)}" for place, one in enumerate(ranking.layouts, 1)]
+    times = [
+        (name, one.time_ns, one.interval) for name, one in zip(names, ranking.layouts, strict=True)
+    ]
+    counts = (
+        f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
+        f"bound, {tally.replayed} replayed; {proof}."
+    )
+    return [
+        Lines([counts]),
+        _interval_ranges(times),
+        Grid(headings, rows, numeric=range(len(headings))),
+    ]
+
+
+def _split(one: RankedLayout) -> str:
+    layout = one.candidate.chosen.layout
+    return f"tp={layout.tp} pp={layout.pp} dp={layout.dp}"
+
+
+def build_whatif_page(whatif: WhatIf) -> str:
+    """A job before and after its changes, and the changed one in full."""
+    before, after = whatif.before, whatif.after
+    change = change_pct(before, after)
+    steps = [("before", before), *((step.text, step.outcome) for step in whatif.steps)]
+    swept = [] if whatif.sweep is None else [(s.text, s.outcome) for s in whatif.sweep.steps]
+    bars = [
+        (name, build_pieces(found.explanation.time), format_duration(found.iteration_ns))
+        for name, found in (*steps, *swept)
+    ]
+    return Page(
+        title=f"What if: {whatif.job}",
+        headline=Headline(
+            verdict="no change" if not change else f"{change:+.1f} %",
+            is_good=change <= 0,
+            answer=format_duration(after.iteration_ns),
+            beside=f"per iteration, before {format_duration(before.iteration_ns)}",
+            facts=(f"bound by {after.bound.name}, {after.bound_ratio:.0%} of the critical path",),
+        ),
+        sections=(
+            Section("Step by step", [_ranges(steps)]),
+            Section("Over the sweep", [_ranges(swept)] if swept else []),
+            Section("Where the time goes", [Bars(bars, is_spelt_out=False), LEGEND]),
+            Section("What the changes assume", [Lines(whatif.assumptions)]),
+            *iter_sections(after),
+        ),
+    ).render()
+
+
+def build_score_page(board: Scoreboard) -> str:
+    """Predictions beside measurements: by group, then the rows that are furthest off."""
+    overall = board.overall
+    rows = [
+        (
+            name,
+            str(score.rows),
+            f"{score.mape_pct:.1f} %",
+            f"{score.median_pct:.1f} %",
+            f"{score.bias_pct:+.1f} %",
+            f"{score.inside_interval_pct:.0f} %",
+        )
+        for name, score in board.groups.items()
+    ]
+    worst = sorted(board.deviations, key=lambda one: -abs(one.error_pct))[:MAX_ROWS]
+    far = [
+        (one.group, str(one.row), f"{one.measured:.4g}", f"{one.predicted:.4g}",
+         f"{one.error_pct:+.1f} %")
+        for one in worst
+    ]  # fmt: skip
+    left_out = [f"{one.row}: {one.reason}" for one in board.unsupported[:MAX_ROWS]]
+    return Page(
+        title=f"Predicted and measured: {board.kind}",
+        headline=Headline(
+            verdict="",
+            is_good=True,
+            answer="no row" if overall is None else f"{overall.mape_pct:.1f} %",
+            beside="mean absolute error",
+            facts=(f"{len(board.deviations)} rows, {len(board.unsupported)} left out",),
+        ),
+        sections=(
+            Section("By group", [Grid(SCORE_HEADINGS, rows, range(1, len(SCORE_HEADINGS)))]),
+            Section(
+                "Furthest off",
+                [Grid(("group", "row", "measured", "predicted", "error"), far, (2, 3, 4), (1,))],
+            ),
+            Section("Left out", [Lines(left_out)] if left_out else []),
+        ),
+    ).render()

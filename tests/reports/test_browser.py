@@ -1,0 +1,77 @@
+"""Pages clicked in a real browser; skipped where there is no Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+
+import pytest
+
+from perfmodel.reports.pages.prediction import build_page
+from tests.reports.predictions import build_prediction
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
+]
+
+LISTEN = """<script>
+window.faults = [];
+addEventListener("error", (e) => faults.push(e.message));
+console.error = (...words) => faults.push(words.join(" "));
+</script></head>"""
+
+PROBE = """<script>
+const lanes = document.getElementById("lanes"), out = {};
+const click = (id) => document.getElementById(id).click();
+const span = () => lanes.dataset.to - lanes.dataset.from;
+out.whole = span();
+click("closer"); out.closer = span();
+click("whole"); out.again = span();
+const find = document.getElementById("find");
+find.value = "matmul"; find.dispatchEvent(new Event("input"));
+out.matches = Number(lanes.dataset.matches);
+click("next"); out.task = document.getElementById("task").textContent;
+const ground = () => getComputedStyle(document.body).backgroundColor;
+const light = ground(); click("theme"); out.themes = [light, ground()];
+out.width = innerWidth; out.wide = document.documentElement.scrollWidth;
+const names = [...document.querySelectorAll("main *")];
+out.overflowing = names.filter((one) => one.getBoundingClientRect().right > innerWidth + 1
+  && !one.closest(".scroll")).map((one) => one.tagName);
+out.faults = faults;
+const shown = document.createElement("pre");
+shown.id = "probe"; shown.textContent = JSON.stringify(out);
+document.body.append(shown);
+</script></body>"""
+
+
+def probe(tmp_path, *, width):
+    page = build_page(build_prediction()).replace("</head>", LISTEN).replace("</body>", PROBE)
+    path = tmp_path / "page.html"
+    path.write_text(page)
+    words = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    shown = subprocess.run(
+        [CHROMIUM, *words, profile, "--dump-dom", path.as_uri()],
+        capture_output=True, text=True, timeout=240, check=True,
+    )  # fmt: skip
+    return json.loads(unescape(re.search(r'<pre id="probe">(.*?)</pre>', shown.stdout)[1]))
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_page_zooms_searches_changes_its_theme_and_does_not_overflow(tmp_path, width):
+    found = probe(tmp_path, width=width)
+
+    assert found["faults"] == []
+    # 36 us in units of a nanosecond, then half of it.
+    assert (found["whole"], found["closer"], found["again"]) == (36_000, 18_000, 36_000)
+    # A kernel of that name on each of two ranks.
+    assert found["matches"] == 2
+    assert "matmul" in found["task"]
+    assert found["themes"][0] != found["themes"][1]
+    assert found["overflowing"] == []
+    assert found["wide"] <= found["width"]

@@ -1,0 +1,45 @@
+"""Answers in Python and in a notebook."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.prediction.comparing import Compared, Comparison, SweepAxis
+from perfmodel.reports.comparing import to_comparison_csv
+from perfmodel.reports.pages.answers import build_comparison_page
+from tests.reports.predictions import build_prediction
+
+
+def build_comparison() -> Comparison:
+    found = build_prediction()
+    assert found.scenario is not None
+    entries = (
+        Compared("batch=1", found.scenario, found),
+        Compared("batch=2", found.scenario, found),
+        Compared("batch=3", found.scenario, None, "batch must divide"),
+    )
+    return Comparison(entries, (SweepAxis("batch", ("1", "2", "3")),))
+
+
+@pytest.mark.parametrize("shown", [build_prediction(), build_comparison()], ids=["one", "many"])
+def test_an_answer_shows_itself(shown, tmp_path):
+    assert len(repr(shown)) < 600
+    assert "36 us" in repr(shown)
+    assert "<table" in shown._repr_html_()
+    assert len(shown.to_frame()) >= 2
+    assert shown.to_dict()["schema_version"] == 1
+    shown.plot(tmp_path / "picture.svg")
+    assert (tmp_path / "picture.svg").stat().st_size > 1000
+    assert shown.save_report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_names_in_a_notebook_are_text():
+    assert "<script>" not in build_prediction(label="<script>alert(1)</script>")._repr_html_()
+
+
+def test_a_table_of_scenarios_has_a_line_each_and_says_why_one_has_no_answer():
+    lines = to_comparison_csv(build_comparison()).splitlines()
+
+    assert len(lines) == 4
+    assert lines[3].endswith("batch must divide")
+    assert "batch must divide" in build_comparison_page(build_comparison())
