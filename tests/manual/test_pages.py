@@ -119,3 +119,9 @@ def test_a_page_is_rewritten_with_what_its_commands_print():
     assert rewritten(page, [(a, ["new", "x", "y", "last"]), (b, ["unsaid"])]) == (
         "Ask.\n\n```console\n$ perfmodel a\nnew\n...\nlast\n$ perfmodel b\n```\n"
     )
+
+
+def test_the_changelog_says_nothing_twice():
+    bullets = re.split(r"^- ", (CHECKOUT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+
+    assert len(bullets) == len({" ".join(bullet.split()) for bullet in bullets})
