@@ -10,18 +10,18 @@ from tests.cli.test_predict import refused, run
 def test_machines_side_by_side(capsys, tmp_path):
     files = {name: tmp_path / name for name in ("a.csv", "a.svg", "a.html")}
     words = ["--csv", files["a.csv"], "--plot", files["a.svg"], "--report", files["a.html"]]
-    asked = ["compare", "--topology", "dgx_a100,dgx_h100", "--workload", "dlrm_mlperf"]
+    asked = ["compare", "--topology", "dgx_a100,dgx_h100", "--workload", "dlrm_dcnv2"]
     assert run(*asked, *words) == 0
 
     shown = capsys.readouterr().out
     assert "dgx_a100" in shown
-    assert "Shortest: topology=dgx_h100" in shown
+    assert "Shortest iteration: topology=dgx_h100" in shown
     assert all(path.stat().st_size > 100 for path in files.values())
 
 
 def test_scenario_files_side_by_side(capsys, tmp_path):
     for name in ("dgx_a100", "dgx_h100"):
-        text = f"topology: {name}\nworkload: dlrm_mlperf\nsamples: 2\n"
+        text = f"topology: {name}\nworkload: dlrm_dcnv2\nsamples: 2\n"
         (tmp_path / f"{name}.yaml").write_text(text)
     paths = [tmp_path / "dgx_a100.yaml", tmp_path / "dgx_h100.yaml"]
     assert run("compare", *paths, "--json", "-") == 0
