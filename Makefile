@@ -6,7 +6,7 @@ TOOLS := .venv/tools.stamp
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 TEST_WORKERS ?= 2
 
-.PHONY: predict test lint check bench mutants fuzz clean
+.PHONY: predict test lint check bench mutants fuzz faults clean
 
 predict: $(PROGRAM)
 	@$(BIN)/perfmodel predict --topology dgx_h100.yaml
@@ -30,6 +30,9 @@ mutants: $(TOOLS)
 
 fuzz: $(TOOLS)
 	$(BIN)/python -m tests.fuzz --seed $(or $(SEED),1) --count $(or $(COUNT),10000)
+
+faults: $(TOOLS)
+	$(BIN)/python -m tests.faults --seed $(or $(SEED),1) --runs $(or $(RUNS),50)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

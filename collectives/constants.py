@@ -84,10 +84,11 @@ class FabricConstants:
     *spread_ns* a hop is what messages well above *spread_bytes* cost over the smallest ones;
     *ring_hop_ratio* how much dearer a hop of a ring is than one of a tree; *fill_ns* a level what
     waiting for the first chunk costs once messages exceed *fill_bytes*, in LL128
-    *ll128_fill_ns* once they exceed *ll128_fill_bytes*. *nic_crowding* is the power by which
-    ranks that share a NIC slow each other down beyond its bandwidth. A pairwise exchange pays
-    *pair_peer_ns* for each partner on another host, *pair_ll_peer_ns* where it goes by LL; its
-    slices feel an oversubscribed spine once they exceed *pair_burst_bytes*, which switches hold.
+    *ll128_fill_ns* once they exceed *ll128_fill_bytes*. *nic_crowding* is the share of its
+    time by which each further rank on a NIC slows the others down beyond its bandwidth. A pairwise
+    exchange pays *pair_peer_ns* for each partner on another host, *pair_ll_peer_ns* where it goes
+    by LL; its slices feel an oversubscribed spine once they exceed *pair_burst_bytes*, which
+    switches hold.
     """
 
     launch_ns: float

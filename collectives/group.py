@@ -139,7 +139,7 @@ def _wiring_of_shape(shape: GroupShape, machine: _ByIdentity) -> Wiring:
         nic_count=net.nic_count if is_wide else 0,
         pair_oversubscription=_pair_oversubscription(shape, topology),
         net_latency_ns=_net_latency_ns(shape, topology),
-        call_latency_ns=topology.fabric.call_latency_ns if topology.fabric and is_wide else 0.0,
+        call_latency_ns=_call_latency_ns(shape, topology) if is_wide else 0.0,
         host_link=inside.link,
         nic_link=net.link,
     )
@@ -243,6 +243,13 @@ def _net_wiring(gpus: tuple[int, ...], machine: _ByIdentity) -> _NetWires:
     }
     busiest = max(sorted(taken), key=lambda nic: taken[nic])
     return _NetWires(sum(bandwidths.values()), len(taken), taken[busiest], f"nic:{busiest} -> leaf")
+
+
+def _call_latency_ns(shape: GroupShape, topology: Topology) -> float:
+    """What waiting for the last of the hosts takes: it grows with every doubling of them."""
+    if topology.fabric is None:
+        return 0.0
+    return topology.fabric.call_latency_ns * math.log2(shape.host_count)
 
 
 def _net_latency_ns(shape: GroupShape, topology: Topology) -> float:

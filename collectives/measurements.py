@@ -72,7 +72,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 @lru_cache(maxsize=1024)
 def wiring_of_run(topology: str, hosts: int, ranks: int) -> Wiring:
     """The wiring of all *ranks*, spread evenly over *hosts* machines of the catalog."""
-    cluster = build_cluster(load_topology(topology), hosts=hosts, ranks=ranks)
+    cluster = build_cluster(load_topology(topology).idle, hosts=hosts, ranks=ranks)
     return wiring_of(np.arange(cluster.rank_count), cluster)
 
 

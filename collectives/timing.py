@@ -36,9 +36,9 @@ class WireSpeeds:
     def nic_ns_per_byte(self, ratio: float, crowding: float) -> float:
         """What a byte takes on the NICs of a host that reach *ratio* of their datasheet.
 
-        Ranks that share a NIC hold each other up by the power *crowding* of how many they are.
+        Every further rank that shares a NIC holds the others up by *crowding* of their time.
         """
-        crowd = float(self.nic_sharing**crowding)
+        crowd = 1.0 + crowding * (self.nic_sharing - 1)
         return NS_PER_S * crowd / (self.nic_bytes_per_s * ratio)
 
 

@@ -23,7 +23,15 @@ from embeddings.sharding_task import ShardingTask, place_greedily
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 
-__all__ = ["PAPER_SHARDERS", "SHARDERS", "ShardingTask", "build_named_plan", "place_greedily"]
+__all__ = [
+    "DEFAULT_SHARDER",
+    "HYBRID_SHARDERS",
+    "PAPER_SHARDERS",
+    "SHARDERS",
+    "ShardingTask",
+    "build_named_plan",
+    "place_greedily",
+]
 
 
 Sharder = Callable[[ShardingTask], ShardingPlan]
@@ -121,6 +129,8 @@ SHARDERS: dict[str, Sharder] = {
 
 HYBRID_SHARDERS: dict[str, Sharder] = {"hugectr_hybrid": shard_as_hybrid}
 """Those that also copy rows of a table to every rank."""
+
+DEFAULT_SHARDER = "balanced"
 
 PAPER_SHARDERS = tuple(SHARDERS)[:7]
 """The seven of the paper's scripts; all of them place whole tables."""

@@ -18,6 +18,8 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 
 if TYPE_CHECKING:
+    from perfmodel.emulation.request import Emulation
+    from perfmodel.emulation.telling import EmulatedJob
     from perfmodel.execution import Executor
     from perfmodel.graph.job import JobGraph
     from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
@@ -26,9 +28,10 @@ if TYPE_CHECKING:
     from perfmodel.prediction.answer import Answer, Prediction
     from perfmodel.prediction.changing import WhatIf
     from perfmodel.prediction.comparing import Comparison
-    from perfmodel.recordings.import_files import ImportedJob
+    from perfmodel.recordings.import_files import Imported, ImportedJob, ImportWishes
     from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
+    from traces.job_trace import OnFile
 
 _LATE = {
     "Answer": "perfmodel.prediction.answer",
@@ -64,8 +67,10 @@ __all__ = [
     "Scoreboard",
     "WhatIf",
     "compare",
+    "emulate",
     "import_chakra",
     "import_kineto",
+    "import_traces",
     "load_job",
     "load_scenario",
     "predict",
@@ -243,6 +248,28 @@ def search(
         return search_layouts(question, executor=place, on_phase=on_phase)
 
 
+def import_traces(
+    paths: Sequence[str | Path],
+    out: str | Path,
+    wishes: ImportWishes | None = None,
+    on_file: OnFile | None = None,
+) -> tuple[Imported, ...]:
+    """Turn traces of all ranks into a job in the folder *out*; what they are is told by content.
+
+    *paths* are files of one job, a folder of them, or a folder of such folders; several jobs go
+    to folders in *out*. *on_file* is told before each file is read.
+    """
+    from perfmodel.recordings import import_files
+    from traces.job_trace import ignore_file
+
+    return import_files.import_traces(
+        [Path(path) for path in paths],
+        Path(out),
+        import_files.AsUsual if wishes is None else wishes,
+        ignore_file if on_file is None else on_file,
+    )
+
+
 def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:
     """Turn Kineto traces of all ranks into a job in the folder *out*, and score it.
 
@@ -254,11 +281,26 @@ def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[Importe
     return import_files.import_kineto([Path(path) for path in paths], Path(out))
 
 
-def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:
-    """Turn Chakra execution traces of one job into a job in the folder *out*, and score it."""
+def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[Imported, ...]:
+    """Turn Chakra execution traces of one job into a job in the folder *out*."""
     from perfmodel.recordings import import_files
 
     return import_files.import_chakra([Path(path) for path in paths], Path(out))
+
+
+def emulate(
+    request: Emulation,
+    out: str | Path,
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    ray_address: str | None = None,
+) -> EmulatedJob:
+    """Run the torch script of *request* on virtual GPUs and write its job to the folder *out*."""
+    from perfmodel.emulation import emulate as emulation
+
+    with _open(executor, workers, ray_address) as place:
+        return emulation.emulate(request, Path(out), place=place)
 
 
 def load_job(folder: str | Path) -> JobGraph:

@@ -7,7 +7,7 @@ Topology can ask for any route.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfmodel.base.errors import TopologyError
 from topologies.device import Device
@@ -78,6 +78,13 @@ class Topology:
     def has_nvswitch(self) -> bool:
         """Whether NVLink goes through switches."""
         return bool(self.of_kind(VertexKind.NVSWITCH))
+
+    @property
+    def idle(self) -> Topology:
+        """The machine as a benchmark finds it, with nobody else on its network."""
+        if self.fabric is None or not self.fabric.call_latency_ns:
+            return self
+        return replace(self, fabric=replace(self.fabric, call_latency_ns=0.0))
 
     @property
     def has_nvls(self) -> bool:

@@ -1,24 +1,81 @@
-"""PyTorch execution traces: operators of one rank with shapes and parents, without times.
+"""PyTorch execution traces: operators of one rank with their tensors and parents, without times.
 
 They say what ran and with which tensors; a Kineto trace of the same step says
-when. `record_function` ids link the two.
+when. Files that were linked with a Kineto trace (`et_plus`) have kernels and
+durations among the operators.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import TraceError
 from traces.json_stream import ObjectStream
+from traces.packed import DEFAULT_LIMITS, Limits
 
 _RANGE_KEYS = ("rf_id", "seq_id", "fw_tid", "tid")
+_MOST_FAULTY_RATIO = 0.05
+_LARGEST = 2**63 - 1
+_RANK_IN_NAME = re.compile(r"(?:rank|worker|et|host)[_.-]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_ATTRIBUTES = (
+    "op_schema", "scope", "collective_name", "dtype", "in_msg_nelems", "out_msg_nelems",
+    "in_split_size",
+    "out_split_size", "pg_name", "pg_desc", "pg_size", "global_rank_start", "global_rank_stride",
+)  # fmt: skip
+_LINKED_KEYS = ("cat", "ts", "inclusive_dur", "exclusive_dur", "dur", "stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One input or output: its value, its shape and its type, as the file has them."""
+
+    value: Any
+    shape: Any
+    kind: str
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether it is a tensor in host memory."""
+        device = _device_in(self.value)
+        return device is not None and not device.startswith(("cuda", "hip", "xpu"))
+
+    @property
+    def storages(self) -> tuple[int, ...]:
+        """The memory blocks of the tensors in it."""
+        return tuple(_storages_in(self.value))
+
+
+def _device_in(value: Any) -> str | None:
+    if not isinstance(value, list) or not value:
+        return None
+    if isinstance(value[-1], str) and len(value) >= 6:
+        return value[-1]
+    return _device_in(value[0])
+
+
+def _storages_in(value: Any) -> list[int]:
+    if not isinstance(value, list) or not value:
+        return []
+    if len(value) >= 6 and isinstance(value[-1], str) and isinstance(value[1], int):
+        return [value[1]]
+    return [
+        found
+        for inner in value
+        if isinstance(inner, list) and len(inner) >= 6 and isinstance(inner[-1], str)
+        for found in _storages_in(inner)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutedOperator:
-    """One operator call: its parent, the shapes of its inputs, its number in the profiler."""
+    """One operator call: its parent, its inputs and outputs, its number in the profiler.
+
+    *attributes* holds the schema, what collectives say about themselves and, in linked files,
+    times.
+    """
 
     number: int
     name: str
@@ -27,8 +84,14 @@ class ExecutedOperator:
     sequence: int
     thread: int
     forward_thread: int
-    input_shapes: tuple[Any, ...]
-    input_types: tuple[str, ...]
+    inputs: tuple[Argument, ...] = ()
+    outputs: tuple[Argument, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def input_shapes(self) -> tuple[Any, ...]:
+        """The shapes of the inputs."""
+        return tuple(argument.shape for argument in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,45 +102,119 @@ class ExecutionTrace:
     schema: str
     operators: tuple[ExecutedOperator, ...]
     faults: tuple[str, ...]
+    rank: int = 0
+    is_rank_stated: bool = False
 
 
-def load_execution_trace(path: Path | str) -> ExecutionTrace:
-    """Read the PyTorch execution trace at *path*, plain or gzip."""
-    stream = ObjectStream(Path(path), "nodes")
-    operators = []
+def load_execution_trace(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> ExecutionTrace:
+    """Read the PyTorch execution trace at *path*, plain or gzip, as far as *limits* allow."""
+    stream = ObjectStream(Path(path), "nodes", limits=limits)
+    operators: dict[int, ExecutedOperator] = {}
+    faulty = count = 0
     for batch in stream.batches():
+        _check_count(Path(path), count + len(batch), limits)
         for item in batch:
+            count += 1
             try:
-                operators.append(_operator(item))
-            except (KeyError, TypeError, ValueError, AttributeError) as fault:
+                _keep(_operator(item), operators)
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as fault:
+                faulty += 1
                 stream.faults.add(f"operator left out ({type(fault).__name__}: {fault})", "nodes")
     schema = stream.surroundings.get("schema")
-    if not isinstance(schema, str) or not operators:
+    _check(Path(path), schema, len(operators), faulty if count > 2 else 0)
+    # The process itself is number 0 or 1 and often not written.
+    lost = [one for one in operators.values() if one.parent > 1 and one.parent not in operators]
+    if lost:
+        first = f"operator {lost[0].number} in {lost[0].parent}"
+        stream.faults.add("operator whose parent is not in the file", first, len(lost))
+    early = [one for one in operators.values() if one.parent >= one.number > 0]
+    if early:
+        stream.faults.add("operator before its parent", f"{early[0].number}", len(early))
+    match = _RANK_IN_NAME.search(Path(path).name)
+    return ExecutionTrace(
+        document=str(path),
+        schema=str(schema),
+        operators=tuple(sorted(operators.values(), key=lambda operator: operator.number)),
+        faults=stream.faults.sentences(),
+        rank=int(match[1]) if match else 0,
+        is_rank_stated=match is not None,
+    )
+
+
+def _check_count(path: Path, count: int, limits: Limits) -> None:
+    if count > limits.most_objects:
+        raise TraceError(
+            f"{path}: must hold at most {limits.most_objects} operators, holds more. Cut the "
+            "recording, or raise the limits with --limits-factor."
+        )
+
+
+def _keep(found: ExecutedOperator, operators: dict[int, ExecutedOperator]) -> None:
+    if found.number in operators:
+        raise ValueError(f"id {found.number} stands twice")
+    operators[found.number] = found
+
+
+def _check(path: Path, schema: object, kept: int, faulty: int) -> None:
+    if not isinstance(schema, str) or not kept:
         raise TraceError(
             f"{path}: must be a PyTorch execution trace with a schema and operators; has schema "
-            f"{schema!r} and {len(operators)} operators. Write it with ExecutionTraceObserver."
+            f"{schema!r} and {kept} operators. Write it with ExecutionTraceObserver."
         )
-    operators.sort(key=lambda operator: operator.number)
-    return ExecutionTrace(str(path), schema, tuple(operators), stream.faults.sentences())
+    if faulty > _MOST_FAULTY_RATIO * (kept + faulty):
+        raise TraceError(
+            f"{path}: {faulty} of {kept + faulty} operators are faulty, more than can be left out. "
+            "Write it again with ExecutionTraceObserver."
+        )
 
 
 def _operator(item: dict[str, Any]) -> ExecutedOperator:
-    attributes = {entry["name"]: entry.get("value") for entry in item.get("attrs", ())}
-    if "inputs" in item and isinstance(item["inputs"], dict):
-        shapes, types = item["inputs"].get("shapes", ()), item["inputs"].get("types", ())
-    else:
-        # Schemas before 1.0.3 keep shapes and types beside the inputs.
-        shapes, types = item.get("input_shapes", ()), item.get("input_types", ())
+    stated = {entry["name"]: entry.get("value") for entry in item.get("attrs", ())}
     parent = item.get("ctrl_deps", item.get("parent", 0))
-    numbers = {key: int(attributes.get(key, item.get(key, -1)) or 0) for key in _RANGE_KEYS}
+    if isinstance(parent, list):
+        parent = parent[0] if parent else 0
+    numbers = {key: _whole(stated.get(key, item.get(key, -1))) for key in _RANGE_KEYS}
+    if not isinstance(item["name"], str):
+        raise TypeError("name must be text")
+    if "tid" in item and numbers["tid"] < 0:
+        raise ValueError("tid must not be negative")
+    attributes = {key: stated[key] for key in _ATTRIBUTES if key in stated}
+    attributes |= {key: item[key] for key in (*_LINKED_KEYS, "op_schema", "scope") if key in item}
     return ExecutedOperator(
-        number=int(item["id"]),
-        name=str(item["name"]),
-        parent=int(parent),
+        number=_whole(item["id"], least=0),
+        name=item["name"],
+        parent=_whole(parent, least=0),
         record=numbers["rf_id"],
         sequence=numbers["seq_id"],
         thread=numbers["tid"],
         forward_thread=numbers["fw_tid"],
-        input_shapes=tuple(shapes),
-        input_types=tuple(str(word) for word in types),
+        inputs=_arguments(item, "input"),
+        outputs=_arguments(item, "output"),
+        attributes=attributes,
     )
+
+
+def _arguments(item: dict[str, Any], word: str) -> tuple[Argument, ...]:
+    content = item.get(f"{word}s", ())
+    if isinstance(content, dict):
+        values, shapes, kinds = (content.get(key, ()) for key in ("values", "shapes", "types"))
+    else:
+        # Schemas before 1.0.3 keep shapes and types beside the inputs.
+        values, shapes = content, item.get(f"{word}_shapes", ())
+        kinds = item.get(f"{word}_types", ())
+    if not all(isinstance(part, list | tuple) for part in (values, shapes, kinds)):
+        raise TypeError(f"{word}s must be lists")
+    if len(shapes) != len(kinds):
+        raise ValueError(f"{word}s: {len(shapes)} shapes for {len(kinds)} types")
+    padded = [*values, *[None] * (len(shapes) - len(values))]
+    return tuple(
+        Argument(value, shape, str(kind))
+        for value, shape, kind in zip(padded, shapes, kinds, strict=False)
+    )
+
+
+def _whole(value: Any, *, least: int = -_LARGEST) -> int:
+    number = int(value)
+    if isinstance(value, bool) or not least <= number <= _LARGEST or number != float(value):
+        raise ValueError(f"{value!r} is not a whole number of 64 bits")
+    return number

@@ -1,24 +1,27 @@
 """Job traces: the recordings of all ranks of one job.
 
 A job is a folder with one trace a rank. A folder of such folders is several
-recordings, each a job of its own.
+recordings, each a job of its own. Execution traces beside Kineto traces belong
+to them, in the same folder or in one next to it.
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
+from traces.chakra import is_chakra
+from traces.execution_trace import ExecutionTrace, load_execution_trace
 from traces.kineto import load_kineto
+from traces.packed import DEFAULT_LIMITS, Limits, read_head
 from traces.trace import Trace
 
 _HEAD_BYTES = 1 << 20
+_NAMED_RANKS = 8
 
 
 class TraceFormat(Enum):
@@ -30,13 +33,35 @@ class TraceFormat(Enum):
     OTHER = "other"
 
 
+OnFile = Callable[[Path, int, int], None]
+"""Told before each file is read: the file, its place from 0, and how many there are."""
+
+
+def ignore_file(path: Path, place: int, count: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The files of one job, by what they hold."""
+
+    name: str
+    kineto: tuple[Path, ...] = ()
+    executed: tuple[Path, ...] = ()
+    chakra: tuple[Path, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class JobTrace:
-    """What every recorded rank did, by rank; `missing_ranks` were not recorded."""
+    """What every recorded rank did, by rank; `missing_ranks` were not recorded.
+
+    *executed* are execution traces of the same job by rank.
+    """
 
     name: str
     ranks: tuple[Trace, ...]
     world_size: int
+    executed: tuple[ExecutionTrace, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.ranks:
@@ -54,15 +79,24 @@ class JobTrace:
         faults.check(TraceError)
 
     @property
+    def missing_count(self) -> int:
+        """How many ranks of the job no trace is of."""
+        return self.world_size - len(self.ranks)
+
+    @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks of the job that no trace is of."""
+        """The first few ranks of the job that no trace is of."""
         recorded = {trace.rank for trace in self.ranks}
-        return tuple(rank for rank in range(self.world_size) if rank not in recorded)
+        # Among so many ranks there are enough that were not recorded.
+        first = range(min(self.world_size, len(recorded) + _NAMED_RANKS + 1))
+        return tuple(rank for rank in first if rank not in recorded)[: _NAMED_RANKS + 1]
 
 
-def load_job_trace(paths: Sequence[Path | str] | Path | str) -> JobTrace:
+def load_job_trace(
+    paths: Sequence[Path | str] | Path | str, limits: Limits = DEFAULT_LIMITS
+) -> JobTrace:
     """Read the one job at *paths*: a file, some files, or a folder with one file a rank."""
-    jobs = load_job_traces(paths)
+    jobs = load_job_traces(paths, limits)
     if len(jobs) > 1:
         names = ", ".join(job.name for job in jobs)
         raise TraceError(
@@ -71,8 +105,24 @@ def load_job_trace(paths: Sequence[Path | str] | Path | str) -> JobTrace:
     return jobs[0]
 
 
-def load_job_traces(paths: Sequence[Path | str] | Path | str) -> tuple[JobTrace, ...]:
+def load_job_traces(
+    paths: Sequence[Path | str] | Path | str,
+    limits: Limits = DEFAULT_LIMITS,
+    on_file: OnFile = ignore_file,
+) -> tuple[JobTrace, ...]:
     """Read every job at *paths*; files given together are one job."""
+    recordings = find_recordings(paths)
+    lacking = [recording.name for recording in recordings if not recording.kineto]
+    if lacking:
+        raise TraceError(
+            f"{', '.join(lacking)}: must hold Kineto traces, one file a rank; holds execution "
+            "traces only. Make a job of them with `perfmodel import`."
+        )
+    return tuple(load_recording(recording, limits, on_file) for recording in recordings)
+
+
+def find_recordings(paths: Sequence[Path | str] | Path | str) -> tuple[Recording, ...]:
+    """The jobs whose files lie at *paths*; files given together are one job."""
     given = [Path(paths)] if isinstance(paths, Path | str) else [Path(path) for path in paths]
     if not given:
         raise TraceError("traces: must name at least one file or folder, got none.")
@@ -80,67 +130,98 @@ def load_job_traces(paths: Sequence[Path | str] | Path | str) -> tuple[JobTrace,
         if not path.exists():
             raise TraceError(f"{path}: must be a trace or a folder of traces, but is not there.")
     files = [path for path in given if path.is_file()]
-    jobs = (
-        [_job_of(files[0].parent.name if len(files) > 1 else _stem(files[0]), files)]
-        if files
-        else []
-    )
+    found = []
+    if files:
+        name = files[0].parent.name if len(files) > 1 else _stem(files[0])
+        found.append(_recording_of(name, files, is_asked_for=True))
     for folder in given:
         if folder.is_dir():
-            jobs.extend(_jobs_in(folder))
-    return tuple(jobs)
+            found.extend(_recordings_in(folder))
+    return tuple(found)
 
 
 def detect_format(path: Path) -> TraceFormat:
     """What *path* holds, from its first bytes."""
-    head = _head(path)
+    head = read_head(path, _HEAD_BYTES)
     text = head.lstrip()
     if text[:1] in (b"{", b"["):
         if b'"traceEvents"' in head or text[:1] == b"[":
             return TraceFormat.KINETO
-        if b'"nodes"' in head and b'"schema"' in head:
+        if b'"nodes"' in head and b'schema"' in head:
             return TraceFormat.EXECUTION_TRACE
-        return TraceFormat.OTHER
-    if path.name.removesuffix(".gz").endswith(".et"):
+    if head and is_chakra(head):
         return TraceFormat.CHAKRA
     return TraceFormat.OTHER
 
 
-def _jobs_in(folder: Path) -> list[JobTrace]:
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    kineto = [path for path in files if detect_format(path) is TraceFormat.KINETO]
-    if kineto:
-        return [_job_of(folder.name, kineto)]
-    jobs = []
-    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
-        names = sorted(path for path in inner.iterdir() if path.is_file())
-        kineto = [path for path in names if detect_format(path) is TraceFormat.KINETO]
-        if kineto:
-            jobs.append(_job_of(inner.name, kineto))
-    if len(jobs) == 1:
-        # One recording beside, say, its execution traces: the outer folder names the job.
-        jobs = [replace(jobs[0], name=folder.name)]
-    if not jobs:
-        kinds = sorted({detect_format(path).value for path in files}) or ["nothing"]
+def _recordings_in(folder: Path) -> list[Recording]:
+    own = _recording_of(folder.name, _files_in(folder))
+    if own.kineto or own.executed or own.chakra:
+        return [own]
+    inner = [
+        _recording_of(path.name, _files_in(path))
+        for path in sorted(folder.iterdir())
+        if path.is_dir()
+    ]
+    inner = [found for found in inner if found.kineto or found.executed or found.chakra]
+    if not inner:
         raise TraceError(
-            f"{folder}: must hold Kineto traces, one file a rank, or folders of such; "
-            f"holds {', '.join(kinds)}."
+            f"{folder}: must hold Kineto traces, execution traces or Chakra traces, one file a "
+            "rank, or folders of such; holds none."
         )
-    return jobs
+    recorded = [found for found in inner if found.kineto]
+    if len(recorded) == 1:
+        # One recording beside its execution traces: the outer folder names the job.
+        beside = [found.executed for found in inner if found.executed]
+        executed = beside[0] if len(beside) == 1 else recorded[0].executed
+        return [replace(recorded[0], name=folder.name, executed=executed)]
+    return [replace(inner[0], name=folder.name)] if len(inner) == 1 else recorded or inner
 
 
-def _job_of(name: str, files: list[Path]) -> JobTrace:
-    traces, faults = [], FaultList(f"job {name!r}")
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = False) -> Recording:
+    by_format: dict[TraceFormat, list[Path]] = {kind: [] for kind in TraceFormat}
     for path in files:
+        by_format[detect_format(path)].append(path)
+    other = by_format[TraceFormat.OTHER]
+    # A file that was named must be read; if it is no trace, the Kineto reader says why.
+    kineto = by_format[TraceFormat.KINETO] + (other if is_asked_for else [])
+    return Recording(
+        name,
+        tuple(sorted(kineto)),
+        tuple(by_format[TraceFormat.EXECUTION_TRACE]),
+        tuple(by_format[TraceFormat.CHAKRA]),
+    )
+
+
+def load_recording(
+    recording: Recording, limits: Limits = DEFAULT_LIMITS, on_file: OnFile = ignore_file
+) -> JobTrace:
+    """Read the Kineto traces of *recording*, and the execution traces beside them."""
+    traces, faults = [], FaultList(f"job {recording.name!r}")
+    count = len(recording.kineto) + len(recording.executed)
+    for place, path in enumerate(recording.kineto):
+        on_file(path, place, count)
         try:
-            traces.append(load_kineto(path))
+            traces.append(load_kineto(path, limits))
         except TraceError as fault:
             faults.add(path.name, str(fault))
     faults.check(TraceError)
     traces = _with_ranks(traces)
-    world_size = max(max(trace.world_size, trace.rank + 1) for trace in traces)
+    executed = []
+    for place, path in enumerate(recording.executed, start=len(recording.kineto)):
+        on_file(path, place, count)
+        executed.append(load_execution_trace(path, limits))
+    if len(traces) == len(executed) == 1:
+        executed = [replace(executed[0], rank=traces[0].rank)]
     return JobTrace(
-        name=name, ranks=tuple(sorted(traces, key=lambda t: t.rank)), world_size=world_size
+        name=recording.name,
+        ranks=tuple(sorted(traces, key=lambda trace: trace.rank)),
+        world_size=max(max(trace.world_size, trace.rank + 1) for trace in traces),
+        executed=tuple(executed),
     )
 
 
@@ -158,18 +239,5 @@ def _with_ranks(traces: list[Trace]) -> list[Trace]:
     return traces
 
 
-def _head(path: Path) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            magic = stream.read(2)
-        if magic != b"\x1f\x8b":
-            with path.open("rb") as stream:
-                return stream.read(_HEAD_BYTES)
-        with gzip.open(path, "rb") as packed:
-            return bytes(packed.read(_HEAD_BYTES))
-    except (OSError, EOFError, zlib.error):
-        return b""
-
-
 def _stem(path: Path) -> str:
-    return path.name.removesuffix(".gz").removesuffix(".json")
+    return path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".et")

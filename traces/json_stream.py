@@ -8,87 +8,23 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
 from perfmodel.base.errors import TraceError
+from traces.packed import BATCH_BYTES, DEFAULT_LIMITS, Chunks, Limits, open_chunks
 
 # A file that was cut while it was written still gives all it holds; that it was
 # cut is remembered.
 
 
-# Small pieces stay in cache: parsing 64 KiB at a time is nearly twice as fast as 1 MiB.
-BATCH_BYTES = 64 * 1024
-MAX_OBJECT_BYTES = 64 * 2**20
-
-
-@dataclass(slots=True)
-class Chunks:
-    """Pieces of a file; damage to its compression ends it and is remembered."""
-
-    stream: IO[bytes]
-    unpacker: Any = None
-    waiting: bytes = b""
-    fault: str = ""
-
-    def next(self) -> bytes:
-        """The next piece, empty at the end."""
-        if self.unpacker is None or self.fault:
-            return b"" if self.fault else self.stream.read(BATCH_BYTES)
-        try:
-            return self._unpack()
-        except zlib.error as fault:
-            self.fault = str(fault)
-            return b""
-
-    def _unpack(self) -> bytes:
-        while True:
-            packed = self.waiting or self.stream.read(BATCH_BYTES)
-            if not packed:
-                if not self.unpacker.eof:
-                    self.fault = "the compressed data ends early"
-                return b""
-            if self.unpacker.eof:
-                self.unpacker = _new_unpacker()
-            piece: bytes = self.unpacker.decompress(packed, BATCH_BYTES)
-            self.waiting = self.unpacker.unconsumed_tail or self.unpacker.unused_data.lstrip(b"\0")
-            if piece:
-                return piece
-
-    def rest(self) -> bytes:
-        """All that is left, up to a limit."""
-        pieces = []
-        while piece := self.next():
-            pieces.append(piece)
-            if len(pieces) * BATCH_BYTES > MAX_OBJECT_BYTES:
-                break
-        return b"".join(pieces)
-
-
-def _new_unpacker() -> Any:
-    """An unpacker of gzip; it checks sizes and checksums itself."""
-    return zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-
-
-def open_chunks(path: Path, stream: IO[bytes]) -> Chunks:
-    """The pieces of *stream*, which is the open file at *path*."""
-    return Chunks(stream, _new_unpacker() if _is_packed(path) else None)
-
-
-def _is_packed(path: Path) -> bool:
-    if path.is_dir():
-        raise TraceError(f"{path}: must be a file, but it is a directory.")
-    with path.open("rb") as stream:
-        magic = stream.read(2)
-    if not magic:
-        raise TraceError(f"{path}: must hold a trace, but it is empty.")
-    return magic == b"\x1f\x8b"
+MAX_OBJECT_BYTES = 16 * 2**20
+"""No object of a recording is this long; text without an end is damage."""
 
 
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
@@ -130,26 +66,22 @@ class ObjectStream:
     path: Path
     key: str
     mark: bytes | None = None
+    limits: Limits = DEFAULT_LIMITS
     faults: StreamFaults = field(default_factory=StreamFaults)
     surroundings: dict[str, Any] = field(default_factory=dict)
     is_truncated: bool = False
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield the objects in order, a list at a time."""
-        try:
-            with self.path.open("rb") as stream:
-                yield from self._batches_of(open_chunks(self.path, stream))
-        except OSError as fault:
-            raise TraceError(
-                f"{self.path}: cannot be read ({fault.strerror or fault}). "
-                "A trace is a JSON file, plain or gzip."
-            ) from None
+        with open_chunks(self.path, self.limits) as chunks:
+            yield from self._batches_of(chunks)
 
     def _batches_of(self, chunks: Chunks) -> Iterator[list[Any]]:
         head, rest = self._find_array(chunks)
         offset = len(head)
         tail = b""
         while True:
+            before_bytes = len(rest)
             quick = self._parse_quickly(rest)
             if quick is not None:
                 offset += quick.end
@@ -162,10 +94,12 @@ class ObjectStream:
                     offset += cut.end
                     rest = rest[cut.end :]
                 if cut.is_closed:
-                    tail = rest[rest.index(_END) :] + chunks.rest()
+                    tail = rest[rest.index(_END) :] + chunks.read(MAX_OBJECT_BYTES)
                     break
                 self._check_length(rest, offset)
-            more = chunks.next()
+            # Text without an end is looked through again only when there is twice as much of it.
+            is_stuck = len(rest) == before_bytes
+            more = chunks.read(max(len(rest), BATCH_BYTES)) if is_stuck else chunks.next()
             if not more and quick is None:
                 self._note_truncation(rest, offset)
                 break
@@ -203,12 +137,14 @@ class ObjectStream:
         if text.lstrip()[:1] == b"[":
             start = text.index(b"[") + 1
             return b'{"%s":[' % self.key.encode(), text[start:]
+        seen_bytes = 0
         while True:
-            match = pattern.search(text)
+            match = pattern.search(text, max(seen_bytes - BATCH_BYTES, 0))
             if match:
                 return text[: match.end()], text[match.end() :]
-            more = chunks.next()
-            if not more or len(text) > MAX_OBJECT_BYTES:
+            seen_bytes = len(text)
+            more = chunks.read(max(seen_bytes, BATCH_BYTES))
+            if not more or seen_bytes > MAX_OBJECT_BYTES:
                 raise TraceError(_no_array_message(self.path, self.key, text, chunks.fault))
             text += more
 

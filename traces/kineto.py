@@ -24,19 +24,23 @@ from traces.kineto_rows import (
     careful_row,
     quick_rows,
 )
+from traces.packed import DEFAULT_LIMITS, Limits
 from traces.trace import Flow, ReadReport, Trace
 
+MOST_RANKS = 2**20
+"""No job has more ranks; a larger number is damage."""
+_LARGEST_BASE_NS = 2**61
 MAX_FAULTY_RATIO = 0.05
 _FLOW_CATEGORY = "fwdbwd"
 # A tuple: a damaged phase need not be hashable.
 _ARROWS_AND_MARKS = ("s", "f", "t", "i")
-_RANK_IN_NAME = re.compile(r"(?:rank|worker)[_.-]?(\d+)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:rank|worker)[_.-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
-def load_kineto(path: Path | str) -> Trace:
-    """Read the Kineto trace at *path*, plain or gzip."""
+def load_kineto(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> Trace:
+    """Read the Kineto trace at *path*, plain or gzip, as far as *limits* allow."""
     path = Path(path)
-    stream = ObjectStream(path, "traceEvents", mark=b'"ph"')
+    stream = ObjectStream(path, "traceEvents", mark=b'"ph"', limits=limits)
     reader = _Reader(stream)
     with _collector_paused():
         for batch in stream.batches():
@@ -158,8 +162,8 @@ class _Reader:
         if not len(self.rows) or faulty > MAX_FAULTY_RATIO * self.objects:
             raise TraceError(_refusal(path, self.objects, faulty, self.stream.faults.sentences()))
         rank, world_size, is_stated = _rank_of(path, around, self.stream)
-        base_ns = around.get("baseTimeNanoseconds", 0)
-        columns = self.rows.columns(base_ns if isinstance(base_ns, int) else 0)
+        base_ns = self._base_ns(around.get("baseTimeNanoseconds", 0))
+        columns = self.rows.columns(base_ns)
         report = ReadReport(
             objects=self.objects,
             kept=len(columns),
@@ -174,12 +178,18 @@ class _Reader:
             names=tuple(self.names),
             details=tuple(self.details),
             thread_names=self.threads,
-            flows=self._flows(base_ns if isinstance(base_ns, int) else 0),
+            flows=self._flows(base_ns),
             devices=_devices_of(around),
             properties={k: v for k, v in around.items() if k != "deviceProperties"},
             report=report,
             is_rank_stated=is_stated,
         )
+
+    def _base_ns(self, value: object) -> int:
+        if isinstance(value, int) and abs(value) < _LARGEST_BASE_NS:
+            return value
+        self.stream.faults.add("baseTimeNanoseconds is no possible moment; read as 0", "the head")
+        return 0
 
     def _flows(self, base_ns: int) -> tuple[Flow, ...]:
         flows = []
@@ -197,18 +207,30 @@ def _is_kept(category: object) -> bool:
 def _rank_of(path: Path, around: dict[str, Any], stream: ObjectStream) -> tuple[int, int, bool]:
     info = around.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    rank, world_size = info.get("rank"), info.get("world_size")
-    if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or rank < 0):
-        stream.faults.add(f"distributedInfo.rank must be a whole number, is {rank!r}", "the head")
-        rank = None
-    if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:
-        world_size = 0
+    rank = _stated(info, "rank", 0, stream)
+    world_size = _stated(info, "world_size", 1, stream)
     if rank is None:
         match = _RANK_IN_NAME.search(path.name)
         rank = int(match[1]) if match else None
+    if rank is not None and world_size is not None and rank >= world_size:
+        stream.faults.add(f"rank {rank} is not in a job of {world_size} ranks", "the head")
     if rank is None:
         return 0, world_size or 1, False
-    return rank, max(world_size, 1), True
+    return rank, world_size or 1, True
+
+
+def _stated(info: dict[str, Any], key: str, least: int, stream: ObjectStream) -> int | None:
+    value = info.get(key)
+    if value is None or value == -1:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_RANKS:
+        return value
+    stream.faults.add(
+        f"distributedInfo.{key} must be a whole number, {least} to {MOST_RANKS}, is "
+        f"{value!r:.40}; read as absent",
+        "the head",
+    )
+    return None
 
 
 def _devices_of(around: dict[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -35,7 +35,7 @@ CATEGORIES = {
     "gpu_user_annotation": Category.DEVICE_ANNOTATION,
     "overhead": Category.OVERHEAD,
 }
-SHAPE_FIELDS = ("Input Dims", "Input type")
+SHAPE_FIELDS = ("Input Dims", "Input type", "Concrete Inputs")
 GEOMETRY_FIELDS = (
     "grid",
     "block",
@@ -99,6 +99,7 @@ _DESCRIBED = frozenset(
     int(category)
     for category in (
         Category.HOST_OPERATOR,
+        Category.HOST_ANNOTATION,
         Category.RUNTIME_CALL,
         Category.KERNEL,
         Category.SYNCHRONISATION,
@@ -305,8 +306,7 @@ def _detail(category: int, argument: dict[str, Any], details: Interner) -> int:
     if "Collective name" in argument:
         fields = COLLECTIVE_FIELDS + (GEOMETRY_FIELDS if category == Category.KERNEL else ())
     elif "Input Dims" in argument:
-        shapes = {"Input Dims": argument["Input Dims"], "Input type": argument.get("Input type")}
-        return details[orjson.dumps(shapes)]
+        fields = SHAPE_FIELDS
     elif "grid" in argument:
         fields = GEOMETRY_FIELDS
     elif category == Category.SYNCHRONISATION:

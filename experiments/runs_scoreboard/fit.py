@@ -41,14 +41,16 @@ TABLES = {
 }
 OF_STACK = {
     Family.TRANSFORMER: ("host", "attention", "memory", "communication"),
-    Family.DLRM: ("gemm", "memory", "embedding", "communication"),
+    Family.DLRM: ("gemm", "memory", "embedding"),
 }
 """What a stack may deviate in; `host` divides host_speed_ratio."""
 OF_CHIP = {Family.TRANSFORMER: ("arithmetic", "attention", "memory"), Family.DLRM: ()}
 CARRIED_BY = {"arithmetic": "gemm"}
 MOST_OF_GROUP = 6
 ROBUST = 0.10
-PRIOR_OF_CHIP = 0.35
+PRIOR_OF_CHIP = 0.15
+WEIGHT_OF_UNKNOWN = 0.1
+"""Frameworks without a stack of their own say little about a chip."""
 PRIOR_OF_HOST = 0.7
 PRIOR = {Family.TRANSFORMER: 0.12, Family.DLRM: 0.25}
 """Without values of chips, stacks of recommendation models carry more of their own."""
@@ -84,13 +86,14 @@ class Problem:
         """
         kept = kept & np.array([_is_asked(case) for case in self.cases])
         slopes, errors = self.slopes[kept], (self.now - self.stated)[kept]
-        weight, value = np.ones(len(errors)), np.zeros(len(self.keys))
+        known = np.array([_weight(case) for case in self.cases])[kept]
+        weight, value = known, np.zeros(len(self.keys))
         for _ in range(25):
             scaled = slopes * (weight / ROBUST**2)[:, None]
             matrix = scaled.T @ slopes + np.diag(1 / self.prior**2)
             value = np.linalg.solve(matrix, -scaled.T @ errors)
             off = (errors + slopes @ value) / ROBUST
-            weight = 1 / np.sqrt(1 + off**2)
+            weight = known / np.sqrt(1 + off**2)
         return self._bounded(value)
 
     def _bounded(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -129,6 +132,10 @@ def build_problem(cases: list[Case], family: Family) -> Problem:
         stated=stated,
         prior=np.array([_prior(key, family) for key in keys]),
     )
+
+
+def _weight(case: Case) -> float:
+    return WEIGHT_OF_UNKNOWN if case.stack.startswith("generic") else 1.0
 
 
 def _is_asked(case: Case) -> bool:
@@ -204,6 +211,9 @@ def find_spreads(problem: Problem) -> Spreads:
     chip = problem.left_out(lambda case: (case.stack, case.architecture))
     stack = problem.left_out(lambda case: case.stack)
     other, none = max(_beyond(chip, kernels), common), max(_beyond(stack, kernels), common)
+    # Frameworks that nobody described are further off than described ones left out.
+    unknown = [spread for (name, _), spread in of_stack.items() if name.startswith("generic")]
+    none = max(none, *unknown) if unknown else none
     far = np.array([case.hosts > 4 for case in cases])
     beyond = problem.left_out(lambda case: (case.stack, case.hosts > 4))
     doublings = np.array([math.log2(max(case.hosts / 4, 1)) for case in cases])
@@ -253,7 +263,8 @@ def set_key(text: str, key: str, value: object) -> str:
     plain = re.sub(rf"(?m)^{key}:.*\n(?:[ ]+.*\n)*", "", text)
     if value is None:
         return plain
-    line = yaml.safe_dump({key: value}, default_flow_style=None, width=110, sort_keys=False)
+    flow = None if isinstance(value, dict) else False
+    line = yaml.safe_dump({key: value}, default_flow_style=flow, width=110, sort_keys=False)
     return plain.rstrip("\n") + "\n" + line
 
 
@@ -270,6 +281,10 @@ def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads)
         }
         host = logs.pop("host", 0.0)
         ratios = {word: round(math.exp(one), 3) for word, one in logs.items() if abs(one) >= SMALL}
+        # What is not fitted here stays as the file, or the one it extends, states it.
+        kept = load_stack(name).kernel_time_ratio
+        fitted = OF_STACK[problem.cases[0].row.family]
+        ratios |= {word: dict(one) for word, one in kept.items() if word not in fitted}
         text = set_key(text, "kernel_time_ratio", ratios)
         if abs(host) >= SMALL:
             stated = yaml.safe_load(text).get("host_speed_ratio", 1.0)
@@ -282,7 +297,7 @@ def _evidence(cases: Sequence[Case], name: str, spreads: Spreads) -> dict[str, o
     result = {}
     for (stack, architecture), spread in spreads.of_stack.items():
         rows = [c for c in cases if (c.stack, c.architecture) == (stack, architecture)]
-        if stack == name:
+        if stack == name and not name.startswith("generic"):
             result[architecture] = {
                 "rows": len(rows),
                 "sources": len({case.publisher for case in rows}),

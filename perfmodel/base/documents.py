@@ -6,8 +6,10 @@ and none of our formats needs them.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +71,19 @@ def load_yaml(path: Path, *, error_type: type[InputError] = InputError) -> dict[
     return parse_yaml(_read_text(path, error_type), document=str(path), error_type=error_type)
 
 
+@lru_cache(maxsize=256)
+def _parse(text: str) -> Any:
+    """What *text* says: files of the catalog are read hundreds of times in a table of runs."""
+    return yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a SafeLoader, made stricter
+
+
 def parse_yaml(
     text: str, *, document: str, error_type: type[InputError] = InputError
 ) -> dict[str, Any]:
     """Read the mapping in *text*; *document* names it in errors."""
     try:
-        content = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a SafeLoader, made stricter
+        # A copy, because whoever asked may change what they got.
+        content = copy.deepcopy(_parse(text))
     except yaml.YAMLError as fault:
         raise error_type(f"{document}: not valid YAML. {_one_line(fault)}") from None
     except (RecursionError, ValueError) as fault:

@@ -8,6 +8,7 @@
     │   ├── ScenarioError       a question that does not fit together
     │   ├── PlanError           a sharding plan
     │   ├── TraceError          a recorded trace
+    │   ├── EmulationError      a script that cannot be emulated
     │   ├── MeasurementError    a table of measurements
     │   └── CalibrationError    a file of fitted constants
     ├── GraphError              a job graph that cannot run
@@ -51,6 +52,10 @@ class PlanError(InputError):
 
 class TraceError(InputError):
     """A recorded trace cannot be read or understood."""
+
+
+class EmulationError(InputError):
+    """A script cannot be emulated, or its ranks do not fit together."""
 
 
 class MeasurementError(InputError):

@@ -108,6 +108,39 @@ def measure_command(
     print(f"perfmodel predict --topology {found.topology} --stack {found.stack}{hosts}")
 
 
+def calibrate_host_command(
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE.csv", help="host_overheads.csv of `trace extract`.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="STACK.yaml", help="The stack file to write.")],
+    extends: Annotated[
+        str, typer.Option(metavar="STACK", help="Stack that says all but host times.")
+    ] = "pytorch_eager",
+) -> None:
+    """Make a software stack of host overheads that were recorded."""
+    from datetime import UTC, datetime
+
+    from perfmodel.calibration.host import HostSource, build_host_stack, load_host_lines
+    from perfmodel.stacks.profiles import load_stack
+
+    lines = load_host_lines(table)
+    about = HostSource(
+        name=out.stem,
+        extends=extends,
+        source=f"perfmodel calibrate host {table.name}",
+        date=datetime.now(UTC).date().isoformat(),
+        licence=LICENCE,
+    )
+    write_file(out, build_host_stack(lines, about))
+    stack = load_stack(out)
+    print(
+        f"Wrote {out}: {len(stack.host.operators)} operators, launch "
+        f"{stack.host.launch_ns / 1e3:.1f} us, {stack.host.between_operators_ns / 1e3:.1f} us "
+        "between operators"
+    )
+    print(f"perfmodel predict --job JOB --topology NAME --stack {out}")
+
+
 LICENCE = "figures of the recordings under their own licences; this file Apache-2.0"
 
 
@@ -211,6 +244,7 @@ def memory(
 app.command("collectives")(calibrate_collectives_command)
 app.command("embedding")(calibrate_embedding_command)
 app.command("interference")(calibrate_interference_command)
+app.command("host")(calibrate_host_command)
 app.command("measure")(measure_command)
 
 

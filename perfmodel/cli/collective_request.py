@@ -50,7 +50,7 @@ def build_request(
     dtype: str,
 ) -> CollectiveRequest:
     """Understand the words; *software* is NCCL's version, forced algorithm and protocol."""
-    machine = load_topology(topology)
+    machine = load_topology(topology).idle
     version, algorithm, protocol = software
     is_count = ranks is not None and ranks.strip().isdecimal()
     count = int(ranks) if ranks is not None and is_count else None

@@ -8,15 +8,23 @@ from typing import Annotated
 import typer
 
 from perfmodel.base.writing import STDOUT
-from perfmodel.cli.recorded_outputs import print_import, write_json
+from perfmodel.cli.recorded_outputs import (
+    FileProgress,
+    limits_of,
+    print_import,
+    write_json,
+)
 
 app = typer.Typer(rich_markup_mode=None)
 
 EPILOG = """\b
 Examples:
   perfmodel import traces/ --out job
-  perfmodel import rank0.json.gz rank1.json.gz --out job
+  perfmodel import rank0.json.gz rank1.json.gz --out job --strict
   perfmodel import runs/ --out jobs        a folder of folders: one job each
+  perfmodel import pytorch_et/ --out shapes
+      execution traces alone: a job of shapes, priced by
+      `perfmodel predict --job shapes --topology dgx1_v100`
 """
 
 
@@ -26,10 +34,21 @@ def import_traces(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="Kineto or Chakra files of one job, a folder of them, or a folder of such.",
+            help="Kineto, PyTorch execution trace or Chakra files of one job, a folder of them, or "
+            "a folder of such. What a file is, is told by its content.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="JOB", help="Folder to write the job to.")],
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Any fault of the traces is an error.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a job that is in the folder already.")
+    ] = False,
+    limits_factor: Annotated[
+        float,
+        typer.Option(metavar="FACTOR", help="Times as much as usual that a file may unpack to."),
+    ] = 1.0,
     json_file: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write what was found as JSON; - is stdout."),
@@ -37,14 +56,19 @@ def import_traces(
 ) -> None:
     """Turn recorded traces of all ranks into a job, and replay it once to score it."""
     from perfmodel import api
-    from perfmodel.recordings.documents import import_document
-    from perfmodel.recordings.import_files import are_chakra
+    from perfmodel.recordings.documents import import_document, shapes_document
+    from perfmodel.recordings.import_files import ImportedJob, ImportWishes
 
-    read = api.import_chakra if are_chakra(paths) else api.import_kineto
-    documents = [
-        import_document(found.job, found.score) | {"folder": str(found.folder)}
-        for found in read(paths, out)
-    ]
+    wishes = ImportWishes(strict, overwrite, limits_of(limits_factor))
+    with FileProgress() as progress:
+        found = api.import_traces(paths, out, wishes, progress.tell)
+    documents = []
+    for one in found:
+        if isinstance(one, ImportedJob):
+            told = import_document(one.job, one.score)
+        else:
+            told = shapes_document(one.job)
+        documents.append(told | {"folder": str(one.folder)})
     document = documents[0] if len(documents) == 1 else {"kind": "imports", "jobs": documents}
     write_json(json_file, document)
     if json_file != STDOUT:

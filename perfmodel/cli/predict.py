@@ -137,9 +137,7 @@ def predict(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Sharding plan in TorchRec's JSON, e.g. from `rank --plan-out`."
-        ),
+        typer.Option(metavar="FILE", help="Sharding plan as JSON, e.g. from `rank --plan-out`."),
     ] = None,
     stack: Annotated[
         str | None,

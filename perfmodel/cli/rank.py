@@ -68,7 +68,7 @@ def rank(
     ] = None,
     plan: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="A plan in TorchRec's JSON; repeatable."),
+        typer.Option(metavar="FILE", help="A plan as JSON, as --plan-out writes it; repeatable."),
     ] = None,
     enumerate_limit: Annotated[
         int,
@@ -102,7 +102,7 @@ def rank(
     ] = None,
     best_file: Annotated[
         Path | None,
-        typer.Option("--plan-out", metavar="FILE.json", help="Write the first plan for TorchRec."),
+        typer.Option("--plan-out", metavar="FILE.json", help="Write the first plan as JSON."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:

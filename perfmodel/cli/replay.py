@@ -88,5 +88,5 @@ def _to_document(found: Answer, folder: Path) -> dict[str, Any]:
     if is_recorded_job(folder):
         report = load_report(folder)
         document["recorded_starts"] = report.recorded_starts
-        document["faults"] = list(report.faults)
+        document["faults"] = list(report.all_faults)
     return document

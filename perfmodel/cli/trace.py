@@ -9,6 +9,8 @@ import typer
 
 from perfmodel.base.writing import STDOUT
 from perfmodel.cli.recorded_outputs import (
+    FileProgress,
+    print_diff,
     print_stream_parts,
     write_json,
 )
@@ -24,6 +26,10 @@ Examples:
 EXTRACT_EPILOG = """\b
 Example:
   perfmodel trace extract traces/ --topology dgx_a100 --out tables/
+"""
+DIFF_EPILOG = """\b
+Example:
+  perfmodel trace diff before.json.gz after.json.gz --top 5
 """
 CHAKRA_EPILOG = """\b
 Example:
@@ -52,12 +58,15 @@ def stats(
 ) -> None:
     """What every stream of every rank spent its time on."""
     from perfmodel.recordings.documents import stream_parts_document
+    from perfmodel.recordings.known_work import known_share_of_trace
     from perfmodel.recordings.stream_parts import split_streams
     from traces.job_trace import load_job_traces
 
+    with FileProgress() as progress:
+        recordings = load_job_traces(paths, on_file=progress.tell)
     documents = [
-        stream_parts_document(recording.name, split_streams(recording))
-        for recording in load_job_traces(paths)
+        stream_parts_document(one.name, split_streams(one), known_share_of_trace(one))
+        for one in recordings
     ]
     document = documents[0] if len(documents) == 1 else {"kind": "trace_stats", "jobs": documents}
     write_json(json_file, document)
@@ -68,6 +77,27 @@ def stats(
     if json_file != STDOUT:
         for found in documents:
             print_stream_parts(found)
+
+
+@app.command(epilog=DIFF_EPILOG)
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="A", help="Kineto file, or folder of a job.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The same job, recorded later.")],
+    top: Annotated[int, typer.Option(min=1, help="Lines of each table.")] = 10,
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write all lines as JSON; - is stdout."),
+    ] = None,
+) -> None:
+    """What got slower from A to B: by operator, kernel, range of the profiler, and wait."""
+    from perfmodel.recordings.documents import diff_document
+    from perfmodel.recordings.trace_diff import diff_traces
+    from traces.job_trace import load_job_trace
+
+    document = diff_document(diff_traces(load_job_trace([before]), load_job_trace([after])))
+    write_json(json_file, document)
+    if json_file != STDOUT:
+        print_diff(document, top=top)
 
 
 @app.command(epilog=EXTRACT_EPILOG)

@@ -11,6 +11,7 @@ import numpy as np
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.attention.model import AttentionModel
+from perfmodel.costs.convolution import ConvolutionModel
 from perfmodel.costs.embedding.model import EmbeddingModel
 from perfmodel.costs.estimates import (
     Bound,
@@ -26,6 +27,7 @@ from perfmodel.costs.sustained import kernel_ratio
 from perfmodel.graph.ops import (
     Attention,
     Communication,
+    Convolution,
     Copy,
     CopyRoute,
     EmbeddingOp,
@@ -132,6 +134,7 @@ class FixedModel:
 
 MODELS: dict[type[object], KernelModel] = {
     Gemm: GemmModel(),
+    Convolution: ConvolutionModel(),
     Attention: AttentionModel(),
     MemoryBound: MemoryModel(),
     EmbeddingOp: EmbeddingModel(),

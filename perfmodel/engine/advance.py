@@ -5,10 +5,12 @@ task waits for something not yet known, and walked on once that is known. The
 order of walking cannot change the answer (max-plus algebra), so blocks of
 ranks may be advanced anywhere, in any order, and give the same nanoseconds.
 
+Lanes that somebody elsewhere has let go come first, and where others wait for
+what this block knows, it can be told before the rest is walked.
+
 Only ends and the moments members were ready are kept; why a task started when
-it did follows from them (see `history`). The arrays that are walked are those
-of a `FlatJob`. Loops stand where slices would do, because numba compiles them
-many times faster.
+it did follows from them (see `history`). Loops stand where slices would do,
+because numba compiles them many times faster.
 """
 
 from __future__ import annotations
@@ -32,6 +34,12 @@ WAITS = 2
 ITERATION = 0
 STACK_HEIGHT = 1
 OUTBOX_LENGTH = 2
+URGENT_HEIGHT = 3
+LANES_LEFT = 4
+COUNTS = 5
+
+TO_THE_END = 2**62
+"""The patience of a walk that nobody waits for."""
 
 _Pass = TypeVar("_Pass", bound=Callable[..., object])
 
@@ -44,6 +52,16 @@ def _compiled(function: _Pass) -> _Pass:
     """
     # In a dict because the option is not in numba's type hints.
     options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+    return cast(_Pass, numba.njit(**options)(function))
+
+
+def _inlined(function: _Pass) -> _Pass:
+    """Compile *function* into those who call it.
+
+    A call hands over the seven words of each of some forty arrays: as much
+    work as twenty tasks.
+    """
+    options: dict[str, Any] = {"nogil": True, "_nrt": False, "forceinline": True}
     return cast(_Pass, numba.njit(**options)(function))
 
 
@@ -60,7 +78,9 @@ class State(NamedTuple):
     waits_for: Int32s
     first_waiter: Int32s
     next_waiter: Int32s
+    # lanes to walk, those that were let go from elsewhere apart
     stack: Int32s
+    urgent: Int32s
     # rendezvous: signals still missing, and the latest that came
     missing: Int32s
     signal_ns: Int64s
@@ -68,9 +88,9 @@ class State(NamedTuple):
     member_lane: Int32s
     # the moment at which the task being looked at is ready
     ready_ns: Int64s
-    # rendezvous to report, with their groups
+    # rendezvous to report: group and sequence
     outbox: Int64s
-    # ITERATION, STACK_HEIGHT, OUTBOX_LENGTH
+    # ITERATION, STACK_HEIGHT, OUTBOX_LENGTH, URGENT_HEIGHT, LANES_LEFT
     counts: Int64s
 
 
@@ -92,28 +112,42 @@ def begin_iteration(s: FlatJob, x: State, iteration: int) -> None:
         # The first rank is walked first: pushed last.
         x.stack[lane] = len(x.head) - 1 - lane
     x.counts[STACK_HEIGHT] = len(x.head)
-    x.counts[OUTBOX_LENGTH] = 0
+    x.counts[URGENT_HEIGHT] = 0
+    x.counts[LANES_LEFT] = len(x.head)
 
 
 @_compiled
-def advance(s: FlatJob, x: State) -> None:
-    """Walk all lanes on the stack, and those they wake, as far as they go."""
-    while x.counts[STACK_HEIGHT] > 0:
-        x.counts[STACK_HEIGHT] -= 1
-        lane = x.stack[x.counts[STACK_HEIGHT]]
+def advance(s: FlatJob, x: State, patience: int) -> None:
+    """Walk all lanes on the stacks, and those they wake, as far as they go.
+
+    Stops early where there is something to report, no urgent lane is left and
+    *patience* tasks were walked.
+    """
+    walked = 0
+    while x.counts[STACK_HEIGHT] + x.counts[URGENT_HEIGHT] > 0:
+        if x.counts[URGENT_HEIGHT] > 0:
+            x.counts[URGENT_HEIGHT] -= 1
+            lane = x.urgent[x.counts[URGENT_HEIGHT]]
+        elif walked >= patience and x.counts[OUTBOX_LENGTH] > 0:
+            return
+        else:
+            x.counts[STACK_HEIGHT] -= 1
+            lane = x.stack[x.counts[STACK_HEIGHT]]
+        before = x.head[lane]
         _walk_lane(s, x, lane)
         _wake_waiters(x, lane)
+        walked += x.head[lane] - before
 
 
 @_compiled
 def resolve(s: FlatJob, x: State, found: Int64s, signal_ns: Int64s) -> None:
-    """Take in rendezvous that were resolved outside: rows (rendezvous, group)."""
+    """Take in rendezvous that were resolved outside: rows (group, sequence)."""
     for i in range(len(found)):
-        rendezvous = found[i, 0]
+        rendezvous = s.g_rendezvous[found[i, 0]] + found[i, 1]
         x.missing[rendezvous] = 0
         for v in range(signal_ns.shape[1]):
             x.signal_ns[rendezvous, v] = signal_ns[i, v]
-        _release(s, x, found[i, 1], rendezvous)
+        _release(s, x, found[i, 0], rendezvous)
 
 
 @_compiled
@@ -133,13 +167,12 @@ def _expect_signals(s: FlatJob, x: State) -> None:
     for rank in range(len(s.r_program)):
         program = s.r_program[rank]
         for i in range(s.p_member[program], s.p_member[program + 1]):
-            place = s.p_task[program] + s.member_task[i]
-            if s.role[place] & SIGNALS:
-                group = s.r_group[rank, s.slot[place]]
-                x.missing[s.g_rendezvous[group] + s.sequence[place]] += 1
+            if s.m_role[i] & SIGNALS:
+                group = s.r_group[rank, s.m_slot[i]]
+                x.missing[s.g_rendezvous[group] + s.m_sequence[i]] += 1
 
 
-@_compiled
+@_inlined
 def _walk_lane(s: FlatJob, x: State, lane: int) -> None:  # noqa: C901, PLR0912, PLR0915  see below
     """Run tasks of *lane* in order until one waits for something unknown.
 
@@ -150,17 +183,20 @@ def _walk_lane(s: FlatJob, x: State, lane: int) -> None:  # noqa: C901, PLR0912,
     program = s.r_program[rank]
     stop = s.lane_stop[s.p_lane[program] + (lane - s.r_lane[rank])]
     task_base, flat_base, offset = s.p_task[program], s.r_task[rank], x.r_offset[rank]
+    # A program has one row more of dep_start than tasks.
+    start_base, dep_base = task_base + program, s.p_dep[program]
     iteration, kept, width = x.counts[ITERATION], x.end_ns.shape[0], x.end_ns.shape[2]
     end_ns = x.end_ns[iteration % kept]
     now = x.lane_now_ns[lane, 0]
     task = x.head[lane]
+    stop_dep = dep_base + s.dep_start[start_base + task]
     while task < stop:
-        here = task_base + task
         ready = now
         for v in range(1, width):
             x.ready_ns[v] = x.lane_now_ns[lane, v]
         blocker = NOTHING
-        for d in range(s.dep_start[here], s.dep_start[here + 1]):
+        first_dep, stop_dep = stop_dep, dep_base + s.dep_start[start_base + task + 1]
+        for d in range(first_dep, stop_dep):
             distance = s.dep_distance[d]
             if distance > iteration:
                 continue
@@ -182,12 +218,12 @@ def _walk_lane(s: FlatJob, x: State, lane: int) -> None:  # noqa: C901, PLR0912,
                     moment -= x.values_ns[offset + source, v]
                 x.ready_ns[v] = max(x.ready_ns[v], moment + lag)
         if blocker != NOTHING:
-            source_lane = s.r_lane[rank] + s.task_lane[task_base + blocker]
+            source_lane = s.r_lane[rank] + _lane_of(s, program, blocker)
             x.waits_for[lane] = blocker
             x.next_waiter[lane] = x.first_waiter[source_lane]
             x.first_waiter[source_lane] = lane
             break
-        if s.slot[here] >= 0:
+        if s.member[task_base + task] >= 0:
             x.ready_ns[0] = ready
             if not _arrive(s, x, lane, task):
                 break
@@ -201,14 +237,30 @@ def _walk_lane(s: FlatJob, x: State, lane: int) -> None:  # noqa: C901, PLR0912,
         task += 1
     x.head[lane] = task
     x.lane_now_ns[lane, 0] = now
+    if task == stop:
+        x.counts[LANES_LEFT] -= 1
 
 
-@_compiled
+@_inlined
+def _lane_of(s: FlatJob, program: int, task: int) -> int:
+    """The lane of *task*, counted from the first of its program."""
+    low, high = s.p_lane[program], s.p_lane[program + 1] - 1
+    while low < high:
+        middle = (low + high) // 2
+        if s.lane_stop[middle] <= task:
+            low = middle + 1
+        else:
+            high = middle
+    return int(low - s.p_lane[program])
+
+
+@_inlined
 def _arrive(s: FlatJob, x: State, lane: int, task: int) -> bool:
     """Bring a member, ready at `x.ready_ns`, to its rendezvous; False where it must wait there."""
     rank = s.lane_rank[lane]
-    here = s.p_task[s.r_program[rank]] + task
-    slot, sequence, role = s.slot[here], s.sequence[here], s.role[here]
+    program = s.r_program[rank]
+    here = s.p_member[program] + s.member[s.p_task[program] + task]
+    slot, sequence, role = s.m_slot[here], s.m_sequence[here], s.m_role[here]
     group = s.r_group[rank, slot]
     rendezvous = s.g_rendezvous[group] + sequence
     member = s.g_member[group] + sequence * s.g_size[group] + s.r_position[rank, slot]
@@ -223,32 +275,33 @@ def _arrive(s: FlatJob, x: State, lane: int, task: int) -> bool:
             # The members that came before are let go; this one goes on by itself below.
             _release(s, x, group, rendezvous)
         elif x.missing[rendezvous] == 1 and s.g_is_external[group]:
-            x.outbox[x.counts[OUTBOX_LENGTH], 0] = rendezvous
-            x.outbox[x.counts[OUTBOX_LENGTH], 1] = group
+            x.outbox[x.counts[OUTBOX_LENGTH], 0] = group
+            x.outbox[x.counts[OUTBOX_LENGTH], 1] = sequence
             x.counts[OUTBOX_LENGTH] += 1
     if (role & WAITS) and x.missing[rendezvous] > 0:
         x.member_lane[member] = lane
         return False
-    _start_member(s, x, lane, task, rendezvous, member)
+    _start_member(s, x, lane, task, rendezvous, member, (role & WAITS) > 0)
     return True
 
 
-@_compiled
-def _start_member(s: FlatJob, x: State, lane: int, task: int, rendezvous: int, member: int) -> None:
+@_inlined
+def _start_member(
+    s: FlatJob, x: State, lane: int, task: int, rendezvous: int, member: int, waits: bool
+) -> None:
     """Start a member that is ready, when those it waits for are too."""
     rank = s.lane_rank[lane]
     row = x.counts[ITERATION] % x.end_ns.shape[0]
-    role = s.role[s.p_task[s.r_program[rank]] + task]
     for v in range(len(x.ready_ns)):
         start = x.member_ready_ns[row, member, v]
-        if role & WAITS:
+        if waits:
             start = max(start, x.signal_ns[rendezvous, v])
         end = start + x.values_ns[x.r_offset[rank] + task, v]
         x.end_ns[row, s.r_task[rank] + task, v] = end
         x.lane_now_ns[lane, v] = end
 
 
-@_compiled
+@_inlined
 def _release(s: FlatJob, x: State, group: int, rendezvous: int) -> None:
     """Start every member that waits in a rendezvous, and put its lane back to work."""
     first = s.g_member[group] + (rendezvous - s.g_rendezvous[group]) * s.g_size[group]
@@ -256,13 +309,17 @@ def _release(s: FlatJob, x: State, group: int, rendezvous: int) -> None:
         lane = x.member_lane[member]
         if lane != NOTHING:
             x.member_lane[member] = NOTHING
-            _start_member(s, x, lane, x.head[lane], rendezvous, member)
+            _start_member(s, x, lane, x.head[lane], rendezvous, member, True)
             x.head[lane] += 1
-            x.stack[x.counts[STACK_HEIGHT]] = lane
-            x.counts[STACK_HEIGHT] += 1
+            if s.g_is_external[group]:
+                x.urgent[x.counts[URGENT_HEIGHT]] = lane
+                x.counts[URGENT_HEIGHT] += 1
+            else:
+                x.stack[x.counts[STACK_HEIGHT]] = lane
+                x.counts[STACK_HEIGHT] += 1
 
 
-@_compiled
+@_inlined
 def _wake_waiters(x: State, lane: int) -> None:
     """Put lanes back to work whose awaited task on *lane* is done now."""
     waiter = x.first_waiter[lane]

@@ -7,32 +7,36 @@ members was ready, and hears when the last of all was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.engine.advance import (
+    COUNTS,
     ITERATION,
+    LANES_LEFT,
     NOT_DONE,
     NOTHING,
     OUTBOX_LENGTH,
+    STACK_HEIGHT,
+    TO_THE_END,
     State,
     advance,
     begin_iteration,
     resolve,
 )
-from perfmodel.engine.layout import FlatJob, Int32s, Int64s, build_layout
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s, in_big_pages
 from perfmodel.graph.durations import DurationTable
-from perfmodel.graph.job import JobGraph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
     """Rendezvous whose members in one block, or in all, are ready.
 
-    Rows of *rendezvous*: its number, and the number of its group. *ready_ns*
-    is when the last of those members was ready, by duration vector.
+    Rows of *rendezvous*: iteration, group, sequence. *ready_ns* is when the
+    last of those members was ready, by duration vector.
     """
 
     rendezvous: Int64s
@@ -44,22 +48,27 @@ class Arrivals:
 
 def no_arrivals(vector_count: int) -> Arrivals:
     """Arrivals of nobody."""
-    return Arrivals(np.empty((0, 2), dtype=np.int64), np.empty((0, vector_count), dtype=np.int64))
+    return Arrivals(np.empty((0, 3), dtype=np.int64), np.empty((0, vector_count), dtype=np.int64))
+
+
+def join_arrivals(parts: Sequence[Arrivals]) -> Arrivals:
+    """The arrivals of all *parts*, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Arrivals(
+        np.concatenate([part.rendezvous for part in parts]),
+        np.concatenate([part.ready_ns for part in parts]),
+    )
 
 
 class Block:
-    """The replay of some ranks. Its state changes only through its methods."""
+    """The replay of what is in *layout*. Its state changes only through its methods."""
 
     def __init__(
-        self,
-        job: JobGraph,
-        durations: DurationTable,
-        *,
-        ranks: Int32s | None = None,
-        kept_iterations: int = 1,
+        self, layout: FlatJob, durations: DurationTable, *, kept_iterations: int = 1
     ) -> None:
-        self.layout: FlatJob = build_layout(job, ranks)
-        self._state = _new_state(self.layout, durations, kept_iterations)
+        self.layout = layout
+        self._state = _new_state(layout, durations, kept_iterations)
 
     @property
     def iteration(self) -> int:
@@ -72,13 +81,24 @@ class Block:
         return self._state.head.copy()
 
     @property
+    def stops(self) -> Int32s:
+        """Where the lanes of every rank end."""
+        layout = self.layout
+        first = layout.p_lane[layout.r_program][layout.lane_rank]
+        stops: Int32s = layout.lane_stop[
+            first + np.arange(len(layout.lane_rank)) - layout.r_lane[layout.lane_rank]
+        ]
+        return stops
+
+    @property
     def is_done(self) -> bool:
         """Whether every lane has run to its end in this iteration."""
-        layout = self.layout
-        first = layout.p_lane[layout.r_program]
-        local = np.arange(len(layout.lane_rank)) - layout.r_lane[layout.lane_rank]
-        stops = layout.lane_stop[first[layout.lane_rank] + local]
-        return bool(np.array_equal(self._state.head, stops))
+        return int(self._state.counts[LANES_LEFT]) == 0
+
+    @property
+    def can_walk(self) -> bool:
+        """Whether there are lanes that the last walk had no patience for."""
+        return int(self._state.counts[STACK_HEIGHT]) > 0
 
     def awaited(self) -> NDArray[np.bool_]:
         """Of which rendezvous with other blocks this one has members that others wait for.
@@ -94,16 +114,30 @@ class Block:
         """Go on to the next iteration; lanes keep the time that they have reached."""
         begin_iteration(self.layout, self._state, self.iteration + 1)
 
-    def advance(self, resolved: Arrivals | None = None) -> Arrivals:
-        """Take in what was *resolved* outside, walk on, and say which members are ready."""
+    def resolve(self, resolved: Arrivals) -> None:
+        """Take in what was *resolved* outside.
+
+        What concerns an iteration that is done already is left out: members
+        that only signal do not wait for the others.
+        """
+        now = resolved.rendezvous[:, 0] == self.iteration
+        if now.any():
+            rows = np.ascontiguousarray(resolved.rendezvous[now, 1:])
+            resolve(self.layout, self._state, rows, resolved.ready_ns[now])
+
+    def advance(self, patience: int = TO_THE_END) -> Arrivals:
+        """Walk on, and say which members are ready.
+
+        Where others wait for the answer, the walk ends after *patience* tasks.
+        """
         state = self._state
-        if resolved is not None and len(resolved):
-            resolve(self.layout, state, resolved.rendezvous, resolved.ready_ns)
-        advance(self.layout, state)
+        advance(self.layout, state, patience)
         count = int(state.counts[OUTBOX_LENGTH])
         state.counts[OUTBOX_LENGTH] = 0
-        found = state.outbox[:count].copy()
-        return Arrivals(found, state.signal_ns[found[:, 0]])
+        found = np.empty((count, 3), dtype=np.int64)
+        found[:, 0], found[:, 1:] = self.iteration, state.outbox[:count]
+        rows = self.layout.g_rendezvous[found[:, 1]] + found[:, 2]
+        return Arrivals(found, state.signal_ns[rows])
 
     def end_ns(self, iteration: int) -> Int64s:
         """When every task of a kept *iteration* ended: tasks x vectors."""
@@ -111,7 +145,7 @@ class Block:
         return rows
 
     def member_ready_ns(self, iteration: int) -> Int64s:
-        """When every member of a rendezvous was ready; NOT_DONE for those of other blocks."""
+        """When every member of a rendezvous was ready; NOT_DONE where none came."""
         rows: Int64s = self._state.member_ready_ns[iteration % len(self._state.end_ns)]
         return rows
 
@@ -127,8 +161,10 @@ def _new_state(layout: FlatJob, durations: DurationTable, kept_iterations: int) 
     vector_count = durations.vector_count
     return State(
         values_ns=durations.values_ns,
-        r_offset=durations.rank_offset[layout.r_id],
-        end_ns=np.empty((kept_iterations, tasks, vector_count), dtype=np.int64),
+        r_offset=durations.rank_offset,
+        end_ns=in_big_pages(kept_iterations * tasks * vector_count, np.int64).reshape(
+            kept_iterations, tasks, vector_count
+        ),
         member_ready_ns=np.full((kept_iterations, members, vector_count), NOT_DONE, np.int64),
         head=np.zeros(lanes, dtype=np.int32),
         lane_now_ns=np.zeros((lanes, vector_count), dtype=np.int64),
@@ -136,10 +172,11 @@ def _new_state(layout: FlatJob, durations: DurationTable, kept_iterations: int) 
         first_waiter=np.full(lanes, NOTHING, dtype=np.int32),
         next_waiter=np.full(lanes, NOTHING, dtype=np.int32),
         stack=np.zeros(lanes, dtype=np.int32),
+        urgent=np.zeros(lanes if external else 0, dtype=np.int32),
         missing=np.zeros(rendezvous, dtype=np.int32),
         signal_ns=np.zeros((rendezvous, vector_count), dtype=np.int64),
         member_lane=np.full(members, NOTHING, dtype=np.int32),
         ready_ns=np.zeros(vector_count, dtype=np.int64),
         outbox=np.zeros((external, 2), dtype=np.int64),
-        counts=np.array([-1, 0, 0], dtype=np.int64),
+        counts=np.array([-1] + [0] * (COUNTS - 1), dtype=np.int64),
     )

@@ -71,7 +71,7 @@ class History:
     def end_ns(self, iteration: int, rank: int) -> Int64s:
         """When every task of *rank* ended."""
         rows = slice(self._layout.r_task[rank], self._layout.r_task[rank + 1])
-        ends: Int64s = self._timelines[iteration].end_ns[rows, 0]
+        ends: Int64s = self._timelines[iteration].ends_of(rows)[:, 0]
         return ends
 
     def duration_ns(self, rank: int) -> Int64s:
@@ -96,7 +96,7 @@ class History:
     def moment_ns(self, at: Occurrence, anchor: Anchor) -> int:
         """When one task ended or started."""
         flat = int(self._layout.r_task[at.rank]) + at.task
-        end = int(self._timelines[at.iteration].end_ns[flat, 0])
+        end = int(self._timelines[at.iteration].ends_of(slice(flat, flat + 1))[0, 0])
         if anchor is Anchor.END:
             return end
         offset = int(self._durations.rank_offset[at.rank]) + at.task

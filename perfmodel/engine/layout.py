@@ -2,18 +2,23 @@
 
 Programs stay shared: a thousand ranks with one program read the same few
 kilobytes, so that a big job is limited by writing results, not by reading it.
+Programs of their own stand one behind the other in one array a column, and
+only what the pass reads is laid out: members of a rendezvous have a short
+table of their own, because most tasks are none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import NO_GROUP, JobGraph
-from perfmodel.graph.program import PLAIN, Program
+from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Program
 
 Number = TypeVar("Number", bound=np.generic)
 Int32s = NDArray[np.int32]
@@ -22,28 +27,31 @@ Bytes8 = NDArray[np.uint8]
 
 
 class FlatJob(NamedTuple):
-    """Flat arrays. Prefix `p` is by program, `r` by rank, `g` by group, none by task or dep."""
+    """Flat arrays. Prefix `p` is by program, `r` by rank, `g` by group, `m` by member of a program.
 
-    # program -> where its tasks, lanes and rendezvous tasks begin
+    A program has one row more of *dep_start* than tasks, and counts its
+    dependencies from `p_dep`; *member* is counted from `p_member`.
+    """
+
+    # program -> where its tasks, lanes, members and dependencies begin
     p_task: Int64s
     p_lane: Int64s
     p_member: Int64s
+    p_dep: Int64s
     # lane of a program -> its tasks
     lane_first: Int32s
     lane_stop: Int32s
-    # task of a program
-    task_lane: Int32s
-    slot: Int32s
-    sequence: Int32s
-    role: Bytes8
-    dep_start: Int64s
+    # task of a program: its number among the members, or PLAIN
+    member: Int32s
+    dep_start: Int32s
     dep_task: Int32s
     dep_anchor: Bytes8
     dep_distance: Bytes8
     dep_lag_ns: Int64s
-    member_task: Int32s
+    m_slot: Int32s
+    m_sequence: Int32s
+    m_role: Bytes8
     # rank
-    r_id: Int32s
     r_program: Int32s
     r_task: Int64s
     r_lane: Int64s
@@ -58,16 +66,17 @@ class FlatJob(NamedTuple):
     g_is_external: Bytes8
 
 
+Layout = FlatJob
+"""The name that files have in which numba keeps what it compiled before; it reads them first."""
+
+
 def sequence_counts(job: JobGraph) -> Int64s:
     """How many rendezvous each group of *job* holds in one iteration."""
     by_slot = np.zeros((len(job.programs), max(job.rank_group.shape[1], 1)), dtype=np.int64)
     for index, program in enumerate(job.programs):
-        members = program.slot != PLAIN
+        members = np.flatnonzero(program.slot != PLAIN)
         np.maximum.at(by_slot[index], program.slot[members], program.sequence[members] + 1)
-    counts = np.zeros(len(job.groups), dtype=np.int64)
-    ranks, slots = np.nonzero(job.rank_group != NO_GROUP)
-    np.maximum.at(counts, job.rank_group[ranks, slots], by_slot[job.rank_program[ranks], slots])
-    return counts
+    return _group_maxima(job.rank_group, job.rank_program, by_slot, len(job.groups))
 
 
 def max_distance(job: JobGraph) -> int:
@@ -75,50 +84,119 @@ def max_distance(job: JobGraph) -> int:
     return max((int(program.dep_distance.max(initial=0)) for program in job.programs), default=0)
 
 
-def build_layout(job: JobGraph, ranks: Int32s | None = None) -> FlatJob:
-    """The layout of the given *ranks* of *job*, or of all.
+def build_layout(job: JobGraph, external: NDArray[np.bool_] | None = None) -> FlatJob:
+    """The layout of *job*. Groups that are *external* also have members elsewhere.
 
-    Groups and their members keep their numbers whatever the ranks, so that
-    blocks of one job agree on every rendezvous and every member. A group that also has members
-    elsewhere is external: its rendezvous are resolved outside.
+    The rendezvous of an external group are resolved outside.
     """
-    chosen = np.arange(job.rank_count, dtype=np.int32) if ranks is None else ranks
-    used, r_program = np.unique(job.rank_program[chosen], return_inverse=True)
+    used, r_program = np.unique(job.rank_program, return_inverse=True)
     programs = [job.programs[int(index)] for index in used]
+    columns = _lay_out(programs)
     task_counts = np.array([program.task_count for program in programs], dtype=np.int64)
     lane_counts = np.array([len(program.lanes) for program in programs], dtype=np.int64)
-    members = [np.flatnonzero(program.slot != PLAIN).astype(np.int32) for program in programs]
-    r_group = np.ascontiguousarray(job.rank_group[chosen])
+    p_task = _starts(task_counts)
+    slot = columns["slot"]
+    members = np.flatnonzero(slot != PLAIN)
+    p_member = np.searchsorted(members, p_task)
+    m_slot = slot[members]
+    counts = np.diff(p_member)
+    local = members - np.repeat(p_task[:-1], counts)
+    # The column of slots becomes that of members: PLAIN is the same word in both.
+    slot[members] = np.arange(len(members)) - np.repeat(p_member[:-1], counts)
+    rows = [local[first:stop] for first, stop in pairwise(p_member)]
+    m_sequence = _pick([program.sequence for program in programs], rows, np.int32)
+    if len(m_slot) and not 0 <= m_slot.min() <= m_slot.max() < job.rank_group.shape[1]:
+        check_job(job)
+    by_slot = np.zeros((len(programs), max(job.rank_group.shape[1], 1)), dtype=np.int64)
+    flat = np.repeat(np.arange(len(programs)) * by_slot.shape[1], counts) + m_slot
+    # One flat index, because numpy takes a hundred times as long for two.
+    np.maximum.at(by_slot.ravel(), flat, m_sequence.astype(np.int64) + 1)
     g_size = _endpoint_counts(job.rank_group, len(job.groups))
-    sequences = sequence_counts(job)
+    sequences = _group_maxima(job.rank_group, r_program, by_slot, len(job.groups))
     return FlatJob(
-        p_task=_starts(task_counts),
+        p_task=p_task,
         p_lane=_starts(lane_counts),
-        p_member=_starts(np.array([len(of_program) for of_program in members], dtype=np.int64)),
+        p_member=p_member,
+        p_dep=_starts(np.array([len(program.dep_task) for program in programs], dtype=np.int64)),
         lane_first=_join([program.lane_start[:-1] for program in programs], np.int32),
         lane_stop=_join([program.lane_start[1:] for program in programs], np.int32),
-        task_lane=_join([program.task_lanes() for program in programs], np.int32),
-        slot=_join([program.slot for program in programs], np.int32),
-        sequence=_join([program.sequence for program in programs], np.int32),
-        role=_join([program.role for program in programs], np.uint8),
-        dep_start=_dep_starts(programs),
-        dep_task=_join([program.dep_task for program in programs], np.int32),
-        dep_anchor=_join([program.dep_anchor for program in programs], np.uint8),
-        dep_distance=_join([program.dep_distance for program in programs], np.uint8),
-        dep_lag_ns=_join([program.dep_lag_ns for program in programs], np.int64),
-        member_task=_join(members, np.int32),
-        r_id=chosen,
+        member=slot,
+        dep_start=columns["dep_start"],
+        dep_task=columns["dep_task"],
+        dep_anchor=columns["dep_anchor"],
+        dep_distance=columns["dep_distance"],
+        dep_lag_ns=columns["dep_lag_ns"],
+        m_slot=m_slot,
+        m_sequence=m_sequence,
+        m_role=_pick([program.role for program in programs], rows, np.uint8),
         r_program=r_program.astype(np.int32),
         r_task=_starts(task_counts[r_program]),
         r_lane=_starts(lane_counts[r_program]),
-        r_group=r_group,
-        r_position=np.ascontiguousarray(_positions(job.rank_group, len(job.groups))[chosen]),
-        lane_rank=np.repeat(np.arange(len(chosen), dtype=np.int32), lane_counts[r_program]),
+        r_group=np.ascontiguousarray(job.rank_group, dtype=np.int32),
+        r_position=_positions(job.rank_group, len(job.groups)),
+        lane_rank=np.repeat(np.arange(job.rank_count, dtype=np.int32), lane_counts[r_program]),
         g_size=g_size,
         g_rendezvous=_starts(sequences),
         g_member=_starts(sequences * g_size),
-        g_is_external=(_endpoint_counts(r_group, len(job.groups)) < g_size).astype(np.uint8),
+        g_is_external=_flags(external, len(job.groups)),
     )
+
+
+LAID_OUT = ("slot", "dep_start", "dep_task", "dep_lag_ns", "dep_anchor", "dep_distance")
+ALIGNMENT_BYTES = 64
+SMALL_BYTES = 2**18
+BIG_BYTES = 2**22
+"""From here on numpy asks for big pages."""
+
+
+def _lay_out(programs: Sequence[Program]) -> dict[str, NDArray[Any]]:
+    """The columns that the pass reads, those of all *programs* in one piece of memory."""
+    parts = {name: [getattr(program, name) for program in programs] for name in LAID_OUT}
+    lengths = {name: sum(map(len, of_column)) for name, of_column in parts.items()}
+    sizes = [lengths[name] * np.dtype(COLUMN_TYPES[name]).itemsize for name in LAID_OUT]
+    padded = [-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes]
+    memory = in_big_pages(sum(padded), np.uint8)
+    columns, place = {}, 0
+    for name, size, step in zip(LAID_OUT, sizes, padded, strict=True):
+        column = memory[place : place + size].view(COLUMN_TYPES[name])
+        if parts[name]:
+            np.concatenate(parts[name], out=column, casting="unsafe")
+        columns[name] = column
+        place += step
+    return columns
+
+
+def in_big_pages(count: int, dtype: type[Number]) -> NDArray[Number]:
+    """An array of *count* numbers that nobody has filled yet.
+
+    numpy asks the system for big pages where an array is big enough. Middling
+    ones are cut from such an array, because small pages take longer to get
+    than to fill; what is not touched costs nothing.
+    """
+    size_bytes = count * np.dtype(dtype).itemsize
+    room_bytes = 2 * BIG_BYTES if SMALL_BYTES < size_bytes < 2 * BIG_BYTES else size_bytes
+    return np.empty(room_bytes, dtype=np.uint8)[:size_bytes].view(dtype)
+
+
+def _pick(
+    columns: Sequence[NDArray[Any]], rows: Sequence[Int64s], dtype: type[Number]
+) -> NDArray[Number]:
+    """Some rows of a column of every program."""
+    return _join([column[of] for column, of in zip(columns, rows, strict=True)], dtype)
+
+
+def _group_maxima(
+    rank_group: Int32s, rank_program: NDArray[Any], by_slot: Int64s, group_count: int
+) -> Int64s:
+    """The largest of *by_slot* (programs x slots) among the endpoints of every group."""
+    counts = np.zeros(group_count, dtype=np.int64)
+    ranks, slots = np.nonzero(rank_group != NO_GROUP)
+    np.maximum.at(counts, rank_group[ranks, slots], by_slot[rank_program[ranks], slots])
+    return counts
+
+
+def _flags(external: NDArray[np.bool_] | None, count: int) -> Bytes8:
+    return np.zeros(count, dtype=np.uint8) if external is None else external.astype(np.uint8)
 
 
 def _starts(counts: Int64s) -> Int64s:
@@ -126,13 +204,10 @@ def _starts(counts: Int64s) -> Int64s:
 
 
 def _join(parts: Sequence[NDArray[Any]], dtype: type[Number]) -> NDArray[Number]:
-    joined = np.concatenate(parts) if parts else np.empty(0)
-    return joined.astype(dtype)
-
-
-def _dep_starts(programs: list[Program]) -> Int64s:
-    counts = [np.diff(program.dep_start) for program in programs]
-    return _starts(_join(counts, np.int64))
+    """Always an array of its own, which may be written: numba compiles anew for others."""
+    if not parts:
+        return np.empty(0, dtype=dtype)
+    return np.concatenate(parts, dtype=dtype, casting="unsafe")
 
 
 def _endpoint_counts(rank_group: Int32s, group_count: int) -> Int64s:

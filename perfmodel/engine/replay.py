@@ -8,15 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
 from perfmodel.engine.block import Block
 from perfmodel.engine.layout import Int64s, max_distance
+from perfmodel.engine.sieve import lay_out_sound
 from perfmodel.engine.stall import explain_stall
-from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
+
+
+class Keeper(Protocol):
+    """Whoever has the columns of a replay, by kept iteration."""
+
+    def end_ns(self, iteration: int, rows: slice) -> Int64s:
+        """When the tasks of *rows* ended."""
+        ...
+
+    def member_ready_ns(self, iteration: int) -> Int64s:
+        """When every member of a rendezvous was ready."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,20 +37,45 @@ class Timeline:
     """When every task of one iteration ended, and every member of a rendezvous was ready.
 
     Rows of *end_ns* are the tasks of rank 0 in program order, then of rank 1,
-    and so on; columns are duration vectors. They come in parts where blocks of
-    ranks were replayed apart, and are put together only if somebody looks.
+    and so on; columns are duration vectors. The *keeper* may be far away: a
+    column is fetched when somebody first looks.
     """
 
     iteration: int
-    end_parts_ns: tuple[Int64s, ...]
-    member_ready_ns: Int64s
+    keeper: Keeper
 
     @cached_property
     def end_ns(self) -> Int64s:
         """When every task ended."""
-        if len(self.end_parts_ns) == 1:
-            return self.end_parts_ns[0]
-        return np.concatenate(self.end_parts_ns)
+        return self.keeper.end_ns(self.iteration, slice(None))
+
+    @cached_property
+    def member_ready_ns(self) -> Int64s:
+        """When every member of a rendezvous was ready."""
+        return self.keeper.member_ready_ns(self.iteration)
+
+    def ends_of(self, rows: slice) -> Int64s:
+        """When the tasks of some neighbouring *rows* ended; the others stay where they are."""
+        if "end_ns" in self.__dict__:
+            return self.end_ns[rows]
+        return self.keeper.end_ns(self.iteration, rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """The keeper in this process: columns by iteration, counted on from the *first* kept."""
+
+    first: int
+    end_columns_ns: tuple[Int64s, ...]
+    ready_columns_ns: tuple[Int64s, ...]
+
+    def end_ns(self, iteration: int, rows: slice) -> Int64s:
+        """When the tasks of *rows* ended."""
+        return self.end_columns_ns[iteration - self.first][rows]
+
+    def member_ready_ns(self, iteration: int) -> Int64s:
+        """When every member of a rendezvous was ready."""
+        return self.ready_columns_ns[iteration - self.first]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,10 +112,10 @@ def kept_iterations(job: JobGraph, iterations: int) -> int:
 
 def replay(job: JobGraph, durations: DurationTable, *, iterations: int = 1) -> Replay:
     """Replay *iterations* of *job* in this process."""
-    check_job(job)
+    layout = lay_out_sound(job)
     durations.check(job)
     kept = kept_iterations(job, iterations)
-    block = Block(job, durations, kept_iterations=kept)
+    block = Block(layout, durations, kept_iterations=kept)
     lane_now_ns = []
     for _ in range(iterations):
         block.begin_iteration()
@@ -85,10 +123,10 @@ def replay(job: JobGraph, durations: DurationTable, *, iterations: int = 1) -> R
         if not block.is_done:
             raise explain_stall(job, block.heads)
         lane_now_ns.append(block.lane_now_ns())
-    return Replay(
-        timelines=tuple(
-            Timeline(index, (block.end_ns(index),), block.member_ready_ns(index))
-            for index in range(iterations - kept, iterations)
-        ),
-        lane_now_ns=np.stack(lane_now_ns),
+    last = range(iterations - kept, iterations)
+    keeper = Kept(
+        first=last.start,
+        end_columns_ns=tuple(block.end_ns(index) for index in last),
+        ready_columns_ns=tuple(block.member_ready_ns(index) for index in last),
     )
+    return Replay(tuple(Timeline(index, keeper) for index in last), np.stack(lane_now_ns))

@@ -57,22 +57,22 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """The process that works on a block: its number on its machine, and its raylet."""
+    """The process that works on a block: its number on its machine, its raylet, the machine."""
 
     pid: int
     raylet_id: str
+    host: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoundStatus:
     """What an observer hears before the word of a round is sent.
 
-    *number* counts all rounds of a replay from 0, over its iterations.
-    *places* are those of all blocks, in the order of their ranks.
+    A round begins, or tells blocks what was resolved; *number* counts those of
+    a replay from 0. *places* are those of all blocks, in the order of their ranks.
     """
 
     number: int
-    iteration: int
     asked_blocks: int
     places: tuple[WorkerPlace, ...]
 

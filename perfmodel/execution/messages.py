@@ -1,8 +1,9 @@
 """Messages: what goes between the driver and a block in a round.
 
 They travel as plain bytes: Ray takes those as they are, which makes a round a
-third cheaper than with arrays. Layout, all int64: number, word, rows, vectors;
-then rows x (rendezvous, group); then rows x vectors of ready_ns.
+third cheaper than with arrays. FlatJob, all int64: number, word, rows, vectors;
+then rows x (iteration, group, sequence); then rows x vectors of ready_ns.
+Groups have the numbers of the whole job.
 """
 
 from __future__ import annotations
@@ -14,43 +15,49 @@ import numpy as np
 from perfmodel.engine.block import Arrivals
 
 HEADER = 4
+DONE = 1
+CAN_WALK = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """To a block: its round *number*, the *iteration* to be in, and what was resolved."""
+    """To a block: its round *number*, and what was *resolved*. Without that, it walks on."""
 
     number: int
-    iteration: int
     resolved: Arrivals
 
     def to_bytes(self) -> bytes:
         """The order as it travels."""
-        return _pack(self.number, self.iteration, self.resolved)
+        return _pack(self.number, 0, self.resolved)
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Order:
         """The order that *message* holds."""
-        return cls(*_unpack(message))
+        number, _, resolved = _unpack(message)
+        return cls(number, resolved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """From a block, after its round *number*: whether it is done, and who is ready."""
+    """From a block, after its round *number*: how far it is, and who is ready.
+
+    One that *can_walk* has more to do than it had patience for.
+    """
 
     number: int
     is_done: bool
+    can_walk: bool
     arrivals: Arrivals
 
     def to_bytes(self) -> bytes:
         """The report as it travels."""
-        return _pack(self.number, int(self.is_done), self.arrivals)
+        return _pack(self.number, DONE * self.is_done + CAN_WALK * self.can_walk, self.arrivals)
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Report:
         """The report that *message* holds."""
-        number, is_done, arrivals = _unpack(message)
-        return cls(number, bool(is_done), arrivals)
+        number, word, arrivals = _unpack(message)
+        return cls(number, bool(word & DONE), bool(word & CAN_WALK), arrivals)
 
 
 def _pack(number: int, word: int, arrivals: Arrivals) -> bytes:
@@ -63,8 +70,8 @@ def _unpack(message: bytes) -> tuple[int, int, Arrivals]:
     # A copy, because numba would compile the pass anew for arrays that cannot be written.
     numbers = np.frombuffer(message, dtype=np.int64).copy()
     number, word, rows, vectors = (int(value) for value in numbers[:HEADER])
-    middle = HEADER + 2 * rows
+    middle = HEADER + 3 * rows
     arrivals = Arrivals(
-        numbers[HEADER:middle].reshape(rows, 2), numbers[middle:].reshape(rows, vectors)
+        numbers[HEADER:middle].reshape(rows, 3), numbers[middle:].reshape(rows, vectors)
     )
     return number, word, arrivals

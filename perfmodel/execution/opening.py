@@ -18,7 +18,8 @@ from perfmodel.execution.executor import (
     Shared,
     ignore_round,
 )
-from perfmodel.execution.ray_surroundings import core_count, quiet
+from perfmodel.execution.parts import crossed_rendezvous, deal_ranks
+from perfmodel.execution.ray_surroundings import QUIET, core_count, environment
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
@@ -28,12 +29,14 @@ from perfmodel.graph.job import JobGraph
 
 
 # Measured on two cores with Ray 2.60: a local cluster takes 4 s to start and its workers 2 s to
-# be ready. One process replays 9 million tasks a second where 4,878 ranks meet a hundred
-# times, 80 million where they meet ten times; 15 stands for jobs with many collectives.
-# With two workers half of the time is saved, so Ray pays from 12 s of serial work on: 180
-# million tasks. With more workers it pays earlier.
+# be ready. One process replays 80 million tasks a second where ranks share a program, 35 where
+# each has its own; until a replay here has shown how fast this machine is, 30 stands for it.
 START_S = 6.0
-TASKS_PER_S = 15e6
+TASKS_PER_S = 30e6
+TELLING_TASKS = 1_000_000
+"""A replay of fewer says more about its beginning and end than about speed."""
+ROUND_S = 1e-3
+"""What it takes to talk about a rendezvous that crosses blocks."""
 
 
 class AutoExecutor:
@@ -44,6 +47,7 @@ class AutoExecutor:
         self._workers = workers
         self._serial = SerialExecutor()
         self._ray: Executor | None = None
+        self._tasks_per_s = TASKS_PER_S
 
     @property
     def description(self) -> str:
@@ -53,7 +57,16 @@ class AutoExecutor:
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
         """Replay *iterations* of *job*."""
         steps = job.task_count * iterations * durations.vector_count
-        return self._place_for(steps / TASKS_PER_S).replay(job, durations, iterations)
+        place = self._place_for(
+            steps / self._tasks_per_s,
+            places=min(self._workers, job.rank_count),
+            talking_s=lambda: ROUND_S * iterations * self._most_crossed(job),
+        )
+        began_s = time.monotonic()
+        answer = place.replay(job, durations, iterations)
+        if place is self._serial and steps >= TELLING_TASKS:
+            self._tasks_per_s = steps / (time.monotonic() - began_s)
+        return answer
 
     def map(
         self,
@@ -69,17 +82,25 @@ class AutoExecutor:
         answers = self._serial.map(function, shared, items[:1])
         item_s = time.monotonic() - began_s
         others = items[1:]
-        place = self._place_for(item_s * len(others))
+        place = self._place_for(item_s * len(others), places=min(self._workers, len(others)))
         return answers + place.map(function, shared, others)
 
-    def _place_for(self, serial_s: float) -> Executor:
-        """Where work that takes *serial_s* here is done sooner."""
-        saved_s = serial_s * (1 - 1 / self._workers)
-        if saved_s <= START_S:
+    def _place_for(
+        self, serial_s: float, *, places: int, talking_s: Callable[[], float] = lambda: 0.0
+    ) -> Executor:
+        """Where work is done sooner that takes *serial_s* here and can be dealt to *places*."""
+        saved_s = serial_s * (1 - 1 / max(places, 1))
+        if saved_s <= START_S or saved_s - talking_s() <= START_S:
             return self._serial
         if self._ray is None:
             self._ray = self._open_ray()
         return self._ray
+
+    def _most_crossed(self, job: JobGraph) -> int:
+        """How many rendezvous the cut between blocks crosses that crosses most."""
+        blocks = deal_ranks(job, block_count=self._workers)
+        crossed = crossed_rendezvous(job)[[ranks.start for ranks in blocks]]
+        return int(crossed.max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +144,8 @@ def _open_serial(place: Place) -> Iterator[Executor]:
 
 @contextmanager
 def _open_ray(place: Place) -> Iterator[Executor]:
-    with quiet():
+    with environment(QUIET):
+        # Ray looks when it is imported, so this comes before.
         # Imported here: it takes half a second, and most questions never need it.
         from perfmodel.execution.ray_cluster import open_cluster
         from perfmodel.execution.ray_executor import RayExecutor

@@ -1,7 +1,10 @@
 """RankBlock: some ranks of a job in a process of their own, moved on round by round.
 
-Rounds are numbered. The round that was made last may be asked for again and
-gives the same report; an older one, or one too far ahead, is refused.
+A block goes from one iteration to the next by itself. Lanes that others have
+let go are walked first, and what others wait for is reported before the rest
+is walked. Rounds are numbered. The round that was made last may be asked for
+again and gives the same report; an older one, or one too far ahead, is
+refused.
 """
 
 from __future__ import annotations
@@ -11,66 +14,57 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.errors import ExecutionError
-from perfmodel.engine.block import Block
-from perfmodel.engine.layout import Int32s, Int64s
+from perfmodel.engine.block import Arrivals, Block, join_arrivals
+from perfmodel.engine.layout import Int32s, Int64s, build_layout
 from perfmodel.execution.messages import Order, Report
+from perfmodel.execution.parts import JobPart
 from perfmodel.graph.durations import DurationTable
-from perfmodel.graph.job import JobGraph
+
+PATIENCE = 250_000
+"""Tasks that a block walks on with while others wait for its word: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The *ranks* of a block, and how many iterations it keeps in full."""
+    """The *ranks* of a block, and how many *iterations* it replays and keeps in full."""
 
     ranks: range
+    iterations: int
     kept_iterations: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockTimeline:
-    """One iteration of a block: ends of its tasks, and when its members were ready.
+class Heads:
+    """The next task of every lane of a block in its *iteration*, and where lanes end."""
 
-    Rows of *member_ready_ns* are those of the whole job with numbers *members*.
-    """
-
-    end_ns: Int64s
-    members: Int64s
-    member_ready_ns: Int64s
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockResult:
-    """All that a block found out; *lane_now_ns* is iterations x its lanes x vectors."""
-
-    timelines: tuple[BlockTimeline, ...]
-    lane_now_ns: Int64s
+    iteration: int
+    heads: Int32s
+    stops: Int32s
 
 
 class RankBlock:
     """A block that knows which round it is in."""
 
-    def __init__(self, job: JobGraph, durations: DurationTable, assignment: Assignment) -> None:
-        self._kept = assignment.kept_iterations
-        ranks = np.arange(assignment.ranks.start, assignment.ranks.stop, dtype=np.int32)
-        values_ns = _as_writable(durations.values_ns)
+    def __init__(self, part: JobPart, durations: DurationTable, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._groups = part.groups
         self._block = Block(
-            job,
-            DurationTable(values_ns, durations.rank_offset),
-            ranks=ranks,
-            kept_iterations=self._kept,
+            build_layout(part.job, part.external),
+            DurationTable(_as_writable(durations.values_ns), _as_writable(durations.rank_offset)),
+            kept_iterations=assignment.kept_iterations,
         )
         self._block.begin_iteration()
-        self.awaited = self._block.awaited()
+        self.awaited = self._find_awaited()
         self._lane_now_ns: list[Int64s] = []
         self._next_round = 0
         self._last_report = b""
 
-    @property
-    def heads(self) -> Int32s:
-        """The next task of every lane."""
-        return self._block.heads
+    def heads(self) -> Heads:
+        """How far every lane is."""
+        return Heads(self._block.iteration, self._block.heads, self._block.stops)
 
     def advance(self, message: bytes) -> bytes:
         """Make the round that *message* orders, and report; making it twice changes nothing."""
@@ -79,15 +73,14 @@ class RankBlock:
             return self._last_report
         if order.number != self._next_round:
             raise ExecutionError(
-                f"block of ranks from {int(self._block.layout.r_id[0])}: the next round must be "
+                f"block of ranks from {self._assignment.ranks.start}: the next round must be "
                 f"number {self._next_round}, got {order.number}."
             )
-        if order.iteration > self._block.iteration:
-            self._lane_now_ns.append(self._block.lane_now_ns())
-            self._block.begin_iteration()
-        arrivals = self._block.advance(order.resolved)
+        if len(order.resolved):
+            self._block.resolve(self._to_local(order.resolved))
+        arrivals = self._walk(0 if len(order.resolved) else PATIENCE)
         self._next_round += 1
-        report = Report(order.number, self._block.is_done, arrivals)
+        report = Report(order.number, self._is_done, self._block.can_walk, arrivals)
         self._last_report = report.to_bytes()
         return self._last_report
 
@@ -96,27 +89,56 @@ class RankBlock:
         for message in log:
             self.advance(message)
 
-    def collect(self) -> BlockResult:
-        """What was found out, once the last iteration is done."""
-        last = self._block.iteration
-        kept = range(last + 1 - self._kept, last + 1)
-        return BlockResult(
-            timelines=tuple(self._timeline(iteration) for iteration in kept),
-            lane_now_ns=np.stack([*self._lane_now_ns, self._block.lane_now_ns()]),
-        )
+    def lane_now_ns(self) -> Int64s:
+        """The time that lanes reached: iterations x lanes x vectors, once all are done."""
+        return np.stack(self._lane_now_ns)
 
-    def _timeline(self, iteration: int) -> BlockTimeline:
-        ready_ns = self._block.member_ready_ns(iteration)
-        members = np.flatnonzero(ready_ns[:, 0] >= 0)
-        return BlockTimeline(self._block.end_ns(iteration), members, ready_ns[members])
+    def end_ns(self, iteration: int, rows: slice) -> Int64s:
+        """When tasks of a kept *iteration* ended, those of *rows*."""
+        return self._block.end_ns(iteration)[rows]
+
+    def member_ready_ns(self, iteration: int) -> Int64s:
+        """When its members of a kept *iteration* were ready, in the block's own order."""
+        return self._block.member_ready_ns(iteration)
+
+    @property
+    def _is_done(self) -> bool:
+        return len(self._lane_now_ns) == self._assignment.iterations
+
+    def _walk(self, patience: int) -> Arrivals:
+        found = [self._block.advance(patience)]
+        while self._block.is_done and not self._is_done:
+            self._lane_now_ns.append(self._block.lane_now_ns())
+            if not self._is_done:
+                self._block.begin_iteration()
+                # Who waits for the word of the last iteration is told before this one is walked.
+                if patience or not any(len(part) for part in found):
+                    found.append(self._block.advance(patience))
+        arrivals = join_arrivals(found)
+        arrivals.rendezvous[:, 1] = self._groups[arrivals.rendezvous[:, 1]]
+        return arrivals
+
+    def _to_local(self, resolved: Arrivals) -> Arrivals:
+        rows = resolved.rendezvous.copy()
+        rows[:, 1] = np.searchsorted(self._groups, rows[:, 1])
+        return Arrivals(rows, resolved.ready_ns)
+
+    def _find_awaited(self) -> Int64s:
+        """Rows (group, sequence) of the rendezvous to which this block has a word to add."""
+        layout = self._block.layout
+        rendezvous = np.flatnonzero(self._block.awaited())
+        group = np.searchsorted(layout.g_rendezvous, rendezvous, side="right") - 1
+        return np.column_stack([self._groups[group], rendezvous - layout.g_rendezvous[group]])
 
 
-def _as_writable(array: Int64s) -> Int64s:
+def _as_writable(array: NDArray[np.int64]) -> Int64s:
     """The same memory, called writable. Nobody writes to it.
 
     Arrays in Ray's object store are read-only, and numba would compile the
     whole pass anew for such an array, which takes longer than most replays.
     """
+    if array.flags.writeable:
+        return array
     interface = dict(array.__array_interface__)
     interface["data"] = (interface["data"][0], False)
     # The holder keeps *array* alive; numpy keeps the holder.

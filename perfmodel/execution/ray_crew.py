@@ -2,24 +2,23 @@
 
 Every order is logged before it is sent. Replay is deterministic, so a block
 whose process is gone is made again from its ranks and its log, elsewhere, and
-the answer does not change.
+the answer does not change: neither while the replay runs, nor afterwards, while
+somebody still looks at what the blocks found out.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.block import Arrivals
-from perfmodel.engine.layout import Int32s
-from perfmodel.execution.exchange import Bools
+from perfmodel.engine.layout import Int64s
 from perfmodel.execution.executor import OnRound, RoundStatus, WorkerPlace
 from perfmodel.execution.messages import Order, Report
-from perfmodel.execution.rank_block import Assignment, BlockResult
+from perfmodel.execution.rank_block import Assignment
 from perfmodel.execution.ray_cluster import Lost, RayCluster
 
 MOST_REBUILDS = 8
@@ -28,99 +27,155 @@ MOST_REBUILDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What a replay reads: references to job and durations, and which block reads what."""
+    """What a block is made of: references to its part of the job and of the durations."""
 
-    job: Any
+    part: Any
     durations: Any
-    assignments: tuple[Assignment, ...]
+    assignment: Assignment
 
 
 class RayCrew:
-    """One replay at work. Lost seats are replaced in the list that was handed in."""
+    """One replay at work, by its *number*. Lost seats are replaced in the list handed in."""
 
     def __init__(
-        self, cluster: RayCluster, material: Material, *, seats: list[Any], on_round: OnRound
+        self,
+        cluster: RayCluster,
+        materials: Sequence[Material],
+        *,
+        number: int,
+        seats: list[Any],
+        on_round: OnRound,
     ) -> None:
         self._cluster = cluster
-        self._material = material
+        self._materials = materials
+        self._number = number
         self._seats = seats
         self._on_round = on_round
-        self._logs: list[list[bytes]] = [[] for _ in material.assignments]
+        self._logs: list[list[bytes]] = [[] for _ in materials]
+        self._pending: list[deque[Any]] = [deque() for _ in materials]
         self.rounds = 0
         self.rebuilds = 0
-        self._places: list[WorkerPlace] = []
-        taken = self._ask_all("take", {block: self._to_take(block) for block in self._blocks})
-        self.awaited: Sequence[Bools] = [awaited for awaited, _ in taken]
-        self._places = [place for _, place in taken]
+        self._places: list[WorkerPlace | None] = [None for _ in materials]
+        self._awaited: list[Int64s] = [self._build(block) for block in self._ask_to_take()]
 
-    def advance(self, iteration: int, news: Mapping[int, Arrivals]) -> Mapping[int, Report]:
-        """Tell blocks their *news* in an *iteration*; what each of these reports."""
-        for block, resolved in news.items():
-            order = Order(len(self._logs[block]), iteration, resolved)
-            self._logs[block].append(order.to_bytes())
-        self._on_round(RoundStatus(self.rounds, iteration, len(news), tuple(self._places)))
-        answers = self._ask("advance", {block: (self._logs[block][-1],) for block in news})
-        self.rounds += 1
-        return {block: Report.from_bytes(answer) for block, answer in answers.items()}
+    @property
+    def awaited(self) -> Sequence[Int64s]:
+        """Of every block, to which rendezvous it has a word to add."""
+        return self._awaited
 
-    def heads(self) -> Int32s:
-        """The next task of every lane of all blocks, in the order of ranks."""
-        return np.concatenate(self._ask_all("heads", dict.fromkeys(self._blocks, ())))
+    @property
+    def assignments(self) -> list[Assignment]:
+        """Who has which ranks."""
+        return [material.assignment for material in self._materials]
 
-    def collect(self) -> list[BlockResult]:
-        """What every block found out."""
-        return self._ask_all("collect", dict.fromkeys(self._blocks, ()))
+    def tell(self, orders: Mapping[int, Sequence[Arrivals]]) -> None:
+        """Give blocks their orders, one after the other; nobody waits for them to be done."""
+        for block, of_block in orders.items():
+            for resolved in of_block:
+                self._logs[block].append(Order(len(self._logs[block]), resolved).to_bytes())
+        has_news = any(len(resolved) for of_block in orders.values() for resolved in of_block)
+        if has_news or not self.rounds:
+            places = tuple(place for place in self._places if place is not None)
+            self._on_round(RoundStatus(self.rounds, len(orders), places))
+            self.rounds += 1
+        for block, of_block in orders.items():
+            for message in self._logs[block][-len(of_block) :]:
+                self._send(block, message)
+
+    def hear(self) -> list[tuple[int, Report]]:
+        """Wait for the next reports, at least one; those of a block come in order."""
+        reports: list[tuple[int, Report]] = []
+        while not reports:
+            waiting = [block for block, pending in enumerate(self._pending) if pending]
+            heard = self._cluster.hear([self._pending[block][0] for block in waiting])
+            for place, answer in heard:
+                block = waiting[place]
+                if isinstance(answer, Lost):
+                    self._rebuild(block, answer)
+                else:
+                    self._pending[block].popleft()
+                    reports.append((block, Report.from_bytes(answer)))
+        return reports
+
+    def ask(self, block: int, method: str, *words: Any) -> Any:
+        """What a block answers that has no order on its way."""
+        while True:
+            asked = self._seats[block].ask.remote(self._number, method, *words)
+            (answer,) = self._cluster.wait_for([asked])
+            if not isinstance(answer, Lost):
+                return answer
+            self._rebuild(block, answer)
+
+    def ask_all(self, method: str, *words: Any) -> list[Any]:
+        """What every block answers, all asked at once."""
+        asked = [seat.ask.remote(self._number, method, *words) for seat in self._used_seats]
+        answers = self._cluster.wait_for(asked)
+        return [
+            self.ask(block, method, *words) if isinstance(answer, Lost) else answer
+            for block, answer in enumerate(answers)
+        ]
 
     def dismiss(self) -> None:
         """Let the seats drop their blocks; nobody waits for that."""
-        for block in self._blocks:
-            self._seats[block].leave.remote()
+        for seat in self._used_seats:
+            seat.leave.remote(self._number)
 
     @property
-    def _blocks(self) -> range:
-        return range(len(self._material.assignments))
+    def _used_seats(self) -> list[Any]:
+        return self._seats[: len(self._materials)]
 
-    def _to_take(self, block: int) -> tuple[Any, Any, Assignment]:
-        material = self._material
-        return material.job, material.durations, material.assignments[block]
+    def _ask_to_take(self) -> range:
+        """Let all blocks be built at once."""
+        for block in range(len(self._materials)):
+            self._pending[block].append(self._take(block))
+        return range(len(self._materials))
 
-    def _ask_all(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
-        answers = self._ask(method, arguments)
-        return [answers[block] for block in self._blocks]
+    def _take(self, block: int) -> Any:
+        material = self._materials[block]
+        return self._seats[block].take.remote(
+            self._number, material.part, material.durations, material.assignment
+        )
 
-    def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Ask blocks, all at once, and those that get lost once more when they are rebuilt."""
-        answers: dict[int, Any] = {}
-        open_blocks = list(arguments)
-        while open_blocks:
-            asked = [
-                getattr(self._seats[block], method).remote(*arguments[block])
-                for block in open_blocks
-            ]
-            found = dict(zip(open_blocks, self._cluster.wait_for(asked), strict=True))
-            lost = {block: answer for block, answer in found.items() if isinstance(answer, Lost)}
-            answers.update((block, found[block]) for block in open_blocks if block not in lost)
-            for block, answer in lost.items():
-                self._rebuild(block, answer)
-            open_blocks = list(lost)
-        return answers
+    def _build(self, block: int) -> Int64s:
+        """Wait until a block is built; to which rendezvous it has a word to add."""
+        while True:
+            (taken,) = self._cluster.wait_for([self._pending[block].popleft()])
+            if not isinstance(taken, Lost):
+                self._places[block] = taken[1]
+                awaited: Int64s = taken[0]
+                return awaited
+            self._replace_seat(block, taken)
+            self._pending[block].append(self._take(block))
+
+    def _send(self, block: int, message: bytes) -> None:
+        self._pending[block].append(self._seats[block].advance.remote(self._number, message))
 
     def _rebuild(self, block: int, lost: Lost) -> None:
-        """Make a lost block again, up to its last logged round, in a new process."""
-        self.rebuilds += 1
-        ranks = self._material.assignments[block].ranks
-        if self.rebuilds > MOST_REBUILDS:
-            raise ExecutionError(
-                f"ray: worker processes were lost {self.rebuilds} times in one replay, the last "
-                f"with ranks {ranks.start}-{ranks.stop - 1} ({lost.reason}); {MOST_REBUILDS} are "
-                "made good. If memory ran out, ask for fewer workers or use --executor serial."
-            )
-        self._cluster.give_up(self._seats[block])
-        seat = self._cluster.new_seat()
-        self._seats[block] = seat
+        """Make a lost block again in a new process: what it has reported, then what it has not."""
+        self._replace_seat(block, lost)
+        log, unheard = self._logs[block], len(self._pending[block])
+        heard = len(log) - unheard
+        seat = self._seats[block]
         taken, _ = self._cluster.wait_for(
-            [seat.take.remote(*self._to_take(block)), seat.catch_up.remote(self._logs[block])]
+            [self._take(block), seat.ask.remote(self._number, "catch_up", log[:heard])]
         )
         # Lost again: whoever asks next hears of it.
-        if self._places and not isinstance(taken, Lost):
+        if not isinstance(taken, Lost):
             self._places[block] = taken[1]
+        self._pending[block].clear()
+        for message in log[heard:]:
+            self._send(block, message)
+
+    def _replace_seat(self, block: int, lost: Lost) -> None:
+        self.rebuilds += 1
+        ranks, place = self._materials[block].assignment.ranks, self._places[block]
+        if self.rebuilds > MOST_REBUILDS:
+            where = "before it was in place" if place is None else f"on {place.host}"
+            raise ExecutionError(
+                f"ray: worker processes were lost {self.rebuilds} times in one replay, the last "
+                f"{where} with ranks {ranks.start}-{ranks.stop - 1} ({lost.reason}); "
+                f"{MOST_REBUILDS} are made good. If memory ran out, give the job more machines or "
+                "fewer workers a machine, or use --executor serial."
+            )
+        self._cluster.give_up(self._seats[block])
+        self._seats[block] = self._cluster.new_seat()

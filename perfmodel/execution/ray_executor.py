@@ -1,138 +1,156 @@
 """RayExecutor: one big replay over many processes, or many small questions at once.
 
 A replay always runs in blocks, however small the job is. Worker processes are
-started when first needed and kept until the executor is closed.
+started when first needed and kept until the executor is closed. They keep what
+they found out, and hand it over when somebody looks at it.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.engine.advance import NOT_DONE
-from perfmodel.engine.layout import Int64s, sequence_counts
-from perfmodel.engine.replay import Replay, Timeline, kept_iterations
+from perfmodel.base.errors import ExecutionError
+from perfmodel.engine.layout import Int32s, Int64s, sequence_counts
+from perfmodel.engine.replay import Kept, Replay, Timeline, kept_iterations
+from perfmodel.engine.stall import explain_stall
 from perfmodel.execution.executor import Item, OnRound, Result, Shared, ignore_round
-from perfmodel.execution.rank_block import Assignment, BlockResult
+from perfmodel.execution.parts import (
+    Crossings,
+    deal_ranks,
+    find_crossings,
+    take_durations,
+    take_part,
+)
+from perfmodel.execution.rank_block import Assignment, Heads
 from perfmodel.execution.ray_cluster import RayCluster
 from perfmodel.execution.ray_crew import Material, RayCrew
 from perfmodel.execution.rounds import run_rounds
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import DurationTable
-from perfmodel.graph.job import NO_GROUP, Group, JobFacts, JobGraph
-
-# Blocks are neighbouring ranks with about the same number of tasks. A cut may
-# move a little from the even place to cross fewer rendezvous, since each that
-# is crossed must be talked about.
-
-
-MOST_IMBALANCE_RATIO = 0.05
-"""How far a cut may move, as a share of one block's tasks."""
-
-
-def deal_ranks(job: JobGraph, *, block_count: int) -> tuple[range, ...]:
-    """The ranks of *job* in at most *block_count* blocks, none of them empty."""
-    block_count = min(block_count, job.rank_count)
-    before = np.concatenate([[0], np.cumsum(job.task_counts())])
-    crossed = crossed_rendezvous(job)
-    cuts = [0]
-    for block in range(1, block_count):
-        # Every block, those that follow too, gets a rank at least.
-        first, last = cuts[-1] + 1, job.rank_count - (block_count - block)
-        cuts.append(_best_cut(before, crossed, (first, last), block / block_count, block_count))
-    cuts.append(job.rank_count)
-    return tuple(range(start, stop) for start, stop in pairwise(cuts))
-
-
-def crossed_rendezvous(job: JobGraph) -> Int64s:
-    """How many rendezvous a cut before each rank, and one after the last, would cross."""
-    ranks, slots = np.nonzero(job.rank_group != NO_GROUP)
-    group = job.rank_group[ranks, slots]
-    first = np.full(len(job.groups), job.rank_count, dtype=np.int64)
-    last = np.full(len(job.groups), -1, dtype=np.int64)
-    np.minimum.at(first, group, ranks)
-    np.maximum.at(last, group, ranks)
-    counts = np.where(first < last, sequence_counts(job), 0)
-    change = np.zeros(job.rank_count + 2, dtype=np.int64)
-    np.add.at(change, np.minimum(first + 1, job.rank_count), counts)
-    np.add.at(change, last + 1, -counts)
-    crossed: Int64s = np.cumsum(change)[: job.rank_count + 1]
-    return crossed
-
-
-def _best_cut(
-    before: Int64s, crossed: Int64s, limits: tuple[int, int], share: float, block_count: int
-) -> int:
-    """The cut within *limits* that crosses least among those close to *share* of the tasks."""
-    total = int(before[-1])
-    places = np.arange(limits[0], limits[1] + 1)
-    off: NDArray[np.float64] = np.abs(before[places] - share * total)
-    near = off <= max(float(off.min()), MOST_IMBALANCE_RATIO * total / block_count)
-    # Fewest crossed, then closest, then first.
-    order = np.lexsort((places, off, crossed[places], ~near))
-    return int(places[order[0]])
-
-
-# Ops, labels, origins and the names of groups stay at home: nobody out there prices or
-# shows anything.
-
-
-NAMELESS = Group("", ())
-
-
-def strip_job(job: JobGraph) -> JobGraph:
-    """*job* with nothing but its structure."""
-    unnamed = np.empty(0, dtype=np.int32)
-    return JobGraph(
-        ops=(),
-        labels=(),
-        origins=(),
-        programs=tuple(replace(one, label=unnamed, origin=unnamed) for one in job.programs),
-        rank_program=job.rank_program,
-        groups=(NAMELESS,) * len(job.groups),
-        rank_group=job.rank_group,
-        facts=JobFacts(job.facts.name),
-    )
-
-
-# Rows stand in the order of ranks, as in a replay in one process. What tasks of
-# a block did stays where the block left it, in the object store.
-
-
-def gather_replay(job: JobGraph, results: Sequence[BlockResult]) -> Replay:
-    """The replay of *job* from the *results* of its blocks, in the order of their ranks."""
-    first = results[0]
-    kept, iterations = len(first.timelines), len(first.lane_now_ns)
-    vectors = first.lane_now_ns.shape[2]
-    member_ready_ns = np.full((kept, _member_count(job), vectors), NOT_DONE, dtype=np.int64)
-    for result in results:
-        for index, timeline in enumerate(result.timelines):
-            member_ready_ns[index, timeline.members] = timeline.member_ready_ns
-    return Replay(
-        timelines=tuple(
-            Timeline(
-                iterations - kept + index,
-                tuple(result.timelines[index].end_ns for result in results),
-                member_ready_ns[index],
-            )
-            for index in range(kept)
-        ),
-        lane_now_ns=np.concatenate([result.lane_now_ns for result in results], axis=1),
-    )
-
-
-def _member_count(job: JobGraph) -> int:
-    sizes = np.bincount(job.rank_group[job.rank_group != NO_GROUP], minlength=len(job.groups))
-    return int((sequence_counts(job) * sizes).sum())
-
+from perfmodel.graph.job import NO_GROUP, JobGraph
 
 CHUNKS_A_WORKER = 8
 """So many that a slow chunk can be made up for, and so few that small items travel together."""
+MOST_FETCHED_BYTES = 2**32
+"""The driver never holds a column larger than this: half a billion ends of tasks."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """Where what blocks keep stands in the columns of the whole job.
+
+    *task_bounds* are the first rows of the blocks, *endpoints* is blocks x
+    groups: neighbouring ranks have neighbouring places in a group.
+    """
+
+    task_bounds: Int64s
+    endpoints: Int64s
+    rendezvous: Int64s
+    vector_count: int
+
+    @property
+    def member_count(self) -> int:
+        """Number of members of all rendezvous."""
+        return int((self.rendezvous * self.endpoints.sum(axis=0)).sum())
+
+    def members_of(self, block: int) -> Int64s:
+        """The numbers that the members of *block* have in the whole, in the block's own order."""
+        sizes = self.endpoints.sum(axis=0)
+        first = np.concatenate([[0], np.cumsum(self.rendezvous * sizes)[:-1]])
+        first = first + self.endpoints[:block].sum(axis=0)
+        here = self.endpoints[block]
+        counts = self.rendezvous * here
+        group = np.repeat(np.arange(len(here)), counts)
+        within = np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
+        sequence, position = np.divmod(within, here[group])
+        members: Int64s = first[group] + sequence * sizes[group] + position
+        return members
+
+    def fits(self, rows: int) -> bool:
+        """Whether the driver may hold so many *rows* of a column."""
+        return rows * self.vector_count * 8 <= MOST_FETCHED_BYTES
+
+
+def build_whole(job: JobGraph, blocks: Sequence[range], vector_count: int) -> Whole:
+    """The columns of *job*, which is dealt in *blocks*."""
+    before = np.concatenate([[0], np.cumsum(job.task_counts())])
+    endpoints = np.zeros((len(blocks), len(job.groups)), dtype=np.int64)
+    for block, ranks in enumerate(blocks):
+        groups = job.rank_group[ranks.start : ranks.stop]
+        endpoints[block] = np.bincount(groups[groups != NO_GROUP], minlength=len(job.groups))
+    bounds = before[[*(ranks.start for ranks in blocks), job.rank_count]]
+    return Whole(bounds, endpoints, sequence_counts(job), vector_count)
+
+
+class FarKeeper:
+    """What the blocks of a replay keep, fetched when somebody looks.
+
+    Rows stand in the order of ranks, as in a replay in one process.
+    """
+
+    def __init__(self, crew: RayCrew, whole: Whole) -> None:
+        self._crew = crew
+        self._whole = whole
+        self._near: Kept | None = None
+
+    def end_ns(self, iteration: int, rows: slice) -> Int64s:
+        """When the tasks of *rows* ended."""
+        if self._near is not None:
+            return self._near.end_ns(iteration, rows)
+        bounds = self._whole.task_bounds
+        start, stop, _ = rows.indices(int(bounds[-1]))
+        self._check_size(stop - start)
+        if stop - start == bounds[-1]:
+            return np.concatenate(self._crew.ask_all("end_ns", iteration, slice(None)))
+        parts = []
+        for block, (first, end) in enumerate(pairwise(bounds.tolist())):
+            if start < end and first < stop:
+                here = slice(max(start - first, 0), min(stop, end) - first)
+                parts.append(self._crew.ask(block, "end_ns", iteration, here))
+        return np.concatenate(parts)
+
+    def member_ready_ns(self, iteration: int) -> Int64s:
+        """When every member of a rendezvous was ready."""
+        if self._near is not None:
+            return self._near.member_ready_ns(iteration)
+        self._check_size(self._whole.member_count)
+        ready_ns = np.empty((self._whole.member_count, self._whole.vector_count), dtype=np.int64)
+        for block, part in enumerate(self._crew.ask_all("member_ready_ns", iteration)):
+            ready_ns[self._whole.members_of(block)] = part
+        return ready_ns
+
+    def bring_near(self, iterations: range) -> None:
+        """Fetch all, because the blocks are about to go; what is too large goes with them."""
+        if self._whole.fits(int(self._whole.task_bounds[-1]) * len(iterations)):
+            self._near = Kept(
+                iterations.start,
+                tuple(self.end_ns(index, slice(None)) for index in iterations),
+                tuple(self.member_ready_ns(index) for index in iterations),
+            )
+
+    def _check_size(self, rows: int) -> None:
+        if not self._whole.fits(rows):
+            raise ExecutionError(
+                f"ray: {rows:,} rows of a timeline are more than the {MOST_FETCHED_BYTES:,} bytes "
+                "that this process takes of a replay on many machines. Look at it rank by rank, "
+                "or fold the job."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A replay that somebody may still look at."""
+
+    keeper: weakref.ref[FarKeeper]
+    crew: RayCrew
+    kept: range
 
 
 class RayExecutor:
@@ -142,8 +160,9 @@ class RayExecutor:
         self._cluster = cluster
         self._on_round = on_round
         self._seats: list[Any] = []
-        self._sent_job: tuple[JobGraph, Any] | None = None
-        self._sent_durations: tuple[JobGraph, DurationTable, Any] | None = None
+        self._sent: _Sent | None = None
+        self._looked: list[_Looked] = []
+        self._replays = 0
         self._most_blocks = 0
         self._rounds = 0
         self._rebuilds = 0
@@ -158,36 +177,39 @@ class RayExecutor:
             said.append(f"{_count(self._most_blocks, 'block')}, {_count(self._rounds, 'round')}")
         if self._rebuilds:
             said.append(f"{_count(self._rebuilds, 'lost block')} rebuilt")
+        said.extend(self._cluster.notes)
         if self._items:
             said.append(f"{_count(self._items, 'question')} fanned out")
         return ", ".join(said)
 
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
         """Replay *iterations* of *job*."""
-        job_reference = self._send_job(job)
-        durations_reference = self._send_durations(job, durations)
-        blocks = deal_ranks(job, block_count=self._cluster.workers)
+        self._dismiss_unseen()
+        sent = self._send(job, durations)
         kept = kept_iterations(job, iterations)
-        material = Material(
-            job=job_reference,
-            durations=durations_reference,
-            assignments=tuple(Assignment(ranks, kept) for ranks in blocks),
+        materials = [
+            Material(part, of_part, Assignment(ranks, iterations, kept))
+            for part, of_part, ranks in zip(sent.parts, sent.of_parts, sent.blocks, strict=True)
+        ]
+        if len(self._seats) < len(materials):
+            new = range(len(self._seats), len(materials))
+            self._seats.extend(self._cluster.new_seat() for _ in new)
+            self._cluster.settle(self._seats)
+        self._replays += 1
+        crew = RayCrew(
+            self._cluster,
+            materials,
+            number=self._replays,
+            seats=self._seats,
+            on_round=self._on_round,
         )
-        while len(self._seats) < len(blocks):
-            self._seats.append(self._cluster.new_seat())
-        crew = RayCrew(self._cluster, material, seats=self._seats, on_round=self._on_round)
         try:
-            run_rounds(
-                job,
-                crew,
-                blocks=blocks,
-                iterations=iterations,
-                vector_count=durations.vector_count,
-            )
-            return gather_replay(job, crew.collect())
+            return self._run(crew, sent, range(iterations - kept, iterations))
+        except BaseException:
+            self._dismiss(crew)
+            raise
         finally:
-            crew.dismiss()
-            self._most_blocks = max(self._most_blocks, len(blocks))
+            self._most_blocks = max(self._most_blocks, len(materials))
             self._rounds += crew.rounds
             self._rebuilds += crew.rebuilds
 
@@ -206,24 +228,77 @@ class RayExecutor:
 
     def close(self) -> None:
         """End the worker processes; the cluster itself stays."""
-        while self._seats:
-            self._cluster.give_up(self._seats.pop())
+        try:
+            for looked in self._looked:
+                keeper = looked.keeper()
+                if keeper is not None:
+                    keeper.bring_near(looked.kept)
+        finally:
+            self._looked.clear()
+            while self._seats:
+                self._cluster.give_up(self._seats.pop())
 
-    def _send_job(self, job: JobGraph) -> Any:
-        """A reference to the structure of *job*, audited and sent once for replays in a row."""
-        if self._sent_job is None or self._sent_job[0] is not job:
+    def _run(self, crew: RayCrew, sent: _Sent, kept: range) -> Replay:
+        vector_count = sent.durations.vector_count
+        if not run_rounds(crew, sent.crossings, vector_count=vector_count):
+            raise explain_stall(sent.job, gather_heads(crew.ask_all("heads")))
+        lane_now_ns = np.concatenate(crew.ask_all("lane_now_ns"), axis=1)
+        keeper = FarKeeper(crew, build_whole(sent.job, sent.blocks, vector_count))
+        self._looked.append(_Looked(weakref.ref(keeper), crew, kept))
+        return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns)
+
+    def _dismiss_unseen(self) -> None:
+        """Let go of the blocks of replays that nobody looks at any more."""
+        for looked in [looked for looked in self._looked if looked.keeper() is None]:
+            self._looked.remove(looked)
+            self._dismiss(looked.crew)
+
+    def _dismiss(self, crew: RayCrew) -> None:
+        with suppress(ExecutionError):
+            self._cluster.check()
+            crew.dismiss()
+
+    def _send(self, job: JobGraph, durations: DurationTable) -> _Sent:
+        """References to what blocks need, audited, checked and sent once for replays in a row."""
+        sent = self._sent
+        if sent is None or sent.job is not job:
             check_job(job)
-            self._sent_job = (job, self._cluster.put(strip_job(job)))
-        return self._sent_job[1]
-
-    def _send_durations(self, job: JobGraph, durations: DurationTable) -> Any:
-        """A reference to *durations*, checked and sent once for replays in a row."""
-        sent = self._sent_durations
-        if sent is None or sent[0] is not job or sent[1] is not durations:
+            blocks = deal_ranks(job, block_count=self._cluster.workers)
+            sent = _Sent(
+                job=job,
+                blocks=blocks,
+                crossings=find_crossings(job, blocks),
+                parts=tuple(self._cluster.put(take_part(job, ranks)) for ranks in blocks),
+                durations=durations,
+                of_parts=(),
+            )
+        if sent.durations is not durations or not sent.of_parts:
             durations.check(job)
-            sent = (job, durations, self._cluster.put(durations))
-            self._sent_durations = sent
-        return sent[2]
+            tables = (take_durations(job, durations, ranks) for ranks in sent.blocks)
+            of_parts = tuple(self._cluster.put(table) for table in tables)
+            sent = replace(sent, durations=durations, of_parts=of_parts)
+        self._sent = sent
+        return sent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sent:
+    """A job as it was sent: its blocks, and references to their parts."""
+
+    job: JobGraph
+    blocks: tuple[range, ...]
+    crossings: Crossings
+    parts: tuple[Any, ...]
+    durations: DurationTable
+    of_parts: tuple[Any, ...]
+
+
+def gather_heads(heads: Sequence[Heads]) -> Int32s:
+    """The next task of every lane, in the iteration of the block that is furthest behind."""
+    behind = min(of_block.iteration for of_block in heads)
+    return np.concatenate(
+        [of_block.heads if of_block.iteration == behind else of_block.stops for of_block in heads]
+    )
 
 
 def _count(number: int, noun: str) -> str:

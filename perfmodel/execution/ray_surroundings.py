@@ -1,21 +1,25 @@
-"""Surroundings of Ray: quiet, in a folder of its own, gone when we are.
+"""Surroundings of Ray: quiet, private, watched, in a folder of its own, gone when we are.
 
 Nothing of this needs Ray itself.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from perfmodel.base.errors import ExecutionError
+from perfmodel.execution import ray_warden
 
 QUIET = {
     # Ray prints what raylets complain about to standard output, log_to_driver or not. It
@@ -25,24 +29,28 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Or it warns of a change in how it hides GPUs, which nobody here uses.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray lets its workers have what other processes leave; here they are who we wait for.
+    "RAY_worker_niceness": "0",
 }
 CONNECT_TIMEOUT_S = 10.0
 MOST_FOLDER_LENGTH = 27
+FOLDER_PREFIX = "pm-ray-"
+OWNER = "owner"
+"""The file in a folder that its driver holds locked for as long as it lives."""
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Set what keeps Ray quiet, for as long as it runs; what a person has set stays.
-
-    Ray looks when it is imported, so this comes before.
-    """
-    mine = {name: value for name, value in QUIET.items() if name not in os.environ}
+def environment(values: dict[str, str], *, is_forced: bool = False) -> Iterator[None]:
+    """Set variables for as long as Ray runs; what a person has set stays, unless *is_forced*."""
+    mine = {name: value for name, value in values.items() if is_forced or name not in os.environ}
+    before = {name: os.environ[name] for name in mine if name in os.environ}
     os.environ.update(mine)
     try:
         yield
     finally:
         for name in mine:
             os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def core_count() -> int:
@@ -53,18 +61,163 @@ def core_count() -> int:
 
 
 @contextmanager
-def private_folder() -> Iterator[str | None]:
-    """A folder for Ray's sockets and logs, removed at the end.
+def private_folder() -> Iterator[Path]:
+    """A folder for Ray's sockets and logs; it goes at the end, with whoever is still in it.
 
-    None, which is Ray's own place, where the path would become too long for a
-    socket: that has 107 characters, and Ray adds up to 80.
+    First, what drivers that were killed have left is cleared away.
     """
-    folder = tempfile.mkdtemp(prefix="pm-ray-")
+    clear_leftovers()
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+    owner = _own(folder)
     try:
-        yield folder if len(folder) <= MOST_FOLDER_LENGTH else None
+        with environment({ray_warden.MARK: str(folder)}, is_forced=True):
+            yield folder
     finally:
-        # The last processes may be writing their last lines.
-        shutil.rmtree(folder, ignore_errors=True)
+        ray_warden.clear(folder)
+        os.close(owner)
+
+
+def clear_leftovers() -> None:
+    """End what is left of local Rays whose driver is gone, and remove their folders."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        # A folder of somebody else, or one that is just being made, has no lock for us to take.
+        with suppress(OSError):
+            if (folder / OWNER).exists() and (owner := _lock(folder / OWNER)) is not None:
+                ray_warden.clear(folder)
+                os.close(owner)
+
+
+def _lock(path: Path) -> int | None:
+    """The open file at *path*, locked by this process; None where another has it."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _own(folder: Path) -> int:
+    """The owner's file of *folder*, locked before it has the name by which others know it."""
+    handle, name = tempfile.mkstemp(dir=folder)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    Path(name).rename(folder / OWNER)
+    return handle
+
+
+class Warden:
+    """The line to the process that says a last word for us, should we not be able to."""
+
+    def __init__(self, folder: Path | None) -> None:
+        words = [sys.executable, "-S", "-E", ray_warden.__file__, str(folder or "-")]
+        # Without the mark, because it is no part of Ray, and in a session of its own: Ctrl-C is
+        # for us, not for the warden.
+        self._process = subprocess.Popen(  # noqa: S603  our own file
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name != ray_warden.MARK},
+        )
+
+    def note(self, sentence: str) -> None:
+        """What to say, should this process end before it can say so itself."""
+        self._write(sentence.replace("\n", " "))
+
+    def dismiss(self) -> None:
+        """Let the warden go: all is in order."""
+        self._write(ray_warden.GOODBYE)
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+
+
+@contextmanager
+def warden(folder: Path | None) -> Iterator[Warden]:
+    """A warden for as long as Ray runs."""
+    guard = Warden(folder)
+    try:
+        yield guard
+    finally:
+        guard.dismiss()
+
+
+class Watch:
+    """Looks every second whether the raylet of this machine and the head of the cluster live.
+
+    Ray itself would try for a minute, and then end this process.
+    """
+
+    PERIOD_S = 0.5
+    MOST_SILENCES = 3
+
+    def __init__(self, guard: Warden, *, raylet_socket: str, head: str, host: str) -> None:
+        self._guard = guard
+        no_raylet = (
+            f"ray: the raylet on {host}, which this process works through, is gone: what its "
+            "workers knew is lost. Nothing was answered. Start Ray there again or ask without "
+            "--ray-address; --executor serial needs no Ray."
+        )
+        no_head = (
+            f"ray: the head of the cluster at {head} (its GCS) is gone, and with it the word of "
+            "who works where. Nothing was answered. Start the cluster again with `ray start "
+            "--head`, or use --executor serial."
+        )
+        self._places = ((raylet_socket, no_raylet), (head, no_head))
+        self._fault = ""
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="ray watch", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise if one of them is gone."""
+        if self._fault:
+            raise ExecutionError(self._fault)
+
+    @property
+    def has_fault(self) -> bool:
+        """Whether one of them is gone."""
+        return bool(self._fault)
+
+    def end(self) -> None:
+        """Look no more."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        silences = [0] * len(self._places)
+        while not self._is_over.wait(self.PERIOD_S):
+            for index, (place, sentence) in enumerate(self._places):
+                silences[index] = 0 if _listens(place) else silences[index] + 1
+                if silences[index] == self.MOST_SILENCES:
+                    self._guard.note(sentence)
+                    self._fault = sentence
+                    return
+
+
+def _listens(place: str) -> bool:
+    """Whether somebody listens at *place*, a socket file or host:port; a slow one counts."""
+    try:
+        if place.startswith("/"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+                line.settimeout(CONNECT_TIMEOUT_S)
+                line.connect(place)
+        else:
+            host, _, port = place.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 @contextmanager

@@ -1,60 +1,142 @@
 """Rounds: one replay over several blocks, until every block is done.
 
-In a round every block that has news is told it, walks on as far as it can,
-and says who is ready. Blocks walk to where nothing more is known, so a round
-that resolves nothing while tasks are left can never be followed by one that
-does: the replay is stalled.
+Blocks are told what was resolved as soon as it is, and never wait for blocks
+they have nothing to do with. A block that has others wait for it says so
+first and walks on while that is on its way. Blocks walk to where nothing more
+is known: when nothing is on its way and tasks are left, the replay is stalled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from perfmodel.engine.block import Arrivals, no_arrivals
-from perfmodel.engine.layout import Int32s
-from perfmodel.engine.stall import explain_stall
-from perfmodel.execution.exchange import Bools, Exchange
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.engine.block import Arrivals, join_arrivals, no_arrivals
+from perfmodel.engine.layout import Int64s
 from perfmodel.execution.messages import Report
-from perfmodel.graph.job import JobGraph
+from perfmodel.execution.parts import Crossings
 
 
 class BlockCrew(Protocol):
     """Those who work on the blocks of a replay, by the number of the block."""
 
     @property
-    def awaited(self) -> Sequence[Bools]:
-        """Of every block, to which rendezvous it has a word to add."""
+    def awaited(self) -> Sequence[Int64s]:
+        """Of every block, to which rendezvous it has a word to add: rows of group, sequence."""
         ...
 
-    def advance(self, iteration: int, news: Mapping[int, Arrivals]) -> Mapping[int, Report]:
-        """Tell blocks their *news* in an *iteration*; what each of these reports."""
+    def tell(self, orders: Mapping[int, Sequence[Arrivals]]) -> None:
+        """Give blocks their orders, one after the other; nobody waits for them to be done."""
         ...
 
-    def heads(self) -> Int32s:
-        """The next task of every lane of all blocks, in the order of ranks."""
+    def hear(self) -> Sequence[tuple[int, Report]]:
+        """Wait for the next reports, at least one; those of a block come in order."""
         ...
 
 
-def run_rounds(
-    job: JobGraph,
-    crew: BlockCrew,
-    *,
-    blocks: Sequence[range],
-    iterations: int,
-    vector_count: int,
-) -> None:
-    """Bring all *iterations* of *job* to their end, or raise the error that says who waits."""
-    exchange = Exchange(job, blocks=blocks, awaited=crew.awaited, vector_count=vector_count)
-    for iteration in range(iterations):
-        exchange.begin_iteration()
-        undone = set(range(len(blocks)))
-        news = {block: no_arrivals(vector_count) for block in range(len(blocks))}
-        while news:
-            reports = crew.advance(iteration, news)
-            undone -= {block for block, report in reports.items() if report.is_done}
-            resolved = exchange.take(reports[block].arrivals for block in sorted(reports))
-            shares = {block: exchange.share_of(block, resolved) for block in sorted(undone)}
-            news = {block: share for block, share in shares.items() if len(share)}
-        if undone:
-            raise explain_stall(job, crew.heads())
+@dataclass(frozen=True, slots=True, eq=False)
+class _Board:
+    """What was said in one iteration, by rendezvous: words still missing, the latest moment."""
+
+    missing: NDArray[np.int32]
+    ready_ns: Int64s
+
+
+class Exchange:
+    """Brings together what blocks know of the rendezvous that cross them.
+
+    A rendezvous is resolved once every block with members that others wait for
+    has said when the last of them was ready; the latest word counts. Nothing
+    is said twice, and never to a block that has no part in it.
+    """
+
+    def __init__(
+        self, crossings: Crossings, awaited: Sequence[Int64s], *, vector_count: int
+    ) -> None:
+        """*awaited* says of every block to which rendezvous it has a word to add."""
+        is_crossing = crossings.has_part.sum(axis=0) > 1
+        self._has_part = crossings.has_part
+        self._start = np.concatenate(
+            [[0], np.cumsum(np.where(is_crossing, crossings.rendezvous, 0))]
+        )
+        self._expected: NDArray[np.int32] = np.zeros(int(self._start[-1]), dtype=np.int32)
+        for rows in awaited:
+            self._expected[self._start[rows[:, 0]] + rows[:, 1]] += 1
+        self._vector_count = vector_count
+        self._boards: dict[int, _Board] = {}
+        self._open: dict[int, int] = {}
+
+    def take(self, said: Iterable[Arrivals]) -> dict[int, Arrivals]:
+        """Take in what blocks *said*; what is resolved by that, for the blocks it concerns."""
+        found = [self._take(arrivals) for arrivals in said if len(arrivals)]
+        if not any(len(resolved) for resolved in found):
+            return {}
+        resolved = join_arrivals(found)
+        news = {}
+        for block, has_part in enumerate(self._has_part):
+            mine = has_part[resolved.rendezvous[:, 1]]
+            if mine.all():
+                news[block] = resolved
+            elif mine.any():
+                news[block] = Arrivals(resolved.rendezvous[mine], resolved.ready_ns[mine])
+        return news
+
+    def _take(self, said: Arrivals) -> Arrivals:
+        complete = np.zeros(len(said), dtype=np.bool_)
+        latest_ns = np.empty_like(said.ready_ns)
+        for iteration in np.unique(said.rendezvous[:, 0]).tolist():
+            board = self._board(iteration)
+            of_now = np.flatnonzero(said.rendezvous[:, 0] == iteration)
+            rows = self._start[said.rendezvous[of_now, 1]] + said.rendezvous[of_now, 2]
+            board.missing[rows] -= 1
+            board.ready_ns[rows] = np.maximum(board.ready_ns[rows], said.ready_ns[of_now])
+            complete[of_now] = board.missing[rows] == 0
+            latest_ns[of_now] = board.ready_ns[rows]
+            self._open[iteration] -= int(complete[of_now].sum())
+            if self._open[iteration] == 0:
+                del self._boards[iteration], self._open[iteration]
+        return Arrivals(said.rendezvous[complete], latest_ns[complete])
+
+    def _board(self, iteration: int) -> _Board:
+        if iteration not in self._boards:
+            ready_ns = np.zeros((len(self._expected), self._vector_count), dtype=np.int64)
+            self._boards[iteration] = _Board(self._expected.copy(), ready_ns)
+            self._open[iteration] = int((self._expected > 0).sum())
+        return self._boards[iteration]
+
+
+def run_rounds(crew: BlockCrew, crossings: Crossings, *, vector_count: int) -> bool:
+    """Move all blocks on as far as they go; whether all came to their end."""
+    exchange = Exchange(crossings, crew.awaited, vector_count=vector_count)
+    walk_on = no_arrivals(vector_count)
+    blocks = range(len(crossings.has_part))
+    # Of every block the orders on their way, True for those with news.
+    sent: list[deque[bool]] = [deque([False]) for _ in blocks]
+    walks_on = [False] * len(blocks)
+    undone = set(blocks)
+    crew.tell({block: [walk_on] for block in blocks})
+    while any(sent):
+        reports = crew.hear()
+        news = exchange.take(report.arrivals for _, report in reports)
+        for block, report in reports:
+            if sent[block].popleft():
+                walks_on[block] = report.can_walk
+            if report.is_done:
+                undone.discard(block)
+        orders = {}
+        for block in sorted(undone & {*news, *(block for block, _ in reports)}):
+            if block in news:
+                # One who had more to do the last time is told at once to walk on after it.
+                orders[block] = [news[block], walk_on] if walks_on[block] else [news[block]]
+            elif not sent[block] and any(of == block and r.can_walk for of, r in reports):
+                orders[block] = [walk_on]
+        for block, of_block in orders.items():
+            sent[block].extend(len(order) > 0 for order in of_block)
+        if orders:
+            crew.tell(orders)
+    return not undone

@@ -17,6 +17,7 @@ from perfmodel.base.errors import GraphError
 from perfmodel.graph.ops import (
     Attention,
     Communication,
+    Convolution,
     Copy,
     EmbeddingOp,
     Fixed,
@@ -30,7 +31,8 @@ from perfmodel.graph.ops import (
 _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        Gemm, Attention, MemoryBound, EmbeddingOp, Copy, HostWork, HostSpan, Communication, Fixed,
+        Gemm, Convolution, Attention, MemoryBound, EmbeddingOp, Copy, HostWork, HostSpan,
+        Communication, Fixed,
     )
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from collectives.collective import Collective
 from embeddings.table import Lookup
@@ -51,6 +52,40 @@ class Gemm:
     dtype: DType
     batch: int = 1
 
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, each counted."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution, or its gradient with respect to one operand, over *batch* images.
+
+    It is the implicit product whose rows are the positions of the output, whose
+    columns are the output channels of a group and whose depth is the window times the
+    input channels of a group: *m* x *n* x *k*, *groups* times.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: DType
+    groups: int = 1
+    read_bytes: int = 0
+    write_bytes: int = 0
+    direction: Pass = Pass.FORWARD
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, each counted."""
+        return 2 * self.groups * self.m * self.n * self.k
+
+    @property
+    def product(self) -> Gemm:
+        """The implicit product."""
+        return Gemm(self.m, self.n, self.k, self.dtype, self.groups)
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -70,6 +105,17 @@ class Attention:
     is_causal: bool
     direction: Pass = Pass.FORWARD
     kernel: str = "auto"
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions that are needed: a causal mask halves them.
+
+        Two products of scores forward; backward has five, one of which is the
+        forward's again.
+        """
+        whole = 4 * self.batch * self.heads * self.query_length * self.key_length * self.head_dim
+        products = whole if self.direction is Pass.FORWARD else whole * 5 // 2
+        return products // 2 if self.is_causal else products
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +141,12 @@ class EmbeddingOp:
     lookup: Lookup
     direction: Pass = Pass.FORWARD
 
+    @property
+    def flops(self) -> int:
+        """Additions of pooling, or of summing gradients up."""
+        tables = self.lookup.tables
+        return round(sum(self.lookup.lookup_count(table) * table.width for table in tables))
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -103,6 +155,7 @@ class Copy:
     route: CopyRoute
     size_bytes: int
     is_pinned: bool = True
+    flops: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +164,7 @@ class HostWork:
 
     operator: str
     part: HostPart
+    flops: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +172,7 @@ class HostSpan:
     """Pieces of host time one after the other, held as one task that takes their sum."""
 
     parts: tuple[HostWork, ...]
+    flops: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +180,20 @@ class Communication:
     """This rank's part in a collective; the group is the rendezvous' business."""
 
     collective: Collective
+    flops: ClassVar[int] = 0
 
 
-Work = Gemm | Attention | MemoryBound | EmbeddingOp | Copy | HostWork | HostSpan | Communication
+Work = (
+    Gemm
+    | Convolution
+    | Attention
+    | MemoryBound
+    | EmbeddingOp
+    | Copy
+    | HostWork
+    | HostSpan
+    | Communication
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +208,11 @@ class Fixed:
     duration_ns: int
     provenance: Provenance = Provenance.RECORDED
     work: Work | None = None
+
+    @property
+    def flops(self) -> int:
+        """Those of the work, where it is known."""
+        return 0 if self.work is None else self.work.flops
 
 
 Op = Work | Fixed

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import GraphError
+from perfmodel.base.writing import draft_folder_of, recover_folder
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import Group, JobFacts, JobGraph, Origin
 from perfmodel.graph.op_words import op_from_words, op_to_words
@@ -36,25 +36,40 @@ _BY_DEPENDENCY = ("dep_task", "dep_anchor", "dep_distance", "dep_lag_ns")
 _BY_TASK = ("op", "label", "origin", "slot", "sequence", "role")
 
 
-def save_job(job: JobGraph, folder: Path) -> None:
-    """Write *job* to *folder*, which must not exist or hold a job already."""
+def save_job(job: JobGraph, folder: Path, *, is_overwriting: bool = True) -> None:
+    """Write *job* to *folder*, whole or not at all; see `draft_job_of`."""
+    with draft_job_of(folder, is_overwriting=is_overwriting) as draft:
+        write_job(job, draft)
+
+
+@contextmanager
+def draft_job_of(folder: Path, *, is_overwriting: bool = True) -> Iterator[Path]:
+    """A folder to fill in place of *folder*, which must not exist or hold a job already.
+
+    A job that is there is replaced only where *is_overwriting*.
+    """
+    recover_folder(folder)
     if folder.exists() and not (folder / HEADER).is_file():
         raise GraphError(
             f"{folder}: exists and is not a job, so it is not overwritten. Name another folder."
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        _write_columns(job, draft)
-        files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
-        header = _header(job) | {"files": files}
-        (draft / HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(draft, folder)  # noqa: PTH105  one step, or not at all
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+    if folder.exists() and not is_overwriting:
+        raise GraphError(
+            f"{folder}: holds a job already. Name another folder, or say --overwrite to replace it."
+        )
+    with draft_folder_of(folder) as draft:
+        yield draft
+
+
+def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None:
+    """Write the files of *job* to the empty folder *draft*.
+
+    *beside* are files that somebody else adds: without them the folder is not read.
+    """
+    _write_columns(job, draft)
+    files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
+    header = _header(job) | {"files": files, "beside": list(beside)}
+    (draft / HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
 
 
 def load_job(folder: Path) -> JobGraph:
@@ -66,6 +81,11 @@ def load_job(folder: Path) -> JobGraph:
             raise GraphError(
                 f"{folder}: {name} is missing or was changed after the job was written. "
                 "Write the job again."
+            )
+    for name in header.get("beside", ()):
+        if not (folder / str(name)).is_file():
+            raise GraphError(
+                f"{folder}: {name} is missing, so this is half of a job. Write the job again."
             )
     try:
         job = _assemble(folder, header)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
+from embeddings.plan_document import load_plan_document
 from embeddings.sharders import ShardingTask, build_named_plan
-from embeddings.torchrec_plan import load_torchrec_plan
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import Executor
 from perfmodel.planning.evaluator import PlanEvaluator
@@ -45,7 +45,7 @@ def make_plans(
     # A file that cannot be read is the user's fault and stops; a sharder that finds no room is
     # an answer.
     plans = [
-        load_torchrec_plan(
+        load_plan_document(
             file,
             tables=setting.task.tables,
             rank_count=setting.task.rank_count,

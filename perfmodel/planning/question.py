@@ -24,7 +24,7 @@ class RankQuestion:
     """Plans to compare.
 
     *tables* is a file that replaces the workload's tables, *indices* one with
-    real indices of them. *plan_files* are in TorchRec's JSON. *enumerate_limit*
+    real indices of them. *plan_files* are plan documents (embeddings). *enumerate_limit*
     plans of whole tables are tried if there are no more than that; a search
     gets *search_seconds*, and there are *searches* of them side by side. *samples*
     is how often costs are drawn, *batches* how many batches.

@@ -92,10 +92,15 @@ class RankWait:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where the iteration time lies with 90 % probability, as far as the costs are known."""
+    """Where the iteration time lies with 90 % probability, as far as the costs are known.
+
+    Of a recording with one step nothing is known about it: then *is_known* is False and both
+    ends are the iteration.
+    """
 
     low_ns: int
     high_ns: int
+    is_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)

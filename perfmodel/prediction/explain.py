@@ -20,10 +20,13 @@ from perfmodel.graph.memory import RankMemory
 from perfmodel.graph.ops import (
     Attention,
     Communication,
+    Convolution,
     Copy,
     EmbeddingOp,
     Fixed,
     Gemm,
+    HostPart,
+    HostWork,
     MemoryBound,
     Op,
 )
@@ -52,6 +55,7 @@ def merge_numbers(label: str) -> str:
 
 _WORDS: dict[type[object], str] = {
     Gemm: "matrix products",
+    Convolution: "convolutions",
     Attention: "attention",
     MemoryBound: "memory-bound kernels",
     EmbeddingOp: "embedding lookups and updates",
@@ -68,11 +72,15 @@ def name_kind(job: JobGraph, rank: int, task: int) -> str:
         return op.collective.kind.name.lower().replace("_", "-")
     if type(op) in _WORDS:
         return _WORDS[type(op)]
+    if isinstance(op, HostWork) and op.part is HostPart.WAIT:
+        return BLOCKING
     program = job.program_of(rank)
     lane = program.lanes[int(program.lane_start.searchsorted(task, side="right")) - 1]
     return f"{lane.kind.value} work"
 
 
+BLOCKING = "blocking calls, after what they waited for"
+"""Host calls that wait: what they waited for is on the path in their stead."""
 LAG = "launch latency and gaps"
 """What the path spends between tasks."""
 

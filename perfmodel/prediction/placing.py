@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from embeddings.plan import ShardingPlan
+from embeddings.plan_document import load_plan_document
 from embeddings.table import EmbeddingTable
 from embeddings.table_files import load_tables
-from embeddings.torchrec_plan import load_torchrec_plan
 from perfmodel.base.errors import PlanError
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.dlrm.job import build_plan
@@ -63,7 +63,7 @@ def place_workload(workload: Workload, files: PlacementFiles, cluster: Cluster) 
             tabled.spec, rank_count=cluster.rank_count, ranks_per_host=cluster.ranks_per_host
         )
         return PlacedWorkload(tabled.spec, replace(plan, tables=tabled.tables))
-    plan = load_torchrec_plan(
+    plan = load_plan_document(
         files.plan,
         tables=tabled.tables,
         rank_count=cluster.rank_count,

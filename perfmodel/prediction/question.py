@@ -35,7 +35,8 @@ from perfmodel.recordings.hold_back import HoldRule
 from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.stacks.stack import Execution, SoftwareStack
+from perfmodel.whatif.compiling import Compile
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned, with_own_origins
 from perfmodel.workloads.catalog import Workload, load_workload
 from perfmodel.workloads.jobs import Continuation, build_workload
@@ -224,11 +225,15 @@ def open_job(scenario: JobScenario) -> Question:
         )
     stack = scenario.stack or job.facts.stack or DEFAULT_STACK
     machine = PricingMachine(scenario.topology, scenario.hosts, stack)
-    cluster = machine.cluster(job.rank_count)
+    cluster, loaded = machine.cluster(job.rank_count), machine.load_stack()
+    if job.facts.stack and loaded.execution is Execution.COMPILED:
+        # The job is eager code, whatever it says; one made for a compiled stack names none.
+        job = Compile().apply(job)
     return replace(
         question,
+        job=job,
         cluster=cluster,
-        stack=machine.load_stack(),
+        stack=loaded,
         scenario=replace(scenario, hosts=cluster.host_count, stack=stack),
     )
 

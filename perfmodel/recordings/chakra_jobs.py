@@ -47,19 +47,31 @@ def write_chakra_job(job: RecordedJob, folder: Path) -> tuple[Path, ...]:
 
 def load_chakra_job(paths: Sequence[Path]) -> RecordedJob:
     """Read a job that `write_chakra_job` wrote, one path a rank."""
-    traces = [load_chakra(path) for path in paths]
+    return assemble_chakra_job([load_chakra(path) for path in paths], paths[0].parent)
+
+
+def is_own(trace: ChakraTrace) -> bool:
+    """Whether perfmodel wrote *trace*."""
+    return _HEADER in trace.attributes
+
+
+def assemble_chakra_job(traces: Sequence[ChakraTrace], place: Path) -> RecordedJob:
+    """The job that `write_chakra_job` wrote as *traces*, one a rank, to *place*."""
     headers = [_header_of(trace) for trace in traces]
-    order = sorted(range(len(traces)), key=lambda place: int(headers[place]["rank"]))
-    if [headers[place]["rank"] for place in order] != list(range(headers[0]["ranks"])):
+    count = headers[0]["ranks"]
+    if sorted(header["rank"] for header in headers) != list(range(len(traces))) or count != len(
+        traces
+    ):
         raise TraceError(
-            f"{paths[0].parent}: must hold one file for each of {headers[0]['ranks']} ranks, has "
-            f"those of {sorted(int(header['rank']) for header in headers)}."
+            f"{place}: must hold one file for each of {count} ranks, has "
+            f"those of {sorted(header['rank'] for header in headers)}."
         )
+    order = sorted(range(len(traces)), key=lambda number: int(headers[number]["rank"]))
     try:
-        return _assemble([traces[place] for place in order], [headers[p] for p in order])
-    except (KeyError, TypeError, ValueError, IndexError) as fault:
+        return _assemble([traces[number] for number in order], [headers[n] for n in order])
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as fault:
         raise TraceError(
-            f"{paths[0].parent}: not a readable Chakra job ({type(fault).__name__}: {fault}). "
+            f"{place}: not a readable Chakra job ({type(fault).__name__}: {fault!s:.200}). "
             "Write it again."
         ) from None
 
@@ -123,11 +135,13 @@ def _header_of(trace: ChakraTrace) -> dict[str, Any]:
         header = orjson.loads(text) if isinstance(text, str) else None
     except orjson.JSONDecodeError:
         header = None
-    if not isinstance(header, dict) or not {"rank", "ranks"} <= set(header):
+    numbers = [header.get(key) for key in ("rank", "ranks")] if isinstance(header, dict) else []
+    if not numbers or not all(type(number) is int and 0 <= number < 2**20 for number in numbers):
         raise TraceError(
-            f"{trace.document}: a Chakra trace of another program says neither lanes nor times of "
-            "the device, so no job can be made of it. Import the Kineto trace it was made from."
+            f"{trace.document}: must say its rank and how many ranks there are, as perfmodel "
+            "writes it; says neither. Files of perfmodel and of others cannot be mixed."
         )
+    assert isinstance(header, dict)
     return header
 
 

@@ -7,7 +7,8 @@ the name of the kernel; then all ranks are one group and order alone counts.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ import numpy as np
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
+from perfmodel.recordings.operator_work import OperatorCall
 from perfmodel.recordings.rank_view import RankView
+from perfmodel.recordings.work_of_rows import NO_OPERATOR, call_of_detail, innermost_operators
 
 WORLD = "world"
 _KIND_WORDS = (
@@ -42,7 +45,8 @@ _NUMBERS = re.compile(r"\d+")
 class CollectiveCall:
     """One communication kernel: the device task, its group, and what it must have in common.
 
-    *collective* is None where the trace does not tell the size.
+    *collective* is None where the trace does not tell the size, and *is_estimated* where the
+    size is only what fits into the time.
     """
 
     task: int
@@ -51,10 +55,18 @@ class CollectiveCall:
     signature: tuple[object, ...]
     kind: CollectiveKind | None
     collective: Collective | None
+    is_estimated: bool = False
 
 
-def find_collective_calls(view: RankView) -> tuple[CollectiveCall, ...]:
-    """The communication kernels of a rank by start."""
+def find_collective_calls(
+    view: RankView, executed: Mapping[int, OperatorCall] | None = None
+) -> tuple[CollectiveCall, ...]:
+    """The communication kernels of a rank by start.
+
+    *executed* are calls that an execution trace knows more about, by row.
+    """
+    is_needed = bool(view.device.is_collective.any())
+    operators = innermost_operators(view) if is_needed else np.empty(0, dtype=np.int64)
     streams: dict[int, int] = {}
     groups = _stated_groups(view)
     group_of_stream = _groups_of_streams(view)
@@ -68,8 +80,32 @@ def find_collective_calls(view: RankView) -> tuple[CollectiveCall, ...]:
             stream = int(view.device.stream[task])
             place = streams.setdefault(stream, len(streams))
             group = group_of_stream.get(stream) or (WORLD if not place else f"{WORLD} {place}")
-            calls.append(_unstated(task, view.trace.name_of(row), group))
+            found = _unstated(task, view.trace.name_of(row), group)
+            launch = int(view.device.call[task])
+            operator = int(operators[launch]) if launch >= 0 else NO_OPERATOR
+            calls.append(_with_tensors(view, found, operator, executed or {}))
     return tuple(calls)
+
+
+def _with_tensors(
+    view: RankView, found: CollectiveCall, row: int, executed: Mapping[int, OperatorCall]
+) -> CollectiveCall:
+    """The same call with what the tensors of the operator around it say (nccl:all_to_all)."""
+    if row == NO_OPERATOR:
+        return found
+    name = view.trace.name_of(row)
+    call = executed.get(row) or call_of_detail(name, view.trace.detail_of(row))
+    kind = kind_of_name(name) or found.kind
+    if call is None or not call.tensors or kind is None or not name.startswith(("nccl:", "c10d::")):
+        return found
+    sizes_bytes = [tensor.size_bytes for argument in call.arguments[:1] for tensor in argument]
+    size_bytes = sum(sizes_bytes)
+    if kind is CollectiveKind.ALL_GATHER:
+        # What goes in is one rank's part; sizes count the whole.
+        size_bytes *= view.trace.world_size
+    if not size_bytes:
+        return found
+    return replace(found, kind=kind, collective=Collective(kind, size_bytes, call.tensors[0].dtype))
 
 
 def _groups_of_streams(view: RankView) -> dict[int, str]:
@@ -92,7 +128,7 @@ def _stated(
     task: int, detail: dict[str, Any], groups: dict[str, tuple[int, ...]]
 ) -> CollectiveCall:
     name, word = str(detail["Collective name"]), str(detail.get("Process Group Name", WORLD))
-    kind = _kind_of(name)
+    kind = kind_of_name(name)
     ranks = _ranks(detail.get("Process Group Ranks")) or groups.get(word)
     group = _group_name(detail)
     peers = (detail.get("Src Rank"), detail.get("Dst Rank"))
@@ -107,7 +143,7 @@ def _stated(
 
 def _unstated(task: int, kernel: str, group: str) -> CollectiveCall:
     word = kernel.split("(")[0].split("<")[0]
-    return CollectiveCall(task, group, None, (word,), _kind_of(word), None)
+    return CollectiveCall(task, group, None, (word,), kind_of_name(word), None)
 
 
 def _collective(
@@ -123,7 +159,17 @@ def _collective(
     return Collective(kind, values * dtype.size_bytes, dtype)
 
 
-def _kind_of(name: str) -> CollectiveKind | None:
+def size_of_dtype(word: object) -> DType:
+    """The number format that a trace calls *word*; fp32 where it says nothing we know."""
+    text = str(word or "")
+    try:
+        return _TORCH_DTYPES.get(text.lower()) or parse_dtype(text)
+    except InputError:
+        return DType.FP32
+
+
+def kind_of_name(name: str) -> CollectiveKind | None:
+    """The kind of collective that a kernel or call of this *name* makes."""
     word = name.lower()
     return next((kind for prefix, kind in _KIND_WORDS if prefix in word), None)
 

@@ -20,7 +20,7 @@ from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.host_overheads import HostOverhead, extract_host_overheads
 from perfmodel.recordings.matching import match_collectives, transfer_ns
 from perfmodel.recordings.rank_view import RankView, view_rank
-from perfmodel.recordings.work_of_rows import WorkReader
+from perfmodel.recordings.work_of_rows import WorkReader, WorkSource
 from traces.job_trace import JobTrace
 
 _NCCL_WORDS = {DType.FP32: "float", DType.FP16: "half", DType.BF16: "bfloat16", DType.INT8: "int8"}
@@ -74,11 +74,15 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
     lengths: dict[tuple[str, Gemm], list[int]] = {}
     for view in views:
         reader, device = WorkReader(view), _device_name(view)
+        beside_ns = _reductions_ns(view, reader)
         for task in range(len(view.device)):
-            work = reader.work_of(task)
-            if isinstance(work, Gemm):
+            found = reader.found(task)
+            if found is None or found.source is not WorkSource.SHAPES:
+                continue
+            if isinstance(found.work, Gemm):
                 length_ns = int(view.device.end_ns[task] - view.device.start_ns[task])
-                lengths.setdefault((device, work), []).append(length_ns)
+                length_ns += beside_ns.get(reader.operator_of(task), 0)
+                lengths.setdefault((device, found.work), []).append(length_ns)
     return [
         {
             "collector": f"recording {name}",
@@ -94,6 +98,17 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
         }
         for (device, work), values in lengths.items()
     ]
+
+
+def _reductions_ns(view: RankView, reader: WorkReader) -> dict[int, int]:
+    """How long the sums of products that were split along their depth took, by operator."""
+    lengths: dict[int, int] = {}
+    for task in range(len(view.device)):
+        if "splitkreduce" in view.trace.name_of(int(view.device.row[task])).lower():
+            row = reader.operator_of(task)
+            length_ns = int(view.device.end_ns[task] - view.device.start_ns[task])
+            lengths[row] = lengths.get(row, 0) + length_ns
+    return lengths
 
 
 def _collective_lines(traces: JobTrace, views: Sequence[RankView], topology: str) -> list[Line]:

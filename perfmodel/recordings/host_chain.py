@@ -8,7 +8,7 @@ blocks keeps only its floor: from the end of what it waited for to its return.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -25,6 +25,7 @@ _IDLE_DELAY_LIMIT_NS = 100_000
 _TYPICAL_LAG_NS = 2_000
 _TYPICAL_DELAY_NS = 7_000
 _COPY_ROUNDING_NS = 5_000
+_LONGEST_RETURN_NS = 500_000
 
 
 class StepKind(Enum):
@@ -50,6 +51,7 @@ class HostStep:
     end_ns: int
     awaited: tuple[int, ...]
     previous: int
+    call: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,15 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class HostChain:
-    """The steps of all threads of a rank, and which step releases each device task."""
+    """The steps of all threads of a rank, and which step releases each device task.
+
+    *cut_ns* is what the profiler's own last wait took after the device had done all.
+    """
 
     steps: tuple[HostStep, ...]
     releases: dict[int, Release]
     hidden_waits: int
+    cut_ns: int = 0
 
 
 def build_host_chain(view: RankView) -> HostChain:
@@ -75,7 +81,8 @@ def build_host_chain(view: RankView) -> HostChain:
     writer = _ChainWriter(view)
     for call in range(len(view.calls)):
         writer.add(call)
-    return HostChain(tuple(writer.steps), writer.releases, writer.waits.hidden_waits)
+    cut_ns = writer.cut_last_wait()
+    return HostChain(tuple(writer.steps), writer.releases, writer.waits.hidden_waits, cut_ns)
 
 
 class _ChainWriter:
@@ -115,6 +122,17 @@ class _ChainWriter:
             self._step(step_kind, call, awaited.floor_ns, awaited)
         chain = self.chain_of[int(self.view.calls.thread[call])]
         self.reached_ns[chain] = max(self.reached_ns[chain], end_ns)
+
+    def cut_last_wait(self) -> int:
+        """Shorten a last wait that outlasts all device work: the profiler stops inside it."""
+        last = self.steps[-1] if self.steps else None
+        if last is None or last.kind is not StepKind.WAIT or last.duration_ns <= _LONGEST_RETURN_NS:
+            return 0
+        if CallKind(int(self.view.calls.kind[last.call])) is not CallKind.DEVICE_SYNCHRONISE:
+            return 0
+        cut_ns = last.duration_ns - _LONGEST_RETURN_NS
+        self.steps[-1] = replace(last, duration_ns=_LONGEST_RETURN_NS, end_ns=last.end_ns - cut_ns)
+        return cut_ns
 
     def _span(self, call: int) -> tuple[int, int]:
         return int(self.view.calls.start_ns[call]), int(self.view.calls.end_ns[call])
@@ -189,6 +207,7 @@ class _ChainWriter:
             end_ns=span_ns[1],
             awaited=awaited,
             previous=self.last_step.get(chain, _NO_STEP),
+            call=call,
         )
         self.steps.append(step)
         self.last_step[chain] = len(self.steps) - 1

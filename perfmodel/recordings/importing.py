@@ -13,12 +13,15 @@ import numpy as np
 
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
+from perfmodel.base.units import format_duration
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.program import Role
 from perfmodel.recordings.clock_faults import find_arrivals, find_clock_faults
 from perfmodel.recordings.collective_calls import find_collective_calls
-from perfmodel.recordings.host_chain import build_host_chain
+from perfmodel.recordings.executed_shapes import link_rows
+from perfmodel.recordings.host_chain import StepKind, build_host_chain
+from perfmodel.recordings.kernel_estimates import estimate_collective, estimating_device
 from perfmodel.recordings.matching import (
     MatchedGroup,
     check_overlap,
@@ -43,27 +46,34 @@ from perfmodel.recordings.steps import (
 )
 from perfmodel.recordings.stream_edges import find_stream_edges
 from traces.job_trace import JobTrace
+from traces.trace import Category
 
 MIN_LINKED_RATIO = 0.5
+_LEAST_RANK_RATIO = 0.3
+_MOST_LONE_RATIO = 0.25
 
 
 def import_job(traces: JobTrace) -> RecordedJob:
     """The job graph of *traces*; refuses recordings that cannot be one job."""
     views = [view_rank(trace) for trace in traces.ranks]
     _check_views(traces.name, views)
-    calls = [find_collective_calls(view) for view in views]
+    executed = {trace.rank: trace for trace in traces.executed}
+    linked = [link_rows(view, executed.get(view.trace.rank)) for view in views]
+    calls = [find_collective_calls(view, rows) for view, rows in zip(views, linked, strict=True)]
     groups = match_collectives(calls)
     offsets_ns = _offsets_ns(views, groups)
     views = [view.shifted(offset) for view, offset in zip(views, offsets_ns, strict=True)]
     impossible = [check_overlap(views, group) for group in groups]
     findings = [
-        RankFindings(view, build_host_chain(view), find_stream_edges(view), of_rank)
-        for view, of_rank in zip(views, calls, strict=True)
+        RankFindings(view, build_host_chain(view), find_stream_edges(view), of_rank, executed=rows)
+        for view, of_rank, rows in zip(views, calls, linked, strict=True)
     ]
     _add_members(findings, views, groups)
+    groups = tuple(_estimated_sizes(views, group) for group in groups)
     _add_arrivals(findings)
-    faults = (*_job_faults(traces), *(fault for fault in impossible if fault))
-    return _build(traces.name, findings, groups, offsets_ns, faults)
+    faults = (*_job_faults(findings), *(fault for fault in impossible if fault))
+    built = _build(traces.name, findings, groups, offsets_ns, faults)
+    return replace(built, report=replace(built.report, missing=_missing(traces)))
 
 
 def _check_views(name: str, views: Sequence[RankView]) -> None:
@@ -162,16 +172,42 @@ def _with_shared_sizes(
 ) -> RankFindings:
     """Members of a rendezvous describe it alike: as its first member does."""
     shared = {
-        call.task: group.calls[0][number].collective
+        call.task: group.calls[0][number]
         for group in groups
         if rank in group.members
         for number, call in enumerate(group.calls[group.members.index(rank)])
     }
     calls = tuple(
-        replace(call, collective=shared.get(call.task, call.collective))
+        replace(
+            call,
+            kind=shared[call.task].kind,
+            collective=shared[call.task].collective,
+            is_estimated=shared[call.task].is_estimated,
+        )
+        if call.task in shared
+        else call
         for call in of_rank.collectives
     )
     return replace(of_rank, collectives=calls)
+
+
+def _estimated_sizes(views: Sequence[RankView], group: MatchedGroup) -> MatchedGroup:
+    """The same group where collectives of unknown size have the one that fits their time."""
+    names = [str(device.get("name", "")) for device in views[group.members[0]].trace.devices]
+    device = estimating_device(names)
+    first = [
+        replace(
+            call,
+            collective=estimate_collective(
+                call.kind, max(transfer_ns(views, group, number)), len(group.members), device
+            ),
+            is_estimated=True,
+        )
+        if call.collective is None and call.kind is not None
+        else call
+        for number, call in enumerate(group.calls[0])
+    ]
+    return replace(group, calls=(tuple(first), *group.calls[1:]))
 
 
 def _step_ends(
@@ -234,12 +270,44 @@ def _rank_report(of_rank: RankFindings, offset_ns: int) -> RankReport:
     )
 
 
-def _job_faults(traces: JobTrace) -> tuple[str, ...]:
-    missing = traces.missing_ranks
-    if not missing:
-        return ()
-    named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-    return (f"{len(missing)} of {traces.world_size} ranks are not recorded ({named})",)
+def _missing(traces: JobTrace) -> str:
+    if not traces.missing_count:
+        return ""
+    named = ", ".join(map(str, traces.missing_ranks[:8]))
+    more = ", ..." if traces.missing_count > 8 else ""
+    return f"{traces.missing_count} of {traces.world_size} ranks are not recorded ({named}{more})"
+
+
+def _job_faults(findings: Sequence[RankFindings]) -> tuple[str, ...]:
+    """What no rank shows alone: kernels or partners that others have and it has not."""
+    sentences = []
+    counts = [len(of_rank.view.device) for of_rank in findings]
+    for of_rank, count in zip(findings, counts, strict=True):
+        rank, device = of_rank.view.trace.rank, of_rank.view.device
+        category = of_rank.view.trace.columns.category[device.row]
+        if not (category == Category.KERNEL).any():
+            sentences.append(f"rank {rank} runs no kernel at all")
+        elif count < _LEAST_RANK_RATIO * float(np.median(counts)):
+            sentences.append(
+                f"rank {rank} has {count} device tasks where others have "
+                f"{round(float(np.median(counts)))}: its trace is not whole"
+            )
+        sentences.extend(_unmatched(of_rank) if len(findings) > 1 else ())
+    return tuple(sentences)
+
+
+def _unmatched(of_rank: RankFindings) -> list[str]:
+    """Collectives without a partner beyond the few that the edge of the window cuts off."""
+    own = [call for call in of_rank.collectives if call.ranks is None or len(call.ranks) > 1]
+    lone = sum(1 for call in own if call.task not in of_rank.members)
+    if lone <= max(_MOST_LONE_RATIO * len(own), 2) and (lone < len(own) or not own):
+        return []
+    rank = of_rank.view.trace.rank
+    sentence = (
+        f"{lone} of {len(own)} collectives of rank {rank} have no partner on another recorded "
+        "rank: the traces are of different steps or of different jobs"
+    )
+    return [sentence]
 
 
 def _assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
@@ -247,6 +315,7 @@ def _assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
         "kernels of several waves hold back other streams until their last wave",
         "an allocation waits for the device only where all launched work had ended by its return",
     ]
+    sentences.extend(_about_waits(findings))
     arrivals = sum(len(of_rank.arrivals) for of_rank in findings)
     if arrivals:
         sentences.append(
@@ -254,6 +323,32 @@ def _assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
             "from the recording, as time since the collective before"
         )
     return tuple(sentences)
+
+
+def _about_waits(findings: Sequence[RankFindings]) -> list[str]:
+    """What blocking calls took, and where that time is booked."""
+    waits = [
+        step
+        for of_rank in findings
+        for step in of_rank.chain.steps
+        if step.kind in (StepKind.WAIT, StepKind.ALLOCATION) and step.end_ns > step.start_ns
+    ]
+    total_ns = sum(step.end_ns - step.start_ns for step in waits)
+    own_ns = sum(step.duration_ns for step in waits)
+    sentences = []
+    if total_ns:
+        sentences.append(
+            f"blocking calls took {format_duration(total_ns)} on all ranks; "
+            f"{format_duration(total_ns - own_ns)} of it was waiting and is booked on what they "
+            f"waited for, {format_duration(own_ns)} is their own"
+        )
+    cut_ns = max(of_rank.chain.cut_ns for of_rank in findings)
+    if cut_ns:
+        sentences.append(
+            f"the last synchronisation is the profiler's: up to {format_duration(cut_ns)} of it, "
+            "after the last recorded device work, is left out"
+        )
+    return sentences
 
 
 def _sum_counts(counts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -6,21 +6,29 @@ device work that was launched before the window.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.job import Origin
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork
 from perfmodel.graph.program import Anchor, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
 from perfmodel.recordings.host_chain import HostChain, HostStep, StepKind
+from perfmodel.recordings.operator_work import OperatorCall
 from perfmodel.recordings.rank_view import Int64s, RankView
 from perfmodel.recordings.stream_edges import StreamEdge
-from perfmodel.recordings.work_of_rows import WorkReader
+from perfmodel.recordings.work_of_rows import (
+    NO_OPERATOR,
+    FoundWork,
+    WorkReader,
+    WorkSource,
+    spans_of_calls,
+)
 
 _HOST_PARTS = {
     StepKind.FIRST: HostPart.BETWEEN_OPERATORS,
@@ -64,6 +72,14 @@ class RankFindings:
     collectives: tuple[CollectiveCall, ...]
     members: dict[int, Member] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
+    executed: Mapping[int, OperatorCall] = field(default_factory=dict)
+
+
+COUNTED_WORK = "device work"
+ESTIMATED_WORK = "device work, estimated"
+COLLECTIVE = "collective"
+ESTIMATED_COLLECTIVE = "collective, estimated"
+"""Names of device tasks whose work was counted from shapes, and of those where it is estimated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +112,7 @@ class _Writer:
         self.findings, self.builder = findings, builder
         self.times: list[tuple[int, int]] = []
         self.recorded_starts = {"first call of a chain": 0, "work launched before the window": 0}
+        self.spans = spans_of_calls(findings.view)
         self.origin = self._add_origin()
         self.of_step: list[int] = []
         self.of_device: list[int] = []
@@ -116,34 +133,41 @@ class _Writer:
                 step.duration_ns,
                 work=HostWork(step.label, _HOST_PARTS[step.kind]),
             )
-            self.of_step.append(self.builder.add_task(lanes[step.thread], op, label=step.label))
+            origin = Origin(step.label, span=self.spans[step.call])
+            self.of_step.append(
+                self.builder.add_task(lanes[step.thread], op, label=step.label, origin=origin)
+            )
             self.times.append((step.start_ns, step.end_ns))
 
     def add_device_tasks(self) -> None:
         """One lane a stream."""
         view, lanes = self.findings.view, self._add_stream_lanes()
-        reader = WorkReader(view)
-        described = {call.task: call.collective for call in self.findings.collectives}
+        reader = WorkReader(view, self.findings.executed)
+        described = {call.task: call for call in self.findings.collectives}
         for task in range(len(view.device)):
             label = view.trace.name_of(int(view.device.row[task]))
             lane = lanes[int(view.device.stream[task])]
             start_ns, end_ns = int(view.device.start_ns[task]), int(view.device.end_ns[task])
             self.times.append((start_ns, end_ns))
-            collective = described.get(task)
             member = self.findings.members.get(task)
+            origin = self._origin_of(reader, task, label)
             if member is not None:
-                work = None if collective is None else Communication(collective)
-                op = Fixed("collective", member.duration_ns, work=work)
+                op = _collective_op(member.duration_ns, described.get(task))
                 self.of_device.append(
                     self.builder.add_rendezvous(
-                        lane, op, label=label, slot=member.slot, role=member.role
+                        lane, op, label=label, slot=member.slot, role=member.role, origin=origin
                     )
                 )
             else:
                 arrival = self.findings.arrivals.get(task)
                 length_ns = end_ns - start_ns if arrival is None else arrival.transfer_ns
-                op = Fixed("device work", length_ns, work=reader.work_of(task))
-                self.of_device.append(self.builder.add_task(lane, op, label=label))
+                op = _recorded_op(length_ns, reader.found(task))
+                self.of_device.append(self.builder.add_task(lane, op, label=label, origin=origin))
+
+    def _origin_of(self, reader: WorkReader, task: int, label: str) -> Origin:
+        row, call = reader.operator_of(task), int(self.findings.view.device.call[task])
+        operator = label if row == NO_OPERATOR else self.findings.view.trace.name_of(row)
+        return Origin(operator, span=self.spans[call] if call >= 0 else "")
 
     def _add_stream_lanes(self) -> dict[int, int]:
         device = self.findings.view.device
@@ -227,6 +251,20 @@ class _Writer:
             place_of_device_task=place[of_device],
             recorded_starts=self.recorded_starts,
         )
+
+
+def _recorded_op(length_ns: int, found: FoundWork | None) -> Fixed:
+    if found is None:
+        return Fixed(COUNTED_WORK, length_ns)
+    name = COUNTED_WORK if found.source is WorkSource.SHAPES else ESTIMATED_WORK
+    return Fixed(name, length_ns, work=found.work)
+
+
+def _collective_op(length_ns: int, call: CollectiveCall | None) -> Fixed:
+    if call is None or call.collective is None:
+        return Fixed(COLLECTIVE, length_ns)
+    name = ESTIMATED_COLLECTIVE if call.is_estimated else COLLECTIVE
+    return Fixed(name, length_ns, work=Communication(call.collective))
 
 
 def places(program: RankProgram, tasks: Sequence[int]) -> Int64s:

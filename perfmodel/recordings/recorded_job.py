@@ -52,6 +52,7 @@ class SelfReplay:
     host_path_ratio: float
     rounds: int
     unsettled: int
+    faults: tuple[str, ...] = ()
 
     @property
     def iteration(self) -> Compared:
@@ -76,7 +77,20 @@ class SelfReplay:
     @property
     def is_trusted(self) -> bool:
         """Whether what-ifs on the job mean something."""
-        return abs(self.iteration.error_pct) <= MAX_TRUSTED_ERROR_PCT
+        return abs(self.iteration.error_pct) <= MAX_TRUSTED_ERROR_PCT and not self.faults
+
+    @property
+    def distrust(self) -> str:
+        """Why the job is not trusted, in a sentence; empty where it is."""
+        if self.is_trusted:
+            return ""
+        if abs(self.iteration.error_pct) > MAX_TRUSTED_ERROR_PCT:
+            return (
+                f"the recording replays itself with an error of {self.iteration.error_pct:.1f} %, "
+                f"beyond the {MAX_TRUSTED_ERROR_PCT:g} % up to which answers from it mean something"
+            )
+        more = f", and {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
+        return f"the recording has faults: {self.faults[0]}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +122,18 @@ class ImportReport:
     steps: int
     recorded_starts: dict[str, int]
     faults: tuple[str, ...] = ()
+    missing: str = ""
+
+    @property
+    def grave_faults(self) -> tuple[str, ...]:
+        """What makes answers from the job doubtful; that ranks are missing is said apart."""
+        of_ranks = (f"rank {rank.rank}: {fault}" for rank in self.ranks for fault in rank.faults)
+        return (*self.faults, *of_ranks)
+
+    @property
+    def all_faults(self) -> tuple[str, ...]:
+        """Everything that is wrong with the recording."""
+        return (*((self.missing,) if self.missing else ()), *self.grave_faults)
 
 
 def report_from_words(words: dict[str, Any]) -> ImportReport:
@@ -124,7 +150,7 @@ def score_from_words(words: dict[str, Any]) -> SelfReplay:
         name: tuple(Compared(**part) for part in words[name])
         for name in ("periods", "ranks", "streams")
     }
-    return SelfReplay(**{**words, **parts})
+    return SelfReplay(**{**words, **parts, "faults": tuple(words.get("faults", ()))})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,6 +48,7 @@ def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:
         host_path_ratio=_host_path_ratio(job, held),
         rounds=held.rounds,
         unsettled=held.unsettled,
+        faults=job.report.grave_faults,
     )
 
 

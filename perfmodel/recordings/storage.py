@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from perfmodel.base.errors import TraceError
-from perfmodel.graph.storage import HEADER, load_job, save_job
+from perfmodel.graph.storage import HEADER, draft_job_of, load_job, write_job
 from perfmodel.recordings.recorded_job import (
     ImportReport,
     RecordedJob,
@@ -37,19 +37,20 @@ def is_recorded_job(folder: Path) -> bool:
     return (folder / RECORDING_HEADER).is_file()
 
 
-def save_recorded_job(job: RecordedJob, folder: Path) -> None:
-    """Write *job* to *folder*, with its score where it has one."""
-    save_job(job.graph, folder)
-    columns = {name: getattr(job, name) for name in _COLUMNS}
-    pq.write_table(pa.table(columns), folder / _COLUMNS_FILE, compression="zstd")
-    header = {
-        "schema_version": SCHEMA_VERSION,
-        "files": {name: _checksum(folder / name) for name in (HEADER, _COLUMNS_FILE)},
-        "step_ends": [rows.tolist() for rows in job.step_ends],
-        "report": asdict(job.report),
-        "self_replay": None if job.score is None else asdict(job.score),
-    }
-    (folder / RECORDING_HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
+def save_recorded_job(job: RecordedJob, folder: Path, *, is_overwriting: bool = True) -> None:
+    """Write *job* to *folder*, graph and recording together, with its score where it has one."""
+    with draft_job_of(folder, is_overwriting=is_overwriting) as draft:
+        write_job(job.graph, draft, beside=(RECORDING_HEADER, _COLUMNS_FILE))
+        columns = {name: getattr(job, name) for name in _COLUMNS}
+        pq.write_table(pa.table(columns), draft / _COLUMNS_FILE, compression="zstd")
+        header = {
+            "schema_version": SCHEMA_VERSION,
+            "files": {name: _checksum(draft / name) for name in (HEADER, _COLUMNS_FILE)},
+            "step_ends": [rows.tolist() for rows in job.step_ends],
+            "report": asdict(job.report),
+            "self_replay": None if job.score is None else asdict(job.score),
+        }
+        (draft / RECORDING_HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
 
 
 def load_recorded_job(folder: Path) -> RecordedJob:

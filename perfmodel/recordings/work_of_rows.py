@@ -1,17 +1,47 @@
-"""Work of rows: what a recorded device task did, where the trace tells.
+"""Work of rows: what each recorded device task did, and how that is known.
 
-A task whose work is known can be priced anew for another machine; one whose
-work is not known keeps its recorded duration.
+A task whose work is known can be priced anew for another machine. Shapes of
+the operator around its launch say it best; where there are none its name, grid
+and duration give an estimate. A task launched before the window is taken to do
+what another one with the same name and grid does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from embeddings.table import Lookup
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.ops import Copy, CopyRoute, Gemm, Work
+from perfmodel.graph.ops import (
+    Attention,
+    Convolution,
+    Copy,
+    CopyRoute,
+    EmbeddingOp,
+    Gemm,
+    MemoryBound,
+    Pass,
+    Work,
+)
+from perfmodel.recordings.kernel_estimates import (
+    estimate_work,
+    estimating_device,
+    is_product,
+    parse_launch,
+)
+from perfmodel.recordings.operator_work import (
+    OperatorCall,
+    gradient_of_weights,
+    is_lookup,
+    lookup_of_call,
+    parse_tensors,
+    work_of_call,
+)
 from perfmodel.recordings.rank_view import Int64s, RankView
 from traces.trace import ABSENT, Category
 
@@ -28,12 +58,41 @@ def outermost_operators(view: RankView) -> Int64s:
     return _enclosing(view, is_outermost=True)
 
 
+def spans_of_calls(view: RankView) -> list[str]:
+    """The innermost range around each call that a program or PyTorch named, or nothing.
+
+    The thread that runs backward has none of its own: it is in the one that the thread with
+    most calls is in at that moment. Steps of the profiler and calls of NCCL are no ranges.
+    """
+    columns, trace = view.trace.columns, view.trace
+    rows = np.flatnonzero(columns.is_in(Category.HOST_ANNOTATION))
+    is_range = [not name.startswith(_NO_RANGES) for name in trace.names]
+    rows = rows[[is_range[int(name)] for name in columns.name[rows]]] if len(rows) else rows
+    found = _around(view, rows, view.calls.thread)
+    threads, counts = np.unique(view.calls.thread, return_counts=True)
+    if len(threads) > 1:
+        main = np.full(len(view.calls), threads[np.argmax(counts)])
+        found = np.where(found == NO_OPERATOR, _around(view, rows, main), found)
+    return ["" if row == NO_OPERATOR else trace.name_of(row) for row in found.tolist()]
+
+
+_NO_RANGES = ("ProfilerStep", "nccl:", "enumerate(DataLoader)")
+
+
 def _enclosing(view: RankView, *, is_outermost: bool) -> Int64s:
     columns = view.trace.columns
     wanted = [Category.HOST_OPERATOR]
     if not is_outermost:
         wanted.append(Category.HOST_ANNOTATION)
     rows = np.flatnonzero(columns.is_in(*wanted))
+    return _around(view, rows, view.calls.thread, is_outermost=is_outermost)
+
+
+def _around(
+    view: RankView, rows: Int64s, thread_of_call: Int64s, *, is_outermost: bool = False
+) -> Int64s:
+    """Of *rows*, the one around each call on the thread given for it."""
+    columns = view.trace.columns
     ends, starts, threads = columns.end_ns, columns.start_ns, columns.thread
     result = np.full(len(view.calls), NO_OPERATOR, dtype=np.int64)
     stacks: dict[int, list[int]] = {}
@@ -47,7 +106,7 @@ def _enclosing(view: RankView, *, is_outermost: bool) -> Int64s:
                 stack.pop()
             stack.append(operator)
             place += 1
-        stack = stacks.get(int(threads[row]), [])
+        stack = stacks.get(int(thread_of_call[call]), [])
         while stack and ends[stack[-1]] <= starts[row]:
             stack.pop()
         if stack:
@@ -55,70 +114,271 @@ def _enclosing(view: RankView, *, is_outermost: bool) -> Int64s:
     return result
 
 
-_DTYPES = {
-    "float": DType.FP32,
-    "double": DType.FP64,
-    "c10::half": DType.FP16,
-    "c10::bfloat16": DType.BF16,
-}
-_GEMM_WORDS = ("gemm", "cutlass", "cijk_", "sm80_xmma", "sm90_xmma", "nvjet")
 _ROUTES = (
     ("htod", CopyRoute.HOST_TO_DEVICE),
     ("dtoh", CopyRoute.DEVICE_TO_HOST),
     ("dtod", CopyRoute.DEVICE_TO_DEVICE),
 )
+_WEIGHT_WORDS = ("wgrad", "wrw", "bwdwrw", "weight")
+_MOST_BANDWIDTHS = 3.0
+"""Shapes that would need more than so many times the memory's rate are not what was moved."""
+
+
+class WorkSource(Enum):
+    """How the work of a task is known; the value is the word used in reports."""
+
+    SHAPES = "shapes"
+    ESTIMATE = "estimate"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWork:
+    """The work of a device task, and how it is known."""
+
+    work: Work
+    source: WorkSource
+
+
+def call_of_detail(name: str, detail: Mapping[str, Any]) -> OperatorCall | None:
+    """The call of an operator from what the profiler kept about it; None without its shapes."""
+    shapes, kinds = detail.get("Input Dims"), detail.get("Input type")
+    if not isinstance(shapes, list) or not isinstance(kinds, list) or len(shapes) != len(kinds):
+        return None
+    # Lists of tensors without shapes: what is known of the rest would pass for all of it.
+    if any(kind == "TensorList" and not shape for shape, kind in zip(shapes, kinds, strict=True)):
+        return None
+    values = detail.get("Concrete Inputs")
+    return OperatorCall(
+        name=name,
+        arguments=tuple(
+            parse_tensors(shape, kind) for shape, kind in zip(shapes, kinds, strict=True)
+        ),
+        values=tuple(values) if isinstance(values, list) else (),
+    )
 
 
 class WorkReader:
-    """Looks up the operator behind each device task of a rank."""
+    """Finds the work of every device task of a rank.
 
-    def __init__(self, view: RankView) -> None:
+    *executed* are calls that an execution trace knows more about, by row.
+    """
+
+    def __init__(self, view: RankView, executed: Mapping[int, OperatorCall] | None = None) -> None:
         self.view = view
+        self.executed = executed or {}
         self.operator_of_call = innermost_operators(view)
+        self.device = estimating_device([str(d.get("name", "")) for d in view.trace.devices])
+        self._calls: dict[tuple[int, int], OperatorCall | None] = {}
+        self._works: dict[int, Work | None] = {}
+        self._lookups = _find_lookups(self)
+        self._found: dict[int, FoundWork] = {}
+        for row, tasks in self._tasks_of_operators().items():
+            self._find(row, tasks)
+        self._lend()
 
     def work_of(self, task: int) -> Work | None:
-        """The work of *task*, or None where it is not known."""
-        view = self.view
-        row = int(view.device.row[task])
-        name = view.trace.name_of(row).lower()
-        if view.device.is_copy[task]:
-            return self._copy(row, name)
-        if not any(word in name for word in _GEMM_WORDS):
-            return None
-        call = int(view.device.call[task])
-        operator = int(self.operator_of_call[call]) if call >= 0 else NO_OPERATOR
-        if operator == NO_OPERATOR:
-            return None
-        return _gemm(view.trace.name_of(operator), view.trace.detail_of(operator))
+        """The work of *task*, or None where nothing is known about it."""
+        found = self.found(task)
+        return None if found is None else found.work
 
-    def _copy(self, row: int, name: str) -> Work | None:
+    def found(self, task: int) -> FoundWork | None:
+        """The work of *task* and how it is known."""
+        return self._found.get(task)
+
+    def operator_of(self, task: int) -> int:
+        """The row of the operator around the launch of *task*, or NO_OPERATOR."""
+        call = int(self.view.device.call[task])
+        return int(self.operator_of_call[call]) if call >= 0 else NO_OPERATOR
+
+    def call_at(self, row: int) -> OperatorCall | None:
+        """The call of the operator in *row*, if its shapes are known."""
+        if row in self.executed:
+            return self.executed[row]
+        columns = self.view.trace.columns
+        key = int(columns.name[row]), int(columns.detail[row])
+        if key not in self._calls:
+            detail = self.view.trace.detail_of(row)
+            self._calls[key] = call_of_detail(self.view.trace.name_of(row), detail)
+        return self._calls[key]
+
+    def _tasks_of_operators(self) -> dict[int, list[int]]:
+        tasks: dict[int, list[int]] = {}
+        for task in range(len(self.view.device)):
+            if not self.view.device.is_collective[task]:
+                tasks.setdefault(self.operator_of(task), []).append(task)
+        return tasks
+
+    def _find(self, row: int, tasks: Sequence[int]) -> None:
+        kernels = [task for task in tasks if not self._find_copy(task)]
+        if row == NO_OPERATOR or not kernels:
+            return
+        call = self.call_at(row)
+        work = self._work_of_call(call)
+        if call is None or work is None:
+            for task in kernels:
+                self._estimate(task, row)
+        elif isinstance(work, MemoryBound):
+            self._share(work, kernels, row)
+        else:
+            self._give(work, kernels, row)
+
+    def _find_copy(self, task: int) -> bool:
+        """Copies and sets say their size themselves."""
+        row = int(self.view.device.row[task])
+        name = self.view.trace.name_of(row).lower()
+        category = self.view.trace.columns.category[row]
+        if category not in (Category.MEMORY_COPY, Category.MEMORY_SET):
+            return False
         size_bytes = int(self.view.trace.columns.size_bytes[row])
         route = next((route for word, route in _ROUTES if word in name), None)
-        if route is None or size_bytes == ABSENT:
+        if size_bytes == ABSENT:
+            size_bytes = self._copied_bytes(task)
+        if not 0 <= size_bytes < 2**48:
+            self._estimate(task, NO_OPERATOR)
+        elif category == Category.MEMORY_SET:
+            work = MemoryBound("fill", 0, size_bytes, _BYTE)
+            self._found[task] = FoundWork(work, WorkSource.SHAPES)
+        elif route is not None:
+            copy = Copy(route, size_bytes, is_pinned="pageable" not in name)
+            self._found[task] = FoundWork(copy, WorkSource.SHAPES)
+        else:
+            self._estimate(task, NO_OPERATOR)
+        return True
+
+    def _copied_bytes(self, task: int) -> int:
+        """The tensor that the operator around a copy copies; ABSENT where it does not say."""
+        row = self.operator_of(task)
+        call = self.call_at(row) if row != NO_OPERATOR else None
+        if call is None or not call.name.endswith("copy_") or len(call.tensors) < 2:
+            return ABSENT
+        return call.tensors[1].size_bytes
+
+    def _work_of_call(self, call: OperatorCall | None) -> Work | None:
+        if call is None:
             return None
-        return Copy(route, size_bytes, is_pinned="pageable" not in name)
+        if is_lookup(call.name) or _is_lookup_backward(call.name):
+            is_backward = _is_lookup_backward(call.name)
+            lookup = self._lookups.get(_lookup_key(call, is_backward=is_backward))
+            direction = Pass.BACKWARD if is_backward else Pass.FORWARD
+            return None if lookup is None else EmbeddingOp(lookup, direction)
+        # Calls are kept, so that no other gets the id of one.
+        if id(call) not in self._works:
+            self._works[id(call)] = work_of_call(call)
+        return self._works[id(call)]
+
+    def _share(self, work: MemoryBound, tasks: Sequence[int], row: int) -> None:
+        """Kernels of one operator share its traffic as they share its time."""
+        total_ns = sum(self._length_ns(task) for task in tasks)
+        moved_bytes = work.read_bytes + work.write_bytes
+        fits_bytes = total_ns * self.device.memory_bandwidth_bytes_per_s / 1e9
+        floor_bytes = 2_000 * self.device.memory_bandwidth_bytes_per_s / 1e9
+        if moved_bytes > _MOST_BANDWIDTHS * (fits_bytes + floor_bytes):
+            for task in tasks:
+                self._estimate(task, row)
+            return
+        for task in tasks:
+            share = self._length_ns(task) / total_ns if total_ns else 1 / len(tasks)
+            part = MemoryBound(
+                work.operator,
+                round(work.read_bytes * share),
+                round(work.write_bytes * share),
+                work.dtype,
+                row_length=work.row_length,
+            )
+            self._found[task] = FoundWork(part, WorkSource.SHAPES)
+
+    def _give(self, work: Work, tasks: Sequence[int], row: int) -> None:
+        """The kernels that do *work* itself get it; those around them are estimated."""
+        main = self._main_tasks(work, tasks)
+        for task in tasks:
+            if task not in main:
+                self._estimate(task, row)
+                continue
+            given = work
+            if isinstance(work, Convolution) and work.direction is Pass.BACKWARD:
+                is_of_weights = any(word in self._name(task) for word in _WEIGHT_WORDS)
+                given = gradient_of_weights(work) if is_of_weights else work
+            self._found[task] = FoundWork(given, WorkSource.SHAPES)
+
+    def _main_tasks(self, work: Work, tasks: Sequence[int]) -> set[int]:
+        products = [task for task in tasks if is_product(self._name(task))]
+        longest = max(products or tasks, key=self._length_ns)
+        if isinstance(work, Convolution) and work.direction is Pass.BACKWARD:
+            return set(products) or {longest}
+        if isinstance(work, Gemm | Attention | Convolution | EmbeddingOp):
+            return {max(tasks, key=self._length_ns) if isinstance(work, EmbeddingOp) else longest}
+        return set(tasks)
+
+    def _estimate(self, task: int, operator: int) -> None:
+        row = int(self.view.device.row[task])
+        trace = self.view.trace
+        launch = parse_launch(trace.name_of(row), self._length_ns(task), trace.detail_of(row))
+        name = trace.name_of(operator) if operator != NO_OPERATOR else ""
+        work = estimate_work(launch, self.device, is_batched="bmm" in name)
+        self._found[task] = FoundWork(work, WorkSource.ESTIMATE)
+
+    def _lend(self) -> None:
+        """Tasks without a launch do what a task with their name and grid does."""
+        columns, rows = self.view.trace.columns, self.view.device.row
+        known: dict[tuple[int, int], FoundWork] = {}
+        for task, found in self._found.items():
+            key = int(columns.name[rows[task]]), int(columns.detail[rows[task]])
+            if key not in known or found.source is WorkSource.SHAPES:
+                known[key] = found
+        for task in range(len(self.view.device)):
+            if task in self._found or self.view.device.is_collective[task]:
+                continue
+            key = int(columns.name[rows[task]]), int(columns.detail[rows[task]])
+            if key in known and key[1] != ABSENT:
+                self._found[task] = known[key]
+            else:
+                self._estimate(task, NO_OPERATOR)
+
+    def _name(self, task: int) -> str:
+        return self.view.trace.name_of(int(self.view.device.row[task])).lower()
+
+    def _length_ns(self, task: int) -> int:
+        return int(self.view.device.end_ns[task] - self.view.device.start_ns[task])
 
 
-def _gemm(operator: str, detail: dict[str, Any]) -> Gemm | None:
-    shapes, types = detail.get("Input Dims"), detail.get("Input type")
-    if not isinstance(shapes, list) or not isinstance(types, list):
-        return None
-    first = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}.get(operator)
-    if first is None or len(shapes) < first + 2 or len(types) <= first:
-        return None
-    left, right = shapes[first], shapes[first + 1]
-    dtype = _DTYPES.get(str(types[first]).lower())
-    is_batched = operator.endswith("bmm")
-    if dtype is None or not _are_shapes(left, right, 3 if is_batched else 2):
-        return None
-    batch = left[0] if is_batched else 1
-    return Gemm(m=left[-2], n=right[-1], k=left[-1], dtype=dtype, batch=batch)
+_BYTE = DType.INT8
+_LookupKey = tuple[int, int]
 
 
-def _are_shapes(left: object, right: object, length: int) -> bool:
-    return all(
-        isinstance(shape, list)
-        and len(shape) == length
-        and all(isinstance(extent, int) and extent > 0 for extent in shape)
-        for shape in (left, right)
-    )
+def _is_lookup_backward(name: str) -> bool:
+    return "SplitLookupFunction" in name or "embedding_backward_codegen" in name
+
+
+def _lookup_key(call: OperatorCall, *, is_backward: bool) -> _LookupKey:
+    """Samples, and the width of all tables where the backward pass says it: else 0."""
+    if is_backward:
+        gradient = call.tensor(0, rank=2)
+        return (0, 0) if gradient is None else (gradient.shape[0], gradient.shape[1])
+    lookup = lookup_of_call(call, total_width=2**31)
+    return (0, 0) if lookup is None else (lookup.batch_size, 0)
+
+
+def _find_lookups(reader: WorkReader) -> dict[_LookupKey, Lookup]:
+    """Fused lookups by samples alone and by samples and width, their backward beside them."""
+    trace = reader.view.trace
+    forward, widths = [], []
+    is_wanted = [is_lookup(name) or _is_lookup_backward(name) for name in trace.names]
+    if not any(is_wanted):
+        return {}
+    for row in np.flatnonzero(trace.columns.is_in(Category.HOST_OPERATOR)).tolist():
+        call = reader.call_at(row) if is_wanted[int(trace.columns.name[row])] else None
+        if call is None:
+            continue
+        if is_lookup(call.name):
+            forward.append(call)
+        else:
+            widths.append(_lookup_key(call, is_backward=True))
+    found: dict[_LookupKey, Lookup] = {}
+    for call in forward:
+        samples = _lookup_key(call, is_backward=False)[0]
+        width = next((width for batch, width in widths if batch == samples), None)
+        lookup = lookup_of_call(call, width)
+        if lookup is not None:
+            found.setdefault((samples, 0), lookup)
+            found.setdefault((samples, width or 0), lookup)
+    return found

@@ -78,9 +78,9 @@ def _heading(prediction: Prediction, price_per_gpu_hour: float | None) -> list[R
     answer.append(f"{lead}  {format_duration(prediction.iteration_ns)}", style="bold green")
     answer.append(" per iteration")
     low_ns, high_ns = prediction.interval.low_ns, prediction.interval.high_ns
-    answer.append(
-        f"    90 % interval {format_duration(low_ns)} to {format_duration(high_ns)}", style="cyan"
-    )
+    interval = f"90 % interval {format_duration(low_ns)} to {format_duration(high_ns)}"
+    is_known = prediction.interval.is_known
+    answer.append(f"    {interval if is_known else 'interval unknown from one step'}", style="cyan")
     utilisation = describe_utilisation(prediction, price_per_gpu_hour)
     return [
         title,

@@ -37,7 +37,9 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
         "iteration_time_ms": _ms(prediction.iteration_ns),
-        "interval_ms": [_ms(prediction.interval.low_ns), _ms(prediction.interval.high_ns)],
+        "interval_ms": [_ms(prediction.interval.low_ns), _ms(prediction.interval.high_ns)]
+        if prediction.interval.is_known
+        else None,
         "mode": prediction.mode.value,
         "period_ms": _ms(prediction.period_ns),
         "isolated_ms": None if prediction.isolated_ns is None else _ms(prediction.isolated_ns),

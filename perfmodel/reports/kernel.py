@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from perfmodel.base.dtypes import DType
+from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration
 from perfmodel.costs.attention.model import AttentionModel
@@ -78,13 +78,15 @@ class KernelAnswer:
 
 def gemm_question(op: Gemm) -> KernelQuestion:
     """How long a product takes."""
-    elements = op.m * op.n + op.m * op.k + op.n * op.k
+    operands = op.dtype.bytes_of(op.batch * (op.m * op.k + op.n * op.k))
+    # Operands narrower than half precision still give out half precision.
+    product = op.batch * op.m * op.n * max(op.dtype.size_bits, DType.BF16.size_bits) / BITS_PER_BYTE
     batch = f"{op.batch} x " if op.batch > 1 else ""
     return KernelQuestion(
         op=op,
         title=f"gemm {batch}{op.m} x {op.n} x {op.k} {op.dtype.value}",
         useful_flops=2.0 * op.batch * op.m * op.n * op.k,
-        least_bytes=float(op.batch * elements * op.dtype.size_bytes),
+        least_bytes=operands + product,
         steps=_gemm_steps(op),
     )
 

@@ -10,7 +10,7 @@ import csv
 import gzip
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -64,7 +64,7 @@ def _is_count(text: str) -> bool:
     return _is_number(text) and _is_natural(text)
 
 
-_KINDS = {
+_KINDS: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "count": (_is_count, "a whole number above zero"),
     "natural": (_is_natural, "a whole number"),
     "number": (_is_number, "a number above zero"),
@@ -227,7 +227,8 @@ def _read(path: Path) -> str:
 
 
 def _iter_rows(reader: csv.DictReader[str], family: Family) -> Iterator[RunRow]:
-    columns, seen = columns_of(family), set()
+    columns = columns_of(family)
+    seen: set[str | int] = set()
     for number, raw in enumerate(reader):
         cells = {
             name: value.strip()

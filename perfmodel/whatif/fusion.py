@@ -147,7 +147,7 @@ def fuse_runs(
 
     def edit(draft: JobDraft, program: ProgramDraft) -> None:
         found = selection.mask(job, program.program) & (program.program.slot == PLAIN)
-        runs = _runs(program, np.flatnonzero(found).tolist(), program.program)
+        runs = find_runs(program, np.flatnonzero(found).tolist(), program.program)
         if by_name:
             runs = [part for run in runs for part in _by_name(draft, program, run)]
         _join_runs(draft, program, [run for run in runs if len(run) > 1], join)
@@ -158,14 +158,18 @@ def fuse_runs(
 def _join_runs(
     draft: JobDraft, program: ProgramDraft, runs: Sequence[Sequence[int]], join: Join
 ) -> None:
-    gone: dict[int, int] = {}
     for run in runs:
         parts = [draft.op_at(program.tasks[number].op) for number in run]
         for part in parts:
             duration_of(part)
         fixed = [part for part in parts if isinstance(part, Fixed)]
         program.tasks[run[0]].op = draft.op(join(fixed))
-        gone |= dict.fromkeys(run[1:], run[0])
+    keep_first(program, runs)
+
+
+def keep_first(program: ProgramDraft, runs: Sequence[Sequence[int]]) -> None:
+    """Take all kernels of *runs* out but the first of each, and their launches with them."""
+    gone = {number: run[0] for run in runs for number in run[1:]}
     launches = lone_launches(program, gone)
     for number in gone:
         program.tasks[number].after = []
@@ -173,7 +177,7 @@ def _join_runs(
     program.remove([*gone, *sorted(launches)])
 
 
-def _runs(draft: ProgramDraft, found: Sequence[int], program: Program) -> list[list[int]]:
+def find_runs(draft: ProgramDraft, found: Sequence[int], program: Program) -> list[list[int]]:
     """Neighbours on a lane; one that waits for another stream starts a new run."""
     lanes = program.task_lanes()
     runs: list[list[int]] = []

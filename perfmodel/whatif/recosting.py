@@ -16,6 +16,7 @@ from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import (
     Attention,
     Communication,
+    Convolution,
     Copy,
     EmbeddingOp,
     Gemm,
@@ -118,7 +119,8 @@ def _looked_up_bytes(work: EmbeddingOp) -> float:
 
 
 _AMOUNTS: dict[type[object], Callable[[Any], float]] = {
-    Gemm: lambda work: work.m * work.n * work.k * work.batch * work.dtype.size_bytes,
+    Gemm: lambda work: work.m * work.n * work.k * work.batch * work.dtype.size_bits / 8,
+    Convolution: lambda work: work.flops * work.dtype.size_bits / 8,
     Attention: _attention_amount,
     MemoryBound: lambda work: work.read_bytes + work.write_bytes,
     EmbeddingOp: _looked_up_bytes,

@@ -21,6 +21,7 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import (
     Attention,
     Communication,
+    Convolution,
     Copy,
     EmbeddingOp,
     Fixed,
@@ -36,6 +37,7 @@ Mask = NDArray[np.bool_]
 
 _NAMES: dict[type[object], Callable[[Any], tuple[str, ...]]] = {
     Gemm: lambda _: ("gemm",),
+    Convolution: lambda _: ("convolution",),
     Attention: lambda op: ("attention", op.kernel),
     MemoryBound: lambda op: (op.operator,),
     EmbeddingOp: lambda _: ("embedding",),

@@ -6,7 +6,7 @@ rank has durations of its own, so that nothing can be folded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,9 +48,17 @@ def all_reduce_before(kernel: int) -> int | None:
     return earlier // KERNELS_BETWEEN if is_first_of_its_stretch and earlier >= 0 else None
 
 
-def build_benchmark_job(rank_count: int, *, seed: int = 0) -> BenchmarkJob:
-    """The job on *rank_count* ranks; durations are drawn from *seed*."""
+def build_benchmark_job(
+    rank_count: int, *, seed: int = 0, is_distinct: bool = False
+) -> BenchmarkJob:
+    """The job on *rank_count* ranks; durations are drawn from *seed*.
+
+    All ranks share a program, or each has one of its own where *is_distinct*,
+    as in every recorded or emulated job.
+    """
     job = _build_structure(rank_count)
+    if is_distinct:
+        job = give_own_programs(job)
     generator = np.random.default_rng(seed)
     host_ns = generator.integers(2_000, 9_000, (rank_count, KERNELS))
     kernel_ns = generator.integers(1_000, 12_000, (rank_count, KERNELS))
@@ -60,6 +68,19 @@ def build_benchmark_job(rank_count: int, *, seed: int = 0) -> BenchmarkJob:
     offsets = np.arange(rank_count, dtype=np.int64) * TASKS_A_RANK
     durations = DurationTable(values_ns, offsets)
     return BenchmarkJob(job, durations, host_ns, kernel_ns, all_reduce_ns)
+
+
+def give_own_programs(job: JobGraph) -> JobGraph:
+    """*job* with a program in memory of its own for every rank."""
+    programs = [job.program_of(rank) for rank in range(job.rank_count)]
+    return replace(
+        job,
+        programs=tuple(
+            replace(program, **{name: column.copy() for name, column in program.columns().items()})
+            for program in programs
+        ),
+        rank_program=np.arange(job.rank_count, dtype=np.int32),
+    )
 
 
 def _build_structure(rank_count: int) -> JobGraph:

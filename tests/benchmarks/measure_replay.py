@@ -1,6 +1,6 @@
 """Measures the replay of the benchmark job in a process of its own.
 
-    python -m tests.benchmarks.measure_replay RANKS
+    python -m tests.benchmarks.measure_replay RANKS [distinct]
 
 Prints JSON. Seconds are those of the processor, so that a busy machine tells
 the same as an idle one: a replay works in one thread. Memory counts from the
@@ -24,11 +24,13 @@ from tests.benchmarks.graphs import BenchmarkJob, build_benchmark_job
 REPEATS = 3
 
 
-def measure(rank_count: int) -> dict[str, Any]:
+def measure(rank_count: int, *, is_distinct: bool) -> dict[str, Any]:
     """Speed and memory of a replay on *rank_count* ranks."""
-    _replay(build_benchmark_job(2))  # compiles, or loads what was compiled before
+    _replay(
+        build_benchmark_job(2, is_distinct=is_distinct)
+    )  # compiles, or loads what was compiled before
     idle_bytes = psutil.Process().memory_info().rss
-    benchmark = build_benchmark_job(rank_count)
+    benchmark = build_benchmark_job(rank_count, is_distinct=is_distinct)
     tasks = benchmark.job.task_count
     first_s, answer = _timed(benchmark)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -56,4 +58,4 @@ def _timed(benchmark: BenchmarkJob) -> tuple[float, Replay]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]))))
+    print(json.dumps(measure(int(sys.argv[1]), is_distinct=sys.argv[2:] == ["distinct"])))

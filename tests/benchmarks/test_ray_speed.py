@@ -1,9 +1,12 @@
-"""How much faster two Ray workers replay 20 million tasks than one.
+"""How much faster two Ray workers replay 40 million tasks than one.
 
-Actor start-up is not counted; building blocks, rounds and gathering the result
-are. The best of several runs counts, because what else the machine does only
-ever adds time. From the second run on, the job and its durations are in the
-object store already, as they are for all replays of a prediction but the first.
+Actor start-up is not counted; building blocks, rounds and the time of every
+lane are. What tasks did stays with the workers. Runs of one and two workers
+alternate and the medians count, so that a busy minute hits both. From the
+second run on, the job and its durations are in the object store already, as
+they are for all replays of a prediction but the first. Needs 2 GB of memory:
+320 MB of durations in this process, the same twice in the object store, and
+320 MB of results in each set of workers.
 """
 
 from __future__ import annotations
@@ -27,15 +30,15 @@ from tests.execution.comparison import assert_same
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.ray]
 
-TASKS = 20_000_000
+TASKS = 40_000_000
 KERNELS = 2_000
-RUNS = 12
-WANTED_SPEED_UP = 1.6
+RUNS = 7
+WANTED_SPEED_UP = {10: 1.5, 100: 1.2}
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One replay: sending and building, the rounds but the last, the last and gathering.
+    """One replay: building blocks, the rounds but the last, the last and the time of lanes.
 
     *busiest_s* is the processor time of the busiest worker, which other users
     of the machine change little.
@@ -128,14 +131,19 @@ def time_replay(executor, watch, job, durations) -> Timing:
     return Timing(first - began_s, last - first, ended_s - last, max(used_s))
 
 
-def best_timings(workers, job, durations) -> dict[int, Timing]:
+def median_timings(workers, job, durations) -> dict[int, Timing]:
     """By number of workers; runs alternate so that a busy minute hits both."""
     executors, watches = workers
     runs: dict[int, list[Timing]] = {1: [], 2: []}
+    for executor in executors.values():
+        executor.replay(job, durations)  # sends the job
     for _ in range(RUNS):
         for count, executor in executors.items():
             runs[count].append(time_replay(executor, watches[count], job, durations))
-    return {count: min(timed, key=lambda timing: timing.total_s) for count, timed in runs.items()}
+    return {
+        count: sorted(timed, key=lambda timing: timing.total_s)[RUNS // 2]
+        for count, timed in runs.items()
+    }
 
 
 def is_quiet() -> bool:
@@ -143,39 +151,27 @@ def is_quiet() -> bool:
     return os.getloadavg()[0] < 0.5 * (os.cpu_count() or 1)
 
 
-def test_two_workers_with_ten_all_reduces(workers, capsys):
-    job, durations = build_job(rank_count=TASKS // (2 * KERNELS + 10), all_reduces=10)
+@pytest.mark.parametrize("all_reduces", [10, 100])
+def test_two_workers_are_faster_than_one(workers, capsys, all_reduces):
+    ranks = TASKS // (2 * KERNELS + all_reduces)
+    job, durations = build_job(rank_count=ranks, all_reduces=all_reduces)
     was_quiet = is_quiet()
-    best = best_timings(workers, job, durations)
-    speed_up = best[1].total_s / best[2].total_s
+    median = median_timings(workers, job, durations)
+    executors, watches = workers
+    rounds = len(watches[2].moments_s)
+    speed_up = median[1].total_s / median[2].total_s
+    by_processor = median[1].busiest_s / median[2].busiest_s
 
     with capsys.disabled():
-        print(f"\n{job.task_count:,} tasks, 10 all-reduces over {job.rank_count:,} ranks")
-        for count, timing in best.items():
+        print(f"\n{job.task_count:,} tasks, {all_reduces} all-reduces over {ranks:,} ranks")
+        for count, timing in median.items():
             print(f"  {count} worker(s): {timing}")
         others = "" if was_quiet else "; others were using the machine"
-        print(f"  speed-up {speed_up:.2f} (wanted {WANTED_SPEED_UP}{others})")
-    executors, _ = workers
+        wanted = WANTED_SPEED_UP[all_reduces]
+        print(f"  speed-up {speed_up:.2f} (wanted {wanted}{others}), {rounds} rounds;")
+        print(f"  {by_processor:.2f} by the processor time of the busiest worker")
     assert_same(executors[2].replay(job, durations), replay(job, durations))
     # Two workers need two cores, so a limit can only be held against a machine at rest.
-    # The wish is printed beside what was reached: one core replays these tasks in a fifth
-    # of a second, so that eleven rounds and handing the results over weigh as much.
-    assert speed_up > 1 or not was_quiet
-
-
-def test_two_workers_with_a_hundred_all_reduces(workers, capsys):
-    job, durations = build_job(rank_count=TASKS // (2 * KERNELS + 100), all_reduces=100)
-    best = best_timings(workers, job, durations)
-    _, watches = workers
-    rounds = len(watches[2].moments_s)
-    idle = best_timings(workers, *build_job(rank_count=2, all_reduces=100))[2]
-
-    with capsys.disabled():
-        print(f"\n{job.task_count:,} tasks, 100 all-reduces over {job.rank_count:,} ranks")
-        for count, timing in best.items():
-            print(f"  {count} worker(s): {timing}")
-        print(f"  speed-up {best[1].total_s / best[2].total_s:.2f}, {rounds} rounds")
-        print(f"  {1e3 * best[2].rounds_s / (rounds - 1):.2f} ms a round with its work,")
-        print(f"  {1e3 * idle.rounds_s / (rounds - 1):.2f} ms a round of two ranks alone")
+    assert speed_up >= wanted or not was_quiet
     # One round to the first all-reduce, and one after each of them.
-    assert rounds == 101
+    assert rounds == all_reduces + 1

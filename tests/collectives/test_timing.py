@@ -55,7 +55,7 @@ NETWORK = FabricConstants(
         "fill_bytes": 1.0,
         "ll128_fill_bytes": 1e6,
         "ll128_fill_ns": 10_000.0,
-        "nic_crowding": 0.5,
+        "nic_crowding": 0.25,
         "pair_burst_bytes": 1e5,
     }
 )
@@ -104,10 +104,10 @@ def test_an_exchange_pays_the_latency_of_a_call_once():
     )
 
 
-def test_four_ranks_on_one_nic_take_twice_as_long_as_its_bandwidth_says():
-    # 8 ranks gather 8 GB over 1 GB/s: 7 s; sharing by 4 costs 4**0.5.
+def test_five_ranks_on_one_nic_take_twice_as_long_as_its_bandwidth_says():
+    # 8 ranks gather 8 GB over 1 GB/s: 7 s; four more on the NIC cost a quarter each.
     alone = between_hosts_ns(*RING_GATHER, size=8e9)
-    shared = between_hosts_ns(*RING_GATHER, size=8e9, wires=replace(WIRES, nic_sharing=4))
+    shared = between_hosts_ns(*RING_GATHER, size=8e9, wires=replace(WIRES, nic_sharing=5))
     assert alone == pytest.approx(7e9, rel=1e-3)
     assert shared == pytest.approx(14e9, rel=1e-3)
 

@@ -18,6 +18,7 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.costs.models import MODELS
 from perfmodel.graph.ops import (
     Attention,
+    Convolution,
     Copy,
     CopyRoute,
     EmbeddingOp,
@@ -64,6 +65,10 @@ ROLES = (
     Role("norm", lambda scale: MemoryBound(
         "layer_norm", 100_000 * scale, 100_000 * scale, DType.BF16, row_length=1024)),
     Role("unknown word", lambda scale: MemoryBound("frobnicate", 1000 * scale, 0, DType.FP32)),
+    Role("convolution", lambda scale: Convolution(
+        1_000 * scale, 64, 576, DType.BF16,
+        read_bytes=100_000 * scale, write_bytes=128_000 * scale),
+        slack=1.06),
     Role("lookup", lookup),
     Role("copy", lambda scale: Copy(CopyRoute.HOST_TO_DEVICE, 10_000 * scale)),
     Role("host span", lambda scale: HostSpan((HostWork("add", HostPart.LAUNCH),) * scale)),

@@ -84,7 +84,7 @@ def test_the_physics_never_does_more_work_in_less_time(m, n, k, grown, by):
     larger = {**shape, grown: shape[grown] + by}
     assume((m * n * k < TINY_WORK) == (np.prod(list(larger.values())) < TINY_WORK))
     device = load_device("a100_sxm_80gb")
-    calibration = GemmModel()._calibration(device, DType.BF16)
+    calibration = GemmModel().calibration(device, DType.BF16)
     times = predict_gemm_times(
         gemm_shapes([Gemm(**shape, dtype=DType.BF16), Gemm(**larger, dtype=DType.BF16)]),
         machine_rates(device, DType.BF16),
@@ -285,7 +285,7 @@ def test_long_load_does_not_slow_vector_arithmetic():
 def test_among_equal_relatives_the_nearest_memory_lends():
     entries = [entry for entry in load_entries("gemm") if entry.device != "b200_sxm"]
     model = GemmModel(entries)
-    lent = model._calibration(load_device("b200_sxm"), DType.BF16)
+    lent = model.calibration(load_device("b200_sxm"), DType.BF16)
     h200 = next(e for e in entries if e.device == "h200_sxm" and e.variant == "tensor")
     assert lent.constants.compute_ratio == h200.constants["compute_ratio"]
     # A newer generation than the lender's: the lower of its two floors.

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from embeddings.plan_document import to_plan_document
 from embeddings.sharders import build_named_plan
-from embeddings.torchrec_plan import to_torchrec
 from perfmodel import api
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.storage import save_job
@@ -31,7 +31,7 @@ OVERRIDES = ("batch=16384",)
 def plan_file(tmp_path_factory):
     setting = load_setting(RankQuestion(TOPOLOGY, overrides=OVERRIDES))
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    path.write_text(json.dumps(to_torchrec(build_named_plan("size_greedy", setting.task))))
+    path.write_text(json.dumps(to_plan_document(build_named_plan("size_greedy", setting.task))))
     return str(path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.execution.ray_executor import crossed_rendezvous, deal_ranks
+from perfmodel.execution.parts import crossed_rendezvous, deal_ranks
 from tests.execution.jobs import alternating_job, paired_job
 from tests.strategies import jobs
 

@@ -13,7 +13,7 @@ from perfmodel.execution import ExecutorKind, open_executor
 from perfmodel.execution.opening import START_S, TASKS_PER_S, AutoExecutor
 from perfmodel.execution.serial import SerialExecutor
 from tests.execution.comparison import assert_same
-from tests.execution.jobs import alternating_job
+from tests.execution.jobs import alternating_job, paired_job
 
 
 def test_serial_replays_in_this_process():
@@ -34,27 +34,64 @@ def test_auto_stays_in_this_process_for_a_small_job():
         assert executor.description == "serial"
 
 
+class Opened:
+    """An executor that takes everything and notes that it was opened."""
+
+    def __init__(self):
+        self.times = 0
+        self.replays = []
+
+    def __call__(self):
+        self.times += 1
+        return self
+
+    def replay(self, job, durations, iterations=1):
+        self.replays.append(iterations)
+
+
 def test_auto_takes_the_other_place_once_the_saved_time_exceeds_the_start():
-    opened = []
-    auto = AutoExecutor(lambda: opened.append("ray") or SerialExecutor(), workers=2)
-    job, durations = alternating_job(ranks=4, meetings=50)
-    # 400 tasks an iteration; with two workers half of the time is saved.
+    job, durations = paired_job(pairs=2, tasks=100)
+    # 400 tasks an iteration; two workers save half of the time and never talk.
     enough = int(2 * START_S * TASKS_PER_S / job.task_count) + 1
-    assert enough == 450_001
+    assert enough == 900_001
+    opened = Opened()
+    auto = AutoExecutor(opened, workers=2)
 
     auto.replay(job, durations, 10)
-    assert opened == []
-    auto._place_for(serial_s=(enough - 1) * job.task_count / TASKS_PER_S)
-    assert opened == []
-    auto._place_for(serial_s=enough * job.task_count / TASKS_PER_S)
-    auto._place_for(serial_s=enough * job.task_count / TASKS_PER_S)
-    assert opened == ["ray"]
+    assert opened.times == 0
+    auto.replay(job, durations, enough)
+    auto.replay(job, durations, 2 * enough)
+    assert (opened.times, opened.replays) == (1, [enough, 2 * enough])
 
 
-def test_auto_never_leaves_this_process_for_one_worker():
-    auto = AutoExecutor(lambda: pytest.fail("must not be opened"), workers=1)
+def test_auto_counts_the_time_that_blocks_would_talk():
+    job, durations = alternating_job(ranks=2, meetings=100)
+    opened = Opened()
+    auto = AutoExecutor(opened, workers=2)
+    # 400 tasks take 13 us here and half of that there, and then 100 rounds of a millisecond.
+    assert isinstance(auto._place_for(1e9, places=2, talking_s=lambda: 1e9), SerialExecutor)
+    assert auto._most_crossed(job) == 100
+    auto.replay(job, durations, 10)
+    assert opened.times == 0
 
-    assert isinstance(auto._place_for(serial_s=1e9), SerialExecutor)
+
+def test_auto_learns_how_fast_this_machine_is():
+    job, durations = paired_job(pairs=2, tasks=100_000)
+    auto = AutoExecutor(Opened(), workers=2)
+
+    # 400,000 tasks three times over are enough to tell.
+    auto.replay(job, durations, 3)
+
+    assert auto._tasks_per_s != TASKS_PER_S
+
+
+@pytest.mark.parametrize(("workers", "ranks"), [(1, 4), (2, 1)])
+def test_auto_never_leaves_this_process_for_one_block(workers, ranks):
+    auto = AutoExecutor(lambda: pytest.fail("must not be opened"), workers=workers)
+
+    place = auto._place_for(1e9, places=min(workers, ranks))
+
+    assert isinstance(place, SerialExecutor)
 
 
 def test_auto_answers_no_items_with_no_answers():

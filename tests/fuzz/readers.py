@@ -107,20 +107,20 @@ def _small_tables() -> tuple[Any, ...]:
 
 
 def _plan_document() -> Any:
+    from embeddings.plan_document import to_plan_document
     from embeddings.sharders import ShardingTask, build_named_plan
-    from embeddings.torchrec_plan import to_torchrec
 
     task = ShardingTask(
         tables=_small_tables(), rank_count=4, room_bytes=10**9, batch_size=64,
         optimizer="sgd", ranks_per_host=4, seed=0,
     )  # fmt: skip
-    return to_torchrec(build_named_plan("balanced", task))
+    return to_plan_document(build_named_plan("balanced", task))
 
 
 def _read_plan(path: Path) -> object:
-    from embeddings.torchrec_plan import load_torchrec_plan
+    from embeddings.plan_document import load_plan_document
 
-    return load_torchrec_plan(path, tables=_small_tables(), rank_count=4)
+    return load_plan_document(path, tables=_small_tables(), rank_count=4)
 
 
 GEMM = "collector,device,m,n,k,latency_ms,tflops\n" + "".join(

@@ -112,7 +112,7 @@ def outcome(paths):
     except PerfModelError as fault:
         return "refused" if len(str(fault)) > 20 else "refused without a reason"
     assert score.iteration.replayed_ns >= 0
-    faults = [*job.report.faults, *(fault for rank in job.report.ranks for fault in rank.faults)]
+    faults = job.report.all_faults
     return "reported" if faults else "clean"
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from perfmodel.base.errors import TopologyError
 from tests.topologies.machines import both_ways, build_pcie_host, build_topology, wire
+from topologies import load_topology
 
 
 def test_gpus_that_cannot_reach_each_other_are_refused():
@@ -69,3 +70,10 @@ def test_a_measured_host_copy_wins_over_the_device():
 def test_equal_topologies_are_equal():
     assert build_pcie_host() == build_pcie_host()
     assert build_pcie_host() != build_pcie_host(name="other")
+
+
+def test_an_idle_machine_has_nobody_to_wait_for():
+    machine = load_topology("aws_p5")
+    assert machine.fabric.call_latency_ns > 0
+    assert machine.idle.fabric.call_latency_ns == 0
+    assert load_topology("dgx_h100").idle is not None

@@ -165,11 +165,15 @@ def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[Fabric
 
 
 def _between(first: FabricConstants, entries: Sequence[FabricEntry]) -> FabricConstants:
-    """*first* with the bandwidth halfway to that of the entry fitted last."""
+    """*first* with the bandwidth halfway to what the entry fitted last reaches.
+
+    Two ranks share a NIC there, and slow each other down.
+    """
     if not entries:
         return first
     last = entries[-1].constants
-    return replace(first, simple_ratio=(first.simple_ratio + last.simple_ratio) / 2)
+    reached = last.simple_ratio / (1.0 + last.nic_crowding)
+    return replace(first, simple_ratio=(first.simple_ratio + reached) / 2)
 
 
 def _fit_fabric(rows: list[Batch], prior: FabricConstants, partial: Calibration) -> FabricConstants:

@@ -182,8 +182,9 @@ PCIE_PRIOR = replace(
     pair_crowding=1.0,
 )
 
-# Ranks that share a NIC reach a third of it on hosts with one NIC for eight GPUs (8**0.5 = 2.8);
-# where all rows of a network share alike, its bandwidth could not be told from this.
+# Ranks that share a NIC reach a third of it on hosts with one NIC for eight GPUs (1 + 7/4 = 2.75),
+# and four fifths where two share one (Polaris). Where all rows of a network share alike, its
+# bandwidth could not be told from this.
 FABRIC_FROZEN = ("nic_crowding",)
 
 FABRIC_PRIOR = FabricConstants(
@@ -200,7 +201,7 @@ FABRIC_PRIOR = FabricConstants(
     fill_bytes=200_000.0,
     ll128_fill_ns=40_000.0,
     ll128_fill_bytes=8_000_000.0,
-    nic_crowding=0.5,
+    nic_crowding=0.25,
     ring_hop_ratio=1.0,
     nvls_tree_fill_ns=100_000.0,
     pair_launch_ns=6_000.0,

@@ -112,7 +112,7 @@ class GemmModel:
         self, shapes: GemmShapes, dtype: DType, device: Device, stack: SoftwareStack
     ) -> Estimates:
         check_multiplies(device, dtype)
-        calibration = self._calibration(device, dtype)
+        calibration = self.calibration(device, dtype)
         return price_gemms(
             shapes,
             machine_rates(device, dtype),
@@ -121,7 +121,8 @@ class GemmModel:
             slowdown=arithmetic_slowdown(device, stack, dtype),
         )
 
-    def _calibration(self, device: Device, dtype: DType) -> GemmCalibration:
+    def calibration(self, device: Device, dtype: DType) -> GemmCalibration:
+        """The constants of products of *dtype* on *device*."""
         entries = load_entries("gemm") if self._entries is None else tuple(self._entries)
         found = [
             (match, sigma)

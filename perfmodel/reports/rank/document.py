@@ -7,7 +7,7 @@ import io
 import json
 from typing import Any
 
-from embeddings.torchrec_plan import to_torchrec
+from embeddings.plan_document import to_plan_document
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking
@@ -25,7 +25,7 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
         "plans_judged": ranking.plans_judged,
         "device_memory_gib": ranking.device_memory_bytes / BYTES_PER_GIB,
         "plans": [
-            {**_row(place, plan), "torchrec_plan": to_torchrec(plan.plan)}
+            {**_row(place, plan), "plan": to_plan_document(plan.plan)}
             for place, plan in enumerate(ranking.plans, start=1)
         ],
         "refused": [{"plan": name, "reason": reason} for name, reason in ranking.refused],

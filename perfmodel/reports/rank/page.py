@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embeddings.torchrec_plan import to_torchrec
+from embeddings.plan_document import to_plan_document
 from perfmodel.base.units import NS_PER_MS
 from perfmodel.base.writing import write_file, write_output
 from perfmodel.planning.question import RankQuestion
@@ -38,7 +38,7 @@ class RankFiles:
 
             write_file(self.report_file, build_rank_page(ranking))
         if self.plan_file is not None:
-            text = json.dumps(to_torchrec(ranking.plans[0].plan), indent=1)
+            text = json.dumps(to_plan_document(ranking.plans[0].plan), indent=1)
             write_file(self.plan_file, text + "\n")
 
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embeddings.balanced import PlacementRule, build_balanced_plan, exchange_weight
+from embeddings.balanced import (
+    USUAL_HOST,
+    PlacementRule,
+    build_balanced_plan,
+    exchange_weight,
+)
 from embeddings.plan import ShardingPlan
+from embeddings.sharders import DEFAULT_SHARDER, ShardingTask, build_named_plan
 from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
@@ -27,6 +33,7 @@ from perfmodel.workloads.unstated import take_over
 
 _RANKS_TO_SPARE_ONE = 5
 """Ranks from which on the one with the bottom layers is spared all tables."""
+_ANY_ROOM_BYTES = 2**60
 _LONE = ("The bottom layers run on rank 0 alone, for the whole batch.",)
 
 
@@ -44,6 +51,8 @@ def build_plan(
     if given is not None:
         _check_plan(spec, given, rank_count)
         return given
+    if spec.sharding.sharder != DEFAULT_SHARDER and rank_count > 1:
+        return _build_named(spec, rank_count, ranks_per_host)
     rule = PlacementRule(
         data_parallel_below_bytes=spec.sharding.data_parallel_below,
         min_width=spec.sharding.min_width,
@@ -52,6 +61,20 @@ def build_plan(
         exchange_weight=exchange_weight(rank_count, ranks_per_host),
     )
     return build_balanced_plan(spec.embedding.tables(), rank_count=rank_count, rule=rule)
+
+
+def _build_named(spec: DlrmSpec, rank_count: int, ranks_per_host: int | None) -> ShardingPlan:
+    """The plan of the sharder that *spec* names; whether it fits is said by the answer."""
+    per_host = ranks_per_host or min(rank_count, USUAL_HOST)
+    task = ShardingTask(
+        tables=spec.embedding.tables(),
+        rank_count=rank_count,
+        room_bytes=_ANY_ROOM_BYTES,
+        batch_size=spec.batch,
+        optimizer=spec.embedding.optimizer,
+        ranks_per_host=per_host if rank_count % per_host == 0 else None,
+    )
+    return build_named_plan(spec.sharding.sharder, task)
 
 
 def choose_plan(
@@ -205,6 +228,16 @@ def _facts(spec: DlrmSpec, plan: ShardingPlan, exchanges: Exchanges | None) -> J
     if exchanges is not None:
         sentences.append(
             "The host knows the sizes of the index exchange and does not wait for them."
+        )
+    if exchanges is not None and exchanges.of_hosts:
+        sentences.append(
+            f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host, then travel "
+            "between ranks at the same place of all hosts."
+        )
+    if plan.frequent_rows:
+        frequent = sum(table.rows for table in plan.copied_tables[len(plan.data_parallel) :])
+        sentences.append(
+            f"{frequent} frequent rows stand on every rank; others travel only where asked for."
         )
     if empty and plan.rank_count > 1:
         sentences.append(f"{empty} of {plan.rank_count} ranks hold no piece of a table.")

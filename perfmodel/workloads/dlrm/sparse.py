@@ -6,6 +6,7 @@ pooled vectors so that each has all vectors of its own samples.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from collectives.collective import Collective
@@ -91,22 +92,16 @@ def _partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, samples
     ]
     numbers = sent_numbers(plan, by_rows, samples=samples)
     if is_in_host:
-        hosts = {
+        sums = {
             (shard.table, shard.first_column, shard.width, plan.host_of(shard.rank))
             for shard in plan.shards
             if shard.table in plan.summed_in_host
         }
-        columns = {key[:3] for key in hosts}
-        # A sum of one host only needs no adding up.
-        numbers += samples * sum(
-            key[2] for key in hosts if len(hosts) > len(columns) and _is_shared(key, hosts)
-        )
+        hosts_of = Counter(columns[:3] for columns in sums)
+        # What only one host holds arrives whole.
+        shared = sum(columns[2] for columns in sums if hosts_of[columns[:3]] > 1)
+        numbers += samples * shared
     return numbers
-
-
-def _is_shared(key: tuple[int, int, int, int], hosts: set[tuple[int, int, int, int]]) -> bool:
-    """Whether another host holds rows of the same columns."""
-    return any(other[:3] == key[:3] and other[3] != key[3] for other in hosts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from embeddings.distribution import UNIFORM, IndexDistribution, Zipf
+from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.workloads.fields import (
@@ -22,6 +23,7 @@ from perfmodel.workloads.fields import (
     Section,
     Size,
     Switch,
+    Words,
 )
 
 Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -121,14 +123,22 @@ def _distribution(
 class ShardingSection(Section):
     """How tables are placed when no plan is given.
 
-    Tables below *data_parallel_below* stand on every rank. A table that would
-    be more than its rank's share is split by columns, in pieces of at least
-    *min_width*; a piece above *max_shard* is split by rows.
+    *sharder* is one of those that `rank` knows, by name. The balanced one copies
+    tables below *data_parallel_below* to every rank and cuts tables into pieces of at
+    least *min_width* columns and at most *max_shard*.
     """
 
+    sharder: Words = DEFAULT_SHARDER
     data_parallel_below: Size = 0
     min_width: Count = 32
     max_shard: Size = 24 * 2**30
+
+    @model_validator(mode="after")
+    def _check_sharder(self) -> Self:
+        known = (*SHARDERS, *HYBRID_SHARDERS)
+        if self.sharder not in known:
+            raise ValueError(f"sharder must be one of {', '.join(known)}, got {self.sharder!r}")
+        return self
 
 
 class DenseSection(Section):

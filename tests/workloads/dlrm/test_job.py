@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from collectives.collective import CollectiveKind
-from embeddings.plan import Shard, ShardingPlan
+from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.audit import check_job
-from perfmodel.graph.ops import EmbeddingOp, Gemm, HostSpan, Pass
+from perfmodel.graph.ops import Communication, EmbeddingOp, Gemm, HostSpan, Pass
 from perfmodel.workloads import build_job, build_workload, load_workload
 from perfmodel.workloads.dlrm.dense import dense_parameters
 from perfmodel.workloads.dlrm.job import build_plan
@@ -176,3 +176,31 @@ def test_state_of_tables_by_optimizer(optimizer, tensors):
     spec = load_workload("dlrm_mlperf", [f"embedding.optimizer={optimizer}", *SMALL])
     memory = build_workload(spec, rank_count=1, ranks_per_host=1).memory_of_rank[0]
     assert memory.parts[1].size_bytes == tensors * memory.parts[0].size_bytes
+
+
+def test_a_sharder_can_be_named():
+    words = ("sharding.sharder=row_wise", *SMALL)
+    plan = build_plan(load_workload("dlrm_mlperf", words), rank_count=4)
+    assert set(plan.kinds) == {ShardingKind.ROW_WISE}
+    check_job(_build("dlrm_mlperf", 4, *words))
+    with pytest.raises(WorkloadError, match="sharder must be one of naive"):
+        load_workload("dlrm_mlperf", ["sharding.sharder=magic"])
+
+
+def test_hybrid_placement_sends_rare_rows_only():
+    hybrid, by_rows = (
+        _build("dlrm_mlperf", 8, "batch=8192", f"sharding.sharder={name}")
+        for name in ("hugectr_hybrid", "row_wise")
+    )
+    check_job(hybrid)
+    sent = [
+        max(
+            op.collective.size_bytes
+            for label, op in iter_ops(job)
+            if label == "embedding/pooled all_to_all forward" and isinstance(op, Communication)
+        )
+        for job in (hybrid, by_rows)
+    ]
+    # One-hot: of 26 vectors a sample fewer than ten are of rare rows, and partial sums of every
+    # rank would be 8 x 26.
+    assert sent[0] < sent[1] / 20

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.plan import ShardingKind, ShardingPlan
+from embeddings.plan_document import from_plan_document, load_plan_document, to_plan_document
 from embeddings.sharders import SHARDERS, ShardingTask
 from embeddings.table import EmbeddingTable
-from embeddings.torchrec_plan import from_torchrec, load_torchrec_plan, to_torchrec
 from perfmodel.base.errors import PlanError
 
 TABLES = (EmbeddingTable("t1", 100, 64), EmbeddingTable("t2", 8, 32), EmbeddingTable("t3", 50, 16))
@@ -53,7 +53,7 @@ def _document():
 
 def test_a_hand_made_file_loads(tmp_path):
     (tmp_path / "mine.json").write_text(json.dumps(_document()))
-    plan = load_torchrec_plan(tmp_path / "mine.json", tables=TABLES, rank_count=2)
+    plan = load_plan_document(tmp_path / "mine.json", tables=TABLES, rank_count=2)
     assert plan.kinds == (
         ShardingKind.ROW_WISE,
         ShardingKind.DATA_PARALLEL,
@@ -77,8 +77,8 @@ def test_written_and_read_back_a_plan_is_the_same(shapes, rank_count, name):
     )
     task = ShardingTask(of_task, rank_count, 10**12, 512)
     plan = SHARDERS[name](task)
-    text = json.dumps(to_torchrec(plan))
-    again = from_torchrec(
+    text = json.dumps(to_plan_document(plan))
+    again = from_plan_document(
         json.loads(text), tables=of_task, rank_count=rank_count, document=plan.name
     )
     assert again == plan
@@ -121,7 +121,7 @@ def _change(path, value):
 )
 def test_a_faulty_file_is_refused(content, fault):
     with pytest.raises(PlanError) as error:
-        from_torchrec(content, tables=TABLES, rank_count=2)
+        from_plan_document(content, tables=TABLES, rank_count=2)
     assert fault in str(error.value)
 
 
@@ -129,23 +129,23 @@ def test_a_table_in_two_modules_is_placed_twice():
     content = _document()
     content["other"] = {"t2": {"sharding_type": "data_parallel"}}
     with pytest.raises(PlanError, match="placed twice"):
-        from_torchrec(content, tables=TABLES, rank_count=2)
+        from_plan_document(content, tables=TABLES, rank_count=2)
 
 
 def test_a_rank_beyond_the_last_is_refused():
     with pytest.raises(PlanError, match="rank 0 to 0, got 1"):
-        from_torchrec(_document(), tables=TABLES, rank_count=1)
+        from_plan_document(_document(), tables=TABLES, rank_count=1)
 
 
 def test_what_is_no_plan_is_refused(tmp_path):
     (tmp_path / "x.json").write_text("{nonsense")
     for name in ("x.json", "none.json", ""):
         with pytest.raises(PlanError):
-            load_torchrec_plan(tmp_path / name, tables=TABLES, rank_count=2)
+            load_plan_document(tmp_path / name, tables=TABLES, rank_count=2)
 
 
 def test_pieces_by_rows_inside_one_host_are_table_row_wise():
     content = _document()
-    plan = from_torchrec(content, tables=TABLES, rank_count=4, ranks_per_host=2)
+    plan = from_plan_document(content, tables=TABLES, rank_count=4, ranks_per_host=2)
     assert isinstance(plan, ShardingPlan)
     assert plan.kinds[0] is ShardingKind.TABLE_ROW_WISE

@@ -39,7 +39,7 @@ _SHARD_KEYS = {"shard_offsets", "shard_sizes", "placement"}
 _PLACEMENT = re.compile(r"rank:(\d+)(/\w+(:\d+)?)?")
 
 
-def to_torchrec(plan: ShardingPlan, *, gpus_per_host: int | None = None) -> dict[str, Any]:
+def to_plan_document(plan: ShardingPlan, *, gpus_per_host: int | None = None) -> dict[str, Any]:
     """The plan as a JSON document."""
     per_host = gpus_per_host or plan.ranks_per_host or plan.rank_count
     parameters: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def _shard_document(shard: Shard, per_host: int) -> dict[str, Any]:
     }
 
 
-def load_torchrec_plan(
+def load_plan_document(
     path: str | Path, *, tables: Sequence[EmbeddingTable], rank_count: int,
     ranks_per_host: int | None = None,
 ) -> ShardingPlan:  # fmt: skip
@@ -96,7 +96,7 @@ def load_torchrec_plan(
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as fault:
         raise PlanError(f"{path}: not valid JSON ({fault}).") from None
-    return from_torchrec(
+    return from_plan_document(
         content,
         tables=tables,
         rank_count=rank_count,
@@ -105,7 +105,7 @@ def load_torchrec_plan(
     )
 
 
-def from_torchrec(
+def from_plan_document(
     content: Any,
     *,
     tables: Sequence[EmbeddingTable],

@@ -1,0 +1,67 @@
+"""Emulated GPT-2 124M beside the workload generator: python run.py PATH/nanoGPT/train.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+PERFMODEL = [sys.executable, "-c", "from perfmodel.cli import main; main()"]
+TOKENS, VOCAB = 200_000, 50_257
+
+
+def perfmodel(*words: str, folder: Path) -> str:
+    root = str(HERE.parents[1])
+    done = subprocess.run(
+        [*PERFMODEL, *words], cwd=folder, env=os.environ | {"PYTHONPATH": root}, check=True,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def predict(*words: str, folder: Path) -> dict[str, object]:
+    answer = json.loads(
+        perfmodel("predict", "--topology", "dgx_a100", *words, "--json", "-", folder=folder)
+    )
+    kinds = {entry["name"]: entry for entry in answer["critical_path"]["by_kind"]}
+    memory = answer["memory_gib"]
+    return {
+        "iteration_time_ms": answer["iteration_time_ms"],
+        "interval_ms": answer["interval_ms"],
+        "memory_gib": None if memory is None else memory["peak"],
+        "critical_path": kinds,
+    }
+
+
+def main() -> None:
+    script = Path(sys.argv[1]).resolve()
+    results = {}
+    with tempfile.TemporaryDirectory() as name:
+        data, jobs = Path(name) / "data", Path(name)
+        data.mkdir()
+        tokens = np.random.default_rng(0).integers(0, VOCAB, TOKENS).astype(np.uint16)
+        for part in ("train", "val"):
+            tokens.tofile(data / f"{part}.bin")
+        perfmodel(
+            "emulate", "--ranks", "8", "--device", "a100_sxm_80gb", "--out", str(jobs / "job"),
+            "--", script.name, f"--dataset={data}", "--eval_iters=1", folder=script.parent,
+        )  # fmt: skip
+        job = ("--job", str(jobs / "job"))
+        results["emulated, eager"] = predict(*job, "--stack", "pytorch_fused", folder=HERE)
+        results["emulated, compiled"] = predict(*job, folder=HERE)
+        workload = ("--workload", str(HERE / "scenario.yaml"))
+        for stack in ("pytorch_fused", "torch_compile"):
+            results[f"generator, {stack}"] = predict(*workload, "--stack", stack, folder=HERE)
+    (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    for name, result in results.items():
+        print(f"{name:28} {result['iteration_time_ms']:8.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Host calibration: a software stack from host overheads that `trace extract` found.
+
+T1 and the launch calls are one number each, weighted by how often they were
+seen; T2, T3 and T5 are one for each operator, and their weighted means stand for
+operators that were not seen. All else is taken over from another stack.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perfmodel.base.errors import CalibrationError
+from perfmodel.graph.ops import HostPart
+from perfmodel.stacks.profiles import find_profile
+from perfmodel.stacks.stack import canonical_operator
+
+_COLUMNS = ("type", "op", "mean_us", "count")
+_PARTS = {
+    HostPart.BEFORE_LAUNCH: "before_launch",
+    HostPart.AFTER_LAUNCH: "after_launch",
+    HostPart.BETWEEN_LAUNCHES: "between_launches",
+}
+_MOST_US = 1e6
+_AUTOGRAD = "autograd::engine::evaluate_function: "
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    """One line of the table."""
+
+    part: HostPart
+    operator: str
+    mean_us: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostSource:
+    """Where a stack comes from: its name, what it extends, and the words of its header."""
+
+    name: str
+    extends: str
+    source: str
+    date: str
+    licence: str
+
+
+def load_host_lines(path: Path) -> tuple[HostLine, ...]:
+    """Read host_overheads.csv; every fault of it is named."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise CalibrationError(f"{path}: cannot be read ({fault}).") from None
+    rows = csv.DictReader(text.splitlines())
+    missing = [column for column in _COLUMNS if column not in (rows.fieldnames or ())]
+    if missing:
+        raise CalibrationError(
+            f"{path}: must have the columns {', '.join(_COLUMNS)}; has no {', '.join(missing)}. "
+            "Write the table with `perfmodel trace extract`."
+        )
+    lines, faults = [], []
+    for number, row in enumerate(rows, start=2):
+        try:
+            lines.append(_line(row))
+        except (ValueError, TypeError) as fault:
+            faults.append(f"  line {number}: {fault}")
+    if faults or not lines:
+        heading = f"{path}: must hold host overheads, one a line"
+        raise CalibrationError("\n".join([heading, *(faults[:8] or ["  holds none"])]))
+    return tuple(lines)
+
+
+def _line(row: dict[str, Any]) -> HostLine:
+    mean_us, count = float(row["mean_us"]), int(row["count"])
+    if not 0 <= mean_us <= _MOST_US or not math.isfinite(mean_us):
+        raise ValueError(f"mean_us must be 0 to {_MOST_US:g}, is {row['mean_us']}")
+    if not 0 < count < 2**40:
+        raise ValueError(f"count must be above 0, is {row['count']}")
+    return HostLine(HostPart(row["type"]), str(row["op"] or ""), mean_us, count)
+
+
+def build_host_stack(lines: Iterable[HostLine], about: HostSource) -> str:
+    """A stack file with the host times of *lines*, as YAML."""
+    find_profile(about.extends)
+    sums: dict[tuple[HostPart, str], list[float]] = {}
+    for line in lines:
+        name = line.operator.removeprefix(_AUTOGRAD)
+        operator = canonical_operator(name) if line.part in _PARTS else ""
+        for place in {(line.part, operator), (line.part, "")}:
+            total = sums.setdefault(place, [0.0, 0.0])
+            total[0] += line.mean_us * line.count
+            total[1] += line.count
+    means = {place: total / count for place, (total, count) in sums.items()}
+    operators: dict[str, dict[str, str]] = {}
+    for (part, operator), mean_us in sorted(
+        means.items(), key=lambda one: (one[0][1], one[0][0].value)
+    ):
+        if operator:
+            operators.setdefault(operator, {})[_PARTS[part]] = _us(mean_us)
+    host: dict[str, Any] = {}
+    for part, key in (
+        (HostPart.BETWEEN_OPERATORS, "between_operators"),
+        (HostPart.LAUNCH, "launch"),
+    ):
+        if (part, "") in means:
+            host[key] = _us(means[(part, "")])
+    host["default"] = {
+        word: _us(means[(part, "")]) for part, word in _PARTS.items() if (part, "") in means
+    }
+    host["operators"] = operators
+    content = {
+        "name": about.name,
+        "description": f"{about.extends} with host times of a recording.",
+        "source": about.source,
+        "date": about.date,
+        "licence": about.licence,
+        "extends": about.extends,
+        "host": host,
+    }
+    return yaml.safe_dump(content, sort_keys=False, width=100, allow_unicode=True)
+
+
+def _us(mean_us: float) -> str:
+    return f"{round(mean_us, 3):g} us"

@@ -1,0 +1,1 @@
+"""Emulation: unmodified PyTorch training scripts on virtual GPUs become job graphs."""

@@ -1,0 +1,107 @@
+"""The crew: a process that makes the device once, tests it, and forks a process per rank.
+
+Run as `python -m perfmodel.emulation.device.crew ORDER`. Forks share what torch takes to
+import, in time and in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+import orjson
+
+from perfmodel.emulation.device.cuda_module import CudaModule
+from perfmodel.emulation.device.gpu import GpuModel, VirtualGpu
+from perfmodel.emulation.device.registering import Registration
+from perfmodel.emulation.device.script import RankRun
+from perfmodel.emulation.device.self_test import test_device
+from perfmodel.emulation.device.storages import install_storages
+from perfmodel.emulation.orders import CrewOrder, read_order
+
+READY = "ready"
+CODES = "codes.json"
+_GRACE_S = 3.0
+"""How long other ranks may go on after one has failed."""
+
+
+def main() -> NoReturn:
+    """Carry out the order that is named on the command line."""
+    order = read_order(Path(sys.argv[1]))
+    gpu = _make_gpu(order)
+    if _fork_and_wait(lambda: test_device(gpu)) != 0:
+        sys.exit(1)
+    folder = Path(order.folder)
+    (folder / READY).touch()
+    children: dict[int, int] = {}
+    for rank in order.ranks:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            sys.exit(RankRun(gpu, order, rank).run())
+        children[child] = rank
+    codes = _wait(children)
+    (folder / CODES).write_bytes(orjson.dumps({str(rank): code for rank, code in codes.items()}))
+    # The interpreter of the crew has nothing to tidy up, and the device must not be touched again.
+    os._exit(0)
+
+
+def _make_gpu(order: CrewOrder) -> VirtualGpu:
+    gpu = VirtualGpu(GpuModel(count=order.ranks_per_host, **asdict(order.device)))
+    gpu.native.install()
+    CudaModule(gpu).install()
+    install_storages(gpu)
+    registration = Registration(gpu)
+    registration.register()
+    _KEPT.append(registration)
+    return gpu
+
+
+_KEPT: list[object] = []
+"""Kernels live as long as the process."""
+
+
+def _fork_and_wait(function: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        except BaseException as fault:  # Told by the exit code.
+            print(f"{type(fault).__name__}: {fault}", file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _wait(children: dict[int, int]) -> dict[int, int]:
+    """The exit code of every rank; those that go on after another has failed are ended."""
+    codes: dict[int, int] = {}
+    pending = dict(children)
+
+    def end_all(number: int, _: object) -> None:
+        for child in pending:
+            os.kill(child, number)
+
+    signal.signal(signal.SIGTERM, end_all)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    deadline: float | None = None
+    while pending:
+        child, status = os.waitpid(-1, 0 if deadline is None else os.WNOHANG)
+        if child in pending:
+            code = os.waitstatus_to_exitcode(status)
+            codes[pending.pop(child)] = code
+            if code != 0 and deadline is None:
+                deadline = time.monotonic() + _GRACE_S
+        elif deadline is not None and time.monotonic() > deadline:
+            end_all(signal.SIGKILL, None)
+            deadline += _GRACE_S
+        else:
+            time.sleep(0.02)
+    return codes

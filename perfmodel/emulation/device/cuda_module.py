@@ -1,0 +1,391 @@
+"""`torch.cuda` and `torch.accelerator` as a script finds them beside real GPUs.
+
+Functions are replaced by name in the modules that hold them; what torch decides from
+them (autocast lists, mixed precision, meshes) is then torch's own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.cuda.nvtx
+import torch.nn.parallel._functions
+import torch.nn.parallel.comm
+from torch._dynamo import trace_rules
+
+from perfmodel.emulation.device.gpu import VirtualGpu, address_of
+from perfmodel.emulation.device.streams import device_index, make_stream_types, synchronize
+
+CUDA_VERSION = "12.8"
+CUDNN_VERSION = 91_002
+NCCL_VERSION = 22_703
+"""Versions that scripts are told; no answer depends on them."""
+
+
+class CudaModule:
+    """Patches the modules of torch for one device."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self._gpu = gpu
+        self._is_initialized = False
+        self._types = make_stream_types(gpu)
+
+    def install(self) -> None:
+        """Replace everything."""
+        # torch._dynamo, which meta kernels import, lists functions of torch by identity and
+        # refuses one function under two names: let it make its list of the originals.
+        trace_rules.get_torch_obj_rule_map()
+        self._install_devices()
+        self._install_streams()
+        self._install_memory()
+        self._install_random()
+        self._install_accelerator()
+        self._install_core()
+        self._install_pinning()
+        _install_scatter()
+
+    def set_device(self, device: Any) -> None:
+        """Make *device* the current one of this thread.
+
+        Only now CUDA counts as initialised: a device mesh looks at that to choose a
+        device by local rank.
+        """
+        self._is_initialized = True
+        index = device_index(self._gpu, device)
+        if not 0 <= index < self._gpu.model.count:
+            raise RuntimeError(
+                f"CUDA error: invalid device ordinal: cuda:{index}, and there are "
+                f"{self._gpu.model.count} devices."
+            )
+        self._gpu.recorder.state().set_device(index)
+
+    def _init(self) -> None:
+        self._is_initialized = True
+
+    def _properties(self, device: Any = None) -> SimpleNamespace:
+        del device
+        model = self._gpu.model
+        return SimpleNamespace(
+            name=model.name, major=model.capability[0], minor=model.capability[1],
+            total_memory=model.memory_bytes, multi_processor_count=model.multiprocessors,
+            max_threads_per_multi_processor=model.max_threads, warp_size=32, is_integrated=0,
+            is_multi_gpu_board=0, regs_per_multiprocessor=65_536,
+            shared_memory_per_block=49_152, gcnArchName="", uuid="virtual",
+            shared_memory_per_block_optin=model.shared_memory_bytes - 1024,
+            shared_memory_per_multiprocessor=model.shared_memory_bytes,
+            L2_cache_size=model.l2_bytes, max_threads_per_block=1024,
+        )  # fmt: skip
+
+    def _install_devices(self) -> None:
+        gpu, cuda, model = self._gpu, torch.cuda, self._gpu.model
+        capability = model.capability
+        architecture = f"sm_{capability[0]}{capability[1]}"
+        _replace(
+            cuda,
+            is_available=_always(True),
+            is_initialized=lambda: self._is_initialized,
+            init=self._init,
+            _lazy_init=self._init,
+            _is_compiled=_always(True),
+            device_count=lambda: model.count,
+            current_device=lambda: gpu.recorder.state().device,
+            set_device=self.set_device,
+            device=_make_device_context(gpu),
+            _DeviceGuard=_make_device_context(gpu),
+            device_of=_make_device_of(gpu),
+            get_device_properties=self._properties,
+            get_device_name=_always(model.name),
+            get_device_capability=_always(capability),
+            is_bf16_supported=_always(capability[0] >= 8),
+            is_tf32_supported=_always(capability[0] >= 8),
+            get_arch_list=_always([architecture]),
+            can_device_access_peer=_always(True),
+            utilization=_always(100),
+        )
+
+    def _install_streams(self) -> None:
+        gpu, cuda = self._gpu, torch.cuda
+        types = self._types
+        context = _make_stream_context(gpu)
+        for module in (cuda, cuda.streams):
+            _replace(
+                module,
+                Stream=types.stream,
+                Event=types.event,
+                ExternalStream=types.external_stream,
+            )
+        _replace(
+            cuda,
+            synchronize=lambda device=None: synchronize(gpu, device),
+            current_stream=lambda device=None: types.stream(
+                stream_id=gpu.recorder.state().stream.value, device_index=device_index(gpu, device)
+            ),
+            default_stream=lambda device=None: types.stream(
+                stream_id=0, device_index=device_index(gpu, device)
+            ),
+            set_stream=lambda stream: _set_stream(gpu, stream),
+            StreamContext=context,
+            stream=context,
+            is_current_stream_capturing=lambda: False,
+            CUDAGraph=types.graph,
+        )
+        _replace(cuda.graphs, CUDAGraph=types.graph, _graph_pool_handle=lambda: (0, 0))
+        quiet = SimpleNamespace(
+            rangePushA=lambda *_: 0, rangePop=lambda *_: 0, rangeStartA=lambda *_: 0,
+            rangeEnd=lambda *_: 0, markA=lambda *_: 0, deviceRangeStart=lambda *_: 0,
+            deviceRangeEnd=lambda *_: 0,
+        )  # fmt: skip
+        _replace(torch.cuda.nvtx, _nvtx=quiet)
+
+    def _install_memory(self) -> None:
+        gpu, memory = self._gpu, self._gpu.memory
+
+        def held(device: Any = None) -> int:
+            return memory.allocated_bytes(device_index(gpu, device))
+
+        def peak(device: Any = None) -> int:
+            return memory.peak_bytes[device_index(gpu, device)]
+
+        def statistics(device: Any = None) -> dict[str, int]:
+            words: dict[str, int] = defaultdict(int)
+            for kind in ("allocated", "active", "reserved", "requested"):
+                words[f"{kind}_bytes.all.current"] = held(device)
+                words[f"{kind}_bytes.all.peak"] = peak(device)
+            return words
+
+        functions: dict[str, Callable[..., Any]] = {
+            "memory_allocated": held,
+            "max_memory_allocated": peak,
+            "memory_reserved": held,
+            "max_memory_reserved": peak,
+            "memory_cached": held,
+            "max_memory_cached": peak,
+            "memory_stats": statistics,
+            "memory_stats_as_nested_dict": lambda device=None: dict(statistics(device)),
+            "mem_get_info": lambda device=None: (
+                memory.capacity_bytes - held(device),
+                memory.capacity_bytes,
+            ),
+            "memory_summary": lambda device=None, **_: (
+                f"allocated {held(device)} bytes, at most {peak(device)} bytes"
+            ),
+            "memory_snapshot": lambda *_, **__: [],
+            "reset_peak_memory_stats": lambda device=None: memory.reset_peak(
+                device_index(gpu, device)
+            ),
+            "empty_cache": _ignore,
+            "ipc_collect": _ignore,
+            "reset_accumulated_memory_stats": _ignore,
+            "set_per_process_memory_fraction": _ignore,
+            "_record_memory_history": _ignore,
+        }
+        functions["reset_max_memory_allocated"] = functions["reset_peak_memory_stats"]
+        functions["reset_max_memory_cached"] = functions["reset_peak_memory_stats"]
+        for module in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory):
+            _replace(module, **{name: f for name, f in functions.items() if hasattr(module, name)})
+        _replace(torch.accelerator, get_memory_info=functions["mem_get_info"])
+
+    def _install_random(self) -> None:
+        """Random numbers on the device have no values, so that a seed changes nothing."""
+        state = torch.zeros(16, dtype=torch.uint8)
+        count = self._gpu.model.count
+        functions: dict[str, Callable[..., Any]] = dict.fromkeys(
+            ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state",
+             "set_rng_state_all"),
+            _ignore,
+        )  # fmt: skip
+        functions |= {
+            "get_rng_state": lambda *_, **__: state.clone(),
+            "get_rng_state_all": lambda: [state.clone() for _ in range(count)],
+            "initial_seed": lambda: 0,
+        }
+        for module in (torch.cuda, torch.cuda.random):
+            _replace(module, **functions)
+        torch.cuda.default_generators = tuple(torch.Generator() for _ in range(count))
+
+    def _install_accelerator(self) -> None:
+        gpu, place, cuda = self._gpu, torch.accelerator, torch.cuda
+        _replace(
+            place,
+            is_available=_always(True),
+            device_count=lambda: gpu.model.count,
+            current_accelerator=_always(torch.device("cuda")),
+            current_device_index=lambda: gpu.recorder.state().device,
+            current_device_idx=lambda: gpu.recorder.state().device,
+            set_device_index=self.set_device,
+            set_device_idx=self.set_device,
+            synchronize=cuda.synchronize,
+            current_stream=cuda.current_stream,
+            set_stream=cuda.set_stream,
+        )
+
+    def _install_core(self) -> None:
+        gpu, core = self._gpu, torch._C
+        state = gpu.recorder.state
+        _replace(
+            core,
+            _nccl_version=lambda: NCCL_VERSION,
+            _nccl_version_suffix=lambda: b"",
+            _get_accelerator=_always(torch.device("cuda")),
+            _host_emptyCache=_ignore,
+            _cuda_getDevice=lambda: state().device,
+            _cuda_setDevice=self.set_device,
+            _cuda_getDeviceCount=lambda: gpu.model.count,
+            _cuda_getCurrentRawStream=lambda _: state().stream.value,
+            _cuda_isInBadFork=lambda: gpu.recorder.is_forked,
+            _cuda_synchronize=lambda: synchronize(gpu),
+            _cuda_emptyCache=_ignore,
+            _cuda_isCurrentStreamCapturing=lambda: False,
+            _cuda_getCompiledVersion=lambda: 12_080,
+            _cuda_exchangeDevice=lambda index: _exchange_device(gpu, index),
+            _cuda_maybeExchangeDevice=lambda index: _exchange_device(gpu, index),
+            _cuda_getDefaultStream=lambda device: (0, device, 1),
+            _cuda_record_memory_history=_ignore,
+            _cuda_cudaHostAllocator=lambda: 0,
+        )
+        torch.version.cuda = CUDA_VERSION
+        torch.backends.cuda.is_built = lambda: True
+        torch.backends.cudnn.is_available = lambda: True
+        torch.backends.cudnn.version = lambda: CUDNN_VERSION
+        # Asked before weights of recurrent layers are packed, which has no meaning here.
+        torch.backends.cudnn.is_acceptable = lambda _: False
+
+    def _install_pinning(self) -> None:
+        pinned = self._gpu.pinned
+
+        def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+            del device
+            if tensor.is_cuda:
+                raise RuntimeError("cannot pin 'torch.cuda.Tensor': only dense CPU tensors can be")
+            copy = tensor.clone()
+            pinned.add(address_of(copy))
+            return copy
+
+        def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+            del device
+            return not tensor.is_cuda and address_of(tensor) in pinned
+
+        torch.Tensor.pin_memory = pin_memory
+        torch.Tensor.is_pinned = is_pinned
+
+
+def _replace(module: Any, **functions: Any) -> None:
+    for name, function in functions.items():
+        setattr(module, name, function)
+
+
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """What has no meaning on this device."""
+
+
+def _exchange_device(gpu: VirtualGpu, index: int) -> int:
+    state = gpu.recorder.state()
+    old = state.device
+    if index >= 0:
+        state.set_device(index)
+    return old
+
+
+def _set_stream(gpu: VirtualGpu, stream: Any) -> None:
+    if stream is not None:
+        gpu.recorder.state().stream.value = stream.stream_id
+
+
+def _make_device_context(gpu: VirtualGpu) -> type[Any]:
+    class DeviceContext:
+        """`torch.cuda.device`: another current device for a while."""
+
+        def __init__(self, device: Any) -> None:
+            self.idx = -1 if device is None else device_index(gpu, device)
+            self.prev_idx = -1
+            if isinstance(device, int) and device < 0:
+                self.idx = -1
+
+        def __enter__(self) -> None:
+            self.prev_idx = _exchange_device(gpu, self.idx)
+
+        def __exit__(self, *_: object) -> None:
+            _exchange_device(gpu, self.prev_idx)
+
+    return DeviceContext
+
+
+def _make_device_of(gpu: VirtualGpu) -> Callable[[Any], Any]:
+    context = _make_device_context(gpu)
+    return lambda tensor: context(tensor.get_device() if tensor.is_cuda else -1)
+
+
+def _make_stream_context(gpu: VirtualGpu) -> type[Any]:
+    class StreamContext:
+        """`torch.cuda.stream`: another current stream for a while."""
+
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+            self._old = 0
+
+        def __enter__(self) -> None:
+            self._old = gpu.recorder.state().stream.value
+            _set_stream(gpu, self.stream)
+
+        def __exit__(self, *_: object) -> None:
+            gpu.recorder.state().stream.value = self._old
+
+    return StreamContext
+
+
+def _install_scatter() -> None:
+    """DataParallel copies pieces of a batch by functions that a CPU build does not have."""
+
+    def scatter(
+        tensor: torch.Tensor,
+        devices: Any = None,
+        chunk_sizes: Any = None,
+        dim: int = 0,
+        streams: Any = None,
+        *,
+        out: Any = None,
+    ) -> tuple[torch.Tensor, ...]:
+        del streams, out
+        pieces = tensor.split(chunk_sizes, dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+        return tuple(
+            piece.to(f"cuda:{device}") for piece, device in zip(pieces, devices, strict=False)
+        )
+
+    def gather(tensors: Any, dim: int = 0, destination: Any = None, *, out: Any = None) -> Any:
+        del out
+        target = "cuda" if destination is None else destination
+        return torch.cat([tensor.to(target) for tensor in tensors], dim)
+
+    def broadcast_coalesced(
+        tensors: Any, devices: Any, buffer_size: int = 10_485_760
+    ) -> list[list[torch.Tensor]]:
+        del buffer_size
+        return [[tensor.to(f"cuda:{device}") for tensor in tensors] for device in devices]
+
+    def reduce_add_coalesced(
+        inputs: Any, destination: Any = None, buffer_size: int = 10_485_760
+    ) -> tuple[torch.Tensor, ...]:
+        del buffer_size
+        target = "cuda" if destination is None else f"cuda:{destination}"
+        return tuple(
+            torch.stack([part.to(target) for part in parts]).sum(0)
+            for parts in zip(*inputs, strict=True)
+        )
+
+    comm = torch.nn.parallel.comm
+    _replace(
+        comm,
+        scatter=scatter,
+        gather=gather,
+        broadcast_coalesced=broadcast_coalesced,
+        reduce_add_coalesced=reduce_add_coalesced,
+    )
+    assert torch.nn.parallel._functions.comm is comm

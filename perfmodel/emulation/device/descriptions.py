@@ -1,0 +1,117 @@
+"""Descriptions: a call of an operator as plain words, from which its work is worked out.
+
+A tensor is its shape, number format and the bytes it really has: a dimension that
+is only repeated (stride 0) is counted once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPE_WORDS = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8", torch.int64: "int64",
+    torch.int32: "int32", torch.int16: "int32", torch.int8: "int8", torch.uint8: "int8",
+    torch.bool: "int8", torch.complex64: "fp32", torch.complex128: "fp64",
+    torch.uint16: "int32", torch.uint32: "int32", torch.uint64: "int64",
+}  # fmt: skip
+"""Our word for every number format; of one we have none for, that of the nearest."""
+
+_PLAIN = (int, bool, str, type(None))
+
+
+def describe_tensor(name: str, tensor: Tensor) -> list[Any]:
+    """Name, shape, format and bytes of *tensor*."""
+    count = 1
+    for length, step in zip(tensor.shape, tensor.stride(), strict=True):
+        if step or not length:
+            count *= length
+    return [name, list(tensor.shape), DTYPE_WORDS[tensor.dtype], count * tensor.itemsize]
+
+
+def describe_call(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]
+) -> dict[str, Any]:
+    """The call of *op* in words."""
+    inputs: list[list[Any]] = []
+    arguments: dict[str, Any] = {}
+    for schema, value in _bind(op, args, kwargs):
+        if not _add_tensors(inputs, schema.name, value):
+            plain = _plain(value)
+            if plain is not None:
+                arguments[schema.name] = plain
+    written = [
+        schema.name
+        for schema in op._schema.arguments
+        if schema.alias_info is not None and schema.alias_info.is_write
+    ]
+    return {
+        "operator": str(op),
+        "inputs": inputs,
+        "outputs": [describe_tensor("", tensor) for tensor in outputs],
+        "written": written,
+        "arguments": arguments,
+    }
+
+
+def describe_kernel(
+    operator: str, *, inputs: list[Tensor], outputs: list[Tensor], **arguments: Any
+) -> dict[str, Any]:
+    """A kernel that is named by us, with what it reads and writes."""
+    return {
+        "operator": operator,
+        "inputs": [describe_tensor("", tensor) for tensor in inputs],
+        "outputs": [describe_tensor("", tensor) for tensor in outputs],
+        "written": [],
+        "arguments": arguments,
+    }
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in *value*, however deep they lie."""
+    found: list[Tensor] = []
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            pending.extend(reversed(item))
+    return found
+
+
+def _bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
+    bound = []
+    for place, schema in enumerate(op._schema.arguments):
+        if place < len(args):
+            bound.append((schema, args[place]))
+        elif schema.name in kwargs:
+            bound.append((schema, kwargs[schema.name]))
+        elif schema.has_default_value():
+            bound.append((schema, schema.default_value))
+    return bound
+
+
+def _add_tensors(inputs: list[list[Any]], name: str, value: Any) -> bool:
+    if isinstance(value, Tensor):
+        inputs.append(describe_tensor(name, value))
+        return True
+    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+        inputs.extend(describe_tensor(name, item) for item in value if isinstance(item, Tensor))
+        return True
+    return False
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, torch.SymInt | float):
+        return float(value)
+    if isinstance(value, list | tuple) and all(isinstance(item, int | float) for item in value):
+        return list(value)
+    if isinstance(value, torch.dtype):
+        return DTYPE_WORDS[value]
+    return None

@@ -1,0 +1,130 @@
+"""Exchange: integers that ranks really tell each other, over one store.
+
+A rank that runs alone takes its own values for everybody's. Ranks that run side by side
+hand over what they know: integers, booleans and tensors of the host. Floats on the device
+have no values, so nobody waits for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.device.places import script_line
+from perfmodel.emulation.device.values import MOST_KEPT
+
+_UNKNOWN = b""
+
+
+class NeedsAllRanksError(SystemExit):
+    """The script talks to a rank that is not being emulated."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What this rank knows of the others: those of *crew* run beside it."""
+
+    gpu: VirtualGpu
+    rank: int
+    crew: frozenset[int]
+    store: Any
+    on_missing: int
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def carries(self, tensor: Tensor) -> bool:
+        """Whether the values of tensors like *tensor* are handed over."""
+        if not tensor.is_cuda:
+            return True
+        return not (tensor.is_floating_point() or tensor.is_complex()) and (
+            tensor.numel() <= MOST_KEPT
+        )
+
+    def gather(
+        self, topic: str, members: Sequence[int], value: Tensor | None, dtype: torch.dtype
+    ) -> list[Tensor | None]:
+        """The value of every member; of those that do not run, this rank's."""
+        number = self._next(topic)
+        others = [rank for rank in members if rank in self.crew and rank != self.rank]
+        if others:
+            self.store.set(f"{topic}/{number}/{self.rank}", _pack(value))
+        told = {rank: _unpack(self.store.get(f"{topic}/{number}/{rank}"), dtype) for rank in others}
+        return [told.get(rank, value) for rank in members]
+
+    def from_source(
+        self, topic: str, source: int, value: Tensor | None, dtype: torch.dtype
+    ) -> Tensor | None:
+        """What *source* holds, given that every member calls this; None if nobody knows."""
+        number = self._next(topic)
+        key = f"{topic}/{number}/{source}"
+        if source == self.rank:
+            if len(self.crew) > 1:
+                self.store.set(key, _pack(value))
+            return value
+        if source not in self.crew:
+            self.gpu.recorder.stand_in("value of a rank that is not emulated")
+            return value
+        return _unpack(self.store.get(key), dtype)
+
+    def send(self, topic: str, target: int, tensor: Tensor) -> None:
+        """Hand *tensor* to *target*."""
+        self._check_peer(target)
+        if self.carries(tensor):
+            topic = f"{topic}/{self.rank}-{target}"
+            self.store.set(f"{topic}/{self._next(topic)}", _pack(self.own(tensor)))
+
+    def receive(self, topic: str, source: int, tensor: Tensor) -> Tensor | None:
+        """What *source* sent; None if nobody knows."""
+        self._check_peer(source)
+        if not self.carries(tensor):
+            return None
+        topic = f"{topic}/{source}-{self.rank}"
+        return _unpack(self.store.get(f"{topic}/{self._next(topic)}"), tensor.dtype)
+
+    def write(self, target: Tensor, value: Tensor | None) -> None:
+        """Let *target* hold *value*."""
+        if not target.is_cuda:
+            if value is not None:
+                target.copy_(value.reshape(target.shape))
+        elif value is None or value.numel() != target.numel():
+            self.gpu.values.forget(target)
+        else:
+            self.gpu.values.set(target, value.reshape(target.shape))
+
+    def _check_peer(self, rank: int) -> None:
+        if rank not in self.crew:
+            self.gpu.recorder.notes[f"rank {self.rank} talks to rank {rank} ({script_line()})"] = (
+                None
+            )
+            raise NeedsAllRanksError(self.on_missing)
+
+    def own(self, tensor: Tensor) -> Tensor | None:
+        """What this rank knows of *tensor*."""
+        known = self.gpu.values.known(tensor)
+        return None if known is None else known.clone()
+
+    def _next(self, topic: str) -> int:
+        # Others may have seen enough already; nobody must wait for them.
+        self.gpu.recorder.check_running()
+        self._counts[topic] += 1
+        return self._counts[topic]
+
+
+def _pack(value: Tensor | None) -> bytes:
+    if value is None:
+        return _UNKNOWN
+    flat = value.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else _UNKNOWN
+
+
+def _unpack(content: bytes, dtype: torch.dtype) -> Tensor | None:
+    if content == _UNKNOWN:
+        return None
+    raw = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
+    return raw.view(dtype)

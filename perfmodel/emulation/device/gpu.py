@@ -1,0 +1,134 @@
+"""VirtualGpu: the parts of the device that kernels need, made once per process."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfmodel.emulation.device.descriptions import describe_kernel
+from perfmodel.emulation.device.memory import DeviceMemory
+from perfmodel.emulation.device.native import NativeDevice
+from perfmodel.emulation.device.places import script_line
+from perfmodel.emulation.device.recorder import Recorder
+from perfmodel.emulation.device.values import Values
+
+GIB = 2**30
+
+
+class UncoveredOperatorError(NotImplementedError):
+    """The script calls an operator that the virtual device does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """What the script is told about its GPUs."""
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+    multiprocessors: int
+    max_threads: int
+    shared_memory_bytes: int
+    l2_bytes: int
+    count: int
+
+
+class VirtualGpu:
+    """Native code, memory, values and the record of one process."""
+
+    def __init__(self, model: GpuModel) -> None:
+        self.model = model
+        self.native = NativeDevice(model.count)
+        self.memory = DeviceMemory(
+            self.native, device_count=model.count, capacity_bytes=model.memory_bytes
+        )
+        self.recorder = Recorder(self.native)
+        self.values = Values()
+        self.peak_place = "no allocation"
+        self.pinned: set[int] = set()
+        self.memory.on_free = self.values.forget_storage
+        self.memory.on_peak = self._note_peak
+        self.memory.on_full = self._refuse
+
+    def empty(
+        self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: int
+    ) -> Tensor:
+        """A new tensor on *device*."""
+        return self.memory.empty(size, stride, dtype, device)
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A new tensor of the same shape, strides and format."""
+        return self.memory.empty(tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
+
+    def launch(
+        self,
+        operator: str,
+        device: int,
+        *,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        **more: Any,
+    ) -> None:
+        """Record one kernel of an operator that describes itself."""
+        kind = -1
+        if self.recorder.is_on:
+            words = describe_kernel(operator, inputs=inputs, outputs=outputs, **more)
+            kind = self.recorder.intern_kind(words)
+        # Above us stand the handler, the kernel that called it, and then the script.
+        self.recorder.launch(kind, device, 3)
+
+    def device_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+        """The device a call works on: that of its first tensor, or the one it names."""
+        for value in args:
+            if isinstance(value, Tensor):
+                if value.is_cuda:
+                    return value.get_device()
+            elif _is_list_on_device(value):
+                return int(value[0].get_device())
+        named = kwargs.get("device")
+        if named is not None and named.index is not None:
+            return int(named.index)
+        return self.recorder.state().device
+
+    def refuse_operator(self, name: str, fault: object) -> UncoveredOperatorError:
+        """The error for an operator that is not covered."""
+        return UncoveredOperatorError(
+            f"virtual device: operator {name} is not covered ({script_line()}): {fault!s:.200}. "
+            "Replace that call by operators that are, or run the part that needs it on the CPU; "
+            "an operator of your own needs a meta kernel (torch.library.register_fake)."
+        )
+
+    def _note_peak(self, _: int) -> None:
+        self.peak_place = script_line()
+
+    def _refuse(self, wanted_bytes: int, device: int) -> None:
+        held = self.memory.allocated_bytes(device)
+        capacity = self.memory.capacity_bytes
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {_size(wanted_bytes)}. GPU {device} has a "
+            f"total capacity of {_size(capacity)} of which {_size(max(capacity - held, 0))} is "
+            f"free. Of the allocated memory {_size(held)} is allocated by PyTorch "
+            f"({script_line()})."
+        )
+
+
+def address_of(tensor: Tensor) -> int:
+    """Where the bytes of a host tensor's storage begin."""
+    return ctypes.c_void_p(tensor.untyped_storage().data_ptr()).value or 0
+
+
+def _is_list_on_device(value: Any) -> bool:
+    if not (isinstance(value, list | tuple) and value and isinstance(value[0], Tensor)):
+        return False
+    return bool(value[0].is_cuda)
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes >= GIB:
+        return f"{size_bytes / GIB:.2f} GiB"
+    return f"{size_bytes / 2**20:.2f} MiB"

@@ -1,0 +1,183 @@
+"""Device memory: tensors without storage, and how many bytes they would take.
+
+A tensor is made from a DLPack capsule with an address that nobody ever reads and
+that is never given twice, so that an address identifies a storage. Sizes are rounded
+as the caching allocator of torch rounds blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from perfmodel.emulation.device.native import NativeDevice, keep_for_ever
+from perfmodel.emulation.device.native_code import RING_ENTRIES
+
+BLOCK_BYTES = 512
+"""What the caching allocator of torch rounds a block up to."""
+_FIRST_ADDRESS = 0x7F00_0000_0000
+_DEVICE_SHIFT = 56
+
+_CODES = {
+    torch.float64: (2, 64), torch.float32: (2, 32), torch.float16: (2, 16),
+    torch.bfloat16: (4, 16), torch.int64: (0, 64), torch.int32: (0, 32), torch.int16: (0, 16),
+    torch.int8: (0, 8), torch.uint8: (1, 8), torch.uint16: (1, 16), torch.uint32: (1, 32),
+    torch.uint64: (1, 64), torch.bool: (6, 8), torch.complex64: (5, 64),
+    torch.complex128: (5, 128), torch.float8_e4m3fn: (10, 8), torch.float8_e5m2: (12, 8),
+}  # fmt: skip
+"""DLPack's code and bits of every format."""
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
+
+OnFull = Callable[[int, int], None]
+"""Called with the bytes asked for and the device when they do not fit."""
+
+
+class DeviceMemory:
+    """Makes tensors on virtual devices and counts what they take.
+
+    *on_peak* is called whenever a device holds more than any ever did, *on_full*
+    before an allocation that does not fit; it raises. *on_free* hears every
+    address that is gone. Scripts may reset *peak_bytes*, but not *most_bytes*.
+    """
+
+    def __init__(self, native: NativeDevice, *, device_count: int, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.peak_bytes = [0] * device_count
+        self.most_bytes = 0
+        self.on_peak: Callable[[int], None] = _ignore
+        self.on_full: OnFull = _ignore_full
+        self.on_free: Callable[[int], None] = _ignore
+        self._native = native
+        self._allocated = [0] * device_count
+        self._next_address = _FIRST_ADDRESS
+        self._seen = 0
+        # Native code reads these structures until the deleter has run.
+        self._live: dict[int, tuple[Any, int]] = {}
+        self._structure_of: dict[int, int] = {}
+        self._resized: dict[int, int] = {}
+        self._array_types: dict[int, Any] = {}
+        keep_for_ever(self._live)
+
+    def allocated_bytes(self, device: int) -> int:
+        """What tensors on *device* take now."""
+        return self._allocated[device] - int(self._native.freed_bytes[device])
+
+    def reset_peak(self, device: int) -> None:
+        """Forget how much *device* held."""
+        self.peak_bytes[device] = self.allocated_bytes(device)
+
+    def empty(
+        self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: int
+    ) -> torch.Tensor:
+        """A tensor on *device* with a storage of its own."""
+        size_bytes = _extent(size, stride) * dtype.itemsize
+        block_bytes = (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+        if self._native.freed_count.value != self._seen:
+            self._notice_freed()
+        self._take(block_bytes, device)
+        address = self._next_address
+        self._next_address = address + (block_bytes or BLOCK_BYTES)
+        return self._tensor(address if size_bytes else 0, block_bytes, size, stride, dtype, device)
+
+    def storage_bytes(self, address: int, otherwise: int) -> int:
+        """The size of the storage at *address*, which may have been resized."""
+        return self._resized.get(address, otherwise)
+
+    def resize_storage(self, address: int, device: int, *, now: int, wanted: int) -> None:
+        """Let the storage at *address* take *wanted* bytes instead of *now*."""
+        block_bytes = (wanted + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+        structure = self._structure_of.get(address)
+        if structure is None:
+            raise RuntimeError("virtual device: a storage without bytes cannot be resized.")
+        words, _ = self._live[structure]
+        held_bytes = words[6] & (1 << _DEVICE_SHIFT) - 1
+        if wanted > now:
+            self._take(block_bytes - held_bytes, device)
+        else:
+            self._allocated[device] -= held_bytes - block_bytes
+        words[6] = block_bytes | device << _DEVICE_SHIFT
+        self._resized[address] = wanted
+
+    def _take(self, block_bytes: int, device: int) -> None:
+        allocated = self._allocated[device] + block_bytes
+        held = allocated - self._native.freed_bytes[device]
+        if held > self.peak_bytes[device]:
+            if held > self.capacity_bytes:
+                self.on_full(block_bytes, device)
+            self.peak_bytes[device] = held
+            if held > self.most_bytes:
+                self.most_bytes = held
+                self.on_peak(device)
+        self._allocated[device] = allocated
+
+    def _tensor(
+        self,
+        address: int,
+        block_bytes: int,
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        device: int,
+    ) -> torch.Tensor:
+        rank = len(size)
+        kind = self._array_types.get(rank)
+        if kind is None:
+            kind = self._array_types[rank] = ctypes.c_int64 * (8 + 2 * rank)
+        code, bits = _CODES[dtype]
+        # DLManagedTensor: data, device, rank and dtype, shape, strides, offset, context, deleter;
+        # behind it the shape and strides it points to.
+        words = kind(
+            address, 2 | device << 32, rank | code << 32 | bits << 40 | 1 << 48, 0, 0, 0,
+            block_bytes | device << _DEVICE_SHIFT, self._native.delete_tensor, *size, *stride,
+        )  # fmt: skip
+        structure = ctypes.addressof(words)
+        words[3] = structure + 64
+        words[4] = structure + 64 + 8 * rank
+        self._live[structure] = (words, address)
+        self._structure_of[address] = structure
+        return _from_dlpack(_new_capsule(structure, b"dltensor", None))
+
+    def _notice_freed(self) -> None:
+        count = self._native.freed_count.value
+        for number in range(self._seen, count):
+            gone = self._live.pop(self._native.freed[number % RING_ENTRIES], None)
+            if gone is not None:
+                address = gone[1]
+                self._structure_of.pop(address, None)
+                self._resized.pop(address, None)
+                self.on_free(address)
+        self._seen = count
+
+
+def contiguous_stride(size: Sequence[int]) -> list[int]:
+    """Strides of a dense tensor of *size*."""
+    strides, step = [], 1
+    for length in reversed(size):
+        strides.append(step)
+        step *= max(length, 1)
+    return strides[::-1]
+
+
+def _extent(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Numbers from the first element to the last."""
+    extent = 1
+    for length, step in zip(size, stride, strict=True):
+        if length == 0:
+            return 0
+        extent += (length - 1) * step
+    return extent
+
+
+def _ignore(_: int) -> None:
+    """The observer that does nothing."""
+
+
+def _ignore_full(_: int, __: int) -> None:
+    """The observer of full memory that does nothing."""

@@ -1,0 +1,321 @@
+"""Operators: the kernel that stands at the CUDA key for every operator of torch.
+
+Shapes of outputs come from torch's own meta kernels, once per operator and kind of
+arguments; later calls look them up. A view is carried out by the C++ kernel of the CPU,
+which only touches metadata and keeps storage and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet
+
+from perfmodel.emulation.device.descriptions import describe_call, tensors_in
+from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.device.values import MOST_COMPUTED
+
+Kernel = Callable[..., Any]
+CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
+META = torch.device("meta")
+_FLOATS_MATTER = ("arange", "linspace", "logspace", "range", "upsample", "histc", "interp")
+"""Operators whose shapes depend on the value of a float."""
+_WITHOUT_KERNEL = ("aten.empty", "aten.new_empty")
+_TRUE, _FALSE, _NAMED_DEVICE, _HOST = object(), object(), object(), object()
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+_NO_META_KERNEL = "no fake impl registered"
+"""What torch says of an operator of the user's own that cannot tell the shape of its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """An output to be made."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """An argument that the operator writes to."""
+
+    place: int
+    name: str
+    is_keyword: bool
+    aliases: tuple[str, ...]
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.is_keyword or self.name in kwargs:
+            return kwargs.get(self.name)
+        return args[self.place] if self.place < len(args) else None
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """What a call does that has been seen before: the kind of its kernel, and its outputs.
+
+    *outputs* holds tensor plans inside the lists and tuples that the operator returns,
+    *resized* what arguments must become that the operator resizes (`out=`).
+    """
+
+    kind: int | None
+    outputs: Any
+    resized: tuple[tuple[_Written, TensorPlan], ...]
+    has_integers_only: bool
+
+
+class OperatorKernel:
+    """The generic kernel of one operator."""
+
+    def __init__(self, gpu: VirtualGpu, op: Any) -> None:
+        self._gpu = gpu
+        self._op = op
+        self._name = str(op)
+        self._memo: dict[Any, CallPlan] = {}
+        schema = op._schema
+        self._written = tuple(
+            _Written(place, arg.name, arg.kwarg_only, tuple(sorted(arg.alias_info.before_set)))
+            for place, arg in enumerate(schema.arguments)
+            if arg.alias_info is not None and arg.alias_info.is_write
+        )
+        self._returned = _returned_arguments(schema, self._written)
+        self._floats_matter = any(word in self._name for word in _FLOATS_MATTER)
+        self._is_comparison = schema.name.partition("::")[2] in _COMPARISONS
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Record the call and give back tensors of the right shapes."""
+        gpu = self._gpu
+        recorder = gpu.recorder
+        if recorder.is_over or recorder.is_forked:
+            recorder.check_running()
+        key = None if self._floats_matter else _key(args, kwargs)
+        plan = self._memo.get(key) if key is not None else None
+        if plan is None:
+            plan = self._plan(args, kwargs)
+            if key is not None:
+                self._memo[key] = plan
+        device = gpu.device_of(args, kwargs)
+        for written, wanted in plan.resized:
+            written.of(args, kwargs).data = self._build(wanted, device)
+        if plan.kind is not None:
+            recorder.launch(self.kind_of_call(plan.kind, args, kwargs), device, 1)
+        if self._returned is not None:
+            return self._written_results(args, kwargs, plan)
+        result = self._build(plan.outputs, device)
+        if plan.has_integers_only:
+            gpu.values.compute(self._op, args, kwargs, tensors_in(result))
+        if self._written and gpu.values:
+            self._forget(args, kwargs)
+        return result
+
+    def kind_of_call(self, kind: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The kind of a call planned as *kind*; for most operators that is all there is."""
+        del args, kwargs
+        return kind
+
+    def _written_results(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], plan: CallPlan
+    ) -> Any:
+        assert self._returned is not None
+        results = [written.of(args, kwargs) for written in self._returned]
+        is_known = plan.has_integers_only and self._gpu.values.compute(
+            self._op, args, kwargs, tensors_in(results)
+        )
+        if not is_known and self._gpu.values:
+            self._forget(args, kwargs)
+        return results[0] if len(results) == 1 else tuple(results) or None
+
+    def _forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for written in self._written:
+            for tensor in tensors_in(written.of(args, kwargs)):
+                if tensor.is_cuda:
+                    self._gpu.values.forget(tensor)
+
+    def _build(self, outputs: Any, device: int) -> Any:
+        if type(outputs) is TensorPlan:
+            return self._gpu.memory.empty(outputs.size, outputs.stride, outputs.dtype, device)
+        if type(outputs) is list:
+            return [self._build(part, device) for part in outputs]
+        if type(outputs) is tuple:
+            return tuple(self._build(part, device) for part in outputs)
+        return outputs
+
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+        """Ask torch's meta kernel for shapes."""
+        meta_args = tuple(_to_meta(arg) for arg in args)
+        meta_kwargs = {key: _to_meta(arg) for key, arg in kwargs.items()}
+        if meta_kwargs.get("pin_memory"):
+            meta_kwargs["pin_memory"] = False
+        try:
+            result = self._op(*meta_args, **meta_kwargs)
+        except RuntimeError as fault:
+            # Anything else is the script's own mistake, such as shapes that do not fit.
+            if isinstance(fault, NotImplementedError) or _NO_META_KERNEL in str(fault):
+                raise self._gpu.refuse_operator(self._name, fault) from None
+            raise
+        resized = self._find_resized(args, kwargs, meta_args, meta_kwargs)
+        result = _keep_channels_last(self._name, meta_args, result)
+        outputs = None if self._returned is not None else _plan_of(result)
+        made = tensors_in(result) if self._returned is None else []
+        kind = None
+        if not self._name.startswith(_WITHOUT_KERNEL):
+            words = describe_call(self._op, args, kwargs, made)
+            kind = self._gpu.recorder.add_kind(words | _precision(self._name))
+        tensors = tensors_in([*args, *kwargs.values()])
+        return CallPlan(
+            kind, outputs, resized, self._has_integers_only(tensors, tensors_in(result))
+        )
+
+    def _find_resized(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        meta_args: tuple[Any, ...],
+        meta_kwargs: dict[str, Any],
+    ) -> tuple[tuple[_Written, TensorPlan], ...]:
+        """Arguments to which the meta kernel gave another shape."""
+        found = []
+        for written in self._written:
+            tensor, meta = written.of(args, kwargs), written.of(meta_args, meta_kwargs)
+            is_single = isinstance(tensor, Tensor) and tensor.is_cuda
+            if is_single and tensor.shape != meta.shape:
+                found.append((written, _plan_of(meta)))
+        return tuple(found)
+
+    def _has_integers_only(self, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+        """Whether the result is worth computing, once all inputs are known."""
+        if not outputs or any(
+            tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > MOST_COMPUTED
+            for tensor in outputs
+        ):
+            return False
+        if self._is_comparison and outputs[0].numel() == 1:
+            return True
+        return not any(
+            tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > MOST_COMPUTED
+            for tensor in inputs
+        ) or self._name in ("aten.all.default", "aten.any.default")
+
+
+class ViewKernel:
+    """The kernel of an operator that only looks at a storage in another way."""
+
+    def __init__(self, gpu: VirtualGpu, op: Any) -> None:
+        self._recorder = gpu.recorder
+        self._redispatch = op.redispatch
+        self._kind = gpu.recorder.add_kind({"operator": str(op)})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Carry the view out."""
+        self._recorder.note(self._kind, 1)
+        return self._redispatch(CPU_KEYS, *args, **kwargs)
+
+
+def is_view(op: Any) -> bool:
+    """Whether *op* returns another look at one of its arguments."""
+    returns = op._schema.returns
+    return (
+        bool(returns) and returns[0].alias_info is not None and (not returns[0].alias_info.is_write)
+    )
+
+
+def _returned_arguments(schema: Any, written: tuple[_Written, ...]) -> list[_Written] | None:
+    """The arguments that come back, of an operator that writes in place or to `out`."""
+    if not schema.returns:
+        return [] if written else None
+    if schema.returns[0].alias_info is None:
+        return None
+    found = []
+    for returned in schema.returns:
+        aliases = tuple(sorted(returned.alias_info.before_set))
+        found.append(next(one for one in written if one.aliases == aliases))
+    return found
+
+
+def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        key = (
+            tuple([_key_of(arg) for arg in args]),
+            tuple([(name, _key_of(arg)) for name, arg in kwargs.items()]) if kwargs else (),
+        )
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _key_of(value: Any) -> Any:  # noqa: PLR0911  the hottest function: the usual kinds first
+    if isinstance(value, Tensor):
+        if value.is_cuda:
+            return (value.shape, value.stride(), value.dtype)
+        return (_HOST, value.shape, value.dtype)
+    kind = type(value)
+    if kind is bool:
+        return _TRUE if value else _FALSE
+    if kind is float:
+        return float
+    if kind is list or kind is tuple:
+        return tuple([_key_of(item) for item in value])
+    if kind is torch.Generator:
+        return None
+    if kind is torch.device:
+        return _NAMED_DEVICE
+    return value
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.is_cuda:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+        return value if value.device.type == "meta" else value.to(META)
+    if isinstance(value, torch.device):
+        return META if value.type == "cuda" else value
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)([_to_meta(item) for item in value])
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _plan_of(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return TensorPlan(tuple(result.shape), tuple(result.stride()), result.dtype)
+    if isinstance(result, list):
+        return [_plan_of(part) for part in result]
+    if isinstance(result, tuple):
+        return tuple(_plan_of(part) for part in result)
+    return result
+
+
+def _keep_channels_last(name: str, args: tuple[Any, ...], result: Any) -> Any:
+    """Answer channels_last with channels_last as cuDNN does; meta kernels say contiguous."""
+    if not name.startswith(("aten.convolution.", "aten.convolution_backward.")):
+        return result
+    first = 0 if name.startswith("aten.convolution.") else 1
+    image, weight = args[first], args[first + 1]
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(image.dim())
+    if wanted is None or not any(
+        tensor.is_contiguous(memory_format=wanted) and not tensor.is_contiguous()
+        for tensor in (image, weight)
+    ):
+        return result
+
+    def in_format(tensor: Any) -> Any:
+        if isinstance(tensor, Tensor) and tensor.dim() == image.dim():
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=META, memory_format=wanted)
+        return tensor
+
+    return in_format(result) if isinstance(result, Tensor) else tuple(map(in_format, result))
+
+
+def _precision(name: str) -> dict[str, bool]:
+    """Whether a product of fp32 runs in TF32, which is a setting and not in the arguments."""
+    if "conv" in name:
+        return {"allows_tf32": torch._C._get_cudnn_allow_tf32()}
+    if any(word in name for word in ("mm", "mv", "dot")):
+        return {"allows_tf32": torch._C._get_cublas_allow_tf32()}
+    return {}

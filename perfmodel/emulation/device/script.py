@@ -1,0 +1,232 @@
+"""Running the script: as `python script.py words` would, in this process, as one rank."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.multiprocessing
+import torch.utils.data.dataloader as loading
+from torch.distributed import FileStore
+
+from perfmodel.emulation.device.companions import install_companions
+from perfmodel.emulation.device.distributed import Distributed
+from perfmodel.emulation.device.exchange import Exchange
+from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.device.places import script_line
+from perfmodel.emulation.device.recorder import ScriptStop
+from perfmodel.emulation.device.steps import StepWatch
+from perfmodel.emulation.orders import NEEDS_ALL_RANKS, CrewOrder
+from perfmodel.emulation.rank_record import CallType, RankRecord, to_bytes
+
+_MASTER_PORT = "29500"
+_OWN_PACKAGES = frozenset({"collectives", "embeddings", "topologies", "traces"})
+
+
+class RankRun:
+    """One rank of *order*, from its environment to its record."""
+
+    def __init__(self, gpu: VirtualGpu, order: CrewOrder, rank: int) -> None:
+        self._gpu = gpu
+        self._order = order
+        self._rank = rank
+        self._is_compiled = False
+        self._was_stopped = False
+        crew = frozenset(order.ranks)
+        store = FileStore(str(Path(order.folder) / "store"), -1)
+        self._exchange = Exchange(gpu, rank, crew, store, NEEDS_ALL_RANKS)
+        self._distributed = Distributed(self._exchange, world_size=order.world_size)
+        self._steps = StepWatch(
+            gpu.recorder,
+            warmup=order.warmup,
+            iterations=order.iterations,
+            runs_on=order.runs_on,
+        )
+
+    def run(self) -> int:
+        """Run the script and write the record; its exit code."""
+        self._set_environment()
+        self._distributed.install()
+        self._install_compile()
+        self._install_spawn()
+        self._install_loading()
+        os.register_at_fork(after_in_child=self._forked)
+        self._watch_time()
+        self._steps.install()
+        _hide_own_packages()
+        install_companions()
+        code = self._run_script()
+        faulthandler.cancel_dump_traceback_later()
+        (Path(self._order.folder) / f"rank_{self._rank}.json").write_bytes(to_bytes(self._record()))
+        return code
+
+    def _set_environment(self) -> None:
+        order, local_size = self._order, self._order.local_size
+        values = {
+            "RANK": self._rank,
+            "LOCAL_RANK": self._rank % local_size,
+            "WORLD_SIZE": order.world_size,
+            "LOCAL_WORLD_SIZE": local_size,
+            "GROUP_RANK": self._rank // local_size,
+            "GROUP_WORLD_SIZE": -(-order.world_size // local_size),
+            "ROLE_RANK": self._rank,
+            "ROLE_WORLD_SIZE": order.world_size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": _MASTER_PORT,
+            "TORCHELASTIC_RUN_ID": "perfmodel",
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+        }
+        if not order.is_plain:
+            os.environ.update({name: str(value) for name, value in values.items()})
+        if "OMP_NUM_THREADS" not in os.environ:
+            # As torchrun: ranks share the cores of a host.
+            torch.set_num_threads(1)
+
+    def _install_compile(self) -> None:
+        """`torch.compile` is accepted and leaves the code as it is."""
+
+        def compile_(model: Any = None, **_: Any) -> Any:
+            self._is_compiled = True
+            if model is None:
+                return compile_
+            if isinstance(model, torch.nn.Module):
+                # Scripts unwrap a compiled module by this name.
+                model.__dict__["_orig_mod"] = model
+            return model
+
+        def compile_module(module: Any, *_: Any, **__: Any) -> None:
+            del module
+            self._is_compiled = True
+
+        torch.compile = compile_
+        torch.nn.Module.compile = compile_module
+
+    def _install_spawn(self) -> None:
+        """A script that starts its own ranks calls their function once, as this rank."""
+
+        def spawn(
+            fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **__: Any
+        ) -> None:
+            local_size = self._order.local_size
+            if nprocs != local_size:
+                raise RuntimeError(
+                    f"{script_line()}: the script starts {nprocs} processes on this host, and "
+                    f"{local_size} are emulated. Give --ranks {nprocs}, or --ranks-per-host."
+                )
+            fn(self._rank % local_size, *args)
+
+        torch.multiprocessing.spawn = spawn
+        torch.multiprocessing.start_processes = spawn
+
+    def _install_loading(self) -> None:
+        """Note when a loader hands out a batch."""
+        kind: Any = loading._BaseDataLoaderIter
+        original, recorder = kind.__next__, self._gpu.recorder
+
+        def take(iterator: Any) -> Any:
+            batch = original(iterator)
+            recorder.synchronize(CallType.LOAD, int(iterator._num_workers > 0))
+            return batch
+
+        kind.__next__ = take
+
+    def _forked(self) -> None:
+        self._gpu.recorder.is_forked = True
+
+    def _watch_time(self) -> None:
+        if self._order.timeout_s is not None:
+            path = Path(self._order.folder) / f"hang_{self._rank}.txt"
+            # Left open: faulthandler writes to it from another thread when the time is over.
+            stream = path.open("w", encoding="utf-8")
+            self._hang_file = stream
+            faulthandler.dump_traceback_later(self._order.timeout_s, exit=True, file=stream)
+
+    def _run_script(self) -> int:
+        code = 0
+        try:
+            _run_words(self._order.words)
+        except ScriptStop:
+            self._was_stopped = True
+        except SystemExit as stop:
+            code = _exit_code(stop)
+        except KeyboardInterrupt:
+            code = 130
+        except BaseException as fault:  # The script's own, shown as python does.
+            _show(fault)
+            code = 1
+        self._gpu.recorder.flush()
+        return code
+
+    def _record(self) -> RankRecord:
+        recorder, steps = self._gpu.recorder, self._steps
+        return RankRecord(
+            rank=self._rank,
+            kinds=tuple(recorder.kinds),
+            collectives=tuple(recorder.collectives),
+            groups=tuple(self._distributed.groups.values()),
+            calls=tuple(recorder.calls[: steps.boundaries[-1] if steps.boundaries else 0]),
+            operator_names=tuple(recorder.operator_names),
+            boundaries=tuple(steps.boundaries),
+            first_steady=steps.first_steady,
+            main_thread=recorder.main_thread,
+            peak_memory_bytes=self._gpu.memory.most_bytes,
+            peak_place=self._gpu.peak_place,
+            stand_ins=dict(recorder.stand_ins),
+            notes=tuple(recorder.notes),
+            is_compiled=self._is_compiled,
+            was_stopped=self._was_stopped,
+            step_count=steps.step_count,
+            torch_version=str(torch.__version__),
+            step_cpu_s=tuple(steps.step_cpu_s),
+        )
+
+
+def _run_words(words: Sequence[str]) -> None:
+    """Run a script, or a module behind `-m`, as the program."""
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    path = Path(words[0]).absolute()
+    sys.argv = list(words)
+    sys.path[0] = str(path.resolve().parent)
+    program = types.ModuleType("__main__")
+    program.__dict__.update(__file__=str(path), __builtins__=__builtins__, __spec__=None)
+    sys.modules["__main__"] = program
+    code = compile(path.read_bytes(), str(path), "exec")
+    exec(code, program.__dict__)  # noqa: S102  running the script is what was asked for
+
+
+def _hide_own_packages() -> None:
+    """Let the script have modules of its own by the names of our packages."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in _OWN_PACKAGES:
+            del sys.modules[name]
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _show(fault: BaseException) -> None:
+    """Print the traceback from the script's first line on, as python does."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
+        trace = trace.tb_next
+    # torch.distributed replaces the hook by one that looks at the fault itself.
+    sys.excepthook(type(fault), fault.with_traceback(trace), trace)

@@ -1,0 +1,293 @@
+"""Special operators: those that move values, or whose shapes a meta kernel cannot tell.
+
+Every handler records what a GPU would run. Where a shape depends on values nobody
+knows, it is the largest one possible, and the recorder counts it as a stand-in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfmodel.emulation.device.gpu import VirtualGpu, address_of
+from perfmodel.emulation.device.memory import contiguous_stride
+from perfmodel.emulation.device.operators import CPU_KEYS, Kernel
+from perfmodel.emulation.rank_record import CallType
+
+Handler = Callable[[VirtualGpu, Any, tuple[Any, ...], dict[str, Any]], Any]
+_WIDE = (torch.float16, torch.bfloat16)
+
+
+def special_kernel(gpu: VirtualGpu, op: Any, handler: Handler) -> Kernel:
+    """The kernel that lets *handler* answer calls of *op*."""
+    recorder = gpu.recorder
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if recorder.is_over or recorder.is_forked:
+            recorder.check_running()
+        return handler(gpu, op, args, kwargs)
+
+    return kernel
+
+
+def item(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`.item()`: a copy to the host that waits for the stream."""
+    del op, kwargs
+    tensor = args[0]
+    value = gpu.values.read(tensor, gpu.recorder.stand_in).reshape(-1)[0].item()
+    _copy_to_host(gpu, tensor)
+    return value
+
+
+def copy_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A copy: inside the device, or to and from the host."""
+    del op
+    target, source = args[0], args[1]
+    is_async = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    if not target.is_cuda:
+        value = gpu.values.read(source, gpu.recorder.stand_in)
+        with torch.no_grad():
+            target.detach().copy_(value)
+        # Copies to pageable memory wait whatever the script says.
+        is_pinned = address_of(target) in gpu.pinned
+        _copy_to_host(gpu, source, is_awaited=not (is_async and is_pinned))
+        return target
+    device = target.get_device()
+    if source.is_cuda:
+        value = gpu.values.known(source) if gpu.values else None
+        gpu.launch("copy", device, inputs=[source], outputs=[target])
+    else:
+        value = source.detach()
+        is_pinned = address_of(source) in gpu.pinned
+        gpu.launch("host_to_device", device, inputs=[source], outputs=[target], pinned=is_pinned)
+        if not (is_async and is_pinned):
+            gpu.recorder.synchronize(CallType.SYNC_STREAM)
+    if value is None:
+        gpu.values.forget(target)
+    else:
+        gpu.values.set(target, value)
+    return target
+
+
+def _copy_to_host(gpu: VirtualGpu, source: Tensor, *, is_awaited: bool = True) -> None:
+    gpu.launch(
+        "device_to_host", source.get_device(), inputs=[source], outputs=[], pinned=not is_awaited
+    )
+    if is_awaited:
+        gpu.recorder.synchronize(CallType.SYNC_STREAM)
+
+
+def fill_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Write one number everywhere; small tensors remember it."""
+    del kwargs
+    tensor = args[0]
+    gpu.launch(str(op), tensor.get_device(), inputs=[], outputs=[tensor])
+    number = args[1] if len(args) > 1 else 0
+    if isinstance(number, Tensor):
+        known = gpu.values.known(number)
+        number = None if known is None else known
+    if number is None:
+        gpu.values.forget(tensor)
+    elif tensor.numel() <= 1024 and not _is_wide_float(tensor):
+        value = torch.empty(tensor.shape, dtype=tensor.dtype)
+        gpu.values.set(tensor, value.fill_(number))
+    else:
+        gpu.values.forget(tensor)
+    return tensor
+
+
+def set_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Look at another storage; without one, at an empty one."""
+    tensor: Tensor = args[0]
+    if len(args) == 1:
+        tensor.data = gpu.empty((0,), (1,), tensor.dtype, tensor.get_device())
+        return tensor
+    result: Tensor = op.redispatch(CPU_KEYS, *args, **kwargs)
+    return result
+
+
+def resize_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Another shape, in the same storage as long as it has room."""
+    del op, kwargs
+    tensor, size = args[0], list(args[1])
+    if list(tensor.shape) == size:
+        return tensor
+    count = 1
+    for length in size:
+        count *= length
+    stride = contiguous_stride(size)
+    if count * tensor.itemsize <= tensor.untyped_storage().nbytes():
+        return tensor.as_strided_(size, stride, tensor.storage_offset())
+    known = gpu.values.known(tensor)
+    larger = gpu.empty(size, stride, tensor.dtype, tensor.get_device())
+    if known is not None:
+        padded = torch.zeros(count, dtype=tensor.dtype)
+        padded[: known.numel()] = known.reshape(-1)
+        gpu.values.set(larger, padded.view(size))
+    tensor.data = larger
+    return tensor
+
+
+def record_stream(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Keeps a block from being reused too early: nothing runs."""
+    del gpu, op, args, kwargs
+
+
+def unscale(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Divide gradients by the loss scale; an overflow is never found."""
+    del kwargs
+    gradients, found = args[0], args[1]
+    gpu.launch(str(op), found.get_device(), inputs=list(gradients), outputs=list(gradients))
+    gpu.values.set(found, torch.zeros(found.shape))
+
+
+def update_scale(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Adapt the loss scale, which stays as it is because nothing overflows."""
+    del kwargs
+    gpu.launch(str(op), args[0].get_device(), inputs=list(args[:3]), outputs=[args[0]])
+    result: Tensor = args[0]
+    return result
+
+
+def select_unknown(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operators that select by value: exact where values are known, else everything."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    known = [gpu.values.known(tensor) for tensor in tensors]
+    device = gpu.device_of(args, kwargs)
+    gpu.launch(str(op), device, inputs=tensors, outputs=[])
+    gpu.recorder.synchronize(CallType.SYNC_STREAM)
+    if all(value is not None for value in known) and not _is_wide_float(tensors[0]):
+        values = iter(known)
+        result = op(*[next(values) if isinstance(a, Tensor) else a for a in args], **kwargs)
+        return _to_device(gpu, result, device)
+    gpu.recorder.stand_in("shape that depends on values")
+    return _largest(gpu, op, tensors, device, args)
+
+
+def _largest(
+    gpu: VirtualGpu, op: Any, tensors: list[Tensor], device: int, args: tuple[Any, ...]
+) -> Any:
+    first, name = tensors[0], op._schema.name.partition("::")[2]
+    count = first.numel()
+    if name == "nonzero":
+        return gpu.empty((count, first.dim()), (1, max(count, 1)), torch.int64, device)
+    if name == "masked_select":
+        return gpu.empty((count,), (1,), first.dtype, device)
+    if name == "bincount":
+        least = args[2] if len(args) > 2 else 0
+        return gpu.empty((max(least, 1),), (1,), torch.int64, device)
+    values = (first.shape if name == "unique_dim" else (count,), first.dtype)
+    made = [gpu.empty(values[0], contiguous_stride(values[0]), values[1], device)]
+    made += [gpu.empty((count,), (1,), torch.int64, device) for _ in range(2)]
+    return tuple(made)
+
+
+def _to_device(gpu: VirtualGpu, result: Any, device: int) -> Any:
+    if isinstance(result, tuple):
+        return tuple(_to_device(gpu, part, device) for part in result)
+    made = gpu.empty(result.shape, result.stride(), result.dtype, device)
+    gpu.values.set(made, result)
+    return made
+
+
+def batch_norm_kernel(
+    gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The kernels of SyncBatchNorm, which have no meta kernel."""
+    del kwargs
+    image = args[0]
+    device = image.get_device()
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    name = op._schema.name.partition("::")[2]
+    if name.endswith("elemt"):
+        result = gpu.like(image)
+        gpu.launch(str(op), device, inputs=tensors, outputs=[result])
+        return result
+    dtype = torch.float32 if image.dtype in _WIDE else image.dtype
+    count = 4 if name == "batch_norm_backward_reduce" else 2
+    made = tuple(gpu.empty((image.shape[1],), (1,), dtype, device) for _ in range(count))
+    gpu.launch(str(op), device, inputs=tensors, outputs=list(made))
+    return made
+
+
+def rnn_backward(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The backward pass of cuDNN's recurrent layers."""
+    del kwargs
+    inputs, weights, hidden, cell = args[0], args[1], args[4], args[5]
+    device = inputs.get_device()
+    no_tensor = gpu.empty((0,), (1,), inputs.dtype, device)
+    made = [gpu.like(inputs), gpu.like(hidden), no_tensor if cell is None else gpu.like(cell)]
+    gradients = [gpu.like(weight) for weight in weights]
+    gpu.launch(str(op), device, inputs=[inputs, *weights, hidden], outputs=[*made, *gradients])
+    return (*made, gradients)
+
+
+def equal(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether two tensors are equal: as far as is known, else yes if their shapes are."""
+    del kwargs
+    known = [gpu.values.known(tensor) for tensor in args[:2]]
+    gpu.launch(str(op), args[0].get_device(), inputs=list(args[:2]), outputs=[])
+    gpu.recorder.synchronize(CallType.SYNC_STREAM)
+    if known[0] is not None and known[1] is not None:
+        return bool(torch.equal(known[0], known[1]))
+    gpu.recorder.stand_in("comparison of device tensors")
+    return bool(args[0].shape == args[1].shape)
+
+
+def answer_no(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a library is used that the virtual device leaves out."""
+    del gpu, op, args, kwargs
+    return False
+
+
+def on_host_keys(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator whose CPU kernel is made of others, which come back to the device."""
+    del gpu
+    return op.redispatch(CPU_KEYS, *args, **kwargs)
+
+
+def _is_wide_float(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 1
+
+
+SPECIAL: dict[str, Handler] = {
+    "_local_scalar_dense": item,
+    "copy_": copy_,
+    "_copy_from": copy_,
+    "_copy_from_and_resize": copy_,
+    "fill_.Scalar": fill_,
+    "fill_.Tensor": fill_,
+    "zero_": fill_,
+    "set_": set_,
+    "set_.source_Storage": set_,
+    "set_.source_Storage_storage_offset": set_,
+    "set_.source_Tensor": set_,
+    "set_.source_Tensor_storage_offset": set_,
+    "resize_": resize_,
+    "record_stream": record_stream,
+    "_amp_foreach_non_finite_check_and_unscale_": unscale,
+    "_amp_update_scale_": update_scale,
+    "nonzero": select_unknown,
+    "masked_select": select_unknown,
+    "_unique2": select_unknown,
+    "unique_dim": select_unknown,
+    "bincount": select_unknown,
+    "batch_norm_stats": batch_norm_kernel,
+    "batch_norm_gather_stats": batch_norm_kernel,
+    "batch_norm_gather_stats_with_counts": batch_norm_kernel,
+    "batch_norm_elemt": batch_norm_kernel,
+    "batch_norm_backward_elemt": batch_norm_kernel,
+    "batch_norm_backward_reduce": batch_norm_kernel,
+    "_cudnn_rnn_backward": rnn_backward,
+    "equal": equal,
+    "is_pinned": answer_no,
+    "_use_cudnn_ctc_loss": answer_no,
+    "_use_cudnn_ctc_loss.Tensor": answer_no,
+    "_use_miopen_ctc_loss": answer_no,
+    "_use_miopen_ctc_loss.Tensor": answer_no,
+    "_embedding_bag_backward": on_host_keys,
+}
+"""Who answers for which operator of aten."""

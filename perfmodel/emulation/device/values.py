@@ -1,0 +1,133 @@
+"""Values: what is known of tensors on the device.
+
+Floats have none. Integers and booleans that came from the host, or were filled
+there, keep theirs, and so does what is computed from nothing else. A one-element float
+keeps the number it was filled with. Where the script asks for a value nobody
+knows it gets a stand-in: 1.0, 0 or False; the recorder counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST_KEPT = 1 << 20
+"""Integers of the host that are kept: real indices of lookups are."""
+MOST_COMPUTED = 1 << 16
+"""Integers that are computed on; beyond, an operator gives unknown values."""
+_STAND_INS: dict[bool, float] = {True: 1.0, False: 0}
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+_SETTLED = {"all": True, "any": False}
+"""What a reduction of unknown booleans is taken for: nothing is wrong, nothing stands out."""
+
+
+class Values:
+    """Known values by storage: flat tensors of the host, as long as the storage."""
+
+    def __init__(self) -> None:
+        self._of_storage: dict[int, Tensor] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of_storage)
+
+    def forget_storage(self, address: int) -> None:
+        """The storage at *address* is gone or was written to."""
+        self._of_storage.pop(address, None)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Something unknown was written to *tensor*."""
+        if self._of_storage:
+            self._of_storage.pop(storage_address(tensor), None)
+
+    def known(self, tensor: Tensor) -> Tensor | None:
+        """The value of *tensor* on the host, if it is known; it shares memory with the table."""
+        if not tensor.is_cuda:
+            return tensor if tensor.device.type == "cpu" else None
+        whole = self._of_storage.get(storage_address(tensor))
+        if whole is None or whole.dtype != tensor.dtype:
+            return None
+        return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def set(self, tensor: Tensor, value: Tensor) -> None:
+        """*tensor* now holds *value*, which is on the host; forgotten if it cannot be kept."""
+        address = storage_address(tensor)
+        if not _is_kept(tensor):
+            self._of_storage.pop(address, None)
+            return
+        place = self.known(tensor)
+        if place is not None:
+            place.copy_(value)
+            return
+        count = tensor.untyped_storage().nbytes() // tensor.itemsize
+        if count > MOST_KEPT or (tensor.is_floating_point() and count > 1):
+            return
+        # What was not written yet is as arbitrary on a GPU as it is here.
+        whole = torch.zeros(count, dtype=tensor.dtype)
+        whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
+        self._of_storage[address] = whole
+
+    def read(self, tensor: Tensor, count: Callable[[str], None]) -> Tensor:
+        """What the script sees of *tensor*: its value, or a stand-in that is counted."""
+        value = self.known(tensor)
+        if value is not None:
+            return value
+        count("value of a device tensor")
+        filler = _STAND_INS[tensor.is_floating_point() or tensor.is_complex()]
+        return torch.full(tensor.shape, filler, dtype=tensor.dtype)
+
+    def compute(
+        self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Tensor]
+    ) -> bool:
+        """Give *outputs* of *op* their values; whether those of all inputs are known."""
+        name = op._schema.name.partition("::")[2]
+        try:
+            host_args = [self._host(arg, name) for arg in args]
+            host_kwargs = {
+                key: torch.empty(arg.shape, dtype=arg.dtype)
+                if key == "out"
+                else self._host(arg, name)
+                for key, arg in kwargs.items()
+            }
+        except LookupError:
+            if name in _SETTLED and len(outputs) == 1 and outputs[0].numel() == 1:
+                self.set(outputs[0], torch.tensor(_SETTLED[name]))
+                return True
+            return False
+        if "device" in host_kwargs:
+            host_kwargs["device"] = torch.device("cpu")
+        host_kwargs.pop("pin_memory", None)
+        result = op(*host_args, **host_kwargs)
+        results = result if isinstance(result, tuple | list) else (result,)
+        for output, value in zip(outputs, results, strict=True):
+            self.set(output, value)
+        return True
+
+    def _host(self, arg: Any, name: str) -> Any:
+        if isinstance(arg, Tensor):
+            return self._host_tensor(arg, name)
+        if isinstance(arg, list | tuple) and any(isinstance(item, Tensor) for item in arg):
+            return [self._host(item, name) for item in arg]
+        return arg
+
+    def _host_tensor(self, tensor: Tensor, name: str) -> Tensor:
+        value = self.known(tensor)
+        if value is not None:
+            return value
+        if name in _COMPARISONS and tensor.numel() == 1 and tensor.is_floating_point():
+            # Compared as what the script would be told: a finite loss is finite.
+            return torch.ones(tensor.shape, dtype=tensor.dtype)
+        raise LookupError
+
+
+def storage_address(tensor: Tensor) -> int:
+    """Where the storage of *tensor* begins."""
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.itemsize
+
+
+def _is_kept(tensor: Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.numel() == 1
+    return tensor.numel() <= MOST_KEPT

@@ -1,0 +1,239 @@
+"""Meetings: who takes part in which collective, matched across ranks.
+
+A rank that was not run stands in the groups that correspond to those of the rank it
+equals: groups made by the same line of the script with the same size. Members of a
+group must make the same calls in the same order; the first that differs is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from collectives.collective import Collective, CollectiveKind
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import EmulationError
+from perfmodel.emulation.programs import Meeting
+from perfmodel.emulation.rank_record import CallType
+from perfmodel.emulation.windows import Windows
+from perfmodel.graph.ops import Communication
+from perfmodel.graph.program import Role
+
+KINDS = {
+    "all_reduce": CollectiveKind.ALL_REDUCE,
+    "all_gather": CollectiveKind.ALL_GATHER,
+    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
+    "all_to_all": CollectiveKind.ALL_TO_ALL,
+    "broadcast": CollectiveKind.BROADCAST,
+    "reduce": CollectiveKind.REDUCE,
+    "barrier": CollectiveKind.BARRIER,
+    "gather": CollectiveKind.REDUCE,
+    "scatter": CollectiveKind.BROADCAST,
+    "send": CollectiveKind.SEND_RECV,
+    "recv": CollectiveKind.SEND_RECV,
+}
+"""What each call is priced as: gather moves to its root what a reduction of all of it does,
+scatter what a broadcast of all of it does."""
+
+_BARRIER = Communication(Collective(CollectiveKind.BARRIER, 0))
+Call = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """A communicator: its ranks in order, and which of several with the same ranks."""
+
+    ranks: tuple[int, ...]
+    word: str
+
+    @property
+    def name(self) -> str:
+        """What the group is called in the job."""
+        if self.word.startswith("to "):
+            return f"rank {self.ranks[0]} {self.word}"
+        return f"{self.word} of {len(self.ranks)} ranks from rank {self.ranks[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A communicator as one run rank uses it: its own name for it, and its calls in order."""
+
+    key: GroupKey
+    group: str | None
+    numbers: list[int] = field(default_factory=list)
+
+
+class Meetings:
+    """All collectives of a job.
+
+    *run* are the windows of the ranks that were run; *model_of* says which of them
+    every rank equals.
+    """
+
+    def __init__(self, run: Mapping[int, Windows], model_of: Sequence[int]) -> None:
+        self._run = run
+        self._model_of = model_of
+        self._uses = {rank: _find_uses(run[rank]) for rank in dict.fromkeys(model_of)}
+        self.slots: dict[GroupKey, dict[int, int]] = {}
+        self._works: dict[tuple[int, int], Communication] = {}
+        for rank, model in enumerate(model_of):
+            for slot, use in enumerate(self._uses[model]):
+                key = self._key_of(rank, model, use)
+                self.slots.setdefault(key, {})[rank] = slot
+        for key, members in self.slots.items():
+            self._match(key, members)
+
+    def variant(self, rank: int) -> tuple[bool, ...]:
+        """Where *rank* is the root of a broadcast; ranks that differ here differ in program."""
+        model = self._model_of[rank]
+        calls = self._run[model].record.collectives
+        return tuple(
+            self._key_of(rank, model, use).ranks.index(rank) == calls[number]["root"]
+            for use in self._uses[model]
+            for number in use.numbers
+            if calls[number]["call"] in ("broadcast", "scatter")
+        )
+
+    def meetings_of(self, rank: int) -> dict[int, Meeting]:
+        """The part of *rank* in the collectives of the rank it equals, by their number."""
+        model = self._model_of[rank]
+        calls = self._run[model].record.collectives
+        meetings = {}
+        for slot, use in enumerate(self._uses[model]):
+            place = self._key_of(rank, model, use).ranks.index(rank)
+            for number in use.numbers:
+                work = self._works[model, number]
+                meetings[number] = Meeting(work, slot, _role(calls[number], place))
+        return meetings
+
+    def _key_of(self, rank: int, model: int, use: _Use) -> GroupKey:
+        if rank == model or use.group is None:
+            return use.key
+        groups = {group.name: group for group in self._run[model].record.groups}
+        own = groups[use.group or ""]
+        if rank in own.ranks:
+            return use.key
+        for group in groups.values():
+            if group.family == own.family and rank in group.ranks:
+                return GroupKey(group.ranks, use.key.word)
+        raise EmulationError(
+            f"rank {rank} was not run and was taken to equal rank {model}, which meets ranks "
+            f"{_list(own.ranks)} ({own.family}); no such group has rank {rank}. Run every rank "
+            "with --all-ranks."
+        )
+
+    def _match(self, key: GroupKey, members: Mapping[int, int]) -> None:
+        missing = [rank for rank in key.ranks if rank not in members]
+        first = next(iter(members))
+        if missing:
+            call = self._calls(first, members[first])[0]
+            raise EmulationError(
+                f"ranks {_list(key.ranks)}: rank {first} calls {_words(call)} at {call['line']}, "
+                f"and rank {missing[0]} makes no call in that group in its iteration. Every rank "
+                "of a group must make the same calls."
+            )
+        rows = {rank: self._calls(rank, slot) for rank, slot in members.items()}
+        _check_alike(key, rows)
+        for place in range(len(rows[first])):
+            work = Communication(_collective(key, {r: calls[place] for r, calls in rows.items()}))
+            for rank, slot in members.items():
+                model = self._model_of[rank]
+                number = self._uses[model][slot].numbers[place]
+                self._works.setdefault((model, number), work)
+
+    def _calls(self, rank: int, slot: int) -> list[Call]:
+        model = self._model_of[rank]
+        record = self._run[model].record
+        return [record.collectives[number] for number in self._uses[model][slot].numbers]
+
+
+def any_meeting(number: int) -> Meeting:
+    """What stands for a collective of an iteration that is not written."""
+    del number
+    return Meeting(_BARRIER, 0, Role.BOTH)
+
+
+def _find_uses(windows: Windows) -> list[_Use]:
+    """Communicators of the chosen iteration, in the order of their first call."""
+    record = windows.record
+    ranks_of = {group.name: group.ranks for group in record.groups}
+    same: dict[tuple[int, ...], list[str]] = {}
+    for group in record.groups:
+        same.setdefault(group.ranks, []).append(group.name)
+    uses: dict[GroupKey, _Use] = {}
+    for kind, number, *_ in windows.all[windows.chosen]:
+        if kind != CallType.COLLECTIVE:
+            continue
+        call = record.collectives[number]
+        if call["peer"] is not None:
+            pair = (record.rank, int(call["peer"]))
+            sender, receiver = pair if call["call"] == "send" else pair[::-1]
+            key = GroupKey((sender, receiver), f"to rank {receiver}")
+            use = _Use(key, None)
+        else:
+            ranks = ranks_of[call["group"]]
+            ordinal = same[ranks].index(call["group"])
+            key = GroupKey(ranks, f"group {ordinal}" if ordinal else "group")
+            use = _Use(key, call["group"])
+        uses.setdefault(key, use).numbers.append(number)
+    return list(uses.values())
+
+
+def _check_alike(key: GroupKey, rows: Mapping[int, Sequence[Call]]) -> None:
+    first = key.ranks[0]
+    for rank in key.ranks[1:]:
+        mine, theirs = rows[first], rows[rank]
+        for place, (one, other) in enumerate(zip(mine, theirs, strict=False)):
+            if _agreed(one) != _agreed(other):
+                raise EmulationError(
+                    f"ranks {_list(key.ranks)} do not make the same calls: in call {place + 1} of "
+                    f"their group rank {first} makes {_words(one)} at {one['line']} and rank "
+                    f"{rank} makes {_words(other)} at {other['line']}."
+                )
+        if len(mine) != len(theirs):
+            longer, where = (first, mine) if len(mine) > len(theirs) else (rank, theirs)
+            lone = where[min(len(mine), len(theirs))]
+            raise EmulationError(
+                f"ranks {_list(key.ranks)} do not make the same calls: rank {first} makes "
+                f"{len(mine)} and rank {rank} makes {len(theirs)} in an iteration; the first that "
+                f"has no partner is {_words(lone)} of rank {longer} at {lone['line']}."
+            )
+
+
+def _agreed(call: Call) -> tuple[object, ...]:
+    """What members of a group must agree on; pieces of an all-to-all may differ."""
+    kind = KINDS[call["call"]]
+    size = 0 if kind is CollectiveKind.ALL_TO_ALL else call["bytes"]
+    return kind, size, call["dtype"], call["root"]
+
+
+def _collective(key: GroupKey, calls: Mapping[int, Call]) -> Collective:
+    first = calls[key.ranks[0]]
+    kind, size, matrix = KINDS[first["call"]], first["bytes"], None
+    if first["call"] in ("gather", "scatter"):
+        size *= len(key.ranks)
+    if kind is CollectiveKind.ALL_TO_ALL:
+        rows = tuple(tuple(calls[rank]["splits"]) for rank in key.ranks)
+        size = max(sum(row) for row in rows)
+        if len({piece for row in rows for piece in row}) > 1:
+            matrix = rows
+    return Collective(
+        kind, size, DType(first["dtype"]), byte_matrix=matrix, root=int(first["root"])
+    )
+
+
+def _role(call: Call, place: int) -> Role:
+    """The root of a broadcast does not wait for those that receive."""
+    if call["call"] not in ("broadcast", "scatter"):
+        return Role.BOTH
+    return Role.SIGNALS if place == call["root"] else Role.WAITS
+
+
+def _words(call: Call) -> str:
+    return f"{call['call']} of {call['bytes']} bytes ({call['dtype']})"
+
+
+def _list(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:6]))
+    return shown if len(ranks) <= 6 else f"{shown}, ... {ranks[-1]}"

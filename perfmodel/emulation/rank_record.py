@@ -1,0 +1,98 @@
+"""RankRecord: what one rank did in its steady iterations, as plain values in a file.
+
+Written by the process that runs the script and read by the one that builds the job, so it
+knows neither torch nor ops. A call is five numbers: type, what, thread, stream, operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+Call = tuple[int, int, int, int, int]
+DEVICE_SHIFT = 32
+"""A stream's number stands below this bit, that of its device above."""
+
+
+class CallType(IntEnum):
+    """What a call is; `what` is the number of a kind, collective, event or device."""
+
+    KERNEL = 0
+    NOTE = 1
+    COLLECTIVE = 2
+    RECORD = 3
+    AWAIT = 4
+    SYNC_STREAM = 5
+    SYNC_EVENT = 6
+    SYNC_DEVICE = 7
+    LOAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A process group that the script made: its ranks in order, and the line that made it."""
+
+    name: str
+    ranks: tuple[int, ...]
+    family: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """One rank.
+
+    *kinds* describe kernels by operator, tensors and arguments. *collectives* are
+    calls with their group, bytes and script line. *boundaries* are places in *calls*
+    where an optimizer step ended: the iterations lie between them, and those from number
+    *first_steady* on are steady. *main_thread* is the thread that the script started on.
+    """
+
+    rank: int
+    kinds: tuple[dict[str, Any], ...]
+    collectives: tuple[dict[str, Any], ...]
+    groups: tuple[GroupRecord, ...]
+    calls: tuple[Call, ...]
+    operator_names: tuple[str, ...]
+    boundaries: tuple[int, ...]
+    first_steady: int
+    main_thread: int
+    peak_memory_bytes: int
+    peak_place: str
+    stand_ins: dict[str, int]
+    notes: tuple[str, ...]
+    is_compiled: bool
+    was_stopped: bool
+    step_count: int
+    torch_version: str
+    step_cpu_s: tuple[float, ...]
+
+
+def to_bytes(record: RankRecord) -> bytes:
+    """*record* as it is stored."""
+    return orjson.dumps(asdict(record), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def from_bytes(content: bytes) -> RankRecord:
+    """The record that `to_bytes` wrote."""
+    words = orjson.loads(content)
+    groups = tuple(
+        GroupRecord(group["name"], tuple(group["ranks"]), group["family"])
+        for group in words.pop("groups")
+    )
+    calls = tuple(tuple(call) for call in words.pop("calls"))
+    tuples: dict[str, Any] = {
+        name: tuple(words.pop(name))
+        for name in (
+            "kinds", "collectives", "operator_names", "boundaries", "notes", "step_cpu_s",
+        )
+    }  # fmt: skip
+    return RankRecord(groups=groups, calls=calls, **tuples, **words)
+
+
+def read_record(path: Path) -> RankRecord:
+    """The record in the file *path*."""
+    return from_bytes(path.read_bytes())

@@ -1,0 +1,106 @@
+"""Windows: the steady iterations of a record, and which of them is written.
+
+Two iterations are alike if their calls are, whatever values were looked up. The one
+that occurs most often is written; of several, the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import orjson
+
+from perfmodel.base.errors import EmulationError
+from perfmodel.emulation.rank_record import Call, CallType, RankRecord
+from perfmodel.emulation.works import works_of
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A record cut into iterations; those before *record.first_steady* are warm-up."""
+
+    record: RankRecord
+
+    @cached_property
+    def all(self) -> tuple[Sequence[Call], ...]:
+        """The calls of every recorded iteration."""
+        bounds = self.record.boundaries
+        return tuple(self.record.calls[start:stop] for start, stop in pairwise(bounds))
+
+    @property
+    def steady_count(self) -> int:
+        """How many steady iterations there are."""
+        return max(len(self.all) - self.record.first_steady, 0)
+
+    @cached_property
+    def chosen(self) -> int:
+        """The number of the iteration that is written."""
+        first = self.record.first_steady
+        signatures = [self.signature(number) for number in range(first, len(self.all))]
+        if not signatures:
+            raise EmulationError(f"rank {self.record.rank}: no steady iteration was recorded.")
+        often = Counter(signatures).most_common(1)[0][0]
+        return first + signatures.index(often)
+
+    @cached_property
+    def distinct_count(self) -> int:
+        """How many kinds of steady iterations there are."""
+        steady = range(self.record.first_steady, len(self.all))
+        return len({self.signature(number) for number in steady})
+
+    def signature(self, number: int) -> str:
+        """A text that is the same for iterations that do the same, also of other ranks."""
+        describe = _Describer(self.record)
+        digest = hashlib.sha256()
+        for call in self.all[number]:
+            digest.update(describe.call(call))
+        return digest.hexdigest()
+
+
+class _Describer:
+    """Puts calls into words that do not depend on the rank or on when things were numbered."""
+
+    def __init__(self, record: RankRecord) -> None:
+        self._record = record
+        self._kinds: dict[int, bytes] = {}
+        self._numbers: dict[tuple[str, object], int] = {}
+        self._ranks_of = {group.name: group.ranks for group in record.groups}
+
+    def call(self, call: Call) -> bytes:
+        kind, what, thread, stream, _ = call
+        place = b"%d %d" % (self._number("thread", thread), self._number("stream", stream))
+        if kind in (CallType.KERNEL, CallType.NOTE):
+            return b"%d %s %s\n" % (kind, self._kind(what), place)
+        if kind == CallType.COLLECTIVE:
+            return b"%d %s %s\n" % (kind, self._collective(what), place)
+        if kind in (CallType.RECORD, CallType.AWAIT, CallType.SYNC_EVENT):
+            what = self._number("event", what)
+        return b"%d %d %s\n" % (kind, what, place)
+
+    def _kind(self, number: int) -> bytes:
+        known = self._kinds.get(number)
+        if known is None:
+            words = {**self._record.kinds[number], "observed": None}
+            # Numbers in arguments may differ between ranks; the work may not.
+            works = works_of(words, major_capability=0) if "inputs" in words else ()
+            known = f"{words['operator']} {works}".encode()
+            self._kinds[number] = known
+        return known
+
+    def _collective(self, number: int) -> bytes:
+        words: Mapping[str, Any] = self._record.collectives[number]
+        size = len(self._ranks_of[words["group"]])
+        group = self._number("group", words["group"])
+        peer = words["peer"]
+        distance = None if peer is None else peer - self._record.rank
+        parts = [words["call"], words["bytes"], words["dtype"], words["splits"], size, group]
+        return orjson.dumps([*parts, distance, words["root"]])
+
+    def _number(self, what: str, value: object) -> int:
+        return self._numbers.setdefault((what, value), len(self._numbers))

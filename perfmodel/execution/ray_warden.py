@@ -1,0 +1,86 @@
+"""The warden: a small process that outlives the one that leads a replay, if only just.
+
+Ray ends its driver on the spot when its raylet is gone, and nobody can say a
+last word after a kill. The warden hears that the line to the driver was cut
+without a goodbye, says what happened, and ends what is left of a local Ray.
+
+    python ray_warden.py FOLDER
+
+Reads sentences, one a line, from standard input; `bye` is the goodbye. FOLDER
+is that of the local Ray, or `-`. It imports nothing but the standard library,
+because it must be there at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+MARK = "PERFMODEL_RAY_FOLDER"
+"""Every process of a local Ray inherits this with the name of its folder."""
+GOODBYE = "bye"
+UNSAID = (
+    "ray: the process that led the replay ended without a word: it was killed, or Ray ended it "
+    "because the raylet of this machine is gone. Nothing was answered. Ask again, or use "
+    "--executor serial."
+)
+PATIENCE_S = 5.0
+
+
+def main(folder: str) -> int:
+    """Wait for the end of the driver, and put things in order."""
+    said = UNSAID
+    for line in sys.stdin:
+        if line.strip() == GOODBYE:
+            return 0
+        said = line.strip()
+    print(said, file=sys.stderr, flush=True)
+    if folder != "-":
+        clear(Path(folder))
+    return 1
+
+
+def clear(folder: Path) -> None:
+    """End all processes of the local Ray in *folder*, and remove it."""
+    end_processes(str(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_processes(folder: str) -> None:
+    """End all processes that carry the mark of *folder*, at once."""
+    until_s = time.monotonic() + PATIENCE_S
+    while found := marked_processes(folder):
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if time.monotonic() > until_s:
+            return
+        time.sleep(0.05)
+
+
+def marked_processes(folder: str) -> list[int]:
+    """The processes that carry the mark of *folder*; none where /proc does not tell."""
+    mark = f"{MARK}={folder}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0") and not _is_gone(entry):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _is_gone(entry: Path) -> bool:
+    """Whether a process has ended and waits for its parent to notice."""
+    return (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

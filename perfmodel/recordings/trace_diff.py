@@ -1,0 +1,210 @@
+"""Trace diff: what takes longer in one recording than in another, for one step of one rank.
+
+Both are cut at the same step marks and their tasks aligned by what they stand
+for: the operator that launched them, the range they lie in, the kernel without
+its template arguments. Times are of the device unless said otherwise, and sums
+over a step: what runs at the same time counts twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from perfmodel.recordings.collective_calls import find_collective_calls
+from perfmodel.recordings.host_chain import StepKind, build_host_chain
+from perfmodel.recordings.rank_view import RankView, view_rank
+from perfmodel.recordings.steps import (
+    count_profiler_steps,
+    last_tasks_of_profiler_steps,
+    step_ends,
+)
+from perfmodel.recordings.work_of_rows import NO_OPERATOR, WorkReader, spans_of_calls
+from traces.job_trace import JobTrace
+
+_TEMPLATE = re.compile(r"<.*>|\(.*\)", re.DOTALL)
+_NUMBERS = re.compile(r"(?<=[_#.])\d+\b")
+
+
+class DiffKind(Enum):
+    """What differences are listed by; the value is the word used in reports."""
+
+    OPERATOR = "operator"
+    KERNEL = "kernel"
+    MODULE = "module"
+    WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How often something happens in a step, and how long it takes altogether."""
+
+    count: float = 0.0
+    duration_ns: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DiffLine:
+    """The same thing in both recordings."""
+
+    kind: DiffKind
+    name: str
+    before: Amount
+    after: Amount
+
+    @property
+    def change_ns(self) -> float:
+        """How much longer it takes afterwards."""
+        return self.after.duration_ns - self.before.duration_ns
+
+
+@dataclass(frozen=True, slots=True)
+class TraceDiff:
+    """Two recordings side by side: the step, and every line by how much it changed."""
+
+    before: str
+    after: str
+    step_ns: tuple[float, float]
+    steps: tuple[int, int]
+    same_tasks_ratio: float
+    lines: tuple[DiffLine, ...]
+
+    def of_kind(self, kind: DiffKind) -> tuple[DiffLine, ...]:
+        """The lines of one *kind*, the largest change first."""
+        return tuple(line for line in self.lines if line.kind is kind)
+
+
+Amounts = dict[tuple[DiffKind, str], Amount]
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """What one recording does in a step, on average over ranks and steps."""
+
+    amounts: Amounts
+    step_ns: float
+    count: int
+    sequence: tuple[str, ...]
+
+
+def diff_traces(before: JobTrace, after: JobTrace) -> TraceDiff:
+    """Compare two recordings, step for step."""
+    first, second = _steps_of(before), _steps_of(after)
+    keys = list(dict.fromkeys((*first.amounts, *second.amounts)))
+    lines = [
+        DiffLine(
+            kind,
+            name,
+            first.amounts.get((kind, name), _NONE),
+            second.amounts.get((kind, name), _NONE),
+        )
+        for kind, name in keys
+    ]
+    return TraceDiff(
+        before=before.name,
+        after=after.name,
+        step_ns=(first.step_ns, second.step_ns),
+        steps=(first.count, second.count),
+        same_tasks_ratio=_same_ratio(first.sequence, second.sequence),
+        lines=tuple(sorted(lines, key=lambda line: (-abs(line.change_ns), line.name))),
+    )
+
+
+_NONE = Amount()
+
+
+def _steps_of(traces: JobTrace) -> _Steps:
+    views = [view_rank(trace) for trace in traces.ranks]
+    found = [_steps_of_rank(view) for view in views]
+    sums: Amounts = {}
+    for of_rank in found:
+        for key, amount in of_rank.amounts.items():
+            old = sums.get(key, _NONE)
+            sums[key] = Amount(
+                old.count + amount.count / len(found),
+                old.duration_ns + amount.duration_ns / len(found),
+            )
+    step_ns = float(np.mean([of_rank.step_ns for of_rank in found]))
+    return _Steps(sums, step_ns, found[0].count, found[0].sequence)
+
+
+def _steps_of_rank(view: RankView) -> _Steps:
+    ends = _step_moments_ns(view)
+    first_ns, last_ns = ends[0], ends[-1]
+    count = len(ends) - 1
+    amounts: Amounts = {}
+    sequence = []
+    for kind, name, at_ns, length_ns in (*_device_parts(view), *_wait_parts(view)):
+        if first_ns <= at_ns < last_ns:
+            old = amounts.get((kind, name), _NONE)
+            amounts[(kind, name)] = Amount(
+                old.count + 1 / count, old.duration_ns + length_ns / count
+            )
+            if kind is DiffKind.OPERATOR and at_ns < ends[1]:
+                sequence.append(name)
+    return _Steps(amounts, (last_ns - first_ns) / count, count, tuple(sequence))
+
+
+def _step_moments_ns(view: RankView) -> list[int]:
+    """Ends of steps on the device; the ends of the window where nothing repeats."""
+    device = view.device
+    tasks = last_tasks_of_profiler_steps(view)
+    if len(tasks) < 2:
+        calls = find_collective_calls(view)
+        tasks = [calls[end].task for end in step_ends(calls, count_profiler_steps(view))]
+    moments = sorted({int(device.end_ns[task]) for task in tasks})
+    if len(moments) > 1:
+        return moments
+    return [int(device.start_ns.min()) - 1, int(device.end_ns.max())]
+
+
+Part = tuple[DiffKind, str, int, int]
+
+
+def _device_parts(view: RankView) -> Iterable[Part]:
+    reader, spans = WorkReader(view), spans_of_calls(view)
+    trace, device = view.trace, view.device
+    for task in range(len(device)):
+        row, call = reader.operator_of(task), int(device.call[task])
+        kernel = short_kernel(trace.name_of(int(device.row[task])))
+        operator = kernel if row == NO_OPERATOR else trace.name_of(row)
+        start_ns = int(device.start_ns[task])
+        length_ns = int(device.end_ns[task]) - start_ns
+        span = (spans[call] if call >= 0 else "") or "(no range)"
+        yield DiffKind.OPERATOR, operator, start_ns, length_ns
+        yield DiffKind.KERNEL, kernel, start_ns, length_ns
+        yield DiffKind.MODULE, _NUMBERS.sub("*", span), start_ns, length_ns
+
+
+def _wait_parts(view: RankView) -> Iterable[Part]:
+    """Blocking calls of the host, and times in which no stream of the device works."""
+    for step in build_host_chain(view).steps:
+        if step.kind in (StepKind.WAIT, StepKind.ALLOCATION):
+            yield DiffKind.WAIT, f"host in {step.label}", step.start_ns, step.end_ns - step.start_ns
+    order = np.argsort(view.device.start_ns, kind="stable")
+    start_ns, end_ns = view.device.start_ns[order], view.device.end_ns[order]
+    reached_ns = np.maximum.accumulate(end_ns)
+    for place in np.flatnonzero(start_ns[1:] > reached_ns[:-1]).tolist():
+        from_ns = int(reached_ns[place])
+        yield DiffKind.WAIT, "device without work", from_ns, int(start_ns[place + 1]) - from_ns
+
+
+def short_kernel(name: str) -> str:
+    """A kernel's name without template arguments, parameters and running numbers."""
+    bare = _TEMPLATE.sub("", name).replace("void ", "").strip() or name
+    return _NUMBERS.sub("*", bare) if bare.startswith("triton") else bare
+
+
+def _same_ratio(first: Sequence[str], second: Sequence[str]) -> float:
+    """Share of the tasks of a step that both recordings have, in the same order."""
+    if not first or not second:
+        return 0.0
+    from difflib import SequenceMatcher
+
+    matcher = SequenceMatcher(None, first, second, autojunk=False)
+    same = sum(block.size for block in matcher.get_matching_blocks())
+    return 2.0 * same / (len(first) + len(second))

@@ -1,0 +1,31 @@
+"""Scripts that several tests look at are emulated once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.emulation.emulating import SCRIPTS, emulate
+
+OPTIONS = {
+    "ddp": ("--ranks", "8", "--iterations", "2"),
+    "sharded": ("--ranks", "4"),
+    "tensor_parallel": ("--ranks", "4"),
+    "recommender": ("--ranks", "4", "--all-ranks"),
+    "spawned": ("--ranks", "8"),
+    "pipeline": ("--ranks", "2"),
+    "features": ("--ranks", "1", "--run-on"),
+}
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    """A function from the name of a script to its run."""
+    runs = {}
+
+    def run(name):
+        if name not in runs:
+            folder = tmp_path_factory.mktemp(name)
+            runs[name] = emulate(SCRIPTS / f"{name}.py", folder, *OPTIONS[name])
+        return runs[name]
+
+    return run

@@ -1,0 +1,102 @@
+"""Collectives are matched across ranks; what does not match is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.base.errors import EmulationError
+from perfmodel.emulation.collating import Machine, collate
+from perfmodel.emulation.rank_record import CallType, GroupRecord, RankRecord, from_bytes, to_bytes
+from perfmodel.graph.audit import check_job
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.ops import Communication
+
+MACHINE = Machine(major_capability=9, launch_latency_ns=1000)
+WORLD = GroupRecord("0", (0, 1), "train.py:1  2")
+
+
+def collective(call="all_reduce", size=64, line="train.py:7", **more):
+    words = {
+        "call": call, "group": "0", "bytes": size, "dtype": "fp32", "root": 0, "peer": None,
+        "splits": None, "line": line,
+    }  # fmt: skip
+    return words | more
+
+
+def record(rank, collectives, groups=(WORLD,)):
+    calls = tuple(
+        (int(CallType.COLLECTIVE), number, 1, 5, number) for number in range(len(collectives))
+    )
+    return RankRecord(
+        rank=rank, kinds=(), collectives=tuple(collectives), groups=tuple(groups), calls=calls,
+        operator_names=("",) * len(calls), boundaries=(0, len(calls)), first_steady=0,
+        main_thread=1, peak_memory_bytes=512, peak_place="train.py:3", stand_ins={}, notes=(),
+        is_compiled=False, was_stopped=True, step_count=1, torch_version="2.13.0", step_cpu_s=(),
+    )  # fmt: skip
+
+
+def build(*records, world_size=2):
+    by_rank = {one.rank: one for one in records}
+    return collate(by_rank, world_size=world_size, machine=MACHINE, facts=JobFacts("test"))
+
+
+def test_equal_calls_become_one_rendezvous():
+    job = build(record(0, [collective()]), record(1, [collective()]))
+    check_job(job)
+    assert job.rank_count == 2
+    assert [group.ranks for group in job.groups] == [(0, 1)]
+
+
+def test_different_calls_are_named_by_rank_line_and_call():
+    with pytest.raises(EmulationError) as fault:
+        build(
+            record(0, [collective(), collective()]),
+            record(1, [collective(), collective("all_gather", 128, "train.py:9")]),
+        )
+    assert "in call 2 of their group rank 0 makes all_reduce of 64 bytes (fp32) at train.py:7" in (
+        str(fault.value)
+    )
+    assert "rank 1 makes all_gather of 128 bytes (fp32) at train.py:9" in str(fault.value)
+
+
+def test_a_call_without_partner_is_named():
+    with pytest.raises(EmulationError, match=r"no partner is all_reduce of 64 bytes .* of rank 0"):
+        build(record(0, [collective(), collective()]), record(1, [collective()]))
+
+
+def test_a_rank_that_makes_no_call_at_all_is_named():
+    with pytest.raises(EmulationError, match="rank 1 makes no call in that group"):
+        build(record(0, [collective()]), record(1, []))
+
+
+def test_ranks_that_were_not_run_meet_in_the_groups_made_by_the_same_line():
+    groups = [
+        GroupRecord("0", (0, 1, 2, 3), "train.py:1  4"),
+        GroupRecord("1", (0, 1), "train.py:2  2"),
+        GroupRecord("2", (2, 3), "train.py:2  2"),
+    ]
+    own = {0: "1", 3: "2"}
+    run = [record(rank, [collective(group=own[rank])], groups) for rank in (0, 3)]
+    job = build(*run, world_size=4)
+    check_job(job)
+    assert sorted(group.ranks for group in job.groups) == [(0, 1), (2, 3)]
+
+
+def test_pieces_of_all_ranks_make_the_matrix_of_an_uneven_all_to_all():
+    splits = {0: [8, 24], 1: [16, 16]}
+    run = [record(rank, [collective("all_to_all", 32, splits=splits[rank])]) for rank in (0, 1)]
+    job = build(*run)
+    [op] = [op for op in job.ops if isinstance(op, Communication)]
+    assert op.collective.byte_matrix == ((8, 24), (16, 16))
+
+
+def test_the_root_of_a_broadcast_does_not_wait():
+    job = build(record(0, [collective("broadcast")]), record(1, [collective("broadcast")]))
+    check_job(job)
+    roles = [job.program_of(rank).role.max() for rank in (0, 1)]
+    assert roles == [1, 2]
+
+
+def test_a_record_survives_its_file():
+    one = record(0, [collective()])
+    assert from_bytes(to_bytes(one)) == one

@@ -1,0 +1,167 @@
+"""Scripts as users write them, emulated end to end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perfmodel.graph.ops import Convolution, EmbeddingOp, Gemm, Pass
+from perfmodel.graph.program import LaneKind
+from tests.emulation.emulating import emulate, run_perfmodel
+
+pytestmark = pytest.mark.slow
+
+
+def test_ddp_reduces_as_many_bytes_as_the_gradients_have(emulated):
+    run = emulated("ddp")
+    # 100 x 64, 64 x 256 + 256, 256 x 100 + 100 parameters of four bytes.
+    assert run.collectives(0) == {("all_reduce", 4 * (6400 + 16640 + 25700)): 1}
+
+
+def test_ddp_products_have_the_flops_of_the_layers(emulated):
+    flops = sum(op.flops for op in emulated("ddp").ops(0) if isinstance(op, Gemm))
+    # 8 x 16 tokens through 64 x 256 and 256 x 100, forward and twice backward.
+    assert flops == 3 * 2 * 128 * (64 * 256 + 256 * 100)
+
+
+def test_a_rank_that_logs_is_told_from_those_that_do_not(emulated):
+    run = emulated("ddp")
+    programs = run.job.rank_program.tolist()
+    assert programs[0] not in programs[1:]
+    assert len(set(programs[1:])) == 1
+    assert "ranks 0, 4, 7 were run; all but rank 0 do the same" in run.stderr
+
+
+def test_lookups_carry_the_real_indices(emulated):
+    lookups = [op for op in emulated("ddp").ops(0) if isinstance(op, EmbeddingOp)]
+    assert [op.direction for op in lookups] == [Pass.FORWARD, Pass.BACKWARD]
+    table = lookups[0].lookup.tables[0]
+    seen = table.distribution
+    assert (table.rows, table.width, lookups[0].lookup.batch_size) == (100, 64, 128)
+    assert sum(t * n for t, n in zip(seen.times, seen.rows_seen, strict=True)) == 128
+
+
+def test_what_the_script_prints_is_its_own_and_the_rest_goes_to_stderr(emulated):
+    run = emulated("ddp")
+    # Stopped behind the fourth step, before it could print a loss for it.
+    assert run.stdout.splitlines() == [f"step {step} loss 1.0" for step in range(3)]
+    assert "the script was stopped at its first device call after 4 optimizer steps" in run.stderr
+    assert "2 steady iterations were recorded, all alike" in run.stderr
+    assert "value of a device tensor" in run.stderr
+
+
+def test_fsdp_gathers_and_scatters_as_documented(emulated):
+    # Four layers and the root: all are gathered forward, all but the root again backward.
+    layer = 2 * 64 + (64 * 256 + 256) + (256 * 64 + 64)
+    root = 128 * 64 + 64 * 128 + 128
+    assert emulated("sharded").collectives(3) == {
+        ("all_gather", 2 * layer): 8,
+        ("all_gather", 2 * root): 1,
+        ("reduce_scatter", 4 * layer): 4,
+        ("reduce_scatter", 4 * root): 1,
+    }
+
+
+def test_fsdp_runs_collectives_beside_compute(emulated):
+    kinds = [lane.kind for lane in emulated("sharded").job.program_of(0).lanes]
+    assert kinds.count(LaneKind.COMMUNICATION) == 2
+    assert kinds.count(LaneKind.HOST) == 2
+
+
+def test_tensor_parallel_layers_reduce_once_forward_and_once_backward(emulated):
+    # 16 x 32 fp32 after each row-wise layer, and before the second column-wise one's input
+    # gradient; the first pair's input needs none.
+    assert emulated("tensor_parallel").collectives(0) == {("all_reduce", 16 * 32 * 4): 3}
+
+
+def test_uneven_all_to_alls_say_who_sends_what(emulated):
+    run = emulated("recommender")
+    [forward, backward] = [
+        op.collective for op in run.ops(0) if getattr(op, "collective", None) is not None
+        and op.collective.kind.value == "all_to_all"
+    ]  # fmt: skip
+    # Six tables over four ranks: two, two, one, one; 16 samples of 16 fp32 numbers to each rank.
+    piece = 16 * 16 * 4
+    assert forward.byte_matrix == tuple((n * piece,) * 4 for n in (2, 2, 1, 1))
+    assert backward.byte_matrix == ((2 * piece, 2 * piece, piece, piece),) * 4
+
+
+def test_a_script_that_spawns_its_ranks_with_a_loss_scaler_and_workers_is_recorded(emulated):
+    run = emulated("spawned")
+    ops = run.ops(0)
+    assert sum(isinstance(op, Convolution) for op in ops) == 2
+    assert LaneKind.LOADER in {lane.kind for lane in run.job.program_of(0).lanes}
+    # Buffers of the norm are broadcast: mean, variance and count of batches.
+    assert {kind for kind, _ in run.collectives(0)} == {"broadcast", "all_reduce"}
+
+
+def test_pipeline_stages_meet_in_sends(emulated):
+    run = emulated("pipeline")
+    assert run.collectives(0) == run.collectives(1) == {("send_recv", 4 * 32 * 4): 2}
+
+
+def test_features_of_torch_cuda_run_and_the_script_may_finish(emulated):
+    run = emulated("features")
+    assert run.code == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "done"
+    assert run.job.facts.stack == "torch_compile"
+
+
+@pytest.mark.ray
+def test_an_emulated_job_is_predicted_alike_on_ray_and_here(emulated, tmp_path):
+    job = emulated("recommender").folder
+    answers = []
+    for place in (("--executor", "serial"), ("--executor", "ray", "--workers", "2")):
+        done = run_perfmodel(
+            "predict", "--job", str(job), "--topology", "dgx_h100", *place, "--json", "-",
+            folder=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads(done.stdout))
+        del answers[-1]["run"]
+    assert answers[0] == answers[1]
+    assert answers[0]["memory_gib"]["peak"] > 0
+
+
+FAILING = """
+import sys, time, torch
+layer = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+def step():
+    layer(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+UNCOVERED = """
+@torch.library.custom_op("mine::twice", mutates_args=(), device_types="cpu")
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+twice(torch.ones(2, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "words"),
+    [
+        ("step()\nsys.exit(3)", 3, "rank 0 ended with exit code 3"),
+        ("step()", 1, "ended after 1 optimizer steps"),
+        ("torch.empty(30 * 2**30, device='cuda')", 1, "CUDA out of memory. Tried to allocate 120"),
+        (UNCOVERED, 1, "operator mine.twice.default is not covered ("),
+    ],
+)
+def test_endings_are_the_scripts_own(tmp_path, ending, code, words):
+    script = tmp_path / "train.py"
+    script.write_text(FAILING + ending)
+    run = emulate(script, tmp_path, "--ranks", "1")
+    assert run.code == code, run.stderr
+    assert words in run.stderr
+
+
+def test_a_hang_ends_with_the_line_it_hangs_at(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(FAILING + "step()\ntime.sleep(1000)\n")
+    run = emulate(script, tmp_path, "--ranks", "1", "--timeout", "8")
+    assert run.code == 1
+    # The script has ten lines; the last but one sleeps.
+    assert f"hanging at {script}:9 in <module>" in run.stderr

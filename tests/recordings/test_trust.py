@@ -1,0 +1,82 @@
+"""What makes a recording doubtful is said, and the job is not trusted."""
+
+import pytest
+
+from perfmodel.base.errors import TraceError
+from perfmodel.recordings.documents import import_document
+from perfmodel.recordings.import_files import ImportWishes, import_traces
+from perfmodel.recordings.self_replay import with_score
+from perfmodel.recordings.trace_diff import DiffKind, diff_traces
+from tests.recordings.builders import call, import_spans
+from tests.traces.builders import kernel, launch, span, write_trace
+from traces.job_trace import load_job_trace
+
+
+def some_steps(name="ncclDevKernel_AllReduce", *, count=4, late=0):
+    """Launches of a product and a collective in every step of 1 ms."""
+    spans = []
+    for number in range(count):
+        at, first = 1000 * number, 10 * number
+        spans += [
+            launch(first + 1, at), kernel(first + 1, at + 20, 300),
+            launch(first + 2, at + 30),
+            kernel(first + 2, at + 400 + late, 100 - late, 20, name=name),
+        ]  # fmt: skip
+    return spans
+
+
+def told_of(job):
+    scored = with_score(job)
+    return import_document(scored, scored.score)
+
+
+def test_a_sound_recording_is_trusted(tmp_path):
+    told = told_of(import_spans(tmp_path, some_steps(), some_steps(late=50)))
+    assert told["faults"] == []
+    assert told["is_trusted"]
+
+
+def test_collectives_without_partners_are_a_fault(tmp_path):
+    other = some_steps("ncclDevKernel_ReduceScatter")
+    try:
+        told = told_of(import_spans(tmp_path, some_steps(), other))
+    except TraceError as fault:
+        assert "different" in str(fault) or "same" in str(fault)  # noqa: PT017  refused is as good
+    else:
+        assert any("have no partner" in fault for fault in told["faults"])
+        assert not told["is_trusted"]
+
+
+def test_a_rank_without_kernels_is_a_fault(tmp_path):
+    copies = [
+        call("cudaMemcpyAsync", 0, 5, 1),
+        span("gpu_memcpy", "Memcpy HtoD", 10, 5, stream=7, device=0, correlation=1, bytes=4),
+    ]
+    told = told_of(import_spans(tmp_path, some_steps(), copies))
+    assert any("rank 1 runs no kernel" in fault for fault in told["faults"])
+    assert not told["is_trusted"]
+
+
+def test_missing_ranks_and_cut_files_are_refused_by_strict(tmp_path):
+    write_trace(tmp_path / "rank0.json", some_steps(), distributedInfo={"rank": 0, "world_size": 2})
+    [found] = import_traces([tmp_path / "rank0.json"], tmp_path / "job")
+    assert "1 of 2 ranks are not recorded (1)" in found.faults[0]
+    with pytest.raises(TraceError, match="Nothing was written"):
+        import_traces([tmp_path / "rank0.json"], tmp_path / "b", ImportWishes(is_strict=True))
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_diff_finds_the_kernel_that_got_slower(tmp_path):
+    steps = [span("user_annotation", f"ProfilerStep#{n}", 1000 * n - 5, 990) for n in range(4)]
+    slow = some_steps()
+    for event in slow:
+        if event["name"] == "gemm":
+            event["dur"] += 50
+    write_trace(tmp_path / "a.json", steps + some_steps())
+    write_trace(tmp_path / "b.json", steps + slow)
+
+    found = diff_traces(load_job_trace(tmp_path / "a.json"), load_job_trace(tmp_path / "b.json"))
+
+    line = found.of_kind(DiffKind.KERNEL)[0]
+    assert (line.name, round(line.change_ns)) == ("gemm", 50_000)
+    assert found.same_tasks_ratio == 1.0
