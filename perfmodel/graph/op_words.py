@@ -21,6 +21,7 @@ from perfmodel.graph.ops import (
     EmbeddingOp,
     Fixed,
     Gemm,
+    GroupedGemm,
     HostSpan,
     HostWork,
     MemoryBound,
@@ -30,7 +31,8 @@ from perfmodel.graph.ops import (
 _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        Gemm, Attention, MemoryBound, EmbeddingOp, Copy, HostWork, HostSpan, Communication, Fixed,
+        Gemm, GroupedGemm, Attention, MemoryBound, EmbeddingOp, Copy, HostWork, HostSpan,
+        Communication, Fixed,
     )
 }  # fmt: skip
 

@@ -53,6 +53,17 @@ class Gemm:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupedGemm:
+    """Products C[m, n] = A[m, k] B[k, n] of *groups* experts in one launch."""
+
+    groups: int
+    m: int
+    n: int
+    k: int
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Scaled dot-product attention of one layer, all heads of a rank.
 
@@ -127,7 +138,17 @@ class Communication:
     collective: Collective
 
 
-Work = Gemm | Attention | MemoryBound | EmbeddingOp | Copy | HostWork | HostSpan | Communication
+Work = (
+    Gemm
+    | GroupedGemm
+    | Attention
+    | MemoryBound
+    | EmbeddingOp
+    | Copy
+    | HostWork
+    | HostSpan
+    | Communication
+)
 
 
 @dataclass(frozen=True, slots=True)
