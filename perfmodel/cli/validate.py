@@ -61,6 +61,13 @@ def validate_attention(table: Table, limit: Limit = None, json_file: JsonFile = 
     show(api.validate("attention", [table]), json_file, limit)
 
 
+def validate_experts(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
+    """Compare predicted with measured layers of experts."""
+    from perfmodel import api
+
+    show(api.validate("experts", [table]), json_file, limit)
+
+
 def validate_memory(table: Table, limit: Limit = None, json_file: JsonFile = None) -> None:
     """Compare predicted with measured memory-bound kernels."""
     from perfmodel import api
@@ -100,6 +107,7 @@ def validate() -> None:
 app.command("collectives")(validate_collectives_command)
 app.command("gemm")(validate_gemm)
 app.command("attention")(validate_attention)
+app.command("experts")(validate_experts)
 app.command("memory")(validate_memory)
 app.command("runs")(validate_runs)
 app.command("fits")(validate_fits)

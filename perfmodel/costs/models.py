@@ -20,6 +20,7 @@ from perfmodel.costs.estimates import (
     concatenate_estimates,
     scatter_estimates,
 )
+from perfmodel.costs.experts.model import GroupedGemmModel
 from perfmodel.costs.gemm.model import GemmModel
 from perfmodel.costs.memory.model import MemoryModel
 from perfmodel.costs.sustained import kernel_ratio
@@ -31,6 +32,7 @@ from perfmodel.graph.ops import (
     EmbeddingOp,
     Fixed,
     Gemm,
+    GroupedGemm,
     HostSpan,
     HostWork,
     MemoryBound,
@@ -132,6 +134,7 @@ class FixedModel:
 
 MODELS: dict[type[object], KernelModel] = {
     Gemm: GemmModel(),
+    GroupedGemm: GroupedGemmModel(),
     Attention: AttentionModel(),
     MemoryBound: MemoryModel(),
     EmbeddingOp: EmbeddingModel(),

@@ -19,7 +19,6 @@ from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.slots import Slot, has_norm_group, has_tied_group
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
-
 Groups = Sequence[Sequence[int]]
 
 

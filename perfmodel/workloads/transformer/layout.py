@@ -139,14 +139,19 @@ def _expert_fault(spec: TransformerSpec, tp: int, ranks_of_stage: int) -> str:
         ),
         (
             is_apart and parallel.sharding.divides_weights,
-            f"sharding={parallel.sharding.value} gathers weights over data-parallel ranks, and "
-            f"experts are spread apart from them (ep x etp = {ep} x {etp}, tp={tp})",
+            (
+                f"sharding={parallel.sharding.value} gathers weights over data-parallel ranks, and "
+                f"experts are spread apart from them (ep x etp = {ep} x {etp}, tp={tp})"
+            ),
         ),
         (is_apart and parallel.shard_group is not None, "shard_group and ep do not go together"),
         (spec.training.adapters_only, "adapters beside experts are not modelled"),
         (
             model.shared_experts * model.expert_ffn % tp,
-            f"shared experts ({model.shared_experts} x {model.expert_ffn}) do not divide by tp={tp}",
+            (
+                f"width of shared experts ({model.shared_experts} x {model.expert_ffn}) does not "
+                f"divide by tp={tp}"
+            ),
         ),
     )
     return next((sentence for is_fault, sentence in reasons if is_fault), "")
@@ -167,15 +172,19 @@ def _split_fault(
         (_run_fault(spec, pp, near // step), _run_fault(spec, pp, near // step)),
         (
             rank_count % (tp * pp * cp),
-            f"{rank_count} ranks do not divide by tp x pp{' x cp' if cp > 1 else ''} = "
-            f"{tp} x {pp}{f' x {cp}' if cp > 1 else ''}",
+            (
+                f"{rank_count} ranks do not divide by tp x pp{' x cp' if cp > 1 else ''} = "
+                f"{tp} x {pp}{f' x {cp}' if cp > 1 else ''}"
+            ),
         ),
         (context, context),
         (experts, experts),
         (
             parallel.dp is not None and parallel.dp != dp,
-            f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}"
-            f"{f' x cp={cp}' if cp > 1 else ''}) = {dp}",
+            (
+                f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}"
+                f"{f' x cp={cp}' if cp > 1 else ''}) = {dp}"
+            ),
         ),
         (
             spec.batch % step,

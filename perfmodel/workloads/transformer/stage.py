@@ -45,8 +45,10 @@ class StageParts:
 
 @dataclass(slots=True)
 class ExpertReductions:
-    """Reductions over the ranks with the same experts: of the last micro-batch, of earlier ones,
-    and the one at work."""
+    """Reductions over the ranks with the same experts.
+
+    Of the last micro-batch, of earlier ones, and the one at work.
+    """
 
     last: GradientReduction | None = None
     early: GradientReduction | None = None
