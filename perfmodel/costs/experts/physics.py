@@ -22,6 +22,8 @@ from perfmodel.costs.memory.curves import soft_maximum
 KERNELS_OF_LAYER = 5
 """Routing, permutation, two products and the sum of what they made: each has a floor."""
 ACTIVATION_BYTES = 2
+PASSES_APART = 1.0
+"""Of the traffic a row, what permutation and activation move: in training kernels of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,12 @@ def predict_grouped_times(
     padded = groups * (m + constants.wasted_rows)
     arithmetic = 2 * padded * n * k * NS_PER_S / (machine.peak_flops * constants.compute_ratio)
     arithmetic = arithmetic * slowdown
-    moved = groups * ((n * k + m * k) * width_bytes + m * n * ACTIVATION_BYTES)
-    memory = moved * NS_PER_S / (machine.memory_bytes_per_s * constants.memory_ratio)
+    byte_ns = NS_PER_S / machine.memory_bytes_per_s
+    memory = groups * n * k * width_bytes * byte_ns / constants.memory_ratio
+    passes = max(constants.row_traffic - PASSES_APART, 0.0)
+    traffic = passes * groups * m * (n + k) * ACTIVATION_BYTES * byte_ns
     floor_ns = constants.floor_ns / KERNELS_OF_LAYER
-    return GroupedTimes(arithmetic, memory, floor_ns + soft_maximum(arithmetic, memory))
+    return GroupedTimes(arithmetic, memory, floor_ns + soft_maximum(arithmetic, memory) + traffic)
 
 
 def stack_shapes(values: list[tuple[float, ...]]) -> FloatColumn:

@@ -122,7 +122,7 @@ def test_shipped_models_have_the_parameters_they_are_known_for(name, published, 
 
     assert parameter_count(model) == pytest.approx(published, rel=0.002)
     # Cards round, and some leave the look-up out.
-    assert min(abs(count / active - 1) for count in counts) < 0.0125
+    assert min(abs(count / active - 1) for count in counts) < 0.017
 
 
 def test_latent_attention_of_deepseek_v3_has_the_weights_of_its_report():
