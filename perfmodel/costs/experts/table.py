@@ -8,6 +8,7 @@ the most loaded one. A kernel called nongated has one product before the activat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def load_expert_table(path: Path) -> KernelTable:
     return KernelTable(tuple(kernels), tuple(unsupported))
 
 
-def _layer(row: dict[str, Any]) -> ExpertLayer | str:
+def _layer(row: Mapping[Any, Any]) -> ExpertLayer | str:
     """The layer of *row*, or why it cannot be read."""
     word, kernel = str(row["distribution"]), str(row["kernel_source"])
     try:

@@ -62,7 +62,9 @@ def test_a_ring_passes_keys_on_once_less_than_there_are_ranks_and_gradients_all_
     spec = tiny(parallel={"cp": 2, "dp": 1}, layers=1, batch=2)
     job = job_of(spec, ranks=2)
 
-    sent = collectives_of(job, CollectiveKind.SEND_RECV, "layer 0/attention/core forward keys and values send")
+    sent = collectives_of(
+        job, CollectiveKind.SEND_RECV, "layer 0/attention/core forward keys and values send"
+    )
     assert [call.size_bytes for call in sent] == [KV]
     gradients = "layer 0/attention/core backward key and value gradients receive"
     home = collectives_of(job, CollectiveKind.SEND_RECV, gradients)

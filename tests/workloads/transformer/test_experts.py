@@ -130,9 +130,10 @@ def test_latent_attention_of_deepseek_v3_has_the_weights_of_its_report():
 
     # Down to 1536 + 512 + 64, up to 128 heads of 192, keys and values of 128 each, and back.
     weights = 7168 * 2112 + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
-    assert sum(
-        linear.parameters for label, linear in shape.products.items() if "attention" in label
-    ) == weights
+    assert (
+        sum(linear.parameters for label, linear in shape.products.items() if "attention" in label)
+        == weights
+    )
     assert shape.latent.norms == 2048
 
 
@@ -173,10 +174,10 @@ def test_any_layout_replays_or_is_refused(parallel, model, recompute, is_latent)
     training = {"recompute": recompute, "routing": "power_law"}
     parallel = {**parallel, "micro_batch": 1}
     ranks = math.prod(parallel[word] for word in ("tp", "pp", "cp")) * 2
+    refused = ""
     try:
         spec = tiny(**model, **latent, parallel=parallel, training=training, batch=8)
-        took_ns = iteration_ns(spec, min(ranks, 8)) if ranks <= 8 else 1
+        took_ns = iteration_ns(spec, ranks) if ranks <= 8 else 1
     except PerfModelError as refusal:
-        assert any(letter.isdigit() for letter in str(refusal))
-    else:
-        assert took_ns > 0
+        took_ns, refused = 0, str(refusal)
+    assert took_ns > 0 or any(letter.isdigit() for letter in refused)
