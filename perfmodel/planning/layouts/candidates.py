@@ -15,6 +15,7 @@ from perfmodel.graph.memory import RankMemory
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.memory import stage_memory
+from perfmodel.workloads.transformer.run import unfuses_attention
 from perfmodel.workloads.transformer.spec import Recompute, StateSharding, TransformerSpec
 from perfmodel.workloads.unstated import take_over
 from topologies import Cluster
@@ -86,7 +87,7 @@ def iter_candidates(
     fixed = {word for word, field in FIELDS.items() if field in stated}
     for tp in _tensor_sizes(spec, cluster, fixed):
         for pp in _stage_counts(spec, ranks // tp, fixed):
-            for further in _iter_further(spec, cluster, ranks // (tp * pp), fixed):
+            for further in _iter_further(spec, cluster, stack, ranks // (tp * pp), fixed):
                 split = {"tp": tp, "pp": pp, "dp": None, **further}
                 for changes in _iter_changes(spec, split, ranks, fixed):
                     found = _complete(spec, cluster, stack, split | changes)
@@ -95,11 +96,17 @@ def iter_candidates(
 
 
 def _iter_further(
-    spec: TransformerSpec, cluster: Cluster, rest: int, fixed: Collection[str]
+    spec: TransformerSpec,
+    cluster: Cluster,
+    stack: SoftwareStack,
+    rest: int,
+    fixed: Collection[str],
 ) -> Iterator[dict[str, int]]:
     """How sequences are shared and experts divided: only long sequences gain from sharing."""
     longest = min(spec.sequence_length // SHORTEST_SHARE, rest, cluster.ranks_per_host * 2)
-    shares = [spec.parallel.cp] if "cp" in fixed else _powers(longest)
+    shares = [spec.parallel.cp]
+    if "cp" not in fixed and not unfuses_attention(spec, stack):
+        shares = _powers(max(longest, 1))
     divisions = [spec.parallel.ep]
     if "ep" not in fixed and spec.model.has_experts:
         most = min(spec.model.experts, rest, cluster.ranks_per_host * MOST_EXPERT_HOSTS)

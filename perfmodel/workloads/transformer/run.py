@@ -69,6 +69,11 @@ class TransformerRun:
     @property
     def has_unfused_attention(self) -> bool:
         """Whether the core of attention is products with passes over the scores."""
-        kernel = self.spec.training.attention
-        is_open = kernel is AttentionKernel.AUTO and self.stack.unfuses_attention
-        return is_open or kernel is AttentionKernel.UNFUSED
+        return unfuses_attention(self.spec, self.stack)
+
+
+def unfuses_attention(spec: TransformerSpec, stack: SoftwareStack) -> bool:
+    """Whether the core of attention of *spec* is products with passes over the scores."""
+    kernel = spec.training.attention
+    is_open = kernel is AttentionKernel.AUTO and stack.unfuses_attention
+    return is_open or kernel is AttentionKernel.UNFUSED
