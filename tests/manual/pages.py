@@ -12,6 +12,8 @@ import io
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +115,10 @@ def prepare(folder: Path) -> None:
 
 def run(command: Command) -> list[str]:
     """The lines that *command* prints, as wide as the pages are."""
-    printed, complaints = io.StringIO(), io.StringIO()
     os.environ["COLUMNS"] = "100"
+    if command.words[0] == "emulate":
+        return run_apart(command)
+    printed, complaints = io.StringIO(), io.StringIO()
     status: object = None
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaints):
         try:
@@ -123,6 +127,19 @@ def run(command: Command) -> list[str]:
             status = stop.code
     assert status in {0, None}, f"{command.typed}: {complaints.getvalue()}"
     return [line.rstrip() for line in printed.getvalue().splitlines()]
+
+
+def run_apart(command: Command) -> list[str]:
+    """The same in a process of its own, as a reader would: emulation forks."""
+    outcome = subprocess.run(
+        [sys.executable, "-c", "from perfmodel.cli import main; main()", *command.words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
+    assert outcome.returncode == 0, f"{command.typed}: {outcome.stderr}"
+    return [line.rstrip() for line in outcome.stdout.splitlines()]
 
 
 def rewritten(page: str, told: list[tuple[Command, list[str]]]) -> str:

@@ -19,7 +19,7 @@ class Nesting(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag, attrs):
-        if tag not in ("meta", "input", "br", "link"):
+        if tag not in ("meta", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):

@@ -35,6 +35,7 @@ def fill_layout(scenario: Scenario | JobScenario, *, on_phase: OnPhase = ignore_
     """*scenario* with a layout, if it is about a Transformer and leaves all of it open."""
     if isinstance(scenario, JobScenario):
         return Filled(scenario)
+    topology = load_topology(scenario.topology)
     spec = load_workload(scenario.workload, scenario.overrides)
     if not isinstance(spec, TransformerSpec):
         return Filled(scenario)
@@ -43,7 +44,7 @@ def fill_layout(scenario: Scenario | JobScenario, *, on_phase: OnPhase = ignore_
         return Filled(scenario)
     on_phase("choosing a layout", 0.0)
     cluster = build_cluster(
-        load_topology(scenario.topology),
+        topology,
         hosts=scenario.hosts,
         ranks_per_host=scenario.ranks_per_host,
     )
