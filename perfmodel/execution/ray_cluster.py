@@ -241,6 +241,8 @@ class RayCluster:
     def _wait(self, references: Sequence[Any]) -> list[Any]:
         """Those of *references* that are known, once one is; while waiting, Ray is watched."""
         while True:
+            # Workers go on for a while without a head, and then Ray ends this process.
+            self.check()
             try:
                 ready, _ = ray.wait(list(references), num_returns=1, timeout=WATCH_S)
             except RayError as error:
@@ -248,7 +250,6 @@ class RayCluster:
                 raise ExecutionError(f"ray: the cluster failed: {error}") from error
             if ready:
                 return list(ready)
-            self.check()
 
 
 @contextmanager

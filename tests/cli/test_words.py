@@ -86,7 +86,18 @@ def test_an_option_of_one_value_may_not_be_given_twice(capsys):
 
 
 def test_an_option_that_may_be_repeated_is_taken_twice(capsys):
-    assert run_main("predict", "--topology", "nowhere", "--set", "a=1", "--set", "b=2") == 1
+    assert (
+        run_main(
+            "predict",
+            "--topology",
+            "nowhere",
+            "--set",
+            "batch=4096",
+            "--set",
+            "input.prefetch=true",
+        )
+        == 1
+    )
 
     assert "nowhere" in capsys.readouterr().err
 

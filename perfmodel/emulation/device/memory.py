@@ -145,15 +145,21 @@ class DeviceMemory:
         return _from_dlpack(_new_capsule(structure, b"dltensor", None))
 
     def _notice_freed(self) -> None:
-        count = self._native.freed_count.value
-        for number in range(self._seen, count):
-            gone = self._live.pop(self._native.freed[number % RING_ENTRIES], None)
+        freed = self._native.freed
+        for number in range(self._seen, self._native.freed_count.value):
+            place = number % RING_ENTRIES
+            structure = freed[place]
+            if not structure:
+                # Another thread has taken the place and not filled it yet.
+                break
+            freed[place] = 0
+            self._seen = number + 1
+            gone = self._live.pop(structure, None)
             if gone is not None:
                 address = gone[1]
                 self._structure_of.pop(address, None)
                 self._resized.pop(address, None)
                 self.on_free(address)
-        self._seen = count
 
 
 def contiguous_stride(size: Sequence[int]) -> list[int]:

@@ -3,6 +3,8 @@
 The guard keeps a device and a stream per thread, hands out streams and events, and
 writes what happens to them to a log. The deleter of tensors runs in any thread, also
 while a Python exception is on its way, so that it only counts bytes and notes an address.
+A writer first takes its place in a list and fills it last; readers stop at a place that is
+still empty, and empty what they have read.
 """
 
 LOG_ENTRIES = 65_536
@@ -93,7 +95,6 @@ define void @write(i64 %kind, i64 %what, ptr %stream) {
   %number = atomicrmw add ptr @log_count, i64 1 seq_cst
   %row = and i64 %number, 65535
   %p = getelementptr [65536 x [4 x i64]], ptr @log, i64 0, i64 %row, i64 0
-  store i64 %kind, ptr %p
   %p1 = getelementptr i64, ptr %p, i64 1
   store i64 %what, ptr %p1
   %p2 = getelementptr i64, ptr %p, i64 2
@@ -116,6 +117,7 @@ rest:
   %p3 = getelementptr i64, ptr %p, i64 3
   %self = call i64 @pthread_self()
   store i64 %self, ptr %p3
+  store atomic i64 %kind, ptr %p release, align 8
   ret void
 }
 
@@ -247,7 +249,7 @@ define void @delete_tensor(ptr %tensor) {
   %row = and i64 %number, 1048575
   %entry = getelementptr [1048576 x i64], ptr @freed, i64 0, i64 %row
   %address = ptrtoint ptr %tensor to i64
-  store i64 %address, ptr %entry
+  store atomic i64 %address, ptr %entry release, align 8
   ret void
 }
 """

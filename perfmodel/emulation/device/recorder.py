@@ -155,12 +155,16 @@ class Recorder:
         count = self._native.log_count.value
         if count == self._log_seen:
             return
-        if self.is_on:
-            first = max(self._log_seen, count - LOG_ENTRIES)
-            for number in range(first, count):
-                kind, what, stream, thread = self._native.log[number % LOG_ENTRIES]
+        for number in range(max(self._log_seen, count - LOG_ENTRIES), count):
+            entry = self._native.log[number % LOG_ENTRIES]
+            kind, what, stream, thread = entry
+            if not kind:
+                # Another thread has taken the place and not filled it yet.
+                break
+            entry[0] = 0
+            self._log_seen = number + 1
+            if self.is_on:
                 self.calls.append((_LOGGED[kind], what, thread, stream, _NO_OPERATOR))
-        self._log_seen = count
 
     def _operator(self, thread: int, kind: int, depth: int) -> int:
         """The number of the operator that a call with *kind* belongs to."""

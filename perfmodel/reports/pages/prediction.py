@@ -65,6 +65,9 @@ def build_page(prediction: Prediction, price_per_gpu_hour: float | None = None) 
 def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headline:
     interval = prediction.interval
     low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
+    width = (
+        f"90 % interval {low} to {high}" if interval.is_known else "interval unknown from one step"
+    )
     memory, bound = prediction.memory, prediction.bound
     facts = (
         describe_speed(prediction),
@@ -76,7 +79,7 @@ def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headl
         verdict=describe_verdict(prediction),
         is_good=memory is None or memory.fits,
         answer=format_duration(prediction.iteration_ns),
-        beside=f"per iteration, 90 % interval {low} to {high}",
+        beside=f"per iteration, {width}",
         facts=tuple(fact for fact in facts if fact),
     )
 
