@@ -178,7 +178,9 @@ def describe_fastest(comparison: Comparison) -> str:
     factor = slowest / max(best.prediction.iteration_ns, 1)
     memory = best.prediction.memory
     fits = "" if memory is None or memory.fits else ", and does not fit in memory"
-    shortest = f"Shortest: {best.name}, {time}, {factor:.3g} times as fast as the slowest{fits}."
+    shortest = (
+        f"Shortest iteration: {best.name}, {time}, {factor:.3g} times as fast as the slowest{fits}."
+    )
     return f"{shortest}{_most_done(comparison)}"
 
 
