@@ -15,7 +15,7 @@ def test_machines_side_by_side(capsys, tmp_path):
 
     shown = capsys.readouterr().out
     assert "dgx_a100" in shown
-    assert "Shortest: topology=dgx_" in shown
+    assert "Shortest iteration: topology=dgx_" in shown
     assert all(path.stat().st_size > 100 for path in files.values())
 
 
