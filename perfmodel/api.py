@@ -373,7 +373,8 @@ def _as_scenario(job: JobScenario | str | Path) -> JobScenario:
 
 
 def validate(
-    kind: Literal["collectives", "gemm", "attention", "memory"], tables: Sequence[str | Path]
+    kind: Literal["collectives", "gemm", "attention", "experts", "memory"],
+    tables: Sequence[str | Path],
 ) -> Scoreboard:
     """Compare predictions with *tables* of measured collectives or kernels.
 
@@ -393,6 +394,7 @@ def validate(
     validators = {
         "gemm": gemm.validate_gemm,
         "attention": attention.validate_attention,
+        "experts": memory.validate_experts,
         "memory": memory.validate_memory,
     }
     return validators[kind](path)

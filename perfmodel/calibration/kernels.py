@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.attention import fit_attention_entry
 from perfmodel.calibration.attention import variant_of as variant_of_attention
+from perfmodel.calibration.experts import fit_expert_entry
 from perfmodel.calibration.gemm import fit_gemm_entry
 from perfmodel.calibration.memory import fit_memory_entry
 from perfmodel.costs.attention.model import AttentionModel
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.estimates import Estimates, KernelModel, concatenate_estimates
+from perfmodel.costs.experts.model import ExpertLayerModel
+from perfmodel.costs.experts.model import variant_of as variant_of_experts
 from perfmodel.costs.gemm.model import GemmModel, variant_of
 from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
 from perfmodel.costs.memory.model import MemoryModel
@@ -51,6 +54,11 @@ KERNEL_FITS = {
         variant=lambda kernel: variant_of_attention(kernel.op),
         fit=fit_attention_entry,
         model=AttentionModel,
+    ),
+    "experts": KernelFit(
+        variant=lambda kernel: variant_of_experts(kernel.op),
+        fit=fit_expert_entry,
+        model=ExpertLayerModel,
     ),
     "memory": KernelFit(
         variant=lambda kernel: str(kernel.op.operator),
@@ -81,6 +89,12 @@ ABOUT = {
         "software": "TensorRT-LLM 1.0.0 and 1.3.0rc20, vLLM 0.14.0 and 0.24.0, SGLang 0.5.10 and "
         "0.5.14, cuDNN 9.19; the kernel is in the variant",
         "licence": "Apache-2.0; MIT",
+    },
+    "experts": {
+        "source": "ai-dynamo/aiconfigurator 095f58a",
+        "software": "TensorRT-LLM 1.0.0 and 1.3.0rc20, vLLM 0.14.0 and 0.24.0; the kernel is in "
+        "the variant",
+        "licence": "Apache-2.0",
     },
     "memory": {
         "source": "sitar-lab/NeuSight 6945927; NVIDIA cudnn-frontend; linkedin/Liger-Kernel",

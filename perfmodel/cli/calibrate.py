@@ -231,6 +231,17 @@ def attention(
 
 
 @app.command()
+def experts(
+    tables: Tables, folds: Folds = None, by: By = None, out: Out = None, json_file: JsonFile = None
+) -> None:
+    """Fit layers of experts: six constants a GPU, kernel and format."""
+    from perfmodel.costs.experts.table import load_expert_table
+
+    table = _joined([load_expert_table(path) for path in tables])
+    _run("experts", table, _Request(tables, folds, by or "shape", out, json_file))
+
+
+@app.command()
 def memory(
     tables: Tables, folds: Folds = None, by: By = None, out: Out = None, json_file: JsonFile = None
 ) -> None:

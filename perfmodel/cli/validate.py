@@ -79,6 +79,18 @@ def validate_attention(
     show(api.validate("attention", [table]), json_file, limit, report_file)
 
 
+def validate_experts(
+    table: Table,
+    limit: Limit = None,
+    json_file: JsonFile = None,
+    report_file: ReportFile = None,
+) -> None:
+    """Compare predicted with measured layers of experts."""
+    from perfmodel import api
+
+    show(api.validate("experts", [table]), json_file, limit, report_file)
+
+
 def validate_memory(
     table: Table,
     limit: Limit = None,
@@ -123,6 +135,7 @@ def validate() -> None:
 app.command("collectives")(validate_collectives_command)
 app.command("gemm")(validate_gemm)
 app.command("attention")(validate_attention)
+app.command("experts")(validate_experts)
 app.command("memory")(validate_memory)
 app.command("runs")(validate_runs)
 app.command("fits")(validate_fits)

@@ -21,6 +21,7 @@ from perfmodel.costs.estimates import (
     concatenate_estimates,
     scatter_estimates,
 )
+from perfmodel.costs.experts.model import GroupedGemmModel
 from perfmodel.costs.gemm.model import GemmModel
 from perfmodel.costs.memory.model import MemoryModel
 from perfmodel.costs.sustained import kernel_ratio
@@ -33,6 +34,7 @@ from perfmodel.graph.ops import (
     EmbeddingOp,
     Fixed,
     Gemm,
+    GroupedGemm,
     HostSpan,
     HostWork,
     MemoryBound,
@@ -135,6 +137,7 @@ class FixedModel:
 MODELS: dict[type[object], KernelModel] = {
     Gemm: GemmModel(),
     Convolution: ConvolutionModel(),
+    GroupedGemm: GroupedGemmModel(),
     Attention: AttentionModel(),
     MemoryBound: MemoryModel(),
     EmbeddingOp: EmbeddingModel(),

@@ -22,6 +22,7 @@ from perfmodel.graph.ops import (
     EmbeddingOp,
     Fixed,
     Gemm,
+    GroupedGemm,
     HostSpan,
     HostWork,
     MemoryBound,
@@ -31,7 +32,8 @@ from perfmodel.graph.ops import (
 _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        Gemm, Convolution, Attention, MemoryBound, EmbeddingOp, Copy, HostWork, HostSpan,
+        Gemm, GroupedGemm, Convolution, Attention, MemoryBound, EmbeddingOp, Copy, HostWork,
+        HostSpan,
         Communication, Fixed,
     )
 }  # fmt: skip

@@ -88,6 +88,22 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupedGemm:
+    """Products C[m, n] = A[m, k] B[k, n] of *groups* experts in one launch."""
+
+    groups: int
+    m: int
+    n: int
+    k: int
+    dtype: DType
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, each counted."""
+        return 2 * self.groups * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Scaled dot-product attention of one layer, all heads of a rank.
 
@@ -186,6 +202,7 @@ class Communication:
 Work = (
     Gemm
     | Convolution
+    | GroupedGemm
     | Attention
     | MemoryBound
     | EmbeddingOp

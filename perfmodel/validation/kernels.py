@@ -10,6 +10,8 @@ from perfmodel.base.units import NS_PER_MS
 from perfmodel.costs.attention.model import AttentionModel
 from perfmodel.costs.attention.table import load_attention_table
 from perfmodel.costs.estimates import Estimates, KernelModel
+from perfmodel.costs.experts.model import ExpertLayerModel
+from perfmodel.costs.experts.table import load_expert_table
 from perfmodel.costs.gemm.model import GemmModel
 from perfmodel.costs.gemm.table import load_gemm_table
 from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
@@ -31,6 +33,11 @@ def validate_gemm(path: Path) -> Scoreboard:
 def validate_attention(path: Path) -> Scoreboard:
     """Compare the table at *path* with predictions from the shipped calibration."""
     return validate_kernels("attention", load_attention_table(path), AttentionModel())
+
+
+def validate_experts(path: Path) -> Scoreboard:
+    """Compare the table at *path* with predictions from the shipped calibration."""
+    return validate_kernels("experts", load_expert_table(path), ExpertLayerModel())
 
 
 def validate_kernels(kind: str, table: KernelTable, model: KernelModel) -> Scoreboard:

@@ -6,6 +6,7 @@ is listed and not guessed at.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
@@ -19,6 +20,7 @@ _STATED_WIDTHS = ("kv_heads", "head_dim", "window", "window_every")
 _MASKED = "masked_tokens"
 _PREDICTED_TOKENS = {128: 20, 384: 60, 512: 80}
 """Masked tokens a sequence of masked pre-training, by length."""
+_USUAL_LATENTS = {"kv_lora_rank": 512, "q_lora_rank": 1536, "rope_dim": 64}
 _STORED = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
 """What tensors are kept in, by what is computed in; bf16 for everything narrower."""
 
@@ -52,9 +54,10 @@ def _check_expressible(row: RunRow) -> None:
     missing = [name for name in (*_SHAPE, "seq_len", "gbs") if row.count(name) is None]
     reasons = (
         (missing, f"not stated: {', '.join(missing)}"),
-        ((row.count("ep") or 1) > 1, "expert parallelism is not a workload yet"),
-        ((row.count("experts") or 0) > 1, "layers of experts are not a workload yet"),
-        ((row.count("cp") or 1) > 1, "context parallelism is not a workload yet"),
+        (
+            (row.count("ep") or 1) > 1 and (row.count("experts") or 0) < 2,
+            "ep without experts stated",
+        ),
     )
     reason = next((sentence for is_fault, sentence in reasons if is_fault), None)
     if reason is not None:
@@ -65,7 +68,7 @@ def _batch(row: RunRow, sentences: list[str]) -> int:
     batch = row.count("gbs") or 0
     micro_batch, rounds = row.count("mbs"), row.count("grad_accum")
     ranks = row.count("n_gpus") or 1
-    replicas = ranks // ((row.count("tp") or 1) * (row.count("pp") or 1))
+    replicas = ranks // math.prod(row.count(name) or 1 for name in ("tp", "pp", "cp"))
     if micro_batch is None or rounds is None or batch % (micro_batch * max(replicas, 1)) == 0:
         return batch
     whole = micro_batch * replicas * rounds
@@ -84,12 +87,30 @@ def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str,
         "tied_embeddings": row.switch("tied_emb") is not False,
         "dropout": stack.has(Habit.DROPOUT),
         **row.meaning("arch"),
+        **_experts(row),
+        **_latents(row, sentences),
     }
     if not is_gated:
         model["max_positions"] = row.count("seq_len")
     words = "gated, so as Llama has them" if is_gated else "not gated, so as GPT has them"
     sentences.append(f"Norms, positions, bias: layers are {words}.")
     return model
+
+
+def _experts(row: RunRow) -> dict[str, Any]:
+    if (row.count("experts") or 0) < 2:
+        return {}
+    return stated_or_none(row, ("experts", "top_k", "moe_ffn")) | {
+        name: int(row.number(name) or 0) for name in ("shared_experts", "dense_layers")
+    }
+
+
+def _latents(row: RunRow, sentences: list[str]) -> dict[str, Any]:
+    """Latent attention: tables say that it is there, not how wide its latents are."""
+    if row.text("attention_kind") != "mla":
+        return {}
+    sentences.append("Latents of keys are 512 numbers, of queries 1,536, rotary parts 64: assumed.")
+    return {**_USUAL_LATENTS, "kv_heads": None}
 
 
 def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
@@ -101,6 +122,12 @@ def _parallel(row: RunRow, sentences: list[str]) -> dict[str, Any]:
         "interleaving": row.count("vpp") or 1,
         **stated_or_none(row, ("shard_group",)),
     }
+    for name in ("cp", "ep"):
+        if (row.count(name) or 1) > 1:
+            parallel[name] = row.count(name)
+    if (row.count("experts") or 0) > 1 and parallel["tp"] > 1:
+        parallel["sequence_parallel"] = True
+        sentences.append("Experts behind a tensor split: sequence parallelism taken.")
     for name in ("tp_overlap", "dp_overlap"):
         if row.text(name):
             parallel[name] = row.text(name)

@@ -144,7 +144,7 @@ def _memory(
 ) -> tuple[RankMemory, ...]:
     layout = chosen.layout
     of_stage = [stage_memory(spec, layout, stage=stage, stack=stack) for stage in range(layout.pp)]
-    return tuple(memory for memory in of_stage for _ in range(layout.tp * layout.dp))
+    return tuple(memory for memory in of_stage for _ in range(layout.ranks_of_stage))
 
 
 def build_job(

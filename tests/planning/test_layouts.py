@@ -46,6 +46,25 @@ def test_a_bound_is_near_enough_to_be_of_use(everything):
     assert ratios[len(ratios) // 2] > 0.8
 
 
+EXPERTS = ("model.experts=8", "model.top_k=2", "model.moe_ffn=1024", "model.dense_layers=1")
+LONG = ("sequence_length=16384", "model.max_positions=16384", "model.layers=4", "batch=8")
+
+
+@pytest.mark.parametrize(("changes", "word"), [(EXPERTS, "ep"), (LONG, "cp")])
+def test_experts_and_long_sequences_are_searched_with_bounds_below_their_times(changes, word):
+    spec = load_workload("gpt2_xl", (*SMALL, *changes))
+    cluster = build_cluster(load_topology("dgx_a100"))
+    stack = load_stack("pytorch_fused")
+    bounds, asked = Bounds(cluster, stack), Asked(samples=2, is_explained=False)
+    stated = {"parallel.micro_batch", "parallel.interleaving", "training.recompute"}
+    found = list(iter_candidates(spec, cluster, stack, stated=stated))
+
+    assert {getattr(one.chosen.layout, word) for one in found} >= {1, 2}
+    for one in found[:: max(1, len(found) // 12)]:
+        time_ns = judge((cluster, stack, asked), one).iteration_ns
+        assert bounds.bound_ns(one) <= time_ns, one.overrides
+
+
 def test_the_search_finds_what_trying_everything_finds():
     [found] = search("parallel.micro_batch=2", "parallel.interleaving=1", top=2)
     spec = load_workload("gpt2_xl", (*SMALL, "parallel.micro_batch=2", "parallel.interleaving=1"))

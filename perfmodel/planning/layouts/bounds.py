@@ -1,6 +1,7 @@
 """Bounds: a time that no replay of a layout can fall below, found without building it.
 
-A layer takes at least what it adds to a job of one tensor group: priced and
+A layer takes at least what it adds to a job of one tensor group (with those that share its
+sequences and experts): priced and
 replayed once for each size of group, micro-batch and recomputation. A stage
 works off all its micro-batches, and before its first and after its last one
 the stages before it have their own share of both to do. Weights that are
@@ -11,6 +12,7 @@ interference come on top in a replay and are left out here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,7 +25,7 @@ from perfmodel.planning.layouts.candidates import Candidate
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.jobs import build_job
 from perfmodel.workloads.transformer.placement import Layout
-from perfmodel.workloads.transformer.shapes import layer_shape
+from perfmodel.workloads.transformer.shapes import LayerShapes
 from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
 from topologies import Cluster, build_cluster
 
@@ -51,10 +53,13 @@ class Bounds:
     def bound_ns(self, candidate: Candidate) -> int:
         """A time that the iteration of *candidate* cannot fall below."""
         layout, spec = candidate.chosen.layout, candidate.spec
+        # Dense layers before those of experts are left out: below the time, and few.
+        counted = spec.model.is_expert_layer if spec.model.has_experts else _every_layer
         times = self._measured(_one_layer(spec, layout))
         stages = [
-            float(times.layer_ns) * layout.layer_count(spec.model.layers, stage=stage)
+            float(times.layer_ns) * sum(counted(layer) for run in runs for layer in run)
             for stage in range(layout.pp)
+            for runs in [layout.layer_runs(spec.model.layers, stage=stage)]
         ]
         # The head is by far the dearer end, and it is on the last stage.
         stages[-1] += times.ends_ns * (1.0 if layout.pp == 1 else _HEAD_SHARE)
@@ -69,7 +74,7 @@ class Bounds:
         layout, spec = candidate.chosen.layout, candidate.spec
         if not spec.parallel.sharding.divides_weights or layout.pp > 1 or layout.shard_ranks == 1:
             return 0.0
-        parameters = layer_shape(spec.model, tp=layout.tp).parameters
+        parameters = LayerShapes(spec.model, layout).dense.parameters
         size_bytes = parameters * spec.training.precision.size_bytes
         # Forward and backward, but the last layer of the one is the first of the other.
         gathers = layout.micro_batches * 2 * (spec.model.layers - 1)
@@ -94,13 +99,24 @@ class Bounds:
                 "model": one.model.model_copy(update={"layers": layers}),
             }
         )
-        tp = spec.parallel.tp or 1
-        per_host = min(tp, self._topology.gpus_per_host)
-        cluster = build_cluster(self._topology, hosts=-(-tp // per_host), ranks_per_host=per_host)
-        job = build_job(spec, rank_count=tp, ranks_per_host=per_host, stack=self._stack)
+        ranks = _fewest_ranks(spec)
+        per_host = min(ranks, self._topology.gpus_per_host)
+        hosts = -(-ranks // per_host)
+        cluster = build_cluster(self._topology, hosts=hosts, ranks_per_host=per_host)
+        job = build_job(spec, rank_count=ranks, ranks_per_host=per_host, stack=self._stack)
         priced = price_job(job, cluster=cluster, stack=self._stack)
         replay = SerialExecutor().replay(priced.job, priced.durations, 1)
         return int(replay.iteration_end_ns[0, 0])
+
+
+def _every_layer(layer: int) -> bool:
+    return layer >= 0
+
+
+def _fewest_ranks(spec: TransformerSpec) -> int:
+    """Ranks of one stage that share sequences, products and experts: no copy more than needed."""
+    parallel = spec.parallel
+    return math.lcm((parallel.tp or 1) * parallel.cp, parallel.ep * parallel.etp)
 
 
 def _one_layer(spec: TransformerSpec, layout: Layout) -> TransformerSpec:
@@ -111,11 +127,14 @@ def _one_layer(spec: TransformerSpec, layout: Layout) -> TransformerSpec:
         "sequence_parallel": layout.is_sequence_parallel,
     }  # fmt: skip
     training = {"optimizer": "none", "clip_gradients": False}
-    return spec.model_copy(
+    # Windows everywhere, and experts in every layer: the layer that is counted.
+    model = {"layers": 1, "dense_layers": 0, "window_every": 1}
+    split = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
+    copies = _fewest_ranks(split) // (layout.tp * layout.cp)
+    return split.model_copy(
         update={
-            "batch": layout.micro_batch,
-            "model": spec.model.model_copy(update={"layers": 1}),
-            "parallel": spec.parallel.model_copy(update=parallel),
+            "batch": layout.micro_batch * copies,
+            "model": spec.model.model_copy(update=model),
             "training": spec.training.model_copy(update=training),
         }
     )

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.memory import RankMemory
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.memory import stage_memory
+from perfmodel.workloads.transformer.run import unfuses_attention
 from perfmodel.workloads.transformer.spec import Recompute, StateSharding, TransformerSpec
 from perfmodel.workloads.unstated import take_over
 from topologies import Cluster
@@ -22,9 +24,14 @@ MOST_STAGES = 64
 MOST_SEQUENCES = 32
 """The largest micro-batch that is tried: beyond, products gain nothing more."""
 RUNS = (1, 2, 4)
+SHORTEST_SHARE = 8192
+"""Tokens of a sequence that a rank has at least: shorter ones are not worth sharing."""
+MOST_EXPERT_HOSTS = 8
 FIELDS = {
     "tp": "parallel.tp",
     "pp": "parallel.pp",
+    "cp": "parallel.cp",
+    "ep": "parallel.ep",
     "micro_batch": "parallel.micro_batch",
     "sharding": "parallel.sharding",
     "interleaving": "parallel.interleaving",
@@ -48,6 +55,8 @@ class Candidate:
         return {
             "parallel.tp": layout.tp,
             "parallel.pp": layout.pp,
+            **({"parallel.cp": layout.cp} if layout.cp > 1 else {}),
+            **({"parallel.ep": layout.ep} if self.spec.model.has_experts else {}),
             "parallel.micro_batch": layout.micro_batch,
             "parallel.sharding": parallel.sharding.value,
             "parallel.interleaving": layout.interleaving,
@@ -78,15 +87,46 @@ def iter_candidates(
     fixed = {word for word, field in FIELDS.items() if field in stated}
     for tp in _tensor_sizes(spec, cluster, fixed):
         for pp in _stage_counts(spec, ranks // tp, fixed):
-            dp = ranks // (tp * pp)
-            if spec.batch % dp:
-                continue
-            for micro_batch in _micro_batches(spec, spec.batch // dp, fixed):
-                for changes in _iter_rest(spec, pp, dp, fixed):
-                    split = {"tp": tp, "pp": pp, "dp": None, "micro_batch": micro_batch}
+            for further in _iter_further(spec, cluster, stack, ranks // (tp * pp), fixed):
+                split = {"tp": tp, "pp": pp, "dp": None, **further}
+                for changes in _iter_changes(spec, split, ranks, fixed):
                     found = _complete(spec, cluster, stack, split | changes)
                     if found is not None:
                         yield found
+
+
+def _iter_further(
+    spec: TransformerSpec,
+    cluster: Cluster,
+    stack: SoftwareStack,
+    rest: int,
+    fixed: Collection[str],
+) -> Iterator[dict[str, int]]:
+    """How sequences are shared and experts divided: only long sequences gain from sharing."""
+    longest = min(spec.sequence_length // SHORTEST_SHARE, rest, cluster.ranks_per_host * 2)
+    shares = [spec.parallel.cp]
+    if "cp" not in fixed and not unfuses_attention(spec, stack):
+        shares = _powers(max(longest, 1))
+    divisions = [spec.parallel.ep]
+    if "ep" not in fixed and spec.model.has_experts:
+        most = min(spec.model.experts, rest, cluster.ranks_per_host * MOST_EXPERT_HOSTS)
+        divisions = [ep for ep in _powers(most) if spec.model.experts % ep == 0]
+    for cp in shares:
+        for ep in divisions:
+            if rest % cp == 0:
+                yield {"cp": cp, "ep": ep}
+
+
+def _iter_changes(
+    spec: TransformerSpec, split: dict[str, Any], ranks: int, fixed: Collection[str]
+) -> Iterator[dict[str, object]]:
+    """Micro-batches, and what does not change which ranks work together."""
+    dp = ranks // (split["tp"] * split["pp"] * split["cp"])
+    if spec.batch % dp:
+        return
+    for micro_batch in _micro_batches(spec, spec.batch // dp, fixed):
+        for changes in _iter_rest(spec, split["pp"], dp * split["cp"], fixed):
+            yield {"micro_batch": micro_batch, **changes}
 
 
 def _tensor_sizes(spec: TransformerSpec, cluster: Cluster, fixed: Collection[str]) -> list[int]:

@@ -206,3 +206,20 @@ def activation_pieces(*, is_gated: bool, is_backward: bool) -> tuple[Piece, ...]
     if is_gated:
         return SWIGLU_BACKWARD if is_backward else SWIGLU
     return GELU_BACKWARD if is_backward else GELU
+
+
+def activation_steps(
+    products: ProductSteps, elements: int, label: str, *, is_backward: bool
+) -> list[Step]:
+    """A feed-forward network's activation that writes *elements* numbers."""
+    is_gated = products.spec.model.gated_ffn
+    if not products.run.fuses(Fusion.SWIGLU if is_gated else Fusion.GELU):
+        pieces = activation_pieces(is_gated=is_gated, is_backward=is_backward)
+        return chain_steps(pieces, label, elements=elements, dtype=products.dtype)
+    kernel, operator, inputs = ("swiglu", "swiglu", 2) if is_gated else ("gelu", "gelu", 1)
+    reads, writes = (inputs + 1, inputs) if is_backward else (inputs, 1)
+    size_bytes = elements * products.dtype.size_bytes
+    op = MemoryBound(kernel, reads * size_bytes, writes * size_bytes, products.dtype)
+    if is_backward:
+        operator = "SwigluBackward" if is_gated else "GeluBackward"
+    return [Step(operator, label, (op,))]

@@ -134,7 +134,9 @@ def build_embedding_steps(run: TransformerRun) -> EndSteps:
 def build_head_steps(run: TransformerRun) -> EndSteps:
     """Final norm or transformation, logits, and the loss."""
     spec, layout = run.spec, run.layout
-    products = ProductSteps(run, layout.micro_batch * spec.predicted_tokens, is_end=True)
+    products = ProductSteps(
+        run, layout.micro_batch * spec.predicted_tokens // layout.cp, is_end=True
+    )
     logits = Linear(spec.model.hidden, -(-spec.model.vocab // layout.tp))
     forward = [
         *products.weight_casts(logits, "head/logits"),

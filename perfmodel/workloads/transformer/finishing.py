@@ -10,7 +10,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.graph.program import LaneKind
 from perfmodel.stacks.stack import OptimizerKernels, Overlap
-from perfmodel.workloads.eager import EagerWriter, Stream
+from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.optimizers import OptimizerStep
 from perfmodel.workloads.reduction import GradientReduction
@@ -19,14 +19,15 @@ from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.slots import Slot, has_norm_group, has_tied_group
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
+Groups = Sequence[Sequence[int]]
+
 
 @dataclass(frozen=True, slots=True)
 class FinishWriter:
-    """Writes the ends of an iteration of one rank; *data* is its data-parallel stream."""
+    """Writes the ends of an iteration of one rank."""
 
     writer: EagerWriter
     run: TransformerRun
-    data: Stream | None
 
     @property
     def spec(self) -> TransformerSpec:
@@ -38,12 +39,18 @@ class FinishWriter:
         """How it is spread."""
         return self.run.layout
 
-    def zero_gradients(self, parameters: int) -> int:
-        """Clear the gradients; the task is the first on the compute stream."""
+    def zero_gradients(self, groups: Groups, experts: Groups = ()) -> int:
+        """Clear the gradients; the task is the first on the compute stream.
+
+        *groups* are elements of tensors, by layer, *experts* those that only ranks with the same
+        experts hold.
+        """
         dtype = self.spec.training.gradient_dtype
-        held = parameters
+        held, of_experts = (sum(sum(group) for group in one) for one in (groups, experts))
         if self.spec.parallel.sharding.divides_gradients:
             held //= self.layout.shard_ranks
+            of_experts //= self.layout.expert_copies
+        held += of_experts
         zero = MemoryBound("zero", 0, held * dtype.size_bytes, dtype)
         return self.writer.run("Optimizer.zero_grad", [zero], label="optimizer/zero gradients")
 
@@ -56,17 +63,19 @@ class FinishWriter:
         elements = -(-self.spec.model.vocab // self.layout.tp) * self.spec.model.hidden
         self._all_reduce(elements * dtype.size_bytes, dtype, "gradients/tied weight", Slot.TIED)
 
-    def step(self, groups: Sequence[Sequence[int]]) -> None:
+    def step(self, groups: Groups, experts: Groups = ()) -> None:
         """Clip gradients and update parameters; *groups* are elements of tensors, by layer."""
         training = self.spec.training
         if training.optimizer == "none":
             return
-        if not groups:
+        if not groups and not experts:
             # A stage without parameters still takes part in the norm of all gradients.
             groups = [[0]]
         is_divided = self.spec.parallel.sharding.divides_state
         share = self.layout.shard_ranks if is_divided else 1
+        expert_share = self.layout.expert_copies if is_divided else 1
         shares = [[-(-tensor // share) for tensor in group] for group in groups]
+        shares += [[-(-tensor // expert_share) for tensor in group] for group in experts]
         if training.clip_gradients:
             self._clip(shares)
         step = OptimizerStep(
@@ -87,8 +96,9 @@ class FinishWriter:
         sharding, training = self.spec.parallel.sharding, self.spec.training
         is_gathered = sharding.divides_state and not sharding.divides_weights
         has_step = training.optimizer != "none"
-        if not (is_gathered and has_step) or reduction is None or self.data is None:
+        if not (is_gathered and has_step) or reduction is None:
             return {}
+        what = "experts" if reduction.slot == Slot.EXPERT_DATA else "weights"
         dtype, kind = training.weight_dtype, CollectiveKind.ALL_GATHER
         buckets = list(reversed(list(enumerate(reduction.bucket_elements))))
         if not self.run.overlaps(Overlap.PARAMETER_GATHER):
@@ -97,9 +107,9 @@ class FinishWriter:
             number: self.writer.communicate(
                 kind.value,
                 Collective(kind, elements * dtype.size_bytes, dtype),
-                label=f"optimizer/weights {number} all_gather",
-                stream=self.data,
-                slot=Slot.DATA,
+                label=f"optimizer/{what} {number} all_gather",
+                stream=reduction.stream,
+                slot=reduction.slot,
             )
             for number, elements in buckets
         }

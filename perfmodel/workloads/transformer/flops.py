@@ -64,12 +64,20 @@ class _LayerFlops:
             return self.forward
         if way is Recompute.ATTENTION:
             return self._core
-        return self._products["attention/qkv"] + self._products["ffn/up"]
+        again = ("attention/latent", "attention/qkv", "attention/keys", "ffn/router", "ffn/up")
+        products = self._products
+        return sum(products.get(label, 0) for label in (*again, "ffn/experts up"))
 
     @property
     def _products(self) -> dict[str, int]:
-        products = layer_shape(self.spec.model, tp=1).products
-        return {label: _flops(self.spec, linear) for label, linear in products.items()}
+        model = self.spec.model
+        shape = layer_shape(model, tp=1, is_expert=model.is_expert_layer(self.layer))
+        products = dict(shape.products)
+        flops = {label: _flops(self.spec, linear) for label, linear in products.items()}
+        if shape.experts is not None:
+            flops["ffn/experts up"] = model.top_k * _flops(self.spec, shape.experts.up)
+            flops["ffn/experts down"] = model.top_k * _flops(self.spec, shape.experts.down)
+        return flops
 
     @property
     def _adapters(self) -> int:
@@ -86,7 +94,7 @@ class _LayerFlops:
         if model.window is not None and model.has_window(self.layer):
             seen = min(length, model.window)
         # Scores, and the mixture of values: two operations each for a pair and a number.
-        return 4 * length * seen * model.heads * model.head_width
+        return 2 * length * seen * model.heads * (model.query_width + model.head_width)
 
 
 def _flops(spec: TransformerSpec, linear: Linear) -> int:

@@ -11,7 +11,7 @@ from perfmodel.workloads.feeding import input_assumption
 from perfmodel.workloads.transformer.layout import ChosenLayout
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.slots import add_groups
-from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
+from perfmodel.workloads.transformer.spec import Recompute, Routing, TransformerSpec
 from perfmodel.workloads.transformer.stage import StageParts, StageWriter
 
 
@@ -28,7 +28,7 @@ def build_transformer_job(
     for stage in range(layout.pp):
         writer = StageWriter(job.new_program(), parts, stage=stage)
         program = job.add_program(writer.write())
-        for _ in range(layout.tp * layout.dp):
+        for _ in range(layout.ranks_of_stage):
             job.add_rank(program)
     add_groups(job, spec, layout)
     return job.build(_facts(spec, chosen))
@@ -45,6 +45,15 @@ def _recompute_sentence(spec: TransformerSpec) -> str:
     return f"{what}{where} is computed again in the backward pass."
 
 
+def _routing_sentence(spec: TransformerSpec) -> str:
+    training = spec.training
+    how = "evenly" if training.routing is Routing.BALANCED else "by a power law"
+    kept = "none is dropped"
+    if training.capacity_factor is not None:
+        kept = f"beyond {training.capacity_factor:g} times the mean they are dropped"
+    return f"Tokens choose experts {how}; {kept}; every rank waits for the most loaded one."
+
+
 def _facts(spec: TransformerSpec, chosen: ChosenLayout) -> JobFacts:
     layout, training = chosen.layout, spec.training
     sentences = [
@@ -55,6 +64,10 @@ def _facts(spec: TransformerSpec, chosen: ChosenLayout) -> JobFacts:
     ]
     if layout.is_sequence_parallel:
         sentences.append("Norms and residuals are split along the sequence over the tensor group.")
+    if layout.cp > 1:
+        sentences.append(f"{layout.cp} ranks share every sequence, two mirrored chunks each.")
+    if spec.model.has_experts:
+        sentences.append(_routing_sentence(spec))
     if layout.pp > 1:
         sentences.append("Pipeline stages run one forward, one backward.")
     if layout.interleaving > 1:

@@ -9,17 +9,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perfmodel.graph.ops import MemoryBound, Pass
+from perfmodel.graph.ops import Pass
 from perfmodel.stacks.stack import Fusion
 from perfmodel.workloads.kernels import dropout, dropout_residual, elementwise
 from perfmodel.workloads.transformer import chains
 from perfmodel.workloads.transformer.chains import norm_steps
 from perfmodel.workloads.transformer.core_attention import attention_steps
+from perfmodel.workloads.transformer.experts import ExpertSteps
 from perfmodel.workloads.transformer.products import ProductSteps
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedule import Step
-from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape
+from perfmodel.workloads.transformer.shapes import LayerShape, LayerShapes
 from perfmodel.workloads.transformer.spec import Positions, Recompute
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What tells the layers of a model apart."""
+
+    has_window: bool
+    is_recomputed: bool
+    is_expert: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,7 @@ class LayerSteps:
     Layers of one *kind* have equal steps, labelled within the layer.
     """
 
-    kind: tuple[bool, bool]
+    kind: LayerKind
     casts: tuple[Step, ...]
     forward: tuple[Step, ...]
     recompute: tuple[Step, ...]
@@ -42,20 +52,22 @@ class LayerKinds:
 
     def __init__(self, run: TransformerRun) -> None:
         self._run = run
-        self._known: dict[tuple[bool, bool], LayerSteps] = {}
+        self._known: dict[LayerKind, LayerSteps] = {}
 
     def steps(self, layer: int) -> LayerSteps:
         """The steps of *layer* for one micro-batch."""
         spec = self._run.spec
-        kind = (spec.model.has_window(layer), spec.training.recomputes(layer))
+        model = spec.model
+        kind = LayerKind(
+            model.has_window(layer), spec.training.recomputes(layer), model.is_expert_layer(layer)
+        )
         if kind not in self._known:
-            has_window, is_recomputed = kind
-            self._known[kind] = _build(self._run, has_window=has_window, again=is_recomputed)
+            self._known[kind] = _build(self._run, kind)
         return self._known[kind]
 
 
-def _build(run: TransformerRun, *, has_window: bool, again: bool) -> LayerSteps:
-    maker = _LayerMaker(run, has_window=has_window)
+def _build(run: TransformerRun, kind: LayerKind) -> LayerSteps:
+    maker, again = _LayerMaker(run, kind), kind.is_recomputed
     forward = maker.forward()
     recompute: tuple[Step, ...] = ()
     way = run.spec.training.recompute
@@ -65,7 +77,6 @@ def _build(run: TransformerRun, *, has_window: bool, again: bool) -> LayerSteps:
         recompute = tuple(maker.attention(Pass.FORWARD))
     elif again and way is Recompute.OPS:
         recompute = maker.without_every_second_product()
-    kind = (has_window, again)
     return LayerSteps(kind, maker.casts(), forward, _labelled_again(recompute), maker.backward())
 
 
@@ -74,62 +85,108 @@ def _labelled_again(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 class _LayerMaker:
-    def __init__(self, run: TransformerRun, *, has_window: bool) -> None:
-        self._run, self._spec, self._has_window = run, run.spec, has_window
-        self._shape: LayerShape = layer_shape(run.spec.model, tp=run.layout.tp)
+    def __init__(self, run: TransformerRun, kind: LayerKind) -> None:
+        self._run, self._spec, self._has_window = run, run.spec, kind.has_window
+        shapes = LayerShapes(run.spec.model, run.layout)
+        self._shape: LayerShape = shapes.of_experts if kind.is_expert else shapes.dense
         self._products = ProductSteps(run, run.tokens)
+        shape = self._shape.experts
+        self._experts = None if shape is None else ExpertSteps(self._products, shape)
 
     def casts(self) -> tuple[Step, ...]:
         products = self._shape.products.items()
-        return tuple(
+        steps = [
             step
             for label, linear in products
             for step in self._products.weight_casts(linear, label)
-        )
+        ]
+        return (*steps, *(self._experts.casts() if self._experts else ()))
 
     def forward(self) -> tuple[Step, ...]:
-        products, shape = self._products, self._shape
         return (
-            *norm_steps(products, "attention/norm forward"),
-            *products.wide(shape.qkv, "attention/qkv"),
-            *self._rotary("attention/rotary forward", is_backward=False),
+            *self._until_core(),
             *self.attention(Pass.FORWARD),
-            *products.narrow(shape.projection, "attention/projection"),
+            *self._products.narrow(self._shape.projection, "attention/projection"),
             *self._residual("attention"),
-            *norm_steps(products, "ffn/norm forward"),
-            *products.wide(shape.up, "ffn/up"),
-            *self._activation("ffn/activation forward", is_backward=False),
-            *products.narrow(shape.down, "ffn/down"),
+            *norm_steps(self._products, "ffn/norm forward"),
+            *(self._experts.forward() if self._experts else ()),
+            *self._feed_forward(),
             *self._residual("ffn"),
         )
 
     def without_every_second_product(self) -> tuple[Step, ...]:
-        products, shape = self._products, self._shape
         return (
-            *norm_steps(products, "attention/norm forward"),
-            *products.wide(shape.qkv, "attention/qkv"),
-            *self._rotary("attention/rotary forward", is_backward=False),
+            *self._until_core(),
             *self._residual("attention"),
-            *norm_steps(products, "ffn/norm forward"),
-            *products.wide(shape.up, "ffn/up"),
-            *self._activation("ffn/activation forward", is_backward=False),
+            *norm_steps(self._products, "ffn/norm forward"),
+            *(self._experts.without_down() if self._experts else ()),
+            *self._feed_forward(has_down=False),
         )
 
     def backward(self) -> tuple[Step, ...]:
         products, shape = self._products, self._shape
         return (
             *self._dropout_backward("ffn/dropout backward"),
-            *products.narrow_backward(shape.down, "ffn/down"),
-            *self._activation("ffn/activation backward", is_backward=True),
-            *products.wide_backward(shape.up, "ffn/up"),
+            *self._feed_forward_backward(),
+            *(self._experts.backward() if self._experts else ()),
             *self._norm_backward("ffn"),
             *self._dropout_backward("attention/dropout backward"),
             *products.narrow_backward(shape.projection, "attention/projection"),
             *self.attention(Pass.BACKWARD),
             *self._rotary("attention/rotary backward", is_backward=True),
-            *products.wide_backward(shape.qkv, "attention/qkv"),
+            *self._qkv_backward(),
             *self._norm_backward("attention"),
         )
+
+    def _until_core(self) -> list[Step]:
+        """From the input to queries, keys and values."""
+        products, latent = self._products, self._shape.latent
+        steps = norm_steps(products, "attention/norm forward")
+        if latent is not None:
+            steps += products.local(latent.down, "attention/latent")
+        steps += products.wide(self._shape.qkv, "attention/qkv")
+        if latent is not None:
+            steps += products.wide(latent.keys, "attention/keys")
+        return steps + self._rotary("attention/rotary forward", is_backward=False)
+
+    def _qkv_backward(self) -> list[Step]:
+        products, latent = self._products, self._shape.latent
+        steps = products.wide_backward(self._shape.qkv, "attention/qkv")
+        if latent is None:
+            return steps
+        return [
+            *products.wide_backward(latent.keys, "attention/keys"),
+            *steps,
+            *products.accumulate(latent.norms, "attention/latent norms backward"),
+            *products.local_backward(latent.down, "attention/latent"),
+        ]
+
+    def _feed_forward(self, *, has_down: bool = True) -> list[Step]:
+        """The network that all tokens pass, if there is one."""
+        up, down = self._shape.up, self._shape.down
+        if up is None or down is None:
+            return []
+        steps = self._products.wide(up, "ffn/up")
+        steps += self._activation("ffn/activation forward", is_backward=False)
+        if has_down:
+            steps += self._products.narrow(down, "ffn/down")
+            steps += self._add_shared("ffn/shared experts forward")
+        return steps
+
+    def _feed_forward_backward(self) -> list[Step]:
+        up, down = self._shape.up, self._shape.down
+        if up is None or down is None:
+            return []
+        return [
+            *self._products.narrow_backward(down, "ffn/down"),
+            *self._activation("ffn/activation backward", is_backward=True),
+            *self._products.wide_backward(up, "ffn/up"),
+            *self._add_shared("ffn/shared experts backward"),
+        ]
+
+    def _add_shared(self, label: str) -> list[Step]:
+        """What shared experts made, added to what the chosen ones made."""
+        return self._add(label) if self._experts is not None else []
 
     def attention(self, direction: Pass) -> list[Step]:
         return attention_steps(self._run, direction, has_window=self._has_window)
@@ -140,6 +197,10 @@ class _LayerMaker:
         products, width = self._products, self._spec.model.head_width
         queries = products.tokens * self._shape.heads * width
         keys = products.tokens * self._shape.kv_heads * width
+        if self._shape.latent is not None:
+            # Only the part beside each head turns, and all keys share one.
+            width = self._spec.model.rope_dim
+            queries, keys = products.tokens * self._shape.heads * width, products.tokens * width
         if self._run.fuses(Fusion.ROTARY):
             operator = "RotaryBackward" if is_backward else "rotary"
             return [products.pointwise("rotary", label, elements=queries + keys, operator=operator)]
@@ -151,18 +212,9 @@ class _LayerMaker:
         ]
 
     def _activation(self, label: str, *, is_backward: bool) -> list[Step]:
-        products, is_gated = self._products, self._spec.model.gated_ffn
-        elements = products.tokens * self._shape.down.inputs
-        if not self._run.fuses(Fusion.SWIGLU if is_gated else Fusion.GELU):
-            pieces = chains.activation_pieces(is_gated=is_gated, is_backward=is_backward)
-            return chains.chain_steps(pieces, label, elements=elements, dtype=products.dtype)
-        kernel, operator, inputs = ("swiglu", "swiglu", 2) if is_gated else ("gelu", "gelu", 1)
-        reads, writes = (inputs + 1, inputs) if is_backward else (inputs, 1)
-        size_bytes = elements * products.dtype.size_bytes
-        op = MemoryBound(kernel, reads * size_bytes, writes * size_bytes, products.dtype)
-        if is_backward:
-            operator = "SwigluBackward" if is_gated else "GeluBackward"
-        return [Step(operator, label, (op,))]
+        assert self._shape.down is not None
+        elements = self._products.tokens * self._shape.down.inputs
+        return chains.activation_steps(self._products, elements, label, is_backward=is_backward)
 
     @property
     def _elements(self) -> int:

@@ -15,7 +15,7 @@ from perfmodel.base.units import format_size
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.memory import stage_memory
 from perfmodel.workloads.transformer.placement import Layout, deal_by_cost
-from perfmodel.workloads.transformer.shapes import layer_shape
+from perfmodel.workloads.transformer.shapes import multiplied_parameters
 from perfmodel.workloads.transformer.spec import StageSplit, StateSharding, TransformerSpec
 
 DEFAULT_MEMORY_BYTES = 80 * 10**9
@@ -23,6 +23,7 @@ USABLE_SHARE = 0.9
 _MICRO_BATCHES_A_STAGE = 4
 _MOST_MICRO_BATCHES = 2**16
 _ENDS = 2
+_OF_ONE = ("cp", "ep", "etp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +105,86 @@ def _tp_fault(spec: TransformerSpec, tp: int) -> str:
     return ""
 
 
+def _context_fault(spec: TransformerSpec, tp: int) -> str:
+    """Why sequences cannot be shared by cp ranks, or nothing."""
+    cp, length = spec.parallel.cp, spec.sequence_length
+    if cp == 1:
+        return ""
+    # Two mirrored chunks a rank make causal work even.
+    parts = 2 * cp * (tp if spec.parallel.sequence_parallel is not False else 1)
+    if length % parts:
+        return f"sequence_length ({length}) does not divide by 2 x cp x tp = {parts}"
+    if spec.predicted_tokens % cp:
+        return f"predicted tokens ({spec.predicted_tokens}) do not divide by cp={cp}"
+    return ""
+
+
+def _expert_fault(spec: TransformerSpec, tp: int, ranks_of_stage: int) -> str:
+    """Why experts cannot be spread over the ranks of a stage, or nothing."""
+    model, parallel = spec.model, spec.parallel
+    ep, etp = parallel.ep, parallel.etp
+    if not model.has_experts:
+        return f"ep={ep} x etp={etp} needs experts, and the model has one" if ep * etp > 1 else ""
+    is_apart = ep * etp != tp
+    reasons = (
+        (model.experts % ep, f"experts ({model.experts}) do not divide by ep={ep}"),
+        (model.expert_ffn % etp, f"moe_ffn ({model.expert_ffn}) does not divide by etp={etp}"),
+        (
+            ranks_of_stage % (ep * etp),
+            f"{ranks_of_stage} ranks of a stage do not divide by ep x etp = {ep} x {etp}",
+        ),
+        (
+            tp > 1 and parallel.sequence_parallel is False,
+            f"experts under tp={tp} need sequence_parallel: else {tp} ranks send the same tokens",
+        ),
+        (
+            is_apart and parallel.sharding.divides_weights,
+            (
+                f"sharding={parallel.sharding.value} gathers weights over data-parallel ranks, and "
+                f"experts are spread apart from them (ep x etp = {ep} x {etp}, tp={tp})"
+            ),
+        ),
+        (is_apart and parallel.shard_group is not None, "shard_group and ep do not go together"),
+        (spec.training.adapters_only, "adapters beside experts are not modelled"),
+        (
+            model.shared_experts * model.expert_ffn % tp,
+            (
+                f"width of shared experts ({model.shared_experts} x {model.expert_ffn}) does not "
+                f"divide by tp={tp}"
+            ),
+        ),
+    )
+    return next((sentence for is_fault, sentence in reasons if is_fault), "")
+
+
 def _split_fault(
     spec: TransformerSpec, tp: int, pp: int, rank_count: int, ranks_per_host: int
 ) -> str:
     """The first reason why tp x pp is impossible, or nothing."""
     parallel = spec.parallel
-    dp = rank_count // (tp * pp)
+    cp = parallel.cp
+    dp = rank_count // (tp * pp * cp)
+    context, experts = _context_fault(spec, tp), _expert_fault(spec, tp, rank_count // pp)
     step = max(1, dp) * (parallel.micro_batch or 1)
     near = spec.batch // step * step
     reasons = (
         (_tp_fault(spec, tp), _tp_fault(spec, tp)),
         (_run_fault(spec, pp, near // step), _run_fault(spec, pp, near // step)),
         (
-            rank_count % (tp * pp),
-            f"{rank_count} ranks do not divide by tp x pp = {tp} x {pp}",
+            rank_count % (tp * pp * cp),
+            (
+                f"{rank_count} ranks do not divide by tp x pp{' x cp' if cp > 1 else ''} = "
+                f"{tp} x {pp}{f' x {cp}' if cp > 1 else ''}"
+            ),
         ),
+        (context, context),
+        (experts, experts),
         (
             parallel.dp is not None and parallel.dp != dp,
-            f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}) = {dp}",
+            (
+                f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}"
+                f"{f' x cp={cp}' if cp > 1 else ''}) = {dp}"
+            ),
         ),
         (
             spec.batch % step,
@@ -131,8 +194,8 @@ def _split_fault(
             ),
         ),
         (
-            _shard_fault(dp, _shard(spec, tp, dp, ranks_per_host)),
-            _shard_fault(dp, _shard(spec, tp, dp, ranks_per_host)),
+            _shard_fault(dp * cp, _shard(spec, tp, dp * cp, ranks_per_host)),
+            _shard_fault(dp * cp, _shard(spec, tp, dp * cp, ranks_per_host)),
         ),
     )
     return next((sentence for is_fault, sentence in reasons if is_fault), "")
@@ -161,9 +224,9 @@ def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str
     stated = ", ".join(
         f"{name}={value}"
         for name, value in spec.parallel.model_dump(
-            include={"tp", "pp", "dp", "micro_batch"}
+            include={"tp", "pp", "dp", "micro_batch", "cp", "ep", "etp"}
         ).items()
-        if value is not None
+        if value is not None and not (name in _OF_ONE and value == 1)
     )
     return (
         f"{spec.name} on {rank_count} ranks ({ranks_per_host} a host): no layout is possible"
@@ -177,11 +240,10 @@ def _lengths(spec: TransformerSpec, pp: int) -> tuple[int, ...] | None:
     parallel, model = spec.parallel, spec.model
     if parallel.stages is StageSplit.EQUAL or pp == 1:
         return None
-    products = layer_shape(model, tp=1).products.values()
     return deal_by_cost(
         model.layers,
         pp * parallel.interleaving,
-        layer_cost=sum(linear.inputs * linear.outputs for linear in products),
+        layer_cost=multiplied_parameters(model),
         head_cost=model.vocab * model.hidden,
     )
 
@@ -210,8 +272,9 @@ def _shard_fault(dp: int, shard: int | None) -> str:
 def _smallest_micro_batch(
     spec: TransformerSpec, tp: int, pp: int, rank_count: int, ranks_per_host: int
 ) -> Layout | None:
-    dp = rank_count // (tp * pp)
-    micro_batch = spec.parallel.micro_batch or 1
+    parallel = spec.parallel
+    dp = rank_count // (tp * pp * parallel.cp)
+    micro_batch = parallel.micro_batch or 1
     sequences = spec.batch // dp
     if sequences % micro_batch:
         return None
@@ -224,8 +287,11 @@ def _smallest_micro_batch(
         micro_batches=sequences // micro_batch,
         is_sequence_parallel=tp > 1 and is_split is not False,
         interleaving=spec.parallel.interleaving,
-        shard=_shard(spec, tp, dp, ranks_per_host),
+        shard=_shard(spec, tp, dp * parallel.cp, ranks_per_host),
         lengths=_lengths(spec, pp),
+        cp=parallel.cp,
+        ep=parallel.ep,
+        etp=parallel.etp,
     )
 
 
@@ -258,13 +324,20 @@ def peak_bytes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack | Non
     return max(stage_memory(spec, layout, stage=stage, stack=stack).total_bytes for stage in stages)
 
 
+def _further(spec: TransformerSpec, layout: Layout) -> str:
+    """Context and expert parallelism in a sentence, where there are any."""
+    words = f"cp={layout.cp} ({spec.parallel.cp_kind.value}), " if layout.cp > 1 else ""
+    return words + (f"ep={layout.ep}, " if layout.ep > 1 else "")
+
+
 def _described(
     spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None, usable_bytes: int
 ) -> ChosenLayout:
     needed_bytes = peak_bytes(spec, layout, stack)
     fits = needed_bytes <= usable_bytes
     sentence = (
-        f"Layout: tp={layout.tp}, pp={layout.pp}, dp={layout.dp}, {layout.micro_batches} "
+        f"Layout: tp={layout.tp}, pp={layout.pp}, {_further(spec, layout)}dp={layout.dp}, "
+        f"{layout.micro_batches} "
         f"micro-batches of {layout.micro_batch} sequences a rank"
     )
     if not fits:

@@ -13,8 +13,17 @@ from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.stacks.stack import Fusion, SoftwareStack
 from perfmodel.workloads.optimizers import STATES
 from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.routing import routed_rows
 from perfmodel.workloads.transformer.schedule import turns_ahead
-from perfmodel.workloads.transformer.shapes import LayerShape, layer_shape, stage_parameters
+from perfmodel.workloads.transformer.shapes import (
+    ExpertShape,
+    LayerShape,
+    LayerShapes,
+    layer_shape,
+    stage_expert_parameters,
+    stage_parameters,
+)
+from perfmodel.workloads.transformer.slots import has_experts_apart
 from perfmodel.workloads.transformer.spec import (
     AttentionKernel,
     Positions,
@@ -35,6 +44,9 @@ def stage_memory(
     """The peak of a rank of pipeline *stage* under *stack*; without one, everything is fused."""
     training, sharding = spec.training, spec.parallel.sharding
     held = stage_parameters(spec.model, layout, stage=stage)
+    experts = stage_expert_parameters(spec.model, layout, stage=stage)
+    if not has_experts_apart(spec, layout):
+        held, experts = held + experts, 0
     trained = _trained_parameters(spec, layout, stage, held)
     shares = layout.shard_ranks
     weight_bytes = held * training.weight_dtype.size_bytes
@@ -47,6 +59,7 @@ def stage_memory(
         gradient_bytes //= shares
     if sharding.divides_weights:
         weight_bytes //= shares
+    of_experts = _expert_bytes(spec, layout, experts)
     activation_bytes = _activation_bytes(spec, layout, stage, stack)
     return RankMemory(
         (
@@ -55,6 +68,7 @@ def stage_memory(
             MemoryPart("gradients", gradient_bytes),
             MemoryPart("optimizer state", state_bytes),
             MemoryPart("activations", activation_bytes),
+            *([MemoryPart("experts", of_experts)] if of_experts else ()),
             MemoryPart("logits", _logit_bytes(spec, layout, stage)),
             MemoryPart("gathered layers", _gathered_bytes(spec, layout, held)),
             MemoryPart(
@@ -63,6 +77,18 @@ def stage_memory(
             MemoryPart("runtime and buffers", RUNTIME_BYTES),
         )
     )
+
+
+def _expert_bytes(spec: TransformerSpec, layout: Layout, elements: int) -> int:
+    """Weights, gradients and state of experts that are spread apart from everything else."""
+    training, sharding = spec.training, spec.parallel.sharding
+    state = elements * _state_bytes_per_element(spec)
+    gradients = elements * training.gradient_dtype.size_bytes
+    if sharding.divides_state:
+        state //= layout.expert_copies
+    if sharding.divides_gradients and layout.pp == 1:
+        gradients //= layout.expert_copies
+    return elements * training.weight_dtype.size_bytes + gradients + state
 
 
 def _trained_parameters(spec: TransformerSpec, layout: Layout, stage: int, held: int) -> int:
@@ -84,14 +110,19 @@ def _state_bytes_per_element(spec: TransformerSpec) -> int:
 def _cast_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:
     """Copies of weights that live from the forward to the backward pass."""
     training = spec.training
-    layers = layout.layer_count(spec.model.layers, stage=stage)
+    if not (training.product_dtype.is_quantised or training.is_autocast):
+        return 0
+    shapes = LayerShapes(spec.model, layout).of_stage(layout, stage)
     if spec.parallel.sharding.divides_weights and layout.pp == 1:
-        layers = min(layers, _GATHERED_LAYERS)
-    products = layer_shape(spec.model, tp=layout.tp).products.values()
-    elements = layers * sum(linear.inputs * linear.outputs for linear in products)
+        shapes = shapes[-_GATHERED_LAYERS:]
+    elements = sum(
+        sum(linear.inputs * linear.outputs for linear in shape.products.values())
+        + sum(shape.expert_tensors)
+        for shape in shapes
+    )
     if training.product_dtype.is_quantised:
         return training.product_dtype.bytes_of(elements) * (1 if training.adapters_only else 2)
-    return elements * training.precision.size_bytes if training.is_autocast else 0
+    return elements * training.precision.size_bytes
 
 
 def _gathered_bytes(spec: TransformerSpec, layout: Layout, held: int) -> int:
@@ -100,7 +131,7 @@ def _gathered_bytes(spec: TransformerSpec, layout: Layout, held: int) -> int:
         return 0
     if layout.pp > 1:
         return held * training.precision.size_bytes
-    layer = layer_shape(spec.model, tp=layout.tp).parameters
+    layer = LayerShapes(spec.model, layout).of_experts.all_parameters
     size = _GATHERED_LAYERS * training.precision.size_bytes
     if not training.adapters_only:
         size += training.gradient_dtype.size_bytes
@@ -116,17 +147,25 @@ def _activation_bytes(
     )
     in_flight = min(ahead + 1, layout.micro_batches * runs)
     of_runs = layout.layer_runs(spec.model.layers, stage=stage)
-    whole = layer_activation_bytes(spec, layout, stack=stack)
-    kept = whole
-    if training.recompute is not Recompute.NONE:
-        way = training.recompute
-        kept = layer_activation_bytes(spec, layout, recompute=way, stack=stack)
+    sizes = {
+        (is_expert, way): layer_activation_bytes(
+            spec, layout, recompute=way, stack=stack, is_expert=is_expert
+        )
+        for is_expert in {False, spec.model.has_experts}
+        for way in {Recompute.NONE, training.recompute}
+    }
+    ways = {True: training.recompute, False: Recompute.NONE}
     is_again = [[training.recomputes(number) for number in run] for run in of_runs]
-    of_run = [sum(kept if again else whole for again in run) for run in is_again]
+    of_run = [
+        sum(sizes[spec.model.is_expert_layer(n), ways[training.recomputes(n)]] for n in run)
+        for run in of_runs
+    ]
     # Turns go round over the runs, so each is in flight equally often, the first ones once more.
     counts = [in_flight // runs + (run < in_flight % runs) for run in range(runs)]
     total = sum(count * size for count, size in zip(counts, of_run, strict=True))
     has_again = any(again for run in is_again for again in run)
+    is_expert = any(spec.model.is_expert_layer(number) for run in of_runs for number in run)
+    whole, kept = (sizes[is_expert, way] for way in (Recompute.NONE, training.recompute))
     return total + (whole - kept if has_again else 0)
 
 
@@ -136,11 +175,13 @@ def layer_activation_bytes(
     *,
     recompute: Recompute = Recompute.NONE,
     stack: SoftwareStack | None = None,
+    is_expert: bool = False,
 ) -> int:
     """What one layer keeps of one micro-batch for its backward pass under *recompute*."""
     model, size = spec.model, spec.training.precision.size_bytes
-    shape = layer_shape(model, tp=layout.tp)
-    tokens = layout.micro_batch * spec.sequence_length
+    shapes = LayerShapes(model, layout)
+    shape = shapes.of_experts if is_expert else shapes.dense
+    tokens = layout.micro_batch * spec.sequence_length // layout.cp
     residual = _FP32_BYTES if spec.training.is_autocast else size
     numbers = tokens * model.hidden
     share = layout.tp if layout.is_sequence_parallel else 1
@@ -153,14 +194,27 @@ def layer_activation_bytes(
     if model.dropout:
         whole += 2 * numbers  # one byte a number: the masks
     # Outputs of qkv and up, inputs of the projection and of the down product.
-    outputs = shape.qkv.outputs + shape.up.outputs + _copied_widths(spec, shape, stack)
+    up, down = (shape.up.outputs, shape.down.inputs) if shape.up and shape.down else (0, 0)
+    outputs = shape.attention_outputs + up + _copied_widths(spec, shape, stack)
     split = size * tokens * outputs
-    split += dtype.bytes_of(tokens * (shape.projection.inputs + shape.down.inputs))
+    split += dtype.bytes_of(tokens * (shape.projection.inputs + down))
+    if shape.experts is not None:
+        split += _routed_bytes(spec, layout, shape.experts)
     if recompute is Recompute.OPS:
         # The core's output and every second product's; the rest follows from them.
         whole = residual * numbers * 2
         split = size * tokens * shape.projection.inputs
     return whole // share + split + _score_bytes(spec, layout, recompute)
+
+
+def _routed_bytes(spec: TransformerSpec, layout: Layout, shape: ExpertShape) -> int:
+    """What the experts of a rank keep of the tokens routed to them, on the most loaded rank."""
+    tokens = layout.micro_batch * spec.sequence_length // layout.cp
+    tokens //= layout.tp if layout.is_sequence_parallel else 1
+    rows = routed_rows(spec, tokens=tokens, ep=layout.ep) * layout.etp
+    # Inputs of both products in their format, the output of the first in the activations'.
+    kept = spec.training.product_dtype.bytes_of(rows * (shape.up.inputs + shape.down.inputs))
+    return kept + rows * shape.up.outputs * spec.training.precision.size_bytes
 
 
 def _copied_widths(spec: TransformerSpec, shape: LayerShape, stack: SoftwareStack | None) -> int:
@@ -174,7 +228,7 @@ def _copied_widths(spec: TransformerSpec, shape: LayerShape, stack: SoftwareStac
     turned = (shape.heads + shape.kv_heads) * spec.model.head_width
     width = turned if spec.model.positions is Positions.ROTARY else 0
     if spec.model.gated_ffn and not stack.fuses(Fusion.SWIGLU):
-        width += shape.down.inputs
+        width += shape.down.inputs if shape.down else 0
     return width
 
 
@@ -183,7 +237,7 @@ def _score_bytes(spec: TransformerSpec, layout: Layout, recompute: Recompute) ->
     heads = spec.model.heads // layout.tp
     is_unfused = spec.training.attention is AttentionKernel.UNFUSED
     if not is_unfused or recompute is not Recompute.NONE:
-        return _FP32_BYTES * layout.micro_batch * heads * spec.sequence_length
+        return _FP32_BYTES * layout.micro_batch * heads * spec.sequence_length // layout.cp
     size = spec.training.precision.size_bytes
     a_pair = size + (size + 1 if spec.model.dropout else 0)
     return a_pair * layout.micro_batch * heads * spec.sequence_length**2
@@ -192,6 +246,6 @@ def _score_bytes(spec: TransformerSpec, layout: Layout, recompute: Recompute) ->
 def _logit_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:
     if stage != layout.pp - 1:
         return 0
-    tokens = layout.micro_batch * spec.predicted_tokens
+    tokens = layout.micro_batch * spec.predicted_tokens // layout.cp
     a_logit = spec.training.precision.size_bytes + 2 * _FP32_BYTES
     return tokens * -(-spec.model.vocab // layout.tp) * a_logit

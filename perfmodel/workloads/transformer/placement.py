@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -11,8 +12,12 @@ _ENDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Tensor, pipeline and data parallelism, and the micro-batches of every rank.
+    """Tensor, pipeline, context and data parallelism, and the micro-batches of every rank.
 
+    Ranks that share a sequence (*cp*) hold the same weights, so gradients are reduced over them
+    as over data-parallel ones: *data* positions count both, those of a sequence side by side.
+    Experts are spread over the ranks of a stage on their own: *etp* side by side share the
+    products of an expert, *ep* such groups divide the experts among themselves.
     *interleaving* is how many separate runs of layers a pipeline stage holds.
     *shard* is how many data-parallel ranks divide state, all of them if left out. *lengths* are
     the layers of each run, as nearly equal as possible if left out.
@@ -27,21 +32,44 @@ class Layout:
     interleaving: int = 1
     shard: int | None = None
     lengths: tuple[int, ...] | None = None
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
 
     @property
     def rank_count(self) -> int:
         """Ranks of the job."""
-        return self.tp * self.pp * self.dp
+        return self.pp * self.ranks_of_stage
+
+    @property
+    def weight_copies(self) -> int:
+        """Ranks of a stage with the same weights outside experts: data times context parallel."""
+        return self.dp * self.cp
+
+    @property
+    def ranks_of_stage(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tp * self.weight_copies
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks of a stage with the same experts."""
+        return self.ranks_of_stage // (self.ep * self.etp)
+
+    @property
+    def expert_shard_ranks(self) -> int:
+        """Ranks that divide the state of the same experts among themselves."""
+        return max(1, min(self.expert_copies, self.shard_ranks * self.tp // (self.ep * self.etp)))
 
     @property
     def shard_ranks(self) -> int:
         """Data-parallel ranks that divide state among themselves."""
-        return self.shard or self.dp
+        return self.shard or self.weight_copies
 
     @property
     def replicas(self) -> int:
         """Groups of ranks with a whole state each."""
-        return self.dp // self.shard_ranks
+        return self.weight_copies // self.shard_ranks
 
     def with_micro_batch(self, micro_batch: int) -> Layout:
         """The same layout with larger or smaller micro-batches."""
@@ -60,7 +88,7 @@ class Layout:
 
     def rank(self, *, tensor: int, data: int, stage: int) -> int:
         """The rank at a position."""
-        return tensor + self.tp * (data + self.dp * stage)
+        return tensor + self.tp * (data + self.weight_copies * stage)
 
     def tensor_group(self, *, data: int, stage: int) -> range:
         """Ranks that share the products of a layer."""
@@ -84,7 +112,31 @@ class Layout:
     def stage_ranks(self, *, tensor: int, data: int) -> range:
         """Ranks that a micro-batch passes through, first stage first."""
         first = self.rank(tensor=tensor, data=data, stage=0)
-        return range(first, self.rank_count, self.tp * self.dp)
+        return range(first, self.rank_count, self.ranks_of_stage)
+
+    def context_group(self, *, tensor: int, replica: int, stage: int) -> range:
+        """Ranks that share the sequences of one data-parallel *replica*, first tokens first."""
+        first = self.rank(tensor=tensor, data=replica * self.cp, stage=stage)
+        return range(first, first + self.tp * self.cp, self.tp)
+
+    def iter_expert_tensor_groups(self, stage: int) -> Iterator[range]:
+        """Ranks that share the products of the same experts."""
+        first = stage * self.ranks_of_stage
+        for start in range(first, first + self.ranks_of_stage, self.etp):
+            yield range(start, start + self.etp)
+
+    def iter_expert_groups(self, stage: int) -> Iterator[range]:
+        """Ranks that exchange tokens, because they divide the experts among themselves."""
+        first, block = stage * self.ranks_of_stage, self.ep * self.etp
+        for start in range(first, first + self.ranks_of_stage, block):
+            for place in range(self.etp):
+                yield range(start + place, start + block, self.etp)
+
+    def iter_expert_copies(self, stage: int) -> Iterator[range]:
+        """Ranks that hold the same experts and reduce their gradients."""
+        first, block = stage * self.ranks_of_stage, self.ep * self.etp
+        for place in range(block):
+            yield range(first + place, first + self.ranks_of_stage, block)
 
 
 def split_layers(layers: int, runs: int) -> tuple[int, ...]:

@@ -130,6 +130,14 @@ class ProductSteps:
             *self._gathered(linear.outputs, f"{label} output gradient", product),
         ]
 
+    def local(self, linear: Linear, label: str) -> list[Step]:
+        """Forward of a product whose weight is whole on every rank, over the rank's own tokens."""
+        return replace(self, tokens=self.split_tokens)._forward(linear, label, is_whole=True)
+
+    def local_backward(self, linear: Linear, label: str) -> list[Step]:
+        """Backward of a product whose weight is whole on every rank."""
+        return replace(self, tokens=self.split_tokens)._plain_backward(linear, label)
+
     def dense(self, linear: Linear, label: str, *, is_backward: bool) -> Step:
         """A product that every rank computes whole; its gradients are counted elsewhere."""
         if not is_backward:
@@ -255,6 +263,10 @@ class ProductSteps:
             Step("AddmmBackward", name, kernels),
             *self.accumulate(parameters, name, is_trained=True),
         ]
+
+    def cast(self, elements: int) -> tuple[Op, ...]:
+        """The cast of *elements* numbers before a product, where its format is another one."""
+        return self._cast(elements)
 
     def _cast(self, elements: int) -> tuple[Op, ...]:
         """The cast before a product, with the turned copy that the weight's product needs."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from perfmodel.base.dtypes import DType
 from perfmodel.stacks.stack import Fusion, Overlap, SoftwareStack
 from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.transformer.slots import has_experts_apart
 from perfmodel.workloads.transformer.spec import (
     AttentionKernel,
     DataOverlap,
@@ -51,8 +52,13 @@ class TransformerRun:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch."""
-        return self.layout.micro_batch * self.spec.sequence_length
+        """Tokens of a micro-batch that one rank of those that share its sequences has."""
+        return self.layout.micro_batch * self.spec.sequence_length // self.layout.cp
+
+    @property
+    def has_experts_apart(self) -> bool:
+        """Whether experts are spread over ranks otherwise than everything else of a layer."""
+        return has_experts_apart(self.spec, self.layout)
 
     @property
     def residual_dtype(self) -> DType:
@@ -63,6 +69,11 @@ class TransformerRun:
     @property
     def has_unfused_attention(self) -> bool:
         """Whether the core of attention is products with passes over the scores."""
-        kernel = self.spec.training.attention
-        is_open = kernel is AttentionKernel.AUTO and self.stack.unfuses_attention
-        return is_open or kernel is AttentionKernel.UNFUSED
+        return unfuses_attention(self.spec, self.stack)
+
+
+def unfuses_attention(spec: TransformerSpec, stack: SoftwareStack) -> bool:
+    """Whether the core of attention of *spec* is products with passes over the scores."""
+    kernel = spec.training.attention
+    is_open = kernel is AttentionKernel.AUTO and stack.unfuses_attention
+    return is_open or kernel is AttentionKernel.UNFUSED

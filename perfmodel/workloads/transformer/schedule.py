@@ -9,7 +9,7 @@ Source: Narayanan et al., arXiv 2104.04473, section 2.2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -17,24 +17,30 @@ from typing import Any
 from collectives.collective import Collective
 from perfmodel.graph.ops import Op, Pass
 from perfmodel.workloads.eager import EagerWriter, Stream
+from perfmodel.workloads.transformer.slots import Slot
 
 
 class Joining(Enum):
-    """When compute waits for a collective: at once, or where a later step says so."""
+    """When compute waits for a collective: at once, where a later step says so, or never."""
 
     AT_ONCE = "at once"
     INPUT = "input"
     GRADIENT = "gradient"
     PIECES = "pieces"
+    NEXT_BLOCK = "next block"
+    BLOCK_GRADIENT = "block gradient"
+    EXPERTS = "experts"
+    NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An operator with its kernels, or with a collective over the tensor group.
+    """An operator with its kernels, or with a collective over the group behind *slot*.
 
-    *joins* are the collectives that compute waits for before the kernels, *closes* those that
-    whatever comes after the kernels waits for.
-    *parameters* counts the elements whose gradients are ready afterwards.
+    *joins* are the collectives that compute, and a collective of this step, wait for before they
+    start, *closes* those that whatever comes after the kernels waits for.
+    *parameters* counts the elements whose gradients are ready afterwards; with *is_expert* they
+    are reduced over the ranks that hold the same experts.
     """
 
     operator: str
@@ -45,22 +51,24 @@ class Step:
     joins: tuple[Joining, ...] = ()
     closes: tuple[Joining, ...] = ()
     parameters: int = 0
+    slot: Slot = Slot.TENSOR
+    is_expert: bool = False
 
 
 @dataclass(slots=True)
 class StepWriter:
-    """Writes steps; *stream* and *slot* are those of the tensor group, if there is one."""
+    """Writes steps; *streams* are those of the groups that there are, by their slots."""
 
     writer: EagerWriter
-    stream: Stream | None
-    slot: int
+    streams: Mapping[Slot, Stream]
     outstanding: dict[Joining, int] = field(default_factory=dict)
 
     def write(self, step: Step, *, prefix: str) -> int | None:
         """Write *step*, labelled with *prefix*; its last kernel, if it has one."""
-        self._join(step.joins)
+        awaited = self._join(step.joins)
         task = None
         if step.collective is not None:
+            self.writer.hold(self.streams[step.slot], awaited)
             self._communicate(step, step.collective, prefix)
         elif step.kernels:
             task = self.writer.run(step.operator, step.kernels, label=prefix + step.label)
@@ -78,23 +86,24 @@ class StepWriter:
         words, tasks = cells
         self.outstanding = dict(zip(map(Joining, words), tasks, strict=True))
 
-    def _join(self, joinings: tuple[Joining, ...]) -> None:
-        for joining in joinings:
-            if joining in self.outstanding:
-                self.writer.hold(self.writer.compute, [self.outstanding.pop(joining)])
+    def _join(self, joinings: tuple[Joining, ...]) -> list[int]:
+        awaited = [
+            self.outstanding.pop(joining) for joining in joinings if joining in self.outstanding
+        ]
+        self.writer.hold(self.writer.compute, awaited)
+        return awaited
 
     def _communicate(self, step: Step, collective: Collective, prefix: str) -> None:
-        assert self.stream is not None
         task = self.writer.communicate(
             step.operator,
             collective,
             label=prefix + step.label,
-            stream=self.stream,
-            slot=self.slot,
+            stream=self.streams[step.slot],
+            slot=step.slot,
         )
         if step.joining is Joining.AT_ONCE:
             self.writer.hold(self.writer.compute, [task])
-        else:
+        elif step.joining is not Joining.NEVER:
             self.outstanding[step.joining] = task
 
 

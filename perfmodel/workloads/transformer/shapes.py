@@ -27,35 +27,81 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentShape:
+    """What makes latent vectors, whole on every rank, and what makes keys and values of them."""
+
+    down: Linear
+    keys: Linear
+    norms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """The router, whole on every rank, and both products of each of the *held* experts."""
+
+    router: Linear
+    up: Linear
+    down: Linear
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerShape:
     """One layer as one of *tp* ranks has it.
 
     The first of each pair of products is split by outputs, the second by
-    inputs, so that a bias of the second is whole on every rank.
+    inputs, so that a bias of the second is whole on every rank. In a layer of
+    experts *up* and *down* are those of the shared ones, if there are any.
     """
 
     qkv: Linear
     projection: Linear
-    up: Linear
-    down: Linear
+    up: Linear | None
+    down: Linear | None
     norm: int
     heads: int
     kv_heads: int
+    latent: LatentShape | None = None
+    experts: ExpertShape | None = None
 
     @property
     def parameters(self) -> int:
-        """Elements a rank holds of one layer, both norms included."""
+        """Elements a rank holds of one layer, both norms included, experts aside."""
         return sum(self.tensors)
 
     @property
     def products(self) -> dict[str, Linear]:
-        """The four products by label."""
-        return {
+        """The products that a tensor group shares or repeats, by label; those of experts aside."""
+        named = {
+            "attention/latent": self.latent.down if self.latent else None,
             "attention/qkv": self.qkv,
+            "attention/keys": self.latent.keys if self.latent else None,
             "attention/projection": self.projection,
+            "ffn/router": self.experts.router if self.experts else None,
             "ffn/up": self.up,
             "ffn/down": self.down,
         }
+        return {label: linear for label, linear in named.items() if linear is not None}
+
+    @property
+    def attention_outputs(self) -> int:
+        """Numbers a token that attention's products write before its core."""
+        if self.latent is None:
+            return self.qkv.outputs
+        return self.latent.down.outputs + self.qkv.outputs + self.latent.keys.outputs
+
+    @property
+    def expert_tensors(self) -> tuple[int, ...]:
+        """Elements of the stacked weights of the experts that a rank holds."""
+        if self.experts is None:
+            return ()
+        held = self.experts.held
+        return held * self.experts.up.parameters, held * self.experts.down.parameters
+
+    @property
+    def all_parameters(self) -> int:
+        """Elements a rank holds of one layer, its experts included."""
+        return self.parameters + sum(self.expert_tensors)
 
     def adapter_tensors(self, rank: int) -> tuple[int, ...]:
         """Elements of every adapter of the layer."""
@@ -71,26 +117,79 @@ class LayerShape:
         products = self.products.values()
         weights = [product.inputs * product.outputs for product in products]
         biases = [product.bias for product in products if product.bias]
-        return (*weights, *biases, self.norm, self.norm)
+        latent = (self.latent.norms,) if self.latent else ()
+        return (*weights, *biases, *latent, self.norm, self.norm)
 
 
-def layer_shape(model: ModelSection, *, tp: int) -> LayerShape:
-    """The shape of one layer on one of *tp* ranks."""
+def layer_shape(
+    model: ModelSection, *, tp: int, ep: int = 1, etp: int = 1, is_expert: bool = False
+) -> LayerShape:
+    """The shape of one layer, of experts or dense, on one of *tp* ranks."""
     heads = model.heads // tp
-    kv_heads = max(1, model.key_heads // tp)
-    width = model.head_width
-    qkv_outputs = (heads + 2 * kv_heads) * width
-    ffn = model.ffn // tp
-    up_outputs = 2 * ffn if model.gated_ffn else ffn
+    latent = _latent_shape(model, heads) if model.kv_lora_rank else None
+    kv_heads = heads if latent else max(1, model.key_heads // tp)
+    ffn = (model.shared_experts * model.expert_ffn if is_expert else model.ffn) // tp
+    qkv = _linear(model, model.hidden, (heads + 2 * kv_heads) * model.head_width)
+    if latent:
+        qkv = _linear(model, model.q_lora_rank or model.hidden, heads * model.query_width)
+    up, down = _feed_forward(model, ffn)
     return LayerShape(
-        qkv=Linear(model.hidden, qkv_outputs, qkv_outputs if model.bias else 0),
-        projection=Linear(heads * width, model.hidden, model.hidden if model.bias else 0),
-        up=Linear(model.hidden, up_outputs, up_outputs if model.bias else 0),
-        down=Linear(ffn, model.hidden, model.hidden if model.bias else 0),
+        qkv=qkv,
+        projection=_linear(model, heads * model.head_width, model.hidden),
+        up=up if ffn else None,
+        down=down if ffn else None,
         norm=norm_parameters(model),
         heads=heads,
         kv_heads=kv_heads,
+        latent=latent,
+        experts=_expert_shape(model, ep, etp) if is_expert else None,
     )
+
+
+def _linear(model: ModelSection, inputs: int, outputs: int) -> Linear:
+    return Linear(inputs, outputs, outputs if model.bias else 0)
+
+
+def _feed_forward(model: ModelSection, ffn: int) -> tuple[Linear, Linear]:
+    """Both products of a feed-forward network of width *ffn*."""
+    up = _linear(model, model.hidden, 2 * ffn if model.gated_ffn else ffn)
+    return up, _linear(model, ffn, model.hidden)
+
+
+def _expert_shape(model: ModelSection, ep: int, etp: int) -> ExpertShape:
+    up, down = _feed_forward(model, model.expert_ffn // etp)
+    router = _linear(model, model.hidden, model.experts)
+    return ExpertShape(router, up, down, held=model.experts // ep)
+
+
+def _latent_shape(model: ModelSection, heads: int) -> LatentShape:
+    keys, queries = model.kv_lora_rank or 0, model.q_lora_rank or 0
+    return LatentShape(
+        down=_linear(model, model.hidden, queries + keys + model.rope_dim),
+        keys=_linear(model, keys, 2 * heads * model.head_width),
+        norms=queries + keys,
+    )
+
+
+class LayerShapes:
+    """The shapes of dense layers and of layers of experts on a rank of *layout*."""
+
+    def __init__(self, model: ModelSection, layout: Layout) -> None:
+        self._model = model
+        self.dense = layer_shape(model, tp=layout.tp)
+        self.of_experts = self.dense
+        if model.has_experts:
+            split = {"ep": layout.ep, "etp": layout.etp}
+            self.of_experts = layer_shape(model, tp=layout.tp, is_expert=True, **split)
+
+    def of(self, layer: int) -> LayerShape:
+        """The shape of *layer*."""
+        return self.of_experts if self._model.is_expert_layer(layer) else self.dense
+
+    def of_stage(self, layout: Layout, stage: int) -> list[LayerShape]:
+        """The shapes of all layers of *stage*."""
+        runs = layout.layer_runs(self._model.layers, stage=stage)
+        return [self.of(layer) for run in runs for layer in run]
 
 
 def norm_parameters(model: ModelSection) -> int:
@@ -122,13 +221,33 @@ def head_parameters(model: ModelSection, *, tp: int) -> int:
     return elements
 
 
+def multiplied_parameters(model: ModelSection) -> int:
+    """Weights of one layer that a token is multiplied with, of experts the chosen ones."""
+    shape = layer_shape(model, tp=1, is_expert=model.has_experts)
+    products = sum(linear.inputs * linear.outputs for linear in shape.products.values())
+    if shape.experts is None:
+        return products
+    chosen = (shape.experts.up, shape.experts.down)
+    return products + model.top_k * sum(one.inputs * one.outputs for one in chosen)
+
+
 def parameter_count(model: ModelSection) -> int:
     """Parameters of the whole model."""
+    whole = LayerShapes(model, Layout(tp=1, pp=1, dp=1, micro_batch=1, micro_batches=1))
     return (
         embedding_parameters(model, tp=1)
-        + model.layers * layer_shape(model, tp=1).parameters
+        + sum(whole.of(layer).all_parameters for layer in range(model.layers))
         + head_parameters(model, tp=1)
     )
+
+
+def active_parameter_count(model: ModelSection) -> int:
+    """Parameters that one token passes through."""
+    if not model.has_experts:
+        return parameter_count(model)
+    shape = layer_shape(model, tp=1, is_expert=True)
+    idle = sum(shape.expert_tensors) * (model.experts - model.top_k) // model.experts
+    return parameter_count(model) - (model.layers - model.dense_layers) * idle
 
 
 def end_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
@@ -147,7 +266,12 @@ def end_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
 
 
 def stage_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
-    """Elements a rank of pipeline *stage* holds."""
-    layers = layout.layer_count(model.layers, stage=stage)
-    of_layer = layer_shape(model, tp=layout.tp).parameters
-    return layers * of_layer + end_parameters(model, layout, stage=stage)
+    """Elements a rank of pipeline *stage* holds, those of routed experts aside."""
+    shapes = LayerShapes(model, layout).of_stage(layout, stage)
+    return sum(shape.parameters for shape in shapes) + end_parameters(model, layout, stage=stage)
+
+
+def stage_expert_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
+    """Elements a rank of pipeline *stage* holds of routed experts."""
+    shapes = LayerShapes(model, layout).of_stage(layout, stage)
+    return sum(sum(shape.expert_tensors) for shape in shapes)

@@ -13,7 +13,17 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from perfmodel.base.dtypes import DType
-from perfmodel.workloads.fields import CommonSpec, Count, NumberFormat, Ratio, Section, Size, Switch
+from perfmodel.workloads.fields import (
+    CommonSpec,
+    Count,
+    NaturalNumber,
+    Number,
+    NumberFormat,
+    Ratio,
+    Section,
+    Size,
+    Switch,
+)
 
 _FP32_BYTES = DType.FP32.size_bytes
 
@@ -151,11 +161,32 @@ class Master(Enum):
     AUTOCAST = "autocast"
 
 
+class ContextKind(Enum):
+    """How ranks that share a sequence see each other's keys and values.
+
+    RING passes them round while attention works on the ones at hand; ALL_GATHER collects all of
+    them first.
+    """
+
+    RING = "ring"
+    ALL_GATHER = "all_gather"
+
+
+class Routing(Enum):
+    """How unevenly tokens choose experts."""
+
+    BALANCED = "balanced"
+    POWER_LAW = "power_law"
+
+
 class ModelSection(Section):
     """The shape of the model. Left out, *kv_heads* is *heads*, *head_dim* is hidden / heads.
 
     Where *window* is given, the first of every *window_every* layers lets a token see only that
-    many before it.
+    many before it. Behind the first *dense_layers*, a token passes through *top_k* of *experts*
+    feed-forward networks of width *moe_ffn*, and through *shared_experts* that all tokens pass.
+    With *kv_lora_rank*, keys and values are made from a latent vector of that length, queries
+    from one of *q_lora_rank*, and *rope_dim* numbers a head carry the positions beside *head_dim*.
     """
 
     layers: Count
@@ -178,6 +209,33 @@ class ModelSection(Section):
     pooler: Switch = False
     window: Count | None = None
     window_every: Count = 1
+    experts: Count = 1
+    top_k: Count = 1
+    moe_ffn: Count | None = None
+    shared_experts: NaturalNumber = 0
+    dense_layers: NaturalNumber = 0
+    kv_lora_rank: Count | None = None
+    q_lora_rank: Count | None = None
+    rope_dim: NaturalNumber = 0
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> Self:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k must be at most experts {self.experts}, got {self.top_k}")
+        if self.dense_layers > self.layers:
+            raise ValueError(
+                f"dense_layers must be at most layers {self.layers}, got {self.dense_layers}"
+            )
+        if not self.has_experts and (self.moe_ffn or self.ffn) != self.ffn:
+            raise ValueError(
+                f"one expert is a dense layer of width ffn: moe_ffn must be {self.ffn}, "
+                f"got {self.moe_ffn}"
+            )
+        if self.kv_lora_rank is None and (self.q_lora_rank is not None or self.rope_dim):
+            raise ValueError(
+                "q_lora_rank and rope_dim belong to latent attention: needs kv_lora_rank"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
@@ -197,6 +255,25 @@ class ModelSection(Section):
         return self.window is not None and layer % self.window_every == 0
 
     @property
+    def has_experts(self) -> bool:
+        """Whether there are experts to choose from."""
+        return self.experts > 1
+
+    def is_expert_layer(self, layer: int) -> bool:
+        """Whether tokens of *layer* choose among experts."""
+        return self.has_experts and layer >= self.dense_layers
+
+    @property
+    def expert_ffn(self) -> int:
+        """Width of one expert."""
+        return self.moe_ffn or self.ffn
+
+    @property
+    def query_width(self) -> int:
+        """Numbers of a head that queries and keys are compared by."""
+        return self.head_width + self.rope_dim
+
+    @property
     def key_heads(self) -> int:
         """Heads of keys and values."""
         return self.kv_heads or self.heads
@@ -210,11 +287,16 @@ class ModelSection(Section):
 class ParallelSection(Section):
     """How the job is spread over ranks; what is left out is chosen.
 
+    *cp* ranks share every sequence; *ep* ranks divide the experts, each spread over *etp* ranks.
     *shard_group* is how many data-parallel ranks divide what *sharding* says: left out, all of
     them, for `hsdp` those of a host. Overlaps left out are those of the software stack.
     """
 
     tp: Count | None = None
+    cp: Count = 1
+    cp_kind: ContextKind = ContextKind.RING
+    ep: Count = 1
+    etp: Count = 1
     pp: Count | None = None
     dp: Count | None = None
     micro_batch: Count | None = None
@@ -232,7 +314,8 @@ class TrainingSection(Section):
 
     *precision* is what activations are stored in and, without *compute*, what products are
     computed in. With *adapters_only* the weights are frozen and products beside them, of inner
-    width *adapter_rank*, are trained.
+    width *adapter_rank*, are trained. With *capacity_factor* an expert takes so many times its
+    fair share of tokens and drops the rest; without, it takes all that choose it.
     """
 
     precision: NumberFormat = DType.BF16
@@ -247,6 +330,9 @@ class TrainingSection(Section):
     adapters_only: Switch = False
     adapter_rank: Count = 16
     bucket_size: Size = 25 * 2**20
+    routing: Routing = Routing.BALANCED
+    routing_exponent: Number = 1.2
+    capacity_factor: Number | None = None
 
     @property
     def product_dtype(self) -> DType:

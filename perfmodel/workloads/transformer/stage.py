@@ -7,6 +7,7 @@ thread issues backwards and the reductions of gradients, while the main thread w
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
@@ -24,8 +25,9 @@ from perfmodel.workloads.transformer.gathering import LayerGathering, WeightsRea
 from perfmodel.workloads.transformer.layers import LayerKinds
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedule import Step, StepWriter, Turn, build_schedule
-from perfmodel.workloads.transformer.shapes import end_parameters, layer_shape
+from perfmodel.workloads.transformer.shapes import LayerShapes, end_parameters
 from perfmodel.workloads.transformer.slots import Slot
+from perfmodel.workloads.transformer.spec import ContextKind
 
 _ROOT = "embedding and head"
 
@@ -39,6 +41,18 @@ class StageParts:
         self.embedding = build_embedding_steps(run)
         self.head = build_head_steps(run)
         self.known: dict[Hashable, Stretch] = {}
+
+
+@dataclass(slots=True)
+class ExpertReductions:
+    """Reductions over the ranks with the same experts.
+
+    Of the last micro-batch, of earlier ones, and the one at work.
+    """
+
+    last: GradientReduction | None = None
+    early: GradientReduction | None = None
+    active: GradientReduction | None = None
 
 
 class StageWriter:
@@ -59,24 +73,22 @@ class StageWriter:
             runs=layout.interleaving,
         )
         self._layers, self._embedding, self._head = parts.layers, parts.embedding, parts.head
-        shape, is_frozen = layer_shape(spec.model, tp=layout.tp), spec.training.adapters_only
-        rank = spec.training.adapter_rank
-        self._layer_tensors = shape.adapter_tensors(rank) if is_frozen else shape.tensors
-        self._layer_size = shape.parameters
+        self._shapes = LayerShapes(spec.model, layout)
         self._root_size = end_parameters(spec.model, layout, stage=stage)
-        self._trained_root = 0 if is_frozen else self._root_size
+        self._trained_root = 0 if spec.training.adapters_only else self._root_size
         self._writer = EagerWriter(program, issuing_under(run.stack))
-        tensor = self._add_stream("tensor stream") if layout.tp > 1 else None
-        self._steps = StepWriter(self._writer, tensor, Slot.TENSOR)
-        self._data = self._add_stream("data stream") if layout.dp > 1 else None
+        self._steps = StepWriter(self._writer, self._add_group_streams())
+        self._data = self._add_stream("data stream") if layout.weight_copies > 1 else None
         self._transfers = self._add_transfers()
         self._reduction: GradientReduction | None = None
         self._early_reduction: GradientReduction | None = None
         self._active: GradientReduction | None = None
+        self._experts = ExpertReductions()
         self._gathering: LayerGathering | None = None
         self._build_sharing()
         self._cast_layers: set[int] = set()
         self._ready = WeightsReady()
+        self._experts_ready = WeightsReady(first_task=self._ready.first_task)
         states: list[Stateful] = [self._writer, self._steps]
         if self._gathering is not None:
             states.append(self._gathering)
@@ -87,29 +99,62 @@ class StageWriter:
         writer = self._writer
         if self._is_first or self._is_last:
             sequences = self._layout.micro_batch * self._layout.micro_batches
-            size_bytes = sequences * self._spec.sequence_length * DType.INT64.size_bytes
+            tokens = sequences * self._spec.sequence_length // self._layout.cp
+            size_bytes = tokens * DType.INT64.size_bytes
             feed_batch(writer, self._program, section=self._spec.input, size_bytes=size_bytes)
-        finish = FinishWriter(writer, self._run, self._data)
-        groups = [self._layer_tensors] * self._layer_count
+        finish = FinishWriter(writer, self._run)
+        layers = [number for run in self._runs for number in run]
+        groups = [self._tensors(number) for number in layers]
         groups += [(self._trained_root,)] if self._trained_root else []
-        first_task = finish.zero_gradients(sum(sum(group) for group in groups))
+        experts = [tensors for number in layers if (tensors := self._expert_tensors(number))]
+        first_task = finish.zero_gradients(groups, experts)
         for turn in self._turns:
             self._take(turn)
         if self._is_first or self._is_last:
             finish.reduce_tied_weight(is_sole_end=self._is_first and self._is_last)
-        for reduction in (self._early_reduction, self._reduction):
+        reductions = (self._early_reduction, self._reduction)
+        for reduction in (*reductions, self._experts.early, self._experts.last):
             if reduction is not None:
                 reduction.finish()
-        finish.step(groups)
-        gathers = finish.gather_weights(self._reduction)
-        if not self._overlaps(Overlap.PARAMETER_GATHER):
-            self._ready = WeightsReady(users={number: [first_task] for number in gathers})
-        for task, gather in self._ready.iter_waits(gathers):
-            self._program.add_dependency(task, Dependency(gather, distance=1))
+        finish.step(groups, experts)
+        self._gather_updated(finish, self._reduction, self._ready, first_task)
+        self._gather_updated(finish, self._experts.last, self._experts_ready, first_task)
         if self._spec.sync_each_iteration:
             last = writer.compute.last_task
             writer.block([] if last is None else [last], label="loss/read on the host")
         return writer.finish()
+
+    def _gather_updated(
+        self,
+        finish: FinishWriter,
+        reduction: GradientReduction | None,
+        ready: WeightsReady,
+        first_task: int,
+    ) -> None:
+        """Gather the weights of *reduction*, and let the next iteration wait for them."""
+        gathers = finish.gather_weights(reduction)
+        if not self._overlaps(Overlap.PARAMETER_GATHER):
+            ready = WeightsReady(users={number: [first_task] for number in gathers})
+        for task, gather in ready.iter_waits(gathers):
+            self._program.add_dependency(task, Dependency(gather, distance=1))
+
+    def _tensors(self, number: int) -> tuple[int, ...]:
+        """Trained tensors of layer *number* that the data-parallel group reduces."""
+        shape, training = self._shapes.of(number), self._spec.training
+        if training.adapters_only:
+            return shape.adapter_tensors(training.adapter_rank)
+        return shape.tensors + (() if self._run.has_experts_apart else shape.expert_tensors)
+
+    def _expert_tensors(self, number: int) -> tuple[int, ...]:
+        """Tensors of layer *number* that only ranks with the same experts reduce."""
+        return self._shapes.of(number).expert_tensors if self._run.has_experts_apart else ()
+
+    def _layer_size(self, number: int) -> int:
+        return self._shapes.of(number).all_parameters
+
+    @property
+    def _is_reducing(self) -> bool:
+        return self._active is not None or self._experts.active is not None
 
     def _take(self, turn: Turn) -> None:
         """Write *turn*; equal ones, which reduce nothing, are written once."""
@@ -119,7 +164,8 @@ class StageWriter:
             return
         is_final = turn.micro_batch == self._layout.micro_batches - 1
         self._active = self._reduction if is_final else self._early_reduction
-        if self._active is not None:
+        self._experts.active = self._experts.last if is_final else self._experts.early
+        if self._is_reducing:
             self._backward(turn)
             return
         key = (self._stage, turn.direction, turn.run)
@@ -159,7 +205,7 @@ class StageWriter:
             layer = self._layers.steps(number)
             steps = (*layer.recompute, *layer.backward)
             self._write_layer(number, steps, (Pass.BACKWARD, layer.kind, len(steps)))
-            self._release_layer(reduces=True)
+            self._release_layer(reduced=number)
         if self._is_begin(turn):
             self._write(self._embedding.backward, "", part="embedding")
         if self._is_reduced_whole and self._trained_root:
@@ -171,7 +217,7 @@ class StageWriter:
     def _write_layer(self, number: int, steps: tuple[Step, ...], key: Hashable) -> None:
         """Write *steps* of layer *number*; equal layers are written once."""
         part, prefix = f"layer {number}", f"layer {number}/"
-        if self._active is not None and not self._is_reduced_whole:
+        if self._is_reducing and not self._is_reduced_whole:
             self._write(steps, prefix, part=part)
             return
         task = self._repetition.write(key, lambda: self._write(steps, prefix), prefix=prefix)
@@ -184,12 +230,21 @@ class StageWriter:
             task = self._steps.write(step, prefix=prefix)
             first = task if first is None else first
             self._ready.note_use(part, task)
-            active = None if self._is_reduced_whole else self._active
-            if step.parameters and active is not None:
-                if active is self._reduction:
-                    self._ready.note_bucket(part, active.fill.closed)
-                active.add(step.parameters)
+            if step.parameters and not self._is_reduced_whole:
+                self._note_gradients(step, part)
         return first
+
+    def _note_gradients(self, step: Step, part: str) -> None:
+        """Put the gradients that *step* made ready into the bucket being filled."""
+        is_expert = step.is_expert and self._run.has_experts_apart
+        active = self._experts.active if is_expert else self._active
+        if active is None:
+            return
+        if active is self._reduction:
+            self._ready.note_bucket(part, active.fill.closed)
+        elif active is self._experts.last:
+            self._experts_ready.note_bucket(part, active.fill.closed)
+        active.add(step.parameters)
 
     @property
     def _is_reduced_whole(self) -> bool:
@@ -219,22 +274,27 @@ class StageWriter:
         return self._run.overlaps(overlap)
 
     def _build_sharing(self) -> None:
-        if self._data is None:
-            return
         layout, training = self._layout, self._spec.training
         sharding = self._spec.parallel.sharding
-        self._reduction = self._build_reduction()
         is_kept = layout.pp > 1
-        if sharding.divides_gradients and not is_kept:
-            self._early_reduction = self._build_reduction()
+        is_early = sharding.divides_gradients and not is_kept
+        if self._run.has_experts_apart and layout.expert_copies > 1:
+            stream = self._add_stream("expert data stream")
+            self._experts.last = self._build_reduction(stream, Slot.EXPERT_DATA)
+            if is_early:
+                self._experts.early = self._build_reduction(stream, Slot.EXPERT_DATA)
+        if self._data is None:
+            return
+        self._reduction = self._build_reduction(self._data, Slot.DATA)
+        if is_early:
+            self._early_reduction = self._build_reduction(self._data, Slot.DATA)
         if sharding.divides_weights:
             is_ahead = self._overlaps(Overlap.PARAMETER_GATHER)
             self._gathering = LayerGathering(
                 self._writer, self._data, training.precision, is_ahead, is_kept
             )
 
-    def _build_reduction(self) -> GradientReduction:
-        assert self._data is not None
+    def _build_reduction(self, stream: Stream, slot: Slot) -> GradientReduction:
         layout, training = self._layout, self._spec.training
         sharding = self._spec.parallel.sharding
         is_divided = sharding.divides_state
@@ -242,13 +302,15 @@ class StageWriter:
         is_by_layer = sharding.divides_weights
         return GradientReduction(
             self._writer,
-            self._data,
-            Slot.DATA,
+            stream,
+            slot,
             training.gradient_dtype,
             BucketFill(1 if is_by_layer else training.bucket_size),
             CollectiveKind.REDUCE_SCATTER if is_divided else CollectiveKind.ALL_REDUCE,
             not (is_by_layer or self._overlaps(Overlap.GRADIENT_REDUCTION)),
-            Replicas(Slot.REPLICA, layout.shard_ranks) if layout.replicas > 1 else None,
+            Replicas(Slot.REPLICA, layout.shard_ranks)
+            if layout.replicas > 1 and slot is Slot.DATA
+            else None,
         )
 
     def _use_root(self) -> None:
@@ -259,21 +321,40 @@ class StageWriter:
     def _use_layer(self, number: int, following: int) -> None:
         if self._gathering is None:
             return
-        self._gathering.gather(f"layer {number}", self._layer_size)
+        self._gathering.gather(f"layer {number}", self._layer_size(number))
         is_held = any(following in run for run in self._runs)
         if is_held and self._gathering.is_ahead:
-            self._gathering.gather(f"layer {following}", self._layer_size)
+            self._gathering.gather(f"layer {following}", self._layer_size(following))
         self._gathering.use(f"layer {number}")
 
-    def _release_layer(self, *, reduces: bool = False) -> None:
+    def _release_layer(self, *, reduced: int | None = None) -> None:
         if self._gathering is None:
             return
         self._gathering.release()
-        if reduces and self._is_reduced_whole:
-            self._reduce(sum(self._layer_tensors))
+        if reduced is not None and self._is_reduced_whole:
+            self._reduce(sum(self._tensors(reduced)))
 
     def _add_stream(self, name: str) -> Stream:
         return self._writer.add_stream(name, LaneKind.COMMUNICATION)
+
+    def _add_group_streams(self) -> dict[Slot, Stream]:
+        """The streams of the groups that the steps of a layer communicate in."""
+        layout, spec = self._layout, self._spec
+        is_ring = spec.parallel.cp_kind is ContextKind.RING
+        has_experts = spec.model.has_experts
+        slots = {
+            Slot.TENSOR: layout.tp > 1,
+            Slot.CONTEXT: layout.cp > 1 and not is_ring,
+            Slot.RING_OUT: layout.cp > 1 and is_ring,
+            Slot.RING_IN: layout.cp > 1 and is_ring,
+            Slot.EXPERTS: has_experts and layout.ep > 1,
+            Slot.EXPERT_TENSOR: has_experts and layout.etp > 1,
+        }
+        return {
+            slot: self._add_stream(slot.name.lower().replace("_", " ") + " stream")
+            for slot, is_used in slots.items()
+            if is_used
+        }
 
     def _add_transfers(self) -> dict[Slot, Stream]:
         is_round = self._layout.interleaving > 1

@@ -1,0 +1,1 @@
+"""Experts: grouped products, and the whole layer that public tables measure."""

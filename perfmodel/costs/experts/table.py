@@ -1,0 +1,102 @@
+"""Tables of measured layers of experts: forward on one GPU, by tokens, shape and routing.
+
+Columns: collector, device, kernel_source, dtype, tokens, hidden, ffn (of one
+expert), top_k, experts, tp, ep (the GPU's share of each), distribution
+(`balanced` or `power_law_` with its exponent), latency_ms. The GPU measured is
+the most loaded one. A kernel called nongated has one product before the activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.base.dtypes import DType, parse_dtype
+from perfmodel.base.errors import InputError
+from perfmodel.base.units import NS_PER_MS
+from perfmodel.costs.measured_kernels import (
+    DEVICE_OF_MARKETING_NAME,
+    KernelTable,
+    MeasuredKernel,
+    UnsupportedRow,
+    read_columns,
+    row_names,
+)
+from perfmodel.graph.routing import hottest_loads
+
+_COLUMNS = (
+    "device", "kernel_source", "dtype", "tokens", "hidden", "ffn", "top_k", "experts", "tp", "ep",
+    "distribution", "latency_ms",
+)  # fmt: skip
+_POWER_LAW = "power_law_"
+_PLAIN = "nongated"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """The experts of one layer on the most loaded rank, as a benchmark runs them."""
+
+    kernel: str
+    tokens: int
+    rows: float
+    active: float
+    hidden: int
+    ffn: int
+    is_gated: bool
+    dtype: DType
+
+
+def load_expert_table(path: Path) -> KernelTable:
+    """The layers of experts measured in the file at *path*."""
+    frame = read_columns(path, _COLUMNS)
+    kernels: list[MeasuredKernel] = []
+    unsupported: list[UnsupportedRow] = []
+    rows = frame.to_dict("records")
+    for name, row in zip(row_names(frame), rows, strict=True):
+        layer = _layer(row)
+        if isinstance(layer, str):
+            unsupported.append(UnsupportedRow(name, layer))
+            continue
+        device = str(row["device"])
+        kernels.append(
+            MeasuredKernel(
+                row=name,
+                group=(str(row.get("collector", "")), device, f"{layer.dtype.value} experts"),
+                columns={key: row[key] for key in ("hidden", "ffn", "top_k", "experts")},
+                op=layer,
+                device=DEVICE_OF_MARKETING_NAME.get(device, device),
+                measured_ns=float(row["latency_ms"]) * NS_PER_MS,
+            )
+        )
+    return KernelTable(tuple(kernels), tuple(unsupported))
+
+
+def _layer(row: Mapping[Any, Any]) -> ExpertLayer | str:
+    """The layer of *row*, or why it cannot be read."""
+    word, kernel = str(row["distribution"]), str(row["kernel_source"])
+    try:
+        dtype = parse_dtype(str(row["dtype"]))
+        exponent = None if word == "balanced" else float(word.removeprefix(_POWER_LAW))
+        sizes = {key: int(row[key]) for key in ("tokens", "top_k", "experts", "ep", "tp", "ffn")}
+    except (InputError, ValueError) as fault:
+        return f"shape, dtype or distribution not readable ({fault})"
+    if min(sizes.values()) < 1 or sizes["experts"] % sizes["ep"] or sizes["ffn"] % sizes["tp"]:
+        return f"experts must divide by ep and ffn by tp, got {sizes}"
+    if not row["latency_ms"] > 0:
+        return f"latency must be above 0, got {row['latency_ms']}"
+    loads = hottest_loads(
+        tokens=sizes["tokens"], top_k=sizes["top_k"], experts=sizes["experts"],
+        ranks=sizes["ep"], exponent=exponent,
+    )  # fmt: skip
+    return ExpertLayer(
+        kernel=kernel,
+        tokens=sizes["tokens"],
+        rows=loads.rows,
+        active=loads.active,
+        hidden=int(row["hidden"]),
+        ffn=sizes["ffn"] // sizes["tp"],
+        is_gated=not kernel.endswith(_PLAIN),
+        dtype=dtype,
+    )

@@ -1,0 +1,183 @@
+"""Layers of experts and latent attention, counted on paper."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collectives.collective import CollectiveKind
+from perfmodel.base.errors import PerfModelError, WorkloadError
+from perfmodel.graph.ops import GroupedGemm
+from perfmodel.workloads import build_job, load_workload, memory_by_rank
+from perfmodel.workloads.transformer.flops import count_flops
+from perfmodel.workloads.transformer.shapes import (
+    active_parameter_count,
+    layer_shape,
+    parameter_count,
+)
+from tests.workloads.transformer.test_context import iteration_ns
+from tests.workloads.transformer.test_words import STACK, bytes_of, job_of, ops_of, tiny
+
+EXPERTS = {"experts": 4, "top_k": 2, "moe_ffn": 12}
+ALL_TO_ALL = CollectiveKind.ALL_TO_ALL
+
+
+def test_one_expert_takes_the_nanoseconds_of_the_dense_job():
+    one = tiny(experts=1, top_k=1, moe_ffn=24, parallel={"ep": 1})
+
+    assert iteration_ns(one, 2) == iteration_ns(tiny(), 2)
+
+
+def test_dispatch_carries_as_many_bytes_as_combine():
+    job = job_of(tiny(**EXPERTS, parallel={"ep": 2}, layers=1), ranks=2)
+    # 2 x 16 tokens, two choices each, 8 numbers of 2 bytes.
+    whole = 2 * 16 * 2 * 8 * 2
+
+    assert bytes_of(job, ALL_TO_ALL, "layer 0/ffn/dispatch all_to_all") == whole
+    assert bytes_of(job, ALL_TO_ALL, "layer 0/ffn/combine all_to_all") == whole
+    assert bytes_of(job, ALL_TO_ALL, "layer 0/ffn/dispatch gradient") == whole
+    assert bytes_of(job, ALL_TO_ALL, "layer 0/ffn/combine gradient") == whole
+
+
+def test_products_of_held_experts_run_in_one_launch():
+    job = job_of(tiny(**EXPERTS, parallel={"ep": 2}, layers=1), ranks=2)
+    forward = [op for _, op in ops_of(job, GroupedGemm, "forward")]
+    backward = [op for _, op in ops_of(job, GroupedGemm, "backward")]
+
+    # 64 rows on a rank, 32 for each of its two experts; gate and up are one product.
+    assert [(op.groups, op.m, op.n, op.k) for op in forward] == [(2, 32, 24, 8), (2, 32, 8, 12)]
+    assert [(op.m, op.n, op.k) for op in backward] == [
+        (32, 12, 8), (8, 12, 32), (32, 8, 24), (24, 8, 32),
+    ]  # fmt: skip
+
+
+def test_gradients_of_experts_are_reduced_over_ranks_that_hold_the_same_ones():
+    job = job_of(tiny(**EXPERTS, parallel={"ep": 2}, layers=1, batch=8), ranks=4)
+    copies = [group.ranks for group in job.groups if group.name.startswith("expert copies")]
+
+    assert copies == [(0, 2), (1, 3)]
+    # fp32 gradients of two experts: 3 x 8 x 12 weights each.
+    reduced = sum(
+        call.size_bytes
+        for _, op in ops_of(job, object, "gradients/bucket")
+        if (call := getattr(op, "collective", None)) is not None
+    )
+    assert reduced == 4 * (parameter_count(tiny(**EXPERTS, layers=1).model) - 2 * 3 * 8 * 12)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"ep": 2}, {"ep": 4, "tp": 2}, {"ep": 2, "pp": 2}, {"ep": 2, "etp": 2, "tp": 2},
+        {"ep": 2, "cp": 2}, {"ep": 4, "sharding": "zero1"}, {"ep": 2, "sharding": "zero2"},
+        {"ep": 1, "sharding": "zero3"}, {"ep": 2, "pp": 2, "interleaving": 2, "micro_batch": 1},
+    ],
+)  # fmt: skip
+def test_experts_replay_with_every_other_split(parallel):
+    spec = tiny(**EXPERTS, dense_layers=1, shared_experts=1, parallel=parallel, batch=32)
+
+    assert iteration_ns(spec, 8) > 0
+    assert memory_by_rank(spec, rank_count=8, ranks_per_host=8)
+
+
+def test_uneven_routing_takes_longer_and_a_capacity_bounds_it():
+    def rows(**training):
+        spec = tiny(**EXPERTS, parallel={"ep": 2}, training=training, layers=1)
+        return ops_of(job_of(spec, ranks=2), GroupedGemm, "up forward")[0][1].m
+
+    even, uneven = rows(), rows(routing="power_law", routing_exponent=1.2)
+    assert uneven > even
+    assert rows(routing="power_law", capacity_factor=1.0) == even
+
+
+def test_experts_that_do_not_divide_are_refused_with_the_numbers():
+    with pytest.raises(WorkloadError, match=r"experts \(4\) do not divide by ep=3"):
+        build_job(tiny(**EXPERTS, parallel={"ep": 3}, batch=6), rank_count=3, ranks_per_host=8,
+                  stack=STACK)  # fmt: skip
+
+
+def test_the_operations_of_a_token_are_those_of_the_experts_it_chose():
+    dense = count_flops(tiny(layers=1)).model_flops
+    chosen = count_flops(tiny(**EXPERTS, layers=1)).model_flops
+
+    # Two experts of width 12 are as wide as the dense layer of 24; the router is 8 x 4 more.
+    assert chosen - dense == 3 * 2 * 4 * 16 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "active"),
+    [
+        ("qwen3_30b_a3b", 30.5e9, 3.3e9),
+        ("gpt_oss_120b", 116.83e9, 5.13e9),
+        ("deepseek_v3", 671e9, 37e9),
+    ],
+)
+def test_shipped_models_have_the_parameters_they_are_known_for(name, published, active):
+    model = load_workload(name).model
+    look_up = model.vocab * model.hidden
+    counts = active_parameter_count(model), active_parameter_count(model) - look_up
+
+    assert parameter_count(model) == pytest.approx(published, rel=0.002)
+    # Cards round, and some leave the look-up out.
+    assert min(abs(count / active - 1) for count in counts) < 0.017
+
+
+def test_latent_attention_of_deepseek_v3_has_the_weights_of_its_report():
+    shape = layer_shape(load_workload("deepseek_v3").model, tp=1)
+
+    # Down to 1536 + 512 + 64, up to 128 heads of 192, keys and values of 128 each, and back.
+    weights = 7168 * 2112 + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
+    assert (
+        sum(linear.parameters for label, linear in shape.products.items() if "attention" in label)
+        == weights
+    )
+    assert shape.latent.norms == 2048
+
+
+def test_latent_attention_counts_scores_over_the_rotary_part_too():
+    latent = {"kv_lora_rank": 4, "q_lora_rank": 6, "rope_dim": 2, "kv_heads": 4}
+    spec = tiny(**latent, layers=1)
+
+    # 8 x (6 + 4 + 2) + 6 x 4 x 4 + 4 x 4 x 4 + 8 x 8 weights, and 16 pairs of 4 heads x (4 + 2).
+    products = 8 * 12 + 6 * 16 + 4 * 16 + 64 + 3 * 8 * 24 + 8 * 10
+    core = 2 * 16 * 4 * (4 + 2)
+    assert count_flops(spec).model_flops == 3 * 4 * 16 * (2 * products + core)
+    assert iteration_ns(spec, 1) > 0
+    assert iteration_ns(tiny(**latent, parallel={"tp": 2, "cp": 2}, batch=8), 4) > 0
+
+
+POWERS = st.sampled_from([1, 1, 2, 4])
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    st.fixed_dictionaries(
+        {
+            "tp": POWERS, "pp": st.sampled_from([1, 1, 2, 3]), "cp": POWERS, "ep": POWERS,
+            "etp": st.sampled_from([1, 1, 2]), "cp_kind": st.sampled_from(["ring", "all_gather"]),
+            "sharding": st.sampled_from(["none", "zero1", "zero2", "zero3"]),
+            "sequence_parallel": st.sampled_from([None, True, False]),
+            "interleaving": st.sampled_from([1, 1, 2]),
+        }
+    ),
+    st.sampled_from([{}, EXPERTS, {**EXPERTS, "dense_layers": 1, "shared_experts": 1}]),
+    st.sampled_from(["none", "attention", "ops", "full"]),
+    st.booleans(),
+)  # fmt: skip
+def test_any_layout_replays_or_is_refused(parallel, model, recompute, is_latent):
+    latent = {"kv_lora_rank": 4, "rope_dim": 2, "kv_heads": 4} if is_latent else {}
+    training = {"recompute": recompute, "routing": "power_law"}
+    parallel = {**parallel, "micro_batch": 1}
+    ranks = math.prod(parallel[word] for word in ("tp", "pp", "cp")) * 2
+    refused = ""
+    try:
+        spec = tiny(**model, **latent, parallel=parallel, training=training, batch=8)
+        took_ns = iteration_ns(spec, ranks) if ranks <= 8 else 1
+    except PerfModelError as refusal:
+        took_ns, refused = 0, str(refusal)
+    assert took_ns > 0 or any(letter.isdigit() for letter in refused)
