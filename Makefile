@@ -1,12 +1,14 @@
-# Each target sets up what it needs: `predict` the program, `test` and `lint` the tools as well.
+# Each target sets up what it needs: `predict` the program, `test` and `lint` the tools as well,
+# `docs` the generator of the manual.
 PYTHON ?= python3
 BIN := .venv/bin
 PROGRAM := .venv/program.stamp
 TOOLS := .venv/tools.stamp
+MANUAL := .venv/manual.stamp
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 TEST_WORKERS ?= 2
 
-.PHONY: predict test lint check bench mutants fuzz faults clean
+.PHONY: predict test lint check bench mutants fuzz faults docs manual scoreboard release clean
 
 predict: $(PROGRAM)
 	@$(BIN)/perfmodel predict --topology dgx_h100.yaml
@@ -34,8 +36,29 @@ fuzz: $(TOOLS)
 faults: $(TOOLS)
 	$(BIN)/python -m tests.faults --seed $(or $(SEED),1) --runs $(or $(RUNS),50)
 
+# The manual as static pages, docs/_build/index.html; a warning is an error.
+docs: $(MANUAL)
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
+	@echo "The manual: docs/_build/index.html"
+
+# Outputs printed in README and manual, made again by running their commands.
+manual: $(TOOLS)
+	$(BIN)/python -m tests.manual
+
+# Measured runs beside their predictions, into experiments/runs_scoreboard, README and manual.
+scoreboard: $(TOOLS)
+	$(BIN)/python experiments/runs_scoreboard/run.py
+	$(BIN)/python experiments/runs_scoreboard/draw.py
+	$(BIN)/python docs/scoreboard.py
+
+# Wheel and source archive, tried in an empty environment.
+release: $(MANUAL)
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation
+	$(PYTHON) docs/try_wheel.py dist
+
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv build dist docs/_build docs/_generated *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 $(PROGRAM): pyproject.toml constraints.txt
 	@echo "Setting up .venv with the program (once, a few minutes) ..."
@@ -49,4 +72,9 @@ $(TOOLS): $(PROGRAM)
 	@echo "Adding the tools for tests and lint to .venv (once, a few minutes) ..."
 	@$(PIP) torch==2.13.0
 	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(MANUAL): $(PROGRAM)
+	@echo "Adding the generator of the manual to .venv (once) ..."
+	@$(PIP) --editable '.[docs]'
 	@touch $@

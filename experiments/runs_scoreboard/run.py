@@ -1,6 +1,6 @@
 """Predict the core tables of measured runs; write scores by group, never the rows.
 
-python experiments/runs_scoreboard/run.py ../shared/data/runs
+python experiments/runs_scoreboard/run.py
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perfmodel.validation.runs_table import load_runs
 HERE = Path(__file__).parent
 
 
-def main(folder: Path) -> None:
+def main(folder: Path = HERE.parent / "measured") -> None:
     """Score every table of the scenario and print its lines."""
     scenario = yaml.safe_load((HERE / "scenario.yaml").read_text())
     results = {}
@@ -32,4 +32,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,127 @@
+"""README and manual: commands exist and print what is said, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from perfmodel.cli.words import WORDS, build_app
+from tests.manual.pages import CHECKOUT, PAGES, Command, blocks_of, follow, rewritten
+
+sys.path.append(str(CHECKOUT / "docs"))
+from scoreboard import BEGIN, END, README, with_scoreboard
+
+NAMES = [str(path.relative_to(CHECKOUT)) for path in PAGES]
+FOLDERS = sorted(
+    path
+    for place in ("perfmodel", "collectives", "embeddings", "topologies", "traces", "tests", "docs")
+    for path in (CHECKOUT / place).rglob("README.md")
+)
+TEXTS = [*PAGES, *FOLDERS, *CHECKOUT.glob("*.md"), *(CHECKOUT / "experiments").rglob("*.md")]
+
+
+def commands_in(text: str) -> list[str]:
+    """Lines of code that call the program."""
+    lines = [line.strip().removeprefix("$ ") for line in text.splitlines()]
+    calls = [re.sub(r"^\.venv/bin/", "", line) for line in lines]
+    return [
+        call for call in calls if re.match(r"perfmodel [a-z]+( |$)", call) and "..." not in call
+    ]
+
+
+@pytest.mark.parametrize("name", sorted({str(path.relative_to(CHECKOUT)) for path in TEXTS}))
+def test_every_command_that_is_written_down_exists_with_its_options(name):
+    for call in commands_in((CHECKOUT / name).read_text()):
+        words = shlex.split(call, comments=True)[1:]
+        # Prose may begin a line with the name of the program: only lines with options are calls.
+        if not any(word.startswith("--") for word in words):
+            continue
+        app = typer.main.get_command(build_app([words[0]]))
+        assert words[0] in app.commands, call
+        command = app.commands[words[0]]
+        known = {option for one in command.params for option in one.opts}
+        for word in words[1:]:
+            if word == "--":
+                break
+            inner = getattr(command, "commands", {}).get(word)
+            if inner is not None:
+                command = inner
+                known |= {option for one in command.params for option in one.opts}
+            if word.startswith("--"):
+                assert word in known | {"--help", "--debug"}, f"{call}: {word}"
+
+
+def test_the_readme_names_every_command():
+    table = README.read_text()
+
+    assert [word.name for word in WORDS if f"`{word.name}" not in table] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_does_what_it_says_and_prints_what_is_printed(name, tmp_path):
+    page = (CHECKOUT / name).read_text()
+
+    different = [
+        command.typed for command, lines in follow(page, tmp_path) if command.differs_from(lines)
+    ]
+
+    assert different == [], "outputs have moved; `make manual` writes them again"
+
+
+@pytest.mark.parametrize("path", FOLDERS, ids=lambda path: str(path.relative_to(CHECKOUT)))
+def test_every_module_that_a_folder_names_is_there(path):
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    named = re.findall(r"`((?:[\w*]+/)*[\w*]+\.(?:py|yaml|j2|md))`", text)
+
+    for table in re.findall(r"^\| module .*\n\|[-|]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE):
+        cells = re.findall(r"^\|([^|]+)\|", table, flags=re.MULTILINE)
+        named += [f"{name}*" for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+
+    assert [name for name in named if not _is_there(path.parent, name)] == []
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    if re.match(r"(my_|scenario|tables|plan)", name):  # files of the reader
+        return True
+    places = (folder, CHECKOUT, CHECKOUT / "perfmodel", folder / "device")
+    return any(any(place.glob(name)) for place in places)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(TEXTS)), ids=lambda path: str(path.relative_to(CHECKOUT))
+)
+def test_every_link_leads_somewhere(path):
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_error_table_of_the_readme_is_that_of_the_stored_scoreboard():
+    text = README.read_text()
+
+    assert text.count(BEGIN) == text.count(END) == 1
+    assert with_scoreboard(text) == text, "`make scoreboard` writes it"
+
+
+def test_a_page_is_rewritten_with_what_its_commands_print():
+    page = "Ask.\n\n```console\n$ perfmodel a\nold\n...\nend\n$ perfmodel b\n```\n"
+    [block] = blocks_of(page)
+    a, b = block.commands()
+
+    assert a == Command("perfmodel a", ("old", "...", "end"))
+    assert rewritten(page, [(a, ["new", "x", "y", "last"]), (b, ["unsaid"])]) == (
+        "Ask.\n\n```console\n$ perfmodel a\nnew\n...\nlast\n$ perfmodel b\n```\n"
+    )
+
+
+def test_the_changelog_says_nothing_twice():
+    bullets = re.split(r"^- ", (CHECKOUT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+
+    assert len(bullets) == len({" ".join(bullet.split()) for bullet in bullets})
