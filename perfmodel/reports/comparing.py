@@ -178,9 +178,21 @@ def describe_fastest(comparison: Comparison) -> str:
     factor = slowest / max(best.prediction.iteration_ns, 1)
     memory = best.prediction.memory
     fits = "" if memory is None or memory.fits else ", and does not fit in memory"
-    return (
+    shortest = (
         f"Shortest iteration: {best.name}, {time}, {factor:.3g} times as fast as the slowest{fits}."
     )
+    return f"{shortest}{_most_done(comparison)}"
+
+
+def _most_done(comparison: Comparison) -> str:
+    """Which scenario gets most done per second, where iterations do different amounts of work."""
+    rows = [row for row in to_comparison_rows(comparison) if row["per_s"] is not None]
+    works = {entry.prediction.facts.work for entry in comparison.answered if entry.prediction}
+    units = {row["per_s_unit"] for row in rows}
+    if len(rows) < len(comparison.answered) or len(works) < 2 or len(units) != 1:
+        return ""
+    most = max(rows, key=lambda row: row["per_s"])
+    return f" Most per second: {most['name']}, {most['per_s']:,.0f} {most['per_s_unit']}/s."
 
 
 def draw_comparison(comparison: Comparison) -> Figure:

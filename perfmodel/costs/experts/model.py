@@ -63,7 +63,7 @@ def layer_shapes(layers: Sequence[ExpertLayer]) -> ExpertShapes:
 class ExpertLayerModel:
     """Prices whole layers, as the tables have them."""
 
-    family = "experts"
+    family = "gemm"
 
     def __init__(self, entries: Sequence[Entry] | None = None) -> None:
         self._entries = entries
@@ -88,9 +88,9 @@ class ExpertLayerModel:
 
 
 class GroupedGemmModel:
-    """Prices grouped products."""
+    """Prices grouped products, which err and slow down together with plain ones."""
 
-    family = "experts"
+    family = "gemm"
 
     def price(self, ops: Sequence[GroupedGemm], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
