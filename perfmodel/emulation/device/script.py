@@ -151,11 +151,11 @@ class RankRun:
             faulthandler.dump_traceback_later(self._order.timeout_s, exit=True, file=stream)
 
     def _run_script(self) -> int:
+        code = 0
         try:
             _run_words(self._order.words)
         except ScriptStop:
             self._was_stopped = True
-            code = 0
         except SystemExit as stop:
             code = _exit_code(stop)
         except KeyboardInterrupt:
