@@ -74,13 +74,18 @@ class _Describer:
 
     def call(self, call: Call) -> bytes:
         kind, what, thread, stream, _ = call
-        place = b"%d %d" % (self._number("thread", thread), self._number("stream", stream))
-        if kind in (CallType.KERNEL, CallType.NOTE):
+        at_thread = self._number("thread", thread)
+        if kind == CallType.NOTE:
+            return b"%d %s %d\n" % (kind, self._kind(what), at_thread)
+        place = b"%d %d" % (at_thread, self._number("stream", stream))
+        if kind == CallType.KERNEL:
             return b"%d %s %s\n" % (kind, self._kind(what), place)
         if kind == CallType.COLLECTIVE:
             return b"%d %s %s\n" % (kind, self._collective(what), place)
         if kind in (CallType.RECORD, CallType.AWAIT, CallType.SYNC_EVENT):
             what = self._number("event", what)
+        elif kind == CallType.SYNC_DEVICE:
+            what = self._number("device", what)
         return b"%d %d %s\n" % (kind, what, place)
 
     def _kind(self, number: int) -> bytes:
