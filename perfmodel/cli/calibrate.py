@@ -202,7 +202,7 @@ By = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Where to write; into a folder goes one file a GPU."),
+    typer.Option(metavar="FILE", help="Where to write; into a folder goes one file per GPU."),
 ]
 
 

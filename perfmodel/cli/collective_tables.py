@@ -42,7 +42,7 @@ class FoldColumn(Enum):
 def validate_collectives_command(
     tables: Tables, limit: Limit = None, json_file: JsonFile = None
 ) -> None:
-    """Compare predicted with measured collectives, one line a group."""
+    """Compare predicted with measured collectives, one line per group."""
     from perfmodel import api
 
     show(api.validate("collectives", tables), json_file, limit)

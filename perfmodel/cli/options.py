@@ -21,7 +21,7 @@ ExecutorOption = Annotated[
     ExecutorChoice, typer.Option(help="Where the work is done; auto takes Ray where it pays.")
 ]
 Workers = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one a CPU core.")
+    int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one per CPU core.")
 ]
 RayAddress = Annotated[
     str | None, typer.Option(metavar="ADDR", help="Join this Ray cluster, e.g. host:6379.")

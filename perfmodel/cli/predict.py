@@ -117,7 +117,7 @@ def predict(
     ] = None,
     ranks_per_host: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Ranks on each host, e.g. 4; default: one a GPU."),
+        typer.Option(metavar="N", min=1, help="Ranks on each host, e.g. 4; default: one per GPU."),
     ] = None,
     overrides: Annotated[
         list[str] | None,

@@ -46,7 +46,7 @@ def trace() -> None:
 def stats(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Kineto files, or folders with one file a rank."),
+        typer.Argument(metavar="PATH...", help="Kineto files, or folders with one file per rank."),
     ],
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Picture of the parts, e.g. streams.png.")
@@ -104,7 +104,7 @@ def diff(
 def extract(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="Kineto files, or a folder with one file a rank."),
+        typer.Argument(metavar="PATH...", help="Kineto files, or a folder with one file per rank."),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where tables go.")],
     topology: Annotated[
@@ -128,7 +128,7 @@ def chakra(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job that `import` wrote.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where files go.")],
 ) -> None:
-    """Write a recorded job as Chakra execution traces, one file a rank."""
+    """Write a recorded job as Chakra execution traces, one file per rank."""
     from perfmodel.recordings.chakra_jobs import write_chakra_job
     from perfmodel.recordings.storage import load_recorded_job
 
