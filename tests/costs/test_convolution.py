@@ -8,8 +8,8 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.models import price_ops
-from perfmodel.costs.stack_files import load_stack
 from perfmodel.graph.ops import Convolution
+from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
 
 H100 = load_device("h100_sxm")

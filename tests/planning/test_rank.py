@@ -225,7 +225,7 @@ def test_the_command_line_writes_all_files_and_its_plan_can_be_ranked_again(tabl
     assert document["schema_version"] == 1
     assert len(document["plans"]) == 2
     assert (tmp_path / "a.csv").read_text().count("\n") == 3
-    assert "data:image/png" in (tmp_path / "a.html").read_text()
+    assert "balanced" in (tmp_path / "a.html").read_text()
     again = _run([*common, "--sharder", "none", "--plan", files["plan.json"], "--json", "-"])
     assert again.exit_code == 0, again.output
     first = json.loads(again.stdout)["plans"][0]

@@ -24,6 +24,7 @@ model: {layers: 2, hidden: 8, heads: 2, ffn: 32, vocab: 10, max_positions: 16}
 def test_the_promised_workloads_are_shipped():
     assert SHIPPED == [
         "bert_large",
+        "deepseek_v3",
         "dlrm_dcnv2",
         "dlrm_ddp",
         "dlrm_deep_fm",
@@ -33,10 +34,12 @@ def test_the_promised_workloads_are_shipped():
         "gpt2_124m",
         "gpt2_xl",
         "gpt3_175b",
+        "gpt_oss_120b",
         "llama3_405b",
         "llama3_70b",
         "llama3_8b",
         "mlp_data_parallel",
+        "qwen3_30b_a3b",
         "transformer_small",
     ]
 
