@@ -24,6 +24,8 @@ CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
 META = torch.device("meta")
 _FLOATS_MATTER = ("arange", "linspace", "logspace", "range", "upsample", "histc", "interp")
 """Operators whose shapes depend on the value of a float."""
+_NO_FAKE = "no fake impl"
+"""What torch says of an operator of the user's own that has no meta kernel."""
 _WITHOUT_KERNEL = ("aten.empty", "aten.new_empty")
 _TRUE, _FALSE, _NAMED_DEVICE, _HOST = object(), object(), object(), object()
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -151,8 +153,11 @@ class OperatorKernel:
             meta_kwargs["pin_memory"] = False
         try:
             result = self._op(*meta_args, **meta_kwargs)
-        except NotImplementedError as fault:
-            raise self._gpu.refuse_operator(self._name, fault) from None
+        except RuntimeError as fault:
+            # Others are the script's: shapes that do not fit fail here as they do on a GPU.
+            if isinstance(fault, NotImplementedError) or _NO_FAKE in str(fault):
+                raise self._gpu.refuse_operator(self._name, fault) from None
+            raise
         resized = self._find_resized(args, kwargs, meta_args, meta_kwargs)
         result = _keep_channels_last(self._name, meta_args, result)
         outputs = None if self._returned is not None else _plan_of(result)
