@@ -24,6 +24,8 @@ CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
 META = torch.device("meta")
 _FLOATS_MATTER = ("arange", "linspace", "logspace", "range", "upsample", "histc", "interp")
 """Operators whose shapes depend on the value of a float."""
+_NO_FAKE = "no fake impl"
+"""What torch says of an operator of the user's own that has no meta kernel."""
 _WITHOUT_KERNEL = ("aten.empty", "aten.new_empty")
 _TRUE, _FALSE, _NAMED_DEVICE, _HOST = object(), object(), object(), object()
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
