@@ -66,6 +66,11 @@ def wait_for_process(name: str, mark: str) -> None:
         time.sleep(0.02)
 
 
+def hear_ctrl_c() -> None:
+    """Do with SIGINT as a process of a terminal does."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def interrupt(number: int, *, after: str, tmp_path, words=(), when="") -> tuple[str, str]:
     """Send a signal when the script says *after*; what else it printed, once all are gone.
 
@@ -80,6 +85,8 @@ def interrupt(number: int, *, after: str, tmp_path, words=(), when="") -> tuple[
         text=True,
         cwd=CHECKOUT,
         env={**os.environ, MARK: mark, "PYTHONPATH": str(CHECKOUT)},
+        # Where the tests themselves run in the background of a shell, Ctrl-C is ignored by default.
+        preexec_fn=hear_ctrl_c,
     )
     assert running.stdout is not None
     for line in running.stdout:
