@@ -86,7 +86,7 @@ def interrupt(number: int, *, after: str, tmp_path, words=(), when="") -> tuple[
         cwd=CHECKOUT,
         env={**os.environ, MARK: mark, "PYTHONPATH": str(CHECKOUT)},
         # Where the tests themselves run in the background of a shell, Ctrl-C is ignored by default.
-        preexec_fn=hear_ctrl_c,
+        preexec_fn=hear_ctrl_c,  # noqa: PLW1509  one system call, no lock
     )
     assert running.stdout is not None
     for line in running.stdout:
