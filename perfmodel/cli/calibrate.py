@@ -234,7 +234,7 @@ def attention(
 def experts(
     tables: Tables, folds: Folds = None, by: By = None, out: Out = None, json_file: JsonFile = None
 ) -> None:
-    """Fit layers of experts: six constants a GPU, kernel and format."""
+    """Fit layers of experts: ten constants a GPU, kernel and format."""
     from perfmodel.costs.experts.table import load_expert_table
 
     table = _joined([load_expert_table(path) for path in tables])
