@@ -136,9 +136,7 @@ class GroupedGemmModel:
         return scatter_estimates(parts, places)
 
 
-def _match_kernel(
-    entries: Sequence[Entry], device: Device, variant: str, dtype: DType
-) -> Match:
+def _match_kernel(entries: Sequence[Entry], device: Device, variant: str, dtype: DType) -> Match:
     """The fit of the kernel on the chip or a close relative, else of another kernel there."""
     match = match_entry(entries, device, variant)
     if match is not None and match.is_family:

@@ -169,9 +169,7 @@ def square_terms(inputs: FloatColumn) -> FloatColumn:
     """One, each of *inputs*, and their products with each other."""
     count = inputs.shape[1]
     first, second = np.triu_indices(count)
-    return np.column_stack(
-        [np.ones(len(inputs)), inputs, inputs[:, first] * inputs[:, second]]
-    )
+    return np.column_stack([np.ones(len(inputs)), inputs, inputs[:, first] * inputs[:, second]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
