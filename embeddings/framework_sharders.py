@@ -122,7 +122,9 @@ def shard_as_hybrid(task: ShardingTask) -> ShardingPlan:
         copied.pop()
     shards = spread_rows(task.tables, rank_count=task.rank_count, left_out=copied)
     plan = task.plan(shards, "hugectr_hybrid", data_parallel=copied)
-    return replace(plan, frequent_rows=tuple(frequent))
+    held = [place for place in range(len(frequent)) if place not in copied]
+    in_host = tuple(held) if 1 < task.host_count < task.rank_count else ()
+    return replace(plan, frequent_rows=tuple(frequent), summed_in_host=in_host)
 
 
 class _Way(Enum):
