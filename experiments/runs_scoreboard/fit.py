@@ -6,8 +6,8 @@ One value a chip (Transformers: arithmetic on tensor cores, attention, memory-bo
 for each stack at most four deviations from it, drawn towards none (ridge on the logarithm), or
 from the release that it extends. The forms are fixed here, before anything is scored.
 Predictions follow the constants by one replay a run (see cases.py), so a fit is a small
-least-squares problem; `--write` puts constants and evidence into the stack files, `sustained.yaml` and `spread.yaml`, and another round starts from
-there. Scores are with publisher, model and device left out together.
+least-squares problem; `--write` puts constants and evidence into the stack files, `sustained.yaml`
+and `spread.yaml`, and another round starts from there. Scores are with publisher, model and device left out together.
 """
 
 from __future__ import annotations
