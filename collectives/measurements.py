@@ -6,8 +6,6 @@ nccl-tests counts), dtype, nccl_version, time_us, source; dtype, version and sou
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,10 +20,14 @@ from collectives.wiring import Wiring
 from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.reading import load_rows
 from topologies import build_cluster, load_topology
 
 COLUMNS = ("topology", "hosts", "nranks", "collective", "size_bytes", "time_us")
 _NS_PER_US = 1e3
+_MOST_US = 1e12
+_MOST_BYTES = 2**50
+MOST_RANKS = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +93,8 @@ def load_measurements(paths: Sequence[Path]) -> tuple[CollectiveMeasurement, ...
 def _load_table(path: Path, prefix: str) -> list[CollectiveMeasurement]:
     faults = FaultList(str(path))
     rows: list[CollectiveMeasurement] = []
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise MeasurementError(
-                    f"{path}: columns {', '.join(missing)} are missing. "
-                    f"A table of collectives has {', '.join(COLUMNS)}."
-                )
-            for number, record in enumerate(reader):
-                _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
-    except (OSError, UnicodeDecodeError, csv.Error) as fault:
-        raise MeasurementError(f"{path}: cannot be read as a table ({fault}).") from None
+    for number, record in enumerate(load_rows(path, MeasurementError, COLUMNS)):
+        _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
     faults.check(MeasurementError)
     return rows
 
@@ -116,20 +107,22 @@ def _read_row(
 ) -> None:
     try:
         rows.append(_parse_row(record, row))
-    except (InputError, ValueError, TypeError) as fault:
-        faults.add(f"row {row}", " ".join(str(fault).split()))
+    except (InputError, ValueError, TypeError, OverflowError) as fault:
+        faults.add(f"row {row}", " ".join(str(fault).split())[:200])
 
 
 def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurement:
     time_us = float(record["time_us"] or "nan")
     hosts, ranks = int(record["hosts"] or 0), int(record["nranks"] or 0)
     size_bytes = int(record["size_bytes"] or -1)
-    if not (math.isfinite(time_us) and time_us > 0):
+    if not 0 < time_us <= _MOST_US:
         raise MeasurementError(f"time_us must be above zero, got {record['time_us']!r}")
-    if hosts < 1 or ranks < 1 or ranks % hosts:
-        raise MeasurementError(f"{ranks} ranks must spread evenly over {hosts} hosts")
-    if size_bytes < 0:
-        raise MeasurementError(f"size_bytes must be zero or more, got {record['size_bytes']!r}")
+    if not 1 <= hosts <= ranks <= MOST_RANKS or ranks % hosts:
+        raise MeasurementError(
+            f"{ranks} ranks (at most {MOST_RANKS}) must spread evenly over {hosts} hosts"
+        )
+    if not 0 <= size_bytes <= _MOST_BYTES:
+        raise MeasurementError(f"size_bytes must be 0 to {_MOST_BYTES}, got {size_bytes}")
     dtype, version = record.get("dtype"), record.get("nccl_version")
     return CollectiveMeasurement(
         row=row,

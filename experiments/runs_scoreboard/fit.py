@@ -260,12 +260,13 @@ def report(
 
 def set_key(text: str, key: str, value: object) -> str:
     """The document *text* with *key* at its top set to *value*, or without it for None."""
-    plain = re.sub(rf"(?m)^{key}:.*\n(?:[ ]+.*\n)*", "", text)
+    body, end, _ = text.partition("\n...\n")
+    plain = re.sub(rf"(?m)^{key}:.*\n(?:[ ]+.*\n)*", "", f"{body}\n" if end else body)
     if value is None:
-        return plain
+        return plain + end.lstrip()
     flow = None if isinstance(value, dict) else False
     line = yaml.safe_dump({key: value}, default_flow_style=flow, width=110, sort_keys=False)
-    return plain.rstrip("\n") + "\n" + line
+    return plain.rstrip("\n") + "\n" + line + end.lstrip()
 
 
 def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads) -> None:
