@@ -25,7 +25,7 @@ from topologies import build_cluster, load_topology
 
 COLUMNS = ("topology", "hosts", "nranks", "collective", "size_bytes", "time_us")
 _NS_PER_US = 1e3
-_MOST_US = 1e12
+_LEAST_US, _MOST_US = 1e-3, 1e12
 _MOST_BYTES = 2**50
 MOST_RANKS = 2**20
 
@@ -115,7 +115,7 @@ def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurem
     time_us = float(record["time_us"] or "nan")
     hosts, ranks = int(record["hosts"] or 0), int(record["nranks"] or 0)
     size_bytes = int(record["size_bytes"] or -1)
-    if not 0 < time_us <= _MOST_US:
+    if not _LEAST_US <= time_us <= _MOST_US:
         raise MeasurementError(f"time_us must be above zero, got {record['time_us']!r}")
     if not 1 <= hosts <= ranks <= MOST_RANKS or ranks % hosts:
         raise MeasurementError(

@@ -159,7 +159,7 @@ def read_columns(path: Path, needed: Sequence[str]) -> pd.DataFrame:
 
 
 MOST_SIZE = 2**31
-_MOST_MS = 1e9
+_LEAST_MS, _MOST_MS = 1e-6, 1e9
 
 
 def whole(name: str, value: Any) -> int:
@@ -179,7 +179,7 @@ def measured_ns(value_ms: Any) -> float:
         number_ms = float(value_ms)
     except (TypeError, ValueError):
         number_ms = math.nan
-    if isinstance(value_ms, bool) or not 0 < number_ms <= _MOST_MS:
+    if isinstance(value_ms, bool) or not _LEAST_MS <= number_ms <= _MOST_MS:
         raise InputError(f"latency must be above 0, got {quote(value_ms)}")
     return number_ms * NS_PER_MS
 

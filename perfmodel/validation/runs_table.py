@@ -22,7 +22,7 @@ from perfmodel.stacks.stack import Family
 MAX_TABLE_BYTES = 256 * 2**20
 COLUMNS_FILE = Path(__file__).parent / "columns.yaml"
 _MEASURED = "iter_time_s"
-_MOST = 1e15
+_LEAST, _MOST = 1e-9, 1e15
 _DLRM_COLUMN = "emb_dim"
 _UNSUPPORTED = "unsupported"
 _SWITCHES = {"0": False, "1": True, "0.0": False, "1.0": True}
@@ -53,7 +53,7 @@ def _is_number(text: str) -> bool:
         value = float(text)
     except ValueError:
         return False
-    return 0 < value <= _MOST
+    return _LEAST <= value <= _MOST
 
 
 def _is_natural(text: str) -> bool:

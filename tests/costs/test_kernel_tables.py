@@ -57,6 +57,6 @@ def test_sizes_and_times_have_bounds():
     for value in (MOST_SIZE + 1, 10**30, True, None, [4], "9" * 400):
         with pytest.raises(InputError, match="m must be a whole number"):
             whole("m", value)
-    for value in (1.1e9, True, None):
+    for value in (1.1e9, 1e-320, 0.9e-6, True, None):
         with pytest.raises(InputError, match="latency must be above 0"):
             measured_ns(value)
