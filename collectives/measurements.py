@@ -2,11 +2,12 @@
 
 Columns: topology, hosts, nranks (spread evenly over the hosts), collective, size_bytes (as
 nccl-tests counts), dtype, nccl_version, time_us, source; dtype, version and source may be empty.
+What nccl-tests prints, or writes as JSON, is read as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,12 +16,13 @@ import numpy as np
 
 from collectives.collective import CollectiveKind
 from collectives.group import wiring_of
+from collectives.nccl_tests import RunPlace, is_nccl_tests, read_nccl_tests
 from collectives.software import CollectiveSoftware, parse_nccl_version
 from collectives.wiring import Wiring
 from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
-from perfmodel.base.reading import load_rows
+from perfmodel.base.reading import parse_rows, read_packed_text
 from topologies import build_cluster, load_topology
 
 COLUMNS = ("topology", "hosts", "nranks", "collective", "size_bytes", "time_us")
@@ -78,11 +80,17 @@ def wiring_of_run(topology: str, hosts: int, ranks: int) -> Wiring:
     return wiring_of(np.arange(cluster.rank_count), cluster)
 
 
-def load_measurements(paths: Sequence[Path]) -> tuple[CollectiveMeasurement, ...]:
-    """Read tables; every fault of a table is reported at once."""
+def load_measurements(
+    paths: Sequence[Path], *, place: RunPlace | None = None
+) -> tuple[CollectiveMeasurement, ...]:
+    """Read tables; every fault of a table is reported at once.
+
+    *place* says what output of nccl-tests does not.
+    """
     found: list[CollectiveMeasurement] = []
     for path in paths:
-        found += _load_table(path, prefix=f"{path.stem}:" if len(paths) > 1 else "")
+        prefix = f"{path.stem}:" if len(paths) > 1 else ""
+        found += _load_table(path, prefix, place or RunPlace())
     if not found:
         raise MeasurementError(
             f"{', '.join(str(path) for path in paths)}: must hold at least one measurement."
@@ -90,13 +98,20 @@ def load_measurements(paths: Sequence[Path]) -> tuple[CollectiveMeasurement, ...
     return tuple(found)
 
 
-def _load_table(path: Path, prefix: str) -> list[CollectiveMeasurement]:
+def _load_table(path: Path, prefix: str, place: RunPlace) -> list[CollectiveMeasurement]:
     faults = FaultList(str(path))
     rows: list[CollectiveMeasurement] = []
-    for number, record in enumerate(load_rows(path, MeasurementError, COLUMNS)):
+    text = read_packed_text(path, MeasurementError)
+    for number, record in enumerate(_records(text, path, place)):
         _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
     faults.check(MeasurementError)
     return rows
+
+
+def _records(text: str, path: Path, place: RunPlace) -> Iterable[Mapping[str, str | None]]:
+    if is_nccl_tests(text):
+        return read_nccl_tests(text, document=str(path), place=place)
+    return parse_rows(text, document=str(path), error_type=MeasurementError, needed=COLUMNS)
 
 
 def _read_row(

@@ -130,21 +130,32 @@ def load_rows(
 
     Every row has as many cells as the heading.
     """
-    text = read_packed_text(path, error_type)
+    return parse_rows(
+        read_packed_text(path, error_type),
+        document=str(path),
+        error_type=error_type,
+        needed=needed,
+    )
+
+
+def parse_rows(
+    text: str, *, document: str, error_type: type[PerfModelError], needed: Sequence[str] = ()
+) -> list[dict[str, str]]:
+    """The rows of the table in *text*; see `load_rows`."""
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""))
         names = list(reader.fieldnames or ())
         rows = list(reader)
     except csv.Error as fault:
-        raise error_type(f"{path}: cannot be read as a table ({fault}).") from None
+        raise error_type(f"{document}: cannot be read as a table ({fault}).") from None
     missing = [name for name in needed if name not in names]
     if missing:
         raise error_type(
-            f"{path}: must have the columns {', '.join(needed)}; missing {', '.join(missing)}."
+            f"{document}: must have the columns {', '.join(needed)}; missing {', '.join(missing)}."
         )
     if len(set(names)) < len(names):
-        raise error_type(f"{path}: a column stands twice in the heading.")
+        raise error_type(f"{document}: a column stands twice in the heading.")
     for number, row in enumerate(rows):
         if None in row or None in row.values():
-            raise error_type(f"{path}, row {number}: must have as many cells as the heading.")
+            raise error_type(f"{document}, row {number}: must have as many cells as the heading.")
     return rows
