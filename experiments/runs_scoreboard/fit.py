@@ -7,7 +7,8 @@ for each stack at most four deviations from it, drawn towards none (ridge on the
 from the release that it extends. The forms are fixed here, before anything is scored.
 Predictions follow the constants by one replay a run (see cases.py), so a fit is a small
 least-squares problem; `--write` puts constants and evidence into the stack files, `sustained.yaml`
-and `spread.yaml`, and another round starts from there. Scores are with publisher, model and device left out together.
+and `spread.yaml`, and another round starts from there. Scores are with publisher, model and
+device left out together, and with the configuration of a row.
 """
 
 from __future__ import annotations
@@ -302,12 +303,13 @@ def report(
 
 def set_key(text: str, key: str, value: object) -> str:
     """The document *text* with *key* at its top set to *value*, or without it for None."""
-    plain = re.sub(rf"(?m)^{key}:.*\n(?:[ ]+.*\n)*", "", text)
+    body, end, _ = text.partition("\n...\n")
+    plain = re.sub(rf"(?m)^{key}:.*\n(?:[ ]+.*\n)*", "", f"{body}\n" if end else body)
     if value is None:
-        return plain
+        return plain + end.lstrip()
     flow = None if isinstance(value, dict) else False
     line = yaml.safe_dump({key: value}, default_flow_style=flow, width=110, sort_keys=False)
-    return plain.rstrip("\n") + "\n" + line
+    return plain.rstrip("\n") + "\n" + line + end.lstrip()
 
 
 def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads) -> None:
