@@ -87,8 +87,8 @@ def _fit_correction(features: Matrix, log_ratio: Matrix) -> SmoothCorrection:
     terms = square_terms((features - span[:, 0]) / scale)
     wanted = np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
     ridge = RIDGE * len(wanted) * np.eye(terms.shape[1])
-    weight = np.ones(len(wanted))
-    found = np.zeros(terms.shape[1])
+    weight: Matrix = np.ones(len(wanted))
+    found: Matrix = np.zeros(terms.shape[1])
     for _ in range(ROUNDS):
         weighted = terms.T * weight
         found = np.linalg.solve(weighted @ terms + ridge, weighted @ wanted)
