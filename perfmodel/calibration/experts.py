@@ -91,6 +91,6 @@ def _fit_correction(features: Matrix, log_ratio: Matrix) -> SmoothCorrection:
     found: Matrix = np.zeros(terms.shape[1])
     for _ in range(ROUNDS):
         weighted = terms.T * weight
-        found = np.linalg.solve(weighted @ terms + ridge, weighted @ wanted)
+        found = np.linalg.solve(weighted @ terms + ridge, weighted @ wanted).astype(np.float64)
         weight = USUAL_ERROR / np.maximum(np.abs(wanted - terms @ found), USUAL_ERROR)
     return SmoothCorrection(span, found)
