@@ -2,13 +2,15 @@
 
 Columns: topology, hosts, nranks (spread evenly over the hosts), collective, size_bytes (as
 nccl-tests counts), dtype, nccl_version, time_us, source; dtype, version and source may be empty.
+What nccl-tests prints, or writes as JSON, is read as it is.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 
 from collectives.collective import CollectiveKind
 from collectives.group import wiring_of
+from collectives.nccl_tests import RunPlace, is_nccl_tests, read_nccl_tests
 from collectives.software import CollectiveSoftware, parse_nccl_version
 from collectives.wiring import Wiring
 from perfmodel.base.documents import FaultList
@@ -76,11 +79,17 @@ def wiring_of_run(topology: str, hosts: int, ranks: int) -> Wiring:
     return wiring_of(np.arange(cluster.rank_count), cluster)
 
 
-def load_measurements(paths: Sequence[Path]) -> tuple[CollectiveMeasurement, ...]:
-    """Read tables; every fault of a table is reported at once."""
+def load_measurements(
+    paths: Sequence[Path], *, place: RunPlace | None = None
+) -> tuple[CollectiveMeasurement, ...]:
+    """Read tables; every fault of a table is reported at once.
+
+    *place* says what output of nccl-tests does not.
+    """
     found: list[CollectiveMeasurement] = []
     for path in paths:
-        found += _load_table(path, prefix=f"{path.stem}:" if len(paths) > 1 else "")
+        prefix = f"{path.stem}:" if len(paths) > 1 else ""
+        found += _load_table(path, prefix, place or RunPlace())
     if not found:
         raise MeasurementError(
             f"{', '.join(str(path) for path in paths)}: must hold at least one measurement."
@@ -88,24 +97,31 @@ def load_measurements(paths: Sequence[Path]) -> tuple[CollectiveMeasurement, ...
     return tuple(found)
 
 
-def _load_table(path: Path, prefix: str) -> list[CollectiveMeasurement]:
+def _load_table(path: Path, prefix: str, place: RunPlace) -> list[CollectiveMeasurement]:
     faults = FaultList(str(path))
     rows: list[CollectiveMeasurement] = []
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise MeasurementError(
-                    f"{path}: columns {', '.join(missing)} are missing. "
-                    f"A table of collectives has {', '.join(COLUMNS)}."
-                )
-            for number, record in enumerate(reader):
-                _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
+        text = path.read_text(encoding="utf-8")
+        for number, record in enumerate(_records(text, path, place)):
+            _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
     except (OSError, UnicodeDecodeError, csv.Error) as fault:
         raise MeasurementError(f"{path}: cannot be read as a table ({fault}).") from None
     faults.check(MeasurementError)
     return rows
+
+
+def _records(text: str, path: Path, place: RunPlace) -> Iterable[Mapping[str, str | None]]:
+    if is_nccl_tests(text):
+        return read_nccl_tests(text, document=str(path), place=place)
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise MeasurementError(
+            f"{path}: columns {', '.join(missing)} are missing. "
+            f"A table of collectives has {', '.join(COLUMNS)}; output of nccl-tests is read as "
+            "it is printed."
+        )
+    return reader
 
 
 def _read_row(

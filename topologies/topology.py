@@ -7,6 +7,7 @@ Topology can ask for any route.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.base.errors import TopologyError
@@ -54,6 +55,10 @@ class Topology:
         faults = _reach_faults(self)
         if faults:
             raise TopologyError(f"topology {self.name}: " + "; ".join(faults) + ".")
+
+    def calibrated_by(self, files: Sequence[str]) -> Topology:
+        """The same host, with constants of its own in *files*."""
+        return replace(self, device=replace(self.device, calibrations=tuple(files)))
 
     def of_kind(self, kind: VertexKind) -> tuple[Vertex, ...]:
         """The vertices of *kind*, by index."""

@@ -6,6 +6,7 @@ that comes with the package.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from perfmodel.base.documents import FaultList, find_document, list_documents, load_yaml
@@ -33,10 +34,14 @@ def list_catalog() -> tuple[str, ...]:
     return list_documents(CATALOG)
 
 
-def load_topology(name_or_path: str | Path) -> Topology:
-    """The topology in a file, or of a name in the catalog, with or without `.yaml`."""
+def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ()) -> Topology:
+    """The topology in a file, or of a name in the catalog, with or without `.yaml`.
+
+    *calibrations* are files of constants that were measured on it.
+    """
     path = find_document(name_or_path, folder=CATALOG, what="topology", error_type=TopologyError)
-    return parse_topology(load_yaml(path, error_type=TopologyError), path=path)
+    topology = parse_topology(load_yaml(path, error_type=TopologyError), path=path)
+    return topology.calibrated_by(calibrations) if calibrations else topology
 
 
 def parse_topology(content: dict[str, object], *, path: Path) -> Topology:

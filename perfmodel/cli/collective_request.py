@@ -48,9 +48,10 @@ def build_request(
     kind: CollectiveKind,
     software: tuple[str, str | None, str | None],
     dtype: str,
+    calibration: tuple[str, ...] = (),
 ) -> CollectiveRequest:
     """Understand the words; *software* is NCCL's version, forced algorithm and protocol."""
-    machine = load_topology(topology).idle
+    machine = load_topology(topology, calibrations=calibration).idle
     version, algorithm, protocol = software
     is_count = ranks is not None and ranks.strip().isdecimal()
     count = int(ranks) if ranks is not None and is_count else None

@@ -50,8 +50,10 @@ def residency_of(kernel: MeasuredKernel) -> Residency:
     return kernel.residency or benchmark_residency(kernel.op.dtype)
 
 
-def price_measured(kernels: Sequence[MeasuredKernel], model: KernelModel) -> Estimates:
-    """Predict *kernels*, in order, each on its own device."""
+def price_measured(
+    kernels: Sequence[MeasuredKernel], model: KernelModel, *, calibration: Sequence[str] = ()
+) -> Estimates:
+    """Predict *kernels*, in order, each on its own device; *calibration* names its files."""
     stack = load_stack(BENCHMARK_STACK)
     rows_of: dict[tuple[str, Residency], list[int]] = {}
     for row, kernel in enumerate(kernels):
@@ -60,7 +62,8 @@ def price_measured(kernels: Sequence[MeasuredKernel], model: KernelModel) -> Est
     parts, places = [], []
     for (device, residency), rows in rows_of.items():
         ops = [kernels[row].op for row in rows]
-        parts.append(model.price(ops, load_device(device), replace(stack, residency=residency)))
+        measured_on = replace(load_device(device), calibrations=tuple(calibration))
+        parts.append(model.price(ops, measured_on, replace(stack, residency=residency)))
         places.append(np.array(rows, dtype=np.intp))
     return scatter_estimates(parts, places) if parts else concatenate_estimates(())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.calibration import load_default_calibration
+from collectives.calibration import calibration_for
 from collectives.collective import CollectiveKind
 from collectives.cost import CollectiveCost
 from collectives.group import wiring_of
@@ -196,7 +196,7 @@ class ExchangePricer:
         self._time_ratio = time_ratio
         members = np.arange(cluster.rank_count, dtype=np.int64)
         self._wiring = wiring_of(members, cluster)
-        self._calibration = load_default_calibration()
+        self._calibration = calibration_for(cluster.device)
         self._some_cost = self._even(float(SOME_BYTES))
         host = np.asarray(cluster.host_of_rank, dtype=np.int64)
         self._by_host = _Sums(host)

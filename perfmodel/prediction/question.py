@@ -139,7 +139,7 @@ def build_question(scenario: Scenario | JobScenario) -> Question:
     """Load what *scenario* names and build its job."""
     if isinstance(scenario, JobScenario):
         return job_question(scenario)
-    topology = load_topology(scenario.topology)
+    topology = load_topology(scenario.topology, calibrations=scenario.calibration)
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
     files = PlacementFiles(scenario.tables, scenario.indices, scenario.plan)
     placed = place_workload(load_workload(scenario.workload, scenario.overrides), files, cluster)
@@ -224,7 +224,7 @@ def open_job(scenario: JobScenario) -> Question:
             "run, for example --topology dgx_h100."
         )
     stack = scenario.stack or job.facts.stack or DEFAULT_STACK
-    machine = PricingMachine(scenario.topology, scenario.hosts, stack)
+    machine = PricingMachine(scenario.topology, scenario.hosts, stack, scenario.calibration)
     cluster, loaded = machine.cluster(job.rank_count), machine.load_stack()
     if job.facts.stack and loaded.execution is Execution.COMPILED:
         # The job is eager code, whatever it says; one made for a compiled stack names none.
@@ -277,6 +277,7 @@ def _check_stated(scenario: JobScenario, why: str) -> None:
         "--topology": scenario.topology,
         "--hosts": scenario.hosts,
         "--stack": scenario.stack,
+        "--calibration": " ".join(scenario.calibration) or None,
     }
     for option, value in given.items():
         if value is not None:

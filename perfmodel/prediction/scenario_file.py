@@ -23,7 +23,7 @@ from perfmodel.prediction.scenario import (
     overrides_of,
 )
 
-_FILES = ("tables", "indices", "plan", "job")
+_FILES = ("tables", "indices", "plan", "job", "calibration")
 _NUMBERS = ("hosts", "ranks_per_host", "seed", "samples")
 _WORDS: Mapping[str, type[Enum]] = {"mode": Mode, "interference": Interference}
 _REMARKS = ("name", "description")
@@ -73,6 +73,13 @@ def _read(key: str, value: Any, path: Path, faults: FaultList) -> Any:
         if isinstance(value, bool) or not isinstance(value, int):
             faults.add(key, f"must be a whole number, got {value!r}")
         return value
+    if key == "calibration":
+        files = value if isinstance(value, list) else [value]
+        return tuple(_read_text(key, file, path, faults) for file in files)
+    return _read_text(key, value, path, faults)
+
+
+def _read_text(key: str, value: Any, path: Path, faults: FaultList) -> str:
     if not isinstance(value, str) or not value.strip():
         faults.add(key, f"must be a text, got {value!r}")
         return ""
