@@ -218,9 +218,11 @@ def to_device(gpu: VirtualGpu, result: Any, device: int) -> Any:
         )
     if result.layout in COMPRESSED:
         names = (*COMPRESSED[result.layout], "values")
-        parts = to_device(gpu, tuple(getattr(result, name)() for name in names), device)
+        starts, inside, entries = (
+            to_device(gpu, getattr(result, name)(), device) for name in names
+        )
         return torch.sparse_compressed_tensor(
-            *parts, result.shape, layout=result.layout, check_invariants=False
+            starts, inside, entries, result.shape, layout=result.layout, check_invariants=False
         )
     made = gpu.empty(result.shape, result.stride(), result.dtype, device)
     gpu.values.set(made, result)

@@ -75,7 +75,7 @@ class StepWatch:
             clear(module, set_to_none)
 
         torch.autograd.backward = backward
-        torch.nn.Module.zero_grad = zero_grad  # type: ignore[method-assign]  by the script's name
+        torch.nn.Module.zero_grad = zero_grad
 
     def _cleared(self) -> None:
         if not self._has_gradients or self._watched not in (None, _BY_HAND):
