@@ -212,3 +212,30 @@ def test_every_column_says_what_it_means():
         for name, column in columns_of(family).items():
             assert column.meaning, name
             assert set(required_columns(family)) <= set(columns_of(family))
+
+
+def _assumed(folder, **changes):
+    board = board_of(folder, TRANSFORMER | changes)
+    return " ".join(board.assumptions["a"])
+
+
+def test_what_ran_and_would_not_fit_was_recomputed_where_nobody_states_it(tmp_path):
+    large = {"layers": "24", "hidden": "4096", "heads": "32", "ffn": "14336", "gbs": "8"}
+    large |= {"data_sharding": "zero3", "tp": "1", "seq_len": "32768"}
+    assert "of the layers taken" in _assumed(tmp_path, recompute="", **large)
+    assert "of the layers taken" not in _assumed(tmp_path, recompute="")
+    assert "of the layers taken" not in _assumed(tmp_path, recompute="none", **large)
+
+
+def test_a_framework_may_compute_the_logits_of_all_tokens(tmp_path):
+    encoder = {"arch": "encoder (MLM+NSP)", "tp": "1", "gated_ffn": "0"}
+    masked, all_tokens = (
+        predicted_s(tmp_path, framework=framework, **encoder)
+        for framework in ("megatron_lm", "nvidia_pytorch_bert")
+    )
+    assert masked < all_tokens
+
+
+def test_a_chip_with_less_power_is_slower(tmp_path):
+    wide = {"hidden": "8192", "heads": "64", "ffn": "28672", "layers": "1"}
+    assert predicted_s(tmp_path, power_w="350", **wide) > predicted_s(tmp_path, **wide)
