@@ -26,7 +26,7 @@ def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
 
     That is: whether the host waits for every iteration, what the loader takes, in what format and
     pieces gradients are reduced, which share of the layers is computed again, where adapters are,
-    how layers are dealt to stages, and which tables are copied to all ranks.
+    how layers are dealt to stages, which sharder places tables and what format keys have.
     """
     if stack.family is not None and stack.family.value != spec.family:
         raise WorkloadError(
@@ -40,9 +40,10 @@ def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
     if load_ns:
         changes["input"] = fill(spec.input, load_time=load_ns)
     if isinstance(spec, DlrmSpec):
-        copied = stack.tables.copied_below_bytes
-        if copied:
-            changes["sharding"] = fill(spec.sharding, data_parallel_below=copied)
+        changes["sharding"] = fill(spec.sharding, sharder=stack.tables.sharder)
+        changes["embedding"] = fill(spec.embedding, index_dtype=stack.tables.key_dtype)
+        if stack.has(Habit.ONE_REDUCTION):
+            changes["training"] = fill(spec.training, bucket_size=ONE_BUCKET_BYTES)
     else:
         changes["training"] = fill(spec.training, **_training(spec, stack))
         if stack.has(Habit.STAGES_BY_COST):

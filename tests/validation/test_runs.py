@@ -239,3 +239,23 @@ def test_a_framework_may_compute_the_logits_of_all_tokens(tmp_path):
 def test_a_chip_with_less_power_is_slower(tmp_path):
     wide = {"hidden": "8192", "heads": "64", "ffn": "28672", "layers": "1"}
     assert predicted_s(tmp_path, power_w="350", **wide) > predicted_s(tmp_path, **wide)
+
+
+def test_layouts_of_one_job_are_compared_where_their_times_are_clearly_apart(tmp_path):
+    rows = [
+        TRANSFORMER | {"id": name, "tp": tp, "gbs": gbs, "iter_time_s": seconds}
+        for name, tp, gbs, seconds in (
+            ("a", "1", "16", "0.1"), ("b", "8", "16", "0.2"), ("c", "4", "16", "0.103"),
+            ("d", "8", "32", "0.05"),
+        )
+    ]  # fmt: skip
+    board = board_of(tmp_path, *rows)
+    # Of the three pairs with a batch of 16 that of 0.1 and 0.103 s is too close to call.
+    assert [(one.group, one.pairs) for one in board.orders] == [
+        ("nanotron, one host", 2),
+        ("one host", 2),
+    ]
+    by_row = {one.row: one.predicted for one in board.deviations}
+    right = sum(by_row[fast] < by_row["b"] for fast in ("a", "c"))
+    assert board.orders[1].right == right
+    assert f"order of layouts, one host: {50 * right:.1f} % of 2 pairs" in board.lines()
