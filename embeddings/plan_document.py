@@ -95,7 +95,10 @@ def load_plan_document(
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as fault:
-        raise PlanError(f"{path}: not valid JSON ({fault}).") from None
+        raise PlanError(
+            f"{path}: not valid JSON ({fault}). A plan is JSON, as `perfmodel rank --plan-out` "
+            "writes it."
+        ) from None
     return from_plan_document(
         content,
         tables=tables,
