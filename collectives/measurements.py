@@ -7,9 +7,6 @@ What nccl-tests prints, or writes as JSON, is read as it is.
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,10 +22,14 @@ from collectives.wiring import Wiring
 from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.reading import parse_rows, read_packed_text
 from topologies import build_cluster, load_topology
 
 COLUMNS = ("topology", "hosts", "nranks", "collective", "size_bytes", "time_us")
 _NS_PER_US = 1e3
+_LEAST_US, _MOST_US = 1e-3, 1e12
+_MOST_BYTES = 2**50
+MOST_RANKS = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +101,9 @@ def load_measurements(
 def _load_table(path: Path, prefix: str, place: RunPlace) -> list[CollectiveMeasurement]:
     faults = FaultList(str(path))
     rows: list[CollectiveMeasurement] = []
-    try:
-        text = path.read_text(encoding="utf-8")
-        for number, record in enumerate(_records(text, path, place)):
-            _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
-    except (OSError, UnicodeDecodeError, csv.Error) as fault:
-        raise MeasurementError(f"{path}: cannot be read as a table ({fault}).") from None
+    text = read_packed_text(path, MeasurementError)
+    for number, record in enumerate(_records(text, path, place)):
+        _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
     faults.check(MeasurementError)
     return rows
 
@@ -113,15 +111,7 @@ def _load_table(path: Path, prefix: str, place: RunPlace) -> list[CollectiveMeas
 def _records(text: str, path: Path, place: RunPlace) -> Iterable[Mapping[str, str | None]]:
     if is_nccl_tests(text):
         return read_nccl_tests(text, document=str(path), place=place)
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-    if missing:
-        raise MeasurementError(
-            f"{path}: columns {', '.join(missing)} are missing. "
-            f"A table of collectives has {', '.join(COLUMNS)}; output of nccl-tests is read as "
-            "it is printed."
-        )
-    return reader
+    return parse_rows(text, document=str(path), error_type=MeasurementError, needed=COLUMNS)
 
 
 def _read_row(
@@ -132,20 +122,22 @@ def _read_row(
 ) -> None:
     try:
         rows.append(_parse_row(record, row))
-    except (InputError, ValueError, TypeError) as fault:
-        faults.add(f"row {row}", " ".join(str(fault).split()))
+    except (InputError, ValueError, TypeError, OverflowError) as fault:
+        faults.add(f"row {row}", " ".join(str(fault).split())[:200])
 
 
 def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurement:
     time_us = float(record["time_us"] or "nan")
     hosts, ranks = int(record["hosts"] or 0), int(record["nranks"] or 0)
     size_bytes = int(record["size_bytes"] or -1)
-    if not (math.isfinite(time_us) and time_us > 0):
+    if not _LEAST_US <= time_us <= _MOST_US:
         raise MeasurementError(f"time_us must be above zero, got {record['time_us']!r}")
-    if hosts < 1 or ranks < 1 or ranks % hosts:
-        raise MeasurementError(f"{ranks} ranks must spread evenly over {hosts} hosts")
-    if size_bytes < 0:
-        raise MeasurementError(f"size_bytes must be zero or more, got {record['size_bytes']!r}")
+    if not 1 <= hosts <= ranks <= MOST_RANKS or ranks % hosts:
+        raise MeasurementError(
+            f"{ranks} ranks (at most {MOST_RANKS}) must spread evenly over {hosts} hosts"
+        )
+    if not 0 <= size_bytes <= _MOST_BYTES:
+        raise MeasurementError(f"size_bytes must be 0 to {_MOST_BYTES}, got {size_bytes}")
     dtype, version = record.get("dtype"), record.get("nccl_version")
     return CollectiveMeasurement(
         row=row,

@@ -6,16 +6,17 @@ which collective it was; those come from whoever ran it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.base.errors import MeasurementError
+from perfmodel.base.reading import parse_json
 
 Record = dict[str, str]
 _PROGRAM = re.compile(r"\b([a-z]+(?:_[a-z]+)*)_perf(?:_mpi)?\b")
+_SIZE = re.compile(r"[0-9]{1,18}")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\b")
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})|NCCL version (\d+\.\d+(?:\.\d+)?)")
 _DTYPES = {
@@ -108,7 +109,7 @@ def _printed_rows(lines: Iterable[str]) -> Iterable[Record]:
         if _is_heading(line):
             columns = line.replace("cputime", "time").lstrip("# ").split()
         words = line.split()
-        if not columns or len(words) < len(columns) or not words[0].isdecimal():
+        if not columns or len(words) < len(columns) or not _SIZE.fullmatch(words[0]):
             continue
         time_us = words[columns.index("time")]
         if int(words[0]) > 0 and _is_positive(time_us):
@@ -122,17 +123,15 @@ def _is_heading(line: str) -> bool:
 
 
 def _parse_json(text: str, document: str) -> _Run:
-    try:
-        content = json.loads(text)
-    except ValueError as fault:
-        raise MeasurementError(f"{document}: not valid JSON ({fault}).") from None
+    content = parse_json(text, document=document, error_type=MeasurementError)
     config, results = content.get("config"), content.get("results")
     if not isinstance(config, dict) or not isinstance(results, list):
         raise MeasurementError(
             f"{document}: is JSON, but not of nccl-tests (no config and results). "
             "`perfmodel schema collectives` shows the columns of a table."
         )
-    devices = [one for one in config.get("devices", []) if isinstance(one, dict)]
+    listed = config.get("devices")
+    devices = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     # Every process names the first of its GPUs.
     each = _count(config.get("nthreads")) * _count(config.get("ngpus"))
     arguments = content.get("args")

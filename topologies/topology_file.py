@@ -73,7 +73,7 @@ def parse_topology(content: dict[str, object], *, path: Path) -> Topology:
     links = _read_all_links(root, {kind: count for kind, count in counts.items() if count})
     fabric = _read_fabric(root.section("fabric")) if root.has("fabric") else None
     host_cpu = root.text("cpu") if root.has("cpu") else None
-    peer_to_peer = root.flag("peer_to_peer", default=True)
+    peer_to_peer = root.flag("peer_to_peer", default=True) if root.has("peer_to_peer") else None
     gpus_forward = root.flag("gpus_forward", default=False)
     trays = root.integer("trays", default=1)
     host_copy = root.quantity("host_copy", parse_bandwidth) if root.has("host_copy") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from collectives.software import (
 )
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
+from perfmodel.base.reading import read_packed_text
 from perfmodel.base.units import parse_size
 from topologies import Cluster, build_cluster, load_topology
 
@@ -99,10 +101,11 @@ def parse_beside(text: str, dtype: DType) -> CollectiveCall:
 
 def load_byte_matrix(path: Path) -> tuple[tuple[int, ...], ...]:
     """Read a byte matrix: one line a sender, bytes to each receiver, separated by commas."""
+    text = read_packed_text(path, InputError)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return tuple(tuple(int(cell) for cell in row) for row in csv.reader(file) if row)
-    except (OSError, UnicodeDecodeError, ValueError) as fault:
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+        return tuple(tuple(int(cell) for cell in row) for row in rows)
+    except (csv.Error, ValueError) as fault:
         raise InputError(
-            f"{path}: must hold whole numbers of bytes, one line a sender. {fault}"
+            f"{path}: must hold whole numbers of bytes, one line a sender. {str(fault)[:200]}"
         ) from None

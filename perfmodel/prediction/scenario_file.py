@@ -66,9 +66,10 @@ def _read(key: str, value: Any, path: Path, faults: FaultList) -> Any:
         return _read_changes(value, faults)
     if key in _WORDS:
         words = {member.value: member for member in _WORDS[key]}
-        if value not in words:
+        if not isinstance(value, str) or value not in words:
             faults.add(key, f"must be one of {', '.join(words)}, got {value!r}")
-        return words.get(value)
+            return None
+        return words[value]
     if key in _NUMBERS:
         if isinstance(value, bool) or not isinstance(value, int):
             faults.add(key, f"must be a whole number, got {value!r}")

@@ -107,3 +107,19 @@ def test_json_counts_every_process_and_takes_what_was_timed(tmp_path):
 def test_what_is_missing_is_said(tmp_path, text, place, advice):
     with pytest.raises(MeasurementError, match=advice):
         load(tmp_path, text, place)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{" * 100_000,
+        '{"config": {"devices": 7}, "results": [], "results": []}',
+        '{"config": {"devices": 7}, "results": [5]}',
+        "# nGpus 1\n#  size count time busbw\n" + "9" * 5000 + " 1 2 3\n",
+    ],
+)
+def test_damaged_output_is_refused_in_a_sentence(tmp_path, text):
+    file = tmp_path / "all_reduce_perf.txt"
+    file.write_text(text)
+    with pytest.raises(MeasurementError):
+        load_measurements([file], place=RunPlace("dgx_h100"))
