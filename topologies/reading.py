@@ -159,7 +159,8 @@ class Section:
             else:
                 strange.append(key)
         if strange:
-            self.fault(", ".join(strange), f"unknown; known keys are {', '.join(known)}")
+            word = "unknown key" if len(strange) == 1 else "unknown keys"
+            self.fault(", ".join(strange), f"{word}; known: {', '.join(known)}")
 
 
 def _stand_in(default: Q | None) -> Q:

@@ -248,6 +248,8 @@ def show(board: Scoreboard, files: ScoreFiles) -> None:
     if files.json_file != STDOUT:
         print("\n".join(board.lines()))
     limit = files.limit_pct
+    if board.overall is None and files.json_file == STDOUT and limit is None:
+        return  # whoever reads JSON finds the reasons there
     if board.overall is None:
         raise MeasurementError(f"{board.kind}: no row could be predicted; each says why.")
     if limit is not None and board.exceeds(limit):
