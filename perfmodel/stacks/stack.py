@@ -89,6 +89,8 @@ class Habit(Enum):
     QKV_ADAPTERS: adapters stand beside the products for queries, keys and values only.
     ALTERNATE_RECOMPUTE: of layers that are computed again, it is every second one. ALL_LOGITS: a
     model that predicts masked tokens computes the logits of all tokens.
+    TOKENS_ONCE: a token travels once to each rank that has experts for it, between hosts once to
+    each host, however many of its experts are there.
     """
 
     BLOCKING_COPIES = "blocking_copies"
@@ -109,6 +111,7 @@ class Habit(Enum):
     QKV_ADAPTERS = "qkv_adapters"
     ALTERNATE_RECOMPUTE = "alternate_recompute"
     ALL_LOGITS = "all_logits"
+    TOKENS_ONCE = "tokens_once"
 
 
 class Family(Enum):
