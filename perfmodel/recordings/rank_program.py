@@ -161,7 +161,10 @@ class _Writer:
             else:
                 arrival = self.findings.arrivals.get(task)
                 length_ns = end_ns - start_ns if arrival is None else arrival.transfer_ns
-                op = _recorded_op(length_ns, reader.found(task))
+                if view.device.is_collective[task]:
+                    op = _collective_op(length_ns, described.get(task))
+                else:
+                    op = _recorded_op(length_ns, reader.found(task))
                 self.of_device.append(self.builder.add_task(lane, op, label=label, origin=origin))
 
     def _origin_of(self, reader: WorkReader, task: int, label: str) -> Origin:

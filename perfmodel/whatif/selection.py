@@ -1,9 +1,10 @@
 """Selection: which tasks of a job a transformation is about.
 
 A pattern is found anywhere in a task's label, in a name of its op, or in the operator or
-module that it stands for, small and capital letters alike; `*` stands for anything and `|`
-separates alternatives. A word in front says where to look: `range:Optimizer.step`,
-`module:`, `operator:`, `kernel:`, `stream:7`, and `like:LABEL` for an example.
+module that it stands for, small and capital letters alike; `*` stands for anything, `|`
+separates alternatives, and `&` terms that must all be found. A word in front says where to
+look: `range:Optimizer.step`, `module:`, `operator:`, `kernel:`, `stream:7`, and `like:LABEL`
+for an example.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ class Where(Enum):
     LIKE = "like"
 
 
+Term = tuple[Where, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """Words to look for in labels and names."""
@@ -70,27 +74,35 @@ class Pattern:
     text: str
 
     def __post_init__(self) -> None:
-        if not all(words.strip("* ") for _, words in self.alternatives):
+        if not all(words.strip("* ") for terms in self.alternatives for _, words in terms):
             raise ScenarioError(
                 f"pattern: every alternative must hold a letter or digit, got {self.text!r}. "
                 "Leave the pattern out to mean every task."
             )
 
     @property
-    def alternatives(self) -> tuple[tuple[Where, str], ...]:
-        """Where to look, and for which words; each is enough."""
-        return tuple(_parse_alternative(part) for part in self.text.split("|"))
+    def alternatives(self) -> tuple[tuple[Term, ...], ...]:
+        """Terms that must all be found; one alternative is enough."""
+        parts = (part.split("&") for part in self.text.split("|"))
+        return tuple(tuple(_parse_term(term) for term in terms) for terms in parts)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """All terms of all alternatives."""
+        return tuple(term for terms in self.alternatives for term in terms)
 
     def matches(self, text: str) -> bool:
         """Whether an alternative that says no place is found in *text*."""
-        plain = [words for where, words in self.alternatives if where is Where.ANYWHERE]
-        return any(_is_found(words, text) for words in plain)
+        return any(
+            all(where is Where.ANYWHERE and _is_found(words, text) for where, words in terms)
+            for terms in self.alternatives
+        )
 
     def __str__(self) -> str:
         return self.text
 
 
-def _parse_alternative(part: str) -> tuple[Where, str]:
+def _parse_term(part: str) -> Term:
     word, colon, rest = part.partition(":")
     places = {where.value: where for where in Where if where is not Where.ANYWHERE}
     # Operators are called `aten::mm`: two colons are part of a name.
@@ -222,8 +234,9 @@ def duration_of(op: Op) -> int:
 
 def _is_match(job: JobGraph, program: Program, pattern: Pattern) -> Mask:
     found: Mask = np.zeros(program.task_count, dtype=bool)
-    for where, words in pattern.alternatives:
-        found |= _LOOKS[where](job, program, words)
+    for terms in pattern.alternatives:
+        masks = [_LOOKS[where](job, program, words) for where, words in terms]
+        found |= np.logical_and.reduce(masks)
     return found
 
 
@@ -325,7 +338,7 @@ def _suggestion(job: JobGraph, selection: Selection) -> str:
         return f"No task stands on a {selection.lane.value} lane."
     if selection.match is None:
         return "Ask for others."
-    wanted = [words.strip("* ") for _, words in selection.match.alternatives]
+    wanted = [words.strip("* ") for _, words in selection.match.terms]
     # A name that holds a word of the pattern is nearer than one of like spelling.
     parts = [part.lower() for words in wanted for part in re.findall(r"[A-Za-z]{3,}", words)]
     near = [name for name in names if any(part in name.lower() for part in parts)]
@@ -337,7 +350,7 @@ def _suggestion(job: JobGraph, selection: Selection) -> str:
 
 def _names_on(job: JobGraph, selection: Selection) -> list[str]:
     """What can be asked for on the lanes and in the place that *selection* looks at."""
-    where = {place for place, _ in selection.match.alternatives} if selection.match else set()
+    where = {place for place, _ in selection.match.terms} if selection.match else set()
     names: dict[str, None] = {}
     for program in job.programs:
         tasks = np.flatnonzero(lane_mask(program, selection.lane))

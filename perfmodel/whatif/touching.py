@@ -130,7 +130,8 @@ def _compare(before: JobGraph, old: Program, after: JobGraph, new: Program) -> _
     old_keys, new_keys = _keys(old, old_names), _keys(new, new_names)
     seen: set[int] = set()
     retimed: list[tuple[int, int]] = []
-    added, reordered = [], 0
+    reordered: list[tuple[int, int]] = []
+    added = []
     for task, name in enumerate(new_names):
         source = place_of.get(name)
         if source is None:
@@ -139,18 +140,18 @@ def _compare(before: JobGraph, old: Program, after: JobGraph, new: Program) -> _
         seen.add(source)
         if before.ops[int(old.op[source])] != after.ops[int(new.op[task])]:
             retimed.append((source, task))
-        else:
-            reordered += old_keys[source] != new_keys[task]
+        elif old_keys[source] != new_keys[task]:
+            reordered.append((source, task))
     removed = [task for task in range(old.task_count) if task not in seen]
     return _Compared(
         {
             "retimed": len(retimed),
             "removed": len(removed),
             "added": len(added),
-            "reordered": reordered,
+            "reordered": len(reordered),
         },
-        _amounts(before, old, [*(source for source, _ in retimed), *removed]),
-        _amounts(after, new, [*(task for _, task in retimed), *added]),
+        _amounts(before, old, [*(source for source, _ in (*retimed, *reordered)), *removed]),
+        _amounts(after, new, [*(task for _, task in (*retimed, *reordered)), *added]),
     )
 
 
