@@ -6,6 +6,7 @@ that comes with the package.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from perfmodel.base.documents import FaultList, find_document, list_documents, load_yaml
@@ -33,10 +34,14 @@ def list_catalog() -> tuple[str, ...]:
     return list_documents(CATALOG)
 
 
-def load_topology(name_or_path: str | Path) -> Topology:
-    """The topology in a file, or of a name in the catalog, with or without `.yaml`."""
+def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ()) -> Topology:
+    """The topology in a file, or of a name in the catalog, with or without `.yaml`.
+
+    *calibrations* are files of constants that were measured on it.
+    """
     path = find_document(name_or_path, folder=CATALOG, what="topology", error_type=TopologyError)
-    return parse_topology(load_yaml(path, error_type=TopologyError), path=path)
+    topology = parse_topology(load_yaml(path, error_type=TopologyError), path=path)
+    return topology.calibrated_by(calibrations) if calibrations else topology
 
 
 def parse_topology(content: dict[str, object], *, path: Path) -> Topology:
@@ -54,7 +59,7 @@ def parse_topology(content: dict[str, object], *, path: Path) -> Topology:
     links = _read_all_links(root, {kind: count for kind, count in counts.items() if count})
     fabric = _read_fabric(root.section("fabric")) if root.has("fabric") else None
     host_cpu = root.text("cpu") if root.has("cpu") else None
-    peer_to_peer = root.flag("peer_to_peer", default=True)
+    peer_to_peer = root.flag("peer_to_peer", default=True) if root.has("peer_to_peer") else None
     gpus_forward = root.flag("gpus_forward", default=False)
     trays = root.integer("trays", default=1)
     host_copy = root.quantity("host_copy", parse_bandwidth) if root.has("host_copy") else None

@@ -15,11 +15,10 @@ import numpy as np
 import yaml
 
 from perfmodel.costs.gemm.table import load_gemm_table
-from perfmodel.validation.kernels import validate_attention, validate_gemm, validate_memory
+from perfmodel.validation.kernels import validate_table
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1].parent / "shared" / "data"))
-VALIDATE = {"gemm": validate_gemm, "attention": validate_attention, "memory": validate_memory}
 # Geometric means of absolute errors that the paper and its predecessor report (PAPER 4.3, 2.6).
 PAPER_GMAE = {"GEMM, roofline": 17.5, "GEMM, analytical": 16.1, "all kernels, at most": 10.0}
 
@@ -30,7 +29,7 @@ def main() -> None:
     boards = {}
     for kind, names in tables.items():
         for name in names:
-            board = boards[name] = VALIDATE[kind](DATA / name)
+            board = boards[name] = validate_table(kind, DATA / name)
             groups = {group: asdict(score) for group, score in board.groups.items()}
             results[name] = {"overall": asdict(board.overall), "groups": groups}
             print(

@@ -10,6 +10,7 @@ import typer
 from collectives.collective import CollectiveKind
 from perfmodel.base.errors import InputError
 from perfmodel.base.writing import STDOUT, write_output
+from perfmodel.cli.options import CalibrationFiles, JsonFile
 
 if TYPE_CHECKING:
     from perfmodel.cli.collective_request import CollectiveRequest
@@ -91,10 +92,8 @@ def collective(
         str, typer.Option(metavar="X.Y", help="Release of NCCL, e.g. 2.23.")
     ] = "2.27",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="Number format, e.g. int8.")] = "fp32",
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Machine-readable answer; - is stdout."),
-    ] = None,
+    calibration: CalibrationFiles = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
     from perfmodel.cli.collective_request import build_request
@@ -106,6 +105,7 @@ def collective(
         kind=kind,
         software=(nccl_version, algorithm, protocol),
         dtype=dtype,
+        calibration=tuple(calibration or ()),
     )
     if sweep:
         answer, lines = _sweep(request, plot, measured or [])

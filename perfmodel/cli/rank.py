@@ -10,6 +10,7 @@ import typer
 
 from perfmodel.base.writing import STDOUT
 from perfmodel.cli.options import (
+    CalibrationFiles,
     ExecutorChoice,
     ExecutorOption,
     JsonFile,
@@ -59,6 +60,7 @@ def rank(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a workload field; repeatable."),
     ] = None,
     stack: Annotated[str | None, typer.Option(metavar="NAME", help="Software stack.")] = None,
+    calibration: CalibrationFiles = None,
     isolated: Annotated[
         bool, typer.Option("--isolated", help="Judge one iteration that starts at a barrier.")
     ] = False,
@@ -140,6 +142,7 @@ def rank(
         batches=batches,
         rank_by=RankBy(by),
         seed=seed,
+        calibration=tuple(calibration or ()),
     )
     with show_progress(is_quiet=quiet) as progress:
         ranking = api.rank(

@@ -9,6 +9,7 @@ import typer
 
 from perfmodel.base.writing import STDOUT, check_writable, write_file, write_output
 from perfmodel.cli.options import (
+    CalibrationFiles,
     CsvFile,
     ExecutorChoice,
     ExecutorOption,
@@ -45,6 +46,7 @@ def search(
         ),
     ] = None,
     stack: Annotated[str | None, typer.Option(metavar="NAME", help="Software stack.")] = None,
+    calibration: CalibrationFiles = None,
     price: Annotated[
         float | None, typer.Option(metavar="MONEY", min=0, help="Price of a GPU for an hour.")
     ] = None,
@@ -78,6 +80,7 @@ def search(
         top=top,
         seconds=seconds,
         seed=seed,
+        calibration=tuple(calibration or ()),
     )
     with show_progress(is_quiet=quiet) as progress:
         found = api.search(

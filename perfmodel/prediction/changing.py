@@ -16,6 +16,7 @@ from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import Interval, Prediction
 from perfmodel.prediction.answering import answer, answer_in_full
+from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.question import Question
 from perfmodel.recordings.recorded_job import SelfReplay
 from perfmodel.whatif.parsing import Sweep
@@ -95,6 +96,7 @@ def answer_changes(
     *,
     sweep: Sweep | None = None,
     executor: Executor | None = None,
+    on_phase: OnPhase = ignore_phase,
     force: bool = False,
 ) -> WhatIf:
     """The job of *question* before and after *changes*, and at each point of *sweep* after them.
@@ -103,10 +105,14 @@ def answer_changes(
     *force* changes that can work out little of the time anew are answered, too.
     """
     place = SerialExecutor() if executor is None else executor
+    # The job itself, every change and the sweep count as one piece of work each.
+    pieces = 1 + len(changes) + (sweep is not None)
+    on_phase("replaying the job", 0.0)
     before = answer_in_full(question, executor=place)
     asked = _Asking(question, question.job, question.job, before, force=force)
     steps = []
-    for change in changes:
+    for number, change in enumerate(changes, start=1):
+        on_phase(f"after {change.text}", number / pieces)
         asked, step = _answer_step(asked, change, place, may_touch_nothing=False)
         steps.append(step)
     swept = None
@@ -115,7 +121,9 @@ def answer_changes(
             NamedChange(f"{sweep.name}:{sweep.key}={point.value}", point.transformation)
             for point in sweep.points
         ]
-        found = tuple(place.map(_answer_point, asked, points))
+        found = tuple(
+            map_in_steps(place, _answer_point, asked, points, on_phase=on_phase, phase="point")
+        )
         if not any(step.touched.tasks for step in found):
             raise ScenarioError(f"sweep of {sweep.name}: touches no task at any value.")
         values = tuple(point.value for point in sweep.points)

@@ -13,7 +13,7 @@ import numpy as np
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.calibration_files import Entry, Match, load_entries, match_entry
+from perfmodel.costs.calibration_files import Entry, Match, entries_for, match_entry
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
 from perfmodel.costs.experts.physics import (
     ExpertConstants,
@@ -75,7 +75,7 @@ class ExpertLayerModel:
         for row, op in enumerate(ops):
             rows_of.setdefault(variant_of(op), []).append(row)
         parts, places = [], []
-        entries = load_entries("experts") if self._entries is None else tuple(self._entries)
+        entries = entries_for("experts", device) if self._entries is None else tuple(self._entries)
         for variant, rows in rows_of.items():
             dtype = ops[rows[0]].dtype
             match = match_entry(entries, device, variant) or _nearest(entries, device, dtype)
@@ -100,7 +100,7 @@ class GroupedGemmModel:
         parts, places = [], []
         for dtype, rows in rows_of.items():
             check_multiplies(device, dtype)
-            match = _nearest(load_entries("experts"), device, dtype)
+            match = _nearest(entries_for("experts", device), device, dtype)
             columns = stack_shapes([(ops[row].groups, ops[row].m, ops[row].n, ops[row].k)
                                     for row in rows])  # fmt: skip
             times = predict_grouped_times(

@@ -45,7 +45,8 @@ class LayoutQuestion:
 
     Fields named in *overrides* are not searched over. *hosts* may be several
     numbers, for a front of time against GPUs. *price_per_gpu_hour* turns times into
-    money. The search stops after *seconds*, proven or not.
+    money. The search stops after *seconds*, proven or not. *calibration* names files of
+    constants that were measured on the machine.
     """
 
     topology: str
@@ -59,6 +60,7 @@ class LayoutQuestion:
     seconds: float = 60.0
     samples: int = 32
     seed: int = 0
+    calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.hosts or min(self.hosts) < 1 or self.top < 1 or self.seconds <= 0:
@@ -203,7 +205,9 @@ def _load(question: LayoutQuestion, hosts: int) -> _Setting:
             "`perfmodel rank --search SECONDS`. Name a Transformer here."
         )
     cluster = build_cluster(
-        load_topology(question.topology), hosts=hosts, ranks_per_host=question.ranks_per_host
+        load_topology(question.topology, calibrations=question.calibration),
+        hosts=hosts,
+        ranks_per_host=question.ranks_per_host,
     )
     stated = frozenset(text.partition("=")[0].strip() for text in question.overrides)
     return _Setting(spec, cluster, load_stack(question.stack or spec.stack), stated)
