@@ -36,6 +36,8 @@ from topologies import Device
 CALIBRATIONS = Path(__file__).parent / "calibrations"
 SCHEMA_VERSION = 1
 TRANSFER_SIGMA = 0.2
+UNKNOWN_PEER_SIGMA = 1.4
+"""Without peer-to-peer PCIe hosts were seen to be up to ten times slower: ln(10) / 1.645."""
 
 __all__ = ["Calibration", "calibration_for", "load_calibration", "load_default_calibration"]
 
@@ -110,7 +112,7 @@ class Calibration:
             if sigma is not None:
                 is_covered = self.provenance(wiring, kind, size_bytes) is Provenance.INTERPOLATED
                 return sigma if is_covered else max(sigma, unseen / 2)
-        return unseen
+        return max(unseen, UNKNOWN_PEER_SIGMA) if wiring.is_peer_assumed else unseen
 
 
 def regime_of(latency_ratio: float) -> str:
@@ -149,6 +151,11 @@ def load_calibration(path: Path) -> Calibration:
     """Read a calibration file, with NCCL's planning table beside it; all faults at once."""
     document = load_yaml(path, error_type=CalibrationError)
     faults = FaultList(str(path))
+    if not {"hosts", "fabrics"} & set(document):
+        raise CalibrationError(
+            f"{path}: is no calibration of collectives. "
+            "`perfmodel calibrate collectives TABLE --out FILE` writes one."
+        )
     _check_keys(document, faults)
     faults.check(CalibrationError)
     if document["schema_version"] != SCHEMA_VERSION:

@@ -23,6 +23,7 @@ from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.embedding.model import LookupPricer
 from perfmodel.costs.embedding.terms import Term, table_terms
 from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
+from perfmodel.costs.pricing import cluster_seen_by
 from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.planning.frame import CHANGING
 from perfmodel.planning.placements import Int64s, RankLoads
@@ -82,7 +83,8 @@ class PlanPricer:
         architecture = cluster.device.architecture.value
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self._exchange = ExchangePricer(
-            cluster, time_ratio=stack.time_ratio(COMMUNICATION_FAMILY, architecture)
+            cluster_seen_by(stack, cluster),
+            time_ratio=stack.time_ratio(COMMUNICATION_FAMILY, architecture),
         )
         self._small_ns: dict[MemoryBound, float] = {}
 

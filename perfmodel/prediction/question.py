@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives import wiring_of
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import PricedJob
@@ -42,6 +43,10 @@ from perfmodel.workloads.catalog import Workload, load_workload
 from perfmodel.workloads.jobs import Continuation, build_workload
 from topologies import Cluster, build_cluster, load_topology
 
+UNKNOWN_PEERS = (
+    "Whether GPUs reach each other over PCIe without a stop in host memory is not stated: they are "
+    "taken to, and the interval covers hosts where they do not."
+)
 NO_MEMORY = "Memory is not checked: the folder of a job does not say what its ranks need."
 STATED_MEMORY = (
     "Memory is what the job says its ranks allocate at most, in blocks as torch rounds them; what "
@@ -179,10 +184,16 @@ def workload_question(
         stack=stack,
         batch=workload.batch,
         memory_of_rank=built.memory_of_rank,
-        assumptions=assumptions,
+        assumptions=(*assumptions, *_about_peers(cluster)),
         continuation=built.continuation,
         work=count_work(workload, device=cluster.device, stack=stack),
     )
+
+
+def _about_peers(cluster: Cluster) -> tuple[str, ...]:
+    """What is taken for granted about PCIe between GPUs, where it matters and nobody said it."""
+    members = range(min(cluster.rank_count, cluster.ranks_per_host))
+    return (UNKNOWN_PEERS,) if wiring_of(members, cluster).is_peer_assumed else ()
 
 
 def job_question(scenario: JobScenario) -> Question:

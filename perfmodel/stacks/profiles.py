@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
 from embeddings.table import KERNELS
 from perfmodel.base.documents import FaultList, find_document, load_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
@@ -137,7 +138,10 @@ _PART_WORDS = {
     "between_launches": HostPart.BETWEEN_LAUNCHES,
     "wait": HostPart.WAIT,
 }
-_TABLE_KEYS = {"lookup_kernel", "key_time", "updates_all_rows", "copied_below"}
+_TABLE_KEYS = {
+    "lookup_kernel", "key_time", "updates_all_rows", "key_dtype", "has_all_keys",
+    "key_traffic", "vector_passes", "sharder",
+}  # fmt: skip
 KERNEL_FAMILIES = ("attention", "communication", "copy", "embedding", "gemm", "memory")
 """Families of kernels that a profile may state a time ratio for."""
 
@@ -293,14 +297,29 @@ class _Reader:
             self._faults.add(
                 "tables.lookup_kernel", f"must be one of {', '.join(KERNELS)}, got {quote(kernel)}"
             )
+        sharder = tables.get("sharder", DEFAULT_SHARDER)
+        if sharder not in (*SHARDERS, *HYBRID_SHARDERS):
+            known = ", ".join((*SHARDERS, *HYBRID_SHARDERS))
+            self._faults.add("tables.sharder", f"must be one of {known}, got {sharder!r}")
         return TableHandling(
             lookup_kernel=kernel,
+            sharder=sharder,
             key_ns=self._duration("tables.key_time", tables.get("key_time", "0 ns")),
             updates_all_rows=self._switch(
                 "tables.updates_all_rows", tables.get("updates_all_rows", False)
             ),
-            copied_below_bytes=self._size("tables.copied_below", tables.get("copied_below", "0 B")),
+            key_dtype=self._dtype("tables.key_dtype", tables.get("key_dtype", "int64")),
+            has_all_keys=self._switch("tables.has_all_keys", tables.get("has_all_keys", False)),
+            key_traffic_bytes=self._size("tables.key_traffic", tables.get("key_traffic", "0 B")),
+            vector_passes=self._number("tables.vector_passes", tables.get("vector_passes", 0.0)),
         )
+
+    def _dtype(self, place: str, value: Any) -> DType:
+        try:
+            return parse_dtype(str(value))
+        except InputError as fault:
+            self._faults.add(place, str(fault))
+            return DType.INT64
 
     def _loader(self) -> Loader:
         loader = self._section("loader", {"batch", "sample"})
