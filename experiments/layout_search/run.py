@@ -94,15 +94,21 @@ def score(sets: list[list[Run]], near: float) -> dict[str, Any]:
     right, counted = 0, 0
     for runs in sets:
         for one, other in combinations(runs, 2):
-            if max(one.measured_s, other.measured_s) > (1 + near) * min(one.measured_s, other.measured_s):
+            if max(one.measured_s, other.measured_s) > (1 + near) * min(
+                one.measured_s, other.measured_s
+            ):
                 counted += 1
-                right += (one.measured_s < other.measured_s) == (one.predicted_s < other.predicted_s)
+                right += (one.measured_s < other.measured_s) == (
+                    one.predicted_s < other.predicted_s
+                )
     return {
         "sets": len(sets),
         "runs": sum(map(len, sets)),
         "near_best_pct": percent(sum(value <= 1 + near for value in chosen), len(sets)),
         "median_regret_pct": 100 * (sorted(chosen)[len(chosen) // 2] - 1) if sets else None,
-        "rule_of_thumb_near_best_pct": percent(sum(value <= 1 + near for value in thumb), len(sets)),
+        "rule_of_thumb_near_best_pct": percent(
+            sum(value <= 1 + near for value in thumb), len(sets)
+        ),
         "pairs": counted,
         "pairs_in_order_pct": percent(right, counted),
     }

@@ -17,13 +17,14 @@ from perfmodel.reports.pages.page import (
     Command,
     Grid,
     Headline,
+    Legend,
     Lines,
     Page,
     Range,
     Ranges,
     Section,
 )
-from perfmodel.reports.pages.prediction import build_pieces, iter_sections
+from perfmodel.reports.pages.prediction import PART_COLOURS, build_pieces, iter_sections
 from perfmodel.reports.search import (
     HEADINGS,
     build_flags,
@@ -38,11 +39,7 @@ from perfmodel.validation.scoreboard import Scoreboard
 
 MAX_ROWS = 200
 SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
-COLOURS = (
-    "Green is compute, blue exposed communication, violet exposed copies, yellow waiting for "
-    "other ranks, red idle because the host is late."
-)
-LEGEND = Lines([COLOURS])
+LEGEND = Legend(list(PART_COLOURS.values()))
 INTERVAL_NOTE = "The thin line is the 90 % interval."
 
 
