@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import yaml
 
 from perfmodel.prediction.question import Asked
-from perfmodel.validation.runs_prediction import predict_run
+from perfmodel.validation.runs_prediction import RunAsked, predict_run
 from perfmodel.validation.runs_table import RunRow, load_runs
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1].parent / "shared" / "data"))
 CORE = HERE.parent / "measured" / "core_transformer.csv"
-ASKED = Asked(samples=2, is_explained=False)
+ASKED = RunAsked(Asked(samples=2, is_explained=False))
 
 
 class Run(NamedTuple):
