@@ -137,9 +137,9 @@ with here.warden(None) as guard:
             "ray: stuck",
         ),
         (
-            "here.Watch.LAST_S = here.Watch.PERIOD_S = 0.1; "
-            "here.Watch(guard, raylet_socket='/nowhere', head='127.0.0.1:1', host='here'); "
-            "time.sleep(60)",
+            "here.Watch.LAST_S = here.Watch.PERIOD_S = 0.1\n    "
+            + "here.Watch(guard, raylet_socket='/nowhere', head='127.0.0.1:1', host='here')\n    "
+            + "time.sleep(60)",
             "ray: the raylet on here",
         ),
     ],
