@@ -21,7 +21,9 @@ import matplotlib as mpl
 import numpy as np
 import yaml
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from perfmodel.base.writing import draft_of
 from perfmodel.execution import Executor, open_executor
@@ -84,7 +86,7 @@ class Wishes:
 
 
 def read_wishes(script: str, question: str | None) -> Wishes:
-    """Parse the command line of *script*; results go beside it, of quick runs to `build/figures`."""
+    """What the command line of *script* says; results go beside it, quick ones to build/figures."""
     folder = Path(script).resolve().parent
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where pictures and numbers go")
@@ -153,6 +155,13 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
     """The legend of *axes* for the whole picture, below it."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, ncols=columns, loc="outside lower center")
+
+
+def plain_ticks(axis: Axis, values: Sequence[float]) -> None:
+    """Ticks of a logarithmic axis at *values* and nowhere else, written as people do."""
+    axis.set_major_locator(FixedLocator(list(values)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def plot_diagonal(axes: Axes, limits: tuple[float, float], *, band: float = 0.1) -> None:

@@ -156,7 +156,7 @@ def draw_paper(wishes: Wishes, paper: dict[str, Any]) -> dict[str, Any]:
         fine = np.exp2(np.arange(4, 31.1, 0.1))
         costs = price_sizes(kind, fine, wiring=wiring_of_run(paper["topology"], 1, 4))
         ours = np.array([cost.duration_ns / 1e3 for cost in costs])
-        for axis, of in ((above, lambda t, s: t), (below, lambda t, s, f=factor: f * s / t)):
+        for axis, of in ((above, lambda t, _: t), (below, lambda t, s, f=factor: f * s / t)):
             axis.plot(size, of(time_us, size), "o", color=BLACK, ms=2.4, label="measured")
             axis.plot(fine, of(theirs.times_us(fine, factor), fine), "--", color=COLOURS[1],
                       label="the paper's curve")  # fmt: skip

@@ -18,6 +18,7 @@ from experiments.figures import (
     MEASURED,
     legend_below,
     new_figure,
+    plain_ticks,
     read_wishes,
 )
 
@@ -60,9 +61,8 @@ def main() -> None:
             "error_pct": {hosts: 100 * (one / found[hosts] - 1) for hosts, one in points.items()},
         }
     axes.set(xscale="log", yscale="log", xlabel="hosts", ylabel="bus bandwidth (GB/s)")
-    axes.set_xticks([1, 2, 4, 8, 16, 64, 256], ["1", "2", "4", "8", "16", "64", "256"])
-    axes.set_yticks([25, 50, 100, 200, 400], ["25", "50", "100", "200", "400"])
-    axes.minorticks_off()
+    plain_ticks(axes.xaxis, [1, 2, 4, 8, 16, 64, 256])
+    plain_ticks(axes.yaxis, [25, 50, 100, 200, 400])
     axes.set_title("collectives of 1 GiB: predicted (lines), measured (markers)")
     legend_below(figure, axes, 1)
     wishes.save(figure, "hosts.png")

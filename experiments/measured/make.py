@@ -19,6 +19,7 @@ import yaml
 from experiments.figures import EXPERIMENTS, MEASURED
 from perfmodel.calibration.embedding.cases import load_cases
 from perfmodel.calibration.interference.command import fit_interference
+from perfmodel.calibration.interference.samples import KernelLoss
 from perfmodel.recordings.documents import stream_parts_document
 from perfmodel.recordings.importing import import_job
 from perfmodel.recordings.known_work import known_share_of_trace
@@ -49,11 +50,14 @@ RECORDINGS = {
     "dlrm_8_ranks": "dlrm_param_v100x8",
     "gpt_tensor_parallel": "gpt_tp2_v100x2",
 }
+SCALING = {"source": "Selene weak|MLPerf", "model": "GPT-"}
+DCNV2 = {"source": "MLPerf", "model": "DCNv2"}
 SHORT_MS, LONG_MS, BIG_SIDE = (0.4, 0.8), 12.8, 2048
 
 
 def main(data: Path) -> None:
-    """Write every table but the runs, which stand here as they are read."""
+    """Write every table but those of core runs, which were cut by hand."""
+    make_runs(data / "runs")
     make_kernels(data)
     make_collectives(data / "collectives")
     make_studies(data)
@@ -66,6 +70,19 @@ def write(frame: pd.DataFrame, name: str) -> None:
     path.parent.mkdir(exist_ok=True)
     packed = {"method": "gzip", "mtime": 0} if path.suffix == ".gz" else None
     frame.to_csv(path, index=False, compression=packed, float_format="%.6g")
+
+
+def make_runs(folder: Path) -> None:
+    """Runs at several scales, in the columns of the core tables."""
+    for core, large, name, chosen in (
+        ("core_transformer.csv", "transformer.csv.gz", "runs_scaling.csv", SCALING),
+        ("core_dlrm.csv", "dlrm.csv", "runs_dcnv2.csv", DCNV2),
+    ):
+        table = pd.read_csv(folder / large, dtype=str)
+        kept = pd.read_csv(MEASURED / core, nrows=0).columns
+        rows = table[table["source"].str.contains(chosen["source"])]
+        rows = rows[rows["model"].str.contains(chosen["model"])]
+        write(rows.reindex(columns=kept), name)
 
 
 def make_kernels(data: Path) -> None:
@@ -122,12 +139,15 @@ def make_studies(data: Path) -> None:
     # Shapes of one kernel lose alike; which kernel it is does not matter beyond that.
     codes = {name: code for code, name in enumerate(dict.fromkeys(one.kernel for one in losses))}
     lines = [
-        (one.device, one.family, one.phase.word, codes[one.kernel], one.loss_ratio)
-        + (one.covered_ns, one.calls)
+        (one.device, one.family, one.phase.word, codes[one.kernel], *_numbers(one))
         for one in losses
     ]
     names = ["device", "family", "phase", "kernel", "loss_ratio", "covered_ns", "calls"]
     write(pd.DataFrame(lines, columns=names), "kernels/beside_collectives.csv")
+
+
+def _numbers(loss: KernelLoss) -> tuple[float, float, int]:
+    return loss.loss_ratio, loss.covered_ns, loss.calls
 
 
 def make_recordings(folder: Path) -> None:

@@ -35,6 +35,11 @@ from perfmodel.workloads.dlrm.job import build_dlrm_job
 from perfmodel.workloads.jobs import build_job
 from topologies import build_cluster, load_topology
 
+RECORDED = {
+    "dlrm_two_sleeps": "TorchRec DLRM, recorded, 4 x V100",
+    "gpt_tensor_parallel": "GPT, tensor parallel, recorded, 2 x V100",
+}
+
 
 def main() -> None:
     """Replay everything, draw three pictures, write the tables."""
@@ -153,8 +158,7 @@ def draw_streams(wishes: Wishes, streams: dict[str, Iteration]) -> None:
         ]
         for name, found in streams.items()
     }
-    for name, title in (("dlrm_two_sleeps", "TorchRec DLRM, recorded, 4 x V100"),
-                        ("gpt_tensor_parallel", "GPT, tensor parallel, recorded, 2 x V100")):  # fmt: skip
+    for name, title in RECORDED.items():
         panels[title] = [
             (f"rank {one['rank']} stream {one['stream']}", one["parts_ms"])
             for one in busiest(recorded[name])
@@ -193,10 +197,9 @@ def tables(scenario: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[str
     for platform, title in scenario["platforms"].items():
         topology = load_topology(platform)
         device = topology.device
-        memory = f"{device.memory_bytes / 2**30:.0f} GiB, {device.memory_bandwidth_bytes_per_s / 1e9:.0f} GB/s"
-        out = sum(
-            link.bandwidth_bytes_per_s for link in topology.links if link.source == "gpu:0"
-        )
+        rate = device.memory_bandwidth_bytes_per_s / 1e9
+        memory = f"{device.memory_bytes / 2**30:.0f} GiB, {rate:.0f} GB/s"
+        out = sum(link.bandwidth_bytes_per_s for link in topology.links if link.source == "gpu:0")
         yield (
             f"| {title} | {device.name} | {device.vector_flops / 1e12:.1f} | {memory} "
             f"| {out / 1e9:.0f} GB/s out |"
