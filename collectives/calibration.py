@@ -31,12 +31,15 @@ from collectives.wiring import HostLinkClass, Wiring
 from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
+from topologies import Device
 
 CALIBRATIONS = Path(__file__).parent / "calibrations"
 SCHEMA_VERSION = 1
 TRANSFER_SIGMA = 0.2
+UNKNOWN_PEER_SIGMA = 1.4
+"""Without peer-to-peer PCIe hosts were seen to be up to ten times slower: ln(10) / 1.645."""
 
-__all__ = ["Calibration", "load_calibration", "load_default_calibration"]
+__all__ = ["Calibration", "calibration_for", "load_calibration", "load_default_calibration"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,7 @@ class Calibration:
             if sigma is not None:
                 is_covered = self.provenance(wiring, kind, size_bytes) is Provenance.INTERPOLATED
                 return sigma if is_covered else max(sigma, unseen / 2)
-        return unseen
+        return max(unseen, UNKNOWN_PEER_SIGMA) if wiring.is_peer_assumed else unseen
 
 
 def regime_of(latency_ratio: float) -> str:
@@ -148,6 +151,11 @@ def load_calibration(path: Path) -> Calibration:
     """Read a calibration file, with NCCL's planning table beside it; all faults at once."""
     document = load_yaml(path, error_type=CalibrationError)
     faults = FaultList(str(path))
+    if not {"hosts", "fabrics"} & set(document):
+        raise CalibrationError(
+            f"{path}: is no calibration of collectives. "
+            "`perfmodel calibrate collectives TABLE --out FILE` writes one."
+        )
     _check_keys(document, faults)
     faults.check(CalibrationError)
     if document["schema_version"] != SCHEMA_VERSION:
@@ -199,3 +207,28 @@ def _items(document: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]
 def load_default_calibration() -> Calibration:
     """The calibration that ships with the package."""
     return load_calibration(CALIBRATIONS / "nccl.yaml")
+
+
+def calibration_for(device: Device) -> Calibration:
+    """The constants measured on machines of *device*, or those that ship with the package.
+
+    Of its files those of kernels are JSON, those of collectives YAML.
+    """
+    files = [file for file in device.calibrations if not file.endswith(".json")]
+    if not files:
+        return load_default_calibration()
+    if len(files) > 1:
+        raise CalibrationError(
+            f"calibrations {', '.join(files)}: must be one file of collectives, got {len(files)}. "
+            "Fit the tables behind them together."
+        )
+    path = Path(files[0])
+    changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
+    return _load_own(path, changed_ns)
+
+
+@lru_cache(maxsize=8)
+def _load_own(path: Path, changed_ns: int) -> Calibration:
+    """A file is read again when it was written again at *changed_ns*."""
+    del changed_ns
+    return load_calibration(path)

@@ -133,6 +133,7 @@ def _wiring_of_shape(shape: GroupShape, machine: _ByIdentity) -> Wiring:
         ring_bandwidth_bytes_per_s=inside.ring_bandwidth_bytes_per_s,
         pair_bandwidth_bytes_per_s=inside.pair_bandwidth_bytes_per_s,
         is_chain=inside.is_chain,
+        is_peer_assumed=inside.is_peer_assumed,
         can_reduce_in_switch=topology.has_nvls and len(inside.gpus) > 1,
         nic_bandwidth_bytes_per_s=net.bandwidth_bytes_per_s if is_wide else 0.0,
         nic_sharing=net.sharing,
@@ -153,6 +154,7 @@ class _HostWires:
     pair_bandwidth_bytes_per_s: float
     link: str
     is_chain: bool = False
+    is_peer_assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +214,10 @@ def _pcie_wiring(gpus: tuple[int, ...], topology: Topology) -> _HostWires:
     ring = list(zip(gpus, gpus[1:] + gpus[:1], strict=True))
     bandwidth, link = _busiest(ring, topology)
     pair, _ = _pair_bandwidth(gpus, topology)
-    kind = HostLinkClass.PCIE_PEER if topology.peer_to_peer else HostLinkClass.PCIE_HOST
-    return _HostWires(gpus, kind, bandwidth, pair, link)
+    is_host = topology.peer_to_peer is False
+    kind = HostLinkClass.PCIE_HOST if is_host else HostLinkClass.PCIE_PEER
+    is_assumed = topology.peer_to_peer is None
+    return _HostWires(gpus, kind, bandwidth, pair, link, is_peer_assumed=is_assumed)
 
 
 def _pair_bandwidth(gpus: tuple[int, ...], topology: Topology) -> tuple[float, str]:

@@ -2,30 +2,34 @@
 
 Columns: topology, hosts, nranks (spread evenly over the hosts), collective, size_bytes (as
 nccl-tests counts), dtype, nccl_version, time_us, source; dtype, version and source may be empty.
+What nccl-tests prints, or writes as JSON, is read as it is.
 """
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from collectives.collective import CollectiveKind
+from collectives.collective import CollectiveKind, parse_kind
 from collectives.group import wiring_of
+from collectives.nccl_tests import RunPlace, is_nccl_tests, read_nccl_tests
 from collectives.software import CollectiveSoftware, parse_nccl_version
 from collectives.wiring import Wiring
 from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.reading import parse_rows, read_packed_text
 from topologies import build_cluster, load_topology
 
 COLUMNS = ("topology", "hosts", "nranks", "collective", "size_bytes", "time_us")
 _NS_PER_US = 1e3
+_LEAST_US, _MOST_US = 1e-3, 1e12
+_MOST_BYTES = 2**50
+MOST_RANKS = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +80,17 @@ def wiring_of_run(topology: str, hosts: int, ranks: int) -> Wiring:
     return wiring_of(np.arange(cluster.rank_count), cluster)
 
 
-def load_measurements(paths: Sequence[Path]) -> tuple[CollectiveMeasurement, ...]:
-    """Read tables; every fault of a table is reported at once."""
+def load_measurements(
+    paths: Sequence[Path], *, place: RunPlace | None = None
+) -> tuple[CollectiveMeasurement, ...]:
+    """Read tables; every fault of a table is reported at once.
+
+    *place* says what output of nccl-tests does not.
+    """
     found: list[CollectiveMeasurement] = []
     for path in paths:
-        found += _load_table(path, prefix=f"{path.stem}:" if len(paths) > 1 else "")
+        prefix = f"{path.stem}:" if len(paths) > 1 else ""
+        found += _load_table(path, prefix, place or RunPlace())
     if not found:
         raise MeasurementError(
             f"{', '.join(str(path) for path in paths)}: must hold at least one measurement."
@@ -88,24 +98,20 @@ def load_measurements(paths: Sequence[Path]) -> tuple[CollectiveMeasurement, ...
     return tuple(found)
 
 
-def _load_table(path: Path, prefix: str) -> list[CollectiveMeasurement]:
+def _load_table(path: Path, prefix: str, place: RunPlace) -> list[CollectiveMeasurement]:
     faults = FaultList(str(path))
     rows: list[CollectiveMeasurement] = []
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise MeasurementError(
-                    f"{path}: columns {', '.join(missing)} are missing. "
-                    f"A table of collectives has {', '.join(COLUMNS)}."
-                )
-            for number, record in enumerate(reader):
-                _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
-    except (OSError, UnicodeDecodeError, csv.Error) as fault:
-        raise MeasurementError(f"{path}: cannot be read as a table ({fault}).") from None
+    text = read_packed_text(path, MeasurementError)
+    for number, record in enumerate(_records(text, path, place)):
+        _read_row(record, f"{prefix}{record.get('id') or number}", rows, faults)
     faults.check(MeasurementError)
     return rows
+
+
+def _records(text: str, path: Path, place: RunPlace) -> Iterable[Mapping[str, str | None]]:
+    if is_nccl_tests(text):
+        return read_nccl_tests(text, document=str(path), place=place)
+    return parse_rows(text, document=str(path), error_type=MeasurementError, needed=COLUMNS)
 
 
 def _read_row(
@@ -116,27 +122,29 @@ def _read_row(
 ) -> None:
     try:
         rows.append(_parse_row(record, row))
-    except (InputError, ValueError, TypeError) as fault:
-        faults.add(f"row {row}", " ".join(str(fault).split()))
+    except (InputError, ValueError, TypeError, OverflowError) as fault:
+        faults.add(f"row {row}", " ".join(str(fault).split())[:200])
 
 
 def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurement:
     time_us = float(record["time_us"] or "nan")
     hosts, ranks = int(record["hosts"] or 0), int(record["nranks"] or 0)
     size_bytes = int(record["size_bytes"] or -1)
-    if not (math.isfinite(time_us) and time_us > 0):
+    if not _LEAST_US <= time_us <= _MOST_US:
         raise MeasurementError(f"time_us must be above zero, got {record['time_us']!r}")
-    if hosts < 1 or ranks < 1 or ranks % hosts:
-        raise MeasurementError(f"{ranks} ranks must spread evenly over {hosts} hosts")
-    if size_bytes < 0:
-        raise MeasurementError(f"size_bytes must be zero or more, got {record['size_bytes']!r}")
+    if not 1 <= hosts <= ranks <= MOST_RANKS or ranks % hosts:
+        raise MeasurementError(
+            f"{ranks} ranks (at most {MOST_RANKS}) must spread evenly over {hosts} hosts"
+        )
+    if not 0 <= size_bytes <= _MOST_BYTES:
+        raise MeasurementError(f"size_bytes must be 0 to {_MOST_BYTES}, got {size_bytes}")
     dtype, version = record.get("dtype"), record.get("nccl_version")
     return CollectiveMeasurement(
         row=row,
         topology=str(record["topology"]).strip(),
         hosts=hosts,
         ranks=ranks,
-        kind=CollectiveKind(str(record["collective"]).strip()),
+        kind=parse_kind(str(record["collective"])),
         size_bytes=size_bytes,
         duration_ns=time_us * _NS_PER_US,
         dtype=parse_dtype(dtype) if dtype else DType.FP32,

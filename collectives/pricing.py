@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.applied import build_tuner, byte_factor, host_constants_for, wire_speeds
-from collectives.calibration import Calibration, load_default_calibration
+from collectives.calibration import Calibration, calibration_for, load_default_calibration
 from collectives.collective import Collective, CollectiveKind
 from collectives.cost import FREE, CollectiveCost, bus_bandwidth
 from collectives.group import wiring_of
@@ -65,7 +65,7 @@ def price_collectives(
     calibration: Calibration | None = None,
 ) -> list[CollectiveCost]:
     """Predict many calls; equal kinds on equal wirings are priced together. Order is kept."""
-    constants = calibration or load_default_calibration()
+    constants = calibration or calibration_for(cluster.device)
     costs: list[CollectiveCost] = [FREE] * len(calls)
     batches: dict[tuple[Wiring, CollectiveKind, bool], list[int]] = {}
     wirings: dict[int, Wiring] = {}

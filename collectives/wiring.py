@@ -116,9 +116,9 @@ class Wiring:
     *nic_bandwidth_bytes_per_s* is that of all NICs of a host that the group sends with;
     *nic_sharing* is how many ranks of the group share the busiest NIC, *net_latency_ns* what the
     wires and switches from NIC to NIC take, *call_latency_ns* what a call between hosts pays
-    once. *pair_oversubscription*
-    is how much the spine slows traffic between all pairs of hosts; rings and trees run between
-    neighbours and seldom cross it.
+    once. With *is_peer_assumed* nobody said whether PCIe traffic between GPUs stops in host memory.
+    *pair_oversubscription* is how much the spine slows traffic between all pairs of hosts; rings
+    and trees run between neighbours and seldom cross it.
     """
 
     topology_name: str
@@ -130,6 +130,7 @@ class Wiring:
     ring_bandwidth_bytes_per_s: float
     pair_bandwidth_bytes_per_s: float
     is_chain: bool = False
+    is_peer_assumed: bool = False
     can_reduce_in_switch: bool = False
     nic_bandwidth_bytes_per_s: float = 0.0
     nic_sharing: int = 1

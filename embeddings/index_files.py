@@ -5,7 +5,10 @@ NumPy files are read without pickle, torch files as plain tensors only.
 
 from __future__ import annotations
 
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,18 +17,26 @@ import numpy as np
 
 from embeddings.index_data import IndexData, build_index_data, lengths_from_offsets
 from perfmodel.base.errors import InputError
+from perfmodel.base.reading import check_plain_file
 from perfmodel.base.units import format_size
 
 MAX_FILE_BYTES = 64 * 2**30
+_SMALL_BYTES = 256 * 2**20
+_MOST_RATIO = 50
+"""Above the small size, how many times its own size a file may unpack to."""
+_UNREADABLE = (
+    ValueError, OSError, EOFError, LookupError, TypeError, SyntaxError, OverflowError,
+    NotImplementedError, RuntimeError, MemoryError, AttributeError, struct.error, zlib.error,
+    tokenize.TokenError, zipfile.BadZipFile,
+)  # fmt: skip
+"""What the readers of NumPy raise on junk."""
 _KEYS = {"indices", "offsets", "lengths", "tables"}
 
 
 def load_index_data(path: str | Path) -> IndexData:
     """Read the indices in *path*: `.npz`, `.npy`, `.parquet`, `.pt` or `.pth`."""
     path = Path(path)
-    if path.is_dir() or not path.exists():
-        what = "a directory" if path.is_dir() else "no such file"
-        raise InputError(f"{path}: must be a file of indices, but it is {what}.")
+    check_plain_file(path, InputError)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InputError(
@@ -38,14 +49,11 @@ def load_index_data(path: str | Path) -> IndexData:
 
 def _load_npz(path: Path) -> IndexData:
     try:
-        with zipfile.ZipFile(path) as packed:
-            size_bytes = sum(entry.file_size for entry in packed.infolist())
-        if size_bytes > MAX_FILE_BYTES:
-            raise InputError(f"{path}: unpacks to {format_size(size_bytes)}, more than is read.")
+        check_archive(path)
         with np.load(path, allow_pickle=False) as arrays:
             content = {name: arrays[name] for name in arrays.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as fault:
-        raise InputError(f"{path}: not a readable NumPy archive ({fault}).") from None
+    except _UNREADABLE as fault:
+        raise InputError(f"{path}: not a readable NumPy archive ({_one_line(fault)}).") from None
     unknown = sorted(set(content) - _KEYS)
     if unknown or "indices" not in content or not ({"lengths", "offsets"} & set(content)):
         raise InputError(
@@ -54,9 +62,7 @@ def _load_npz(path: Path) -> IndexData:
         )
     if "lengths" in content:
         return build_index_data(str(path), indices=content["indices"], lengths=content["lengths"])
-    tables = int(np.asarray(content.get("tables", 1)).reshape(-1)[0])
-    if tables < 1:
-        raise InputError(f"{path}, tables: must be at least 1, got {tables}.")
+    tables = _table_count(path, content.get("tables", 1))
     lengths = lengths_from_offsets(
         str(path),
         content["offsets"],
@@ -66,12 +72,39 @@ def _load_npz(path: Path) -> IndexData:
     return build_index_data(str(path), indices=content["indices"], lengths=lengths)
 
 
+def check_archive(path: Path) -> None:
+    """Raise where the zip archive at *path* unpacks to more than any file of indices does."""
+    with zipfile.ZipFile(path) as packed:
+        size_bytes = sum(entry.file_size for entry in packed.infolist())
+    _check_size(path, size_bytes)
+
+
+def _check_size(path: Path, size_bytes: int) -> None:
+    is_bomb = size_bytes > max(_SMALL_BYTES, _MOST_RATIO * path.stat().st_size)
+    if is_bomb or size_bytes > MAX_FILE_BYTES:
+        raise InputError(
+            f"{path}: unpacks to {format_size(size_bytes)}, more than is read from "
+            f"{format_size(path.stat().st_size)}. Store it without compression."
+        )
+
+
+def _table_count(path: Path, stated: Any) -> int:
+    numbers = np.asarray(stated).reshape(-1)
+    if numbers.dtype.kind not in "iu" or len(numbers) != 1 or not 1 <= int(numbers[0]) <= 2**20:
+        raise InputError(f"{path}, tables: must be one whole number, at least 1, got {stated}.")
+    return int(numbers[0])
+
+
+def _one_line(fault: BaseException) -> str:
+    return " ".join(str(fault).split())[:200] or type(fault).__name__
+
+
 def _load_npy(path: Path) -> IndexData:
     """One index a sample: a row for one table, or tables x samples."""
     try:
         values = np.load(path, allow_pickle=False, mmap_mode="r")
-    except (ValueError, OSError, EOFError) as fault:
-        raise InputError(f"{path}: not a readable NumPy array ({fault}).") from None
+    except _UNREADABLE as fault:
+        raise InputError(f"{path}: not a readable NumPy array ({_one_line(fault)}).") from None
     if values.ndim not in (1, 2):
         raise InputError(f"{path}: must be samples, or tables x samples, got {values.ndim} axes.")
     table_rows = np.atleast_2d(np.asarray(values))
@@ -86,9 +119,16 @@ def _load_parquet(path: Path) -> IndexData:
     import pyarrow.parquet
 
     try:
+        about = pyarrow.parquet.ParquetFile(path).metadata
+        cells = sum(
+            about.row_group(group).column(column).num_values
+            for group in range(about.num_row_groups)
+            for column in range(about.num_columns)
+        )
+        _check_size(path, 8 * cells)
         content = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as fault:
-        raise InputError(f"{path}: not a readable Parquet file ({fault}).") from None
+        raise InputError(f"{path}: not a readable Parquet file ({_one_line(fault)}).") from None
     columns = [
         _parquet_column(path, name, content.column(name).combine_chunks())
         for name in content.column_names

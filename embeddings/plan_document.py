@@ -10,7 +10,6 @@ A data-parallel parameter has no shards. TorchRec writes grid sharding as
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import PlanError
+from perfmodel.base.reading import parse_json, quote, read_text
 
 MODULE = "embedding_bag_collection"
 MAX_PLAN_BYTES = 256 * 2**20
@@ -87,15 +87,8 @@ def load_plan_document(
 ) -> ShardingPlan:  # fmt: skip
     """Read the plan in *path* for *tables*."""
     path = Path(path)
-    if path.is_dir() or not path.exists():
-        what = "a directory" if path.is_dir() else "no such file"
-        raise PlanError(f"{path}: must be a plan in JSON, but it is {what}.")
-    if path.stat().st_size > MAX_PLAN_BYTES:
-        raise PlanError(f"{path}: is larger than any plan, {path.stat().st_size} bytes.")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as fault:
-        raise PlanError(f"{path}: not valid JSON ({fault}).") from None
+    text = read_text(path, PlanError, MAX_PLAN_BYTES)
+    content = parse_json(text, document=str(path), error_type=PlanError)
     return from_plan_document(
         content,
         tables=tables,
@@ -178,7 +171,7 @@ def _is_known(where: str, parameter: Any, faults: FaultList) -> bool:
     if word not in KNOWN_TYPES:
         faults.add(
             f"{where}.sharding_type",
-            f"unknown sharding type {word!r}; must be one of {', '.join(KNOWN_TYPES)}",
+            f"unknown sharding type {quote(word)}; must be one of {', '.join(KNOWN_TYPES)}",
         )
         return False
     return not unknown
@@ -197,7 +190,10 @@ def _read_shards(where: str, parameter: Any, place: int, faults: FaultList) -> l
             found.append(shard)
     stated, held = parameter.get("ranks"), sorted(shard.rank for shard in found)
     is_whole = len(found) == len(entries)
-    if stated is not None and is_whole and sorted(map(str, stated)) != sorted(map(str, held)):
+    is_list = isinstance(stated, list)
+    if stated is not None and not is_list:
+        faults.add(f"{where}.ranks", f"must be a list of ranks, got {quote(stated)}")
+    elif is_list and is_whole and sorted(map(str, stated)) != sorted(map(str, held)):
         faults.add(f"{where}.ranks", "must be the ranks of the shards' placements")
     return found
 

@@ -144,16 +144,18 @@ class EmbeddingTable:
         assert not isinstance(of, FrequentRows | RareRows)
         frequent = FrequentRows(of, self.rows, count)
         share = min(frequent.lookup_share, 1.0)
+        # A sample that asks for one row asks one of the two parts only: no bag is empty.
+        either = replace(self, is_pooled=self.is_pooled and self.pooling_factor > 1)
         return (
             replace(
-                self,
+                either,
                 rows=count,
                 pooling_factor=self.pooling_factor * share,
                 pooling_deviation=self.pooling_deviation * share,
                 distribution=frequent,
             ),
             replace(
-                self,
+                either,
                 pooling_factor=self.pooling_factor * (1 - share),
                 pooling_deviation=self.pooling_deviation * (1 - share),
                 distribution=RareRows(of, count),

@@ -7,7 +7,6 @@ knows no pooling factors, so those are 1 unless `pooling_factor` is added.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, PlanError
+from perfmodel.base.reading import parse_json, read_text
 
 MAX_TABLE_FILE_BYTES = 64 * 2**20
 _TORCHREC_WORDS = {"num_embeddings": "rows", "embedding_dim": "width", "data_type": "dtype"}
@@ -62,8 +62,11 @@ def _load_entries(path: Path) -> list[Any]:
     if suffix in (".yaml", ".yml"):
         content: Any = load_yaml(path, error_type=PlanError)
     elif suffix in (".csv", ".json"):
-        text = _read_text(path)
-        content = _parse_json(path, text) if suffix == ".json" else _parse_csv(path, text)
+        text = read_text(path, PlanError, MAX_TABLE_FILE_BYTES)
+        if suffix == ".json":
+            content = parse_json(text, document=str(path), error_type=PlanError)
+        else:
+            content = _parse_csv(path, text)
     else:
         raise PlanError(f"{path}: must end in .yaml, .csv or .json, got {suffix or 'nothing'!r}.")
     if isinstance(content, Mapping):
@@ -77,24 +80,6 @@ def _load_entries(path: Path) -> list[Any]:
     if not isinstance(content, list) or not content:
         raise PlanError(f"{path}: must list at least one table.")
     return content
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_TABLE_FILE_BYTES:
-            raise PlanError(f"{path}: is larger than any list of tables.")
-        return path.read_text(encoding="utf-8")
-    except OSError as fault:
-        raise PlanError(f"{path}: cannot be read ({fault.strerror}).") from None
-    except UnicodeDecodeError:
-        raise PlanError(f"{path}: must be text in UTF-8.") from None
-
-
-def _parse_json(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as fault:
-        raise PlanError(f"{path}: not valid JSON ({fault}).") from None
 
 
 def _parse_csv(path: Path, text: str) -> list[dict[str, Any]]:
@@ -142,7 +127,7 @@ def _read_value(where: str, key: str, value: Any, faults: FaultList) -> Any:
         return _CONVERTERS[key](value)
     except InputError as fault:
         faults.add(where, str(fault))
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, OverflowError):
         faults.add(where, f"cannot be read, got {str(value)[:80]!r}")
     return None
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import pickle
 import struct
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 from embeddings.index_data import IndexData, build_index_data, lengths_from_offsets
+from embeddings.index_files import check_archive
 from perfmodel.base.errors import InputError
 
 _UNREADABLE = (
@@ -26,6 +29,9 @@ _UNREADABLE = (
     TypeError,
     AssertionError,
     struct.error,
+    MemoryError,
+    zlib.error,
+    zipfile.BadZipFile,
 )
 """What the safe unpickler raises on junk."""
 
@@ -39,6 +45,8 @@ def load_torch_indices(path: Path) -> IndexData:
             f"{path}: reading torch files needs torch. Install perfmodel[emulate]."
         ) from None
     try:
+        if zipfile.is_zipfile(path):
+            check_archive(path)
         with warnings.catch_warnings():
             # What torch warns of (another pickle protocol) is read or refused all the same.
             warnings.simplefilter("ignore")

@@ -18,6 +18,7 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 
 if TYPE_CHECKING:
+    from collectives.nccl_tests import RunPlace
     from perfmodel.emulation.request import Emulation
     from perfmodel.emulation.telling import EmulatedJob
     from perfmodel.execution import Executor
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.answer import Answer, Prediction
     from perfmodel.prediction.changing import WhatIf
-    from perfmodel.prediction.comparing import Comparison
+    from perfmodel.prediction.comparing import Comparison, NamedScenario
     from perfmodel.recordings.import_files import Imported, ImportedJob, ImportWishes
     from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
     from traces.job_trace import OnFile
+
+KernelKind = Literal["gemm", "attention", "experts", "memory"]
 
 _LATE = {
     "Answer": "perfmodel.prediction.answer",
@@ -162,8 +165,21 @@ def compare(
         named = [NamedScenario(name, one) for name, one in scenarios.items()]
     else:
         named = [NamedScenario(_name(one), _load(one)) for one in scenarios]
+    filled = [_filled(one, on_phase) for one in named]
     with _open(executor, workers, ray_address) as place:
-        return compare_scenarios(named, executor=place, on_phase=on_phase)
+        return compare_scenarios(filled, executor=place, on_phase=on_phase)
+
+
+def _filled(named: NamedScenario, on_phase: OnPhase) -> NamedScenario:
+    """With a layout where it is left open, as `predict` does; a fault is found when it is asked."""
+    from perfmodel.base.errors import PerfModelError
+    from perfmodel.planning.layouts.filling import fill_layout
+
+    try:
+        found = fill_layout(named.scenario, on_phase=on_phase)
+    except PerfModelError:
+        return named
+    return replace(named, scenario=found.scenario, assumed=found.sentences)
 
 
 def sweep(
@@ -190,7 +206,7 @@ def sweep(
         axes = [SweepAxis(key, tuple(map(str, values))) for key, values in over.items()]
     else:
         axes = [parse_axis(text) for text in ([over] if isinstance(over, str) else over)]
-    points = sweep_scenario(_load(scenario), axes)
+    points = [_filled(one, on_phase) for one in sweep_scenario(_load(scenario), axes)]
     with _open(executor, workers, ray_address) as place:
         return compare_scenarios(points, axes=axes, executor=place, on_phase=on_phase)
 
@@ -347,6 +363,7 @@ def whatif(
     executor: str = "serial",
     workers: int | None = None,
     ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
 ) -> WhatIf:
     """*job* (a folder or a scenario of one) before and after *changes*, as typed after `--apply`.
 
@@ -365,7 +382,7 @@ def whatif(
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(open_job(scenario), force=force)
     with _open(executor, workers, ray_address) as place:
-        return answer_changes(question, named, sweep=swept, executor=place)
+        return answer_changes(question, named, sweep=swept, executor=place, on_phase=on_phase)
 
 
 def _as_scenario(job: JobScenario | str | Path) -> JobScenario:
@@ -373,31 +390,31 @@ def _as_scenario(job: JobScenario | str | Path) -> JobScenario:
 
 
 def validate(
-    kind: Literal["collectives", "gemm", "attention", "experts", "memory"],
+    kind: Literal["collectives"] | KernelKind,
     tables: Sequence[str | Path],
+    *,
+    place: RunPlace | None = None,
+    calibration: Sequence[str] = (),
 ) -> Scoreboard:
     """Compare predictions with *tables* of measured collectives or kernels.
 
-    Kernels come in one table, collectives in one or more.
+    Kernels come in one table, collectives in one or more; *place* says what output of
+    nccl-tests does not. Constants of the files *calibration* come before perfmodel's own.
     """
     paths = [Path(table) for table in tables]
     if kind == "collectives":
+        from collectives.calibration import load_calibration
         from collectives.measurements import load_measurements
         from perfmodel.validation.collectives import validate_collectives
 
-        return validate_collectives(load_measurements(paths))
-    from perfmodel.validation import kernels as attention
-    from perfmodel.validation import kernels as gemm
-    from perfmodel.validation import kernels as memory
+        own = [load_calibration(Path(file)) for file in calibration]
+        return validate_collectives(
+            load_measurements(paths, place=place), calibration=own[0] if own else None
+        )
+    from perfmodel.validation.kernels import validate_table
 
     [path] = paths
-    validators = {
-        "gemm": gemm.validate_gemm,
-        "attention": attention.validate_attention,
-        "experts": memory.validate_experts,
-        "memory": memory.validate_memory,
-    }
-    return validators[kind](path)
+    return validate_table(kind, path, calibration=calibration)
 
 
 def validate_fits(tables: Sequence[str | Path]) -> FitBoard:
@@ -412,13 +429,16 @@ def validate_runs(
     table: str | Path | None = None,
     *,
     source: str | None = None,
+    calibration: Sequence[str] = (),
     executor: str = "auto",
     workers: int | None = None,
     ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
 ) -> Scoreboard:
     """Compare predictions with a *table* of measured training runs, or those of one *source*.
 
-    Without a table, with the core tables that come with a clone of the repository.
+    Without a table, with the core tables that come with a clone of the repository. Constants
+    of the files *calibration* come before perfmodel's own.
     """
     from perfmodel.validation import runs
     from perfmodel.validation.runs_table import find_core_tables, load_runs, of_source
@@ -426,4 +446,6 @@ def validate_runs(
     paths = [Path(table)] if table is not None else find_core_tables()
     tables = of_source([load_runs(path) for path in paths], source)
     with _open(executor, workers, ray_address) as place:
-        return runs.validate_tables(tables, executor=place)
+        return runs.validate_tables(
+            tables, executor=place, calibration=tuple(calibration), on_phase=on_phase
+        )

@@ -66,6 +66,7 @@ class Device:
     has them for it. FP32 is the plain FP32 rate, TF32 the tensor cores fed with FP32 storage.
     *vector_flops* is the FP32 rate without tensor cores, fused multiply-add counted as two.
     *power_w* is the board's limit; what clock it sustains is the business of cost models.
+    *calibrations* are files of constants that somebody measured on it, for cost models to take.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Device:
     host_link: HostLink
     power_w: float
     source: str
+    calibrations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         quantities = {

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import InputError
+from perfmodel.base.reading import quote
 
 E = TypeVar("E", bound=Enum)
 Q = TypeVar("Q", int, float)
@@ -59,7 +60,7 @@ class Section:
         if isinstance(value, str) and value.strip():
             return " ".join(value.split())
         if key in self.content:
-            self.fault(key, f"must be text, got {_show(value)}")
+            self.fault(key, f"must be text, got {quote(value)}")
         return ""
 
     def origin(self) -> str:
@@ -78,7 +79,7 @@ class Section:
         if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
             return value
         if key in self.content:
-            self.fault(key, f"must be a whole number, {minimum} or more, got {_show(value)}")
+            self.fault(key, f"must be a whole number, {minimum} or more, got {quote(value)}")
         return minimum
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -87,7 +88,7 @@ class Section:
             return default
         value = self.raw(key)
         if not isinstance(value, bool):
-            self.fault(key, f"must be true or false, got {_show(value)}")
+            self.fault(key, f"must be true or false, got {quote(value)}")
             return default
         return value
 
@@ -108,7 +109,7 @@ class Section:
             return stand_in
         if number < 0 or (number == 0 and not zero):
             rule = "must be zero or more" if zero else "must be above zero"
-            self.fault(key, f"{rule}, got {_show(value)}")
+            self.fault(key, f"{rule}, got {quote(value)}")
             return stand_in
         return number
 
@@ -121,7 +122,7 @@ class Section:
                 return member
         if key in self.content:
             known = ", ".join(str(member.value) for member in allowed)
-            self.fault(key, f"must be one of {known}, got {_show(value)}")
+            self.fault(key, f"must be one of {known}, got {quote(value)}")
         return allowed[0]
 
     def section(self, key: str) -> Section:
@@ -129,7 +130,7 @@ class Section:
         value = self.raw(key)
         if not isinstance(value, dict):
             if key in self.content:
-                self.fault(key, f"must be a mapping of keys, got {_show(value)}")
+                self.fault(key, f"must be a mapping of keys, got {quote(value)}")
             value = {}
         return Section(value, self.at(key), self.faults)
 
@@ -138,30 +139,30 @@ class Section:
         value = self.raw(key)
         if not isinstance(value, list):
             if key in self.content:
-                self.fault(key, f"must be a list, got {_show(value)}")
+                self.fault(key, f"must be a list, got {quote(value)}")
             return
         for position, item in enumerate(value):
             place = f"{key}[{position}]"
             if isinstance(item, dict):
                 yield Section(item, self.at(place), self.faults)
             else:
-                self.fault(place, f"must be a mapping of keys, got {_show(item)}")
+                self.fault(place, f"must be a mapping of keys, got {quote(item)}")
 
     def refuse_unknown(self) -> None:
         """Note every key that nobody asked for."""
         known = sorted(self.read)
-        for key in self.content:
-            if key not in known:
-                near = get_close_matches(str(key), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                self.fault(str(key), f"unknown key; {hint}")
+        strange: list[str] = []
+        for key in (str(key) for key in self.content if key not in known):
+            near = get_close_matches(key, known, n=1)
+            if near:
+                self.fault(key, f"unknown key; did you mean {near[0]!r}?")
+            else:
+                strange.append(key)
+        if strange:
+            word = "unknown key" if len(strange) == 1 else "unknown keys"
+            self.fault(", ".join(strange), f"{word}; known: {', '.join(known)}")
 
 
 def _stand_in(default: Q | None) -> Q:
     """What a quantity holds after a fault was noted: never zero, never used."""
     return 1 if default is None else default
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

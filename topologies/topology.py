@@ -7,6 +7,7 @@ Topology can ask for any route.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.base.errors import TopologyError
@@ -22,8 +23,9 @@ class Topology:
     """One host.
 
     *peer_to_peer* says whether GPUs reach each other over PCIe without a stop in host
-    memory; *gpus_forward* whether GPUs pass on NVLink traffic of others. *trays* above 1
-    makes it a rack: several machines, each with its own operating system, behind one NVLink.
+    memory, None that nobody knows and that they are taken to; *gpus_forward* whether GPUs pass
+    on NVLink traffic of others. *trays* above 1 makes it a rack: several machines, each with its
+    own operating system, behind one NVLink.
     *host_copy_bytes_per_s* is what a large copy from host memory reaches where somebody
     measured it on this very machine; otherwise it is the device's.
     """
@@ -36,7 +38,7 @@ class Topology:
     links: tuple[Link, ...]
     fabric: Fabric | None = None
     host_cpu: str | None = None
-    peer_to_peer: bool = True
+    peer_to_peer: bool | None = None
     gpus_forward: bool = False
     trays: int = 1
     host_copy_bytes_per_s: float | None = None
@@ -48,12 +50,17 @@ class Topology:
         faults = [*_vertex_faults(self), *_link_faults(self)]
         if faults:
             raise TopologyError(f"topology {self.name}: " + "; ".join(faults) + ".")
-        router = Router(self.vertices, self.links, self.peer_to_peer, self.gpus_forward)
+        is_peer = self.peer_to_peer is not False
+        router = Router(self.vertices, self.links, is_peer, self.gpus_forward)
         object.__setattr__(self, "router", router)
         object.__setattr__(self, "nic_of_gpu", _deal_nics(self))
         faults = _reach_faults(self)
         if faults:
             raise TopologyError(f"topology {self.name}: " + "; ".join(faults) + ".")
+
+    def calibrated_by(self, files: Sequence[str]) -> Topology:
+        """The same host, with constants of its own in *files*."""
+        return replace(self, device=replace(self.device, calibrations=tuple(files)))
 
     def of_kind(self, kind: VertexKind) -> tuple[Vertex, ...]:
         """The vertices of *kind*, by index."""

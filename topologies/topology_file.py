@@ -6,13 +6,14 @@ that comes with the package.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from perfmodel.base.documents import FaultList, find_document, list_documents, load_yaml
 from perfmodel.base.errors import InputError, TopologyError
 from perfmodel.base.units import parse_bandwidth, parse_duration_ns
 from topologies.device import Device
-from topologies.device_file import load_device
+from topologies.device_file import list_devices, load_device
 from topologies.fabric import Fabric, FabricKind
 from topologies.link import HOST_KINDS, Link, Vertex, VertexKind
 from topologies.link_notation import read_links
@@ -33,10 +34,28 @@ def list_catalog() -> tuple[str, ...]:
     return list_documents(CATALOG)
 
 
-def load_topology(name_or_path: str | Path) -> Topology:
-    """The topology in a file, or of a name in the catalog, with or without `.yaml`."""
+def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ()) -> Topology:
+    """The topology in a file, or of a name in the catalog, with or without `.yaml`.
+
+    *calibrations* are files of constants that were measured on it.
+    """
+    _check_no_device(str(name_or_path))
     path = find_document(name_or_path, folder=CATALOG, what="topology", error_type=TopologyError)
-    return parse_topology(load_yaml(path, error_type=TopologyError), path=path)
+    content = load_yaml(path, error_type=TopologyError)
+    if "family" in content:
+        raise TopologyError(f"{path}: says a family, so it is a workload. Give it with --workload.")
+    topology = parse_topology(content, path=path)
+    return topology.calibrated_by(calibrations) if calibrations else topology
+
+
+def _check_no_device(name: str) -> None:
+    """Refuse the name of a GPU where a machine is meant, with the machines that have it."""
+    if name in list_catalog() or name not in list_devices() or Path(name).exists():
+        return
+    machines = [path.stem for path in sorted(CATALOG.glob("*.yaml"))
+                if load_yaml(path).get("device") == name]  # fmt: skip
+    known = f"Machines with it: {', '.join(machines)}." if machines else "No machine here has it."
+    raise TopologyError(f"topology {name!r}: is a GPU, and a machine is needed. {known}")
 
 
 def parse_topology(content: dict[str, object], *, path: Path) -> Topology:
@@ -54,7 +73,7 @@ def parse_topology(content: dict[str, object], *, path: Path) -> Topology:
     links = _read_all_links(root, {kind: count for kind, count in counts.items() if count})
     fabric = _read_fabric(root.section("fabric")) if root.has("fabric") else None
     host_cpu = root.text("cpu") if root.has("cpu") else None
-    peer_to_peer = root.flag("peer_to_peer", default=True)
+    peer_to_peer = root.flag("peer_to_peer", default=True) if root.has("peer_to_peer") else None
     gpus_forward = root.flag("gpus_forward", default=False)
     trays = root.integer("trays", default=1)
     host_copy = root.quantity("host_copy", parse_bandwidth) if root.has("host_copy") else None

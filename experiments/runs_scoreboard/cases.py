@@ -62,6 +62,11 @@ class Case:
         """What is left out together."""
         return self.publisher, self.row.text("model"), self.device
 
+    @property
+    def configuration(self) -> tuple[str, ...]:
+        """Framework, release, machine and GPUs: what else is left out together."""
+        return tuple(self.row.text(name) for name in ("framework", "release", "machine", "n_gpus"))
+
 
 def build_case(asked: Asked, row: RunRow) -> Case | None:
     """The case of *row*, or None where it cannot be predicted."""

@@ -1,12 +1,14 @@
 """Documents: reading YAML that strangers wrote, and reporting all its faults at once.
 
 Aliases are refused: a few hundred bytes of nested aliases expand to gigabytes,
-and none of our formats needs them.
+and none of our formats needs them. YAML cannot tell that its end is missing, so
+a document that begins with `---` must end with `...`, as all of ours do.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -16,9 +18,11 @@ from typing import Any
 import yaml
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import format_size
+from perfmodel.base.reading import read_text
 
 MAX_DOCUMENT_BYTES = 8 * 2**20
+FEWEST_ALIKE, MOST_PLACES, MOST_LINES = 3, 5, 11
+"""From how many faults of one cause on they share a line, places on it, and lines in all."""
 
 
 @dataclass(slots=True)
@@ -37,7 +41,26 @@ class FaultList:
         if self.faults:
             count = len(self.faults)
             heading = f"{self.document}: {count} fault{'s' if count > 1 else ''}"
-            raise error_type("\n".join([heading, *(f"  {fault}" for fault in self.faults)]))
+            raise error_type("\n".join([heading, *(f"  {line}" for line in self._lines())]))
+
+    def _lines(self) -> list[str]:
+        """The faults, those of one cause on one line; what they found there may differ."""
+        gathered: dict[str, list[tuple[str, str]]] = {}
+        for fault in self.faults:
+            place, _, rule = fault.partition(": ")
+            gathered.setdefault(rule.partition(", got ")[0], []).append((place, fault))
+        lines: list[str] = []
+        for alike in gathered.values():
+            if len(alike) < FEWEST_ALIKE:
+                lines += [fault for _, fault in alike]
+                continue
+            places = [place for place, _ in alike]
+            more = len(places) - MOST_PLACES
+            named = ", ".join(places[:MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
+            lines.append(f"{named}: {alike[0][1].partition(': ')[2]}")
+        if len(lines) > MOST_LINES:
+            lines[MOST_LINES - 1 :] = [f"... and {len(lines) - MOST_LINES + 1} more"]
+        return lines
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -63,12 +86,34 @@ class _StrictLoader(yaml.SafeLoader):
                     None, None, f"key {key_node.value!r} stands twice", key_node.start_mark
                 )
             seen.add(key_node.value)
+            if not isinstance(self.construct_object(key_node), str):
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"key {key_node.value} must be a word; quote it",
+                    key_node.start_mark,
+                )
         return super().construct_mapping(node, deep)
 
 
-def load_yaml(path: Path, *, error_type: type[InputError] = InputError) -> dict[str, Any]:
-    """Read the mapping in the YAML file at *path*; anything else raises *error_type*."""
-    return parse_yaml(_read_text(path, error_type), document=str(path), error_type=error_type)
+def load_yaml(
+    path: Path, *, error_type: type[InputError] = InputError, must_close: bool = False
+) -> dict[str, Any]:
+    """Read the mapping in the YAML file at *path*; anything else raises *error_type*.
+
+    With *must_close* the end must be marked although the beginning is not.
+    """
+    text = read_text(path, error_type, MAX_DOCUMENT_BYTES)
+    if (must_close or _BEGINNING.match(text)) and not _END.search(text):
+        raise error_type(
+            f"{path}: must end with a line `...`, but does not: it may have been cut. Add the "
+            "line if nothing is missing."
+        )
+    return parse_yaml(text, document=str(path), error_type=error_type)
+
+
+_BEGINNING = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\r?\n)*---(?:\s|$)")
+_END = re.compile(r"(?:^|\n)\.\.\.\s*$")
 
 
 @lru_cache(maxsize=256)
@@ -98,23 +143,6 @@ def parse_yaml(
     return content
 
 
-def _read_text(path: Path, error_type: type[InputError]) -> str:
-    if path.is_dir():
-        raise error_type(f"{path}: must be a file, but it is a directory.")
-    try:
-        size_bytes = path.stat().st_size
-        if size_bytes > MAX_DOCUMENT_BYTES:
-            raise error_type(
-                f"{path}: must be at most {format_size(MAX_DOCUMENT_BYTES)}, "
-                f"is {format_size(size_bytes)}."
-            )
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise error_type(f"{path}: must be text (UTF-8), but it holds binary data.") from None
-    except OSError as fault:
-        raise error_type(f"{path}: cannot be read ({fault.strerror}).") from None
-
-
 def _one_line(fault: yaml.YAMLError) -> str:
     if isinstance(fault, yaml.MarkedYAMLError) and fault.problem_mark is not None:
         mark = fault.problem_mark
@@ -132,8 +160,10 @@ def find_document(
 ) -> Path:
     """The file that *name_or_path* means: a path that exists, else a name in *folder*."""
     path = Path(name_or_path)
-    stem = path.name.removesuffix(".yaml").removesuffix(".yml")
     known = list_documents(folder)
+    stem = path.name.removesuffix(".yaml").removesuffix(".yml")
+    if stem not in known:  # DGX-H100 is dgx_h100
+        stem = stem.lower().replace("-", "_")
     is_name = path.name == str(name_or_path) and stem in known
     if str(name_or_path).strip() and _exists(path) and not (path.is_dir() and is_name):
         return path

@@ -21,6 +21,8 @@ _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _PREFIX = {**_DECIMAL, **_BINARY}
 _TIME_NS = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+LEAST, MOST = 1e-6, 1e24
+"""What a quantity other than zero may be, in bytes, ns and the like; beyond it, sums overflow."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*)?\.?\d*(?:[eE][+-]?\d+)?)\s*([^\d\s].*?)\s*")
 
 
@@ -30,7 +32,7 @@ def parse_size(text: str) -> int:
     if unit.islower() or unit.isupper():
         # Nobody stores bits, so 64mb means what 64 MB means.
         unit = _spell(unit)
-    return round(value * _scale(text, unit, ("B",), "80 GiB"))
+    return round(_scaled(text, value, _scale(text, unit, ("B",), "80 GiB")))
 
 
 def parse_bandwidth(text: str) -> float:
@@ -42,7 +44,7 @@ def parse_bandwidth(text: str) -> float:
         unit = f"{unit.removesuffix('b/s')}bit/s"
     is_bit = unit.endswith("bit/s")
     factor = _scale(text, unit, ("bit/s",) if is_bit else ("B/s",), "450 GB/s or 400 Gbit/s")
-    return value * factor / (8 if is_bit else 1)
+    return _scaled(text, value, factor / (8 if is_bit else 1))
 
 
 def _spell(unit: str) -> str:
@@ -59,25 +61,25 @@ def parse_duration_ns(text: str) -> float:
     value, unit = _split(text, "1.5 us")
     if unit not in _TIME_NS:
         raise _wrong_unit(text, unit, "1.5 us")
-    return value * _TIME_NS[unit]
+    return _scaled(text, value, _TIME_NS[unit])
 
 
 def parse_rate_flops(text: str) -> float:
     """Operations per second in *text*, such as `989 TFLOP/s`."""
     value, unit = _split(text, "989 TFLOP/s")
-    return value * _scale(text, unit, ("FLOP/s", "OP/s"), "989 TFLOP/s")
+    return _scaled(text, value, _scale(text, unit, ("FLOP/s", "OP/s"), "989 TFLOP/s"))
 
 
 def parse_frequency_hz(text: str) -> float:
     """Hertz in *text*, such as `1.98 GHz`."""
     value, unit = _split(text, "1.98 GHz")
-    return value * _scale(text, unit, ("Hz",), "1.98 GHz")
+    return _scaled(text, value, _scale(text, unit, ("Hz",), "1.98 GHz"))
 
 
 def parse_power_w(text: str) -> float:
     """Watts in *text*, such as `700 W`."""
     value, unit = _split(text, "700 W")
-    return value * _scale(text, unit, ("W",), "700 W")
+    return _scaled(text, value, _scale(text, unit, ("W",), "700 W"))
 
 
 def format_size(size_bytes: float) -> str:
@@ -130,6 +132,13 @@ def _scale(text: str, unit: str, bases: tuple[str, ...], example: str) -> float:
         if unit.endswith(base) and prefix in _PREFIX:
             return _PREFIX[prefix]
     raise _wrong_unit(text, unit, example)
+
+
+def _scaled(text: str, value: float, factor: float) -> float:
+    scaled = value * factor
+    if scaled != 0 and not LEAST <= abs(scaled) <= MOST:
+        raise UnitError(f"quantity {text!r}: no real thing is so small or so large.")
+    return scaled
 
 
 def _wrong_unit(text: str, unit: str, example: str) -> UnitError:

@@ -7,7 +7,6 @@ operators that were not seen. All else is taken over from another stack.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import yaml
 
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.reading import load_rows
 from perfmodel.graph.ops import HostPart
 from perfmodel.stacks.profiles import find_profile
 from perfmodel.stacks.stack import canonical_operator
@@ -54,23 +54,13 @@ class HostSource:
 
 def load_host_lines(path: Path) -> tuple[HostLine, ...]:
     """Read host_overheads.csv; every fault of it is named."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
-        raise CalibrationError(f"{path}: cannot be read ({fault}).") from None
-    rows = csv.DictReader(text.splitlines())
-    missing = [column for column in _COLUMNS if column not in (rows.fieldnames or ())]
-    if missing:
-        raise CalibrationError(
-            f"{path}: must have the columns {', '.join(_COLUMNS)}; has no {', '.join(missing)}. "
-            "Write the table with `perfmodel trace extract`."
-        )
+    rows = load_rows(path, CalibrationError, _COLUMNS)
     lines, faults = [], []
     for number, row in enumerate(rows, start=2):
         try:
             lines.append(_line(row))
         except (ValueError, TypeError) as fault:
-            faults.append(f"  line {number}: {fault}")
+            faults.append(f"  line {number}: {str(fault)[:200]}")
     if faults or not lines:
         heading = f"{path}: must hold host overheads, one a line"
         raise CalibrationError("\n".join([heading, *(faults[:8] or ["  holds none"])]))
@@ -124,7 +114,9 @@ def build_host_stack(lines: Iterable[HostLine], about: HostSource) -> str:
         "extends": about.extends,
         "host": host,
     }
-    return yaml.safe_dump(content, sort_keys=False, width=100, allow_unicode=True)
+    return yaml.safe_dump(
+        content, sort_keys=False, width=100, allow_unicode=True, explicit_end=True
+    )
 
 
 def _us(mean_us: float) -> str:

@@ -29,6 +29,7 @@ from perfmodel.costs.experts.model import variant_of as variant_of_experts
 from perfmodel.costs.gemm.model import GemmModel, variant_of
 from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
 from perfmodel.costs.memory.model import MemoryModel
+from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 FEWEST_ROWS = 2
 PREFERRED_COLLECTOR = "trtllm"
@@ -136,25 +137,37 @@ def preferred_rows(table: KernelTable) -> KernelTable:
     return KernelTable(kept, table.unsupported)
 
 
-def fit_entries(kind: str, table: KernelTable) -> tuple[Entry, ...]:
+def fit_entries(
+    kind: str, table: KernelTable, *, on_phase: OnPhase = ignore_phase
+) -> tuple[Entry, ...]:
     """Constants for every device and variant in *table* with enough rows."""
     fit = KERNEL_FITS[kind]
     members: dict[tuple[str, str], list[MeasuredKernel]] = {}
     for kernel in table.kernels:
         members.setdefault((kernel.device, fit.variant(kernel)), []).append(kernel)
-    return tuple(
-        fit.fit(KernelTable(tuple(rows), ()), device)
-        for (device, _), rows in members.items()
-        if len(rows) >= FEWEST_ROWS
-    )
+    entries = []
+    for number, ((device, variant), rows) in enumerate(members.items()):
+        on_phase(f"fitting {variant or kind} on {device}", number / len(members))
+        if len(rows) >= FEWEST_ROWS:
+            entries.append(fit.fit(KernelTable(tuple(rows), ()), device))
+    return tuple(entries)
 
 
-def cross_validate(kind: str, table: KernelTable, *, folds: int, by: Sequence[str]) -> HeldOut:
+def cross_validate(
+    kind: str,
+    table: KernelTable,
+    *,
+    folds: int,
+    by: Sequence[str],
+    on_phase: OnPhase = ignore_phase,
+) -> HeldOut:
     """Predict every row of *table* by a fit on the folds that it is not in."""
     fold_of_row = assign_folds(table, folds=folds, by=by)
     kernels: list[MeasuredKernel] = []
     estimates = []
-    for fold in range(int(fold_of_row.max()) + 1):
+    count = int(fold_of_row.max()) + 1
+    for fold in range(count):
+        on_phase(f"fitting without fold {fold + 1} of {count}", fold / count)
         entries = fit_entries(kind, table.take(np.flatnonzero(fold_of_row != fold)))
         held_out = table.take(np.flatnonzero(fold_of_row == fold)).kernels
         kernels.extend(held_out)

@@ -6,25 +6,21 @@ that did not see it, in the same form as `perfmodel validate`.
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.writing import STDOUT, write_file, write_output
-from perfmodel.cli.collective_tables import calibrate_collectives_command
-from perfmodel.cli.options import JsonFile
-
-if TYPE_CHECKING:
-    from perfmodel.costs.measured_kernels import KernelTable
-    from perfmodel.validation.scoreboard import Scoreboard
-
-from enum import Enum
-from typing import TYPE_CHECKING
+from perfmodel.base.writing import STDOUT, check_writable, write_file, write_output
+from perfmodel.cli.collective_tables import CALIBRATE_EPILOG, calibrate_collectives_command
+from perfmodel.cli.options import JsonFile, Quiet
 
 if TYPE_CHECKING:
     from perfmodel.calibration.embedding.fit import CaseError
+    from perfmodel.costs.measured_kernels import KernelTable
+    from perfmodel.validation.scoreboard import Scoreboard
 
 
 def calibrate_embedding_command(
@@ -208,51 +204,71 @@ Out = Annotated[
 
 @app.command()
 def gemm(
-    tables: Tables, folds: Folds = None, by: By = None, out: Out = None, json_file: JsonFile = None
+    tables: Tables,
+    folds: Folds = None,
+    by: By = None,
+    out: Out = None,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Fit matrix products: physics constants and a small correction a GPU."""
     from perfmodel.calibration.kernels import preferred_rows
     from perfmodel.costs.gemm.table import load_gemm_table
 
     table = preferred_rows(_joined([load_gemm_table(path) for path in tables]))
-    _run("gemm", table, _Request(tables, folds, by or "batch,m,n,k", out, json_file))
+    _run("gemm", table, _Request(tables, folds, by or "batch,m,n,k", out, json_file, quiet))
 
 
 @app.command()
 def attention(
-    tables: Tables, folds: Folds = None, by: By = None, out: Out = None, json_file: JsonFile = None
+    tables: Tables,
+    folds: Folds = None,
+    by: By = None,
+    out: Out = None,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Fit attention: physics constants and a small correction a GPU and kernel."""
     from perfmodel.costs.attention.table import load_attention_table
 
     table = _joined([load_attention_table(path) for path in tables])
     shape = "batch_size,isl,num_heads,num_key_value_heads,head_dim"
-    _run("attention", table, _Request(tables, folds, by or shape, out, json_file))
+    _run("attention", table, _Request(tables, folds, by or shape, out, json_file, quiet))
 
 
 @app.command()
 def experts(
-    tables: Tables, folds: Folds = None, by: By = None, out: Out = None, json_file: JsonFile = None
+    tables: Tables,
+    folds: Folds = None,
+    by: By = None,
+    out: Out = None,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Fit layers of experts: six constants a GPU, kernel and format."""
+    """Fit layers of experts: ten constants a GPU, kernel and format."""
     from perfmodel.costs.experts.table import load_expert_table
 
     table = _joined([load_expert_table(path) for path in tables])
-    _run("experts", table, _Request(tables, folds, by or "shape", out, json_file))
+    _run("experts", table, _Request(tables, folds, by or "shape", out, json_file, quiet))
 
 
 @app.command()
 def memory(
-    tables: Tables, folds: Folds = None, by: By = None, out: Out = None, json_file: JsonFile = None
+    tables: Tables,
+    folds: Folds = None,
+    by: By = None,
+    out: Out = None,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Fit memory-bound kernels: a traffic curve an operator and GPU."""
     from perfmodel.costs.memory.table import load_memory_table
 
     table = _joined([load_memory_table(path) for path in tables])
-    _run("memory", table, _Request(tables, folds, by or "shape", out, json_file))
+    _run("memory", table, _Request(tables, folds, by or "shape", out, json_file, quiet))
 
 
-app.command("collectives")(calibrate_collectives_command)
+app.command("collectives", epilog=CALIBRATE_EPILOG)(calibrate_collectives_command)
 app.command("embedding")(calibrate_embedding_command)
 app.command("interference")(calibrate_interference_command)
 app.command("host")(calibrate_host_command)
@@ -263,9 +279,16 @@ class _Request:
     """What was typed: tables, folds, and where the answer goes."""
 
     def __init__(
-        self, tables: list[Path], folds: int | None, by: str, out: Path | None, json: str | None
+        self,
+        tables: list[Path],
+        folds: int | None,
+        by: str,
+        out: Path | None,
+        json: str | None,
+        quiet: bool,
     ) -> None:
         self.tables, self.folds, self.out, self.json_file = tables, folds, out, json
+        self.is_quiet = quiet
         self.by = tuple(word.strip() for word in by.split(",") if word.strip())
 
 
@@ -287,6 +310,7 @@ def _write(kind: str, table: KernelTable, request: _Request) -> None:
 
     from perfmodel.calibration.kernels import about_tables, fit_entries
     from perfmodel.costs.calibration_files import entries_to_text
+    from perfmodel.reports.progress import show_progress
 
     if request.out is None:
         raise InputError(
@@ -296,7 +320,10 @@ def _write(kind: str, table: KernelTable, request: _Request) -> None:
     names = " ".join(str(path) for path in request.tables)
     command = f"perfmodel calibrate {kind} {names} --out {request.out}"
     about = about_tables(kind, command=command, day=datetime.now(UTC).date())
-    entries = fit_entries(kind, table)
+    if not request.out.is_dir():
+        check_writable("--out", request.out)
+    with show_progress(is_quiet=request.is_quiet) as progress:
+        entries = fit_entries(kind, table, on_phase=progress)
     files = {request.out: entries}
     if request.out.is_dir():
         files = {
@@ -310,11 +337,15 @@ def _write(kind: str, table: KernelTable, request: _Request) -> None:
 
 def _report(kind: str, table: KernelTable, request: _Request) -> None:
     from perfmodel.calibration.kernels import cross_validate
+    from perfmodel.reports.progress import show_progress
     from perfmodel.validation.kernels import build_deviations
     from perfmodel.validation.scoreboard import Scoreboard, Unsupported
 
     assert request.folds is not None
-    held_out = cross_validate(kind, table, folds=request.folds, by=request.by)
+    with show_progress(is_quiet=request.is_quiet) as progress:
+        held_out = cross_validate(
+            kind, table, folds=request.folds, by=request.by, on_phase=progress
+        )
     deviations = build_deviations(held_out.kernels, held_out.estimates)
     unsupported = tuple(Unsupported(row.row, row.reason) for row in table.unsupported)
     whole = Scoreboard(kind, deviations, unsupported)

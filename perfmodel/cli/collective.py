@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from collectives.collective import CollectiveKind
+from collectives.collective import CollectiveKind, parse_kind
 from perfmodel.base.errors import InputError
 from perfmodel.base.writing import STDOUT, write_output
+from perfmodel.cli.options import CalibrationFiles, JsonFile
 
 if TYPE_CHECKING:
     from perfmodel.cli.collective_request import CollectiveRequest
@@ -26,15 +27,6 @@ Examples:
 """
 
 
-def read_kind(text: str) -> CollectiveKind:
-    """The kind that was typed, in any spelling of it."""
-    try:
-        return CollectiveKind(text)
-    except ValueError:
-        known = ", ".join(kind.value for kind in CollectiveKind)
-        raise typer.BadParameter(f"must be one of {known}, got {text!r}") from None
-
-
 @app.command(epilog=EPILOG)
 def collective(
     topology: Annotated[
@@ -44,7 +36,7 @@ def collective(
     kind: Annotated[
         CollectiveKind,
         typer.Option(
-            parser=read_kind,
+            parser=parse_kind,
             metavar="KIND",
             help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, ...",
         ),
@@ -91,10 +83,8 @@ def collective(
         str, typer.Option(metavar="X.Y", help="Release of NCCL, e.g. 2.23.")
     ] = "2.27",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="Number format, e.g. int8.")] = "fp32",
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Machine-readable answer; - is stdout."),
-    ] = None,
+    calibration: CalibrationFiles = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
     from perfmodel.cli.collective_request import build_request
@@ -106,6 +96,7 @@ def collective(
         kind=kind,
         software=(nccl_version, algorithm, protocol),
         dtype=dtype,
+        calibration=tuple(calibration or ()),
     )
     if sweep:
         answer, lines = _sweep(request, plot, measured or [])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectives.collective import Collective, CollectiveKind
+from collectives.collective import Collective, CollectiveKind, parse_kind
 from collectives.pricing import CollectiveCall
 from collectives.software import (
     CollectiveSoftware,
@@ -16,6 +17,7 @@ from collectives.software import (
 )
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
+from perfmodel.base.reading import read_packed_text
 from perfmodel.base.units import parse_size
 from topologies import Cluster, build_cluster, load_topology
 
@@ -48,9 +50,10 @@ def build_request(
     kind: CollectiveKind,
     software: tuple[str, str | None, str | None],
     dtype: str,
+    calibration: tuple[str, ...] = (),
 ) -> CollectiveRequest:
     """Understand the words; *software* is NCCL's version, forced algorithm and protocol."""
-    machine = load_topology(topology).idle
+    machine = load_topology(topology, calibrations=calibration).idle
     version, algorithm, protocol = software
     is_count = ranks is not None and ranks.strip().isdecimal()
     count = int(ranks) if ranks is not None and is_count else None
@@ -92,20 +95,17 @@ def parse_beside(text: str, dtype: DType) -> CollectiveCall:
         raise InputError(
             f"--with: must be KIND:SIZE:LIST such as all_reduce:1GiB:1,9, got {text!r}."
         )
-    try:
-        kind = CollectiveKind(parts[0])
-    except ValueError:
-        known = ", ".join(member.value for member in CollectiveKind)
-        raise InputError(f"--with: kind must be one of {known}, got {parts[0]!r}.") from None
+    kind = parse_kind(parts[0])
     return CollectiveCall(Collective(kind, parse_size(parts[1]), dtype), parse_ranks(parts[2]))
 
 
 def load_byte_matrix(path: Path) -> tuple[tuple[int, ...], ...]:
     """Read a byte matrix: one line a sender, bytes to each receiver, separated by commas."""
+    text = read_packed_text(path, InputError)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return tuple(tuple(int(cell) for cell in row) for row in csv.reader(file) if row)
-    except (OSError, UnicodeDecodeError, ValueError) as fault:
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+        return tuple(tuple(int(cell) for cell in row) for row in rows)
+    except (csv.Error, ValueError) as fault:
         raise InputError(
-            f"{path}: must hold whole numbers of bytes, one line a sender. {fault}"
+            f"{path}: must hold whole numbers of bytes, one line a sender. {str(fault)[:200]}"
         ) from None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from collectives.calibration import calibration_for
 from collectives.collective import CollectiveKind
 from collectives.cost import CollectiveCost, bus_bandwidth
 from collectives.group import wiring_of
@@ -65,7 +66,12 @@ def _costs(request: CollectiveRequest, sizes: FloatArray) -> list[CollectiveCost
     if request.kind is CollectiveKind.SEND_RECV and wiring.rank_count != 2:
         raise InputError("sweep: send_recv is between two ranks. Give --ranks with two of them.")
     return price_sizes(
-        request.kind, sizes, wiring=wiring, software=request.software, dtype=request.dtype
+        request.kind,
+        sizes,
+        wiring=wiring,
+        software=request.software,
+        calibration=calibration_for(request.cluster.device),
+        dtype=request.dtype,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from perfmodel.cli.options import (
+    CalibrationFiles,
     CsvFile,
     ExecutorChoice,
     ExecutorOption,
@@ -55,6 +56,7 @@ def compare(
     stack: Annotated[
         str | None, typer.Option(metavar="NAME[,NAME...]", help="Software stacks.")
     ] = None,
+    calibration: CalibrationFiles = None,
     executor: ExecutorOption = ExecutorChoice.AUTO,
     workers: Workers = None,
     ray_address: RayAddress = None,
@@ -83,12 +85,14 @@ def compare(
         if files:
             found = api.compare(files, on_phase=progress, **place)
         else:
-            base, axes = _split(given, tuple(overrides or ()))
+            base, axes = _split(given, tuple(overrides or ()), tuple(calibration or ()))
             found = api.sweep(base, axes, on_phase=progress, **place)
     outputs.write(found)
 
 
-def _split(given: dict[str, str], overrides: tuple[str, ...]) -> tuple[Scenario, list[str]]:
+def _split(
+    given: dict[str, str], overrides: tuple[str, ...], calibration: tuple[str, ...]
+) -> tuple[Scenario, list[str]]:
     """A scenario of the first values, and what has several of them."""
     from perfmodel.base.value_lists import expand_values
 
@@ -101,4 +105,5 @@ def _split(given: dict[str, str], overrides: tuple[str, ...]) -> tuple[Scenario,
     if not hosts.isdecimal():
         raise typer.BadParameter("must be numbers like 8 or 1,2,4", param_hint="--hosts")
     words: dict[str, Any] = {**first, "hosts": int(hosts), "overrides": overrides}
+    words["calibration"] = calibration
     return Scenario(**words), axes

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.base.writing import STDOUT
+from perfmodel.cli.options import Quiet
 from perfmodel.cli.recorded_outputs import (
     FileProgress,
     limits_of,
@@ -53,6 +54,7 @@ def import_traces(
         str | None,
         typer.Option("--json", metavar="FILE", help="Write what was found as JSON; - is stdout."),
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Turn recorded traces of all ranks into a job, and replay it once to score it."""
     from perfmodel import api
@@ -60,7 +62,7 @@ def import_traces(
     from perfmodel.recordings.import_files import ImportedJob, ImportWishes
 
     wishes = ImportWishes(strict, overwrite, limits_of(limits_factor))
-    with FileProgress() as progress:
+    with FileProgress(is_quiet=quiet) as progress:
         found = api.import_traces(paths, out, wishes, progress.tell)
     documents = []
     for one in found:

@@ -39,6 +39,14 @@ JobStack = Annotated[
     str | None,
     typer.Option(metavar="NAME|FILE", help="Software stack; default: the job's or pytorch_eager."),
 ]
+CalibrationFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE",
+        help="Constants that `calibrate ... --out FILE` fitted to your machine; repeatable.",
+    ),
+]
 CsvFile = Annotated[
     Path | None, typer.Option("--csv", metavar="FILE", help="Write one line per row as CSV.")
 ]

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfmodel.cli.options import (
+    CalibrationFiles,
     CsvFile,
     ExecutorChoice,
     ExecutorOption,
@@ -145,6 +146,7 @@ def predict(
             metavar="NAME|FILE", help="Software stack, e.g. pytorch_eager; default: the workload's."
         ),
     ] = None,
+    calibration: CalibrationFiles = None,
     isolated: Annotated[
         bool,
         typer.Option("--isolated", help="Answer with one iteration that starts at a barrier."),
@@ -191,11 +193,13 @@ def predict(
         return
     mode = Mode.ISOLATED if isolated else Mode.PERIOD
     interference = Interference.LEFT_OUT if no_interference else Interference.COUNTED
+    constants = tuple(calibration or ())
     scenario: Scenario | JobScenario
     if scenario_file is not None:
         _check_alone("--scenario", "the file is the question", topology=topology, job=job)
         _check_alone("--scenario", "the file is the question", workload=workload, set=overrides)
         _check_alone("--scenario", "the file is the question", hosts=hosts, stack=stack)
+        _check_alone("--scenario", "the file is the question", calibration=calibration)
         from perfmodel.prediction.scenario_file import load_scenario
 
         scenario = load_scenario(scenario_file)
@@ -203,7 +207,9 @@ def predict(
         told = {"workload": workload, "set": overrides, "ranks_per_host": ranks_per_host}
         _check_alone("--job", "the job says what runs", **told)
         _check_alone("--job", "the job says what runs", tables=tables, indices=indices, plan=plan)
-        scenario = JobScenario(job, topology, hosts, stack, mode, seed, samples, interference)
+        scenario = JobScenario(
+            job, topology, hosts, stack, mode, seed, samples, interference, constants
+        )
     else:
         scenario = Scenario(
             topology=_first(topology, sweep),
@@ -219,6 +225,7 @@ def predict(
             indices=_text(indices),
             plan=_text(plan),
             interference=interference,
+            calibration=constants,
         )
     place: dict[str, Any] = {
         "executor": executor.value,

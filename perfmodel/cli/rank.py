@@ -10,6 +10,7 @@ import typer
 
 from perfmodel.base.writing import STDOUT
 from perfmodel.cli.options import (
+    CalibrationFiles,
     ExecutorChoice,
     ExecutorOption,
     JsonFile,
@@ -59,6 +60,7 @@ def rank(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a workload field; repeatable."),
     ] = None,
     stack: Annotated[str | None, typer.Option(metavar="NAME", help="Software stack.")] = None,
+    calibration: CalibrationFiles = None,
     isolated: Annotated[
         bool, typer.Option("--isolated", help="Judge one iteration that starts at a barrier.")
     ] = False,
@@ -113,9 +115,9 @@ def rank(
     from perfmodel.planning.ranking import RankBy
     from perfmodel.reports.progress import show_progress
 
-    for file in (csv_file, report_file, best_file):
-        Outputs(report_file=file).check()
-    Outputs(json_file=json_file).check()
+    Outputs(
+        json_file=json_file, csv_file=csv_file, report_file=report_file, plan_file=best_file
+    ).check()
     words = [known.value for known in RankBy]
     if by not in words:
         raise typer.BadParameter(f"must be one of {', '.join(words)}", param_hint="--by")
@@ -140,6 +142,7 @@ def rank(
         batches=batches,
         rank_by=RankBy(by),
         seed=seed,
+        calibration=tuple(calibration or ()),
     )
     with show_progress(is_quiet=quiet) as progress:
         ranking = api.rank(

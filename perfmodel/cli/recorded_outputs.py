@@ -5,7 +5,6 @@ Names come from traces, so they are printed as plain text and never as markup.
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from traces.packed import Limits
 
 WIDTH = 100
-_LINE_EVERY_S = 10.0
 _PARTS = ("lookup", "gemm", "memory", "communication", "other", "idle")
 
 
@@ -45,16 +43,17 @@ def limits_of(factor: float) -> Limits:
 class FileProgress:
     """Says which file is read and how fast: a bar on a terminal, else a line every ten seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self._is_quiet = is_quiet
         self._stack = ExitStack()
-        self._since_s = self._told_s = time.monotonic()
+        self._since_s = time.monotonic()
         self._read_bytes = 0
         self._last_bytes = 0
 
     def __enter__(self) -> FileProgress:
         from perfmodel.reports.progress import show_progress
 
-        self._bar = self._stack.enter_context(show_progress())
+        self._bar = self._stack.enter_context(show_progress(is_quiet=self._is_quiet))
         return self
 
     def __exit__(
@@ -69,13 +68,9 @@ class FileProgress:
         """The file *path*, number *place* of *count*, is read next."""
         self._read_bytes += self._last_bytes
         self._last_bytes = path.stat().st_size
-        now_s = time.monotonic()
-        rate = self._read_bytes / 1e6 / max(now_s - self._since_s, 1e-3)
+        rate = self._read_bytes / 1e6 / max(time.monotonic() - self._since_s, 1e-3)
         said = f"reading {printable(path.name)} ({place + 1} of {count}, {rate:.1f} MB/s)"
         self._bar(said, place / count)
-        if not sys.stderr.isatty() and now_s - self._told_s >= _LINE_EVERY_S:
-            self._told_s = now_s
-            print(f"perfmodel: {said}", file=sys.stderr, flush=True)
 
 
 def print_import(document: dict[str, Any]) -> None:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.collective_tables import Limit, show, validate_collectives_command
+from perfmodel.base.writing import STDOUT, write_file, write_output
+from perfmodel.cli.collective_tables import (
+    VALIDATE_EPILOG,
+    Limit,
+    ScoreFiles,
+    scoring,
+    show,
+    validate_collectives_command,
+)
 from perfmodel.cli.options import (
+    CalibrationFiles,
     ExecutorChoice,
     ExecutorOption,
     JsonFile,
+    Quiet,
     RayAddress,
     ReportFile,
     Workers,
 )
+
+if TYPE_CHECKING:
+    from perfmodel.api import KernelKind
 
 RunsTable = Annotated[
     Path | None,
@@ -34,22 +47,29 @@ def validate_runs(
         str | None,
         typer.Option(metavar="TEXT", help="Only rows whose source contains this."),
     ] = None,
+    calibration: CalibrationFiles = None,
     executor: ExecutorOption = ExecutorChoice.AUTO,
     workers: Workers = None,
     ray_address: RayAddress = None,
     report_file: ReportFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compare predicted with measured training iterations, one line per framework and GPU."""
     from perfmodel import api
 
-    board = api.validate_runs(
-        table,
-        source=source,
-        executor=executor.value,
-        workers=workers,
-        ray_address=ray_address,
-    )
-    show(board, json_file, limit, report_file)
+    files = ScoreFiles(json_file, limit, report_file)
+    files.check()
+    with scoring(quiet) as progress:
+        board = api.validate_runs(
+            table,
+            source=source,
+            calibration=calibration or (),
+            executor=executor.value,
+            workers=workers,
+            ray_address=ray_address,
+            on_phase=progress,
+        )
+    show(board, files)
 
 
 Table = Annotated[Path, typer.Argument(metavar="FILE", help="A table of measured kernels.")]
@@ -57,50 +77,61 @@ Table = Annotated[Path, typer.Argument(metavar="FILE", help="A table of measured
 
 def validate_gemm(
     table: Table,
+    calibration: CalibrationFiles = None,
     limit: Limit = None,
     json_file: JsonFile = None,
     report_file: ReportFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compare predicted with measured matrix products."""
-    from perfmodel import api
-
-    show(api.validate("gemm", [table]), json_file, limit, report_file)
+    _validate("gemm", table, calibration, ScoreFiles(json_file, limit, report_file), quiet)
 
 
 def validate_attention(
     table: Table,
+    calibration: CalibrationFiles = None,
     limit: Limit = None,
     json_file: JsonFile = None,
     report_file: ReportFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compare predicted with measured attention."""
-    from perfmodel import api
-
-    show(api.validate("attention", [table]), json_file, limit, report_file)
+    _validate("attention", table, calibration, ScoreFiles(json_file, limit, report_file), quiet)
 
 
 def validate_experts(
     table: Table,
+    calibration: CalibrationFiles = None,
     limit: Limit = None,
     json_file: JsonFile = None,
     report_file: ReportFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compare predicted with measured layers of experts."""
-    from perfmodel import api
-
-    show(api.validate("experts", [table]), json_file, limit, report_file)
+    _validate("experts", table, calibration, ScoreFiles(json_file, limit, report_file), quiet)
 
 
 def validate_memory(
     table: Table,
+    calibration: CalibrationFiles = None,
     limit: Limit = None,
     json_file: JsonFile = None,
     report_file: ReportFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compare predicted with measured memory-bound kernels."""
+    _validate("memory", table, calibration, ScoreFiles(json_file, limit, report_file), quiet)
+
+
+def _validate(
+    kind: KernelKind, table: Path, calibration: list[str] | None, files: ScoreFiles, quiet: bool
+) -> None:
     from perfmodel import api
 
-    show(api.validate("memory", [table]), json_file, limit, report_file)
+    files.check()
+    with scoring(quiet):
+        board = api.validate(kind, [table], calibration=calibration or ())
+    show(board, files)
 
 
 def validate_fits(
@@ -109,17 +140,24 @@ def validate_fits(
         typer.Argument(metavar="FILE...", help="Tables of runs; rows without a time failed."),
     ],
     json_file: JsonFile = None,
+    report_file: ReportFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compare the memory verdict with runs that failed and those of their source that ran."""
     import orjson
 
     from perfmodel import api
-    from perfmodel.base.writing import STDOUT, write_output
 
-    board = api.validate_fits(tables)
+    ScoreFiles(json_file, report_file=report_file).check()
+    with scoring(quiet):
+        board = api.validate_fits(tables)
     if json_file is not None:
         content = orjson.dumps(board.to_json(), option=orjson.OPT_INDENT_2)
         write_output(json_file, content.decode() + "\n")
+    if report_file is not None:
+        from perfmodel.reports.pages.answers import build_fit_page
+
+        write_file(report_file, build_fit_page(board))
     if json_file != STDOUT:
         print("\n".join(board.lines()))
 
@@ -132,7 +170,7 @@ def validate() -> None:
     """Compare predictions with measurements; exit 1 beyond the limit."""
 
 
-app.command("collectives")(validate_collectives_command)
+app.command("collectives", epilog=VALIDATE_EPILOG)(validate_collectives_command)
 app.command("gemm")(validate_gemm)
 app.command("attention")(validate_attention)
 app.command("experts")(validate_experts)

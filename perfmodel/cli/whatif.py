@@ -18,6 +18,7 @@ from perfmodel.cli.options import (
     JobStack,
     JsonFile,
     PlotFile,
+    Quiet,
     RayAddress,
     ReportFile,
     Workers,
@@ -76,6 +77,7 @@ def whatif(
     csv_file: CsvFile = None,
     plot_file: PlotFile = None,
     report_file: ReportFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Change a job and compare: time, critical path, who waits for whom."""
     if list_names:
@@ -87,17 +89,20 @@ def whatif(
         json_file=json_file, report_file=report_file, csv_file=csv_file, plot_file=plot_file
     ).check()
     from perfmodel import api
+    from perfmodel.reports.progress import show_progress
 
     mode = api.Mode.ISOLATED if isolated else api.Mode.PERIOD
-    answer = api.whatif(
-        api.JobScenario(str(job), topology, hosts, stack, mode, samples=0),
-        apply or (),
-        sweep=sweep,
-        force=force,
-        executor=executor.value,
-        workers=workers,
-        ray_address=ray_address,
-    )
+    with show_progress(is_quiet=quiet) as progress:
+        answer = api.whatif(
+            api.JobScenario(str(job), topology, hosts, stack, mode, samples=0),
+            apply or (),
+            sweep=sweep,
+            force=force,
+            executor=executor.value,
+            workers=workers,
+            ray_address=ray_address,
+            on_phase=progress,
+        )
     if csv_file is not None:
         write_file(csv_file, answer.to_frame().to_csv(index=False))
     if plot_file is not None:

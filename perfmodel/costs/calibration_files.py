@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import CalibrationError
@@ -92,12 +93,39 @@ def load_entries(name: str) -> tuple[Entry, ...]:
     )
 
 
+def entries_for(name: str, device: Device) -> tuple[Entry, ...]:
+    """The entries of *name*: those in files of *device* itself first, then perfmodel's own."""
+    own: list[Entry] = []
+    for file in device.calibrations:
+        if file.endswith(".json"):
+            path = Path(file)
+            own += _load_own(path, path.stat().st_mtime_ns if path.is_file() else 0).get(name, ())
+    return (*own, *load_entries(name)) if own else load_entries(name)
+
+
+@lru_cache(maxsize=8)
+def _load_own(path: Path, changed_ns: int) -> Mapping[str, tuple[Entry, ...]]:
+    """The entries of a person's file by kind; read again when written again at *changed_ns*."""
+    del changed_ns
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise CalibrationError(f"{path}: cannot be read ({fault}).") from None
+    entries = parse_entries(text, document=str(path))
+    # What was fitted stands in the command that made the file.
+    words = str(json.loads(text)["command"]).split()
+    kind = words[words.index("calibrate") + 1] if "calibrate" in words[:-1] else ""
+    return {kind: entries}
+
+
 def parse_entries(text: str, *, document: str) -> tuple[Entry, ...]:
     """The entries in *text*; *document* names it in errors."""
     try:
         content = json.loads(text)
     except ValueError as fault:
         raise CalibrationError(f"{document}: not valid JSON ({fault}).") from None
+    if not isinstance(content, dict):
+        raise CalibrationError(f"{document}: must hold an object, got a {type(content).__name__}.")
     missing = [key for key in (*HEADER_KEYS, "entries") if key not in content]
     if missing:
         raise CalibrationError(

@@ -6,6 +6,8 @@ GPU and op, as the table names them.
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.base.errors import MeasurementError
+from perfmodel.base.errors import InputError, MeasurementError
+from perfmodel.base.reading import quote, read_packed_text
+from perfmodel.base.units import NS_PER_MS
 from perfmodel.costs.estimates import FloatColumn
 from perfmodel.stacks.stack import Residency
 from topologies import Device, load_device
@@ -50,8 +54,10 @@ def residency_of(kernel: MeasuredKernel) -> Residency:
     return kernel.residency or benchmark_residency(kernel.op.dtype)
 
 
-def price_measured(kernels: Sequence[MeasuredKernel], model: KernelModel) -> Estimates:
-    """Predict *kernels*, in order, each on its own device."""
+def price_measured(
+    kernels: Sequence[MeasuredKernel], model: KernelModel, *, calibration: Sequence[str] = ()
+) -> Estimates:
+    """Predict *kernels*, in order, each on its own device; *calibration* names its files."""
     stack = load_stack(BENCHMARK_STACK)
     rows_of: dict[tuple[str, Residency], list[int]] = {}
     for row, kernel in enumerate(kernels):
@@ -60,7 +66,8 @@ def price_measured(kernels: Sequence[MeasuredKernel], model: KernelModel) -> Est
     parts, places = [], []
     for (device, residency), rows in rows_of.items():
         ops = [kernels[row].op for row in rows]
-        parts.append(model.price(ops, load_device(device), replace(stack, residency=residency)))
+        measured_on = replace(load_device(device), calibrations=tuple(calibration))
+        parts.append(model.price(ops, measured_on, replace(stack, residency=residency)))
         places.append(np.array(rows, dtype=np.intp))
     return scatter_estimates(parts, places) if parts else concatenate_estimates(())
 
@@ -141,11 +148,10 @@ def read_columns(path: Path, needed: Sequence[str]) -> pd.DataFrame:
     """The CSV file at *path* (gzipped or not), which must have the columns *needed*."""
     import pandas as pd
 
-    if not path.is_file():
-        raise MeasurementError(f"{path}: must be a CSV file, but there is none.")
+    text = read_packed_text(path, MeasurementError)
     try:
-        frame = pd.read_csv(path)
-    except (ValueError, UnicodeDecodeError, OSError, EOFError) as fault:
+        frame = pd.read_csv(io.StringIO(text), low_memory=False)
+    except (ValueError, OverflowError) as fault:
         raise MeasurementError(f"{path}: cannot be read as CSV ({fault}).") from None
     missing = [column for column in needed if column not in frame.columns]
     if missing:
@@ -153,6 +159,32 @@ def read_columns(path: Path, needed: Sequence[str]) -> pd.DataFrame:
             f"{path}: must have the columns {', '.join(needed)}; missing {', '.join(missing)}."
         )
     return frame
+
+
+MOST_SIZE = 2**31
+_LEAST_MS, _MOST_MS = 1e-6, 1e9
+
+
+def whole(name: str, value: Any) -> int:
+    """The size in a cell of column *name*; a fraction is no size, and nothing is so large."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, bool) or not 1 <= number <= MOST_SIZE or number != int(number):
+        raise InputError(f"{name} must be a whole number, 1 to {MOST_SIZE}, got {quote(value)}")
+    return int(number)
+
+
+def measured_ns(value_ms: Any) -> float:
+    """The time in a cell of milliseconds."""
+    try:
+        number_ms = float(value_ms)
+    except (TypeError, ValueError):
+        number_ms = math.nan
+    if isinstance(value_ms, bool) or not _LEAST_MS <= number_ms <= _MOST_MS:
+        raise InputError(f"latency must be above 0, got {quote(value_ms)}")
+    return number_ms * NS_PER_MS
 
 
 def row_names(frame: pd.DataFrame) -> list[str]:

@@ -8,12 +8,13 @@ distinct rank. Costs are rounded to the clock here and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectives import CollectiveCall, CollectiveSoftware, price_collective, share_links
+from collectives.lean import price_lean
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates
 from perfmodel.costs.interference import slowdowns_for
@@ -24,7 +25,7 @@ from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, Op
 from perfmodel.graph.program import Program
 from perfmodel.stacks.spread import find_spread
-from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.stacks.stack import Habit, SoftwareStack
 from topologies import Cluster
 
 # Ranks run the same program in step, so that the groups behind one slot make
@@ -95,7 +96,10 @@ def price_job(
     _check_fits(job, cluster)
     plain = _price_plain(job.ops, cluster, stack)
     ratio = stack.time_ratio(COMMUNICATION_FAMILY, cluster.device.architecture.value)
-    calls = _CallPricer(job, cluster, collective_software, time_ratio=ratio)
+    is_lean = stack.has(Habit.LEAN_EXCHANGES) and cluster.host_count > 1
+    calls = _CallPricer(
+        job, cluster_seen_by(stack, cluster), collective_software, time_ratio=ratio, is_lean=is_lean
+    )
     kinds = _rank_kinds(job, calls)
     rows, offset_of_kind, total = [], [], 0
     link_use = []
@@ -124,6 +128,13 @@ def price_job(
             hosts=cluster.host_count,
         ),
     )
+
+
+def cluster_seen_by(stack: SoftwareStack, cluster: Cluster) -> Cluster:
+    """*cluster* as the collectives of *stack* use it: without relays where it makes none."""
+    if not (stack.has(Habit.UNRELAYED) and cluster.topology.gpus_forward):
+        return cluster
+    return replace(cluster, topology=replace(cluster.topology, gpus_forward=False))
 
 
 def _check_fits(job: JobGraph, cluster: Cluster) -> None:
@@ -161,10 +172,12 @@ class _CallPricer:
         software: CollectiveSoftware | None,
         *,
         time_ratio: float,
+        is_lean: bool,
     ) -> None:
         self._job = job
         self._cluster = cluster
         self._time_ratio = time_ratio
+        self._is_lean = is_lean
         self._software = CollectiveSoftware() if software is None else software
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
         rivals = find_rivals(job, cluster)
@@ -194,12 +207,16 @@ class _CallPricer:
     def _ask(self, op: int, group: int) -> _CallPrice:
         communication = self._job.ops[op]
         assert isinstance(communication, Communication)
-        cost = price_collective(
-            communication.collective,
-            cluster=self._cluster,
-            ranks=self._job.groups[group].ranks,
-            software=self._software,
-        )
+        ranks = self._job.groups[group].ranks
+        if self._is_lean:
+            cost = price_lean(communication.collective, cluster=self._cluster, ranks=ranks)
+        else:
+            cost = price_collective(
+                communication.collective,
+                cluster=self._cluster,
+                ranks=ranks,
+                software=self._software,
+            )
         rivals = self._rivals_of_group[group]
         if rivals:
             calls = [

@@ -8,7 +8,6 @@ cut or changed afterwards is refused.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import GraphError
+from perfmodel.base.reading import read_bytes
 from perfmodel.base.writing import draft_folder_of, recover_folder
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import Group, JobFacts, JobGraph, Origin
@@ -29,6 +29,7 @@ from perfmodel.graph.op_words import op_from_words, op_to_words
 from perfmodel.graph.program import COLUMN_TYPES, Lane, LaneKind, Program
 
 SCHEMA_VERSION = 1
+_MOST_HEADER_BYTES = 2**30
 HEADER = "job.json"
 _ORIGINS_FILE = "origins.parquet"
 _ORIGINS = pa.schema([(name, pa.string()) for name in ("operator", "module", "line", "span")])
@@ -48,6 +49,13 @@ def draft_job_of(folder: Path, *, is_overwriting: bool = True) -> Iterator[Path]
 
     A job that is there is replaced only where *is_overwriting*.
     """
+    check_job_place(folder, is_overwriting=is_overwriting)
+    with draft_folder_of(folder) as draft:
+        yield draft
+
+
+def check_job_place(folder: Path, *, is_overwriting: bool) -> None:
+    """Refuse a *folder* that no job may be written to."""
     recover_folder(folder)
     if folder.exists() and not (folder / HEADER).is_file():
         raise GraphError(
@@ -57,8 +65,6 @@ def draft_job_of(folder: Path, *, is_overwriting: bool = True) -> Iterator[Path]
         raise GraphError(
             f"{folder}: holds a job already. Name another folder, or say --overwrite to replace it."
         )
-    with draft_folder_of(folder) as draft:
-        yield draft
 
 
 def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None:
@@ -69,6 +75,7 @@ def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None
     _write_columns(job, draft)
     files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
     header = _header(job) | {"files": files, "beside": list(beside)}
+    header["sha256"] = _digest(header)
     (draft / HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
 
 
@@ -104,7 +111,7 @@ def _read_header(folder: Path) -> dict[str, Any]:
             f"{folder}: must be a folder with a {HEADER}, as `perfmodel import` writes it."
         )
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
+        header = orjson.loads(read_bytes(path, GraphError, _MOST_HEADER_BYTES))
         version, files = header["schema_version"], header["files"]
     except (ValueError, KeyError, TypeError):
         raise GraphError(f"{path}: not the header of a job.") from None
@@ -113,6 +120,9 @@ def _read_header(folder: Path) -> dict[str, Any]:
             f"{path}: must have schema_version {SCHEMA_VERSION}, has {version!r}. "
             "Write the job again with this version of perfmodel."
         )
+    # Jobs of earlier versions have no checksum of the header itself.
+    if header.pop("sha256", None) not in (None, _digest(header)):
+        raise GraphError(f"{path}: was changed after the job was written. Write the job again.")
     return dict(header)
 
 
@@ -227,6 +237,10 @@ def _read_programs(folder: Path, descriptions: list[dict[str, Any]]) -> list[Pro
         programs.append(Program(lanes=lanes, **typed))
         task, dependency = task_stop, dependency_stop
     return programs
+
+
+def _digest(header: dict[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(header, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -39,10 +39,11 @@ from perfmodel.planning.plan_costs import (
     PlanPricer,
 )
 from perfmodel.prediction.scenario import Mode
-from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.stacks.stack import Habit, SoftwareStack
 from perfmodel.workloads.dlrm.job import build_variant_job, local_batch
 from perfmodel.workloads.dlrm.memory import base_memory_bytes
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.unstated import take_over
 from topologies import Cluster
 
 AT_ONCE = 64
@@ -111,7 +112,13 @@ class PlanEvaluator:
     def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
         if cluster.rank_count < 2:
             raise PlanError("rank: plans differ only on two ranks or more. Take more ranks.")
-        self.spec = spec
+        if stack.has(Habit.LEAN_EXCHANGES) and cluster.host_count > 1:
+            raise PlanError(
+                f"stack {stack.name!r}: has exchanges of its own on several hosts; plans are "
+                "compared only under a collective library. Take another stack, or predict each "
+                "plan alone."
+            )
+        self.spec = spec = take_over(spec, stack)
         self.cluster = cluster
         self.stack = stack
         self.catalog = PieceCatalog(spec, cluster.device, rank_count=cluster.rank_count)

@@ -66,7 +66,7 @@ def make_plans(
         plans += found.plans
         judged += found.judged
     if question.search_seconds > 0:
-        on_phase("searching", 0.2)
+        on_phase(f"searching for {question.search_seconds:g} s", 0.2)
         try:
             outcome = _search(question, executor, tuple(plans))
         except PlanError as fault:

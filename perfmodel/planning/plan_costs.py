@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.calibration import load_default_calibration
+from collectives.calibration import calibration_for
 from collectives.collective import CollectiveKind
 from collectives.cost import CollectiveCost
 from collectives.group import wiring_of
@@ -23,6 +23,7 @@ from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.embedding.model import LookupPricer
 from perfmodel.costs.embedding.terms import Term, table_terms
 from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
+from perfmodel.costs.pricing import cluster_seen_by
 from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.planning.frame import CHANGING
 from perfmodel.planning.placements import Int64s, RankLoads
@@ -82,7 +83,8 @@ class PlanPricer:
         architecture = cluster.device.architecture.value
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self._exchange = ExchangePricer(
-            cluster, time_ratio=stack.time_ratio(COMMUNICATION_FAMILY, architecture)
+            cluster_seen_by(stack, cluster),
+            time_ratio=stack.time_ratio(COMMUNICATION_FAMILY, architecture),
         )
         self._small_ns: dict[MemoryBound, float] = {}
 
@@ -196,7 +198,7 @@ class ExchangePricer:
         self._time_ratio = time_ratio
         members = np.arange(cluster.rank_count, dtype=np.int64)
         self._wiring = wiring_of(members, cluster)
-        self._calibration = load_default_calibration()
+        self._calibration = calibration_for(cluster.device)
         self._some_cost = self._even(float(SOME_BYTES))
         host = np.asarray(cluster.host_of_rank, dtype=np.int64)
         self._by_host = _Sums(host)

@@ -27,7 +27,8 @@ class RankQuestion:
     real indices of them. *plan_files* are plan documents (embeddings). *enumerate_limit*
     plans of whole tables are tried if there are no more than that; a search
     gets *search_seconds*, and there are *searches* of them side by side. *samples*
-    is how often costs are drawn, *batches* how many batches.
+    is how often costs are drawn, *batches* how many batches. *calibration* names files
+    of constants that were measured on the machine.
     """
 
     topology: str
@@ -48,6 +49,7 @@ class RankQuestion:
     batches: int = 0
     rank_by: RankBy = RankBy.NOMINAL
     seed: int = 0
+    calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.sharders if name not in SHARDERS]
@@ -85,7 +87,7 @@ class Setting:
 def load_setting(question: RankQuestion) -> Setting:
     """Load what *question* names."""
     cluster = build_cluster(
-        load_topology(question.topology),
+        load_topology(question.topology, calibrations=question.calibration),
         hosts=question.hosts,
         ranks_per_host=question.ranks_per_host,
     )

@@ -122,6 +122,7 @@ def _times(loops: Loops, drawn_ns: tuple[float, ...], loss: InterferenceLoss | N
             *list_assumptions(small.priced, small.steady, small.settled, asked, loss),
             *about_continuing(question),
             *(() if drawn_ns or not asked.samples else (NO_DOUBT,)),
+            *_about_constants(question),
             *question.assumptions,
         ),
         facts=loops.facts(),
@@ -129,6 +130,11 @@ def _times(loops: Loops, drawn_ns: tuple[float, ...], loss: InterferenceLoss | N
         periods_ns=(iteration_ns,),
         drawn_ns=drawn_ns,
     )
+
+
+def _about_constants(question: Question) -> tuple[str, ...]:
+    files = () if question.cluster is None else question.cluster.device.calibrations
+    return (f"Constants of {', '.join(files)} come before perfmodel's own.",) if files else ()
 
 
 def _interval_of(drawn_ns: tuple[float, ...], iteration_ns: int) -> Interval:

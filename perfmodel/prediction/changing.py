@@ -14,6 +14,7 @@ from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.answering import answer_in_full
+from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.question import Question
 from perfmodel.recordings.recorded_job import SelfReplay
 from perfmodel.whatif.parsing import Sweep
@@ -80,16 +81,21 @@ def answer_changes(
     *,
     sweep: Sweep | None = None,
     executor: Executor | None = None,
+    on_phase: OnPhase = ignore_phase,
 ) -> WhatIf:
     """The job of *question* before and after *changes*, and at each point of *sweep* after them.
 
     Its tasks state their durations, see `answering.prepare_changes`.
     """
     place = SerialExecutor() if executor is None else executor
+    # The job itself, every change and the sweep count as one piece of work each.
+    pieces = 1 + len(changes) + (sweep is not None)
+    on_phase("replaying the job", 0.0)
     before = answer_in_full(question, executor=place)
     steps = []
     changed = question
-    for change in changes:
+    for number, change in enumerate(changes, start=1):
+        on_phase(f"after {change.text}", number / pieces)
         changed = _apply(changed, change)
         outcome = answer_in_full(changed, executor=place)
         steps.append(ChangeStep(change.text, outcome, change.transformation.assumptions))
@@ -103,7 +109,11 @@ def answer_changes(
             sweep.name,
             sweep.key,
             tuple(point.value for point in sweep.points),
-            tuple(place.map(_answer_point, changed, points)),
+            tuple(
+                map_in_steps(
+                    place, _answer_point, changed, points, on_phase=on_phase, phase="point"
+                )
+            ),
         )
     name = question.job.facts.name
     return WhatIf(name, question.score, before, tuple(steps), answer, before.assumptions)

@@ -20,7 +20,7 @@ from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.answering import predict_scenario
-from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.scenario import JobScenario, Scenario
 
 FLAT = 0.15
@@ -42,10 +42,11 @@ class SweepAxis:
 
 @dataclass(frozen=True, slots=True)
 class NamedScenario:
-    """A scenario and what it is called beside others."""
+    """A scenario, what it is called beside others, and what was *assumed* to ask it."""
 
     name: str
     scenario: AnyScenario
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Compared:
     scenario: AnyScenario
     prediction: Prediction | None
     fault: str = ""
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,8 +79,9 @@ class Comparison(Shown):
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """Where the curve of a sweep bends, and what decides on either side."""
-        return find_knees(self)
+        """What was assumed to ask, where the curve of a sweep bends, and what decides there."""
+        assumed = (f"{one.name}: {said}" for one in self.answered for said in one.assumed)
+        return (*find_knees(self), *assumed)
 
 
 def _time_if_it_fits(entry: Compared) -> tuple[bool, int]:
@@ -139,8 +142,9 @@ def compare_scenarios(
     """Answer *scenarios*, one beside the other on *executor*."""
     if len(scenarios) < 2:
         raise ScenarioError("compare: needs two scenarios or more, to set side by side.")
-    on_phase(f"answering {len(scenarios)} scenarios", 0.0)
-    entries = executor.map(answer_one, None, list(scenarios))
+    entries = map_in_steps(
+        executor, answer_one, None, list(scenarios), on_phase=on_phase, phase="answering scenario"
+    )
     if all(entry.prediction is None for entry in entries):
         raise ScenarioError(f"compare: no scenario can be answered. {entries[0].fault}")
     return Comparison(tuple(entries), tuple(axes))
@@ -152,7 +156,8 @@ def answer_one(_: None, named: NamedScenario) -> Compared:
         prediction = predict_scenario(named.scenario, executor=SerialExecutor())
     except PerfModelError as fault:
         return Compared(named.name, named.scenario, None, str(fault))
-    return Compared(named.name, named.scenario, prediction)
+    said = replace(prediction, assumptions=(*prediction.assumptions, *named.assumed))
+    return Compared(named.name, named.scenario, said, assumed=named.assumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,7 @@ class _Stretch:
 
 
 def find_knees(comparison: Comparison) -> tuple[str, ...]:
-    """One sentence per stretch of a sweep over numbers, with what decides there."""
+    """What the time does over a sweep of numbers, why, and where what decides changes."""
     points = _points(comparison)
     if len(comparison.axes) != 1 or len(points) < 2:
         return ()
@@ -189,13 +194,20 @@ def find_knees(comparison: Comparison) -> tuple[str, ...]:
     groups = [list(group) for _, group in groupby(steps, key=lambda step: step.word)]
     stretches = [_Stretch(group[0].first, group[-1].last) for group in groups]
     sentences = [
-        _describe(key, stretch, group[0].word)
+        f"From {key}={stretch.first[0]:,g} to {stretch.last[0]:,g} the time {group[0].word} "
+        f"({_times(stretch)}): {_why(stretch)}."
         for stretch, group in zip(stretches, groups, strict=True)
     ]
-    for before, after in pairwise(stretches):
-        bends = f"The curve bends at {key}={after.first[0]:,g}"
-        change = _change_of_bound(before.first[1], after.last[1])
-        sentences.append(f"{bends}{change}.")
+    bends = {stretch.first[0] for stretch in stretches[1:]}
+    for step in steps:
+        (low, before), (high, after) = step.first, step.last
+        if before.bound.name != after.bound.name:
+            sentences.append(
+                f"Knee between {key}={low:,g} and {high:,g}: up to there mostly "
+                f"{_bound_words(before)}, beyond it {_bound_words(after)}."
+            )
+            bends -= {low, high}
+    sentences += [f"The curve bends at {key}={place:,g}." for place in sorted(bends)]
     return tuple(sentences)
 
 
@@ -212,18 +224,29 @@ def _points(comparison: Comparison) -> list[tuple[float, Prediction]]:
     return sorted(points, key=lambda point: point[0])
 
 
-def _describe(key: str, stretch: _Stretch, word: str) -> str:
-    (low, before), (high, after) = stretch.first, stretch.last
-    times = f"{format_duration(before.iteration_ns)} to {format_duration(after.iteration_ns)}"
-    bounded = before if abs(stretch.slope) < FLAT else after
-    share = f"{bounded.bound_ratio:.0%} of the critical path"
+def _times(stretch: _Stretch) -> str:
+    before, after = stretch.first[1], stretch.last[1]
+    return f"{format_duration(before.iteration_ns)} to {format_duration(after.iteration_ns)}"
+
+
+def _bound_words(found: Prediction) -> str:
+    return f"{found.bound.name} ({found.bound_ratio:.0%} of the critical path)"
+
+
+def _why(stretch: _Stretch) -> str:
+    """What fills the path of a flat stretch, or what on it changes most."""
+    before, after = stretch.first[1], stretch.last[1]
+    then, now = before.path_by_kind_ns(), after.path_by_kind_ns()
+    first, last = before.bound.name, after.bound.name
+    if abs(stretch.slope) < FLAT and first == last:
+        times = f"{format_duration(then[first])} and {format_duration(now[first])} of it"
+        return f"mostly {first}, {times}, whatever the value"
+    if abs(stretch.slope) < FLAT:
+        return f"{first} become less of it and {last} more"
+    towards = 1 if after.iteration_ns > before.iteration_ns else -1
+    names = sorted({*then, *now})
+    most = max(names, key=lambda name: towards * (now.get(name, 0) - then.get(name, 0)))
     return (
-        f"From {key}={low:,g} to {high:,g} the time {word} ({times}): mostly "
-        f"{bounded.bound.name}, {share}."
+        f"{most} on the critical path go from {format_duration(then.get(most, 0))} to "
+        f"{format_duration(now.get(most, 0))}"
     )
-
-
-def _change_of_bound(before: Prediction, after: Prediction) -> str:
-    if before.bound.name == after.bound.name:
-        return f", with mostly {after.bound.name} before and after it"
-    return f": before it mostly {before.bound.name}, after it mostly {after.bound.name}"

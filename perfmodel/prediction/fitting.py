@@ -14,7 +14,7 @@ from topologies import build_cluster, load_topology
 def find_memory(scenario: Scenario) -> MemoryFit:
     """The ranks that need most, the first of equals, beside what a GPU has."""
     cluster = build_cluster(
-        load_topology(scenario.topology),
+        load_topology(scenario.topology, calibrations=scenario.calibration),
         hosts=scenario.hosts,
         ranks_per_host=scenario.ranks_per_host,
     )

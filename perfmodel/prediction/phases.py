@@ -7,9 +7,13 @@ answer; nothing that is predicted depends on them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfmodel.execution.executor import Executor, Item, Result, Shared
 
 OnPhase = Callable[[str, float], None]
 """Told the name of the phase that begins and the share (0..1) of the work that is done."""
@@ -36,3 +40,25 @@ class PhaseClock:
         finally:
             elapsed_s = time.perf_counter() - start
             self.phase_s[name] = self.phase_s.get(name, 0.0) + elapsed_s
+
+
+STEPS = 50
+"""Into how many pieces a long list of questions is cut, to tell how far it is."""
+
+
+def map_in_steps(
+    executor: Executor,
+    function: Callable[[Shared, Item], Result],
+    shared: Shared,
+    items: Sequence[Item],
+    *,
+    on_phase: OnPhase,
+    phase: str,
+) -> list[Result]:
+    """What `executor.map` gives, with *phase* told after every few of *items*."""
+    found: list[Result] = []
+    step = max(1, -(-len(items) // STEPS))
+    for first in range(0, len(items), step):
+        on_phase(f"{phase} {first + 1} of {len(items)}", first / len(items))
+        found += executor.map(function, shared, items[first : first + step])
+    return found

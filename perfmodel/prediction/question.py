@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives import wiring_of
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import PricedJob
@@ -42,6 +43,10 @@ from perfmodel.workloads.catalog import Workload, load_workload
 from perfmodel.workloads.jobs import Continuation, build_workload
 from topologies import Cluster, build_cluster, load_topology
 
+UNKNOWN_PEERS = (
+    "Whether GPUs reach each other over PCIe without a stop in host memory is not stated: they are "
+    "taken to, and the interval covers hosts where they do not."
+)
 NO_MEMORY = "Memory is not checked: the folder of a job does not say what its ranks need."
 STATED_MEMORY = (
     "Memory is what the job says its ranks allocate at most, in blocks as torch rounds them; what "
@@ -139,7 +144,7 @@ def build_question(scenario: Scenario | JobScenario) -> Question:
     """Load what *scenario* names and build its job."""
     if isinstance(scenario, JobScenario):
         return job_question(scenario)
-    topology = load_topology(scenario.topology)
+    topology = load_topology(scenario.topology, calibrations=scenario.calibration)
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
     files = PlacementFiles(scenario.tables, scenario.indices, scenario.plan)
     placed = place_workload(load_workload(scenario.workload, scenario.overrides), files, cluster)
@@ -179,10 +184,16 @@ def workload_question(
         stack=stack,
         batch=workload.batch,
         memory_of_rank=built.memory_of_rank,
-        assumptions=assumptions,
+        assumptions=(*assumptions, *_about_peers(cluster)),
         continuation=built.continuation,
         work=count_work(workload, device=cluster.device, stack=stack),
     )
+
+
+def _about_peers(cluster: Cluster) -> tuple[str, ...]:
+    """What is taken for granted about PCIe between GPUs, where it matters and nobody said it."""
+    members = range(min(cluster.rank_count, cluster.ranks_per_host))
+    return (UNKNOWN_PEERS,) if wiring_of(members, cluster).is_peer_assumed else ()
 
 
 def job_question(scenario: JobScenario) -> Question:
@@ -224,7 +235,7 @@ def open_job(scenario: JobScenario) -> Question:
             "run, for example --topology dgx_h100."
         )
     stack = scenario.stack or job.facts.stack or DEFAULT_STACK
-    machine = PricingMachine(scenario.topology, scenario.hosts, stack)
+    machine = PricingMachine(scenario.topology, scenario.hosts, stack, scenario.calibration)
     cluster, loaded = machine.cluster(job.rank_count), machine.load_stack()
     if job.facts.stack and loaded.execution is Execution.COMPILED:
         # The job is eager code, whatever it says; one made for a compiled stack names none.
@@ -277,6 +288,7 @@ def _check_stated(scenario: JobScenario, why: str) -> None:
         "--topology": scenario.topology,
         "--hosts": scenario.hosts,
         "--stack": scenario.stack,
+        "--calibration": " ".join(scenario.calibration) or None,
     }
     for option, value in given.items():
         if value is not None:

@@ -55,6 +55,7 @@ class Scenario:
     one that the workload names. *samples* is how many times the uncertain
     costs are drawn for the interval, from *seed*. *tables*, *indices* and *plan*
     are files that describe and place the tables of a recommendation model.
+    *calibration* names files of constants that were measured on the machine.
     """
 
     topology: str
@@ -70,8 +71,11 @@ class Scenario:
     indices: str | None = None
     plan: str | None = None
     interference: Interference = Interference.COUNTED
+    calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.calibration, str):
+            object.__setattr__(self, "calibration", (self.calibration,))
         if isinstance(self.overrides, Mapping):
             object.__setattr__(self, "overrides", overrides_of(self.overrides))
         _check_at_least(1, "hosts", self.hosts)
@@ -87,6 +91,7 @@ class JobScenario:
     *topology*, *hosts* and *stack* are for jobs made of shapes, which have to be
     priced: *hosts* of None takes as many as the ranks fill, *stack* of None the
     one that the job names, or the default. A recording brings its durations along.
+    *calibration* names files of constants that were measured on the machine.
     """
 
     job: str
@@ -97,14 +102,19 @@ class JobScenario:
     seed: int = 0
     samples: int = DEFAULT_SAMPLES
     interference: Interference = Interference.COUNTED
+    calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.calibration, str):
+            object.__setattr__(self, "calibration", (self.calibration,))
         if self.hosts is not None:
             _check_at_least(1, "hosts", self.hosts)
-        for option, value in (("--hosts", self.hosts), ("--stack", self.stack)):
+        about_machine = {"hosts": self.hosts, "stack": self.stack}
+        about_machine["calibration"] = " ".join(self.calibration) or None
+        for option, value in about_machine.items():
             if value is not None and self.topology is None:
                 raise ScenarioError(
-                    f"{option} {value}: says something about a machine, and none is named. "
+                    f"--{option} {value}: says something about a machine, and none is named. "
                     "Give --topology too, or leave it out."
                 )
         _check_draws(self.seed, self.samples)

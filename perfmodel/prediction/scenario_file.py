@@ -23,7 +23,7 @@ from perfmodel.prediction.scenario import (
     overrides_of,
 )
 
-_FILES = ("tables", "indices", "plan", "job")
+_FILES = ("tables", "indices", "plan", "job", "calibration")
 _NUMBERS = ("hosts", "ranks_per_host", "seed", "samples")
 _WORDS: Mapping[str, type[Enum]] = {"mode": Mode, "interference": Interference}
 _REMARKS = ("name", "description")
@@ -66,13 +66,21 @@ def _read(key: str, value: Any, path: Path, faults: FaultList) -> Any:
         return _read_changes(value, faults)
     if key in _WORDS:
         words = {member.value: member for member in _WORDS[key]}
-        if value not in words:
+        if not isinstance(value, str) or value not in words:
             faults.add(key, f"must be one of {', '.join(words)}, got {value!r}")
-        return words.get(value)
+            return None
+        return words[value]
     if key in _NUMBERS:
         if isinstance(value, bool) or not isinstance(value, int):
             faults.add(key, f"must be a whole number, got {value!r}")
         return value
+    if key == "calibration":
+        files = value if isinstance(value, list) else [value]
+        return tuple(_read_text(key, file, path, faults) for file in files)
+    return _read_text(key, value, path, faults)
+
+
+def _read_text(key: str, value: Any, path: Path, faults: FaultList) -> str:
     if not isinstance(value, str) or not value.strip():
         faults.add(key, f"must be a text, got {value!r}")
         return ""

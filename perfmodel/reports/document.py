@@ -74,6 +74,7 @@ def to_scenario_document(scenario: Scenario | JobScenario) -> dict[str, Any]:
             **asdict(scenario),
             "mode": scenario.mode.value,
             "interference": scenario.interference.value,
+            "calibration": list(scenario.calibration),
         }
     return {
         "workload": scenario.workload,
@@ -89,6 +90,7 @@ def to_scenario_document(scenario: Scenario | JobScenario) -> dict[str, Any]:
         "indices": scenario.indices,
         "plan": scenario.plan,
         "interference": scenario.interference.value,
+        "calibration": list(scenario.calibration),
     }
 
 
@@ -98,6 +100,7 @@ def from_scenario_document(document: dict[str, Any]) -> Scenario | JobScenario:
         **document,
         "mode": Mode(document["mode"]),
         "interference": Interference(document["interference"]),
+        "calibration": tuple(document.get("calibration", ())),
     }
     if "job" in document:
         return JobScenario(**words)

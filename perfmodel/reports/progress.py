@@ -72,19 +72,22 @@ def _bar(delay_s: float) -> Iterator[OnPhase]:
 def _lines(every_s: float) -> Iterator[OnPhase]:
     """A line every *every_s* seconds, with the phase that was told last."""
     began_s, done_with_it = time.monotonic(), threading.Event()
-    now = ["starting", 0.0]
+    now: tuple[str, float] = ("starting", 0.0)
 
     def told(phase: str, done: float) -> None:
+        nonlocal now
         if phase.startswith(NOTE):
             print(f"perfmodel: {phase}", file=sys.stderr)
         else:
-            now[:] = [phase, done]
+            now = (phase, done)
 
     def say() -> None:
         while not done_with_it.wait(every_s):
             seconds = time.monotonic() - began_s
             phase, done = now
-            print(f"perfmodel: {phase}, {done:.0%}, {seconds:.0f} s so far", file=sys.stderr)
+            left = describe_left(seconds, done)
+            words = f"{phase}, {done:.0%}, {seconds:.0f} s so far{left}"
+            print(f"perfmodel: {words}", file=sys.stderr, flush=True)
 
     speaker = threading.Thread(target=say, daemon=True)
     speaker.start()
@@ -93,6 +96,14 @@ def _lines(every_s: float) -> Iterator[OnPhase]:
     finally:
         done_with_it.set()
         speaker.join()
+
+
+def describe_left(seconds: float, done: float) -> str:
+    """How long it may still take, once a twentieth of the work is behind it."""
+    if not 0.05 <= done < 1:
+        return ""
+    left_s = seconds * (1 - done) / done
+    return f", about {left_s:.0f} s left" if left_s < 90 else f", about {left_s / 60:.0f} min left"
 
 
 def _ignore(phase: str, done: float) -> None:

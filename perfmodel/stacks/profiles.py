@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
 from embeddings.table import KERNELS
 from perfmodel.base.documents import FaultList, find_document, load_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import CalibrationError, InputError
-from perfmodel.base.units import parse_duration_ns, parse_size
+from perfmodel.base.reading import quote
+from perfmodel.base.units import format_duration, parse_duration_ns, parse_size
 from perfmodel.graph.ops import HostPart
 from perfmodel.stacks.stack import (
     Compiled,
@@ -28,6 +30,7 @@ from perfmodel.stacks.stack import (
     TableHandling,
     canonical_operator,
 )
+from topologies.device import Architecture
 
 # A profile takes over every key it does not state; host operators are merged one by one.
 
@@ -43,6 +46,18 @@ _KEYS = {
 _OWN_KEYS = {"host_speed_ratio", "stands_for", "evidence"}
 """Keys that say something of one profile only and are not taken over."""
 _MAX_CHAIN = 8
+_MOST_NUMBER = 1e9
+_MOST_NS = 1e11
+_RATIOS = (1e-3, 1e3)
+_RATIO_RULE = f"must be a number above 0, from {_RATIOS[0]:g} to {_RATIOS[1]:g}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_ratio(value: Any) -> bool:
+    return _is_number(value) and _RATIOS[0] <= value <= _RATIOS[1]
 
 
 def list_stacks() -> tuple[str, ...]:
@@ -59,7 +74,7 @@ def find_profile(name_or_path: str | Path) -> Path:
 
 def merge_profile(path: Path, *, depth: int = 0) -> dict[str, Any]:
     """The content of *path* laid over what it extends."""
-    content = load_yaml(path, error_type=CalibrationError)
+    content = load_yaml(path, error_type=CalibrationError, must_close=True)
     unknown = sorted(set(content) - _KEYS)
     if unknown:
         raise CalibrationError(
@@ -77,19 +92,26 @@ def merge_profile(path: Path, *, depth: int = 0) -> dict[str, Any]:
 
 def _overlay(base: dict[str, Any], content: dict[str, Any], path: Path) -> dict[str, Any]:
     ratio = content.get("host_speed_ratio", 1.0)
-    if not isinstance(ratio, int | float) or not ratio > 0:
-        raise CalibrationError(f"{path}: host_speed_ratio: must be above zero, got {ratio!r}.")
-    host = _slowed(base.get("host", {}), 1.0 / ratio)
-    own = content.get("host", {})
-    if not isinstance(own, dict):
-        raise CalibrationError(f"{path}: host: must be a mapping, got {own!r}.")
+    if not _is_ratio(ratio):
+        raise CalibrationError(f"{path}: host_speed_ratio: {_RATIO_RULE}, got {quote(ratio)}.")
+    host = _slowed(_of_mapping(base, "host", path), 1.0 / ratio)
+    own = _of_mapping(content, "host", path)
     # An empty table of operators, stated, takes over none: a captured graph has no operators.
     is_cleared = own.get("operators") == {}
-    operators = {} if is_cleared else {**host.get("operators", {}), **own.get("operators", {})}
-    default = {**host.get("default", {}), **own.get("default", {})}
-    merged_host = {**host, **own, "operators": operators, "default": default}
+    kept_host = {**host, "operators": {}} if is_cleared else host
+    merged_host = {**host, **own} | {
+        key: {**_of_mapping(kept_host, key, path), **_of_mapping(own, key, path)}
+        for key in ("operators", "default")
+    }
     kept = {key: value for key, value in base.items() if key not in _OWN_KEYS}
     return {**kept, **content, "host": merged_host}
+
+
+def _of_mapping(content: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
+    value = content.get(key, {})
+    if not isinstance(value, dict):
+        raise CalibrationError(f"{path}: {key}: must be a mapping, got {quote(value)}.")
+    return value
 
 
 def _slowed(times: Mapping[str, Any], factor: float) -> dict[str, Any]:
@@ -116,7 +138,10 @@ _PART_WORDS = {
     "between_launches": HostPart.BETWEEN_LAUNCHES,
     "wait": HostPart.WAIT,
 }
-_TABLE_KEYS = {"lookup_kernel", "key_time", "updates_all_rows", "copied_below"}
+_TABLE_KEYS = {
+    "lookup_kernel", "key_time", "updates_all_rows", "key_dtype", "has_all_keys",
+    "key_traffic", "vector_passes", "sharder",
+}  # fmt: skip
 KERNEL_FAMILIES = ("attention", "communication", "copy", "embedding", "gemm", "memory")
 """Families of kernels that a profile may state a time ratio for."""
 
@@ -138,6 +163,7 @@ class _Reader:
     def __init__(self, content: Mapping[str, Any], faults: FaultList) -> None:
         self._content = content
         self._faults = faults
+        self._path = Path(faults.document)
 
     def stack(self) -> SoftwareStack | None:
         host = self._host()
@@ -168,19 +194,20 @@ class _Reader:
     def _text(self, key: str) -> str:
         value = self._content.get(key)
         if not isinstance(value, str) or not value.strip():
-            self._faults.add(key, f"must be a text, got {value!r}")
+            self._faults.add(key, f"must be a text, got {quote(value)}")
             return ""
         return value
 
     def _number(self, place: str, value: Any, *, least: float = 0.0) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-            self._faults.add(place, f"must be a number of at least {least:g}, got {value!r}")
+        if not _is_number(value) or not least <= value <= _MOST_NUMBER:
+            rule = f"must be a number from {least:g} to {_MOST_NUMBER:g}"
+            self._faults.add(place, f"{rule}, got {quote(value)}")
             return least
         return float(value)
 
     def _switch(self, place: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            self._faults.add(place, f"must be true or false, got {value!r}")
+            self._faults.add(place, f"must be true or false, got {quote(value)}")
         return value is True
 
     def _word(self, key: str, kind: Any, default: str | None = None) -> Any:
@@ -189,7 +216,7 @@ class _Reader:
             return kind(value)
         except ValueError:
             known = ", ".join(member.value for member in kind)
-            self._faults.add(key, f"must be one of {known}, got {value!r}")
+            self._faults.add(key, f"must be one of {known}, got {quote(value)}")
             return None
 
     def _words(self, key: str, kind: Any, values: Any = None) -> list[Any]:
@@ -199,21 +226,25 @@ class _Reader:
             return []
         known = {member.value: member for member in kind}
         for place, value in enumerate(values):
-            if value not in known:
+            if not isinstance(value, str) or value not in known:
                 self._faults.add(
-                    f"{key}[{place}]", f"must be one of {', '.join(known)}, got {value!r}"
+                    f"{key}[{place}]", f"must be one of {', '.join(known)}, got {quote(value)}"
                 )
-        return [known[value] for value in values if value in known]
+        return [known[value] for value in values if isinstance(value, str) and value in known]
 
     def _mapping(self, key: str) -> dict[str, Any]:
         value = self._content.get(key, {})
         if not isinstance(value, dict):
-            self._faults.add(key, f"must be a mapping, got {value!r}")
+            self._faults.add(key, f"must be a mapping, got {quote(value)}")
             return {}
         return value
 
     def _attention(self) -> Mapping[str, str]:
-        kernels = {key: str(value) for key, value in self._mapping("attention_kernels").items()}
+        kernels = self._mapping("attention_kernels")
+        for key, value in kernels.items():
+            self._check_architecture("attention_kernels", key)
+            if not isinstance(value, str) or not value.strip():
+                self._faults.add(f"attention_kernels.{key}", f"must be a name, got {quote(value)}")
         if "default" not in kernels:
             self._faults.add("attention_kernels", "must name a `default` kernel")
         return kernels
@@ -242,10 +273,16 @@ class _Reader:
     def _ratios(self, place: str, value: Any) -> Mapping[str, float]:
         by_architecture = value if isinstance(value, dict) else {"default": value}
         for key, ratio in by_architecture.items():
-            if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not ratio > 0:
-                self._faults.add(f"{place}.{key}", f"must be a number above 0, got {ratio!r}")
+            if not _is_ratio(ratio):
+                self._faults.add(f"{place}.{key}", f"{_RATIO_RULE}, got {quote(ratio)}")
                 return {}
+            self._check_architecture(place, key)
         return {key: float(ratio) for key, ratio in by_architecture.items()}
+
+    def _check_architecture(self, place: str, key: str) -> None:
+        known = ("default", *(one.value for one in Architecture))
+        if key not in known:
+            self._faults.add(f"{place}.{key}", f"must be one of {', '.join(known)}")
 
     def _section(self, key: str, known: set[str]) -> dict[str, Any]:
         section = self._mapping(key)
@@ -258,16 +295,31 @@ class _Reader:
         kernel = tables.get("lookup_kernel", "fbgemm")
         if kernel not in KERNELS:
             self._faults.add(
-                "tables.lookup_kernel", f"must be one of {', '.join(KERNELS)}, got {kernel!r}"
+                "tables.lookup_kernel", f"must be one of {', '.join(KERNELS)}, got {quote(kernel)}"
             )
+        sharder = tables.get("sharder", DEFAULT_SHARDER)
+        if sharder not in (*SHARDERS, *HYBRID_SHARDERS):
+            known = ", ".join((*SHARDERS, *HYBRID_SHARDERS))
+            self._faults.add("tables.sharder", f"must be one of {known}, got {sharder!r}")
         return TableHandling(
             lookup_kernel=kernel,
+            sharder=sharder,
             key_ns=self._duration("tables.key_time", tables.get("key_time", "0 ns")),
             updates_all_rows=self._switch(
                 "tables.updates_all_rows", tables.get("updates_all_rows", False)
             ),
-            copied_below_bytes=self._size("tables.copied_below", tables.get("copied_below", "0 B")),
+            key_dtype=self._dtype("tables.key_dtype", tables.get("key_dtype", "int64")),
+            has_all_keys=self._switch("tables.has_all_keys", tables.get("has_all_keys", False)),
+            key_traffic_bytes=self._size("tables.key_traffic", tables.get("key_traffic", "0 B")),
+            vector_passes=self._number("tables.vector_passes", tables.get("vector_passes", 0.0)),
         )
+
+    def _dtype(self, place: str, value: Any) -> DType:
+        try:
+            return parse_dtype(str(value))
+        except InputError as fault:
+            self._faults.add(place, str(fault))
+            return DType.INT64
 
     def _loader(self) -> Loader:
         loader = self._section("loader", {"batch", "sample"})
@@ -289,8 +341,9 @@ class _Reader:
         result = {}
         for architecture, entry in self._mapping("evidence").items():
             place = f"evidence.{architecture}"
+            self._check_architecture("evidence", architecture)
             if not isinstance(entry, dict) or set(entry) != set(keys):
-                self._faults.add(place, f"must state {', '.join(keys)}, got {entry!r}")
+                self._faults.add(place, f"must state {', '.join(keys)}, got {quote(entry)}")
                 continue
             rows, sources, hosts = (int(self._number(place, entry[key])) for key in keys[:3])
             spread = self._number(place, entry["spread"])
@@ -306,7 +359,7 @@ class _Reader:
         times["iteration_ns"] = self._duration("host.iteration", host.get("iteration", "0 us"))
         operators = {
             canonical_operator(operator): self._parts(f"host.operators.{operator}", parts)
-            for operator, parts in (host.get("operators") or {}).items()
+            for operator, parts in _of_mapping(host, "operators", self._path).items()
         }
         default = self._parts("host.default", host.get("default"))
         for part in (HostPart.BEFORE_LAUNCH, HostPart.AFTER_LAUNCH, HostPart.BETWEEN_LAUNCHES):
@@ -343,6 +396,7 @@ class _Reader:
         except InputError as fault:
             self._faults.add(place, str(fault))
             return 0.0
-        if duration_ns < 0:
-            self._faults.add(place, f"must not be negative, got {value!r}")
+        if not 0 <= duration_ns <= _MOST_NS:
+            most = format_duration(_MOST_NS)
+            self._faults.add(place, f"must be from 0 to {most}, got {quote(value)}")
         return duration_ns

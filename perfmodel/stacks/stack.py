@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from embeddings.sharders import DEFAULT_SHARDER
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import HostPart
 
@@ -72,13 +73,17 @@ class Habit(Enum):
     sums its gradient in an operator of its own. ZEROED_GRADIENTS: gradients are added to zeros.
     HOST_TRIANGLE: indices of the triangle of products come from the host, and its backward pass
     adds up by index. LONE_BOTTOM: the bottom layers run on rank 0 alone, for the whole batch, and
-    their output travels with the pooled vectors.
+    their output travels with the pooled vectors. LEAN_EXCHANGES: on several hosts exchanges and
+    reductions are kernels of the framework, not of a collective library. UNRELAYED: GPUs without
+    NVLink between them exchange through the host, whatever others could pass on.
 
     What is done unless a workload says otherwise: READS_LOSS: the host waits for every iteration.
     SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
     fp32; FP16_GRADIENTS: so in fp16 only. ONE_REDUCTION: gradients are reduced in one piece.
     DROPOUT: models are trained with dropout. UNBIASED: layers have no biases. STAGES_BY_COST: a
     pipeline stage takes layers until it has more than its share of the multiplications.
+    TOKENS_ONCE: a token travels once to each rank that has experts for it, between hosts once to
+    each host, however many of its experts are there.
     """
 
     BLOCKING_COPIES = "blocking_copies"
@@ -86,6 +91,8 @@ class Habit(Enum):
     ZEROED_GRADIENTS = "zeroed_gradients"
     HOST_TRIANGLE = "host_triangle"
     LONE_BOTTOM = "lone_bottom"
+    LEAN_EXCHANGES = "lean_exchanges"
+    UNRELAYED = "unrelayed"
     READS_LOSS = "reads_loss"
     SHORT_GRADIENTS = "short_gradients"
     FP16_GRADIENTS = "fp16_gradients"
@@ -93,6 +100,7 @@ class Habit(Enum):
     DROPOUT = "dropout"
     UNBIASED = "unbiased"
     STAGES_BY_COST = "stages_by_cost"
+    TOKENS_ONCE = "tokens_once"
 
 
 class Family(Enum):
@@ -119,13 +127,19 @@ class OptimizerKernels(Enum):
 
 
 class Overlap(Enum):
-    """What a stack runs at the same time."""
+    """What a stack runs at the same time.
+
+    INDEX_EXCHANGE: the indices of the next batch travel beside all other communication.
+    EXCHANGE_AND_REDUCTION: gradients are reduced beside exchanges of pooled vectors.
+    """
 
     GRADIENT_REDUCTION = "gradient_reduction"
     PARAMETER_GATHER = "parameter_gather"
     PIPELINE_TRANSFER = "pipeline_transfer"
     TENSOR_EXCHANGE = "tensor_exchange"
     EMBEDDING_EXCHANGE = "embedding_exchange"
+    INDEX_EXCHANGE = "index_exchange"
+    EXCHANGE_AND_REDUCTION = "exchange_and_reduction"
     INPUT = "input"
 
 
@@ -210,14 +224,21 @@ class TableHandling:
     *lookup_kernel* is the implementation of the fused lookup; only SGD can take one that adds
     gradients in place. Every rank spends *key_ns* on every key of the whole batch before it is
     looked up. With *updates_all_rows* every rank passes over all rows of all tables and their
-    optimizer state, not only over those of the batch. Tables below *copied_below_bytes* stand on
-    every rank where a workload does not say.
+    optimizer state, not only over those of the batch. Where a workload does not say, *sharder*
+    places tables and keys have *key_dtype*. A rank that *has_all_keys*
+    of the batch from its own reader is sent none. Before its keys travel it makes
+    *key_traffic_bytes* of memory traffic for each, and moves the vectors that it receives, and
+    their gradients, *vector_passes* times more.
     """
 
     lookup_kernel: str = "fbgemm"
     key_ns: float = 0.0
     updates_all_rows: bool = False
-    copied_below_bytes: int = 0
+    sharder: str = DEFAULT_SHARDER
+    key_dtype: DType = DType.INT64
+    has_all_keys: bool = False
+    key_traffic_bytes: int = 0
+    vector_passes: float = 0.0
 
     def kernel_for(self, optimizer: str) -> str:
         """The lookup that is taken; an optimizer with state needs sorted gradients."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from perfmodel.base.errors import PerfModelError
@@ -19,34 +19,28 @@ from perfmodel.costs.memory.model import MemoryModel
 from perfmodel.costs.memory.table import load_memory_table
 from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported
 
-
-def validate_memory(path: Path) -> Scoreboard:
-    """Compare the table at *path* with predictions from the shipped calibration."""
-    return validate_kernels("memory", load_memory_table(path), MemoryModel())
-
-
-def validate_gemm(path: Path) -> Scoreboard:
-    """Compare the table at *path* with predictions from the shipped calibration."""
-    return validate_kernels("gemm", load_gemm_table(path), GemmModel())
-
-
-def validate_attention(path: Path) -> Scoreboard:
-    """Compare the table at *path* with predictions from the shipped calibration."""
-    return validate_kernels("attention", load_attention_table(path), AttentionModel())
+Reader = Callable[[Path], KernelTable]
+KINDS: Mapping[str, tuple[Reader, Callable[[], KernelModel]]] = {
+    "gemm": (load_gemm_table, GemmModel),
+    "attention": (load_attention_table, AttentionModel),
+    "experts": (load_expert_table, ExpertLayerModel),
+    "memory": (load_memory_table, MemoryModel),
+}
+"""Who reads the tables of a kind, and who predicts their rows."""
 
 
-def validate_experts(path: Path) -> Scoreboard:
-    """Compare the table at *path* with predictions from the shipped calibration."""
-    return validate_kernels("experts", load_expert_table(path), ExpertLayerModel())
+def validate_table(kind: str, path: Path, *, calibration: Sequence[str] = ()) -> Scoreboard:
+    """Compare the table at *path* with predictions, in milliseconds as the tables have them.
 
-
-def validate_kernels(kind: str, table: KernelTable, model: KernelModel) -> Scoreboard:
-    """Compare *table* with the predictions of *model*, in milliseconds as the tables have them."""
+    Constants of the files *calibration* come before the shipped ones.
+    """
+    read, build_model = KINDS[kind]
+    table, model = read(path), build_model()
     deviations: dict[str, Deviation] = {}
     unsupported = [Unsupported(row.row, row.reason) for row in table.unsupported]
     for (device, op_word), kernels in _alike(table).items():
         try:
-            estimates = price_measured(kernels, model)
+            estimates = price_measured(kernels, model, calibration=calibration)
         except PerfModelError as fault:
             reason = f"{op_word} on {device}: {' '.join(str(fault).split())}"
             unsupported.extend(Unsupported(kernel.row, reason) for kernel in kernels)

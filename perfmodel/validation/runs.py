@@ -9,8 +9,9 @@ from typing import Any
 
 from perfmodel.base.units import NS_PER_S
 from perfmodel.execution.executor import Executor
+from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.question import Asked
-from perfmodel.validation.runs_prediction import RunAnswer, predict_run
+from perfmodel.validation.runs_prediction import RunAnswer, RunAsked, predict_run
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported
 
@@ -48,9 +49,18 @@ class RunScoreboard(Scoreboard):
         return Scoreboard.lines(self) + lines
 
 
-def validate_tables(tables: Sequence[RunTable], *, executor: Executor) -> RunScoreboard:
+def validate_tables(
+    tables: Sequence[RunTable],
+    *,
+    executor: Executor,
+    calibration: tuple[str, ...] = (),
+    on_phase: OnPhase = ignore_phase,
+) -> RunScoreboard:
     """Compare *tables*; groups of several are told apart by what was trained."""
-    boards = [validate_runs(table, executor=executor) for table in tables]
+    boards = [
+        validate_runs(table, executor=executor, calibration=calibration, on_phase=on_phase)
+        for table in tables
+    ]
     if len(boards) == 1:
         return boards[0]
     return RunScoreboard(
@@ -65,9 +75,18 @@ def validate_tables(tables: Sequence[RunTable], *, executor: Executor) -> RunSco
     )
 
 
-def validate_runs(table: RunTable, *, executor: Executor) -> RunScoreboard:
+def validate_runs(
+    table: RunTable,
+    *,
+    executor: Executor,
+    calibration: tuple[str, ...] = (),
+    on_phase: OnPhase = ignore_phase,
+) -> RunScoreboard:
     """Compare *table* with predictions, in seconds as the tables have them."""
-    answers = executor.map(predict_run, Asked(is_explained=False), table.rows)
+    asked = RunAsked(Asked(is_explained=False), calibration)
+    answers = map_in_steps(
+        executor, predict_run, asked, table.rows, on_phase=on_phase, phase="predicting run"
+    )
     pairs = list(zip(table.rows, answers, strict=True))
     return RunScoreboard(
         KIND,

@@ -33,8 +33,11 @@ class RunMachine:
     assumptions: tuple[str, ...]
 
 
-def build_machine(row: RunRow) -> RunMachine:
-    """The machine of *row*; raises where the catalog has none like it."""
+def build_machine(row: RunRow, *, calibration: tuple[str, ...] = ()) -> RunMachine:
+    """The machine of *row*; raises where the catalog has none like it.
+
+    *calibration* names files of constants that were measured on it.
+    """
     ranks = row.count("n_gpus")
     if ranks is None:
         raise WorkloadError("the number of GPUs is not stated")
@@ -48,6 +51,8 @@ def build_machine(row: RunRow) -> RunMachine:
     hosts = ranks // per_host
     if hosts > 1:
         topology = _with_network(topology, row.number("nic_gbit_per_gpu"), sentences)
+    if calibration:
+        topology = topology.calibrated_by(calibration)
     cluster = build_cluster(topology, hosts=hosts, ranks_per_host=per_host)
     return RunMachine(cluster, tuple(sentences))
 

@@ -23,12 +23,21 @@ class RunAnswer:
     assumptions: tuple[str, ...] = ()
 
 
-def predict_run(asked: Asked, row: RunRow) -> RunAnswer:
+@dataclass(frozen=True, slots=True)
+class RunAsked:
+    """What is asked of every run, and files of constants that were measured on its machine."""
+
+    asked: Asked
+    calibration: tuple[str, ...] = ()
+
+
+def predict_run(shared: RunAsked, row: RunRow) -> RunAnswer:
     """Answer for *row*; what cannot be asked gets the reason instead."""
     if row.measured_s is None and not row.faults:
         return RunAnswer(reason="no time was measured")
     try:
-        return answer_run(read_scenario(row).question(asked))
+        scenario = read_scenario(row, calibration=shared.calibration)
+        return answer_run(scenario.question(shared.asked))
     except InputError as fault:
         return RunAnswer(reason=" ".join(str(fault).split()))
 

@@ -36,10 +36,10 @@ class RunScenario:
         )
 
 
-def read_scenario(row: RunRow) -> RunScenario:
+def read_scenario(row: RunRow, *, calibration: tuple[str, ...] = ()) -> RunScenario:
     """The workload, cluster and stack that *row* names; raises an InputError where it cannot."""
     row.check()
-    machine = build_machine(row)
+    machine = build_machine(row, calibration=calibration)
     chosen = choose_stack(
         row.text("framework"),
         release=row.text("release"),

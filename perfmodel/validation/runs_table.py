@@ -7,10 +7,8 @@ empty cell means "not stated", never zero. A cell that cannot be read is a fault
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,11 +16,13 @@ from typing import Any
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import MeasurementError, WorkloadError
+from perfmodel.base.reading import quote, read_packed_text
 from perfmodel.stacks.stack import Family
 
 MAX_TABLE_BYTES = 256 * 2**20
 COLUMNS_FILE = Path(__file__).parent / "columns.yaml"
 _MEASURED = "iter_time_s"
+_LEAST, _MOST = 1e-9, 1e15
 _DLRM_COLUMN = "emb_dim"
 _UNSUPPORTED = "unsupported"
 _SWITCHES = {"0": False, "1": True, "0.0": False, "1.0": True}
@@ -40,9 +40,9 @@ class Column:
         """Why *text* cannot stand in this column; empty where it can."""
         if self.kind in _KINDS:
             is_right, rule = _KINDS[self.kind]
-            return "" if is_right(text) else f"must be {rule}, got {text!r}"
+            return "" if is_right(text) else f"must be {rule}, got {quote(text)}"
         if self.kind == "word" and text not in self.words:
-            return f"must be one of {', '.join(self.words)}, got {text!r}"
+            return f"must be one of {', '.join(self.words)}, got {quote(text)}"
         if self.words.get(text) == _UNSUPPORTED:
             return f"{text!r} is not a workload yet"
         return ""
@@ -53,7 +53,7 @@ def _is_number(text: str) -> bool:
         value = float(text)
     except ValueError:
         return False
-    return math.isfinite(value) and value > 0
+    return _LEAST <= value <= _MOST
 
 
 def _is_natural(text: str) -> bool:
@@ -195,8 +195,12 @@ def find_core_tables() -> list[Path]:
 
 def load_runs(path: Path) -> RunTable:
     """The table in *path*, a CSV file that may be compressed with gzip."""
-    reader = csv.DictReader(io.StringIO(_read(path)))
-    names = tuple(reader.fieldnames or ())
+    reader = csv.DictReader(io.StringIO(read_packed_text(path, MeasurementError, MAX_TABLE_BYTES)))
+    try:
+        names = tuple(reader.fieldnames or ())
+        raw_rows = list(reader)
+    except csv.Error as fault:
+        raise MeasurementError(f"{path}: cannot be read as a table ({fault}).") from None
     family = Family.DLRM if _DLRM_COLUMN in names else Family.TRANSFORMER
     missing = [name for name in required_columns(family) if name not in names]
     if missing:
@@ -204,32 +208,16 @@ def load_runs(path: Path) -> RunTable:
             f"{path}: a table of {family.value} runs must have the columns "
             f"{', '.join(required_columns(family))}; missing: {', '.join(missing)}."
         )
-    rows = tuple(_iter_rows(reader, family))
+    rows = tuple(_iter_rows(raw_rows, family))
     if not rows:
         raise MeasurementError(f"{path}: must hold at least one row, has only a heading.")
     return RunTable(family, rows)
 
 
-def _read(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            with gzip.open(io.BytesIO(data)) as unpacked:
-                data = unpacked.read(MAX_TABLE_BYTES + 1)
-        if len(data) > MAX_TABLE_BYTES:
-            raise MeasurementError(f"{path}: must be at most {MAX_TABLE_BYTES} bytes unpacked.")
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise MeasurementError(f"{path}: must be text (UTF-8), but it holds binary data.") from None
-    except (OSError, EOFError) as fault:
-        reason = getattr(fault, "strerror", None) or "not a complete gzip file"
-        raise MeasurementError(f"{path}: cannot be read ({reason}).") from None
-
-
-def _iter_rows(reader: csv.DictReader[str], family: Family) -> Iterator[RunRow]:
+def _iter_rows(rows: Iterable[dict[str | Any, str | Any]], family: Family) -> Iterator[RunRow]:
     columns = columns_of(family)
     seen: set[str | int] = set()
-    for number, raw in enumerate(reader):
+    for number, raw in enumerate(rows):
         cells = {
             name: value.strip()
             for name, value in raw.items()

@@ -40,10 +40,11 @@ class PricingMachine:
     topology: str
     hosts: int | None = None
     stack: str = DEFAULT_STACK
+    calibration: tuple[str, ...] = ()
 
     def cluster(self, rank_count: int) -> Cluster:
         """The machine with room for *rank_count* ranks."""
-        return _build(self.topology, self.hosts, rank_count)
+        return _build(self.topology, self.hosts, rank_count, self.calibration)
 
     def load_stack(self) -> SoftwareStack:
         """The software that runs on it."""
@@ -51,8 +52,10 @@ class PricingMachine:
 
 
 @lru_cache(maxsize=16)
-def _build(topology: str, hosts: int | None, rank_count: int) -> Cluster:
-    loaded = load_topology(topology)
+def _build(
+    topology: str, hosts: int | None, rank_count: int, calibration: tuple[str, ...]
+) -> Cluster:
+    loaded = load_topology(topology, calibrations=calibration)
     needed = -(-rank_count // loaded.gpus_per_host) if hosts is None else hosts
     return build_cluster(loaded, hosts=needed, ranks_per_host=-(-rank_count // needed))
 

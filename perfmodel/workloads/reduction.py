@@ -75,6 +75,12 @@ class GradientReduction:
         elif size_bytes:
             self._reduce(size_bytes)
 
+    def flush(self) -> None:
+        """Note that the last gradient was issued: its bucket need not wait for what follows."""
+        size_bytes = 0 if self.is_deferred else self.fill.close()
+        if size_bytes:
+            self._reduce(size_bytes)
+
     def finish(self) -> None:
         """Reduce what is left, and let compute wait for all buckets."""
         for size_bytes in (*self.deferred_bytes, self.fill.close()):

@@ -25,8 +25,8 @@ def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
     """*spec* with what it leaves open filled in from *stack*.
 
     That is: whether the host waits for every iteration, what the loader takes, in what format and
-    pieces gradients are reduced, how layers are dealt to stages, and which tables are copied to
-    all ranks.
+    pieces gradients are reduced, how layers are dealt to stages, which sharder places tables and
+    what format keys have.
     """
     if stack.family is not None and stack.family.value != spec.family:
         raise WorkloadError(
@@ -40,9 +40,10 @@ def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
     if load_ns:
         changes["input"] = fill(spec.input, load_time=load_ns)
     if isinstance(spec, DlrmSpec):
-        copied = stack.tables.copied_below_bytes
-        if copied:
-            changes["sharding"] = fill(spec.sharding, data_parallel_below=copied)
+        changes["sharding"] = fill(spec.sharding, sharder=stack.tables.sharder)
+        changes["embedding"] = fill(spec.embedding, index_dtype=stack.tables.key_dtype)
+        if stack.has(Habit.ONE_REDUCTION):
+            changes["training"] = fill(spec.training, bucket_size=ONE_BUCKET_BYTES)
     else:
         changes["training"] = fill(spec.training, **_gradients(spec, stack))
         if stack.has(Habit.STAGES_BY_COST):

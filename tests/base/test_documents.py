@@ -30,6 +30,8 @@ def test_a_mapping_is_read():
         ("a: !!python/object/apply:os.system ['true']", "not valid YAML"),
         ("? [1, 2]\n: x", "a key must be a plain word"),
         ("[" * 5000, "not (valid|readable)"),
+        ("a: {1: x}", "key 1 must be a word; quote it"),
+        ("yes: 1", "key yes must be a word"),
     ],
 )
 def test_what_is_no_plain_mapping_is_refused(text, message):
@@ -97,3 +99,16 @@ def test_many_values_take_their_bits_and_those_of_their_scales():
 def test_formats_with_scales_are_quantised():
     quantised = {"fp8", "fp8_block", "mxfp8", "nvfp4"}
     assert {dtype.value for dtype in DType if dtype.is_quantised} == quantised
+
+
+def test_what_begins_as_a_document_must_end_as_one(tmp_path):
+    file = tmp_path / "machine.yaml"
+    file.write_text("# ours\n\n---\nname: dgx\nhosts: 4\n")
+    with pytest.raises(InputError, match=r"must end with a line `\.\.\.`"):
+        load_yaml(file)
+    file.write_text("# ours\n\n---\nname: dgx\nhosts: 4\n...\n")
+    assert load_yaml(file) == {"name": "dgx", "hosts": 4}
+    file.write_text("name: dgx\n")
+    assert load_yaml(file) == {"name": "dgx"}
+    with pytest.raises(InputError, match="may have been cut"):
+        load_yaml(file, must_close=True)

@@ -1,6 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from collectives.calibration import load_default_calibration
+from collectives.collective import CollectiveKind
 from collectives.group import group_shape, wiring_of
 from collectives.wiring import HostLinkClass
 from perfmodel.base.errors import InputError
@@ -73,6 +77,18 @@ def test_without_peer_to_peer_all_flows_share_the_way_to_the_cpu():
     wiring = wiring_of(range(4), build_cluster(host, hosts=1))
     assert wiring.link_class is HostLinkClass.PCIE_HOST
     assert wiring.ring_bandwidth_bytes_per_s == 8e9  # 32 GB/s over four flows
+
+
+def test_a_pcie_host_of_which_nobody_says_more_is_told_apart():
+    stated = wiring_of(range(4), build_cluster(build_host(wires="pcie"), hosts=1))
+    silent = replace(build_host(wires="pcie"), peer_to_peer=None)
+    assumed = wiring_of(range(4), build_cluster(silent, hosts=1))
+    assert not stated.is_peer_assumed
+    assert assumed == replace(stated, is_peer_assumed=True)
+    sigma = load_default_calibration().relative_sigma
+    # The upper end of 90 % is ten times slower: exp(1.645 x 1.4).
+    assert sigma(assumed, CollectiveKind.ALL_TO_ALL, 1e6, 0.05) == 1.4
+    assert sigma(stated, CollectiveKind.ALL_TO_ALL, 1e6, 0.05) < 0.5
 
 
 def test_oversubscription_slows_pairs_only_where_the_group_crosses_the_spine():

@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 
 from tests.mutants.mutations import Mutation, find_mutations
 
@@ -28,7 +30,8 @@ ROOMS = {
     "embeddings": ("tests/embeddings",),
     "perfmodel/stacks": ("tests/stacks",),
 }
-TIMEOUT_S = 300
+MOST_CPU_S = 400
+"""Processor time of a run of tests: a busy machine must not count as a kill."""
 
 
 def draw(seed: int, count: int, rooms: list[str]) -> list[Mutation]:
@@ -41,36 +44,53 @@ def draw(seed: int, count: int, rooms: list[str]) -> list[Mutation]:
     return [chooser.choice(pools[rooms[number % len(rooms)]]) for number in range(count)]
 
 
-def survives(mutation: Mutation) -> bool:
-    """Whether the tests of the folder pass although *mutation* is in it."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as place:
-        copy = Path(place)
+class Bench:
+    """A copy of the project in which one mutation after the other is tried."""
+
+    def __init__(self, place: Path) -> None:
+        self._copy, self._kernels = place / "project", place / "kernels"
         for name in (*PACKAGES, "tests", "experiments"):
-            shutil.copytree(name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy("pyproject.toml", copy)
-        target = copy / mutation.path
-        target.write_text(mutation.apply(target.read_text(encoding="utf-8")), encoding="utf-8")
-        room = next(room for room in ROOMS if mutation.path.is_relative_to(room))
-        folders = [folder for folder in ROOMS[room] if (copy / folder).exists()]
-        near = [
-            str(p.relative_to(copy)) for p in copy.glob(f"tests/**/test_{mutation.path.stem}.py")
-        ]
-        words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        words += ["-p", "no:xdist", "-m", "not benchmark and not ray", *near, *folders]
-        # Without the shared tables: a clone must notice by itself.
-        surroundings = {**os.environ, "PYTHONPATH": place, "PERFMODEL_SHARED_DATA": "/nonexistent"}
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(name, self._copy / name, ignore=ignored)
+        shutil.copy("pyproject.toml", self._copy)
+
+    def survives(self, mutation: Mutation) -> bool:
+        """Whether the tests of the folder pass although *mutation* is in it."""
+        target = self._copy / mutation.path
+        right = target.read_text(encoding="utf-8")
+        kernels = self._kernels
+        if "numba" in right:
+            # Compiled callers hold a copy of what they call, and do not ask whether it changed.
+            kernels = self._copy.parent / "wrong kernels"
         try:
-            done = subprocess.run(
-                words,
-                cwd=copy,
-                env=surroundings,
-                capture_output=True,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
+            target.write_text(mutation.apply(right), encoding="utf-8")
+            return self._run(mutation.path, kernels) == 0
+        finally:
+            target.write_text(right, encoding="utf-8")
+            shutil.rmtree(self._copy.parent / "wrong kernels", ignore_errors=True)
+
+    def _run(self, path: Path, kernels: Path) -> int:
+        room = next(room for room in ROOMS if path.is_relative_to(room))
+        near = sorted(self._copy.glob(f"tests/**/test_{path.stem}.py"))
+        words = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        words += ["-p", "no:xdist", "-m", "not benchmark and not ray"]
+        words += [*(str(one.relative_to(self._copy)) for one in near), *ROOMS[room]]
+        surroundings = {
+            **os.environ,
+            "PYTHONPATH": str(self._copy),
+            "NUMBA_CACHE_DIR": str(kernels),
+            # Without the shared tables: a clone must notice by itself.
+            "PERFMODEL_SHARED_DATA": "/nonexistent",
+        }
+        limit = f"ulimit -t {MOST_CPU_S}; exec {shlex.join(words)}"
+        done = subprocess.run(
+            ["bash", "-c", limit],
+            cwd=self._copy,
+            env=surroundings,
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode
 
 
 def main() -> int:
@@ -84,7 +104,19 @@ def main() -> int:
     asked = parser.parse_args()
     mutations = draw(asked.seed, asked.count, asked.rooms.split(","))
     killed = 0
-    with ThreadPoolExecutor(asked.workers) as pool:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        benches: Queue[Bench] = Queue()
+        for number in range(asked.workers):
+            benches.put(Bench(Path(place) / str(number)))
+
+        def survives(mutation: Mutation) -> bool:
+            bench = benches.get()
+            try:
+                return bench.survives(mutation)
+            finally:
+                benches.put(bench)
+
+        pool = ThreadPoolExecutor(asked.workers)
         for number, (one, lives) in enumerate(
             zip(mutations, pool.map(survives, mutations), strict=True), 1
         ):

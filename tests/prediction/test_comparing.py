@@ -62,7 +62,10 @@ def test_a_curve_that_the_host_holds_flat_bends_where_the_gpu_takes_over():
     found = compare_scenarios(sweep_scenario(SMALL, [axis]), axes=[axis], executor=SerialExecutor())
 
     assert any("hardly changes" in sentence and "host" in sentence for sentence in found.findings)
-    assert any("bends" in sentence for sentence in found.findings)
+    assert any(
+        sentence.startswith("Knee between batch=4,096 and 65,536: up to there mostly host")
+        for sentence in found.findings
+    )
     assert found.fastest.name == "batch=2048"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
-from perfmodel.reports.progress import show_progress
+from perfmodel.reports.progress import describe_left, show_progress
 
 PROGRAM = """
 import time
@@ -46,3 +47,28 @@ def test_nothing_is_shown_when_nobody_watches(capsys):
 @pytest.mark.parametrize(("delay_s", "is_shown"), [(0.0, True), (30.0, False)])
 def test_a_terminal_sees_the_bar_after_the_delay(delay_s, is_shown):
     assert ("replaying" in show_on_terminal(delay_s)) is is_shown
+
+
+def test_without_a_terminal_a_line_says_how_far_it_is_and_how_long_it_takes(capsys):
+    with show_progress(line_every_s=0.01) as progress:
+        progress("fitting", 0.5)
+        time.sleep(0.1)
+
+    assert "perfmodel: fitting, 50%, 0 s so far, about 0 s left" in capsys.readouterr().err
+
+
+def test_quiet_says_nothing(capsys):
+    with show_progress(line_every_s=0.01, is_quiet=True) as progress:
+        progress("fitting", 0.5)
+        time.sleep(0.05)
+
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "done", "words"),
+    # 30 s for a quarter leave 90 s for the rest; too little is done to say after a hundredth.
+    [(30, 0.25, ", about 2 min left"), (30, 0.5, ", about 30 s left"), (30, 0.01, "")],
+)
+def test_time_left_is_in_proportion_to_what_is_done(seconds, done, words):
+    assert describe_left(seconds, done) == words

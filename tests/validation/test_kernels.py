@@ -1,6 +1,6 @@
 import pytest
 
-from perfmodel.validation.kernels import validate_attention, validate_gemm, validate_memory
+from perfmodel.validation.kernels import validate_table
 
 
 def limits(board, words: str) -> float:
@@ -13,25 +13,28 @@ def test_a_device_nobody_knows_is_listed_and_the_others_are_scored(tmp_path):
     path.write_text(
         "device,m,n,k,latency_ms\nNVIDIA H200,4096,4096,4096,0.2\nWarp9,64,64,64,0.01\n"
     )
-    board = validate_gemm(path)
+    board = validate_table("gemm", path)
     assert [one.row for one in board.deviations] == ["0"]
     assert [one.row for one in board.unsupported] == ["1"]
 
 
 @pytest.mark.parametrize(("table", "limit"), [("elem", 4), ("ln", 5), ("softmax", 5)])
 def test_fp32_operators_are_within_their_limit(shared_data, table, limit):
-    assert limits(validate_memory(shared_data / f"memory/fp32_{table}.csv.gz"), "fp32") < limit
+    assert (
+        limits(validate_table("memory", shared_data / f"memory/fp32_{table}.csv.gz"), "fp32")
+        < limit
+    )
 
 
 @pytest.mark.parametrize("table", ["linear", "bmm"])
 def test_fp32_products_are_within_eight_per_cent(shared_data, table):
-    assert limits(validate_gemm(shared_data / f"memory/fp32_{table}.csv.gz"), table) < 8
+    assert limits(validate_table("gemm", shared_data / f"memory/fp32_{table}.csv.gz"), table) < 8
 
 
 def test_products_on_l40s_are_within_eight_per_cent(shared_data):
-    assert limits(validate_gemm(shared_data / "gemm/l40s.csv.gz"), "trtllm") < 8
+    assert limits(validate_table("gemm", shared_data / "gemm/l40s.csv.gz"), "trtllm") < 8
 
 
 def test_attention_backward_is_within_ten_per_cent(shared_data):
-    board = validate_attention(shared_data / "attention/forward_backward_h200.csv")
+    board = validate_table("attention", shared_data / "attention/forward_backward_h200.csv")
     assert limits(board, "bf16 NVIDIA H200 cudnn/backward") < 10

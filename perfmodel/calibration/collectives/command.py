@@ -26,6 +26,7 @@ from perfmodel.calibration.collectives.fit import (
     with_sigma,
 )
 from perfmodel.calibration.collectives.rows import HeldOut, LeftOut, measured_spans
+from perfmodel.calibration.collectives.shift import shift_collectives
 from perfmodel.calibration.collectives.specs import (
     ALL_PROTOCOLS,
     FABRIC_FROZEN,
@@ -38,6 +39,7 @@ from perfmodel.calibration.collectives.specs import (
     FabricSpec,
     HostSpec,
 )
+from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 # Machines whose generation or network others share: what leaving them out costs is what an
 # unseen machine can expect. Odd hosts say nothing about others.
@@ -211,19 +213,29 @@ def predict_rows(
 
 
 def cross_validate(
-    measurements: Sequence[CollectiveMeasurement], *, folds: int, by: str = "size_bytes"
+    measurements: Sequence[CollectiveMeasurement],
+    *,
+    folds: int,
+    by: str = "size_bytes",
+    on_phase: OnPhase = ignore_phase,
 ) -> list[HeldOut]:
     """Predict every row that a fold holds from a fit on all others; see `deal_folds`."""
     fold_of_row = deal_folds(measurements, folds, by=by)
     held: dict[int, HeldOut] = {}
     for fold in range(folds):
+        on_phase(f"fitting without fold {fold + 1} of {folds}", 0.6 * fold / folds)
         inside = [row for row, of in zip(measurements, fold_of_row, strict=True) if of != fold]
         places = [place for place, of in enumerate(fold_of_row) if of == fold]
-        fitted = fit_collectives(inside)
+        fitted = fit_collectives(inside) if is_enough(measurements) else shift_shipped(inside)
         predicted = predict_rows([measurements[place] for place in places], fitted)
         held.update(zip(places, predicted, strict=True))
     places = sorted(held)
     return with_sigma([held[place] for place in places], [fold_of_row[one] for one in places])
+
+
+def shift_shipped(measurements: Sequence[CollectiveMeasurement]) -> Calibration:
+    """The shipped constants, moved to the machines of *measurements*."""
+    return shift_collectives(measurements, load_default_calibration()).calibration
 
 
 def predict_left_out(
@@ -238,16 +250,31 @@ def predict_left_out(
     return predict_rows(rest, fit_collectives(kept))
 
 
+ENOUGH_ROWS = 200
+"""Fewer rows, or rows of other machines, shift the shipped constants by a few factors."""
+
+
+def is_enough(measurements: Sequence[CollectiveMeasurement]) -> bool:
+    """Whether *measurements* can be fitted from priors: many rows, of machines that are specified.
+
+    Anything less moves the shipped constants (`perfmodel.calibration.collectives.shift`).
+    """
+    known = {name for spec in (*HOST_SPECS, *FABRIC_SPECS) for name in spec.learns_from}
+    return len(measurements) >= ENOUGH_ROWS and all(row.topology in known for row in measurements)
+
+
 def fit_with_uncertainty(
-    measurements: Sequence[CollectiveMeasurement], *, folds: int
+    measurements: Sequence[CollectiveMeasurement], *, folds: int, on_phase: OnPhase = ignore_phase
 ) -> Calibration:
     """Fit all rows, with the uncertainty that held-out sizes and left-out machines show."""
-    held = cross_validate(measurements, folds=folds)
+    held = cross_validate(measurements, folds=folds, on_phase=on_phase)
     unseen: list[HeldOut] = []
     for machine in TRANSFER_MACHINES:
         left_out = LeftOut(machine)
         if any(left_out.covers(row) for row in measurements):
+            on_phase(f"fitting without {machine}", 0.7)
             unseen += predict_left_out(measurements, [left_out])
+    on_phase("fitting all rows", 0.9)
     fitted = fit_collectives(measurements)
     spans = measured_spans(measurements)
     return replace(fitted, uncertainty=fit_uncertainty(held, unseen), spans=spans)

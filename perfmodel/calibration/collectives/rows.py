@@ -15,6 +15,7 @@ from collectives.calibration_file import MeasuredSpan, to_document, to_numbers
 from collectives.collective import CollectiveKind
 from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.writing import write_file
 
 _HEADING = """\
 # Fitted constants of collectives. Times in nanoseconds, ratios of the datasheet's bandwidth.
@@ -33,7 +34,7 @@ def write_calibration(calibration: Calibration, path: Path, *, about: Mapping[st
         for span in calibration.spans
     ]
     text = yaml.safe_dump(document, sort_keys=False, width=100, default_flow_style=None)
-    path.write_text(_HEADING + text, encoding="utf-8")
+    write_file(path, _HEADING + text)
 
 
 def about_tables(

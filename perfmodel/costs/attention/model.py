@@ -22,7 +22,7 @@ from perfmodel.costs.attention.physics import (
     predict_forward_times,
 )
 from perfmodel.costs.attention.unfused import UNFUSED, price_unfused
-from perfmodel.costs.calibration_files import Entry, load_entries
+from perfmodel.costs.calibration_files import Entry, entries_for
 from perfmodel.costs.corrections import Corrected
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
 from perfmodel.costs.gemm.model import machine_rates
@@ -61,10 +61,10 @@ class AttentionModel:
         kind = _kind(op, device, stack)
         if kind.kernel == UNFUSED:
             return f"{UNFUSED}: products and passes over the scores"
-        return f"{kind.kernel}: {find_recipe(self._known(), device, kind).describe(device)}"
+        return f"{kind.kernel}: {find_recipe(self._known(device), device, kind).describe(device)}"
 
-    def _known(self) -> Sequence[Entry]:
-        return load_entries("attention") if self._entries is None else self._entries
+    def _known(self, device: Device) -> Sequence[Entry]:
+        return entries_for("attention", device) if self._entries is None else self._entries
 
     def _price_kind(
         self, ops: Sequence[Attention], kind: AttentionKind, device: Device, stack: SoftwareStack
@@ -74,7 +74,7 @@ class AttentionModel:
         return price_attentions(
             attention_shapes(ops),
             machine_rates(device, kind.dtype),
-            find_recipe(self._known(), device, kind),
+            find_recipe(self._known(device), device, kind),
             slowdown=arithmetic_slowdown(device, stack, kind.dtype),
         )
 

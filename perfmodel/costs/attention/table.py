@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import NS_PER_MS
+from perfmodel.base.reading import quote
 from perfmodel.costs.measured_kernels import (
     DEVICE_OF_MARKETING_NAME,
     KernelTable,
     MeasuredKernel,
     UnsupportedRow,
+    measured_ns,
     read_columns,
     row_names,
+    whole,
 )
 from perfmodel.graph.ops import Attention, Pass
 
@@ -50,56 +52,56 @@ def _table(frame: pd.DataFrame, read: Any) -> KernelTable:
     for name, row in zip(row_names(frame), frame.to_dict("records"), strict=True):
         try:
             kernels.extend(read(name, row))
-        except (InputError, ValueError) as fault:
+        except InputError as fault:
             unsupported.append(UnsupportedRow(name, str(fault)))
     return KernelTable(tuple(kernels), tuple(unsupported))
 
 
 def _forward(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
-    heads = int(row["num_heads"])
+    heads = whole("num_heads", row["num_heads"])
     is_causal = "num_key_value_heads" in row
     op = Attention(
-        batch=int(row["batch_size"]),
-        query_length=int(row["isl"]),
-        key_length=int(row["isl"]),
+        batch=whole("batch_size", row["batch_size"]),
+        query_length=whole("isl", row["isl"]),
+        key_length=whole("isl", row["isl"]),
         heads=heads,
-        kv_heads=int(row["num_key_value_heads"]) if is_causal else heads,
-        head_dim=int(row["head_dim"]),
+        kv_heads=whole("num_key_value_heads", row["num_key_value_heads"]) if is_causal else heads,
+        head_dim=whole("head_dim", row["head_dim"]),
         dtype=DType.BF16,
         is_causal=is_causal,
         kernel=str(row["kernel_source"]),
     )
-    _check(op, float(row["latency_ms"]))
+    _check(op)
     yield MeasuredKernel(
         row=name,
         group=(str(row.get("collector", "")), str(row["device"]), _kind(op)),
         columns=_columns(op),
         op=op,
         device=DEVICE_OF_MARKETING_NAME.get(str(row["device"]), str(row["device"])),
-        measured_ns=float(row["latency_ms"]) * NS_PER_MS,
+        measured_ns=measured_ns(row["latency_ms"]),
     )
 
 
 def _both_passes(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
     window = row.get("sliding_window_size")
     if window == window and window:  # noqa: PLR0124  an empty cell is NaN, unequal to itself
-        raise InputError(f"sliding window of {window:.0f} keys: windows are not modelled")
+        raise InputError(f"sliding window of {quote(window)} keys: windows are not modelled")
     if row["attn_mask"] not in _MASKS:
         raise InputError(f"mask {row['attn_mask']!r}: must be one of {', '.join(_MASKS)}")
     for direction, column in ((Pass.FORWARD, "fwd_time_ms"), (Pass.BACKWARD, "bwd_time_ms")):
         op = Attention(
-            batch=int(row["batch_size"]),
-            query_length=int(row["q_seqlen"]),
-            key_length=int(row["kv_seqlen"]),
-            heads=int(row["num_q_heads"]),
-            kv_heads=int(row["num_kv_heads"]),
-            head_dim=int(row["head_dim_qk"]),
+            batch=whole("batch_size", row["batch_size"]),
+            query_length=whole("q_seqlen", row["q_seqlen"]),
+            key_length=whole("kv_seqlen", row["kv_seqlen"]),
+            heads=whole("num_q_heads", row["num_q_heads"]),
+            kv_heads=whole("num_kv_heads", row["num_kv_heads"]),
+            head_dim=whole("head_dim_qk", row["head_dim_qk"]),
             dtype=parse_dtype(str(row["data_type"])),
             is_causal=_MASKS[row["attn_mask"]],
             direction=direction,
             kernel=str(row.get("backend", "cudnn")),
         )
-        _check(op, float(row[column]))
+        _check(op)
         yield MeasuredKernel(
             row=f"{name} {direction.value}",
             group=(
@@ -110,7 +112,7 @@ def _both_passes(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
             columns=_columns(op),
             op=op,
             device=DEVICE_OF_MARKETING_NAME.get(str(row["gpu_name"]), str(row["gpu_name"])),
-            measured_ns=float(row[column]) * NS_PER_MS,
+            measured_ns=measured_ns(row[column]),
         )
 
 
@@ -131,10 +133,6 @@ def _columns(op: Attention) -> dict[str, object]:
     }
 
 
-def _check(op: Attention, latency_ms: float) -> None:
-    if not latency_ms > 0:
-        raise InputError(f"latency must be above 0, got {latency_ms}")
+def _check(op: Attention) -> None:
     if op.query_length == 1:
         raise InputError("a single query is decoding, which training does not do")
-    if min(op.batch, op.key_length, op.heads, op.kv_heads, op.head_dim) < 1:
-        raise InputError("sizes must be at least 1")

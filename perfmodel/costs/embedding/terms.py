@@ -106,7 +106,7 @@ def table_terms(
     values = {
         Term.DRAWS: draws,
         Term.ROWS: table.rows,
-        Term.READ_BYTES: misses * moved + index_bytes + batch_size * OFFSET_BYTES,
+        Term.READ_BYTES: misses * moved + index_bytes + min(bags, batch_size) * OFFSET_BYTES,
         Term.OUTPUT_BYTES: bags * pooled_row,
         Term.CACHE_BYTES: draws * handled + index_bytes + bags * pooled_row,
         Term.HOST_BYTES: _host_rows(table, draws) * moved,

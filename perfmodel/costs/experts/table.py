@@ -3,7 +3,8 @@
 Columns: collector, device, kernel_source, dtype, tokens, hidden, ffn (of one
 expert), top_k, experts, tp, ep (the GPU's share of each), distribution
 (`balanced` or `power_law_` with its exponent), latency_ms. The GPU measured is
-the most loaded one. A kernel called nongated has one product before the activation.
+the most loaded one. A kernel called nongated has one product before the activation, and so
+have the other kernels of the table for the same model.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import Any
 
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import NS_PER_MS
 from perfmodel.costs.measured_kernels import (
     DEVICE_OF_MARKETING_NAME,
     KernelTable,
     MeasuredKernel,
     UnsupportedRow,
+    measured_ns,
     read_columns,
     row_names,
+    whole,
 )
 from perfmodel.graph.routing import hottest_loads
 
@@ -32,6 +34,9 @@ _COLUMNS = (
 )  # fmt: skip
 _POWER_LAW = "power_law_"
 _PLAIN = "nongated"
+_MODEL = ("hidden", "ffn", "top_k", "experts")
+_MOST_EXPERTS = 65_536
+_MOST_EXPONENT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,38 +59,42 @@ def load_expert_table(path: Path) -> KernelTable:
     kernels: list[MeasuredKernel] = []
     unsupported: list[UnsupportedRow] = []
     rows = frame.to_dict("records")
+    plain = {_model(row) for row in rows if str(row["kernel_source"]).endswith(_PLAIN)}
     for name, row in zip(row_names(frame), rows, strict=True):
-        layer = _layer(row)
-        if isinstance(layer, str):
-            unsupported.append(UnsupportedRow(name, layer))
+        try:
+            layer = _layer(row, is_gated=_model(row) not in plain)
+            time_ns = measured_ns(row["latency_ms"])
+        except InputError as fault:
+            unsupported.append(UnsupportedRow(name, str(fault)))
             continue
         device = str(row["device"])
         kernels.append(
             MeasuredKernel(
                 row=name,
                 group=(str(row.get("collector", "")), device, f"{layer.dtype.value} experts"),
-                columns={key: row[key] for key in ("hidden", "ffn", "top_k", "experts")},
+                columns=dict(zip(_MODEL, _model(row), strict=True)),
                 op=layer,
                 device=DEVICE_OF_MARKETING_NAME.get(device, device),
-                measured_ns=float(row["latency_ms"]) * NS_PER_MS,
+                measured_ns=time_ns,
             )
         )
     return KernelTable(tuple(kernels), tuple(unsupported))
 
 
-def _layer(row: Mapping[Any, Any]) -> ExpertLayer | str:
-    """The layer of *row*, or why it cannot be read."""
+def _model(row: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in _MODEL)
+
+
+def _layer(row: Mapping[Any, Any], *, is_gated: bool) -> ExpertLayer:
+    """The layer of *row*."""
     word, kernel = str(row["distribution"]), str(row["kernel_source"])
-    try:
-        dtype = parse_dtype(str(row["dtype"]))
-        exponent = None if word == "balanced" else float(word.removeprefix(_POWER_LAW))
-        sizes = {key: int(row[key]) for key in ("tokens", "top_k", "experts", "ep", "tp", "ffn")}
-    except (InputError, ValueError) as fault:
-        return f"shape, dtype or distribution not readable ({fault})"
-    if min(sizes.values()) < 1 or sizes["experts"] % sizes["ep"] or sizes["ffn"] % sizes["tp"]:
-        return f"experts must divide by ep and ffn by tp, got {sizes}"
-    if not row["latency_ms"] > 0:
-        return f"latency must be above 0, got {row['latency_ms']}"
+    dtype = parse_dtype(str(row["dtype"]))
+    exponent = None if word == "balanced" else _exponent(word)
+    sizes = {key: whole(key, row[key]) for key in ("tokens", "top_k", "experts", "ep", "tp", "ffn")}
+    if sizes["experts"] % sizes["ep"] or sizes["ffn"] % sizes["tp"]:
+        raise InputError(f"experts must divide by ep and ffn by tp, got {sizes}")
+    if not sizes["top_k"] <= sizes["experts"] <= _MOST_EXPERTS:
+        raise InputError(f"experts must be from top_k to {_MOST_EXPERTS}, got {sizes['experts']}")
     loads = hottest_loads(
         tokens=sizes["tokens"], top_k=sizes["top_k"], experts=sizes["experts"],
         ranks=sizes["ep"], exponent=exponent,
@@ -95,8 +104,20 @@ def _layer(row: Mapping[Any, Any]) -> ExpertLayer | str:
         tokens=sizes["tokens"],
         rows=loads.rows,
         active=loads.active,
-        hidden=int(row["hidden"]),
+        hidden=whole("hidden", row["hidden"]),
         ffn=sizes["ffn"] // sizes["tp"],
-        is_gated=not kernel.endswith(_PLAIN),
+        is_gated=is_gated,
         dtype=dtype,
     )
+
+
+def _exponent(word: str) -> float:
+    try:
+        exponent = float(word.removeprefix(_POWER_LAW))
+    except ValueError:
+        exponent = -1.0
+    if not (word.startswith(_POWER_LAW) and 0 <= exponent <= _MOST_EXPONENT):
+        raise InputError(
+            f"distribution must be balanced or {_POWER_LAW}EXPONENT, got {word[:40]!r}"
+        )
+    return exponent

@@ -20,8 +20,8 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.costs.calibration_files import (
     Entry,
     Match,
+    entries_for,
     generations_between,
-    load_entries,
     match_entry,
 )
 from perfmodel.costs.corrections import CHUNK_ROWS, Correction, OrderedCorrection
@@ -123,7 +123,7 @@ class GemmModel:
 
     def calibration(self, device: Device, dtype: DType) -> GemmCalibration:
         """The constants of products of *dtype* on *device*."""
-        entries = load_entries("gemm") if self._entries is None else tuple(self._entries)
+        entries = entries_for("gemm", device) if self._entries is None else tuple(self._entries)
         found = [
             (match, sigma)
             for variant, sigma in stand_ins(dtype)

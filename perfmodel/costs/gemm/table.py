@@ -10,18 +10,19 @@ a bmm is B products.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
-from perfmodel.base.units import NS_PER_MS
 from perfmodel.costs.measured_kernels import (
     DEVICE_OF_MARKETING_NAME,
     KernelTable,
     MeasuredKernel,
     UnsupportedRow,
+    measured_ns,
     read_columns,
     row_names,
+    whole,
 )
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.stack import Residency
@@ -61,7 +62,7 @@ def _fp32_rows(frame: pd.DataFrame) -> list[tuple[str, Gemm | str]]:
         frame["op"], frame["B"], frame["M"], frame["N"], frame["K"], strict=True
     ):
         if word == "linear":
-            rows.append(("linear", _product(1, batch * m, n, k, "fp32")))
+            rows.append(("linear", _linear(batch, m, n, k)))
         elif word == "bmm":
             rows.append(("bmm", _product(batch, m, n, k, "fp32")))
         else:
@@ -69,15 +70,25 @@ def _fp32_rows(frame: pd.DataFrame) -> list[tuple[str, Gemm | str]]:
     return rows
 
 
-def _product(batch: int, m: int, n: int, k: int, dtype: str) -> Gemm | str:
+def _linear(batch: Any, m: Any, n: Any, k: Any) -> Gemm | str:
+    try:
+        return _product(1, whole("B", batch) * whole("M", m), n, k, "fp32")
+    except InputError as fault:
+        return f"shape or dtype not readable ({fault})"
+
+
+def _product(batch: Any, m: Any, n: Any, k: Any, dtype: str) -> Gemm | str:
     try:
         kind: DType = parse_dtype(str(dtype))
-        sizes = [int(batch), int(m), int(n), int(k)]
-    except (InputError, ValueError, OverflowError) as fault:
+        return Gemm(
+            m=whole("m", m),
+            n=whole("n", n),
+            k=whole("k", k),
+            dtype=kind,
+            batch=whole("batch", batch),
+        )
+    except InputError as fault:
         return f"shape or dtype not readable ({fault})"
-    if min(sizes) < 1:
-        return f"sizes must be at least 1, got batch {batch}, m {m}, n {n}, k {k}"
-    return Gemm(m=sizes[1], n=sizes[2], k=sizes[3], dtype=kind, batch=sizes[0])
 
 
 def _residency(frame: pd.DataFrame) -> list[Residency | None]:
@@ -106,9 +117,8 @@ def _read(frame: pd.DataFrame, rows: list[tuple[str, Gemm | str]]) -> KernelTabl
     ):
         if isinstance(op, str):
             unsupported.append(UnsupportedRow(name, op))
-        elif not latency_ms > 0:
-            unsupported.append(UnsupportedRow(name, f"latency must be above 0, got {latency_ms}"))
-        else:
+            continue
+        try:
             kernels.append(
                 MeasuredKernel(
                     row=name,
@@ -116,10 +126,12 @@ def _read(frame: pd.DataFrame, rows: list[tuple[str, Gemm | str]]) -> KernelTabl
                     columns={"batch": op.batch, "m": op.m, "n": op.n, "k": op.k},
                     op=op,
                     device=DEVICE_OF_MARKETING_NAME.get(str(device), str(device)),
-                    measured_ns=float(latency_ms) * NS_PER_MS,
+                    measured_ns=measured_ns(latency_ms),
                     residency=residency,
                 )
             )
+        except InputError as fault:
+            unsupported.append(UnsupportedRow(name, str(fault)))
     return KernelTable(tuple(kernels), tuple(unsupported))
 
 

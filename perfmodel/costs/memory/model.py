@@ -14,7 +14,7 @@ import numpy as np
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.calibration_files import Entry, load_entries, match_entry
+from perfmodel.costs.calibration_files import Entry, entries_for, match_entry
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
 from perfmodel.costs.memory.curves import (
     CACHE_SPEED,
@@ -128,7 +128,7 @@ class MemoryModel:
         return parts[0] if len(parts) == 1 else scatter_estimates(parts, places)
 
     def _known(self, operator: str, device: Device) -> _Known:
-        entries = load_entries("memory") if self._entries is None else tuple(self._entries)
+        entries = entries_for("memory", device) if self._entries is None else tuple(self._entries)
         word = measured_word(operator)
         found = (match_entry(entries, device, name) for name in stand_ins(word or PLAIN))
         match = next((one for one in found if one is not None), None)

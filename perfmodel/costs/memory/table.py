@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
-from perfmodel.base.units import NS_PER_MS
 from perfmodel.costs.measured_kernels import (
     DEVICE_OF_MARKETING_NAME,
     KernelTable,
     MeasuredKernel,
     UnsupportedRow,
+    measured_ns,
     read_columns,
     row_names,
+    whole,
 )
 from perfmodel.graph.ops import MemoryBound
 
@@ -56,29 +57,29 @@ def _table(frame: pd.DataFrame, read: Any) -> KernelTable:
     for name, row in zip(row_names(frame), frame.to_dict("records"), strict=True):
         try:
             kernels.extend(read(name, row))
-        except (InputError, ValueError, KeyError) as fault:
+        except InputError as fault:
             unsupported.append(UnsupportedRow(name, str(fault)))
+        except KeyError as fault:
+            unsupported.append(UnsupportedRow(name, f"{fault} must be given"))
     return KernelTable(tuple(kernels), tuple(unsupported))
 
 
 def _kernel(
-    name: str, gpu: str, op: MemoryBound, measured_ms: float, columns: dict[str, object]
+    name: str, gpu: str, op: MemoryBound, measured_ms: Any, columns: dict[str, object]
 ) -> MeasuredKernel:
-    if not measured_ms > 0:
-        raise InputError(f"latency must be above 0, got {measured_ms}")
     return MeasuredKernel(
         row=name,
         group=(op.dtype.value, gpu, op.operator),
         columns=columns,
         op=op,
         device=DEVICE_OF_MARKETING_NAME.get(gpu, gpu),
-        measured_ns=measured_ms * NS_PER_MS,
+        measured_ns=measured_ns(measured_ms),
     )
 
 
 def _fp32(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
     word = str(row["op"])
-    rows, length = int(row["B"]), int(row["H"])
+    rows, length = whole("B", row["B"]), whole("H", row["H"])
     tensor_bytes = rows * length * DType.FP32.size_bytes
     is_scalar = word.endswith("u") and word.removesuffix("u") in _BINARY
     operator = _FP32_WORDS.get(word, word)
@@ -91,12 +92,12 @@ def _fp32(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
         row_length=length if operator in ("layer_norm", "softmax") else 0,
     )
     columns: dict[str, object] = {"B": rows, "H": length}
-    yield _kernel(name, str(row["device"]), op, float(row["latency_ms"]), columns)
+    yield _kernel(name, str(row["device"]), op, row["latency_ms"], columns)
 
 
 def _norm(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
     dtype = parse_dtype(str(row["data_type"]))
-    rows, length = int(row["N"]), int(row["C"])
+    rows, length = whole("N", row["N"]), whole("C", row["C"])
     tensor_bytes = rows * length * dtype.size_bytes
     for direction, reads in (("forward", 1), ("backward", 2)):
         op = MemoryBound(
@@ -106,23 +107,25 @@ def _norm(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
             dtype=dtype,
             row_length=length,
         )
-        measured_ms = float(row["fwd_time_ms" if direction == "forward" else "bwd_time_ms"])
+        measured_ms = row["fwd_time_ms" if direction == "forward" else "bwd_time_ms"]
         columns: dict[str, object] = {"N": rows, "C": length}
         yield _kernel(f"{name} {direction}", str(row["gpu_name"]), op, measured_ms, columns)
 
 
 def _training(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
-    sizes = {**json.loads(row["extra_benchmark_config_str"]), row["x_name"]: row["x_value"]}
+    sizes = {**_configuration(row), str(row["x_name"]): row["x_value"]}
     dtype = parse_dtype(str(sizes.get("dtype", "float32")))
     tokens = 1
     for key in _TOKEN_KEYS:
-        tokens *= int(sizes.get(key, 1))
-    width = next(int(sizes[key]) for key in _WIDTH_KEYS if key in sizes)
+        tokens *= whole(key, sizes.get(key, 1))
+    width = next((whole(key, sizes[key]) for key in _WIDTH_KEYS if key in sizes), 0)
+    if not width:
+        raise InputError(f"its configuration must state one of {', '.join(_WIDTH_KEYS)}")
     elements = tokens * width
     word = str(row["kernel_name"])
     if word == "embedding":
         # Rows gathered, and the table that they come from and whose gradient is dense.
-        elements = tokens * int(sizes["D"]) + int(sizes["V"]) * int(sizes["D"])
+        elements = tokens * whole("D", sizes["D"]) + whole("V", sizes["V"]) * whole("D", sizes["D"])
     op = MemoryBound(
         operator=f"{word}{_setting(word, sizes)}/{row['kernel_provider']}/"
         f"{row['kernel_operation_mode']}",
@@ -132,7 +135,17 @@ def _training(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
         row_length=0,
     )
     columns: dict[str, object] = {"x_value": row["x_value"], "x_name": row["x_name"]}
-    yield _kernel(name, str(row["gpu_name"]), op, float(row["y_value_50"]), columns)
+    yield _kernel(name, str(row["gpu_name"]), op, row["y_value_50"], columns)
+
+
+def _configuration(row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        content = json.loads(row["extra_benchmark_config_str"])
+    except (TypeError, ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise InputError("extra_benchmark_config_str must be a mapping in JSON")
+    return content
 
 
 def _setting(word: str, sizes: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ def fill_layout(scenario: Scenario | JobScenario, *, on_phase: OnPhase = ignore_
     """*scenario* with a layout, if it is about a Transformer and leaves all of it open."""
     if isinstance(scenario, JobScenario):
         return Filled(scenario)
-    topology = load_topology(scenario.topology)
+    topology = load_topology(scenario.topology, calibrations=scenario.calibration)
     spec = load_workload(scenario.workload, scenario.overrides)
     if not isinstance(spec, TransformerSpec):
         return Filled(scenario)

@@ -45,7 +45,8 @@ class LayoutQuestion:
 
     Fields named in *overrides* are not searched over. *hosts* may be several
     numbers, for a front of time against GPUs. *price_per_gpu_hour* turns times into
-    money. The search stops after *seconds*, proven or not.
+    money. The search stops after *seconds*, proven or not. *calibration* names files of
+    constants that were measured on the machine.
     """
 
     topology: str
@@ -59,6 +60,7 @@ class LayoutQuestion:
     seconds: float = 60.0
     samples: int = 32
     seed: int = 0
+    calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.hosts or min(self.hosts) < 1 or self.top < 1 or self.seconds <= 0:
@@ -203,18 +205,25 @@ def _load(question: LayoutQuestion, hosts: int) -> _Setting:
             "`perfmodel rank --search SECONDS`. Name a Transformer here."
         )
     cluster = build_cluster(
-        load_topology(question.topology), hosts=hosts, ranks_per_host=question.ranks_per_host
+        load_topology(question.topology, calibrations=question.calibration),
+        hosts=hosts,
+        ranks_per_host=question.ranks_per_host,
     )
     stated = frozenset(text.partition("=")[0].strip() for text in question.overrides)
     return _Setting(spec, cluster, load_stack(question.stack or spec.stack), stated)
 
 
+def _fixed(stated: frozenset[str]) -> str:
+    return f" with {', '.join(sorted(stated))} fixed" if stated else ""
+
+
 def _fitting(setting: _Setting, everything: Sequence[Candidate]) -> list[Candidate]:
     if not everything:
         raise PlanError(
-            f"search: {setting.spec.name} has no layout on {setting.cluster.rank_count} ranks: "
-            f"batch {setting.spec.batch}, {setting.spec.model.layers} layers and "
-            f"{setting.spec.model.heads} heads divide by none of them. Change batch or hosts."
+            f"search: {setting.spec.name} has no layout on {setting.cluster.rank_count} ranks"
+            f"{_fixed(setting.stated)}: batch {setting.spec.batch}, {setting.spec.model.layers} "
+            f"layers and {setting.spec.model.heads} heads divide by none of them. "
+            f"{'Fix less' if setting.stated else 'Change batch'}, or change hosts."
         )
     usable_bytes = setting.cluster.device.memory_bytes * USABLE_SHARE
     fitting = [one for one in everything if one.peak_bytes <= usable_bytes]

@@ -17,25 +17,23 @@ from perfmodel.reports.pages.page import (
     Command,
     Grid,
     Headline,
+    Legend,
     Lines,
     Page,
     Range,
     Ranges,
     Section,
 )
-from perfmodel.reports.pages.prediction import build_pieces, iter_sections
+from perfmodel.reports.pages.prediction import PART_COLOURS, build_pieces, iter_sections
 from perfmodel.reports.search import HEADINGS, build_flags, to_layout_cells
 from perfmodel.reports.text import to_command
 from perfmodel.reports.whatif import change_pct
+from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.scoreboard import Scoreboard
 
 MAX_ROWS = 200
 SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
-COLOURS = (
-    "Green is compute, blue exposed communication, violet exposed copies, yellow waiting for "
-    "other ranks, red idle because the host is late."
-)
-LEGEND = Lines([COLOURS])
+LEGEND = Legend(list(PART_COLOURS.values()))
 INTERVAL_NOTE = "The thin line is the 90 % interval."
 
 
@@ -267,3 +265,46 @@ def build_score_page(board: Scoreboard) -> str:
             Section("Left out", [Lines(left_out)] if left_out else []),
         ),
     ).render()
+
+
+def build_fit_page(board: FitBoard) -> str:
+    """The memory verdict beside what ran and what failed."""
+    headings = ("group", "failed", "caught", "ran", "false alarms", "balanced accuracy")
+    rows = [
+        (
+            score.group,
+            str(score.failed),
+            str(score.caught),
+            str(score.ran),
+            str(score.false_alarms),
+            _percent(score.balanced_accuracy_pct),
+        )
+        for score in board.scores
+    ]
+    wrong = [one for one in board.verdicts if one.ran != one.fits][:MAX_ROWS]
+    misses = [
+        (one.group, one.row, "ran" if one.ran else "failed", one.reason or "said to fit")
+        for one in wrong
+    ]
+    overall = board.scores[-1] if board.scores else None
+    accuracy = None if overall is None else overall.balanced_accuracy_pct
+    return Page(
+        title="Fits or not, said and seen",
+        headline=Headline(
+            verdict="",
+            is_good=True,
+            answer=_percent(accuracy) or "one half is empty",
+            beside="balanced accuracy",
+            facts=(f"{len(board.verdicts)} configurations that ran or failed",),
+        ),
+        sections=(
+            Section("By group", [Grid(headings, rows, range(1, len(headings)))]),
+            Section("Told wrongly", [Grid(("group", "row", "it", "because"), misses, (), (1,))])
+            if misses
+            else Section("Told wrongly", []),
+        ),
+    ).render()
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} %"

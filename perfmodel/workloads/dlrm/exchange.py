@@ -5,7 +5,8 @@ of the whole batch and gives back one vector a sample as wide as the piece;
 pieces by rows each give a partial sum. Tables that a plan has summed inside
 hosts travel in two steps: the ranks of a host hand each other their partial
 sums, each for the samples of its own rail, and the sums go to the ranks at the
-same place in the other hosts.
+same place in the other hosts. Vectors of rows that are copied to every rank
+do not travel.
 """
 
 from __future__ import annotations
@@ -111,31 +112,51 @@ def empty_exchanges() -> Exchanges:
 def _of_hosts(plan: ShardingPlan, local_batch: int, dtype: DType) -> tuple[HostExchange, ...]:
     per_host = plan.ranks_per_host or plan.rank_count
     hosts = plan.rank_count // per_host
-    width = np.zeros(plan.rank_count, dtype=np.int64)
-    summed: list[set[tuple[int, int, int]]] = [set() for _ in range(hosts)]
+    width = np.zeros(plan.rank_count)
     for shard in plan.shards:
         if shard.table in plan.summed_in_host:
-            width[shard.rank] += shard.width
-            columns = (shard.table, shard.first_column, shard.width)
-            summed[plan.host_of(shard.rank)].add(columns)
+            width[shard.rank] += shard.width * _asked_ratio(plan, [shard])
+    across = np.zeros(hosts)
+    for (host, _, _), shards in shards_by_host(plan).items():
+        across[host] += shards[0].width * _asked_ratio(plan, shards)
     vector_bytes = local_batch * dtype.size_bytes
-    across = np.array([sum(part[2] for part in parts) for parts in summed], dtype=np.int64)
-    between = vector_bytes * across[:, np.newaxis] * ~np.eye(hosts, dtype=bool)
+    between = np.rint(vector_bytes * across)[:, np.newaxis] * ~np.eye(hosts, dtype=bool)
     found = []
     for of_ranks in width.reshape(hosts, per_host):
         # Each rank of the host is handed partial sums for its own samples and those of the
         # ranks at its place in the other hosts.
-        within = vector_bytes * hosts * of_ranks[:, np.newaxis] * ~np.eye(per_host, dtype=bool)
+        handed = np.rint(vector_bytes * hosts * of_ranks)
+        within = handed[:, np.newaxis] * ~np.eye(per_host, dtype=bool)
         found.append(
             HostExchange(
-                inside=_all_to_all(within, dtype),
-                inside_back=_all_to_all(within.T, dtype),
-                across=_all_to_all(between, dtype),
-                across_back=_all_to_all(between.T, dtype),
-                summed_width=int(of_ranks.sum()),
+                inside=_all_to_all(within.astype(np.int64), dtype),
+                inside_back=_all_to_all(within.T.astype(np.int64), dtype),
+                across=_all_to_all(between.astype(np.int64), dtype),
+                across_back=_all_to_all(between.T.astype(np.int64), dtype),
+                summed_width=round(float(of_ranks.sum())),
             )
         )
     return tuple(found)
+
+
+def shards_by_host(plan: ShardingPlan) -> dict[tuple[int, int, int], list[Shard]]:
+    """Pieces that are summed inside a host, by host, table and first column."""
+    found: dict[tuple[int, int, int], list[Shard]] = {}
+    for shard in plan.shards:
+        if shard.table in plan.summed_in_host:
+            columns = (plan.host_of(shard.rank), shard.table, shard.first_column)
+            found.setdefault(columns, []).append(shard)
+    return found
+
+
+def _asked_ratio(plan: ShardingPlan, shards: Iterable[Shard]) -> float:
+    """The share of samples that get a vector from *shards*.
+
+    Where frequent rows are everywhere, that is those that asked for another.
+    """
+    if not plan.frequent_rows:
+        return 1.0
+    return min(1.0, sum(plan.table_of(shard).pooling_factor for shard in shards))
 
 
 def _all_to_all(matrix: NDArray[np.int64], dtype: DType) -> Collective:

@@ -92,19 +92,26 @@ class RankWriter:
         self._stack = stack
         self._samples = samples = spec.batch // rank_count
         self._writer = writer = EagerWriter(program, issuing_under(stack))
-        stream = None
+        stream = index_stream = None
         self._reduction = None
         if rank_count > 1:
             # One process group has one stream, so exchanges and reductions queue up behind
             # each other in the order they are issued.
             stream = writer.add_stream("communication stream", LaneKind.COMMUNICATION)
-            self._reduction = self._build_reduction(stream)
+            reducing = stream
+            if stack.overlaps_with_compute(Overlap.EXCHANGE_AND_REDUCTION):
+                reducing = writer.add_stream("reduction stream", LaneKind.COMMUNICATION)
+            self._reduction = self._build_reduction(reducing)
+            if stack.overlaps_with_compute(Overlap.INDEX_EXCHANGE):
+                index_stream = writer.add_stream("index stream", LaneKind.COMMUNICATION)
         precision = spec.training.precision
         self._dense = DenseWriter(writer, samples, precision, self._reduction, stack)
         self._has_lone_bottom = has_lone_bottom(stack, rank_count)
         reduced = None if self._has_lone_bottom else self._reduction
         self._bottom = DenseWriter(writer, part.bottom_samples, precision, reduced, stack)
-        self._sparse = SparseWriter(writer, spec, part, samples, stream, self._reduction, stack)
+        self._sparse = SparseWriter(
+            writer, spec, part, samples, stream, index_stream, self._reduction, stack
+        )
         self._interaction = InteractionWriter(writer, spec, stack, samples)
 
     def _build_reduction(self, stream: Stream) -> GradientReduction:
@@ -115,7 +122,8 @@ class RankWriter:
             stream,
             REDUCTION_SLOT,
             training.precision if is_short else DType.FP32,
-            BucketFill(training.bucket_size),
+            # Gradients in one piece have no smaller first bucket.
+            BucketFill(training.bucket_size, closed=int(stack.has(Habit.ONE_REDUCTION))),
             is_deferred=not stack.overlaps_with_compute(Overlap.GRADIENT_REDUCTION),
         )
 
@@ -228,6 +236,9 @@ class RankWriter:
             self._sparse.update(gradients)
         if self._bottom.samples:
             self._bottom.run_backward(bottom_layers(spec))
+        self._sparse.reduce_copied()
+        if self._reduction is not None:
+            self._reduction.flush()
         if is_hidden:
             self._sparse.update(gradients)
         if self._reduction is not None:

@@ -7,7 +7,7 @@ pooled vectors so that each has all vectors of its own samples.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collectives.collective import Collective
 from embeddings.plan import ShardingKind, ShardingPlan
@@ -16,7 +16,12 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Pass
 from perfmodel.stacks.stack import Fusion, Habit, SoftwareStack
-from perfmodel.workloads.dlrm.exchange import Exchanges, HostExchange, sent_numbers
+from perfmodel.workloads.dlrm.exchange import (
+    Exchanges,
+    HostExchange,
+    sent_numbers,
+    shards_by_host,
+)
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.eager import EagerWriter, Stream
 from perfmodel.workloads.kernels import cast, elementwise
@@ -32,7 +37,8 @@ _BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRI
 class SparsePart:
     """What one rank looks up, and what all ranks exchange (None on a single rank).
 
-    *partial_numbers* are those of partial sums that this rank adds up.
+    *partial_numbers* are those of partial sums that this rank adds up, *received_width* those of
+    a sample's vectors that come from tables of other ranks or its own, not from copied ones.
     *bottom_samples* are those whose dense features this rank runs through the bottom layers.
     """
 
@@ -40,6 +46,7 @@ class SparsePart:
     copied: Lookup | None
     exchanges: Exchanges | None
     partial_numbers: int
+    received_width: int
     bottom_samples: int
     in_host: HostExchange | None = None
 
@@ -63,6 +70,11 @@ def build_sparse_part(
         copied=Lookup(copied, local_batch, optimizer, kernel) if copied else None,
         exchanges=exchanges,
         partial_numbers=_partial_numbers(plan, exchanges, samples=local_batch),
+        received_width=sum(
+            table.width
+            for place, table in enumerate(plan.tables)
+            if place not in plan.data_parallel
+        ),
         bottom_samples=_bottom_samples(spec, plan, stack, rank),
         in_host=exchanges.of_hosts[plan.host_of(rank)]
         if exchanges is not None and exchanges.of_hosts
@@ -91,15 +103,16 @@ def _partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, samples
         and not (is_in_host and shard.table in plan.summed_in_host)
     ]
     numbers = sent_numbers(plan, by_rows, samples=samples)
-    if is_in_host:
-        sums = {
-            (shard.table, shard.first_column, shard.width, plan.host_of(shard.rank))
-            for shard in plan.shards
-            if shard.table in plan.summed_in_host
-        }
-        hosts_of = Counter(columns[:3] for columns in sums)
+    if is_in_host and plan.frequent_rows:
+        cold = [shard for shard in plan.shards if shard.table in plan.summed_in_host]
+        numbers += sent_numbers(plan, cold, samples=samples)
+    elif is_in_host:
+        of_hosts = shards_by_host(plan)
+        hosts_of = Counter(columns[1:] for columns in of_hosts)
         # What only one host holds arrives whole.
-        shared = sum(columns[2] for columns in sums if hosts_of[columns[:3]] > 1)
+        shared = sum(
+            shards[0].width for columns, shards in of_hosts.items() if hosts_of[columns[1:]] > 1
+        )
         numbers += samples * shared
     return numbers
 
@@ -121,18 +134,21 @@ class SparseWriter:
     part: SparsePart
     samples: int
     stream: Stream | None
+    index_stream: Stream | None
     reduction: GradientReduction | None
     stack: SoftwareStack
 
     def distribute_indices(self) -> int | None:
         """Send indices to the ranks that hold their tables; the task, if there is one."""
-        if self.part.exchanges is None:
+        if self.part.exchanges is None or self.stack.tables.has_all_keys:
             return None
-        return self._exchange(self.part.exchanges.indices, "embedding/indices all_to_all")
+        label = "embedding/indices all_to_all"
+        return self._exchange(self.part.exchanges.indices, label, stream=self.index_stream)
 
     def look_up(self) -> LookupTasks:
         """Look up, and start the exchange of pooled vectors."""
         self._take_keys()
+        self._prepare_keys()
         tasks = [
             self.writer.run(
                 "LookupFunction",
@@ -184,11 +200,13 @@ class SparseWriter:
         if self.part.partial_numbers:
             kernel = elementwise("reduce_sum", self.part.partial_numbers, dtype)
             self.writer.run("sum", [kernel], label="embedding/partial sums forward")
+        self._rearrange("forward")
 
     def return_gradients(self) -> int | None:
         """Start the exchange of gradients of pooled vectors; the task to wait for."""
         if self.part.exchanges is None:
             return None
+        self._rearrange("backward")
         last = None
         if self.part.exchanges.has_direct:
             label = "embedding/gradients all_to_all backward"
@@ -207,8 +225,6 @@ class SparseWriter:
             self.writer.note("All2All_ReqBackward")
             self.writer.hold(self.writer.compute, [task])
             self._cast_sent(self.spec.embedding.exchange_dtype, DType.FP32, "backward")
-        if self.part.copied is not None:
-            self._reduce_copied(self.part.copied)
         if self.part.lookup is not None:
             op = EmbeddingOp(self.part.lookup, Pass.BACKWARD)
             label = "embedding/update backward"
@@ -225,6 +241,26 @@ class SparseWriter:
         work = Fixed("handle keys", round(keys * key_ns), Provenance.EXTRAPOLATED)
         self.writer.run("handle_keys", [work], label="embedding/keys forward")
 
+    def _prepare_keys(self) -> None:
+        """Find out where each key of this rank's samples goes, count, and put them in order."""
+        traffic_bytes = self.stack.tables.key_traffic_bytes
+        if not traffic_bytes or self.part.exchanges is None:
+            return
+        keys = self.samples * sum(t.pooling_factor for t in self.spec.embedding.tables())
+        half = round(keys * traffic_bytes / 2)
+        kernel = MemoryBound("prepare_keys", half, half, self.spec.embedding.index_dtype)
+        self.writer.run("prepare_keys", [kernel], label="embedding/keys forward")
+
+    def _rearrange(self, way: str) -> None:
+        """Put vectors that were received, or their gradients, in the order that is needed."""
+        passes = self.stack.tables.vector_passes
+        if not passes:
+            return
+        dtype = self.spec.embedding.exchange_dtype
+        half = round(passes * self.samples * self.part.received_width * dtype.size_bytes)
+        kernel = MemoryBound("rearrange_vectors", half, half, dtype)
+        self.writer.run("rearrange", [kernel], label=f"embedding/rearrange {way}")
+
     def _update_all_rows(self) -> None:
         """A pass over weights and state of all tables, whoever holds them."""
         numbers = sum(table.rows * table.width for table in self.spec.embedding.tables())
@@ -234,12 +270,17 @@ class SparseWriter:
         kernel = MemoryBound(self.spec.embedding.optimizer, size_bytes, size_bytes, DType.FP32)
         self.writer.run("update_all_rows", [kernel], label="embedding/all rows backward")
 
-    def _reduce_copied(self, lookup: Lookup) -> None:
+    def reduce_copied(self) -> None:
+        """Make the gradients of copied tables and let them join those of the dense part.
+
+        The kernel that would update the tables adds to zeroed gradients of their size.
+        """
+        lookup = self.part.copied
+        if lookup is None:
+            return
         numbers = sum(table.rows * table.width for table in lookup.tables)
-        sent = sum(round(lookup.lookup_count(table)) * table.width for table in lookup.tables)
-        size = DType.FP32.size_bytes
-        zero = MemoryBound("zero", 0, numbers * size, DType.FP32)
-        add = MemoryBound("embedding_grad", 2 * sent * size, sent * size, DType.FP32)
+        zero = MemoryBound("zero", 0, numbers * DType.FP32.size_bytes, DType.FP32)
+        add = EmbeddingOp(replace(lookup, optimizer="sgd"), Pass.BACKWARD)
         label = "embedding/data-parallel gradients backward"
         self.writer.run("EmbeddingBagBackward", [zero, add], label=label)
         if self.reduction is not None:
@@ -254,8 +295,16 @@ class SparseWriter:
         kernel = cast(self.spec.batch * width, source, target)
         self.writer.run("to", [kernel], label=f"embedding/cast {way}")
 
-    def _exchange(self, collective: Collective, label: str, *, slot: int = EXCHANGE_SLOT) -> int:
-        assert self.stream is not None
+    def _exchange(
+        self,
+        collective: Collective,
+        label: str,
+        *,
+        slot: int = EXCHANGE_SLOT,
+        stream: Stream | None = None,
+    ) -> int:
+        stream = stream or self.stream
+        assert stream is not None
         return self.writer.communicate(
-            "All2All_Req", collective, label=label, stream=self.stream, slot=slot
+            "All2All_Req", collective, label=label, stream=stream, slot=slot
         )

@@ -108,3 +108,19 @@ def test_a_job_with_sums_in_hosts_is_sound_and_sends_less_between_hosts():
     assert sorted(group.name for group in job.groups) == [
         "dense", "embedding exchange", "host 0", "host 1", "rail 0", "rail 1",
     ]  # fmt: skip
+
+
+def test_rare_rows_travel_in_two_steps_too():
+    table = EmbeddingTable("t", 1000, 8, 1.0, distribution=Zipf(1.0))
+    shards = tuple(Shard(0, rank, 250 * rank, 250, 0, 8) for rank in range(4))
+    plan = ShardingPlan(
+        (table,), 4, shards, ranks_per_host=2, summed_in_host=(0,), frequent_rows=(133,)
+    )
+    exchanges = _exchanges(plan, 1000)
+    assert not exchanges.has_direct
+    # 27 % of 1,000 samples ask for a rare row: half of them in each host, 8 numbers x 2 bytes.
+    across = np.array(exchanges.of_hosts[0].across.byte_matrix)
+    assert across[0, 1] == pytest.approx(1000 * 0.269 / 2 * 16, rel=0.05)
+    # Inside the host a rank hands on what it holds for the samples of both hosts.
+    inside = np.array(exchanges.of_hosts[0].inside.byte_matrix)
+    assert inside.sum() == pytest.approx(2 * across[0, 1], rel=0.01)

@@ -136,6 +136,46 @@ def test_keys_cost_their_time_on_every_rank_for_the_whole_batch():
         assert [op.duration_ns for op in fixed] == [1920]
 
 
+def test_keys_are_prepared_and_received_vectors_moved_again():
+    handling = TableHandling(key_traffic_bytes=100, vector_passes=3.0)
+    job = _build(_with(tables=handling), 2, "embedding.exchange_dtype=fp16")
+    (keys,) = [op for op in _labelled(job, "embedding/keys") if isinstance(op, MemoryBound)]
+    # 32 samples of a rank x 3 tables x 2 keys x 100 bytes, half read and half written.
+    assert keys.read_bytes == keys.write_bytes == 32 * 6 * 50
+    moved = [op for op in _labelled(job, "embedding/rearrange") if isinstance(op, MemoryBound)]
+    # Forward and backward: 32 samples x 3 vectors of 128 numbers x 2 bytes, three times.
+    assert [op.write_bytes for op in moved] == 2 * [3 * 32 * 3 * 128 * 2]
+
+
+def test_ranks_that_have_all_keys_are_sent_none():
+    job = _build(_with(tables=TableHandling(has_all_keys=True)), 2)
+    assert not _labelled(job, "embedding/indices")
+
+
+def test_exchanges_of_indices_and_reductions_may_have_streams_of_their_own():
+    apart = frozenset({Overlap.INDEX_EXCHANGE, Overlap.EXCHANGE_AND_REDUCTION})
+    job = _build(_with(overlaps=EAGER.overlaps | apart), 2)
+    program = job.program_of(0)
+    lanes = program.task_lanes()
+    found = {
+        program.lanes[lanes[task]].name: job.label_of(0, task)
+        for task in range(program.task_count)
+        if program.lanes[lanes[task]].name in ("index stream", "reduction stream")
+    }
+    assert found["index stream"] == "embedding/indices all_to_all"
+    assert found["reduction stream"].startswith("gradients/bucket")
+
+
+def test_gradients_in_one_piece_are_reduced_once_and_beside_the_update_of_tables():
+    job = _build(_with(habits=frozenset({Habit.ONE_REDUCTION})), 2)
+    assert len(collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients")) == 1
+    program = job.program_of(0)
+    labels = [job.label_of(0, task) for task in range(program.task_count)]
+    update = labels.index("embedding/update backward")
+    sources = program.dep_task[program.dep_start[update] : program.dep_start[update + 1]]
+    assert not any("all_reduce" in labels[source] for source in sources)
+
+
 def test_an_optimizer_may_pass_over_all_rows_whoever_holds_them():
     stack = _with(tables=TableHandling(updates_all_rows=True))
     job = _build(stack, 2, "embedding.optimizer=adam")

@@ -1,0 +1,179 @@
+"""Output of nccl-tests, as it is printed and as JSON: from a run to rows of a table.
+
+It says sizes, times, ranks and hosts. The machine it does not say, an older print not even
+which collective it was; those come from whoever ran it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.base.errors import MeasurementError
+from perfmodel.base.reading import parse_json
+
+Record = dict[str, str]
+_PROGRAM = re.compile(r"\b([a-z]+(?:_[a-z]+)*)_perf(?:_mpi)?\b")
+_SIZE = re.compile(r"[0-9]{1,18}")
+_RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\b")
+_LIBRARY = re.compile(r"nccl-library=(\d{4,6})|NCCL version (\d+\.\d+(?:\.\d+)?)")
+_DTYPES = {
+    "float": "fp32", "half": "fp16", "bfloat16": "bf16", "double": "fp64", "int8": "int8",
+    "uint8": "int8", "int32": "int32", "uint32": "int32", "int64": "int64", "uint64": "int64",
+    "f8e4m3": "fp8", "f8e5m2": "fp8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """What nccl-tests does not say: the *topology*, and hosts and collective of some prints."""
+
+    topology: str | None = None
+    hosts: int | None = None
+    kind: str | None = None
+
+
+def is_nccl_tests(text: str) -> bool:
+    """Whether *text* is a print or the JSON of nccl-tests, and no table."""
+    if text.lstrip()[:1] == "{":
+        return True
+    return "nGpus" in text or any(_is_heading(line) for line in text.splitlines())
+
+
+def read_nccl_tests(text: str, *, document: str, place: RunPlace) -> list[Record]:
+    """The rows of a run, as a table of collectives has them."""
+    run = _parse_json(text, document) if text.lstrip()[:1] == "{" else _parse_print(text)
+    if place.topology is None:
+        raise MeasurementError(
+            f"{document}: is output of nccl-tests, which does not say the machine. Give "
+            "--topology NAME|FILE; `perfmodel topology list` shows names."
+        )
+    kind = place.kind or run.kind or _kind_in(document)
+    if not kind:
+        raise MeasurementError(
+            f"{document}: does not say which collective it was. Give --kind, such as all_reduce."
+        )
+    hosts = place.hosts or run.hosts
+    if not run.ranks or not hosts:
+        raise MeasurementError(
+            f"{document}: does not list its ranks (lines `#  Rank 0 ... on HOST device 0`). Keep "
+            "them, or write a table: `perfmodel schema collectives` shows its columns."
+        )
+    if not run.rows:
+        raise MeasurementError(f"{document}: holds no line with a size and a time.")
+    about = {
+        "topology": place.topology,
+        "hosts": str(hosts),
+        "nranks": str(run.ranks),
+        "collective": kind,
+        "nccl_version": run.version,
+        "source": document,
+    }
+    return [{**about, **row} for row in run.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a file says by itself."""
+
+    kind: str
+    hosts: int
+    ranks: int
+    version: str
+    rows: list[Record]
+
+
+def _parse_print(text: str) -> _Run:
+    lines = text.splitlines()
+    found = (_RANK.search(line) for line in lines)
+    ranks = {match[1]: match[2] for match in found if match is not None}
+    started = re.search(r"Collective test starting:\s*(\S+)", text)
+    library = _LIBRARY.search(text)
+    version = ""
+    if library is not None:
+        version = _dotted(int(library[1])) if library[1] else library[2]
+    return _Run(
+        kind=_kind_in(started[1] if started else text),
+        hosts=len(set(ranks.values())),
+        ranks=len(ranks),
+        version=version,
+        rows=list(_printed_rows(lines)),
+    )
+
+
+def _printed_rows(lines: Iterable[str]) -> Iterable[Record]:
+    columns: list[str] = []
+    for line in lines:
+        if _is_heading(line):
+            columns = line.replace("cputime", "time").lstrip("# ").split()
+        words = line.split()
+        if not columns or len(words) < len(columns) or not _SIZE.fullmatch(words[0]):
+            continue
+        time_us = words[columns.index("time")]
+        if int(words[0]) > 0 and _is_positive(time_us):
+            dtype = words[columns.index("type")] if "type" in columns else ""
+            yield {"size_bytes": words[0], "time_us": time_us, "dtype": _DTYPES.get(dtype, "")}
+
+
+def _is_heading(line: str) -> bool:
+    words = line.replace("cputime", "time").split()
+    return line.lstrip().startswith("#") and {"size", "count", "time", "busbw"} <= set(words)
+
+
+def _parse_json(text: str, document: str) -> _Run:
+    content = parse_json(text, document=document, error_type=MeasurementError)
+    config, results = content.get("config"), content.get("results")
+    if not isinstance(config, dict) or not isinstance(results, list):
+        raise MeasurementError(
+            f"{document}: is JSON, but not of nccl-tests (no config and results). "
+            "`perfmodel schema collectives` shows the columns of a table."
+        )
+    listed = config.get("devices")
+    devices = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    # Every process names the first of its GPUs.
+    each = _count(config.get("nthreads")) * _count(config.get("ngpus"))
+    arguments = content.get("args")
+    program = str(arguments[0]) if isinstance(arguments, list) and arguments else ""
+    return _Run(
+        kind=_kind_in(program),
+        hosts=len({str(one.get("hostname")) for one in devices}),
+        ranks=len(devices) * each,
+        version=_dotted(_count(content.get("nccl_version"), 0)),
+        rows=[row for one in results if isinstance(one, dict) for row in _json_row(one)],
+    )
+
+
+def _json_row(result: Mapping[str, Any]) -> Iterable[Record]:
+    for word in ("out_of_place", "in_place"):
+        found = result.get(word)
+        if isinstance(found, dict):
+            time_us = str(found.get("time", found.get("cpu_time", "")))
+            if _is_positive(time_us) and _count(result.get("size"), 0) > 0:
+                dtype = _DTYPES.get(str(result.get("type")), "")
+                yield {"size_bytes": str(result["size"]), "time_us": time_us, "dtype": dtype}
+                return
+
+
+def _count(value: object, default: int = 1) -> int:
+    return value if isinstance(value, int) and value > 0 else default
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False
+
+
+def _kind_in(text: str) -> str:
+    found = _PROGRAM.search(text)
+    return found[1] if found else ""
+
+
+def _dotted(code: int) -> str:
+    """NCCL's number of a release: 21805 is 2.18.5, and 2708 was 2.7.8."""
+    if code >= 10_000:
+        return f"{code // 10_000}.{code // 100 % 100}.{code % 100}"
+    return f"{code // 1000}.{code // 100 % 10}.{code % 100}" if code >= 1000 else ""

@@ -1,0 +1,161 @@
+"""Reading: files of strangers, taken in whole and within bounds.
+
+A pipe without a writer would hold us up for good, a device never ends, and a few
+kilobytes of gzip unpack to gigabytes: all three are refused in a sentence.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import stat
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perfmodel.base.errors import PerfModelError
+from perfmodel.base.units import format_size
+
+MOST_TABLE_BYTES = 256 * 2**20
+"""What a table may hold, unpacked: a few million rows."""
+_GZIP = b"\x1f\x8b"
+_SHOWN = 60
+
+
+def read_bytes(path: Path, error_type: type[PerfModelError], most_bytes: int) -> bytes:
+    """What the file at *path* holds, unless it is no plain file or above *most_bytes*."""
+    check_plain_file(path, error_type)
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > most_bytes:
+            raise _too_large(path, error_type, most_bytes, f"is {format_size(size_bytes)}")
+        return path.read_bytes()
+    except OSError as fault:
+        raise error_type(f"{path}: cannot be read ({fault.strerror or fault}).") from None
+
+
+def check_plain_file(path: Path, error_type: type[PerfModelError]) -> None:
+    """Raise unless there is a plain file at *path*."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as fault:
+        reason = getattr(fault, "strerror", None) or fault
+        raise error_type(f"{path}: cannot be read ({reason}).") from None
+    if stat.S_ISDIR(mode):
+        raise error_type(f"{path}: must be a file, but it is a directory.")
+    if not stat.S_ISREG(mode):
+        raise error_type(f"{path}: must be a plain file, but it is a pipe or a device.")
+
+
+def read_text(path: Path, error_type: type[PerfModelError], most_bytes: int) -> str:
+    """What the text file at *path* says."""
+    return _decode(read_bytes(path, error_type, most_bytes), path, error_type)
+
+
+def read_packed_text(
+    path: Path, error_type: type[PerfModelError], most_bytes: int = MOST_TABLE_BYTES
+) -> str:
+    """What the text file at *path* says, which may be compressed with gzip."""
+    data = read_bytes(path, error_type, most_bytes)
+    if data[:2] == _GZIP:
+        data = _unpack(data, path, error_type, most_bytes)
+    return _decode(data, path, error_type)
+
+
+def _unpack(data: bytes, path: Path, error_type: type[PerfModelError], most_bytes: int) -> bytes:
+    pieces, room_bytes = [], most_bytes
+    try:
+        while data:
+            unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+            pieces.append(unpacker.decompress(data, room_bytes + 1))
+            room_bytes -= len(pieces[-1])
+            if room_bytes < 0:
+                raise _too_large(path, error_type, most_bytes, "unpacks to more")
+            if not unpacker.eof:
+                raise error_type(f"{path}: cannot be read (the compressed data ends early).")
+            data = unpacker.unused_data.lstrip(b"\0")
+    except zlib.error:
+        raise error_type(f"{path}: cannot be read (not a complete gzip file).") from None
+    return b"".join(pieces)
+
+
+def _decode(data: bytes, path: Path, error_type: type[PerfModelError]) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise error_type(f"{path}: must be text (UTF-8), but it holds binary data.") from None
+
+
+def _too_large(
+    path: Path, error_type: type[PerfModelError], most_bytes: int, what: str
+) -> PerfModelError:
+    return error_type(f"{path}: must be at most {format_size(most_bytes)}, {what}.")
+
+
+def quote(value: Any) -> str:
+    """*value* as an error message shows it: never more than a line of it."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def parse_json(text: str, *, document: str, error_type: type[PerfModelError]) -> Any:
+    """What the JSON in *text* says; no key may stand twice, and NaN is none."""
+    try:
+        return json.loads(text, object_pairs_hook=_mapping, parse_constant=_no_number)
+    except RecursionError:
+        raise error_type(f"{document}: not valid JSON (nested too deep).") from None
+    except ValueError as fault:
+        raise error_type(f"{document}: not valid JSON ({fault}).") from None
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(key for key in content if names.count(key) > 1)
+        raise ValueError(f"key {quote(twice)} stands twice")
+    return content
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def load_rows(
+    path: Path, error_type: type[PerfModelError], needed: Sequence[str] = ()
+) -> list[dict[str, str]]:
+    """The rows of the table at *path*, CSV and perhaps gzip, which must have columns *needed*.
+
+    Every row has as many cells as the heading.
+    """
+    return parse_rows(
+        read_packed_text(path, error_type),
+        document=str(path),
+        error_type=error_type,
+        needed=needed,
+    )
+
+
+def parse_rows(
+    text: str, *, document: str, error_type: type[PerfModelError], needed: Sequence[str] = ()
+) -> list[dict[str, str]]:
+    """The rows of the table in *text*; see `load_rows`."""
+    try:
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        names = list(reader.fieldnames or ())
+        rows = list(reader)
+    except csv.Error as fault:
+        raise error_type(f"{document}: cannot be read as a table ({fault}).") from None
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise error_type(
+            f"{document}: must have the columns {', '.join(needed)}; missing {', '.join(missing)}."
+        )
+    if len(set(names)) < len(names):
+        raise error_type(f"{document}: a column stands twice in the heading.")
+    for number, row in enumerate(rows):
+        if None in row or None in row.values():
+            raise error_type(f"{document}, row {number}: must have as many cells as the heading.")
+    return rows

@@ -1,0 +1,48 @@
+"""Exchanges by a framework's own kernels: one crossing, and wires that are busy from the start."""
+
+from __future__ import annotations
+
+import pytest
+
+from collectives.collective import Collective, CollectiveKind
+from collectives.lean import CALL_NS, WIRE_RATIO, price_lean
+from perfmodel.base.errors import InputError
+from tests.collectives.machines import build_host
+from topologies import build_cluster
+
+
+def _cluster(hosts: int):
+    return build_cluster(build_host(gpus=4, nics=4, nic_gb_per_s=25), hosts=hosts)
+
+
+def test_a_rail_exchange_keeps_its_nics_busy():
+    cluster = _cluster(2)
+    matrix = ((0, 1_000_000), (1_000_000, 0))
+    call = Collective(CollectiveKind.ALL_TO_ALL, 1_000_000, byte_matrix=matrix)
+    cost = price_lean(call, cluster=cluster, ranks=(0, 4))
+    # 1 MB over 25 GB/s is 40 us.
+    wire_ns = 40_000 / WIRE_RATIO
+    assert cost.nic_busy_ns == pytest.approx(wire_ns)
+    assert cost.duration_ns == pytest.approx(wire_ns + cost.latency_ns)
+    assert cost.latency_ns >= CALL_NS
+
+
+def test_an_all_reduce_goes_through_hosts_and_along_rails():
+    near = price_lean(
+        Collective(CollectiveKind.ALL_REDUCE, 8_000_000), cluster=_cluster(1), ranks=range(4)
+    )
+    far = price_lean(
+        Collective(CollectiveKind.ALL_REDUCE, 8_000_000), cluster=_cluster(2), ranks=range(8)
+    )
+    # Twice half of 8 MB over the four NICs of a host, 100 GB/s.
+    assert near.nic_busy_ns == 0
+    assert far.nic_busy_ns == pytest.approx(80_000 / WIRE_RATIO)
+    assert far.gpu_busy_ns == near.gpu_busy_ns
+    assert far.duration_ns > near.duration_ns
+
+
+def test_one_rank_exchanges_nothing_and_other_collectives_are_refused():
+    call = Collective(CollectiveKind.ALL_REDUCE, 1000)
+    assert price_lean(call, cluster=_cluster(1), ranks=(0,)).duration_ns == 0
+    with pytest.raises(InputError, match="all_gather: lean kernels do"):
+        price_lean(Collective(CollectiveKind.ALL_GATHER, 1000), cluster=_cluster(1), ranks=range(4))

@@ -1,0 +1,125 @@
+"""What nccl-tests prints and writes as JSON becomes rows of a table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from collectives.collective import CollectiveKind
+from collectives.measurements import load_measurements
+from collectives.nccl_tests import RunPlace
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import MeasurementError
+
+HEADING = """\
+# nccl-tests version 2.17.4 nccl-headers=22705 nccl-library=22705
+# Collective test starting: alltoall_perf
+# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 4(factor) warmup iters: 1 iters: 20
+# Using devices
+"""
+COLUMNS = """\
+#       size         count      type   redop    root     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)
+"""
+LINES = """\
+           0             0      half    none      -1     1.25    0.00    0.00       0
+        1024           512      half    none      -1    13.12    0.08    0.07       0
+        4096          2048      half    none      -1    14.25    0.29    0.25     N/A
+# Out of bounds values : 0 OK
+"""
+PLACE = RunPlace("dgx_a100")
+
+
+def ranks(count, per_host=8):
+    return "".join(
+        f"#  Rank {rank:2} Group  0 Pid {rank} on node{rank // per_host} device "
+        f"{rank % per_host} [0000:07:00] NVIDIA A100-SXM4-80GB\n"
+        for rank in range(count)
+    )
+
+
+def load(tmp_path, text, place=PLACE, name="run.log"):
+    path = tmp_path / name
+    path.write_text(text)
+    return load_measurements([path], place=place)
+
+
+def test_a_print_says_sizes_times_ranks_hosts_and_release(tmp_path):
+    rows = load(tmp_path, HEADING + ranks(16) + COLUMNS + LINES)
+
+    assert [(row.size_bytes, row.duration_ns) for row in rows] == [(1024, 13_120), (4096, 14_250)]
+    assert {(row.hosts, row.ranks, row.kind) for row in rows} == {
+        (2, 16, CollectiveKind.ALL_TO_ALL)
+    }
+    assert rows[0].nccl_version == (2, 27, 5)
+    assert rows[0].dtype is DType.FP16
+
+
+def test_an_older_print_takes_the_collective_from_its_command_or_its_file(tmp_path):
+    body = (
+        "# nThread 1 nGpus 8\n"
+        + ranks(8)
+        + COLUMNS.replace(" root ", "")
+        + """\
+        1024           512     float     sum    13.12    0.08    0.07   0e+00
+"""
+    )
+    [row] = load(tmp_path, "$ mpirun ./build/all_gather_perf -b 8\n" + body)
+    assert row.kind is CollectiveKind.ALL_GATHER
+    [row] = load(tmp_path, body, name="reduce_scatter_perf.txt")
+    assert row.kind is CollectiveKind.REDUCE_SCATTER
+    with pytest.raises(MeasurementError, match="--kind"):
+        load(tmp_path, body)
+
+
+def test_json_counts_every_process_and_takes_what_was_timed(tmp_path):
+    document = {
+        "version": 2,
+        "args": ["./all_reduce_perf", "-b", "8"],
+        "nccl_version": 21805,
+        "config": {
+            "nthreads": 1,
+            "ngpus": 4,
+            "devices": [{"rank": 0, "hostname": "a"}, {"rank": 4, "hostname": "b"}],
+        },
+        "results": [
+            {"size": 1024, "type": "float", "out_of_place": {"time": 9.5}},
+            {"size": 2048, "type": "float", "out_of_place": None, "in_place": {"time": 11.0}},
+        ],
+    }
+    rows = load(tmp_path, json.dumps(document), name="run.json")
+
+    assert [row.duration_ns for row in rows] == [9_500, 11_000]
+    assert (rows[0].hosts, rows[0].ranks, rows[0].nccl_version) == (2, 8, (2, 18, 5))
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "advice"),
+    [
+        (HEADING + ranks(8) + COLUMNS + LINES, RunPlace(), "--topology NAME"),
+        (HEADING + COLUMNS + LINES, PLACE, "does not list its ranks"),
+        (HEADING + ranks(8) + COLUMNS, PLACE, "no line with a size"),
+        ('{"answer": 42}', PLACE, "not of nccl-tests"),
+        ("{", PLACE, "not valid JSON"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path, text, place, advice):
+    with pytest.raises(MeasurementError, match=advice):
+        load(tmp_path, text, place)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{" * 100_000,
+        '{"config": {"devices": 7}, "results": [], "results": []}',
+        '{"config": {"devices": 7}, "results": [5]}',
+        "# nGpus 1\n#  size count time busbw\n" + "9" * 5000 + " 1 2 3\n",
+    ],
+)
+def test_damaged_output_is_refused_in_a_sentence(tmp_path, text):
+    file = tmp_path / "all_reduce_perf.txt"
+    file.write_text(text)
+    with pytest.raises(MeasurementError):
+        load_measurements([file], place=RunPlace("dgx_h100"))
