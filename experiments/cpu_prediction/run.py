@@ -72,7 +72,9 @@ def sum_up(rounds: list[dict[str, dict]]) -> dict[str, dict]:
 def draw(wishes: Wishes, summary: dict[str, dict]) -> None:
     """Predicted beside measured, in one picture."""
     figure, axes = new_figure(height=2.2)
-    names = [f"{name}\n{result['error_pct']:+.1f} %" for name, result in summary.items()]
+    short = [name.replace("_data_parallel", "").replace("_small", "") for name in summary]
+    errors = [f"{result['error_pct']:+.1f} %" for result in summary.values()]
+    names = [f"{name}\n{error}" for name, error in zip(short, errors, strict=True)]
     series = {
         "predicted": [result["predicted_ms"] for result in summary.values()],
         "measured": [result["measured_ms"] for result in summary.values()],

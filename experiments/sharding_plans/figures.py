@@ -47,7 +47,7 @@ def _draw_times(results: list[dict[str, Any]], wishes: Wishes) -> None:
     axes[-1].set_yticks(places, names, fontsize=5)
     axes[-1].invert_yaxis()
     axes[-1].set(title="named plans, all tasks", xlabel="share of tasks (%)")
-    axes[-1].legend(loc="lower right")
+    axes[-1].legend(loc="lower right", frameon=True, framealpha=1)
     legend_below(figure, axes[0], 6)
     wishes.save(figure, "times_by_sharder.png")
 
