@@ -15,10 +15,10 @@ import numpy as np
 from experiments.figures import (
     EXPERIMENTS,
     MEASURED,
-    PAGE,
     Wishes,
-    legend_above,
+    legend_below,
     new_figure,
+    plain_ticks,
     plot_bars,
     read_wishes,
 )
@@ -35,25 +35,32 @@ def main() -> None:
     scenario = wishes.scenario()
     searched = {name: compare(wishes, asked) for name, asked in scenario["questions"].items()}
     measured = choose_among_measured(scenario["fewest_layouts"])
-    figure, axes = new_figure(1, 2, width=PAGE, height=2.0, width_ratios=[1, 1.5])
+    draw(wishes, searched, measured["groups"])
+    wishes.write_results({"searched": searched, "measured": measured})
+
+
+def draw(wishes: Wishes, searched: dict[str, Any], measured: dict[str, Any]) -> None:
+    """Above what is predicted of found layouts, below what was measured of chosen ones."""
+    rows = [len(searched), len(measured)]
+    figure, axes = new_figure(2, height=0.2 * sum(rows) + 1.1, height_ratios=rows)
     series = {
         "rule of thumb": [one["rule_s"] for one in searched.values()],
-        "found by search": [one["found_s"] for one in searched.values()],
+        "search": [one["found_s"] for one in searched.values()],
     }
-    plot_bars(axes[0], list(searched), series, values="%.2f")
-    axes[0].set_ylabel("predicted iteration (s)")
-    legend_above(axes[0], 2)
-    groups = measured["groups"]
+    plot_bars(axes[0], list(searched), series, horizontal=True, values="%.1f")
+    axes[0].set_xlabel("predicted iteration (s)")
     series = {
-        "rule of thumb": [100 * (one["rule"] - 1) for one in groups.values()],
-        "chosen by prediction": [100 * (one["predicted"] - 1) for one in groups.values()],
+        "rule of thumb": [one["rule"] for one in measured.values()],
+        "search": [one["predicted"] for one in measured.values()],
     }
-    plot_bars(axes[1], list(groups), series)
-    axes[1].tick_params(axis="x", labelrotation=90, labelsize=5)
-    axes[1].set_ylabel("measured time above\nthe best measured (%)")
-    legend_above(axes[1], 2)
+    plot_bars(axes[1], list(measured), series, horizontal=True)
+    axes[1].set_xlabel("measured time of the chosen layout over the best")
+    axes[1].set(xscale="log", xlim=(0.95, None))
+    plain_ticks(axes[1].xaxis, [1, 1.5, 2, 3, 5])
+    for axis in axes:
+        axis.tick_params(axis="y", labelsize=5.5)
+    legend_below(figure, axes[0])
     wishes.save(figure, "configurations.png")
-    wishes.write_results({"searched": searched, "measured": measured})
 
 
 def compare(wishes: Wishes, asked: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +112,7 @@ def choose_among_measured(fewest: int) -> dict[str, Any]:
         predicted = np.array([times[str(row.name)][1] for row in rows])
         chosen = measured[int(np.argmin(predicted))]
         rule = measured[min(range(len(rows)), key=lambda place: rule_of_thumb(rows[place]))]
-        name = f"{key[0]}, {key[3]} GPUs, batch {key[4]}"
+        name = f"{key[0]}, {key[3]} GPUs ({len(rows)})"
         found[name] = {
             "layouts": len(rows),
             "predicted": chosen / measured.min(),
