@@ -119,7 +119,7 @@ class PaperCurve:
         guess = (np.ptp(logs), powers.mean(), 0.4, logs.min())
         try:
             shape, _ = curve_fit(sigmoid, powers, logs, p0=guess, maxfev=20000)
-        except RuntimeError:  # as flat as a line: the guess is what is left
+        except (RuntimeError, TypeError):  # flat as a line, or too few points: the guess is left
             shape = guess
         low = powers[times_us <= 1.15 * start_us].max()
         high = powers[bandwidth >= 0.95 * peak].min()

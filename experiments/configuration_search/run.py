@@ -54,7 +54,7 @@ def draw(wishes: Wishes, searched: dict[str, Any], measured: dict[str, Any]) -> 
         "search": [one["predicted"] for one in measured.values()],
     }
     plot_bars(axes[1], list(measured), series, horizontal=True)
-    axes[1].set_xlabel("measured time of the chosen layout over the best")
+    axes[1].set_xlabel("measured, chosen over best")
     axes[1].set(xscale="log", xlim=(0.95, None))
     plain_ticks(axes[1].xaxis, [1, 1.5, 2, 3, 5])
     for axis in axes:
