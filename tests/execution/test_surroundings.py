@@ -125,28 +125,26 @@ STUCK = """
 import time
 from perfmodel.execution import ray_surroundings as here
 with here.warden(None) as guard:
-    {stuck}
+    with here.bounded(guard, 0.2, "ray: stuck"):
+        time.sleep(60)
+"""
+STUCK_AFTER_A_FAULT = """
+import time
+from perfmodel.execution import ray_surroundings as here
+here.Watch.LAST_S = here.Watch.PERIOD_S = 0.1
+with here.warden(None) as guard:
+    here.Watch(guard, raylet_socket="/nowhere", head="127.0.0.1:1", host="here")
+    time.sleep(60)
 """
 
 
 @pytest.mark.parametrize(
-    ("stuck", "said"),
-    [
-        (
-            "with here.bounded(guard, 0.2, 'ray: stuck'): time.sleep(60)",
-            "ray: stuck",
-        ),
-        (
-            "here.Watch.LAST_S = here.Watch.PERIOD_S = 0.1\n    "
-            + "here.Watch(guard, raylet_socket='/nowhere', head='127.0.0.1:1', host='here')\n    "
-            + "time.sleep(60)",
-            "ray: the raylet on here",
-        ),
-    ],
+    ("script", "said"),
+    [(STUCK, "ray: stuck"), (STUCK_AFTER_A_FAULT, "ray: the raylet on here")],
 )
-def test_a_process_that_ray_never_gives_back_ends_with_a_sentence(stuck, said):
+def test_a_process_that_ray_never_gives_back_ends_with_a_sentence(script, said):
     done = subprocess.run(
-        [sys.executable, "-c", STUCK.format(stuck=stuck)],
+        [sys.executable, "-c", script],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
