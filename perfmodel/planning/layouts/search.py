@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.base.shown import Shown
-from perfmodel.base.units import format_duration, format_size
+from perfmodel.base.units import NS_PER_HOUR, format_duration, format_size
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
@@ -34,7 +34,6 @@ from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster, build_cluster, load_topology
 
 REPLAYED_AT_ONCE = 8
-NS_PER_HOUR = 3.6e12
 TIE_PROBABILITY = 0.6
 """A layout that beats the next one less surely than this is tied with it."""
 
