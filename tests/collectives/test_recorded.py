@@ -14,6 +14,7 @@ from collectives.collective import Collective, CollectiveKind
 from collectives.constants import FabricConstants, HostConstants
 from collectives.cost import FREE, bus_bandwidth
 from collectives.group import group_shape, wiring_of
+from collectives.lean import CALL_NS, WIRE_RATIO, price_lean
 from collectives.movement import ALGORITHMS, build_movement
 from collectives.pricing import CollectiveCall
 from collectives.sharing import share_links
@@ -101,6 +102,14 @@ def values() -> dict[str, Any]:
         matrix = [[100 * a + 7 * b for b in range(len(ranks))] for a in range(len(ranks))]
         if len(ranks) <= 8:
             found[f"load of {name}"] = build_rank_load(matrix, ranks, cluster)
+            found[f"lean exchange of {name}"] = _lean(
+                Collective(CollectiveKind.ALL_TO_ALL, 1000, byte_matrix=tuple(map(tuple, matrix))),
+                cluster,
+                ranks,
+            )
+        found[f"lean all-reduce of {name}"] = _lean(
+            Collective(CollectiveKind.ALL_REDUCE, 7_000_000), cluster, ranks
+        )
     found["sharing"] = _shared()
     found["rings"] = [
         pack_rings(tuple(tuple(float(abs(a - b) % 3) for a in range(n)) for b in range(n)))
@@ -112,6 +121,20 @@ def values() -> dict[str, Any]:
         if kind is not CollectiveKind.BARRIER
     ]
     return found
+
+
+def _lean(call: Collective, cluster: Any, ranks: Any) -> list[Any]:
+    """Wire times at the datasheet, and how often a call is paid."""
+    cost = price_lean(call, cluster=cluster, ranks=ranks)
+    busiest_ns = max(cost.gpu_busy_ns, cost.nic_busy_ns)
+    return [
+        cost.gpu_busy_ns * WIRE_RATIO,
+        cost.nic_busy_ns * WIRE_RATIO,
+        round((cost.duration_ns - busiest_ns) / CALL_NS),
+        cost.busiest_link,
+        cost.latency_ns - CALL_NS,
+        None if cost.per_rank_ns is None else (cost.per_rank_ns - cost.latency_ns) * WIRE_RATIO,
+    ]
 
 
 def _kinds_of(algorithm: CollectiveAlgorithm, wiring: Any) -> tuple[CollectiveKind, ...]:
