@@ -164,6 +164,13 @@ class Master(Enum):
     AUTOCAST = "autocast"
 
 
+class AdapterPlaces(Enum):
+    """Beside which products of a layer adapters are trained."""
+
+    ALL = "all"
+    QKV = "qkv"
+
+
 class ContextKind(Enum):
     """How ranks that share a sequence see each other's keys and values.
 
@@ -316,9 +323,10 @@ class TrainingSection(Section):
     """How the model is trained.
 
     *precision* is what activations are stored in and, without *compute*, what products are
-    computed in. With *adapters_only* the weights are frozen and products beside them, of inner
-    width *adapter_rank*, are trained. With *capacity_factor* an expert takes so many times its
-    fair share of tokens and drops the rest; without, it takes all that choose it.
+    computed in. With *adapters_only* the weights are frozen and products beside those that
+    *adapter_places* names, of inner width *adapter_rank*, are trained. With *capacity_factor* an
+    expert takes so many times its fair share of tokens and drops the rest; without, it takes all
+    that choose it.
     """
 
     precision: NumberFormat = DType.BF16
@@ -332,6 +340,7 @@ class TrainingSection(Section):
     attention: AttentionKernel = AttentionKernel.AUTO
     adapters_only: Switch = False
     adapter_rank: Width = 16
+    adapter_places: AdapterPlaces = AdapterPlaces.ALL
     bucket_size: Size = 25 * 2**20
     routing: Routing = Routing.BALANCED
     routing_exponent: Number = 1.2
