@@ -14,6 +14,7 @@ device left out together, and with the configuration of a row.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -305,8 +306,11 @@ def _beyond(errors: NDArray[np.float64], kernels: NDArray[np.float64]) -> float:
 
 def report(
     problem: Problem, value: NDArray[np.float64], spreads: Spreads, core: set[object]
-) -> None:
-    """Print errors by framework: before, fitted, and left out, with inside and half-width."""
+) -> dict[str, float]:
+    """Print errors by framework: before, fitted, and left out, with inside and half-width.
+
+    What comes back is the line of the core rows that were left out.
+    """
     cases = problem.cases
     before, fitted = problem.now, problem.errors_at(value)
     left = problem.left_out(lambda case: case.group)
@@ -331,6 +335,24 @@ def report(
             f"{np.median(sizes[3]):7.1f} {inside:7.0f} {half:11.0f}",
             flush=True,
         )
+        if name == "core":
+            told = {
+                "rows": int(rows.sum()),
+                "mean_pct": round(float(sizes[2].mean()), 1),
+                "median_pct": round(float(np.median(sizes[2])), 1),
+                "p90_pct": f"{np.quantile(sizes[2], 0.9):.1f} %",
+                "inside_pct": round(float(inside)),
+                "half_width_pct": round(float(half)),
+            }
+    return told
+
+
+def write_held_out(told: dict[str, float], family: Family) -> None:
+    """Keep the line of *family*; README and manual show it beside the errors in sample."""
+    path = Path(__file__).parent / "held_out.json"
+    document = json.loads(path.read_text(encoding="utf-8")) | {family.value: told}
+    lines = [f' "{name}": {json.dumps(one)}' for name, one in document.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def set_key(text: str, key: str, value: object) -> str:
@@ -436,7 +458,7 @@ def main() -> None:
     problem = build_problem(cases, arguments.family)
     value = problem.solve(np.ones(len(cases), dtype=bool))
     spreads = find_spreads(problem)
-    report(problem, value, spreads, {row.name for row in core.rows})
+    told = report(problem, value, spreads, {row.name for row in core.rows})
     for key, one in zip(problem.keys, value, strict=True):
         if abs(one) >= SMALL:
             print(f"{' '.join(key):44} {math.exp(one):7.3f}")
@@ -445,6 +467,7 @@ def main() -> None:
         write_stacks(problem, value, spreads)
         write_chips(problem, value)
         write_spread(problem, spreads, arguments.family)
+        write_held_out(told, arguments.family)
 
 
 if __name__ == "__main__":
