@@ -19,6 +19,7 @@ from perfmodel.base.reading import quote
 
 E = TypeVar("E", bound=Enum)
 Q = TypeVar("Q", int, float)
+MOST = 1_000_000
 
 
 @dataclass(slots=True)
@@ -72,14 +73,15 @@ class Section:
         return f"{source or 'its author'} ({remarks})" if remarks else source or "its author"
 
     def integer(self, key: str, *, minimum: int = 1, default: int | None = None) -> int:
-        """A count, which has no unit."""
+        """A count, which has no unit and a bound that no machine comes near."""
         if default is not None and not self.has(key):
             return default
         value = self.raw(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
+        if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MOST:
             return value
         if key in self.content:
-            self.fault(key, f"must be a whole number, {minimum} or more, got {quote(value)}")
+            rule = f"must be a whole number, {minimum} or more and at most {MOST}"
+            self.fault(key, f"{rule}, got {quote(value)}")
         return minimum
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -151,11 +153,16 @@ class Section:
     def refuse_unknown(self) -> None:
         """Note every key that nobody asked for."""
         known = sorted(self.read)
-        for key in self.content:
-            if key not in known:
-                near = get_close_matches(str(key), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                self.fault(str(key), f"unknown key; {hint}")
+        strange: list[str] = []
+        for key in (str(key) for key in self.content if key not in known):
+            near = get_close_matches(key, known, n=1)
+            if near:
+                self.fault(key, f"unknown key; did you mean {near[0]!r}?")
+            else:
+                strange.append(key)
+        if strange:
+            word = "unknown key" if len(strange) == 1 else "unknown keys"
+            self.fault(", ".join(strange), f"{word}; known: {', '.join(known)}")
 
 
 def _stand_in(default: Q | None) -> Q:

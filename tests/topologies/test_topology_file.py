@@ -126,9 +126,17 @@ FAULTS = [
     ("between: [gpu:0, gpu:1]", "from: gpu:0", "links[0].to: must be given with `from`"),
     ("kind: nvlink", "kind: string", "links[0].kind: must be one of nvlink, nvlink_c2c, pcie, cpu"),
     ("kind: nvlink", "kind: fabric", "links[0].kind: must be one of nvlink, nvlink_c2c, pcie, cpu"),
-    ("lanes: 4", "lanes: 0", "links[0].lanes: must be a whole number, 1 or more, got 0"),
-    ("gpu: 2", "gpu: true", "vertices.gpu: must be a whole number, 1 or more, got True"),
-    ("gpu: 2", "gpu: 99999999", "vertices.gpu: at most 1024 allowed"),
+    (
+        "lanes: 4",
+        "lanes: 0",
+        "links[0].lanes: must be a whole number, 1 or more and at most 1000000, got 0",
+    ),
+    (
+        "gpu: 2",
+        "gpu: true",
+        "vertices.gpu: must be a whole number, 1 or more and at most 1000000, got True",
+    ),
+    ("gpu: 2", "gpu: 99999", "vertices.gpu: at most 1024 allowed"),
     ("cpu: 1", "cpu: {reduces: true}", "vertices.cpu.reduces: only an nvswitch can reduce"),
     ("device: a100_sxm_40gb", "device: a100", "device: device 'a100': must be a file or a known"),
     ("device: a100_sxm_40gb", "", "device: must be given, but is missing"),
@@ -210,7 +218,11 @@ def test_a_name_that_means_nothing_is_refused(name):
 
 
 def test_a_near_name_is_suggested():
-    assert "dgx_h100" in refusal("dgx-h100")
+    assert "dgx_h100" in refusal("dgx-h10")
+
+
+def test_capitals_and_hyphens_of_a_name_do_not_matter():
+    assert load_topology("DGX-H100") == load_topology("dgx_h100")
 
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=8), st.floats())
