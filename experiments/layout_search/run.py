@@ -212,8 +212,9 @@ def draw_front(wishes: Wishes, points: list[dict[str, Any]]) -> None:
                        xytext=(3, 3), textcoords="offset points")  # fmt: skip
     above.set(xscale="log", yscale="log", ylabel="iteration (s)")
     plain_ticks(above.yaxis, [2, 5, 10, 20, 50, 100, 200])
-    below.plot(gpus, [point["cost_per_million_tokens"] for point in points], "s-", color=COLOURS[1])
-    below.set(xlabel="GPUs", ylabel="money a million tokens", ylim=(0, None))
+    costs = [point["cost_per_million_tokens"] for point in points]
+    below.plot(gpus, costs, "s-", color=COLOURS[1])
+    below.set(xlabel="GPUs", ylabel="money a million tokens", ylim=(0, 1.15 * max(costs)))
     plain_ticks(below.xaxis, gpus)
     wishes.save(figure, "front.png")
 
