@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from embeddings.plan_memory import piece_bytes
 from embeddings.sharders import SHARDERS, ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
@@ -111,7 +112,11 @@ def build_task(
     """
     ranks = cluster.rank_count
     base = base_memory_bytes(spec, [], samples=local_batch(spec, rank_count=ranks))
-    buffers = sum(piece_memory_bytes(spec, table) - table.device_bytes for table in tables) // ranks
+    optimizer = spec.embedding.optimizer
+    buffers = sum(
+        piece_memory_bytes(spec, table) - piece_bytes(table, optimizer) for table in tables
+    )
+    buffers //= ranks
     room = cluster.device.memory_bytes - base - buffers
     if room <= 0:
         raise PlanError(
@@ -123,7 +128,7 @@ def build_task(
         rank_count=ranks,
         room_bytes=room,
         batch_size=spec.batch,
-        optimizer=spec.embedding.optimizer,
+        optimizer=optimizer,
         ranks_per_host=cluster.ranks_per_host,
         seed=seed,
     )
