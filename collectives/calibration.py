@@ -151,6 +151,11 @@ def load_calibration(path: Path) -> Calibration:
     """Read a calibration file, with NCCL's planning table beside it; all faults at once."""
     document = load_yaml(path, error_type=CalibrationError)
     faults = FaultList(str(path))
+    if not {"hosts", "fabrics"} & set(document):
+        raise CalibrationError(
+            f"{path}: is no calibration of collectives. "
+            "`perfmodel calibrate collectives TABLE --out FILE` writes one."
+        )
     _check_keys(document, faults)
     faults.check(CalibrationError)
     if document["schema_version"] != SCHEMA_VERSION:

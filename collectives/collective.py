@@ -8,6 +8,7 @@ the whole send buffer of one rank.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import Enum
 
 from perfmodel.base.dtypes import DType
@@ -31,6 +32,19 @@ class CollectiveKind(Enum):
         """The kind that *value* means in another spelling, such as `allreduce` or `AllToAll`."""
         bare = "".join(letter for letter in str(value).lower() if letter.isalpha())
         return {kind.value.replace("_", ""): kind for kind in cls}.get(bare)
+
+
+def parse_kind(text: str) -> CollectiveKind:
+    """The kind that *text* means, in any spelling of it."""
+    try:
+        return CollectiveKind(text.strip())
+    except ValueError:
+        known = [kind.value for kind in CollectiveKind]
+        near = get_close_matches(text.strip().lower(), known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise InputError(
+            f"collective: must be one of {', '.join(known)}, got {text!r}.{hint}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collectives.collective import CollectiveKind
+from collectives.collective import CollectiveKind, parse_kind
 from collectives.group import wiring_of
 from collectives.nccl_tests import RunPlace, is_nccl_tests, read_nccl_tests
 from collectives.software import CollectiveSoftware, parse_nccl_version
@@ -144,7 +144,7 @@ def _parse_row(record: Mapping[str, str | None], row: str) -> CollectiveMeasurem
         topology=str(record["topology"]).strip(),
         hosts=hosts,
         ranks=ranks,
-        kind=CollectiveKind(str(record["collective"]).strip()),
+        kind=parse_kind(str(record["collective"])),
         size_bytes=size_bytes,
         duration_ns=time_us * _NS_PER_US,
         dtype=parse_dtype(dtype) if dtype else DType.FP32,

@@ -151,11 +151,16 @@ class Section:
     def refuse_unknown(self) -> None:
         """Note every key that nobody asked for."""
         known = sorted(self.read)
-        for key in self.content:
-            if key not in known:
-                near = get_close_matches(str(key), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                self.fault(str(key), f"unknown key; {hint}")
+        strange: list[str] = []
+        for key in (str(key) for key in self.content if key not in known):
+            near = get_close_matches(key, known, n=1)
+            if near:
+                self.fault(key, f"unknown key; did you mean {near[0]!r}?")
+            else:
+                strange.append(key)
+        if strange:
+            word = "unknown key" if len(strange) == 1 else "unknown keys"
+            self.fault(", ".join(strange), f"{word}; known: {', '.join(known)}")
 
 
 def _stand_in(default: Q | None) -> Q:

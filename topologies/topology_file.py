@@ -13,7 +13,7 @@ from perfmodel.base.documents import FaultList, find_document, list_documents, l
 from perfmodel.base.errors import InputError, TopologyError
 from perfmodel.base.units import parse_bandwidth, parse_duration_ns
 from topologies.device import Device
-from topologies.device_file import load_device
+from topologies.device_file import list_devices, load_device
 from topologies.fabric import Fabric, FabricKind
 from topologies.link import HOST_KINDS, Link, Vertex, VertexKind
 from topologies.link_notation import read_links
@@ -39,9 +39,23 @@ def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ())
 
     *calibrations* are files of constants that were measured on it.
     """
+    _check_no_device(str(name_or_path))
     path = find_document(name_or_path, folder=CATALOG, what="topology", error_type=TopologyError)
-    topology = parse_topology(load_yaml(path, error_type=TopologyError), path=path)
+    content = load_yaml(path, error_type=TopologyError)
+    if "family" in content:
+        raise TopologyError(f"{path}: says a family, so it is a workload. Give it with --workload.")
+    topology = parse_topology(content, path=path)
     return topology.calibrated_by(calibrations) if calibrations else topology
+
+
+def _check_no_device(name: str) -> None:
+    """Refuse the name of a GPU where a machine is meant, with the machines that have it."""
+    if name in list_catalog() or name not in list_devices() or Path(name).exists():
+        return
+    machines = [path.stem for path in sorted(CATALOG.glob("*.yaml"))
+                if load_yaml(path).get("device") == name]  # fmt: skip
+    known = f"Machines with it: {', '.join(machines)}." if machines else "No machine here has it."
+    raise TopologyError(f"topology {name!r}: is a GPU, and a machine is needed. {known}")
 
 
 def parse_topology(content: dict[str, object], *, path: Path) -> Topology:

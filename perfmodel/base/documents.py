@@ -21,6 +21,8 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.reading import read_text
 
 MAX_DOCUMENT_BYTES = 8 * 2**20
+FEWEST_ALIKE, MOST_PLACES, MOST_LINES = 3, 5, 11
+"""From how many faults of one cause on they share a line, places on it, and lines in all."""
 
 
 @dataclass(slots=True)
@@ -39,7 +41,26 @@ class FaultList:
         if self.faults:
             count = len(self.faults)
             heading = f"{self.document}: {count} fault{'s' if count > 1 else ''}"
-            raise error_type("\n".join([heading, *(f"  {fault}" for fault in self.faults)]))
+            raise error_type("\n".join([heading, *(f"  {line}" for line in self._lines())]))
+
+    def _lines(self) -> list[str]:
+        """The faults, those of one cause on one line; what they found there may differ."""
+        gathered: dict[str, list[tuple[str, str]]] = {}
+        for fault in self.faults:
+            place, _, rule = fault.partition(": ")
+            gathered.setdefault(rule.partition(", got ")[0], []).append((place, fault))
+        lines: list[str] = []
+        for alike in gathered.values():
+            if len(alike) < FEWEST_ALIKE:
+                lines += [fault for _, fault in alike]
+                continue
+            places = [place for place, _ in alike]
+            more = len(places) - MOST_PLACES
+            named = ", ".join(places[:MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
+            lines.append(f"{named}: {alike[0][1].partition(': ')[2]}")
+        if len(lines) > MOST_LINES:
+            lines[MOST_LINES - 1 :] = [f"... and {len(lines) - MOST_LINES + 1} more"]
+        return lines
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -139,8 +160,10 @@ def find_document(
 ) -> Path:
     """The file that *name_or_path* means: a path that exists, else a name in *folder*."""
     path = Path(name_or_path)
-    stem = path.name.removesuffix(".yaml").removesuffix(".yml")
     known = list_documents(folder)
+    stem = path.name.removesuffix(".yaml").removesuffix(".yml")
+    if stem not in known:  # DGX-H100 is dgx_h100
+        stem = stem.lower().replace("-", "_")
     is_name = path.name == str(name_or_path) and stem in known
     if str(name_or_path).strip() and _exists(path) and not (path.is_dir() and is_name):
         return path

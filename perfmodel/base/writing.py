@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,6 +32,20 @@ def check_writable(option: str, path: Path) -> None:
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise OutputError(f"{option} {path}: may not be written. Choose another place.")
+
+
+def check_apart(files: Mapping[str, Path | None]) -> None:
+    """Raise where two options (the keys) name one file: the second would replace the first."""
+    seen: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        place = path.absolute()
+        if place in seen:
+            raise OutputError(
+                f"{option} {path}: is also where {seen[place]} goes. Name another file."
+            )
+        seen[place] = option
 
 
 @contextmanager

@@ -245,7 +245,7 @@ def experts(
     json_file: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fit layers of experts: six constants a GPU, kernel and format."""
+    """Fit layers of experts: ten constants a GPU, kernel and format."""
     from perfmodel.costs.experts.table import load_expert_table
 
     table = _joined([load_expert_table(path) for path in tables])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from collectives.collective import CollectiveKind
+from collectives.collective import CollectiveKind, parse_kind
 from perfmodel.base.errors import InputError
 from perfmodel.base.writing import STDOUT, write_output
 from perfmodel.cli.options import CalibrationFiles, JsonFile
@@ -27,15 +27,6 @@ Examples:
 """
 
 
-def read_kind(text: str) -> CollectiveKind:
-    """The kind that was typed, in any spelling of it."""
-    try:
-        return CollectiveKind(text)
-    except ValueError:
-        known = ", ".join(kind.value for kind in CollectiveKind)
-        raise typer.BadParameter(f"must be one of {known}, got {text!r}") from None
-
-
 @app.command(epilog=EPILOG)
 def collective(
     topology: Annotated[
@@ -45,7 +36,7 @@ def collective(
     kind: Annotated[
         CollectiveKind,
         typer.Option(
-            parser=read_kind,
+            parser=parse_kind,
             metavar="KIND",
             help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, ...",
         ),

@@ -7,7 +7,7 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectives.collective import Collective, CollectiveKind
+from collectives.collective import Collective, CollectiveKind, parse_kind
 from collectives.pricing import CollectiveCall
 from collectives.software import (
     CollectiveSoftware,
@@ -95,11 +95,7 @@ def parse_beside(text: str, dtype: DType) -> CollectiveCall:
         raise InputError(
             f"--with: must be KIND:SIZE:LIST such as all_reduce:1GiB:1,9, got {text!r}."
         )
-    try:
-        kind = CollectiveKind(parts[0])
-    except ValueError:
-        known = ", ".join(member.value for member in CollectiveKind)
-        raise InputError(f"--with: kind must be one of {known}, got {parts[0]!r}.") from None
+    kind = parse_kind(parts[0])
     return CollectiveCall(Collective(kind, parse_size(parts[1]), dtype), parse_ranks(parts[2]))
 
 

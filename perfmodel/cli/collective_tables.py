@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, MeasurementError
 from perfmodel.base.writing import STDOUT, check_writable, write_file, write_output
 from perfmodel.cli.options import CalibrationFiles, JsonFile, Quiet, ReportFile
 from perfmodel.cli.outputs import Outputs
@@ -248,8 +248,11 @@ def show(board: Scoreboard, files: ScoreFiles) -> None:
     if files.json_file != STDOUT:
         print("\n".join(board.lines()))
     limit = files.limit_pct
+    if board.overall is None and files.json_file == STDOUT and limit is None:
+        return  # whoever reads JSON finds the reasons there
+    if board.overall is None:
+        raise MeasurementError(f"{board.kind}: no row could be predicted; each says why.")
     if limit is not None and board.exceeds(limit):
-        overall = board.overall
-        found = "nothing could be predicted" if overall is None else f"{overall.mape_pct:.1f} %"
+        found = f"{board.overall.mape_pct:.1f} %"
         print(f"perfmodel: mean error beyond the limit of {limit} %: {found}", file=sys.stderr)
         raise typer.Exit(1)

@@ -35,8 +35,12 @@ def emulate(
     ],
     out: Annotated[Path, typer.Option("--out", metavar="JOB", help="Folder to write the job to.")],
     ranks_per_host: Annotated[
-        int, typer.Option(metavar="N", min=1, help="GPUs that a host has.")
-    ] = 8,
+        int | None,
+        typer.Option(metavar="N", min=1, help="GPUs of a host: 8, or as many as there are ranks."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a job that is in the folder already.")
+    ] = False,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Run every rank, not a few that prove the others.")
     ] = False,
@@ -77,6 +81,7 @@ def emulate(
         runs_on=run_on,
         is_plain=plain,
         timeout_s=timeout,
+        is_overwriting=overwrite,
     )
     try:
         told = api.emulate(request, out, executor=executor, workers=workers)

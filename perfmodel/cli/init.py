@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.base.errors import OutputError
-from perfmodel.base.writing import STDOUT, write_output
+from perfmodel.base.writing import STDOUT, check_writable, write_output
 
 app = typer.Typer(rich_markup_mode=None)
 TEMPLATES = Path(__file__).parent / "templates"
@@ -38,6 +38,8 @@ def init(
     """Write a commented template that perfmodel accepts as it is."""
     if out != STDOUT and Path(out).exists():
         raise OutputError(f"{out}: exists already, and is not overwritten. Name another file.")
+    if out != STDOUT:
+        check_writable("--out", Path(out))
     write_output(out, (TEMPLATES / f"{kind.value}.yaml").read_text(encoding="utf-8"))
     if out != STDOUT:
         print(f"Wrote {out}")

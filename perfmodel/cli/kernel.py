@@ -18,23 +18,32 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 EPILOG = """\b
 Examples:
-  perfmodel kernel --device h100_sxm gemm --m 4096 --n 4096 --k 4096 --dtype bf16
-  perfmodel kernel --device a100_sxm_80gb attention --batch 4 --length 4096 --heads 32
-  perfmodel kernel --device h200_sxm memory --operator layer_norm --read 128MiB --write 128MiB
-  perfmodel kernel --device h100_sxm embedding --rows 1000000 --width 128 --lookups 100 --batch 512
+  perfmodel kernel gemm --device h100_sxm --m 4096 --n 4096 --k 4096 --dtype bf16
+  perfmodel kernel attention --device a100_sxm_80gb --batch 4 --length 4096 --heads 32
+  perfmodel kernel memory --device h200_sxm --operator layer_norm --read 128MiB --write 128MiB
+  perfmodel kernel embedding --device h100_sxm --rows 1000000 --width 128 --lookups 100 --batch 512
 """
 
+DEFAULT_STACK = "kernel_benchmark"
 Size = Annotated[int, typer.Option(min=1)]
+DeviceWord = Annotated[
+    str | None, typer.Option(metavar="NAME|FILE", help="GPU: a name or a file, e.g. h100_sxm.")
+]
+StackWord = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help=f"Software stack that runs the kernel; default: {DEFAULT_STACK}.",
+    ),
+]
 DTypeWord = Annotated[str, typer.Option("--dtype", help="Number format: bf16, fp16, fp8, fp32 ...")]
 
 
 @app.callback(epilog=EPILOG)
 def kernel(
     context: typer.Context,
-    device: Annotated[str, typer.Option(metavar="NAME|FILE", help="GPU: a name or a file.")],
-    stack: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Software stack that runs the kernel.")
-    ] = "kernel_benchmark",
+    device: DeviceWord = None,
+    stack: StackWord = None,
 ) -> None:
     """Price one kernel on a GPU."""
     context.obj = (device, stack)
@@ -48,6 +57,8 @@ def gemm(
     k: Size,
     batch: Size = 1,
     dtype: DTypeWord = "bf16",
+    device: DeviceWord = None,
+    stack: StackWord = None,
     json_file: JsonFile = None,
 ) -> None:
     """A matrix product C[m, n] = A[m, k] B[k, n], or a batch of them."""
@@ -56,7 +67,7 @@ def gemm(
     from perfmodel.reports.kernel import gemm_question
 
     op = Gemm(m=m, n=n, k=k, dtype=parse_dtype(dtype), batch=batch)
-    _answer(context, [gemm_question(op)], json_file)
+    _answer(_machine(context, device, stack), [gemm_question(op)], json_file)
 
 
 @app.command()
@@ -73,6 +84,8 @@ def attention(
     ] = "auto",
     is_causal: Annotated[bool, typer.Option("--causal/--full")] = True,
     is_backward: Annotated[bool, typer.Option("--backward/--forward")] = False,
+    device: DeviceWord = None,
+    stack: StackWord = None,
     json_file: JsonFile = None,
 ) -> None:
     """Attention of one layer."""
@@ -92,7 +105,7 @@ def attention(
         direction=Pass.BACKWARD if is_backward else Pass.FORWARD,
         kernel=kernel_word,
     )
-    _answer(context, [attention_question(op)], json_file)
+    _answer(_machine(context, device, stack), [attention_question(op)], json_file)
 
 
 @app.command()
@@ -103,6 +116,8 @@ def memory(
     write: Annotated[str, typer.Option(metavar="SIZE", help="Bytes written, e.g. 64MiB.")],
     row_length: Annotated[int, typer.Option(min=0, help="Length a reduction runs over.")] = 0,
     dtype: DTypeWord = "bf16",
+    device: DeviceWord = None,
+    stack: StackWord = None,
     json_file: JsonFile = None,
 ) -> None:
     """A kernel that is bound by the memory traffic it makes."""
@@ -121,7 +136,7 @@ def memory(
         dtype=parse_dtype(dtype),
         row_length=row_length,
     )
-    _answer(context, [memory_question(op)], json_file)
+    _answer(_machine(context, device, stack), [memory_question(op)], json_file)
 
 
 @app.command()
@@ -141,6 +156,8 @@ def embedding(
         bool, typer.Option("--warm/--cold", help="Repeated, so that the L2 holds what fits.")
     ] = True,
     dtype: DTypeWord = "fp32",
+    device: DeviceWord = None,
+    stack: StackWord = None,
     json_file: JsonFile = None,
 ) -> None:
     """A lookup in embedding tables, and the backward pass that updates them."""
@@ -157,11 +174,20 @@ def embedding(
     )
     lookup = Lookup(held, batch, optimizer, kernel_word, is_warm)
     questions = [embedding_question(EmbeddingOp(lookup, direction)) for direction in Pass]
-    _answer(context, questions, json_file)
+    _answer(_machine(context, device, stack), questions, json_file)
+
+
+def _machine(context: typer.Context, device: str | None, stack: str | None) -> tuple[str, str]:
+    """GPU and stack, named before the kind of kernel or after it."""
+    before: tuple[str | None, str | None] = context.obj
+    found = device or before[0]
+    if found is None:
+        raise InputError("kernel: on which GPU? Give --device, for example --device h100_sxm.")
+    return found, stack or before[1] or DEFAULT_STACK
 
 
 def _answer(
-    context: typer.Context, questions: Sequence[KernelQuestion], json_file: str | None
+    machine: tuple[str, str], questions: Sequence[KernelQuestion], json_file: str | None
 ) -> None:
     import json
 
@@ -169,7 +195,7 @@ def _answer(
     from perfmodel.stacks.profiles import load_stack
     from topologies import load_device
 
-    device, stack = context.obj
+    device, stack = machine
     answers: list[KernelAnswer] = [
         answer_question(question, load_device(device), load_stack(stack)) for question in questions
     ]

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.base.writing import STDOUT, check_writable, write_file, write_output
+from perfmodel.base.errors import OutputError, ScenarioError
+from perfmodel.base.writing import STDOUT, check_apart, check_writable, write_file, write_output
 
 if TYPE_CHECKING:
     from perfmodel.prediction.answer import Prediction
     from perfmodel.prediction.comparing import Comparison
 
 TABLE_WIDTH = 160
+FEWEST_COMPARED = 2
+PAGE_ENDINGS = ("", ".html", ".htm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +30,34 @@ class Outputs:
     plot_file: Path | None = None
     price_per_gpu_hour: float | None = None
     trace_ranks: tuple[int, ...] | None = None
+    plan_file: Path | None = None
 
     def check(self) -> None:
         """Raise unless every file can be written, before any work is done for it."""
+        has_json = self.json_file not in (None, STDOUT)
         files = {
             "--trace-out": self.trace_file,
             "--report": self.report_file,
             "--csv": self.csv_file,
+            "--plot": self.plot_file,
+            "--plan-out": self.plan_file,
+            "--json": Path(str(self.json_file)) if has_json else None,
         }
+        check_apart(files)
         if self.plot_file is not None:
             from perfmodel.reports.pictures import check_picture_path
 
             check_picture_path(self.plot_file)
-        if self.json_file not in (None, STDOUT):
-            files["--json"] = Path(str(self.json_file))
+        if self.trace_ranks is not None and self.trace_file is None:
+            raise OutputError("--ranks: chooses ranks of the timeline. Give --trace-out FILE too.")
         for option, path in files.items():
-            if path is not None:
+            if path is not None and option != "--plot":
                 check_writable(option, path)
+        if self.report_file is not None and self.report_file.suffix not in PAGE_ENDINGS:
+            raise OutputError(
+                f"--report {self.report_file}: is a web page, so it must end in .html. "
+                "A browser prints it to PDF."
+            )
 
     def write(self, prediction: Prediction) -> None:
         """Write *prediction* everywhere it was asked for."""
@@ -94,13 +108,12 @@ class ComparisonOutputs:
 
     def check(self) -> None:
         """Raise unless every file can be written, before any work is done for it."""
-        from perfmodel.reports.pictures import check_picture_path
-
-        Outputs(json_file=self.json_file, report_file=self.report_file).check()
-        if self.csv_file is not None:
-            check_writable("--csv", self.csv_file)
-        if self.plot_file is not None:
-            check_picture_path(self.plot_file)
+        Outputs(
+            json_file=self.json_file,
+            csv_file=self.csv_file,
+            plot_file=self.plot_file,
+            report_file=self.report_file,
+        ).check()
 
     def write(self, comparison: Comparison) -> None:
         """Write *comparison* everywhere it was asked for."""
@@ -124,3 +137,5 @@ class ComparisonOutputs:
             for path in (self.json_file, self.csv_file, self.plot_file, self.report_file):
                 if path is not None:
                     print(f"Wrote {path}")
+        if len(comparison.answered) < FEWEST_COMPARED:
+            raise ScenarioError("compare: fewer than two scenarios have an answer.")

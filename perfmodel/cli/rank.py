@@ -116,9 +116,9 @@ def rank(
     from perfmodel.planning.ranking import RankBy
     from perfmodel.reports.progress import show_progress
 
-    for file in (csv_file, report_file, best_file):
-        Outputs(report_file=file).check()
-    Outputs(json_file=json_file).check()
+    Outputs(
+        json_file=json_file, csv_file=csv_file, report_file=report_file, plan_file=best_file
+    ).check()
     words = [known.value for known in RankBy]
     if by not in words:
         raise typer.BadParameter(f"must be one of {', '.join(words)}", param_hint="--by")

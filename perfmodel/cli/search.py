@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.base.writing import STDOUT, check_writable, write_file, write_output
+from perfmodel.base.writing import STDOUT, write_file, write_output
 from perfmodel.cli.options import (
     CalibrationFiles,
     CsvFile,
@@ -19,6 +19,7 @@ from perfmodel.cli.options import (
     ReportFile,
     Workers,
 )
+from perfmodel.cli.outputs import Outputs
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -67,9 +68,7 @@ def search(
     from perfmodel.reports.progress import show_progress
     from perfmodel.reports.search import print_search, to_search_csv, to_search_document
 
-    for option, file in (("--csv", csv_file), ("--report", report_file)):
-        if file is not None:
-            check_writable(option, file)
+    Outputs(json_file=json_file, csv_file=csv_file, report_file=report_file).check()
     question = LayoutQuestion(
         topology=topology,
         workload=workload,

@@ -30,7 +30,7 @@ from perfmodel.emulation.request import (
 from perfmodel.emulation.telling import EmulatedJob, tell
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import JobFacts
-from perfmodel.graph.storage import save_job
+from perfmodel.graph.storage import check_job_place, save_job
 from perfmodel.stacks.profiles import load_stack
 
 EAGER_STACK = "pytorch_fused"
@@ -68,13 +68,14 @@ class ScriptFailedError(EmulationError):
 def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
     """Run the script of *request* on *place* and write its job to the folder *out*."""
     check_platform()
+    check_job_place(out, is_overwriting=request.is_overwriting)
     device = load_gpu(request.device)
     facts = device_facts(device)
     order = CrewOrder(
         words=request.words,
         ranks=(),
         world_size=request.ranks,
-        ranks_per_host=request.ranks_per_host,
+        ranks_per_host=request.host_size,
         device=facts,
         warmup=request.warmup,
         iterations=request.iterations,
@@ -106,7 +107,7 @@ def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
         ),
     )
     check_job(job)
-    save_job(job, out)
+    save_job(job, out, is_overwriting=request.is_overwriting)
     return replace(told, job=job, folder=out, stack=stack)
 
 
@@ -124,7 +125,7 @@ class _Runner:
         everybody = tuple(range(count))
         if self._request.all_ranks or count <= 3:
             return self._run_all(everybody)
-        probes = (0, _middle(count, self._request.ranks_per_host), count - 1)
+        probes = (0, _middle(count, self._request.host_size), count - 1)
         outcome = self._crew([probes])
         if _needs_all(outcome):
             self._say("ranks talk to each other point to point, so that every rank is run.")

@@ -85,6 +85,9 @@ SCATTERING = frozenset({"scatter", "scatter_add", "index_add", "index_copy", "in
                         "_index_put_impl_", "_index_put_impl"})  # fmt: skip
 """Operators that touch as much of their target as they are given."""
 
+SPARSE = "sparse_"
+"""How names of operators on sparse tensors begin."""
+
 SOFTMAXES = frozenset({"_softmax", "_softmax_backward_data", "_log_softmax",
                        "_log_softmax_backward_data", "_safe_softmax"})  # fmt: skip
 
@@ -100,4 +103,6 @@ def base_name(operator: str) -> str:
 
 def kernel_word(name: str) -> str:
     """The word of a base name; its own where nobody knows a better one."""
+    if name.startswith(SPARSE):
+        return "gather"
     return WORDS.get(name, name)

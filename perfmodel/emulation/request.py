@@ -16,6 +16,7 @@ from topologies import Device, load_device
 TORCH_VERSION = "2.13.0"
 """The one version whose tables of virtual functions are known."""
 DEFAULT_WARMUP = 2
+DEFAULT_GPUS_PER_HOST = 8
 MOST_GPUS_PER_HOST = 64
 
 
@@ -26,24 +27,26 @@ class Emulation:
     *warmup* optimizer steps are left out, *iterations* steady ones are compared. With
     *runs_on* the script is not stopped behind them. *all_ranks* runs every rank instead of
     a few that prove the others equal. With *is_plain* the script runs without the
-    environment of torchrun.
+    environment of torchrun. Hosts have *ranks_per_host* GPUs; left out, eight, or as many as
+    there are ranks. A job that is there is replaced only where *is_overwriting*.
     """
 
     words: tuple[str, ...]
     ranks: int
     device: str
-    ranks_per_host: int = 8
+    ranks_per_host: int | None = None
     warmup: int = DEFAULT_WARMUP
     iterations: int = 1
     all_ranks: bool = False
     runs_on: bool = False
     is_plain: bool = False
     timeout_s: float | None = None
+    is_overwriting: bool = False
 
     def __post_init__(self) -> None:
         for what, value, least in (
             ("--ranks", self.ranks, 1),
-            ("--ranks-per-host", self.ranks_per_host, 1),
+            ("--ranks-per-host", self.host_size, 1),
             ("--warmup", self.warmup, 0),
             ("--iterations", self.iterations, 1),
         ):
@@ -54,12 +57,18 @@ class Emulation:
                 f"--plain: a script without the environment of torchrun is one rank, got --ranks "
                 f"{self.ranks}. Leave --plain out."
             )
-        if self.ranks_per_host > MOST_GPUS_PER_HOST:
+        if self.host_size > MOST_GPUS_PER_HOST:
             raise EmulationError(
-                f"--ranks-per-host: must be at most {MOST_GPUS_PER_HOST}, got "
-                f"{self.ranks_per_host}."
+                f"--ranks-per-host: must be at most {MOST_GPUS_PER_HOST}, got {self.host_size}."
             )
         _check_words(self.words)
+
+    @property
+    def host_size(self) -> int:
+        """The GPUs of a host."""
+        if self.ranks_per_host is None:
+            return min(max(self.ranks, 1), DEFAULT_GPUS_PER_HOST)
+        return self.ranks_per_host
 
     @property
     def script(self) -> str:

@@ -19,6 +19,7 @@ from perfmodel.emulation.kernel_words import (
     GATHERING,
     SCATTERING,
     SOFTMAXES,
+    SPARSE,
     WORDS,
     base_name,
     kernel_word,
@@ -40,6 +41,9 @@ FLASH_KERNELS = {9: "cudnn", 10: "cudnn"}
 OTHER_FLASH_KERNEL = "flash2"
 EFFICIENT_KERNEL = "flash1"
 """What stands for the memory-efficient kernel: nobody measured it."""
+
+
+_PLACES = (DType.INT64, DType.INT32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +324,8 @@ def _traffic(call: CallWords) -> Op:
         read_bytes = 0
     elif call.operator in GATHERING:
         read_bytes = write_bytes + sum(tensor.size_bytes for tensor in call.inputs[1:])
+    elif call.operator.startswith(SPARSE) and call.operator.endswith("mm"):
+        read_bytes = _sparse_product_bytes(call)
     elif call.operator in SCATTERING:
         given = sum(tensor.size_bytes for tensor in call.inputs[1:])
         read_bytes, write_bytes = 2 * given, given + sum(out.size_bytes for out in call.outputs)
@@ -329,6 +335,15 @@ def _traffic(call: CallWords) -> Op:
     dtype = tensors[0].dtype if tensors else DType.FP32
     word = kernel_word(call.operator)
     return MemoryBound(word, read_bytes, write_bytes, dtype, row_length=_row_length(call))
+
+
+def _sparse_product_bytes(call: CallWords) -> int:
+    """Entries, the places that follow them, and a row of the dense matrix for every entry."""
+    first = next(place for place, one in enumerate(call.inputs) if one.dtype in _PLACES)
+    entries = call.inputs[first - 1]
+    places = [one for one in call.inputs if one.dtype in _PLACES]
+    row_bytes = call.outputs[0].size_bytes // max(call.outputs[0].shape[0], 1)
+    return entries.size_bytes + sum(one.size_bytes for one in places) + entries.count * row_bytes
 
 
 def _row_length(call: CallWords) -> int:

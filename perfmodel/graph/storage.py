@@ -49,6 +49,13 @@ def draft_job_of(folder: Path, *, is_overwriting: bool = True) -> Iterator[Path]
 
     A job that is there is replaced only where *is_overwriting*.
     """
+    check_job_place(folder, is_overwriting=is_overwriting)
+    with draft_folder_of(folder) as draft:
+        yield draft
+
+
+def check_job_place(folder: Path, *, is_overwriting: bool) -> None:
+    """Refuse a *folder* that no job may be written to."""
     recover_folder(folder)
     if folder.exists() and not (folder / HEADER).is_file():
         raise GraphError(
@@ -58,8 +65,6 @@ def draft_job_of(folder: Path, *, is_overwriting: bool = True) -> Iterator[Path]
         raise GraphError(
             f"{folder}: holds a job already. Name another folder, or say --overwrite to replace it."
         )
-    with draft_folder_of(folder) as draft:
-        yield draft
 
 
 def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None:

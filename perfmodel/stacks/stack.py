@@ -82,6 +82,8 @@ class Habit(Enum):
     fp32; FP16_GRADIENTS: so in fp16 only. ONE_REDUCTION: gradients are reduced in one piece.
     DROPOUT: models are trained with dropout. UNBIASED: layers have no biases. STAGES_BY_COST: a
     pipeline stage takes layers until it has more than its share of the multiplications.
+    TOKENS_ONCE: a token travels once to each rank that has experts for it, between hosts once to
+    each host, however many of its experts are there.
     """
 
     BLOCKING_COPIES = "blocking_copies"
@@ -98,6 +100,7 @@ class Habit(Enum):
     DROPOUT = "dropout"
     UNBIASED = "unbiased"
     STAGES_BY_COST = "stages_by_cost"
+    TOKENS_ONCE = "tokens_once"
 
 
 class Family(Enum):

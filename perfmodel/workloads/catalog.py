@@ -54,8 +54,12 @@ def parse_workload(
     """The workload that *content* states; *document* names it in errors."""
     family = content.get("family")
     if not isinstance(family, str) or family not in _FAMILIES:
+        if "vertices" in content or "memory_bandwidth" in content:
+            raise WorkloadError(f"{document}: is a machine or a GPU. Give it with --topology.")
+        got = "is missing" if family is None else f"got {family!r}"
         raise WorkloadError(
-            f"{document}: family must be one of {', '.join(sorted(_FAMILIES))}, got {family!r}."
+            f"{document}: family must be one of {', '.join(sorted(_FAMILIES))}, {got}. "
+            "`perfmodel init workload` writes a file to start from."
         )
     spec_type = _FAMILIES[family]
     faults = FaultList(document)

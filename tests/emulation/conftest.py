@@ -14,6 +14,7 @@ OPTIONS = {
     "spawned": ("--ranks", "8"),
     "pipeline": ("--ranks", "2"),
     "features": ("--ranks", "1", "--run-on"),
+    "graph": ("--ranks", "1", "--run-on"),
 }
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from perfmodel.graph.ops import Convolution, EmbeddingOp, Gemm, Pass
+from perfmodel.graph.ops import Convolution, EmbeddingOp, Gemm, MemoryBound, Pass
 from perfmodel.graph.program import LaneKind
 from tests.emulation.emulating import emulate, run_perfmodel
 
@@ -106,6 +106,29 @@ def test_features_of_torch_cuda_run_and_the_script_may_finish(emulated):
     assert run.code == 0, run.stderr
     assert run.stdout.splitlines()[-1] == "done"
     assert run.job.facts.stack == "torch_compile"
+
+
+def test_updates_by_hand_and_rare_operators_are_recorded(emulated):
+    run = emulated("graph")
+    assert run.code == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "step 4"
+    assert "an iteration ends where a module's gradients are cleared" in run.stderr
+    # 50 x 16 by 16 x 16, forward and twice backward: the products with graphs are no Gemm.
+    assert sum(op.flops for op in run.ops() if isinstance(op, Gemm)) == 3 * 2 * 50 * 16 * 16
+    reads = [op.read_bytes for op in run.ops() if isinstance(op, MemoryBound)]
+    # 300 entries of four bytes at two places of eight fetch rows of 16 x 4: forward and backward.
+    assert reads.count(300 * (4 + 16 + 64)) == 2
+
+
+def test_a_script_with_one_rank_sees_one_gpu_and_a_job_is_not_replaced_unasked(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(FAILING + "assert torch.cuda.device_count() == 1\nfor _ in range(3): step()")
+    assert emulate(script, tmp_path, "--ranks", "1").code == 0
+    again = emulate(script, tmp_path, "--ranks", "1")
+    assert again.code == 1
+    assert "holds a job already" in again.stderr
+    assert "optimizer steps" not in again.stderr
+    assert emulate(script, tmp_path, "--ranks", "1", "--overwrite").code == 0
 
 
 @pytest.mark.ray

@@ -36,6 +36,16 @@ const find = document.getElementById("find");
 find.value = "matmul"; find.dispatchEvent(new Event("input"));
 out.matches = Number(lanes.dataset.matches);
 click("next"); out.task = document.getElementById("task").textContent;
+const link = document.querySelector("[data-find]"); link.click();
+out.linked = [link.dataset.find, Number(lanes.dataset.matches)];
+click("whole"); const wholeAgain = span(); click("forth"); click("forth"); click("back");
+out.walked = [Number(lanes.dataset.step), span() < wholeAgain];
+const before = Number(lanes.dataset.from);
+lanes.dispatchEvent(new PointerEvent("pointerdown", { clientX: 300, clientY: 5, pointerId: 1 }));
+lanes.dispatchEvent(new PointerEvent("pointermove", { clientX: 280, clientY: 5, pointerId: 1 }));
+lanes.dispatchEvent(new PointerEvent("pointerup", { clientX: 280, clientY: 5, pointerId: 1 }));
+out.panned = Number(lanes.dataset.from) !== before;
+out.requests = performance.getEntriesByType("resource").map((one) => one.name);
 const ground = () => getComputedStyle(document.body).backgroundColor;
 const light = ground(); click("theme"); out.themes = [light, ground()];
 out.width = innerWidth; out.wide = document.documentElement.scrollWidth;
@@ -72,6 +82,11 @@ def test_a_page_zooms_searches_changes_its_theme_and_does_not_overflow(tmp_path,
     # A kernel of that name on each of two ranks.
     assert found["matches"] == 2
     assert "matmul" in found["task"]
+    # Names in the tables lead to their tasks, arrows along the critical path, the mouse anywhere.
+    assert found["linked"][1] > 0
+    assert found["walked"] == [0, True]
+    assert found["panned"]
+    assert found["requests"] == []
     assert found["themes"][0] != found["themes"][1]
     assert found["overflowing"] == []
     assert found["wide"] <= found["width"]

@@ -210,7 +210,11 @@ def test_a_name_that_means_nothing_is_refused(name):
 
 
 def test_a_near_name_is_suggested():
-    assert "dgx_h100" in refusal("dgx-h100")
+    assert "dgx_h100" in refusal("dgx-h10")
+
+
+def test_capitals_and_hyphens_of_a_name_do_not_matter():
+    assert load_topology("DGX-H100") == load_topology("dgx_h100")
 
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=8), st.floats())

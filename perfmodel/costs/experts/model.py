@@ -14,17 +14,26 @@ from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.calibration_files import Entry, Match, entries_for, match_entry
-from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
+from perfmodel.costs.estimates import (
+    Bound,
+    Estimates,
+    FloatColumn,
+    build_estimates,
+    scatter_estimates,
+)
 from perfmodel.costs.experts.physics import (
     ExpertConstants,
     ExpertShapes,
     GroupedShapes,
+    SmoothCorrection,
+    layer_features,
     predict_grouped_times,
-    predict_layer_ns,
+    predict_layer_times,
     stack_shapes,
 )
 from perfmodel.costs.experts.table import ExpertLayer
 from perfmodel.costs.gemm.model import check_multiplies, machine_rates
+from perfmodel.costs.gemm.physics import MachineRates
 from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.stack import SoftwareStack
@@ -78,13 +87,23 @@ class ExpertLayerModel:
         entries = entries_for("experts", device) if self._entries is None else tuple(self._entries)
         for variant, rows in rows_of.items():
             dtype = ops[rows[0]].dtype
-            match = match_entry(entries, device, variant) or _nearest(entries, device, dtype)
-            constants = ExpertConstants(**match.entry.constants)
+            match = _match_kernel(entries, device, variant, dtype)
             shapes = layer_shapes([ops[row] for row in rows])
-            duration_ns = predict_layer_ns(shapes, machine_rates(device, dtype), constants)
+            duration_ns = _predict_ns(match.entry, shapes, machine_rates(device, dtype))
             parts.append(_estimates(duration_ns, match, np.full(len(rows), Bound.COMPUTE)))
             places.append(np.array(rows, dtype=np.intp))
         return scatter_estimates(parts, places)
+
+
+def _predict_ns(entry: Entry, shapes: ExpertShapes, machine: MachineRates) -> FloatColumn:
+    """What the physics says, times what was learned on top where enough models were measured."""
+    times = predict_layer_times(shapes, machine, ExpertConstants(**entry.constants))
+    if not entry.curves:
+        return times.duration_ns
+    span, weights = (np.array(entry.curves[name]) for name in ("span", "weights"))
+    log_ratio = SmoothCorrection(span, weights[0]).log_ratio(layer_features(shapes, times))
+    corrected: FloatColumn = times.duration_ns * np.exp(log_ratio)
+    return corrected
 
 
 class GroupedGemmModel:
@@ -115,6 +134,15 @@ class GroupedGemmModel:
             parts.append(_estimates(times.duration_ns, match, bound))
             places.append(np.array(rows, dtype=np.intp))
         return scatter_estimates(parts, places)
+
+
+def _match_kernel(entries: Sequence[Entry], device: Device, variant: str, dtype: DType) -> Match:
+    """The fit of the kernel on the chip or a close relative, else of another kernel there."""
+    match = match_entry(entries, device, variant)
+    if match is not None and match.is_family:
+        return match
+    nearest = _nearest(entries, device, dtype)
+    return nearest if match is None or nearest.is_family else match
 
 
 def _nearest(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:

@@ -3,7 +3,8 @@
 Columns: collector, device, kernel_source, dtype, tokens, hidden, ffn (of one
 expert), top_k, experts, tp, ep (the GPU's share of each), distribution
 (`balanced` or `power_law_` with its exponent), latency_ms. The GPU measured is
-the most loaded one. A kernel called nongated has one product before the activation.
+the most loaded one. A kernel called nongated has one product before the activation, and so
+have the other kernels of the table for the same model.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _COLUMNS = (
 )  # fmt: skip
 _POWER_LAW = "power_law_"
 _PLAIN = "nongated"
+_MODEL = ("hidden", "ffn", "top_k", "experts")
 _MOST_EXPERTS = 65_536
 _MOST_EXPONENT = 10.0
 
@@ -57,9 +59,10 @@ def load_expert_table(path: Path) -> KernelTable:
     kernels: list[MeasuredKernel] = []
     unsupported: list[UnsupportedRow] = []
     rows = frame.to_dict("records")
+    plain = {_model(row) for row in rows if str(row["kernel_source"]).endswith(_PLAIN)}
     for name, row in zip(row_names(frame), rows, strict=True):
         try:
-            layer = _layer(row)
+            layer = _layer(row, is_gated=_model(row) not in plain)
             time_ns = measured_ns(row["latency_ms"])
         except InputError as fault:
             unsupported.append(UnsupportedRow(name, str(fault)))
@@ -69,7 +72,7 @@ def load_expert_table(path: Path) -> KernelTable:
             MeasuredKernel(
                 row=name,
                 group=(str(row.get("collector", "")), device, f"{layer.dtype.value} experts"),
-                columns={key: row[key] for key in ("hidden", "ffn", "top_k", "experts")},
+                columns=dict(zip(_MODEL, _model(row), strict=True)),
                 op=layer,
                 device=DEVICE_OF_MARKETING_NAME.get(device, device),
                 measured_ns=time_ns,
@@ -78,7 +81,11 @@ def load_expert_table(path: Path) -> KernelTable:
     return KernelTable(tuple(kernels), tuple(unsupported))
 
 
-def _layer(row: Mapping[Any, Any]) -> ExpertLayer:
+def _model(row: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in _MODEL)
+
+
+def _layer(row: Mapping[Any, Any], *, is_gated: bool) -> ExpertLayer:
     """The layer of *row*."""
     word, kernel = str(row["distribution"]), str(row["kernel_source"])
     dtype = parse_dtype(str(row["dtype"]))
@@ -99,7 +106,7 @@ def _layer(row: Mapping[Any, Any]) -> ExpertLayer:
         active=loads.active,
         hidden=whole("hidden", row["hidden"]),
         ffn=sizes["ffn"] // sizes["tp"],
-        is_gated=not kernel.endswith(_PLAIN),
+        is_gated=is_gated,
         dtype=dtype,
     )
 

@@ -16,7 +16,7 @@ DTYPE_WORDS = {
     torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8", torch.int64: "int64",
     torch.int32: "int32", torch.int16: "int32", torch.int8: "int8", torch.uint8: "int8",
     torch.bool: "int8", torch.complex64: "fp32", torch.complex128: "fp64",
-    torch.uint16: "int32", torch.uint32: "int32", torch.uint64: "int64",
+    torch.complex32: "fp32", torch.uint16: "int32", torch.uint32: "int32", torch.uint64: "int64",
 }  # fmt: skip
 """Our word for every number format; of one we have none for, that of the nearest."""
 

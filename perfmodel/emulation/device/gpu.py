@@ -51,6 +51,7 @@ class VirtualGpu:
         self.values = Values()
         self.peak_place = "no allocation"
         self.pinned: set[int] = set()
+        self.kernels: dict[Any, Any] = {}
         self.memory.on_free = self.values.forget_storage
         self.memory.on_peak = self._note_peak
         self.memory.on_full = self._refuse

@@ -2,7 +2,8 @@
 
 Shapes of outputs come from torch's own meta kernels, once per operator and kind of
 arguments; later calls look them up. A view is carried out by the C++ kernel of the CPU,
-which only touches metadata and keeps storage and keys.
+which only touches metadata and keeps storage and keys. Where torch has no meta kernel, that
+of the CPU tells the shapes, once, from stand-in values.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from torch._C import DispatchKey, DispatchKeySet
 
 from perfmodel.emulation.device.descriptions import describe_call, tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu
-from perfmodel.emulation.device.values import MOST_COMPUTED
+from perfmodel.emulation.device.values import MOST_COMPUTED, with_tensors
 
 Kernel = Callable[..., Any]
 CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
 META = torch.device("meta")
 _FLOATS_MATTER = ("arange", "linspace", "logspace", "range", "upsample", "histc", "interp")
 """Operators whose shapes depend on the value of a float."""
-_NO_FAKE = "no fake impl"
-"""What torch says of an operator of the user's own that has no meta kernel."""
+_MOST_ON_HOST = 1 << 26
+"""Elements that the CPU's kernel is asked about."""
 _WITHOUT_KERNEL = ("aten.empty", "aten.new_empty")
 _TRUE, _FALSE, _NAMED_DEVICE, _HOST = object(), object(), object(), object()
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -150,6 +151,7 @@ class OperatorKernel:
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         """Ask torch's meta kernel for shapes."""
+        args = with_tensors(self._op, args)
         meta_args = tuple(_to_meta(arg) for arg in args)
         meta_kwargs = {key: _to_meta(arg) for key, arg in kwargs.items()}
         if meta_kwargs.get("pin_memory"):
@@ -158,9 +160,11 @@ class OperatorKernel:
             result = self._op(*meta_args, **meta_kwargs)
         except RuntimeError as fault:
             # Anything else is the script's own mistake, such as shapes that do not fit.
-            if isinstance(fault, NotImplementedError) or _NO_META_KERNEL in str(fault):
-                raise self._gpu.refuse_operator(self._name, fault) from None
-            raise
+            if not isinstance(fault, NotImplementedError) and _NO_META_KERNEL not in str(fault):
+                raise
+            meta_args = tuple(_to_host(arg) for arg in args)
+            meta_kwargs = {key: _to_host(arg) for key, arg in kwargs.items()}
+            result = self._ask_host(meta_args, meta_kwargs, fault)
         resized = self._find_resized(args, kwargs, meta_args, meta_kwargs)
         result = _keep_channels_last(self._name, meta_args, result)
         outputs = None if self._returned is not None else _plan_of(result)
@@ -173,6 +177,16 @@ class OperatorKernel:
         return CallPlan(
             kind, outputs, resized, self._has_integers_only(tensors, tensors_in(result))
         )
+
+    def _ask_host(self, args: tuple[Any, ...], kwargs: dict[str, Any], fault: Exception) -> Any:
+        """Ask the CPU's kernel for shapes, on values that mean nothing."""
+        tensors = tensors_in([*args, *kwargs.values()])
+        if self._op.namespace != "aten" or sum(map(Tensor.numel, tensors)) > _MOST_ON_HOST:
+            raise self._gpu.refuse_operator(self._name, fault) from None
+        try:
+            return self._op(*args, **kwargs)
+        except RuntimeError as other:
+            raise self._gpu.refuse_operator(self._name, other) from None
 
     def _find_resized(
         self,
@@ -280,6 +294,22 @@ def _to_meta(value: Any) -> Any:
         return META if value.type == "cuda" else value
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
         return type(value)([_to_meta(item) for item in value])
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _to_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if not value.is_cuda:
+            return value
+        # Zeros are places that exist everywhere; matrices of numbers should have full rank.
+        is_number = value.is_floating_point() or value.is_complex()
+        made = torch.zeros(value.shape, dtype=value.dtype)
+        # The script's own random numbers stay as they are.
+        return made.normal_(generator=torch.Generator()) if is_number else made
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)([_to_host(item) for item in value])
     return None if isinstance(value, torch.Generator) else value
 
 

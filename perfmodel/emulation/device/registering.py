@@ -36,6 +36,7 @@ class Registration:
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu = gpu
         self._kernels: dict[Any, Kernel] = {}
+        self._sparse_kernels: dict[Any, Kernel] = {}
         self._aten = torch.library.Library("aten", "IMPL")
         self._any = torch.library.Library("_", "IMPL")
 
@@ -48,11 +49,12 @@ class Registration:
             op = _find(name)
             if op is not None and not _has_kernel(op, "CUDA"):
                 self._aten.impl(_full_name(op), self._kernel(op), "CUDA")
-        for name in _names_with("SparseCUDA", functions):
-            op = _find(name)
-            kernel = None if op is None else sparse_kernel(self._gpu, op)
-            if kernel is not None and not _has_kernel(op, "SparseCUDA"):
-                self._aten.impl(_full_name(op), kernel, "SparseCUDA")
+        for key in ("SparseCUDA", "SparseCsrCUDA"):
+            self._any.fallback(self._fall_back_sparse, key)
+            for name in _names_with(key, functions):
+                op = _find(name)
+                if op is not None and not _has_kernel(op, key):
+                    self._aten.impl(_full_name(op), sparse_kernel(self._gpu, op), key)
         for name, kernel in choice_kernels().items():
             for key in ("AutogradCUDA", "CUDA"):
                 self._aten.impl(name, kernel, key)
@@ -61,6 +63,12 @@ class Registration:
         kernel = self._kernels.get(op)
         if kernel is None:
             kernel = self._kernels[op] = self._kernel(op)
+        return kernel(*args, **kwargs)
+
+    def _fall_back_sparse(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = self._sparse_kernels.get(op)
+        if kernel is None:
+            kernel = self._sparse_kernels[op] = sparse_kernel(self._gpu, op)
         return kernel(*args, **kwargs)
 
     def _kernel(self, op: Any) -> Kernel:

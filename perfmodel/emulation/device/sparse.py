@@ -1,11 +1,13 @@
 """Sparse tensors: what embedding bags and sparse optimizers need of them.
 
 Operators on metadata are those of the CPU; writing ones are recorded by the values
-they touch. A coalesced tensor keeps as many rows as it had.
+they touch. A coalesced tensor keeps as many rows as it had. Others are tried on the CPU, with
+as many entries, to learn what comes out.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,25 +17,31 @@ from torch._C import DispatchKey, DispatchKeySet
 from perfmodel.emulation.device.descriptions import tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.operators import Kernel
+from perfmodel.emulation.device.special import COMPRESSED, to_device
+from perfmodel.emulation.kernel_words import SPARSE
 
+_MOST_ON_HOST = 1 << 27
 _SPARSE_CPU = DispatchKeySet(DispatchKey.SparseCPU)
+_COMPRESSED_CPU = DispatchKeySet(DispatchKey.SparseCsrCPU)
 _METADATA = frozenset(
     {
         "_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors", "_values",
         "_indices", "values", "indices", "sparse_dim", "dense_dim", "_dimI", "_dimV", "_nnz",
         "is_coalesced", "_coalesced_", "copy_sparse_to_sparse_", "sparse_resize_",
-        "sparse_resize_and_clear_",
+        "sparse_resize_and_clear_", "crow_indices", "col_indices", "ccol_indices", "row_indices",
     }
 )  # fmt: skip
 
 
-def sparse_kernel(gpu: VirtualGpu, op: Any) -> Kernel | None:
-    """The kernel of *op* for sparse tensors, where there is one."""
+def sparse_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
+    """The kernel of *op* for sparse tensors."""
     name = op._schema.name.partition("::")[2]
     if name in _METADATA:
 
         def keep(*args: Any, **kwargs: Any) -> Any:
-            return op.redispatch(_SPARSE_CPU, *args, **kwargs)
+            is_compressed = isinstance(args[0], Tensor) and args[0].layout in COMPRESSED
+            keys = _COMPRESSED_CPU if is_compressed else _SPARSE_CPU
+            return op.redispatch(keys, *args, **kwargs)
 
         return keep
     if name == "_coalesce":
@@ -42,19 +50,87 @@ def sparse_kernel(gpu: VirtualGpu, op: Any) -> Kernel | None:
             values = tensor._values()
             gpu.launch("aten._coalesce", values.get_device(), inputs=[values], outputs=[values])
             gpu.recorder.stand_in("rows of a coalesced sparse tensor")
-            result = torch._sparse_coo_tensor_unsafe(tensor._indices(), values, tensor.shape)
-            return result._coalesced_(True)
+            result: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(
+                tensor._indices(), values, tensor.shape, is_coalesced=True
+            )
+            return result
 
         return coalesce
     arguments = op._schema.arguments
     if arguments[0].alias_info is None and all(one.name != "out" for one in arguments):
-        return None
+        return _host_kernel(gpu, op)
 
     def write(*args: Any, **kwargs: Any) -> Any:
         tensors = tensors_in([*args, *kwargs.values()])
-        touched = [tensor._values() for tensor in tensors if tensor.is_sparse]
+        touched = [_parts(tensor)[0] for tensor in tensors if tensor.layout is not torch.strided]
         # Rows that are written are as many as the sparse operand has.
         gpu.launch(str(op), touched[0].get_device(), inputs=[*touched, *touched], outputs=touched)
         return kwargs.get("out", args[0])
 
     return write
+
+
+def _host_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
+    """The kernel of an operator on sparse tensors whose result the CPU's own tells."""
+    name = op._schema.name.partition("::")[2]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        gpu.recorder.check_running()
+        inputs = [
+            part for tensor in tensors_in([*args, *kwargs.values()]) for part in _parts(tensor)
+        ]
+        device = next((part.get_device() for part in inputs if part.is_cuda), 0)
+        if sum(part.numel() for part in inputs) > _MOST_ON_HOST:
+            raise gpu.refuse_operator(str(op), "more entries than the CPU is asked about")
+        host_args = [_on_host(gpu, arg) for arg in args]
+        host_kwargs = {name: _on_host(gpu, arg) for name, arg in kwargs.items()}
+        try:
+            result = op(*host_args, **host_kwargs)
+        except NotImplementedError as fault:
+            raise gpu.refuse_operator(str(op), fault) from None
+        made = to_device(gpu, result, device)
+        outputs = [part for tensor in tensors_in(made) for part in _parts(tensor)]
+        gpu.launch(f"{SPARSE}{name}", device, inputs=inputs, outputs=outputs)
+        return made
+
+    return kernel
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """The dense tensors that *tensor* consists of."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values(), tensor._indices()]
+    if tensor.layout in COMPRESSED:
+        return [tensor.values(), *(getattr(tensor, name)() for name in COMPRESSED[tensor.layout])]
+    return [tensor]
+
+
+def _on_host(gpu: VirtualGpu, value: Any) -> Any:
+    """*value* with tensors of the CPU: positions where they are known, else the first ones."""
+    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+        return type(value)([_on_host(gpu, item) for item in value])
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if not isinstance(value, Tensor):
+        return value
+    if value.layout is torch.strided:
+        known = gpu.values.known(value)
+        return torch.ones(value.shape, dtype=value.dtype) if known is None else known
+    entries = _on_host(gpu, _parts(value)[0])
+    if value.layout in COMPRESSED:
+        rows, columns = value.shape if value.layout is torch.sparse_csr else value.shape[::-1]
+        starts, inside = (gpu.values.known(part) for part in _parts(value)[1:])
+        if starts is None or inside is None:
+            starts = (torch.arange(rows + 1) * columns).clamp(max=len(entries))
+            inside = torch.arange(len(entries)) % columns
+        return torch.sparse_compressed_tensor(
+            starts, inside, entries, value.shape, layout=value.layout, check_invariants=False
+        )
+    places = gpu.values.known(value._indices())
+    if places is None:
+        shape = value.shape[: value.sparse_dim()]
+        count = max(math.prod(shape), 1)
+        places = torch.stack(torch.unravel_index(torch.arange(len(entries)) % count, shape))
+    return torch.ops.aten._sparse_coo_tensor_unsafe(
+        places, entries, value.shape, is_coalesced=value.is_coalesced()
+    )

@@ -14,10 +14,15 @@ from torch import Tensor
 
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
 from perfmodel.emulation.device.memory import contiguous_stride
-from perfmodel.emulation.device.operators import CPU_KEYS, Kernel
+from perfmodel.emulation.device.operators import CPU_KEYS, Kernel, OperatorKernel
 from perfmodel.emulation.rank_record import CallType
 
 Handler = Callable[[VirtualGpu, Any, tuple[Any, ...], dict[str, Any]], Any]
+COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+}
+"""Where a compressed matrix keeps the counts of its rows or columns, and the places in them."""
 _WIDE = (torch.float16, torch.bfloat16)
 
 
@@ -162,7 +167,7 @@ def select_unknown(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict
     if all(value is not None for value in known) and not _is_wide_float(tensors[0]):
         values = iter(known)
         result = op(*[next(values) if isinstance(a, Tensor) else a for a in args], **kwargs)
-        return _to_device(gpu, result, device)
+        return to_device(gpu, result, device)
     gpu.recorder.stand_in("shape that depends on values")
     return _largest(gpu, op, tensors, device, args)
 
@@ -176,18 +181,49 @@ def _largest(
         return gpu.empty((count, first.dim()), (1, max(count, 1)), torch.int64, device)
     if name == "masked_select":
         return gpu.empty((count,), (1,), first.dtype, device)
+    if name == "_to_sparse":
+        return to_device(gpu, torch.ones(first.shape, dtype=first.dtype).to_sparse(), device)
     if name == "bincount":
         least = args[2] if len(args) > 2 else 0
         return gpu.empty((max(least, 1),), (1,), torch.int64, device)
     values = (first.shape if name == "unique_dim" else (count,), first.dtype)
     made = [gpu.empty(values[0], contiguous_stride(values[0]), values[1], device)]
-    made += [gpu.empty((count,), (1,), torch.int64, device) for _ in range(2)]
+    others = len(op._schema.returns) - 1
+    made += [gpu.empty((count,), (1,), torch.int64, device) for _ in range(others)]
     return tuple(made)
 
 
-def _to_device(gpu: VirtualGpu, result: Any, device: int) -> Any:
-    if isinstance(result, tuple):
-        return tuple(_to_device(gpu, part, device) for part in result)
+def index(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Indexing; masks are turned into positions first, which waits, as on a GPU."""
+    places: list[Any] = []
+    for one in args[1]:
+        is_mask = one is not None and one.dtype in (torch.bool, torch.uint8)
+        places += one.nonzero().unbind(1) if is_mask else [one]
+    kernel = gpu.kernels.get(op)
+    if kernel is None:
+        kernel = gpu.kernels[op] = OperatorKernel(gpu, op)
+    return kernel(args[0], places, **kwargs)
+
+
+def to_device(gpu: VirtualGpu, result: Any, device: int) -> Any:
+    """*result* of an operator of the CPU on the device, with the values that are kept there."""
+    if isinstance(result, tuple | list):
+        return type(result)(to_device(gpu, part, device) for part in result)
+    if not isinstance(result, Tensor):
+        return result
+    if result.layout is torch.sparse_coo:
+        parts = to_device(gpu, (result._indices(), result._values()), device)
+        return torch.ops.aten._sparse_coo_tensor_unsafe(
+            *parts, result.shape, is_coalesced=result.is_coalesced()
+        )
+    if result.layout in COMPRESSED:
+        names = (*COMPRESSED[result.layout], "values")
+        starts, inside, entries = (
+            to_device(gpu, getattr(result, name)(), device) for name in names
+        )
+        return torch.sparse_compressed_tensor(
+            starts, inside, entries, result.shape, layout=result.layout, check_invariants=False
+        )
     made = gpu.empty(result.shape, result.stride(), result.dtype, device)
     gpu.values.set(made, result)
     return made
@@ -272,7 +308,11 @@ SPECIAL: dict[str, Handler] = {
     "_amp_update_scale_": update_scale,
     "nonzero": select_unknown,
     "masked_select": select_unknown,
+    "_unique": select_unknown,
     "_unique2": select_unknown,
+    "unique_consecutive": select_unknown,
+    "_to_sparse": select_unknown,
+    "index.Tensor": index,
     "unique_dim": select_unknown,
     "bincount": select_unknown,
     "batch_norm_stats": batch_norm_kernel,

@@ -84,7 +84,7 @@ class Values:
         """Give *outputs* of *op* their values; whether those of all inputs are known."""
         name = op._schema.name.partition("::")[2]
         try:
-            host_args = [self._host(arg, name) for arg in args]
+            host_args = [self._host(arg, name) for arg in with_tensors(op, args)]
             host_kwargs = {
                 key: torch.empty(arg.shape, dtype=arg.dtype)
                 if key == "out"
@@ -120,6 +120,17 @@ class Values:
             # Compared as what the script would be told: a finite loss is finite.
             return torch.ones(tensor.shape, dtype=tensor.dtype)
         raise LookupError
+
+
+def with_tensors(op: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """*args* of *op* with tensors where torch hands over the plain number they were made of."""
+    schemas = op._schema.arguments
+    return tuple(
+        torch.tensor(arg)
+        if isinstance(arg, int | float | complex) and str(schemas[place].type) == "Tensor"
+        else arg
+        for place, arg in enumerate(args)
+    )
 
 
 def storage_address(tensor: Tensor) -> int:

@@ -213,12 +213,17 @@ def _load(question: LayoutQuestion, hosts: int) -> _Setting:
     return _Setting(spec, cluster, load_stack(question.stack or spec.stack), stated)
 
 
+def _fixed(stated: frozenset[str]) -> str:
+    return f" with {', '.join(sorted(stated))} fixed" if stated else ""
+
+
 def _fitting(setting: _Setting, everything: Sequence[Candidate]) -> list[Candidate]:
     if not everything:
         raise PlanError(
-            f"search: {setting.spec.name} has no layout on {setting.cluster.rank_count} ranks: "
-            f"batch {setting.spec.batch}, {setting.spec.model.layers} layers and "
-            f"{setting.spec.model.heads} heads divide by none of them. Change batch or hosts."
+            f"search: {setting.spec.name} has no layout on {setting.cluster.rank_count} ranks"
+            f"{_fixed(setting.stated)}: batch {setting.spec.batch}, {setting.spec.model.layers} "
+            f"layers and {setting.spec.model.heads} heads divide by none of them. "
+            f"{'Fix less' if setting.stated else 'Change batch'}, or change hosts."
         )
     usable_bytes = setting.cluster.device.memory_bytes * USABLE_SHARE
     fitting = [one for one in everything if one.peak_bytes <= usable_bytes]

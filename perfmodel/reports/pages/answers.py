@@ -19,6 +19,7 @@ from perfmodel.reports.pages.page import (
     Command,
     Grid,
     Headline,
+    Legend,
     Lines,
     Matrix,
     Page,
@@ -26,7 +27,7 @@ from perfmodel.reports.pages.page import (
     Ranges,
     Section,
 )
-from perfmodel.reports.pages.prediction import build_pieces, iter_sections
+from perfmodel.reports.pages.prediction import PART_COLOURS, build_pieces, iter_sections
 from perfmodel.reports.search import HEADINGS, build_flags, to_layout_cells
 from perfmodel.reports.text import to_command
 from perfmodel.reports.whatif import change_pct
@@ -36,11 +37,7 @@ from perfmodel.validation.scoreboard import Scoreboard
 MAX_ROWS = 200
 MOST_RANKS, MOST_TABLES = 32, 60
 SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
-COLOURS = (
-    "Green is compute, blue exposed communication, violet exposed copies, yellow waiting for "
-    "other ranks, red idle because the host is late."
-)
-LEGEND = Lines([COLOURS])
+LEGEND = Legend(list(PART_COLOURS.values()))
 INTERVAL_NOTE = "The thin line is the 90 % interval."
 
 

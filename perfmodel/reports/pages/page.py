@@ -20,7 +20,10 @@ import perfmodel
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table; columns in *numeric* stand to the right, those in *code* are names of things."""
+    """A table; columns in *numeric* stand to the right, those in *code* are names of things.
+
+    Those in *finds* are names of tasks, and lead to them in the timeline of the page.
+    """
 
     kind: ClassVar[str] = "grid"
     headings: Sequence[str]
@@ -28,6 +31,7 @@ class Grid:
     numeric: Sequence[int] = ()
     code: Sequence[int] = ()
     note: str = ""
+    finds: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,14 @@ class Lines:
 
     kind: ClassVar[str] = "lines"
     sentences: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Legend:
+    """What colours stand for."""
+
+    kind: ClassVar[str] = "legend"
+    entries: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +128,7 @@ class Command:
     text: str
 
 
-Block = Grid | Lines | Bars | Ranges | Matrix | Canvas | Command
+Block = Grid | Lines | Legend | Bars | Ranges | Matrix | Canvas | Command
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, TimeParts
 from perfmodel.reports.document import to_scenario_document
+from perfmodel.reports.pages.links import build_links
 from perfmodel.reports.pages.page import (
     Bars,
     Block,
@@ -50,6 +52,14 @@ PART_COLOURS = {
 MEMORY_COLOURS = (
     "#3b74c4", "#3f9a54", "#e0b43a", "#c8553d", "#8d63b5", "#4aa3a2", "#b0668f", "#7b8894",
 )  # fmt: skip
+PROVENANCE_COLOURS = {
+    Provenance.RECORDED: "#22713a",
+    Provenance.MEASURED: "#3f9a54",
+    Provenance.INTERPOLATED: "#4aa3a2",
+    Provenance.EXTRAPOLATED: "#3b74c4",
+    Provenance.ANALYTIC: "#e0b43a",
+    Provenance.ASSUMED: "#c8553d",
+}
 
 
 def build_page(prediction: Prediction, price_per_gpu_hour: float | None = None) -> str:
@@ -93,11 +103,9 @@ def iter_sections(prediction: Prediction) -> Iterator[Section]:
     yield Section("What decides it: the critical path", _path(prediction))
     yield Section("Who waits for whom", _waits(prediction))
     yield Section("Memory", _memory(prediction))
-    known = ", ".join(f"{ratio:.1%} {kind.word}" for kind, ratio in why.provenance_ratio.items())
-    yield Section(
-        "How we know, and what we assume",
-        [Lines([f"Share of the critical path: {known}.", *prediction.assumptions])],
-    )
+    yield Section("The machine and its busiest links", build_links(prediction))
+    yield Section("How we know: shares of the critical path", [_provenance(prediction)])
+    yield Section("What we assume", [Lines(prediction.assumptions)])
 
 
 def _question(prediction: Prediction) -> list[Block]:
@@ -113,6 +121,16 @@ def _question(prediction: Prediction) -> list[Block]:
     if scenario is not None:
         blocks.append(Command(to_command(scenario)))
     return blocks
+
+
+def _provenance(prediction: Prediction) -> Bars:
+    pieces, done = [], 0.0
+    for kind, ratio in prediction.explanation.provenance_ratio.items():
+        if ratio:
+            colour = PROVENANCE_COLOURS[kind]
+            pieces.append(Piece(kind.word, colour, "", f"{ratio:.1%}", done, ratio))
+            done += ratio
+    return Bars([("", pieces, "")])
 
 
 def _words(document: dict[str, object]) -> list[tuple[str, str]]:
@@ -182,8 +200,8 @@ def _shares(heading: str, shares: Sequence[PathShare], total_ns: int) -> Grid:
         )
         for share in shares
     ]
-    code = () if heading == "kind" else (0,)
-    return Grid((heading, "time", "share", "tasks"), rows, numeric=(1, 2, 3), code=code)
+    finds = () if heading == "kind" else (0,)
+    return Grid((heading, "time", "share", "tasks"), rows, numeric=(1, 2, 3), finds=finds)
 
 
 def _waits(prediction: Prediction) -> list[Block]:
@@ -201,7 +219,7 @@ def _waits(prediction: Prediction) -> list[Block]:
         )
         for crowd in gather_waits(waits)[:MAX_WAITS]
     ]
-    grid = Grid(("who", "for", "in", "each loses", "at most"), rows, numeric=(3, 4), code=(2,))
+    grid = Grid(("who", "for", "in", "each loses", "at most"), rows, numeric=(3, 4), finds=(2,))
     return [_matrix(prediction), grid]
 
 

@@ -18,6 +18,12 @@
   let scroll = 0;
   const total = rows.length * ROW;
   const shown = Math.min(total, 30 * ROW);
+  // The critical path, step by step: tasks of all lanes in the order of their starts.
+  const steps = [];
+  rows.forEach((row, number) => {
+    for (let i = 0; i < row.start.length; i++) if (row.label[i] >= PATH) steps.push([number, i]);
+  });
+  steps.sort((a, b) => rows[a[0]].start[a[1]] - rows[b[0]].start[b[1]]);
   const left = () => Math.min(170, canvas.clientWidth * 0.32);
 
   const words = (units) => {
@@ -69,6 +75,36 @@
     pen.globalAlpha = 1;
   };
 
+  // Where the path goes over to another lane, a line leads from one task to the next.
+  const drawSteps = (width, mark) => {
+    const scale = (width - left()) / (to - from);
+    const at = (moment) => Math.min(Math.max(left() + (moment - from) * scale, left()), width);
+    pen.strokeStyle = mark; pen.lineWidth = 1.2;
+    pen.save();
+    pen.beginPath(); pen.rect(left(), 0, width - left(), shown); pen.clip();
+    pen.beginPath();
+    const seen = steps.filter(([lane, i]) => rows[lane].start[i] >= from && rows[lane].start[i] <= to);
+    // More of them than that would be a wall.
+    for (let n = 1; n < seen.length && seen.length < 300; n++) {
+      const [one, i] = seen[n - 1], [next, j] = seen[n];
+      const begin = rows[next].start[j];
+      if (one === next) continue;
+      pen.moveTo(at(rows[one].start[i] + rows[one].length[i]), one * ROW - scroll + ROW / 2);
+      pen.lineTo(at(begin), next * ROW - scroll + ROW / 2);
+    }
+    pen.stroke();
+    pen.restore();
+    pen.lineWidth = 1;
+  };
+
+  const drawScrollbar = (width, ink) => {
+    if (total <= shown) return;
+    pen.fillStyle = ink.line;
+    pen.fillRect(width - 5, 0, 5, shown);
+    pen.fillStyle = ink.dim;
+    pen.fillRect(width - 5, shown * scroll / total, 5, shown * shown / total);
+  };
+
   const drawAxis = (width, height, ink) => {
     pen.fillStyle = ink.dim;
     pen.strokeStyle = ink.line;
@@ -89,7 +125,7 @@
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.font = "11px system-ui, sans-serif";
     const ink = { dim: colour("--dim"), line: colour("--line"), ground: colour("--ground"), hit: "#b02a8f" };
-    const hits = query ? data.labels.map((label) => label.toLowerCase().includes(query)) : null;
+    const hits = query ? data.labels.map(isHit) : null;
     const onPath = byId("path").checked;
     rows.forEach((row, number) => {
       const top = number * ROW - scroll;
@@ -101,6 +137,8 @@
       pen.restore();
       drawRow(row, top, width, ink, colour("--mark"), onPath, hits);
     });
+    if (onPath) drawSteps(width, colour("--mark"));
+    drawScrollbar(width, ink);
     drawAxis(width, height, ink);
     canvas.dataset.from = from; canvas.dataset.to = to; canvas.dataset.matches = matches.length;
   };
@@ -120,11 +158,20 @@
     return (x - left()) / (canvas.clientWidth - left());
   };
 
+  // A star in what is searched for stands for anything, as in the tables of the page.
+  const isHit = (label) => {
+    let rest = 0;
+    return query.split("*").every((part) => {
+      const place = label.toLowerCase().indexOf(part, rest);
+      rest = place + part.length;
+      return place >= 0;
+    });
+  };
   const search = () => {
     query = byId("find").value.trim().toLowerCase();
     matches = []; current = -1;
     if (query) {
-      const hits = data.labels.map((label) => label.toLowerCase().includes(query));
+      const hits = data.labels.map(isHit);
       rows.forEach((row, number) => {
         for (let i = 0; i < row.start.length; i++) if (hits[row.label[i] % PATH]) matches.push([number, i]);
       });
@@ -136,10 +183,21 @@
   const jump = (by) => {
     if (!matches.length) return;
     current = (current + by + matches.length) % matches.length;
-    const [number, i] = matches[current], row = rows[number];
+    byId("found").textContent = current + 1 + " of " + matches.length;
+    show(...matches[current]);
+  };
+  let step = -1;
+  const walk = (by) => {
+    if (!steps.length) return;
+    step = (Math.max(step, by < 0 ? 0 : -1) + by + steps.length) % steps.length;
+    byId("found").textContent = "step " + (step + 1) + " of " + steps.length + " of the path";
+    canvas.dataset.step = step;
+    show(...steps[step]);
+  };
+  const show = (number, i) => {
+    const row = rows[number];
     const span = Math.max(row.length[i] * 12, 8), middle = row.start[i] + row.length[i] / 2;
     scroll = Math.min(Math.max(number * ROW - shown / 2, 0), total - shown);
-    byId("found").textContent = current + 1 + " of " + matches.length;
     tell(row, i);
     look(middle - span / 2, middle + span / 2);
   };
@@ -186,6 +244,14 @@
   byId("find").addEventListener("keydown", (e) => { if (e.key === "Enter") jump(e.shiftKey ? -1 : 1); });
   byId("next").addEventListener("click", () => jump(1));
   byId("previous").addEventListener("click", () => jump(-1));
+  byId("forth").addEventListener("click", () => walk(1));
+  byId("back").addEventListener("click", () => walk(-1));
+  document.querySelectorAll("[data-find]").forEach((link) => link.addEventListener("click", (e) => {
+    e.preventDefault();
+    byId("find").value = link.dataset.find;
+    search(); jump(1);
+    canvas.scrollIntoView({ block: "center" });
+  }));
   byId("path").addEventListener("change", draw);
   addEventListener("resize", draw);
   addEventListener("themechange", draw);

@@ -8,15 +8,17 @@ factor an expert drops what is beyond it; the bytes sent shrink with it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import GroupedGemm, MemoryBound, Op
+from perfmodel.stacks.stack import Habit
 from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.transformer import chains
 from perfmodel.workloads.transformer.products import ProductSteps
-from perfmodel.workloads.transformer.routing import routed_rows
+from perfmodel.workloads.transformer.routing import distinct_places, routed_rows
 from perfmodel.workloads.transformer.schedule import Step
 from perfmodel.workloads.transformer.shapes import ExpertShape, Linear
 from perfmodel.workloads.transformer.slots import Slot
@@ -130,9 +132,22 @@ class ExpertSteps:
     def _exchange(self, label: str) -> Step:
         kind = CollectiveKind.ALL_TO_ALL
         # The rank with most to receive holds the others up, so all send as much as it receives.
-        size_bytes = self.received_rows * self.spec.model.hidden * self.dtype.size_bytes
+        rows = math.ceil(self.received_rows * self._copies_share)
+        size_bytes = rows * self.spec.model.hidden * self.dtype.size_bytes
         collective = Collective(kind, size_bytes=size_bytes, dtype=self.dtype)
         return Step(kind.value, f"{label} {kind.value}", collective=collective, slot=Slot.EXPERTS)
+
+    @property
+    def _copies_share(self) -> float:
+        """Copies of a token that travel, as a share of the experts it chose.
+
+        Between hosts the network decides, and the copies inside a host are made there.
+        """
+        layout, top_k = self.products.layout, self.spec.model.top_k
+        if not self.products.run.stack.has(Habit.TOKENS_ONCE):
+            return 1.0
+        places = layout.expert_hosts if layout.expert_hosts > 1 else layout.ep
+        return distinct_places(top_k, places) / top_k
 
     def _share(self, kind: CollectiveKind, what: str) -> Step:
         size_bytes = self.rows * self.spec.model.hidden * self.dtype.size_bytes

@@ -292,6 +292,7 @@ def _smallest_micro_batch(
         cp=parallel.cp,
         ep=parallel.ep,
         etp=parallel.etp,
+        expert_hosts=-(-parallel.ep * parallel.etp // ranks_per_host),
     )
 
 

@@ -19,6 +19,7 @@ class Layout:
     Experts are spread over the ranks of a stage on their own: *etp* side by side share the
     products of an expert, *ep* such groups divide the experts among themselves.
     *interleaving* is how many separate runs of layers a pipeline stage holds.
+    The ranks that divide experts stand on *expert_hosts* hosts.
     *shard* is how many data-parallel ranks divide state, all of them if left out. *lengths* are
     the layers of each run, as nearly equal as possible if left out.
     """
@@ -35,6 +36,7 @@ class Layout:
     cp: int = 1
     ep: int = 1
     etp: int = 1
+    expert_hosts: int = 1
 
     @property
     def rank_count(self) -> int:

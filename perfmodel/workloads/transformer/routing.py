@@ -1,4 +1,4 @@
-"""Routing: rows that the most loaded rank of an expert group works on."""
+"""Routing: rows that the most loaded rank of an expert group works on, and copies that travel."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def routed_rows(spec: TransformerSpec, *, tokens: int, ep: int) -> int:
     if training.capacity_factor is not None:
         rows = min(rows, training.capacity_factor * tokens * model.top_k)
     return math.ceil(rows)
+
+
+def distinct_places(choices: int, places: int) -> float:
+    """Of *places*, how many *choices* made evenly and independently are expected to fall on."""
+    return places * (1.0 - (1.0 - 1.0 / places) ** choices)

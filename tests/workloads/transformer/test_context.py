@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from collectives.collective import CollectiveKind
@@ -22,8 +24,10 @@ KV = 2 * 16 * 2 * (2 + 2) * 2 // 2
 
 
 def iteration_ns(spec, ranks):
-    cluster = build_cluster(load_topology("dgx_h100"), ranks_per_host=ranks)
-    job = build_job(spec, rank_count=ranks, ranks_per_host=ranks, stack=STACK)
+    of_host = math.gcd(ranks, 8)
+    topology = load_topology("dgx_h100")
+    cluster = build_cluster(topology, hosts=ranks // of_host, ranks_per_host=of_host)
+    job = build_job(spec, rank_count=ranks, ranks_per_host=of_host, stack=STACK)
     check_job(job)
     priced = price_job(job, cluster=cluster, stack=STACK)
     return int(SerialExecutor().replay(priced.job, priced.durations, 1).iteration_end_ns.max())
