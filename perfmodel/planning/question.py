@@ -15,7 +15,7 @@ from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import local_batch
-from perfmodel.workloads.dlrm.memory import base_memory_bytes, piece_memory_bytes
+from perfmodel.workloads.dlrm.memory import base_memory_bytes, pieces_memory_bytes
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster, build_cluster, load_topology
 
@@ -113,10 +113,8 @@ def build_task(
     ranks = cluster.rank_count
     base = base_memory_bytes(spec, [], samples=local_batch(spec, rank_count=ranks))
     optimizer = spec.embedding.optimizer
-    buffers = sum(
-        piece_memory_bytes(spec, table) - piece_bytes(table, optimizer) for table in tables
-    )
-    buffers //= ranks
+    held = pieces_memory_bytes(spec, tables)
+    buffers = (held - sum(piece_bytes(table, optimizer) for table in tables)) // ranks
     room = cluster.device.memory_bytes - base - buffers
     if room <= 0:
         raise PlanError(

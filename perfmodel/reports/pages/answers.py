@@ -171,7 +171,7 @@ def _table_matrix(ranked: RankedPlan) -> Matrix:
     for place in order[:MOST_TABLES]:
         table, kind = plan.tables[place], plan.kinds[place].value.replace("_", " ")
         shares = held[place] / (table.rows * table.width)
-        if place in plan.data_parallel:
+        if place in plan.copied_places:
             shares = np.ones(plan.rank_count)
         cells = [(f"{share:.0%}" if share else "", 0.7 * share) for share in shares[:MOST_RANKS]]
         rows.append((f"{table.name}: {table.rows:,} x {table.width}, {kind}", cells))
