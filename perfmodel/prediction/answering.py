@@ -33,7 +33,7 @@ from perfmodel.prediction.sampling import build_interval
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.recordings.hold_back import HeldReplay, replay_held
 from perfmodel.recordings.recorded_job import SelfReplay
-from perfmodel.whatif.pinning import pin_prices
+from perfmodel.whatif.pinning import pin_prices, with_own_origins
 
 NO_DOUBT = "The interval is empty: the job states its durations and no doubt about them."
 
@@ -73,7 +73,8 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
             "and do not trust the answer."
         )
     if question.cluster is None:
-        return question
+        named = question.job if question.notes is not None else with_own_origins(question.job)
+        return replace(question, job=named)
     pinned = pin_prices(price_question(question))
     return replace(question, job=pinned.job, known=pinned.prices)
 
