@@ -113,12 +113,13 @@ class RankedLayout:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many layouts there were and what became of them."""
+    """How many layouts there were and what became of them; *untried* when time was up."""
 
     considered: int
     too_large: int
     replayed: int
     pruned: int
+    untried: int
     is_proven: bool
 
 
@@ -196,6 +197,7 @@ def _search(
         queue, _judge_with(setting, asked, executor), question.top, deadline_s, on_phase
     )
     ranked = _order(replayed)[: question.top]
+    above = [bound_ns for bound_ns, _ in queue[len(replayed) :] if bound_ns >= ranked[0].time_ns]
     return LayoutRanking(
         question=question,
         hosts=hosts,
@@ -207,7 +209,8 @@ def _search(
             considered=len(everything),
             too_large=len(everything) - len(fitting),
             replayed=len(replayed),
-            pruned=len(fitting) - len(replayed),
+            pruned=len(above),
+            untried=len(fitting) - len(replayed) - len(above),
             is_proven=is_proven,
         ),
         reasons=_reasons(setting, ranked),
