@@ -1,6 +1,8 @@
+import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -121,10 +123,15 @@ def test_a_device_stays_a_device_and_a_full_one_is_told(tmp_path):
         write_file(device, "text")
     assert device.is_char_device()
 
-    nowhere = tmp_path / "null"
-    nowhere.symlink_to("/dev/null")
-    write_file(nowhere, "text")
-    assert nowhere.is_char_device()
+
+def test_a_pipe_stays_a_pipe_and_gets_the_content(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        heard = pool.submit(pipe.read_text)
+        write_file(pipe, "text")
+        assert heard.result() == "text"
+    assert pipe.is_fifo()
 
 
 def test_a_link_stays_a_link_and_what_it_names_is_written(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
-from perfmodel.planning.layouts.search import LayoutRanking, RankedLayout, pareto
+from perfmodel.planning.layouts.search import LayoutRanking
 from perfmodel.planning.ranking import RankedPlan, Ranking
 from perfmodel.prediction.answer import Answer, Interval
 from perfmodel.prediction.changing import WhatIf
@@ -25,7 +25,13 @@ from perfmodel.reports.pages.page import (
     Section,
 )
 from perfmodel.reports.pages.prediction import PART_COLOURS, build_pieces, iter_sections
-from perfmodel.reports.search import HEADINGS, build_flags, to_layout_cells
+from perfmodel.reports.search import (
+    HEADINGS,
+    build_flags,
+    to_front_lines,
+    to_layout_cells,
+    to_tally_line,
+)
 from perfmodel.reports.text import to_command
 from perfmodel.reports.whatif import change_pct
 from perfmodel.validation.fits import FitBoard
@@ -141,11 +147,8 @@ def _plan_cells(place: int, plan: RankedPlan) -> list[str]:
 def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
     """The fastest layouts for every number of hosts."""
     best = min(rankings, key=lambda one: one.best.time_ns)
-    question, spread = best.question, best.best.candidate.chosen.layout
+    question = best.question
     flags = [Command(f"{trainer}: {text}") for trainer, text in build_flags(best.best).items()]
-    front = [
-        f"{one.rank_count} GPUs: {format_duration(one.best.time_ns)}" for one in pareto(rankings)
-    ]
     changes = " ".join(
         f"--set {key}={value}" for key, value in best.best.candidate.overrides.items()
     )
@@ -156,7 +159,7 @@ def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
     return Page(
         title=f"Layouts of {question.workload} on {question.topology}",
         headline=Headline(
-            verdict=f"tp={spread.tp} pp={spread.pp} dp={spread.dp} fits and is fastest",
+            verdict=f"{best.best.name} fits and is fastest",
             is_good=True,
             answer=format_duration(best.best.time_ns),
             beside=f"per iteration on {best.rank_count} GPUs",
@@ -164,7 +167,9 @@ def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
         ),
         sections=(
             *(Section(f"On {one.rank_count} GPUs", _layouts(one)) for one in rankings),
-            Section("More GPUs that pay", [Lines(front)] if len(rankings) > 1 else []),
+            Section(
+                "More GPUs that pay", [Lines(to_front_lines(rankings))] if len(rankings) > 1 else []
+            ),
             Section("To run it", flags),
             Section("To ask for the fastest again", [Command(again)]),
         ),
@@ -172,29 +177,18 @@ def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
 
 
 def _layouts(ranking: LayoutRanking) -> list[Block]:
-    tally = ranking.tally
     rows = [to_layout_cells(ranking, one, place) for place, one in enumerate(ranking.layouts, 1)]
     has_price = ranking.question.price_per_gpu_hour is not None
     headings = [*HEADINGS, *(["per M tokens"] if has_price else [])]
-    proof = "no other can be faster" if tally.is_proven else "time was up: another may be faster"
-    names = [f"{place}. {_split(one)}" for place, one in enumerate(ranking.layouts, 1)]
+    names = [f"{place}. {one.name}" for place, one in enumerate(ranking.layouts, 1)]
     times = [
         (name, one.time_ns, one.interval) for name, one in zip(names, ranking.layouts, strict=True)
     ]
-    counts = (
-        f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
-        f"bound, {tally.replayed} replayed; {proof}."
-    )
     return [
-        Lines([counts]),
+        Lines([f"{to_tally_line(ranking)}."]),
         _interval_ranges(times),
         Grid(headings, rows, numeric=range(len(headings))),
     ]
-
-
-def _split(one: RankedLayout) -> str:
-    layout = one.candidate.chosen.layout
-    return f"tp={layout.tp} pp={layout.pp} dp={layout.dp}"
 
 
 def build_whatif_page(whatif: WhatIf) -> str:
