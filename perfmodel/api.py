@@ -273,7 +273,7 @@ def import_traces(
     """Turn traces of all ranks into a job in the folder *out*; what they are is told by content.
 
     *paths* are files of one job, a folder of them, or a folder of such folders; several jobs go
-    to folders in *out*. *on_file* is told before each file is read.
+    to folders in *out*. *on_file* is told before each file is read, and when all are.
     """
     from perfmodel.recordings import import_files
     from traces.job_trace import ignore_file
