@@ -161,3 +161,9 @@ def rank(
         from perfmodel.reports.rank.table import print_ranking
 
         print_ranking(ranking, Console(width=None if sys.stdout.isatty() else 140, highlight=False))
+        for path in (json_file, csv_file, report_file):
+            if path is not None:
+                print(f"Wrote {path}")
+        if best_file is not None:
+            print(f"Wrote {best_file}: {ranking.plans[0].plan.name}, in TorchRec's JSON")
+            print("  explained by: perfmodel predict --plan; its keys: perfmodel schema plan")
