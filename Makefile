@@ -8,7 +8,7 @@ MANUAL := .venv/manual.stamp
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 TEST_WORKERS ?= 2
 
-.PHONY: predict test lint check bench mutants fuzz faults docs manual scoreboard release clean
+.PHONY: predict test lint check bench mutants fuzz faults docs manual scoreboard figures release clean
 
 predict: $(PROGRAM)
 	@$(BIN)/perfmodel predict --topology dgx_h100.yaml
@@ -48,8 +48,11 @@ manual: $(TOOLS)
 # Measured runs beside their predictions, into experiments/runs_scoreboard, README and manual.
 scoreboard: $(TOOLS)
 	$(BIN)/python experiments/runs_scoreboard/run.py
-	$(BIN)/python experiments/runs_scoreboard/draw.py
 	$(BIN)/python docs/scoreboard.py
+
+# Every figure of experiments/README.md again; QUICK=1 takes two minutes and writes to build/figures.
+figures: $(TOOLS)
+	$(BIN)/python -m experiments $(if $(QUICK),--quick)
 
 # Wheel and source archive, tried in an empty environment.
 release: $(MANUAL)

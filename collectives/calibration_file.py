@@ -171,6 +171,7 @@ def _generation(content: Mapping[str, Any]) -> GenerationPlan:
         tree_ll128_channel_bytes_per_s=rates("tree_ll128_channel_gb_per_s"),
         tree_channel_bytes_per_s=rates("tree_channel_gb_per_s"),
         nvls_tree_channel_bytes_per_s=rates("nvls_tree_channel_gb_per_s"),
+        two_host_reach=float(content["two_host_reach"]),
     )
 
 

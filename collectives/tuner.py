@@ -30,7 +30,11 @@ _NS_PER_US = 1e3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
-    """NCCL's bandwidth table for one GPU generation; lists go by 1, 2, and 4 or more hosts."""
+    """NCCL's bandwidth table for one GPU generation; lists go by 1, 2, and 4 or more hosts.
+
+    *two_host_reach* is how much of the network it expects a tree over two hosts to use: NCCL of
+    Volta's days did not plan with both trees.
+    """
 
     link_ratio: float
     channels: int
@@ -39,6 +43,7 @@ class GenerationPlan:
     tree_ll128_channel_bytes_per_s: tuple[float, ...]
     tree_channel_bytes_per_s: tuple[float, ...]
     nvls_tree_channel_bytes_per_s: tuple[float, ...]
+    two_host_reach: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +184,7 @@ class Tuner:
         bus = inside if hosts == 1 else min(inside, outside)
         if algorithm is CollectiveAlgorithm.NVLS:
             return inside * self.constants.nvls_ratio
-        reach = (2 if hosts == 2 else 1) * outside
+        reach = (plan.two_host_reach if hosts == 2 else 1.0) * outside
         if algorithm is CollectiveAlgorithm.NVLS_TREE:
             per_channel = plan.nvls_tree_channel_bytes_per_s[self._column]
             return 0.5 * min(self._channels * per_channel, reach)

@@ -1,4 +1,4 @@
-"""Pages that are made from the code: command line, what-ifs, catalogs, columns, scoreboard."""
+"""Pages that are made: command line, what-ifs, catalogs, columns, scoreboard, notebook."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 import yaml
+from notebook import page_lines
 from scoreboard import scoreboard_lines
 
 from perfmodel.cli.words import WORDS, build_app
@@ -28,6 +29,7 @@ def write_generated_pages(folder: Path) -> None:
         "stacks": _catalog("perfmodel/stacks/catalog"),
         "columns": _columns(),
         "scoreboard": scoreboard_lines(),
+        "notebook": page_lines(),
     }
     for name, lines in pages.items():
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The error table of README and manual, written from the stored scoreboard.
+"""The error tables of README and manual, written from the stored scoreboard.
 
 python docs/scoreboard.py          writes the block of README.md
 """
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-STORED = CHECKOUT / "experiments/runs_scoreboard/results.json"
+SCOREBOARD = CHECKOUT / "experiments/runs_scoreboard"
 SPREAD = CHECKOUT / "perfmodel/stacks/spread.yaml"
 README = CHECKOUT / "README.md"
 BEGIN = "<!-- scoreboard: `make scoreboard` writes what follows -->"
@@ -22,39 +22,50 @@ FAMILIES = {
     "core_transformer.csv": ("Transformers", "transformer"),
     "core_dlrm.csv": ("recommendation models", "dlrm"),
 }
+HEADING = (
+    "| {} | runs | not answered | mean error | median | worst tenth beyond | inside the interval |",
+    "|---|--:|--:|--:|--:|--:|--:|",
+)
+PEERS = CHECKOUT / "docs/peers.yaml"
 
 
 def readme_lines() -> Iterator[str]:
-    """The table of the front page: one line per family of models."""
-    spreads = yaml.safe_load(SPREAD.read_text(encoding="utf-8"))
-    yield (
-        "| measured runs of | runs | not answered | mean error | median | worst tenth beyond "
-        "| inside the 90 % interval | spread, sources left out |"
-    )
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|"
+    """The table of the front page: all runs as they are, with sources left out, and peers."""
+    yield from (HEADING[0].format("measured runs of"), HEADING[1])
     for table, (name, family) in FAMILIES.items():
-        stored = _stored()[table]
-        score = stored["overall"]
-        left_out = 100 * spreads[family]["no_runs"]
-        yield (
-            f"| {name} | {score['rows']} | {len(stored['unsupported'])} | {_errors(score)} "
-            f"| {left_out:.0f} % |"
-        )
+        stored = _stored("results.json")[table]
+        missing = len(stored["unsupported"])
+        yield f"| {name} | {stored['overall']['rows']} | {missing} | {_errors(stored['overall'])} |"
+        yield _left_out_line(family)
+    yield from ("", _spread_sentence(), "")
+    yield from peer_lines()
+
+
+def peer_lines() -> Iterator[str]:
+    """What others reach, each on runs of its own."""
+    yield from ("| others, on runs of their own | what | error | known by |", "|---|---|---|---|")
+    for peer in yaml.safe_load(PEERS.read_text(encoding="utf-8")):
+        yield f"| {peer['who']} | {peer['what']} | {peer['error']} | {peer['known_by']} |"
 
 
 def scoreboard_lines() -> Iterator[str]:
-    """The table of the manual: every framework and GPU, and every row without an answer."""
+    """The tables of the manual: by framework and GPU, chip, scale, and rows without an answer."""
     yield from readme_lines()
+    stored = _stored("results.json")
+    for title, groups in stored.get("by", {}).items():
+        yield from ("", f"## By {title}", "")
+        yield from (HEADING[0].replace(" not answered |", "").format(title), HEADING[1][4:])
+        for name, score in groups.items():
+            yield f"| {name} | {score['rows']} | {_errors(score)} |"
     for table, (name, _) in FAMILIES.items():
-        stored = _stored()[table]
         yield from ("", f"## {name.capitalize()}, by framework and GPU", "")
-        yield "| group | runs | mean error | median | worst tenth beyond | inside the interval |"
-        yield "|---|--:|--:|--:|--:|--:|"
-        for group, score in stored["groups"].items():
+        yield from (HEADING[0].replace(" not answered |", "").format("group"), HEADING[1][4:])
+        for group, score in stored[table]["groups"].items():
             yield f"| {group} | {score['rows']} | {_errors(score)} |"
-        if stored["unsupported"]:
+        if stored[table]["unsupported"]:
             yield from ("", "Not answered:", "")
-            yield from (f"* `{one['row']}`: {one['reason']}" for one in stored["unsupported"])
+            for one in stored[table]["unsupported"]:
+                yield f"* `{one['row']}`: {one['reason']}"
 
 
 def with_scoreboard(readme: str) -> str:
@@ -64,14 +75,34 @@ def with_scoreboard(readme: str) -> str:
     return "\n".join([before + BEGIN, "", *readme_lines(), "", END + after])
 
 
+def _left_out_line(family: str) -> str:
+    score = _stored("held_out.json")[family]
+    return (
+        f"| the same, publisher, model and device left out | {score['rows']} | - "
+        f"| {score['mean_pct']:.1f} % | {score['median_pct']:.1f} % | {score['p90_pct']} "
+        f"| {score['inside_pct']:.0f} %, half-width {score['half_width_pct']:.0f} % |"
+    )
+
+
+def _spread_sentence() -> str:
+    spreads = yaml.safe_load(SPREAD.read_text(encoding="utf-8"))
+    parts = [
+        f"{100 * spreads[family]['no_runs']:.0f} % for {name}" for name, family in FAMILIES.values()
+    ]
+    return (
+        "A framework of which there is no run gets a spread (one standard deviation) of "
+        f"{' and '.join(parts)}, which is how far off whole stacks are when they are left out."
+    )
+
+
 def _errors(score: dict[str, Any]) -> str:
     keys = ("mape_pct", "median_pct", "p90_pct")
     errors = " | ".join(f"{score[key]:.1f} %" for key in keys)
     return f"{errors} | {score['inside_interval_pct']:.0f} %"
 
 
-def _stored() -> Any:
-    return json.loads(STORED.read_text(encoding="utf-8"))
+def _stored(name: str) -> Any:
+    return json.loads((SCOREBOARD / name).read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -387,7 +387,8 @@ def whatif(
 
     Its machine prices jobs of shapes, and what changes do to work. *sweep* is one more
     change with several values for a parameter. Recordings that replay themselves badly are
-    refused unless *force* is set.
+    refused unless *force* is set, and so are changes that can work out less than half of the
+    time anew.
     """
     from perfmodel.prediction.answering import prepare_changes
     from perfmodel.prediction.changing import NamedChange, answer_changes
@@ -400,7 +401,9 @@ def whatif(
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(open_job(scenario), force=force)
     with _open(executor, workers, ray_address) as place:
-        return answer_changes(question, named, sweep=swept, executor=place, on_phase=on_phase)
+        return answer_changes(
+            question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
+        )
 
 
 def _as_scenario(job: JobScenario | str | Path) -> JobScenario:

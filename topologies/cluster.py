@@ -23,6 +23,8 @@ from topologies.topology import Topology
 Ranks = NDArray[np.int64]
 Seat = tuple[int, int]
 
+MOST_RANKS = 2**20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -212,6 +214,10 @@ def build_cluster(
             f"cluster: must have at least one host, got {hosts}. Ask for 1 or more."
         )
     per_host = _ranks_per_host(topology, hosts, ranks, ranks_per_host)
+    if hosts * per_host > MOST_RANKS:
+        raise TopologyError(
+            f"cluster: must have at most {MOST_RANKS} ranks, got {hosts} hosts of {per_host}."
+        )
     on_trays = topology.trays > 1 and per_host <= topology.gpus_per_tray
     cluster = Cluster(
         topology=topology,

@@ -19,6 +19,7 @@ from perfmodel.base.reading import quote
 
 E = TypeVar("E", bound=Enum)
 Q = TypeVar("Q", int, float)
+MOST = 1_000_000
 
 
 @dataclass(slots=True)
@@ -72,14 +73,15 @@ class Section:
         return f"{source or 'its author'} ({remarks})" if remarks else source or "its author"
 
     def integer(self, key: str, *, minimum: int = 1, default: int | None = None) -> int:
-        """A count, which has no unit."""
+        """A count, which has no unit and a bound that no machine comes near."""
         if default is not None and not self.has(key):
             return default
         value = self.raw(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
+        if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MOST:
             return value
         if key in self.content:
-            self.fault(key, f"must be a whole number, {minimum} or more, got {quote(value)}")
+            rule = f"must be a whole number, {minimum} or more and at most {MOST}"
+            self.fault(key, f"{rule}, got {quote(value)}")
         return minimum
 
     def flag(self, key: str, *, default: bool) -> bool:

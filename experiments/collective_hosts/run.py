@@ -1,39 +1,37 @@
-"""Bus bandwidth of large collectives against the number of hosts, predicted and measured."""
+"""Bus bandwidth of large collectives against the number of hosts, predicted and measured.
 
-import json
-import os
-from pathlib import Path
+python experiments/collective_hosts/run.py [--quick] [--out FOLDER]
+"""
+
+from __future__ import annotations
 
 import numpy as np
-import yaml
-from matplotlib.figure import Figure
 
 from collectives.collective import CollectiveKind
 from collectives.cost import bus_bandwidth
 from collectives.measurements import load_measurements, wiring_of_run
 from collectives.pricing import price_sizes
-from perfmodel.reports.collective_plots import COLOURS
-
-HERE = Path(__file__).parent
-DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1] / "../shared/data"))
+from experiments.figures import (
+    BLACK,
+    COLOURS,
+    MARKERS,
+    MEASURED,
+    legend_below,
+    new_figure,
+    plain_ticks,
+    read_wishes,
+)
 
 
 def main() -> None:
-    scenario = yaml.safe_load((HERE / "scenario.yaml").read_text(encoding="utf-8"))
-    measurements = load_measurements(sorted((DATA / "collectives").glob("several_hosts*.csv")))
-    figure = Figure(figsize=(8.5, 6.2), layout="constrained")
-    axes = figure.subplots()
+    """Draw one line a machine, collective and number of ranks a host."""
+    wishes = read_wishes(__file__, __doc__)
+    scenario = wishes.scenario()
+    measurements = load_measurements([MEASURED / "collectives.csv"])
+    figure, axes = new_figure(height=3.2)
     results = {}
-    for number, line in enumerate(scenario["lines"]):
-        kind, per_host = CollectiveKind(line["kind"]), line["ranks_per_host"]
-        label = f"{line['topology']} {kind.value}, {per_host} ranks a host"
-        found = {}
-        for hosts in line["hosts"]:
-            ranks = hosts * per_host
-            sizes = np.array([float(scenario["size_bytes"])])
-            wiring = wiring_of_run(line["topology"], hosts, ranks)
-            [cost] = price_sizes(kind, sizes, wiring=wiring)
-            found[hosts] = cost.bus_bandwidth_bytes_per_s / 1e9
+    for number, (topology, word, per_host) in enumerate(scenario["lines"]):
+        kind = CollectiveKind(word)
         points = {
             row.hosts: bus_bandwidth(
                 kind,
@@ -43,30 +41,32 @@ def main() -> None:
             )
             / 1e9
             for row in measurements
-            if (row.topology, row.kind) == (line["topology"], kind)
+            if (row.topology, row.kind) == (topology, kind)
             and row.ranks == row.hosts * per_host
             and abs(row.size_bytes / scenario["size_bytes"] - 1) < 0.01
         }
-        colour = COLOURS[number % len(COLOURS)]
-        axes.plot(list(found), list(found.values()), "-", color=colour, label=label)
-        axes.plot(list(points), list(points.values()), "o", color=colour)
+        found = {}
+        for hosts in sorted({*scenario["hosts"], *points}):
+            if hosts * per_host == 1:
+                continue
+            wiring = wiring_of_run(topology, hosts, hosts * per_host)
+            [cost] = price_sizes(kind, np.array([float(scenario["size_bytes"])]), wiring=wiring)
+            found[hosts] = cost.bus_bandwidth_bytes_per_s / 1e9
+        label = f"{topology} {word.replace('_', '-')}, {per_host} ranks a host"
+        style = {"color": COLOURS[number % 7], "marker": MARKERS[number % 8]}
+        axes.plot(found.keys(), found.values(), color=style["color"], label=label)
+        axes.plot(points.keys(), points.values(), ls="", mec=BLACK, mew=0.3, ms=4, **style)
         results[label] = {
-            "predicted_gb_per_s": {hosts: round(value, 1) for hosts, value in found.items()},
-            "error_pct_where_measured": {
-                hosts: round(100 * (value / found[hosts] - 1), 1)
-                for hosts, value in sorted(points.items())
-                if hosts in found
-            },
+            "predicted_gb_per_s": found,
+            "error_pct": {hosts: 100 * (one / found[hosts] - 1) for hosts, one in points.items()},
         }
     axes.set(xscale="log", yscale="log", xlabel="hosts", ylabel="bus bandwidth (GB/s)")
-    axes.set_xticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
-    axes.set_yticks([25, 50, 100, 200, 400], ["25", "50", "100", "200", "400"])
-    axes.minorticks_off()
-    axes.grid(visible=True, alpha=0.3)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=2)
-    axes.set_title("1 GiB collectives  (line: predicted, dots: measured)", fontsize=11)
-    figure.savefig(HERE / "hosts.png", dpi=110)
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    plain_ticks(axes.xaxis, [1, 2, 4, 8, 16, 64, 256])
+    plain_ticks(axes.yaxis, [25, 50, 100, 200, 400])
+    axes.set_title("collectives of 1 GiB: predicted (lines), measured (markers)")
+    legend_below(figure, axes, 1)
+    wishes.save(figure, "hosts.png")
+    wishes.write_results(results)
 
 
 if __name__ == "__main__":

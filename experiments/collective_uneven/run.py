@@ -1,18 +1,26 @@
-"""Uneven all-to-all: the byte matrix beside the paper's three scalar treatments."""
+"""Uneven all-to-all: the byte matrix beside the paper's three scalar treatments.
 
-import json
+python experiments/collective_uneven/run.py [--quick] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
 import random
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-import yaml
-from matplotlib.figure import Figure
 
 from collectives.collective import Collective, CollectiveKind
 from collectives.pricing import price_collective
+from experiments.figures import (
+    BLACK,
+    MARKERS,
+    legend_below,
+    new_figure,
+    read_measured,
+    read_wishes,
+)
 from topologies import build_cluster, load_topology
-
-HERE = Path(__file__).parent
 
 
 def treatments(sent):
@@ -67,11 +75,12 @@ def compare(cluster, make, source, exchanges):
 
 
 def main() -> None:
-    scenario = yaml.safe_load((HERE / "scenario.yaml").read_text(encoding="utf-8"))
+    """Compare exchanges of both kinds on every machine."""
+    wishes = read_wishes(__file__, __doc__)
+    scenario = wishes.scenario()
     source = random.Random(scenario["seed"])
-    results = {}
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    pictures = figure.subplots(2, 2)
+    results: dict[str, Any] = {}
+    figure, pictures = new_figure(2, 2, height=3.4)
     for line, (word, make) in zip(
         pictures, {"tables": by_tables, "hot rows": by_hot_rows}.items(), strict=True
     ):
@@ -80,32 +89,33 @@ def main() -> None:
                 load_topology(machine["topology"]), hosts=machine["hosts"], ranks=machine["ranks"]
             )
             ratios, spread, early = compare(cluster, make, source, scenario["exchanges"])
-            name = (
-                f"{machine['topology']}, {machine['hosts']} hosts, {machine['ranks']} ranks: {word}"
-            )
             for number, (treatment, values) in enumerate(ratios.items()):
-                axes.plot(spread, values, "o^s"[number], markersize=3, alpha=0.5, label=treatment)
-            axes.axhline(1, color="black", linewidth=0.8)
-            axes.set(xlabel="busiest rank over the mean", ylabel="scalar / byte matrix", title=name)
-            axes.grid(visible=True, alpha=0.3)
-            results[name] = {
-                "exchanges": scenario["exchanges"],
-                "first_rank_done_over_last_median": round(float(np.median(early)), 3),
+                axes.plot(spread, values, MARKERS[number], ms=1.6, alpha=0.6, label=treatment)
+            axes.axhline(1, color=BLACK, linewidth=0.8)
+            axes.set_title(f"{word}, {machine['ranks']} x {machine['topology']}")
+            results[f"{machine['topology']}, {machine['ranks']} ranks: {word}"] = {
+                "busiest_over_mean": float(np.mean(spread)),
+                "first_rank_done_ratio": float(np.mean(early)),
                 **{treatment: off_by(values) for treatment, values in ratios.items()},
             }
-    pictures[0][0].legend(fontsize=9)
-    figure.suptitle("Uneven all-to-all: what one scalar size makes of it", fontsize=12)
-    figure.savefig(HERE / "uneven.png", dpi=100)
+    for axes in pictures[1]:
+        axes.set_xlabel("busiest rank over the mean")
+    for axes in pictures[:, 0]:
+        axes.set_ylabel("one size / byte matrix")
+    legend_below(figure, pictures[0][0])
+    wishes.save(figure, "uneven.png")
     results["public_uneven_measurement"] = one_measurement(scenario["measured"])
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    results["errors_that_the_paper_measured"] = [
+        {key: row[key] for key in ("size_treatment", "GMAE_pct", "MAPE_pct")}
+        for row in read_measured("paper/a2a_size_treatment_errors_4xV100.csv")
+        if row["notebook_blob"] == scenario["paper_revision"]
+    ]
+    wishes.write_results(results)
 
 
 def off_by(values):
     off = np.abs(np.array(values) - 1) * 100
-    return {
-        "mean_off_pct": round(float(off.mean()), 1),
-        "worst_off_pct": round(float(off.max()), 1),
-    }
+    return {"mean_off_pct": float(off.mean()), "worst_off_pct": float(off.max())}
 
 
 def one_measurement(measured):
@@ -123,7 +133,7 @@ def one_measurement(measured):
         )
         times[name] = float(cost.per_rank_ns.mean())
     return {
-        "predicted_uneven_over_even": round(times["uneven"] / times["even"], 3),
+        "predicted_uneven_over_even": times["uneven"] / times["even"],
         "measured_uneven_over_even": measured["uneven_over_even"],
     }
 

@@ -1,4 +1,9 @@
-"""Calibrate this CPU, predict training steps on 1 and 2 gloo ranks, train for real, compare."""
+"""Calibrate this CPU, predict training steps on 1 and 2 gloo ranks, train for real, compare.
+
+python experiments/cpu_prediction/run.py [--quick] [--out FOLDER]
+"""
+
+from __future__ import annotations
 
 import json
 import os
@@ -7,10 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-import yaml
-from matplotlib.figure import Figure
-
+from experiments.figures import Wishes, legend_below, new_figure, plot_bars, read_wishes
 from perfmodel import api
 from perfmodel.calibration.measure.command import MeasuredMachine, MeasureRequest, measure_machine
 
@@ -67,32 +69,27 @@ def sum_up(rounds: list[dict[str, dict]]) -> dict[str, dict]:
     return summary
 
 
-BARS = {
-    "predicted_ms": ("predicted", "#0b6e4f"),
-    "measured_ms": ("measured, time without a core taken off", "#c7522a"),
-    "measured_wall_ms": ("measured, wall clock", "#e6b8a2"),
-}
-
-
-def draw(summary: dict[str, dict]) -> Figure:
+def draw(wishes: Wishes, summary: dict[str, dict]) -> None:
     """Predicted beside measured, in one picture."""
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
-    axes = figure.subplots()
-    places = np.arange(len(summary))
-    for shift, (key, (label, colour)) in zip((-0.27, 0.0, 0.27), BARS.items(), strict=True):
-        heights = [result[key] for result in summary.values()]
-        bars = axes.bar(places + shift, heights, 0.26, color=colour, label=label)
-        axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
-    names = [f"{name}\nerror {result['error_pct']:+.1f} %" for name, result in summary.items()]
-    axes.set_xticks(places, [name.replace(", ", ",\n") for name in names], fontsize=8)
+    figure, axes = new_figure(height=2.2)
+    short = [name.replace("_data_parallel", "").replace("_small", "") for name in summary]
+    errors = [f"{result['error_pct']:+.1f} %" for result in summary.values()]
+    names = [f"{name}\n{error}" for name, error in zip(short, errors, strict=True)]
+    series = {
+        "predicted": [result["predicted_ms"] for result in summary.values()],
+        "measured": [result["measured_ms"] for result in summary.values()],
+        "wall clock": [result["measured_wall_ms"] for result in summary.values()],
+    }
+    plot_bars(axes, [name.replace(", ", "\n") for name in names], series, values="%.0f")
+    axes.tick_params(axis="x", labelsize=5.5)
     axes.set_ylabel("training step (ms)")
-    axes.set_title("Training steps on this CPU, one thread a rank, gloo", fontsize=11)
-    axes.legend(fontsize=9)
-    return figure
+    legend_below(figure, axes)
+    wishes.save(figure, "steps.png")
 
 
 def main() -> None:
-    scenario = yaml.safe_load((HERE / "scenario.yaml").read_text(encoding="utf-8"))
+    wishes = read_wishes(__file__, __doc__)
+    scenario = wishes.scenario()
     rounds, machines = [], []
     for number in range(scenario["rounds"]):
         with tempfile.TemporaryDirectory() as folder:
@@ -112,9 +109,8 @@ def main() -> None:
         "load_average": [round(load, 1) for load in os.getloadavg()],
         "core_lost_pct": round(100 * statistics.median(one.lost_ratio for one in machines), 1),
     }
-    draw(summary).savefig(HERE / "steps.png", dpi=110)
-    (HERE / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(document, indent=1))
+    draw(wishes, summary)
+    wishes.write_results(document)
 
 
 if __name__ == "__main__":

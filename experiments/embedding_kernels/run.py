@@ -1,53 +1,75 @@
 """Embedding kernels: fitted, held out and by the paper's heuristic, beside what was measured.
 
-python -m experiments.embedding_kernels.run      # needs ../shared/data
+python experiments/embedding_kernels/run.py [--quick] [--out FOLDER]
 """
 
 from __future__ import annotations
 
-import csv
-import json
-import os
 import re
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+import yaml
 
 from embeddings.table import EmbeddingTable, Lookup
+from experiments.figures import (
+    BLACK,
+    MEASURED,
+    Wishes,
+    legend_below,
+    new_figure,
+    plot_bars,
+    read_measured,
+    read_wishes,
+)
 from perfmodel.calibration.embedding.cases import EmbeddingCase, load_cases
-from perfmodel.calibration.embedding.fit import CaseError, fit_embedding, format_errors
+from perfmodel.calibration.embedding.fit import CaseError, fit_embedding
 from perfmodel.costs.embedding.constants import load_constants
 from perfmodel.costs.embedding.model import LookupPricer, lookup_terms
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from topologies import load_device
 
-HERE = Path(__file__).parent
 SAMPLES_IN_FILE, SAMPLES_IN_BATCH = 65536, 512
 _SHAPE = re.compile(r"B=(\d+);E=(\d+);T=(\d+);L=(\d+);D=(\d+)")
 
 
 def main() -> None:
-    """Fit, compare, write results.json and the picture, and print the table."""
-    shared = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[2] / "shared" / "data"))
-    cases = load_cases(HERE / "cases.yaml", data=shared).cases
+    """Fit, compare, draw."""
+    wishes = read_wishes(__file__, __doc__)
+    cases = measured_cases(wishes.folder / "cases.yaml")
     fit = fit_embedding(cases)
     constants = load_constants()
     for name, found in fit.generations.items():
         if found != constants[name]:
             print(f"{name}: the committed constants are not those of this fit. Calibrate again.")
     skewed = next(case for case in cases if case.name.startswith("skewed"))
-    results = {
-        "errors": [_row(error) for error in fit.errors],
-        "skewed_forward_us_with_the_histogram_of_the_whole_set": _whole_set_us(skewed),
-        "not_fitted_microbenchmarks": _microbenchmarks(shared),
-    }
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    print("\n".join(format_errors(fit.errors)))
-    print(json.dumps({key: results[key] for key in list(results)[1:]}, indent=1))
-    _draw(fit.errors)
+    wishes.write_results(
+        {
+            "errors": [_row(error) for error in fit.errors],
+            "skewed_forward_us_with_the_histogram_of_the_whole_set": _whole_set_us(skewed),
+            "not_fitted_microbenchmarks": _microbenchmarks(),
+        }
+    )
+    draw(wishes, fit.errors)
+
+
+def measured_cases(path: Path) -> tuple[EmbeddingCase, ...]:
+    """The cases of *path*, their times from the compact table instead of recordings."""
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for case in document["cases"]:
+        case.pop("kernel_table", None)
+        case.pop("recording", None)
+        case["figures"] = {
+            row["part"]: f"{row['measured_us']} us"
+            for row in read_measured("embeddings/kernels.csv")
+            if row["case"] == case["name"]
+        }
+    with tempfile.TemporaryDirectory() as folder:
+        stated = Path(folder) / "cases.yaml"
+        stated.write_text(yaml.safe_dump(document), encoding="utf-8")
+        return load_cases(stated, data=MEASURED).cases
 
 
 def _row(error: CaseError) -> dict[str, Any]:
@@ -90,55 +112,50 @@ def _whole_set_us(case: EmbeddingCase) -> float:
     )
 
 
-def _microbenchmarks(shared: Path) -> list[dict[str, Any]]:
+def _microbenchmarks() -> list[dict[str, Any]]:
     """Lookups and in-place updates of a V100 that no constant was fitted to."""
     rows = []
-    with (shared / "paper" / "microbench_samples_V100.csv").open() as file:
-        for row in csv.DictReader(file):
-            match = _SHAPE.fullmatch(row["shape"])
-            if match is None or "(smem)" in row["kernel"]:
-                continue
-            batch, height, count, pooling, width = map(int, match.groups())
-            direction = Pass.FORWARD if " fwd " in row["kernel"] else Pass.BACKWARD
-            table = EmbeddingTable("t", height, width, float(pooling))
-            # The benchmark repeats a call, so what fits in the L2 is there.
-            lookup = Lookup((table,) * count, batch, kernel="table_batched", is_repeated=True)
-            predicted, measured = (
-                _time_us(lookup, direction, "v100_sxm2_16gb"),
-                float(row["kernel_us"]),
-            )
-            rows.append(
-                {
-                    "pass": direction.value,
-                    "shape": row["shape"],
-                    "measured_us": measured,
-                    "predicted_us": predicted,
-                    "error_pct": round(100 * (predicted / measured - 1), 1),
-                }
-            )
+    for row in read_measured("paper/microbench_samples_V100.csv"):
+        match = _SHAPE.fullmatch(row["shape"])
+        if match is None or "(smem)" in row["kernel"]:
+            continue
+        batch, height, count, pooling, width = map(int, match.groups())
+        direction = Pass.FORWARD if " fwd " in row["kernel"] else Pass.BACKWARD
+        table = EmbeddingTable("t", height, width, float(pooling))
+        # The benchmark repeats a call, so what fits in the L2 is there.
+        lookup = Lookup((table,) * count, batch, kernel="table_batched", is_repeated=True)
+        predicted = _time_us(lookup, direction, "v100_sxm2_16gb")
+        measured = float(row["kernel_us"])
+        rows.append(
+            {
+                "pass": direction.value,
+                "shape": row["shape"],
+                "measured_us": measured,
+                "predicted_us": predicted,
+                "error_pct": 100 * (predicted / measured - 1),
+            }
+        )
     return rows
 
 
-def _draw(errors: tuple[CaseError, ...]) -> None:
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    places = range(len(errors))
+def draw(wishes: Wishes, errors: tuple[CaseError, ...]) -> None:
+    """Errors of every part of every case."""
+    figure, axes = new_figure(height=0.22 * len(errors) + 0.8)
+    nothing = float("nan")
     bars = {
         "fitted": [error.error_pct for error in errors],
         "held out": [error.held_out_pct for error in errors],
-        "the paper's heuristic": [error.heuristic_pct or 0.0 for error in errors],
+        "the paper's heuristic": [error.heuristic_pct or nothing for error in errors],
     }
-    for number, (label, values) in enumerate(bars.items()):
-        axis.barh([place + 0.27 * (number - 1) for place in places], values, 0.27, label=label)
     labels = [f"{error.case}, {error.part}" for error in errors]
-    axis.set_yticks(list(places), labels, fontsize=8)
-    axis.invert_yaxis()
-    axis.axvline(0, color="black", linewidth=0.8)
-    axis.set_xscale("symlog", linthresh=20)
-    axis.set_xlabel("error of kernel time, %")
-    axis.legend(fontsize=8)
-    figure.savefig(HERE / "errors.png", dpi=110, metadata={"Software": ""})
+    plot_bars(axes, labels, bars, horizontal=True)
+    axes.tick_params(axis="y", labelsize=5)
+    axes.axvline(0, color=BLACK, linewidth=0.6)
+    axes.set_xscale("symlog", linthresh=20)
+    axes.set_xticks([-20, 0, 20, 100, 500], ["-20", "0", "20", "100", "500"])
+    axes.set_xlabel("error of kernel time (%)")
+    legend_below(figure, axes)
+    wishes.save(figure, "errors.png")
 
 
 if __name__ == "__main__":

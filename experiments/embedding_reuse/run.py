@@ -1,62 +1,50 @@
 """Reuse of rows in the public data sets, over the whole set and within batches.
 
-python -m experiments.embedding_reuse.run      # needs ../shared/data
+python experiments/embedding_reuse/run.py [--quick] [--out FOLDER]
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
-from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from scipy.stats import poisson
 
 from embeddings.distribution import HISTOGRAM_EDGES, ReuseHistogram
+from experiments.figures import BLUE, ORANGE, Wishes, legend_below, new_figure, read_wishes
 from experiments.sharding_plans.tasks import HEAVY_POOLING, draw_tables, load_histograms
 
-HERE = Path(__file__).parent
-BATCHES = (512, 4096)
 SAMPLES = {"2021": 65_536, "2022": 131_072}
 TABLES = {"2021": 856, "2022": 788}
 
 
 def main() -> None:
-    """Write results.json and two pictures."""
-    shared = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[2] / "shared" / "data"))
-    histograms = load_histograms(shared)
-    results = {}
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axis, year in zip(figure.subplots(1, 2), sorted(histograms), strict=True):
+    """Draw both pictures and write the shares of distinct rows."""
+    wishes = read_wishes(__file__, __doc__)
+    histograms = load_histograms()
+    results: dict[str, dict[str, float]] = {}
+    figure, axes = new_figure(1, 2, height=2.1, sharey=True)
+    for axis, year in zip(axes, sorted(histograms), strict=True):
         histogram = histograms[year]
         shares = np.array(histogram.lookup_shares) / sum(histogram.lookup_shares)
         edges = [*HISTOGRAM_EDGES, 2 * HISTOGRAM_EDGES[-1]]
         axis.step(edges, np.cumsum(shares), where="post", label="whole set, counted")
-        results[year] = {}
-        for batch in BATCHES:
+        results[year] = {"distinct_ratio_set": histogram.distinct_rows / histogram.draws}
+        for batch, style in zip(wishes.scenario()["batches"], ("--", ":"), strict=True):
             by_batch = batch_shares(histogram, batch / SAMPLES[year])
-            axis.step(
-                edges, np.cumsum(by_batch), where="post", linestyle="--",
-                label=f"batch of {batch}, independent draws",
-            )  # fmt: skip
+            label = f"batch of {batch}, independent draws"
+            axis.step(edges, np.cumsum(by_batch), where="post", linestyle=style, label=label)
             table = histogram.scaled(histogram.draws / TABLES[year])
             draws = table.draws * batch / SAMPLES[year]
             distinct = table.popularity(10**9).distinct_rows(draws)
             results[year][f"distinct_ratio_batch_{batch}"] = distinct / draws
-        results[year]["distinct_ratio_set"] = histogram.distinct_rows / histogram.draws
         axis.set_xscale("log", base=2)
-        axis.set_title(f"{year}: share of lookups by reuse of their row")
-        axis.set_xlabel("reuse up to")
-        axis.set_ylabel("cumulative share of lookups")
-        axis.legend(fontsize=8)
-    figure.savefig(HERE / "reuse.png", dpi=110, metadata={"Software": ""})
-    _draw_pooling(histograms)
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results, indent=1))
+        axis.set(title=year, xlabel="reuse of a row, up to")
+    axes[0].set_ylabel("share of lookups")
+    legend_below(figure, axes[0], 1)
+    wishes.save(figure, "reuse.png")
+    draw_pooling(wishes, histograms)
+    wishes.write_results(results)
 
 
 def batch_shares(histogram: ReuseHistogram, share: float) -> np.ndarray:
@@ -71,10 +59,10 @@ def batch_shares(histogram: ReuseHistogram, share: float) -> np.ndarray:
     return total / total.sum()
 
 
-def _draw_pooling(histograms: dict[str, ReuseHistogram]) -> None:
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axis, heavy in zip(figure.subplots(1, 2), (True, False), strict=True):
+def draw_pooling(wishes: Wishes, histograms: dict[str, ReuseHistogram]) -> None:
+    """Pooling factors that tasks draw; real ones of single tables are not public here."""
+    figure, axes = new_figure(1, 2, height=1.6, sharey=True)
+    for axis, heavy in zip(axes, (True, False), strict=True):
         chance = random.Random(0)
         pooling = [
             table.pooling_factor
@@ -82,12 +70,12 @@ def _draw_pooling(histograms: dict[str, ReuseHistogram]) -> None:
             for _ in range(5)
             for table in draw_tables(chance, histograms[year], heavy=heavy, memory_bytes=40 * 2**30)
         ]
-        axis.hist(pooling, bins=np.geomspace(0.02, 300, 40), color="#7aa6c2")
-        axis.set_xscale("log")
-        axis.axvline(HEAVY_POOLING, color="#b33", linestyle=":")
-        axis.set_title(f"drawn pooling factors, {'heavy' if heavy else 'any'} tasks (synthetic)")
-        axis.set_xlabel("mean pooling factor; heavy from 20 on")
-    figure.savefig(HERE / "pooling.png", dpi=110, metadata={"Software": ""})
+        axis.hist(pooling, bins=np.geomspace(0.02, 300, 40), color=BLUE)
+        axis.axvline(HEAVY_POOLING, color=ORANGE, linestyle="--")
+        axis.set(xscale="log", xlabel="mean pooling factor")
+        axis.set_title("heavy tasks (drawn)" if heavy else "any tasks (drawn)")
+    axes[0].set_ylabel("tables")
+    wishes.save(figure, "pooling.png")
 
 
 if __name__ == "__main__":

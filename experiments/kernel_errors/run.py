@@ -1,85 +1,103 @@
-"""Errors of the shipped kernel models over the measured tables, as figures and numbers."""
+"""Errors of the shipped kernel models over the measured tables, beside the paper's.
+
+python experiments/kernel_errors/run.py [--quick] [--out FOLDER]
+"""
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
-import yaml
 
+from experiments.figures import (
+    BLUE,
+    GREY,
+    HATCHES,
+    MEASURED,
+    ORANGE,
+    PAGE,
+    Wishes,
+    new_figure,
+    read_measured,
+    read_wishes,
+)
+from perfmodel.api import validate
 from perfmodel.costs.gemm.table import load_gemm_table
-from perfmodel.validation.kernels import validate_table
-
-HERE = Path(__file__).parent
-DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1].parent / "shared" / "data"))
-# Geometric means of absolute errors that the paper and its predecessor report (PAPER 4.3, 2.6).
-PAPER_GMAE = {"GEMM, roofline": 17.5, "GEMM, analytical": 16.1, "all kernels, at most": 10.0}
+from perfmodel.validation.scoreboard import Scoreboard
 
 
 def main() -> None:
-    tables = yaml.safe_load((HERE / "scenario.yaml").read_text())
-    results: dict[str, dict] = {}
-    boards = {}
-    for kind, names in tables.items():
-        for name in names:
-            board = boards[name] = validate_table(kind, DATA / name)
-            groups = {group: asdict(score) for group, score in board.groups.items()}
-            results[name] = {"overall": asdict(board.overall), "groups": groups}
-            print(
-                name,
-                f"{board.overall.mape_pct:.2f} % mean, {board.overall.median_pct:.2f} % median",
-            )
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    draw_plane([name for name in tables["gemm"] if name.startswith("gemm/")], boards)
-    draw_table(results)
+    """Score every table, then draw the plane of products and the bars of all tables."""
+    wishes = read_wishes(__file__, __doc__)
+    scenario = wishes.scenario()
+    boards = {
+        name: validate(kind, [MEASURED / "kernels" / f"{name}.csv.gz"])
+        for kind, names in scenario["tables"].items()
+        for name in names
+    }
+    draw_plane(wishes, scenario["plane"], boards)
+    scores = {name: asdict(board.overall) for name, board in boards.items() if board.overall}
+    draw_bars(wishes, scores, scenario["paper"])
+    lookups = read_measured("paper/multi_gpu_results_secondary_source.csv")
+    wishes.write_results(
+        {
+            "tables": {
+                name: {"overall": scores[name], "not_answered": len(board.unsupported)}
+                for name, board in boards.items()
+            },
+            "reported_by_the_paper": {
+                f"{row['what']}, {row['scope']}": row["value"]
+                for row in lookups
+                if row["what"].startswith("kernel")
+            },
+        }
+    )
 
 
-def draw_plane(names: list[str], boards: dict) -> None:
-    figure, axes = plt.subplots(1, len(names), figsize=(4 * len(names), 4.2), sharey=True)
+def draw_plane(wishes: Wishes, names: list[str], boards: dict[str, Scoreboard]) -> None:
+    """Errors over arithmetic and its intensity, one panel a GPU."""
+    figure, axes = new_figure(1, len(names), width=PAGE, height=1.9, sharey=True)
     for axis, name in zip(axes, names, strict=True):
         error = {str(one.row): abs(one.error_pct) for one in boards[name].deviations}
         kernels = [
-            kernel for kernel in load_gemm_table(DATA / name).kernels
-            if kernel.group[0].startswith("trtllm")
-        ]  # fmt: skip
+            kernel
+            for kernel in load_gemm_table(Path(MEASURED / "kernels" / f"{name}.csv.gz")).kernels
+            if str(kernel.row) in error
+        ]
         shape = np.array([(one.op.m, one.op.n, one.op.k) for one in kernels], dtype=float)
         m, n, k = shape.T
         work = 2 * m * n * k
         intensity = work / (2 * (m * n + n * k + m * k))
         image = axis.hexbin(
-            work, intensity, C=[error[one.row] for one in kernels], xscale="log", yscale="log",
-            gridsize=40, reduce_C_function=np.mean, vmin=0, vmax=15, cmap="viridis",
+            work, intensity, C=[error[str(one.row)] for one in kernels], xscale="log",
+            yscale="log", gridsize=18, reduce_C_function=np.mean, vmin=0, vmax=15, cmap="cividis",
+            linewidths=0,
         )  # fmt: skip
-        axis.set_title(Path(name).name.removesuffix(".csv.gz"))
-        axis.set_xlabel("operations")
+        axis.set(title=name.removeprefix("gemm_"), xlabel="operations")
     axes[0].set_ylabel("operations per byte")
-    figure.colorbar(image, ax=axes, label="mean absolute error, %", extend="max")
-    figure.savefig(HERE / "gemm_plane.png", dpi=80, bbox_inches="tight")
+    figure.colorbar(image, ax=axes, label="mean error (%)", extend="max")
+    wishes.save(figure, "gemm_plane.png")
 
 
-def draw_table(results: dict) -> None:
-    ours = {name.split("/")[-1].split(".")[0]: one["overall"] for name, one in results.items()}
-    labels = [*PAPER_GMAE, *ours]
-    values = [*PAPER_GMAE.values(), *(score["geomean_pct"] for score in ours.values())]
-    colours = ["tab:grey"] * len(PAPER_GMAE) + ["tab:blue"] * len(ours)
-    figure, axis = plt.subplots(figsize=(9, 6))
-    axis.barh(range(len(labels)), values, color=colours)
-    for place, value in enumerate(values):
-        axis.text(value + 0.1, place, f"{value:.1f}", va="center")
-    axis.set_yticks(range(len(labels)), labels)
-    axis.invert_yaxis()
-    axis.set_xlabel("geometric mean of absolute errors, %")
-    axis.set_xlim(0, 20)
-    axis.set_title("Kernel errors: the paper's (grey), ours on the fitted tables (blue)")
-    figure.tight_layout()
-    figure.savefig(HERE / "kernel_table.png", dpi=80)
+def draw_bars(wishes: Wishes, scores: dict[str, Any], paper: dict[str, float]) -> None:
+    """Geometric means as the paper has them, the mean as a mark."""
+    names = [*paper, *scores]
+    values = [*paper.values(), *(score["geomean_pct"] for score in scores.values())]
+    figure, axes = new_figure(height=0.13 * len(names) + 0.5)
+    bars = axes.barh(names, values, color=[GREY] * len(paper) + [BLUE] * len(scores), height=0.75)
+    for bar in bars[: len(paper)]:
+        bar.set(hatch=HATCHES[1], edgecolor="white")
+    axes.bar_label(bars, fmt="%.1f", fontsize=5.5, padding=1)
+    means = [score["mape_pct"] for score in scores.values()]
+    axes.plot(means, list(scores), "|", color=ORANGE, ms=6, mew=1.2, label="mean, ours")
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=5.5)
+    axes.set_xlabel("geometric mean of errors (%)")
+    axes.legend(loc="lower right")
+    axes.grid(visible=False, axis="y")
+    wishes.save(figure, "kernel_table.png")
 
 
 if __name__ == "__main__":

@@ -1,137 +1,122 @@
-"""What kernels lose beside collectives, and collectives beside kernels, from recorded jobs."""
+"""What kernels lose beside collectives, and collectives beside kernels, from recorded jobs.
+
+python experiments/kernel_interference/run.py [--quick] [--out FOLDER]
+"""
 
 from __future__ import annotations
 
-import json
-import os
-from collections import defaultdict
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-import yaml
 
-from perfmodel.calibration.interference.command import fit_interference
-from perfmodel.calibration.interference.fit import fit_losses, slowdown_of
-from perfmodel.recordings.collective_calls import find_collective_calls
-from perfmodel.recordings.matching import match_collectives, transfer_ns
-from perfmodel.recordings.rank_view import view_rank
-from traces.job_trace import load_job_traces
-
-HERE = Path(__file__).parent
-DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1].parent / "shared" / "data"))
+from experiments.figures import (
+    BLACK,
+    BLUE,
+    ORANGE,
+    Wishes,
+    legend_below,
+    new_figure,
+    read_measured,
+    read_wishes,
+)
+from perfmodel.calibration.interference.fit import Cell, FittedLoss, fit_losses, slowdown_of
+from perfmodel.calibration.interference.samples import KernelLoss
+from perfmodel.costs.interference import Phase
 
 
 def main() -> None:
-    scenario = yaml.safe_load((HERE / "scenario.yaml").read_text())
-    paths = [DATA / "traces" / name for name in scenario["traces"]]
-    fitted = fit_interference(paths, device=scenario["unnamed_device"])
-    results = {
-        "kernels": list(kernel_lines(fitted)),
-        "left_out": left_out_lines(fitted.losses),
-        "collectives": {
-            name: transfer_lines(DATA / "traces" / name) for name in scenario["transfers"]
-        },
-    }
-    for part in results["kernels"] + results["left_out"]:
-        print(part)
-    for name, lines in results["collectives"].items():
-        print(name, *lines, sep="\n  ")
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-
-
-def kernel_lines(fitted):
-    """One line a generation, family and phase that was seen."""
-    for architecture, cells in sorted(fitted.of_architecture.items()):
-        for (family, phase), cell in cells.items():
-            if cell.seen is not None:
-                seen = cell.seen
-                yield {
-                    "generation": architecture,
-                    "family": family,
-                    "phase": phase.word,
-                    "kernels": seen.kernels,
-                    "measured": round(slowdown_of(seen.mean_ratio), 3),
-                    "low": round(slowdown_of(seen.low_ratio), 3),
-                    "high": round(slowdown_of(seen.high_ratio), 3),
-                    "used": round(cell.slowdown, 3),
-                }
-
-
-def left_out_lines(losses):
-    """Time lost in each generation: recorded, with constants fitted to it, and to the others."""
-    own, lines = fit_losses(losses), []
-    for device in sorted({loss.device for loss in losses}):
-        mine = [loss for loss in losses if loss.device == device]
-        others = fit_losses([loss for loss in losses if loss.device != device])
-        # Any of the others stands for a stranger: the mean over them.
-        strange = {
-            cell: float(np.mean([of_device[cell].loss_ratio for of_device in others.values()]))
-            for cell in next(iter(others.values()))
+    """Fit losses to recorded kernels, leave generations out, draw."""
+    wishes = read_wishes(__file__, __doc__)
+    phases = {phase.word: phase for phase in Phase}
+    losses = [
+        KernelLoss(
+            device=row["device"],
+            family=row["family"],
+            phase=phases[row["phase"]],
+            kernel=row["kernel"],
+            loss_ratio=float(row["loss_ratio"]),
+            covered_ns=float(row["covered_ns"]),
+            calls=int(row["calls"]),
+        )
+        for row in read_measured("kernels/beside_collectives.csv")
+    ]
+    fitted = fit_losses(losses)
+    lines = kernel_lines(fitted)
+    wishes.write_results(
+        {
+            "kernels": lines,
+            "left_out": [left_out(losses, fitted, device) for device in sorted(fitted)],
+            "transfers": wishes.scenario()["recorded_transfers"],
         }
-        covered = sum(loss.covered_ns for loss in mine)
-
-        def total(ratio_of, mine=mine, covered=covered):
-            return round(sum(loss.covered_ns * ratio_of(loss) for loss in mine) / covered, 4)
-
-        lines.append(
-            {
-                "generation": device,
-                "covered_ms": round(covered / 1e6, 2),
-                "lost_share": total(lambda loss: loss.loss_ratio),
-                "with_its_constants": total(
-                    lambda loss, device=device: own[device][loss.family, loss.phase].loss_ratio
-                ),
-                "with_those_of_others": total(
-                    lambda loss, strange=strange: strange[loss.family, loss.phase]
-                ),
-            }
-        )
-    return lines
+    )
+    draw(wishes, lines)
 
 
-def transfer_lines(path):
-    """Transfers of one size by the share of them that kernels ran beside, mean over members."""
-    found = defaultdict(list)
-    for job in load_job_traces(path):
-        views = [view_rank(trace) for trace in job.ranks]
-        for group in match_collectives([find_collective_calls(view) for view in views]):
-            for number in range(group.count):
-                call = group.calls[0][number]
-                lengths = transfer_ns(views, group, number)
-                shares = [
-                    kernel_share(views[rank], group.calls[member][number].task, lengths[member])
-                    for member, rank in enumerate(group.members)
-                ]
-                size = None if call.collective is None else call.collective.size_bytes
-                key = (call.kind.value if call.kind else "unknown", size)
-                found[key].append((float(np.mean(shares)), max(lengths) / 1e3))
-    lines = []
-    for (kind, size), pairs in sorted(found.items(), key=str):
-        shares, times = np.array(pairs).T
-        lines.append(
-            {
-                "kind": kind,
-                "size_bytes": size,
-                "transfers": len(pairs),
-                "covered_share": [round(float(v), 2) for v in np.quantile(shares, [0, 0.5, 1])],
-                "time_us": [round(float(v), 1) for v in np.quantile(times, [0, 0.5, 1])],
-            }
-        )
-    return lines
+def kernel_lines(fitted: dict[str, dict[Cell, FittedLoss]]) -> list[dict[str, Any]]:
+    """One line a generation, family and phase that was seen."""
+    return [
+        {
+            "generation": architecture,
+            "family": family,
+            "phase": phase.word,
+            "kernels": cell.seen.kernels,
+            "measured": slowdown_of(cell.seen.mean_ratio),
+            "low": slowdown_of(cell.seen.low_ratio),
+            "high": slowdown_of(cell.seen.high_ratio),
+            "used": cell.slowdown,
+        }
+        for architecture, cells in sorted(fitted.items())
+        for (family, phase), cell in cells.items()
+        if cell.seen is not None
+    ]
 
 
-def kernel_share(view, task, length_ns):
-    """Share of the last *length_ns* of the collective *task* with a kernel beside it."""
-    device = view.device
-    end = int(device.end_ns[task])
-    chosen = ~device.is_collective & ~device.is_copy
-    reached, covered = end - length_ns, 0
-    for start, stop in sorted(
-        zip(device.start_ns[chosen].tolist(), device.end_ns[chosen].tolist(), strict=True)
-    ):
-        covered += max(min(stop, end) - max(start, reached), 0)
-        reached = max(reached, min(stop, end))
-    return covered / max(length_ns, 1)
+def left_out(
+    losses: list[KernelLoss], fitted: dict[str, dict[Cell, FittedLoss]], device: str
+) -> dict[str, Any]:
+    """Time lost on *device*: recorded, with constants fitted to it, and to the others."""
+    mine = [loss for loss in losses if loss.device == device]
+    others = fit_losses([loss for loss in losses if loss.device != device])
+    # Any of the others stands for a stranger: the mean over them.
+    strange = {
+        cell: float(np.mean([of_device[cell].loss_ratio for of_device in others.values()]))
+        for cell in next(iter(others.values()))
+    }
+    weights = np.array([loss.covered_ns for loss in mine])
+
+    def share(ratios: list[float]) -> float:
+        return float(np.average(ratios, weights=weights))
+
+    own = fitted[device]
+    return {
+        "generation": device,
+        "covered_ms": weights.sum() / 1e6,
+        "lost_share": share([loss.loss_ratio for loss in mine]),
+        "with_its_constants": share([own[loss.family, loss.phase].loss_ratio for loss in mine]),
+        "with_those_of_others": share([strange[loss.family, loss.phase] for loss in mine]),
+    }
+
+
+def draw(wishes: Wishes, lines: list[dict[str, Any]]) -> None:
+    """What was measured with its spread, and what is used."""
+    figure, axes = new_figure(height=0.15 * len(lines) + 0.8)
+    names = [
+        f"{one['generation']}, {one['family']} beside {one['phase']} ({one['kernels']})"
+        for one in lines
+    ]
+    places = np.arange(len(lines))
+    low, middle, high, used = (
+        np.array([one[key] for one in lines]) for key in ("low", "measured", "high", "used")
+    )
+    axes.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", color=BLACK,
+                  elinewidth=0.8, label="measured, 90 % of means")  # fmt: skip
+    axes.plot(used, places, "D", color=ORANGE, label="used")
+    axes.axvline(1, color=BLUE, linewidth=0.8)
+    axes.set_yticks(places, names, fontsize=5.5)
+    axes.invert_yaxis()
+    axes.set_xlabel("times as long as alone")
+    legend_below(figure, axes)
+    wishes.save(figure, "slowdowns.png")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,33 @@
-"""Iteration times of single-GPU DLRMs: ours, the paper's, and the sum of kernel times."""
+"""The single-GPU study: iteration times, active and idle time, operators and host times T1 to T5.
 
-import csv
-import json
+python experiments/paper_single_gpu/run.py [--quick] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
 import math
-import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import yaml
-from matplotlib.figure import Figure
 
+from experiments.figures import (
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    PAGE,
+    SKY,
+    Wishes,
+    legend_below,
+    new_figure,
+    plot_bars,
+    read_measured,
+    read_wishes,
+)
 from perfmodel.costs.pricing import price_job
 from perfmodel.engine.breakdown import Window, break_down
 from perfmodel.engine.history import History
@@ -27,7 +42,6 @@ from perfmodel.workloads.jobs import build_job
 from topologies import build_cluster, load_topology
 
 HERE = Path(__file__).parent
-DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1] / "../shared/data")) / "paper"
 FAMILIES = {"products": "gemm", "memory-bound": "memory", "embedding": "embedding"}
 PARTS = {
     "t2": HostPart.BEFORE_LAUNCH, "t3": HostPart.AFTER_LAUNCH, "t5": HostPart.BETWEEN_LAUNCHES,
@@ -44,16 +58,11 @@ class Answer:
     family_ms: Mapping[str, float]
 
 
-def read(name: str) -> list[dict[str, str]]:
-    with (DATA / name).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def own_stack(stack: SoftwareStack, model: str, batch: int) -> SoftwareStack:
     """*stack* with the host times that were measured for this very run."""
     operators = {name: dict(parts) for name, parts in stack.host.operators.items()}
     between = stack.host.between_operators_ns
-    for row in read("overheads_final_figure_digitized.csv"):
+    for row in read_measured("paper/overheads_final_figure_digitized.csv"):
         if (row["model"], row["batch"]) != (model, str(batch)):
             continue
         time_ns = 1e3 * float(row["mean_us"])
@@ -94,9 +103,9 @@ def family_of(op: object) -> str:
 def recorded_family_ms(trace: str) -> dict[str, float]:
     """Time an iteration of a recording spends in kernels, by family."""
     totals: dict[str, float] = defaultdict(float)
-    for row in read("kernel_instances_V100_traces.csv"):
+    for row in read_measured("paper/kernels_V100.csv"):
         if row["trace"] == trace:
-            totals[recorded_family(row["kernel"])] += float(row["time_us"]) / 1e3 / 10
+            totals[recorded_family(row["kernel"])] += float(row["total_us"]) / 1e3 / 10
     return totals
 
 
@@ -139,52 +148,139 @@ def run_case(scenario: dict, case: dict, batch: int, measured: dict[str, str]) -
         "error_shared_overheads_pct": error_pct(pooled.iteration_ms, time_ms),
         "error_sum_of_kernels_pct": error_pct(own.kernel_sum_ms, time_ms),
         "error_without_habits_pct": error_pct(newer.iteration_ms, time_ms),
+        "measured_ms": time_ms,
         "gpu_active_share_pct": round(100 * own.active_ms / own.iteration_ms, 1),
+        "family_share_pct": {
+            name: 100 * own.family_ms.get(name, 0.0) / own.iteration_ms
+            for name in ("products", "embedding", "memory-bound", "copies")
+        },
         "paper_error_pct": measured["e2e_err_pct"],
         "paper_error_shared_overheads_pct": measured["shared_overhead_e2e_err_pct"],
         "paper_error_sum_of_kernels_pct": measured["kernel_only_err_pct"],
     }
     if batch == 2048 and case["workload"] in scenario["recorded"]:
         recorded = recorded_family_ms(scenario["recorded"][case["workload"]])
+        result["recorded_active_ms"] = sum(recorded.values())
         result["kernel_time_error_pct"] = {
             name: error_pct(own.family_ms[name], recorded[name]) for name in sorted(recorded)
         } | {"all": error_pct(own.kernel_sum_ms, sum(recorded.values()))}
     return result
 
 
-def draw(results: dict[str, dict]) -> Figure:
+def draw_errors(wishes: Wishes, results: dict[str, dict[str, Any]]) -> None:
+    """Errors of the iteration: ours, the paper's, and the sum of kernels."""
     series = {
-        "perfmodel, host times of this run": ("error_pct", "#0b6e4f"),
-        "perfmodel, host times shared by all runs": ("error_shared_overheads_pct", "#7fc8a9"),
-        "paper, host times of this run": ("paper_error_pct", "#c7522a"),
-        "sum of kernel times (naive)": ("error_sum_of_kernels_pct", "#9a9a9a"),
+        "perfmodel, host times of this run": "error_pct",
+        "perfmodel, host times shared by all runs": "error_shared_overheads_pct",
+        "paper, host times of this run": "paper_error_pct",
+        "sum of kernel times (naive)": "error_sum_of_kernels_pct",
     }
-    figure = Figure(figsize=(9.5, 5.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = new_figure(width=PAGE, height=2.4)
+    axes.axhspan(-10, 10, color=GREY, alpha=0.2, lw=0)
+    bars = {
+        label: [float(str(result[key]).strip("~<")) for result in results.values()]
+        for label, key in series.items()
+    }
+    plot_bars(axes, list(results), bars, values="%.0f")
+    axes.axhline(0, color=BLACK, linewidth=0.6)
+    axes.set_ylabel("error of the iteration (%)")
+    legend_below(figure, axes, 2)
+    wishes.save(figure, "errors.png")
+
+
+def draw_active(wishes: Wishes, results: dict[str, dict[str, Any]]) -> None:
+    """GPU active and idle time of predicted iterations, and what active time goes into."""
+    families = ("products", "embedding", "memory-bound", "copies")
+    figure, axes = new_figure(height=1.9)
+    bottom = np.zeros(len(results))
     places = np.arange(len(results))
-    for number, (label, (key, colour)) in enumerate(series.items()):
-        heights = [float(str(result[key]).strip("~<")) for result in results.values()]
-        bars = axes.bar(places + 0.2 * (number - 1.5), heights, 0.19, color=colour, label=label)
-        axes.bar_label(bars, fmt="%.0f", fontsize=7, padding=2)
-    axes.axhspan(-10, 10, color="#dfeee8", zorder=0)
-    axes.axhline(0, color="black", linewidth=0.8)
-    names = [
-        f"{name}\nGPU active {result['gpu_active_share_pct']:.0f} %"
-        for name, result in results.items()
+    for family, colour in zip(families, (BLUE, ORANGE, SKY, BLACK), strict=True):
+        share = np.array([one["family_share_pct"][family] for one in results.values()])
+        axes.bar(places, share, bottom=bottom, color=colour, label=family)
+        bottom += share
+    axes.bar(places, 100 - bottom, bottom=bottom, color="#E6E6E6", label="idle")
+    measured = {name: one.get("recorded_active_ms") for name, one in results.items()}
+    known = [place for place, value in enumerate(measured.values()) if value is not None]
+    shares = [
+        100 * one["recorded_active_ms"] / one["measured_ms"]
+        for one in results.values()
+        if one.get("recorded_active_ms") is not None
     ]
-    axes.set_xticks(places, names, fontsize=8)
-    axes.set_ylabel("error of the iteration time (%)")
-    axes.set_title(
-        "DLRM training on one V100, predicted against measured (band: 10 %)", fontsize=11
-    )
-    figure.legend(fontsize=8, loc="outside lower center", ncols=2)
-    return figure
+    axes.plot(known, shares, "D", color="white", mec=BLACK, label="active, recorded")
+    names = [name.replace("dlrm_", "").replace(" B=", "\n") for name in results]
+    axes.set_xticks(places, names)
+    axes.set(ylabel="share of the iteration (%)", ylim=(0, 105))
+    axes.grid(visible=False, axis="x")
+    legend_below(figure, axes)
+    wishes.save(figure, "active.png")
+
+
+def draw_operators(wishes: Wishes, scenario: dict[str, Any]) -> dict[str, Any]:
+    """Device time by operator as recorded on a V100."""
+    found: dict[str, dict[str, float]] = {}
+    for row in read_measured("paper/device_time_V100.csv"):
+        if row["trace"] in scenario["operators_of"] and row["depth"] == "1":
+            times = found.setdefault(row["trace"], defaultdict(float))
+            times[row["path"].split(" > ")[-1]] += float(row["time_us"]) / 1e3
+    total: dict[str, float] = defaultdict(float)
+    for times in found.values():
+        for name, time in times.items():
+            total[name] += time
+    names = sorted(total, key=lambda name: -total[name])[: scenario["operators"]]
+    figure, axes = new_figure(height=2.4)
+    series = {
+        trace.split("_")[1]: [times.get(name, 0.0) for name in names]
+        for trace, times in found.items()
+    }
+    plot_bars(axes, names, series, horizontal=True)
+    axes.tick_params(axis="y", labelsize=5.5)
+    axes.set_xlabel("recorded device time (ms)")
+    legend_below(figure, axes)
+    wishes.save(figure, "operators.png")
+    return {trace: {name: times[name] for name in names} for trace, times in found.items()}
+
+
+def draw_host_times(wishes: Wishes, scenario: dict[str, Any]) -> dict[str, Any]:
+    """T1, T2, T3 and T5 by operator: measured means over workloads, and what the stack holds."""
+    stack = load_stack(scenario["stack"])
+    seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_measured("paper/overheads_final_figure_digitized.csv"):
+        seen[row["type"]][row["op"] or "between operators"].append(float(row["mean_us"]))
+    figure, axes = new_figure(2, 2, width=PAGE, height=3.6)
+    result = {}
+    for axis, (kind, operators) in zip(axes.flat, sorted(seen.items()), strict=True):
+        names = sorted(operators, key=lambda name, of=operators: -float(np.mean(of[name])))
+        used = [host_time_us(stack, kind, name) for name in names]
+        measured = [float(np.mean(operators[name])) for name in names]
+        plot_bars(axis, names, {"measured": measured, "stack": used}, horizontal=True)
+        spread = [(min(operators[name]), max(operators[name])) for name in names]
+        for place, (low, high) in enumerate(spread):
+            axis.plot([low, high], [place - 0.2] * 2, color=GREY, linewidth=1.2)
+        axis.tick_params(axis="y", labelsize=5)
+        axis.set_title(kind.upper())
+        result[kind] = dict(zip(names, zip(measured, used, strict=True), strict=True))
+    for axis in axes[1]:
+        axis.set_xlabel("us")
+    legend_below(figure, axes[0][0])
+    wishes.save(figure, "host_times.png")
+    return result
+
+
+def host_time_us(stack: SoftwareStack, kind: str, operator: str) -> float:
+    """What *stack* takes for a kind of host time of *operator*."""
+    if kind == "t1":
+        return stack.host.between_operators_ns / 1e3
+    parts = stack.host.operators.get(canonical_operator(operator), {})
+    return parts.get(PARTS[kind], float("nan")) / 1e3
 
 
 def main() -> None:
-    scenario = yaml.safe_load((HERE / "scenario.yaml").read_text(encoding="utf-8"))
+    """Predict the cases, draw the four pictures of the study."""
+    wishes = read_wishes(__file__, __doc__)
+    scenario = wishes.scenario()
     measured = {
-        (row["model"], int(row["batch"])): row for row in read("e2e_single_gpu_final_digitized.csv")
+        (row["model"], int(row["batch"])): row
+        for row in read_measured("paper/e2e_single_gpu_final_digitized.csv")
     }
     results = {
         f"{case['workload']} B={batch}": run_case(
@@ -193,15 +289,16 @@ def main() -> None:
         for case in scenario["cases"]
         for batch in case["batches"]
     }
-    draw(results).savefig(HERE / "errors.png", dpi=110)
-    ours = {
-        name: {key: value for key, value in result.items() if not key.startswith("paper")}
-        for name, result in results.items()
-    }
-    (HERE / "results.json").write_text(json.dumps(ours, indent=1) + "\n", encoding="utf-8")
-    for name, result in results.items():
-        print(f"{name}: {json.dumps(result)}")
-    print(f"kernel_time_ratio by the recordings: {json.dumps(fit_ratios(scenario))}")
+    draw_errors(wishes, results)
+    draw_active(wishes, results)
+    wishes.write_results(
+        {
+            "cases": results,
+            "operators_ms": draw_operators(wishes, scenario),
+            "host_times_us": draw_host_times(wishes, scenario),
+            "kernel_time_ratio_by_the_recordings": fit_ratios(scenario),
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -1,27 +1,32 @@
-"""Questions to recordings whose answer was also recorded."""
+"""Questions to recordings whose answer was also recorded: what-ifs beside the truth.
 
-import json
-import os
+python experiments/recorded_questions/run.py [--quick] [--out FOLDER] [--ray-address ADDRESS]
+"""
+
+from __future__ import annotations
+
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-import yaml
-from matplotlib.figure import Figure
 
-from perfmodel.execution.serial import SerialExecutor
+from experiments.figures import (
+    MEASURED,
+    Wishes,
+    legend_below,
+    new_figure,
+    plot_bars,
+    read_wishes,
+)
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.answering import answer
 from perfmodel.prediction.question import Asked, recording_question
 from perfmodel.recordings.hold_back import HoldRule, replay_held
 from perfmodel.recordings.host_chain import StepKind
-from perfmodel.recordings.importing import import_job
-from perfmodel.recordings.self_replay import self_replay, step_moments_ns
+from perfmodel.recordings.self_replay import step_moments_ns
+from perfmodel.recordings.storage import load_recorded_job
 from perfmodel.whatif import parse_transformation
-from traces.job_trace import load_job_trace
 
-HERE = Path(__file__).parent
-DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1] / "../shared/data"))
 MS = 1_000_000
 
 
@@ -77,55 +82,54 @@ def two_sleeps_to_one(job, scenario):
 
 
 def main() -> None:
-    scenario = yaml.safe_load((HERE / "scenario.yaml").read_text(encoding="utf-8"))
+    """Ask, compare, draw."""
+    wishes = read_wishes(__file__, __doc__)
+    scenario = wishes.scenario()
     jobs = {
-        key: import_job(load_job_trace(DATA / "traces" / name))
+        key: load_recorded_job(MEASURED / "recordings" / name)
         for key, name in scenario["recordings"].items()
     }
     truth = {key: recorded_ms(job) for key, job in jobs.items()}
-    answers = {
-        "s2 with the sleeps of n2": (np.mean(one_sleep_to_two(jobs["s2"], scenario)[1:]),
-                                     np.mean(truth["n2"][1:])),
-        "n2 with the sleep of s2": (np.mean(two_sleeps_to_one(jobs["n2"], scenario)[1:]),
-                                    np.mean(truth["s2"][1:])),
-    }  # fmt: skip
-    for key in ("n2", "n3"):
-        question = recording_question(jobs[key], Asked(is_explained=False))
-        without = question.changed_to(parse_transformation("no_stalls").apply(question.job))
-        first_ns = answer(without, executor=SerialExecutor()).periods_ns[0]
-        answers[f"{key}, slow step without its stall"] = (first_ns / MS, truth[key][1])
-    hooks = {key: self_replay(jobs[key]).iteration for key in ("before hooks", "after hooks")}
+    answers: dict[str, tuple[float, float]] = {
+        "one sleep becomes two": (
+            np.mean(one_sleep_to_two(jobs["one"], scenario)[1:]),
+            np.mean(truth["two"][1:]),
+        ),
+        "two sleeps become one": (
+            np.mean(two_sleeps_to_one(jobs["two"], scenario)[1:]),
+            np.mean(truth["one"][1:]),
+        ),
+    }
+    with wishes.executor() as executor:
+        for key, label in scenario["stalled"].items():
+            question = recording_question(jobs[key], Asked(is_explained=False))
+            without = question.changed_to(parse_transformation("no_stalls").apply(question.job))
+            first_ns = answer(without, executor=executor).periods_ns[0]
+            answers[f"no stall, {label}"] = (first_ns / MS, truth[key][1])
     results = {
-        "questions": {
-            name: {"answer_ms": round(float(answer), 2), "recorded_ms": round(float(real), 2),
-                   "error_pct": round(100 * (float(answer) / float(real) - 1), 2)}
-            for name, (answer, real) in answers.items()
-        },
-        "hooks": {
-            name: {"recorded_ms": round(part.recorded_ns / MS, 2),
-                   "replayed_ms": round(part.replayed_ns / MS, 2),
-                   "self_replay_error_pct": round(part.error_pct, 2)}
-            for name, part in hooks.items()
-        },
-    }  # fmt: skip
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    draw(results["questions"])
+        name: {
+            "answer_ms": float(found),
+            "recorded_ms": float(real),
+            "error_pct": 100 * float(found / real - 1),
+        }
+        for name, (found, real) in answers.items()
+    }
+    wishes.write_results(results)
+    draw(wishes, results)
 
 
-def draw(questions) -> None:
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    axis = figure.subplots()
-    places = np.arange(len(questions))
-    values = list(questions.values())
-    axis.barh(places - 0.2, [value["recorded_ms"] for value in values], 0.4, label="recorded")
-    axis.barh(places + 0.2, [value["answer_ms"] for value in values], 0.4, label="answer")
-    names = [f"{name} ({value['error_pct']:+.1f} %)" for name, value in questions.items()]
-    axis.set_yticks(places, names, fontsize=8)
-    axis.set_xscale("log")
-    axis.set_xlabel("ms a step")
-    axis.invert_yaxis()
-    axis.legend()
-    figure.savefig(HERE / "questions.png", dpi=150)
+def draw(wishes: Wishes, questions: dict[str, Any]) -> None:
+    """Answers beside what was recorded."""
+    figure, axes = new_figure(height=1.7)
+    names = [f"{name} ({one['error_pct']:+.1f} %)" for name, one in questions.items()]
+    series = {
+        "measured": [one["recorded_ms"] for one in questions.values()],
+        "what-if": [one["answer_ms"] for one in questions.values()],
+    }
+    plot_bars(axes, names, series, horizontal=True)
+    axes.set(xscale="log", xlabel="ms a step", xlim=(50, None))
+    legend_below(figure, axes)
+    wishes.save(figure, "questions.png")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,30 @@
-"""Recorded and replayed timelines of every recorded job with several ranks."""
+"""Recorded and replayed timelines of recorded jobs with several ranks.
 
-import json
-import os
-from pathlib import Path
+python experiments/recorded_replay/run.py [--quick] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
-import yaml
-from matplotlib.figure import Figure
 
+from experiments.figures import (
+    BLUE,
+    GREEN,
+    MEASURED,
+    PAGE,
+    PURPLE,
+    legend_below,
+    new_figure,
+    read_wishes,
+)
 from perfmodel.recordings.documents import self_replay_document
 from perfmodel.recordings.hold_back import HoldRule, replay_held
-from perfmodel.recordings.importing import import_job
 from perfmodel.recordings.self_replay import compare
-from traces.job_trace import load_job_trace
+from perfmodel.recordings.storage import load_recorded_job
 
-HERE = Path(__file__).parent
-DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1] / "../shared/data"))
+COLOURS = {"compute": BLUE, "communication": PURPLE, "copy": GREEN}
 KEPT = (
     "iteration_error_pct", "worst_error_pct", "collective_start_median_error_us",
     "unexplained_delay_pct", "critical_path_on_host_pct", "rounds", "unsettled",
@@ -23,37 +32,45 @@ KEPT = (
 
 
 def main() -> None:
-    names = yaml.safe_load((HERE / "scenario.yaml").read_text(encoding="utf-8"))["recordings"]
-    figure = Figure(figsize=(10, 1.5 * len(names)), layout="constrained")
-    axes = figure.subplots(len(names), 1)
+    """Replay every job of the scenario with its own durations."""
+    wishes = read_wishes(__file__, __doc__)
+    names = wishes.scenario()["recordings"]
+    figure, axes = new_figure(len(names), width=PAGE, height=0.75 * len(names) + 0.6)
     results = {}
-    for axis, name in zip(axes, names, strict=True):
-        job = import_job(load_job_trace(DATA / "traces" / name))
+    for axis, name in zip(np.atleast_1d(axes), names, strict=True):
+        job = load_recorded_job(MEASURED / "recordings" / name)
         held = replay_held(job.graph, job.durations(), HoldRule(job.hold_ratio, job.can_be_held))
         document = self_replay_document(compare(job, held))
-        periods = [f"{period['error_pct']:+.2f} %" for period in document["periods"]]
-        results[name] = {key: document[key] for key in KEPT} | {"period_errors": periods}
-        draw(axis, job, held, name.split("/")[-1], document["worst_error_pct"])
-    axes[-1].set_xlabel("ms")
-    figure.savefig(HERE / "timelines.png", dpi=130)
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        results[name] = {key: document[key] for key in KEPT} | {
+            "period_errors_pct": [period["error_pct"] for period in document["periods"]]
+        }
+        draw(axis, job, held)
+        worst = document["worst_error_pct"]
+        axis.set_title(f"{name}: rank 0, worst period {worst:.2f} % off", loc="left")
+    axis.set_xlabel("ms")
+    legend_below(figure, axis)
+    wishes.save(figure, "timelines.png")
+    wishes.write_results(results)
 
 
-def draw(axis, job, held, name, worst) -> None:
+def draw(axis: Any, job: Any, held: Any) -> None:
     """Device work of the first rank: recorded above, replayed below."""
     program, end = job.graph.program_of(0), int(job.rank_rows()[1])
     lanes = program.task_lanes()
-    colours = {"compute": "#1b9e77", "communication": "#e7298a", "copy": "#7570b3"}
     recorded = (job.recorded_start_ns[:end], job.recorded_end_ns[:end])
+    told = set()
     for row, (start_ns, end_ns) in enumerate([(held.start_ns[:end], held.end_ns[:end]), recorded]):
         for number, lane in enumerate(program.lanes):
             if lane.kind.is_device:
+                word = lane.kind.value
                 chosen = np.flatnonzero(lanes == number)
                 spans = np.column_stack([start_ns[chosen], (end_ns - start_ns)[chosen]]) / 1e6
-                height = (row + (0.5 if lane.kind.value == "communication" else 0.05), 0.4)
-                axis.broken_barh(spans.tolist(), height, color=colours[lane.kind.value])
-    axis.set_yticks([0.5, 1.5], ["replayed", "recorded"], fontsize=7)
-    axis.set_title(f"{name}: rank 0, worst period {worst:.2f} % off", fontsize=8, loc="left")
+                place = (row + (0.5 if word == "communication" else 0.05), 0.4)
+                label = None if word in told else word
+                axis.broken_barh(spans.tolist(), place, color=COLOURS[word], label=label)
+                told.add(word)
+    axis.set_yticks([0.5, 1.5], ["replayed", "recorded"])
+    axis.grid(visible=False, axis="y")
 
 
 if __name__ == "__main__":

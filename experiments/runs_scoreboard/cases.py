@@ -25,6 +25,7 @@ from perfmodel.prediction.interference import settle_interference
 from perfmodel.prediction.question import Asked, Question
 from perfmodel.prediction.sampling import replay_samples
 from perfmodel.stacks.spread import NO_SPREAD
+from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs_question import read_scenario
 from perfmodel.validation.runs_table import RunRow
 
@@ -56,6 +57,16 @@ class Case:
     def publisher(self) -> str:
         """Who published it: releases of one summary are one source."""
         return re.sub(r"[\d.]+.*", "", self.row.text("source")).strip()
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether a Transformer was trained."""
+        return self.row.family is Family.TRANSFORMER
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether tokens choose among experts."""
+        return self.is_transformer and (self.row.number("experts") or 0) > 1
 
     @property
     def group(self) -> tuple[str, str, str]:

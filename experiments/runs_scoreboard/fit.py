@@ -14,6 +14,7 @@ device left out together, and with the configuration of a row.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +30,13 @@ from numpy.typing import NDArray
 
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.sustained import FILE as SUSTAINED_FILE
-from perfmodel.costs.sustained import load_sustained
+from perfmodel.costs.sustained import load_sustained, power_ratio, reference_of
 from perfmodel.prediction.question import Asked
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.spread import FILE as SPREAD_FILE
 from perfmodel.stacks.stack import Family, SoftwareStack
 from perfmodel.validation.runs_table import load_runs
+from topologies import load_device
 
 TABLES = {
     Family.TRANSFORMER: ("transformer.csv.gz", "core_transformer.csv"),
@@ -53,16 +55,18 @@ DOUBT = {Family.TRANSFORMER: 0.5, Family.DLRM: 1.0}
 """How fast rows far off lose weight: among recommendation runs are hosts several times slower
 than others of their kind, which no constant of a stack is about."""
 PRIOR_OF_CHIP = 0.15
+PRIOR_OF_DEVICE = 0.08
 WEIGHT_OF_UNKNOWN = 0.1
-"""Frameworks without a stack of their own say little about a chip."""
+"""Frameworks without a stack of their own, and experts, whose costs are still far off, say little
+about a chip."""
 PRIOR_OF_HOST = 0.7
 PRIOR = {Family.TRANSFORMER: 0.12, Family.DLRM: 0.25}
 """Without values of chips, stacks of recommendation models carry more of their own."""
 SMALL = 0.03
 """Deviations below this are left out of the files."""
-SEEN = {Family.TRANSFORMER: 1.0, Family.DLRM: 1.1}
-"""Capabilities of recommendation stacks were chosen with these rows in view: others are further
-off by so much, an allowance."""
+SEEN = {Family.TRANSFORMER: 1.15, Family.DLRM: 1.1}
+"""Capabilities of stacks were chosen with these rows in view: others are further off by so much,
+an allowance."""
 UNSURE = 0.4
 """What kernels make unsure where it is not known how GPUs of a host reach each other."""
 Z_90 = 1.645
@@ -107,7 +111,7 @@ class Problem:
         return self._bounded(value)
 
     def _bounded(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
-        is_arithmetic = np.array([key[2] == "arithmetic" for key in self.keys])
+        is_arithmetic = np.array([key[::2] == ("chip", "arithmetic") for key in self.keys])
         low = np.where(is_arithmetic, 0.0, math.log(0.4))
         is_host = np.array([key[2] == "host" for key in self.keys])
         return np.clip(value, np.where(is_host, math.log(0.05), low), math.log(8.0))
@@ -145,11 +149,12 @@ def build_problem(cases: list[Case], family: Family) -> Problem:
 
 
 def _weight(case: Case) -> float:
-    return WEIGHT_OF_UNKNOWN if case.stack.startswith("generic") else 1.0
+    is_far_off = case.stack.startswith("generic") or case.has_experts
+    return WEIGHT_OF_UNKNOWN if is_far_off else 1.0
 
 
 def _is_asked(case: Case) -> bool:
-    return case.row.family is Family.TRANSFORMER or case.hosts == 1
+    return case.is_transformer or case.hosts == 1
 
 
 def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
@@ -159,13 +164,13 @@ def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
         for word in OF_STACK[family]
     ]
     if case.loads_long:
-        arithmetic = load_sustained()["arithmetic"]
-        chip = case.device if case.device in arithmetic else case.architecture
-        for word in OF_CHIP[family]:
-            if word != "arithmetic":
-                found.append((("chip", case.architecture, word), word))
-            elif case.is_tensor:
-                found.append((("chip", chip, word), word))
+        found += [
+            (("chip", case.architecture, word), word)
+            for word in OF_CHIP[family]
+            if word != "arithmetic" or case.is_tensor
+        ]
+        if case.is_tensor and OF_CHIP[family] and not _is_reference(case.device):
+            found.append((("device", case.device, "arithmetic"), "arithmetic"))
     return found
 
 
@@ -173,6 +178,8 @@ def _stated(key: Key, case: Case) -> float:
     kind, name, word = key
     if kind == "chip":
         return math.log(load_sustained()[word].get(name, 1.0))
+    if kind == "device":
+        return _deviation(name, case.architecture)
     if word == "host":
         return 0.0
     ratio = _load(name).time_ratio(word, case.architecture)
@@ -197,14 +204,31 @@ def lineage(name: str, family: Family) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _deviation(name: str, architecture: str) -> float:
+    """How far the stated value of device *name* lies from its generation's, power apart."""
+    stated = load_sustained()["arithmetic"]
+    if name not in stated:
+        return 0.0
+    return math.log(stated[name] / stated.get(architecture, 1.0)) - _lacking_power(name)
+
+
+def _is_reference(name: str) -> bool:
+    return reference_of(load_device(name)) == name
+
+
+def _lacking_power(name: str) -> float:
+    device = load_device(name)
+    return math.log(power_ratio(device, reference_of(device)))
+
+
 @lru_cache(maxsize=64)
 def _load(name: str) -> SoftwareStack:
     return load_stack(name)
 
 
 def _prior(key: Key, family: Family) -> float:
-    if key[0] == "chip":
-        return PRIOR_OF_CHIP
+    if key[0] in ("chip", "device"):
+        return PRIOR_OF_CHIP if key[0] == "chip" else PRIOR_OF_DEVICE
     return PRIOR_OF_HOST if key[2] == "host" else PRIOR[family]
 
 
@@ -221,41 +245,48 @@ class Spreads:
     other_chip: float
     no_runs: float
     per_doubling: float
+    experts: float
 
-    def sigma(self, case: Case, kernels: bool = True) -> float:
+    def sigma(self, case: Case) -> float:
         """The whole width of a case of a stack with evidence."""
         own = self.of_stack[case.stack, case.architecture]
-        return math.hypot(own, case.kernel_sigma if kernels else 0.0)
+        return math.hypot(max(own, self.experts if case.has_experts else 0.0), case.kernel_sigma)
 
 
 def find_spreads(problem: Problem) -> Spreads:
-    """What sources left out say of intervals, kernels' own doubt taken off."""
+    """What sources left out say of intervals, kernels' own doubt taken off.
+
+    Experts have a spread of their own, which says nothing of dense models.
+    """
     cases = problem.cases
     kernels = np.array([case.kernel_sigma for case in cases])
+    is_dense = np.array([not case.has_experts for case in cases])
     left = problem.left_out(lambda case: case.group)
-    common = _beyond(left, kernels)
+    common = _beyond(left[is_dense], kernels[is_dense])
     of_stack = {}
     for key in dict.fromkeys((case.stack, case.architecture) for case in cases):
-        rows = np.array([(case.stack, case.architecture) == key for case in cases])
-        groups = len({case.group for case in cases if (case.stack, case.architecture) == key})
+        rows = np.array([(case.stack, case.architecture) == key for case in cases]) & is_dense
+        groups = len({case.group for case, is_one in zip(cases, rows, strict=True) if is_one})
         own = _beyond(left[rows], kernels[rows]) if groups > 1 else common
         # Few groups say little: draw towards what all stacks have in common.
         drawn = math.sqrt((groups * own**2 + 4 * common**2) / (groups + 4))
         of_stack[key] = SEEN[cases[0].row.family] * drawn
     chip = problem.left_out(lambda case: (case.stack, case.architecture))
     stack = problem.left_out(lambda case: case.stack)
-    other, none = max(_beyond(chip, kernels), common), max(_beyond(stack, kernels), common)
+    other, none = (max(_beyond(one[is_dense], kernels[is_dense]), common) for one in (chip, stack))
     # Frameworks that nobody described are further off than described ones left out.
     unknown = [spread for (name, _), spread in of_stack.items() if name.startswith("generic")]
     none = max(none, *unknown) if unknown else none
-    far = np.array([case.hosts > 4 for case in cases])
+    far = np.array([case.hosts > 4 for case in cases]) & is_dense
     beyond = problem.left_out(lambda case: (case.stack, case.hosts > 4))
     doublings = np.array([math.log2(max(case.hosts / 4, 1)) for case in cases])
     growth = 0.0
     if far.sum() >= 5:
         wider = _beyond(beyond[far], kernels[far]) ** 2 - common**2
         growth = math.sqrt(max(wider, 0.0)) / float(np.mean(doublings[far]))
-    return Spreads(of_stack, other, max(none, other), min(max(growth, 0.03), 0.15))
+    experts = 0.0 if is_dense.all() else _beyond(left[~is_dense], kernels[~is_dense])
+    growth = min(max(growth, 0.03), 0.15)
+    return Spreads(of_stack, other, max(none, other), growth, experts)
 
 
 def _beyond(errors: NDArray[np.float64], kernels: NDArray[np.float64]) -> float:
@@ -275,8 +306,11 @@ def _beyond(errors: NDArray[np.float64], kernels: NDArray[np.float64]) -> float:
 
 def report(
     problem: Problem, value: NDArray[np.float64], spreads: Spreads, core: set[object]
-) -> None:
-    """Print errors by framework: before, fitted, and left out, with inside and half-width."""
+) -> dict[str, float]:
+    """Print errors by framework: before, fitted, and left out, with inside and half-width.
+
+    What comes back is the line of the core rows that were left out.
+    """
     cases = problem.cases
     before, fitted = problem.now, problem.errors_at(value)
     left = problem.left_out(lambda case: case.group)
@@ -299,6 +333,24 @@ def report(
             f"{np.median(sizes[3]):7.1f} {inside:7.0f} {half:11.0f}",
             flush=True,
         )
+        if name == "core":
+            told = {
+                "rows": int(rows.sum()),
+                "mean_pct": round(float(sizes[2].mean()), 1),
+                "median_pct": round(float(np.median(sizes[2])), 1),
+                "p90_pct": f"{np.quantile(sizes[2], 0.9):.1f} %",
+                "inside_pct": round(float(inside)),
+                "half_width_pct": round(float(half)),
+            }
+    return told
+
+
+def write_held_out(told: dict[str, float], family: Family) -> None:
+    """Keep the line of *family*; README and manual show it beside the errors in sample."""
+    path = Path(__file__).parent / "held_out.json"
+    document = json.loads(path.read_text(encoding="utf-8")) | {family.value: told}
+    lines = [f' "{name}": {json.dumps(one)}' for name, one in document.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def set_key(text: str, key: str, value: object) -> str:
@@ -340,8 +392,9 @@ def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads)
 def _evidence(cases: Sequence[Case], name: str, spreads: Spreads) -> dict[str, object]:
     result = {}
     for (stack, architecture), spread in spreads.of_stack.items():
-        rows = [c for c in cases if (c.stack, c.architecture) == (stack, architecture)]
-        if stack == name and not name.startswith("generic"):
+        key = stack, architecture
+        rows = [c for c in cases if (c.stack, c.architecture) == key and not c.has_experts]
+        if rows and stack == name and not name.startswith("generic"):
             result[architecture] = {
                 "rows": len(rows),
                 "sources": len({case.publisher for case in rows}),
@@ -358,6 +411,12 @@ def write_chips(problem: Problem, value: NDArray[np.float64]) -> None:
     for (kind, name, word), one in zip(problem.keys, value.tolist(), strict=True):
         if kind == "chip":
             stated[word][name] = round(math.exp(one), 3)
+    for (kind, name, word), one in zip(problem.keys, value.tolist(), strict=True):
+        if kind == "device":
+            generation = stated[word][load_device(name).architecture.value]
+            stated[word].pop(name, None)
+            if abs(one) >= SMALL:
+                stated[word][name] = round(math.exp(one + _lacking_power(name)) * generation, 3)
     for word, ratios in stated.items():
         text = set_key(text, word, ratios)
     SUSTAINED_FILE.write_text(text, encoding="utf-8")
@@ -369,6 +428,7 @@ def write_spread(problem: Problem, spreads: Spreads, family: Family) -> None:
         "other_chip": round(spreads.other_chip, 3),
         "no_runs": round(spreads.no_runs, 3),
         "per_doubling": round(spreads.per_doubling, 3),
+        **({"experts": round(spreads.experts, 3)} if spreads.experts else {}),
         "rows": len(problem.cases),
         "sources": len({case.publisher for case in problem.cases}),
     }
@@ -396,7 +456,7 @@ def main() -> None:
     problem = build_problem(cases, arguments.family)
     value = problem.solve(np.ones(len(cases), dtype=bool))
     spreads = find_spreads(problem)
-    report(problem, value, spreads, {row.name for row in core.rows})
+    told = report(problem, value, spreads, {row.name for row in core.rows})
     for key, one in zip(problem.keys, value, strict=True):
         if abs(one) >= SMALL:
             print(f"{' '.join(key):44} {math.exp(one):7.3f}")
@@ -405,6 +465,7 @@ def main() -> None:
         write_stacks(problem, value, spreads)
         write_chips(problem, value)
         write_spread(problem, spreads, arguments.family)
+        write_held_out(told, arguments.family)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
 """Which sharder wins, by how much, what a search adds and could add: model against model.
 
-python -m experiments.sharding_plans.run [PLANS]
+python experiments/sharding_plans/run.py [--quick] [--out FOLDER]
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,6 +23,7 @@ from embeddings.sharders import (
     size_cost,
     size_lookup_cost,
 )
+from experiments.figures import read_wishes
 from experiments.sharding_plans.bound import Bounder
 from experiments.sharding_plans.figures import draw_all
 from experiments.sharding_plans.tasks import PLATFORMS, build_model, draw_tasks
@@ -36,7 +34,6 @@ from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.profiles import load_stack
 
-HERE = Path(__file__).parent
 COSTS: dict[str, TableCost] = {
     "size": size_cost,
     "lookup": lookup_cost,
@@ -50,9 +47,13 @@ MOST_SECONDS = 12.0
 
 def main() -> None:
     """Run all tasks and write results.json and figures."""
-    plans = int(sys.argv[1]) if len(sys.argv) > 1 else 5_000
+    wishes = read_wishes(__file__, __doc__)
+    scenario = wishes.scenario()
+    plans = scenario["search_plans"]
     results = []
     for task in draw_tasks():
+        if task.number % scenario["every"]:
+            continue
         found = run_task(task.cluster, task.tables, plans, heavy=task.is_heavy)
         results.append({**task.labels, **found})
         most = found["most_gain_pct"]
@@ -63,11 +64,10 @@ def main() -> None:
             flush=True,
         )
     document = {"summary": summarise(results), "search_plans": plans, "tasks": results}
-    (HERE / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document["summary"], indent=1))
+    wishes.write_results(document)
     for platform in PLATFORMS:
         print_median_task([row for row in results if row["platform"] == platform and row["heavy"]])
-    draw_all(results, HERE)
+    draw_all(results, wishes)
 
 
 def print_median_task(rows: list[dict[str, Any]]) -> None:

@@ -6,16 +6,14 @@ public, so they are drawn here and only their ranges follow the data sets.
 
 from __future__ import annotations
 
-import csv
 import math
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from embeddings.distribution import ReuseHistogram, histogram_from_bins
 from embeddings.table import EmbeddingTable
+from experiments.figures import read_measured
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster, build_cluster, load_topology
 
@@ -50,8 +48,7 @@ class DrawnTask:
 
 def draw_tasks() -> Iterator[DrawnTask]:
     """All tasks of all platforms, the same in every run."""
-    default = Path(__file__).parents[3] / "shared" / "data"
-    histograms = load_histograms(Path(os.environ.get("PERFMODEL_SHARED_DATA", default)))
+    histograms = load_histograms()
     for platform in PLATFORMS:
         chance = random.Random(0)
         cluster = build_cluster(load_topology(platform))
@@ -66,18 +63,17 @@ def draw_tasks() -> Iterator[DrawnTask]:
                 yield DrawnTask(platform, cluster, year, number, tables)
 
 
-def load_histograms(shared: Path) -> dict[str, ReuseHistogram]:
+def load_histograms() -> dict[str, ReuseHistogram]:
     """The whole-file histogram of each year."""
-    found = {}
-    with (shared / "embeddings" / "index_reuse_histograms.csv").open() as file:
-        for row in csv.DictReader(file):
-            if row["year"] not in found:
-                found[row["year"]] = histogram_from_bins(
-                    tuple(float(row[key]) for key in row if key.startswith("uniq_rows_frac")),
-                    tuple(float(row[key]) for key in row if key.startswith("lookup_frac")),
-                    draws=float(row["n_indices"]),
-                    reuse=float(row["avg_reuse"]),
-                )
+    found: dict[str, ReuseHistogram] = {}
+    for row in read_measured("embeddings/index_reuse_histograms.csv"):
+        if row["year"] not in found:
+            found[row["year"]] = histogram_from_bins(
+                tuple(float(row[key]) for key in row if key.startswith("uniq_rows_frac")),
+                tuple(float(row[key]) for key in row if key.startswith("lookup_frac")),
+                draws=float(row["n_indices"]),
+                reuse=float(row["avg_reuse"]),
+            )
     return found
 
 

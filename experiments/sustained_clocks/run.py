@@ -1,43 +1,54 @@
-"""Rates of short and of long matrix products in the measured tables, collector by collector."""
+"""Rates of short and of long matrix products in the measured tables, collector by collector.
+
+python experiments/sustained_clocks/run.py [--quick] [--out FOLDER]
+"""
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
+from collections import defaultdict
+from typing import Any
 
 import numpy as np
-import pandas as pd
-import yaml
+from numpy.typing import NDArray
 
-HERE = Path(__file__).parent
-DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1].parent / "shared" / "data"))
-FEWEST = 10
-DRAWS = 500
+from experiments.figures import BLACK, ORANGE, new_figure, read_measured, read_wishes
+
+FEWEST, DRAWS = 10, 500
 
 
 def main() -> None:
-    scenario = yaml.safe_load((HERE / "scenario.yaml").read_text())
+    """Compare rates of every device and collector, and draw their ratios."""
+    wishes = read_wishes(__file__, __doc__)
+    scenario = wishes.scenario()
+    groups = defaultdict(list)
+    for row in read_measured("kernels/long_products.csv.gz"):
+        groups[row["device"], row["collector"]].append(
+            (float(row["latency_ms"]), float(row["tflops"]))
+        )
     results = []
-    for name in scenario["tables"]:
-        table = pd.read_csv(DATA / "gemm" / f"{name}.csv.gz")
-        sides = table[["m", "n", "k"]]
-        is_big = (sides >= scenario["smallest_side"]).all(axis=1) & (sides % 64 == 0).all(axis=1)
-        for collector, rows in table[is_big].groupby("collector"):
-            line = compare(rows, scenario)
-            if line is not None:
-                results.append({"device": name, "collector": collector, **line})
-                print(results[-1])
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    for (device, collector), rows in groups.items():
+        times, rates = np.array(rows).T
+        short, long = rates[times < scenario["short_ms"]], rates[times >= scenario["long_ms"]]
+        if min(len(short), len(long)) >= FEWEST:
+            results.append({"device": device, "collector": collector, **compare(short, long)})
+    wishes.write_results(results)
+    figure, axes = new_figure(height=0.14 * len(results) + 0.6)
+    places = np.arange(len(results))
+    low, middle, high = (
+        np.array([one[key] for one in results]) for key in ("low", "slowdown", "high")
+    )
+    axes.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", color=BLACK,
+                  elinewidth=0.8)  # fmt: skip
+    axes.axvline(1, color=ORANGE, linewidth=0.8)
+    axes.set_yticks(places, [f"{one['device']}, {one['collector']}" for one in results])
+    axes.tick_params(axis="y", labelsize=5.5)
+    axes.invert_yaxis()
+    axes.set_xlabel("rate of short over long products")
+    wishes.save(figure, "slowdowns.png")
 
 
-def compare(rows, scenario):
-    """The best tenth of rates of short and long products, and their ratio with its spread."""
-    low, high = scenario["short_ms"]
-    short = rows.tflops[(rows.latency_ms >= low) & (rows.latency_ms < high)].to_numpy()
-    long = rows.tflops[rows.latency_ms >= scenario["long_ms"]].to_numpy()
-    if min(len(short), len(long)) < FEWEST:
-        return None
+def compare(short: NDArray[np.float64], long: NDArray[np.float64]) -> dict[str, Any]:
+    """The best tenth of both, and their ratio with its spread."""
     chance = np.random.default_rng(0)
     ratios = [
         best(chance.choice(short, len(short))) / best(chance.choice(long, len(long)))
@@ -46,15 +57,15 @@ def compare(rows, scenario):
     return {
         "short_rows": len(short),
         "long_rows": len(long),
-        "short_tflops": round(best(short), 1),
-        "long_tflops": round(best(long), 1),
-        "slowdown": round(best(short) / best(long), 3),
-        "low": round(float(np.quantile(ratios, 0.05)), 3),
-        "high": round(float(np.quantile(ratios, 0.95)), 3),
+        "short_tflops": best(short),
+        "long_tflops": best(long),
+        "slowdown": best(short) / best(long),
+        "low": float(np.quantile(ratios, 0.05)),
+        "high": float(np.quantile(ratios, 0.95)),
     }
 
 
-def best(values):
+def best(values: NDArray[np.float64]) -> float:
     """What the best tenth reaches: shapes that fill the device, whatever their size."""
     return float(np.quantile(values, 0.9))
 

@@ -50,7 +50,15 @@ def check_apart(files: Mapping[str, Path | None]) -> None:
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """A file to fill in place of *path*, which takes its name once the block has ended well."""
+    """A file to fill in place of *path*, which takes its name once the block has ended well.
+
+    A device or a pipe keeps its name and gets the content; a link stays a link.
+    """
+    if path.exists() and not path.is_file():
+        with _draft_for_stream(path) as draft:
+            yield draft
+        return
+    path = path.resolve() if path.is_symlink() else path
     with _told(path):
         handle, name = tempfile.mkstemp(
             prefix=f".{path.name[:32]}-", suffix=path.suffix, dir=path.parent
@@ -67,6 +75,15 @@ def draft_of(path: Path) -> Iterator[Path]:
         raise _sentence(path, fault) from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _draft_for_stream(path: Path) -> Iterator[Path]:
+    with _told(path), tempfile.TemporaryDirectory() as place:
+        draft = Path(place) / f"draft{path.suffix}"
+        yield draft
+        with draft.open("rb") as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target)
 
 
 def write_file(path: Path, content: str | bytes) -> None:

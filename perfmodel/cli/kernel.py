@@ -25,7 +25,7 @@ Examples:
 """
 
 DEFAULT_STACK = "kernel_benchmark"
-Size = Annotated[int, typer.Option(min=1)]
+Size = Annotated[int, typer.Option(min=1, max=2**31)]
 DeviceWord = Annotated[
     str | None, typer.Option(metavar="NAME|FILE", help="GPU: a name or a file, e.g. h100_sxm.")
 ]
@@ -76,7 +76,9 @@ def attention(
     length: Size,
     heads: Size,
     batch: Size = 1,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="Key and value heads.")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(min=1, max=2**16, help="Key and value heads.")
+    ] = None,
     head_dim: Size = 128,
     dtype: DTypeWord = "bf16",
     kernel_word: Annotated[
@@ -114,7 +116,9 @@ def memory(
     operator: Annotated[str, typer.Option(help="Such as layer_norm, gelu, adam.")],
     read: Annotated[str, typer.Option(metavar="SIZE", help="Bytes read, e.g. 64MiB.")],
     write: Annotated[str, typer.Option(metavar="SIZE", help="Bytes written, e.g. 64MiB.")],
-    row_length: Annotated[int, typer.Option(min=0, help="Length a reduction runs over.")] = 0,
+    row_length: Annotated[
+        int, typer.Option(min=0, max=2**31, help="Length a reduction runs over.")
+    ] = 0,
     dtype: DTypeWord = "bf16",
     device: DeviceWord = None,
     stack: StackWord = None,
@@ -145,9 +149,11 @@ def embedding(
     rows: Size,
     width: Size,
     batch: Size,
-    lookups: Annotated[float, typer.Option(min=0, help="Rows a sample looks up.")] = 1.0,
-    tables: Annotated[int, typer.Option(min=1, help="Tables alike, in one kernel.")] = 1,
-    zipf: Annotated[float, typer.Option(min=0, help="Skew of the indices; 0 is uniform.")] = 0.0,
+    lookups: Annotated[float, typer.Option(min=0, max=1e6, help="Rows a sample looks up.")] = 1.0,
+    tables: Annotated[int, typer.Option(min=1, max=2**16, help="Tables alike, in one kernel.")] = 1,
+    zipf: Annotated[
+        float, typer.Option(min=0, max=10, help="Skew of the indices; 0 is uniform.")
+    ] = 0.0,
     optimizer: Annotated[str, typer.Option(help="sgd, adagrad, rowwise_adagrad, adam.")] = "sgd",
     kernel_word: Annotated[
         str, typer.Option("--kernel", help="fbgemm, fbgemm_2022, table_batched.")

@@ -62,7 +62,7 @@ def search(
     report_file: ReportFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the fastest layout over tp, pp, dp, micro-batch, sharding, recompute, interleaving."""
+    """Find the fastest layout: tp, sp, pp, cp, ep, dp, micro-batch, sharding, recompute, runs."""
     from perfmodel import api
     from perfmodel.planning.layouts.search import LayoutQuestion
     from perfmodel.reports.progress import show_progress

@@ -22,7 +22,7 @@ from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, pr
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, JobGraph
-from perfmodel.graph.ops import Communication, Op
+from perfmodel.graph.ops import Communication, GroupedGemm, Op
 from perfmodel.graph.program import Program
 from perfmodel.stacks.spread import find_spread
 from perfmodel.stacks.stack import Habit, SoftwareStack
@@ -90,16 +90,15 @@ def price_job(
     *,
     cluster: Cluster,
     stack: SoftwareStack,
-    collective_software: CollectiveSoftware | None = None,
 ) -> PricedJob:
     """Durations of every task of *job* on *cluster* under *stack*."""
     _check_fits(job, cluster)
     plain = _price_plain(job.ops, cluster, stack)
     ratio = stack.time_ratio(COMMUNICATION_FAMILY, cluster.device.architecture.value)
     is_lean = stack.has(Habit.LEAN_EXCHANGES) and cluster.host_count > 1
-    calls = _CallPricer(
-        job, cluster_seen_by(stack, cluster), collective_software, time_ratio=ratio, is_lean=is_lean
-    )
+    software = CollectiveSoftware(algorithm=stack.collective_algorithm)
+    seen = cluster_seen_by(stack, cluster)
+    calls = _CallPricer(job, seen, software, time_ratio=ratio, is_lean=is_lean)
     kinds = _rank_kinds(job, calls)
     rows, offset_of_kind, total = [], [], 0
     link_use = []
@@ -126,6 +125,7 @@ def price_job(
             stack,
             architecture=cluster.device.architecture.value,
             hosts=cluster.host_count,
+            has_experts=any(isinstance(op, GroupedGemm) for op in job.ops),
         ),
     )
 
@@ -169,7 +169,7 @@ class _CallPricer:
         self,
         job: JobGraph,
         cluster: Cluster,
-        software: CollectiveSoftware | None,
+        software: CollectiveSoftware,
         *,
         time_ratio: float,
         is_lean: bool,
@@ -178,7 +178,7 @@ class _CallPricer:
         self._cluster = cluster
         self._time_ratio = time_ratio
         self._is_lean = is_lean
-        self._software = CollectiveSoftware() if software is None else software
+        self._software = software
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
         rivals = find_rivals(job, cluster)
         keys = [

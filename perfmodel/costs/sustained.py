@@ -1,7 +1,8 @@
 """Sustained load: how much longer kernels take in a long run than in a short benchmark.
 
 A chip under long load lowers its clocks, and its memory never serves one kernel alone. Both
-belong to the chip: `calibrations/sustained.yaml` states them by device or by generation.
+belong to the chip: `calibrations/sustained.yaml` states them by device or by generation. A value
+of a generation is that of its *reference* device; others differ by the power they may draw.
 """
 
 from __future__ import annotations
@@ -20,43 +21,67 @@ FILE = Path(__file__).parent / "calibrations" / "sustained.yaml"
 ARITHMETIC = "arithmetic"
 KINDS = (ARITHMETIC, "attention", "memory")
 """Arithmetic on tensor cores, and whole kernels of two families."""
+_REFERENCE = "reference"
 _PLAIN = (DType.FP32, DType.FP64)
-_HEADING = {"source", "date", "licence", "command", "hardware"}
+_HEADING = {"source", "date", "licence", "command", "hardware", _REFERENCE}
 
 
 def arithmetic_slowdown(device: Device, stack: SoftwareStack, dtype: DType) -> float:
     """How much longer arithmetic in *dtype* takes under *stack*, at least 1.
 
-    Plain arithmetic does not draw the power that tensor cores do. A limit below the board's own
-    takes as much as the cube root of what it leaves: dynamic power goes with clock and voltage.
+    Plain arithmetic does not draw the power that tensor cores do.
     """
     if not stack.loads_long or dtype in _PLAIN:
         return 1.0
-    return max(_of_chip(ARITHMETIC, device) * _limited(device), 1.0)
+    is_own = device.name in load_sustained()[ARITHMETIC]
+    reference = device.name if is_own else reference_of(device)
+    return max(of_chip(ARITHMETIC, device) * power_ratio(device, reference), 1.0)
 
 
 def kernel_ratio(family: str, device: Device, stack: SoftwareStack) -> float:
     """How much longer kernels of *family* take on *device* under *stack* than alone."""
     if not stack.loads_long or family not in KINDS:
         return 1.0
-    return _of_chip(family, device)
+    return of_chip(family, device)
 
 
-def _of_chip(kind: str, device: Device) -> float:
+def of_chip(kind: str, device: Device) -> float:
+    """What the file states of *kind* for *device*, or for its generation."""
     values = load_sustained()[kind]
     return values.get(device.name, values.get(device.architecture.value, 1.0))
 
 
-@lru_cache(maxsize=32)
-def _board_power_w(name: str) -> float | None:
-    return load_device(name).power_w if name in list_devices() else None
+def power_ratio(device: Device, reference: str | None) -> float:
+    """How much slower *device* computes than the board of *reference*, for want of power.
 
-
-def _limited(device: Device) -> float:
-    board_w = _board_power_w(device.name)
-    if board_w is None or device.power_w >= board_w:
+    Dynamic power goes with clock and the square of voltage, which goes with the clock: a chip with
+    less power for its peak rate loses the cube root of what it lacks.
+    """
+    wanted = None if reference is None else _power_per_rate(reference)
+    if wanted is None or DType.FP16 not in device.peak_flops:
         return 1.0
-    return float((board_w / device.power_w) ** (1 / 3))
+    return float((wanted * device.peak_flops[DType.FP16] / device.power_w) ** (1 / 3))
+
+
+def reference_of(device: Device) -> str | None:
+    """The device that the values of *device*'s generation are of."""
+    return _references().get(device.architecture.value)
+
+
+@lru_cache(maxsize=32)
+def _power_per_rate(name: str) -> float | None:
+    """Watts that the board of device *name* has for an operation a second on tensor cores."""
+    if name not in list_devices():
+        return None
+    device = load_device(name)
+    rate = device.peak_flops.get(DType.FP16)
+    return None if rate is None else device.power_w / rate
+
+
+@lru_cache(maxsize=1)
+def _references() -> Mapping[str, str]:
+    content: Mapping[str, str] = load_yaml(FILE, error_type=CalibrationError).get(_REFERENCE, {})
+    return content
 
 
 @lru_cache(maxsize=1)

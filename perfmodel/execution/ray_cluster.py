@@ -42,10 +42,12 @@ from perfmodel.execution.ray_surroundings import (
     MOST_FOLDER_LENGTH,
     Warden,
     Watch,
+    bounded,
     check_reachable,
     core_count,
     ended_in_order,
     environment,
+    listens,
     private_folder,
     warden,
 )
@@ -69,6 +71,11 @@ SEAT_TIMEOUT_S = 120.0
 WATCH_S = 0.5
 """How long to wait for Ray before looking whether it is still there."""
 TASK_RETRIES = 5
+SHUTDOWN_S = 60.0
+_STUCK = (
+    f"ray: did not let go of this process within {SHUTDOWN_S:.0f} s, because parts of it are gone. "
+    "Nothing was answered. Ask again, or use --executor serial."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +149,17 @@ class RayCluster:
                 "in shared memory, or use --executor serial."
             ) from error
 
-    def new_seat(self) -> Any:
+    def new_seat(self, *, after_loss: bool = False) -> Any:
         """One more worker process, on the machine that has fewest for its cores, and only there.
 
         So every machine has one before any has two. Where that machine is
         lost, so is the seat, and whoever asks it makes another elsewhere.
+        *after_loss* asks machines whether they are there: Ray needs up to a minute to notice.
         """
         self.check()
         rows = [row for row in _alive_raylets() if row["NodeID"] not in self._shunned]
+        if after_loss:
+            rows = [row for row in rows if _is_there(row)]
         cores = {row["NodeID"]: row["Resources"].get("CPU", 0.0) for row in rows}
         # Where machines have no cores to give, all are taken alike.
         able = {raylet for raylet, count in cores.items() if count} or set(cores)
@@ -268,7 +278,7 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         guard = stack.enter_context(warden(folder))
         if folder is not None:
             stack.enter_context(_private_token())
-        stack.callback(ray.shutdown)
+        stack.callback(_shut_down, guard)
         if folder is not None:
             _start_here(folder, workers or core_count())
         elif address is not None:
@@ -398,7 +408,8 @@ def _check_versions(address: str, watch: Watch) -> None:
         return __version__
 
     probe = ray.remote(num_cpus=0, max_retries=0)(installed_version)
-    hosts = {row["NodeID"]: row["NodeManagerAddress"] for row in _alive_raylets()}
+    rows = [row for row in _alive_raylets() if _is_there(row)]
+    hosts = {row["NodeID"]: row["NodeManagerAddress"] for row in rows}
     asked = {
         raylet: probe.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(raylet, soft=False)
@@ -438,6 +449,17 @@ def _probed(reference: Any, watch: Watch) -> str | None:
         except RayError:
             return None
     return None
+
+
+def _is_there(row: dict[str, Any]) -> bool:
+    """Whether the raylet of *row* listens; Ray takes a dead one for alive for up to a minute."""
+    return listens(f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}")
+
+
+def _shut_down(guard: Warden) -> None:
+    """Leave Ray, which waits for processes that may be gone for good."""
+    with bounded(guard, SHUTDOWN_S, _STUCK):
+        ray.shutdown()
 
 
 def _own_host() -> str:

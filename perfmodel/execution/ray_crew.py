@@ -178,4 +178,4 @@ class RayCrew:
                 "fewer workers a machine, or use --executor serial."
             )
         self._cluster.give_up(self._seats[block])
-        self._seats[block] = self._cluster.new_seat()
+        self._seats[block] = self._cluster.new_seat(after_loss=True)

@@ -158,6 +158,8 @@ class Watch:
 
     PERIOD_S = 0.5
     MOST_SILENCES = 3
+    LAST_S = 30.0
+    """How long this process may take to say so itself; a call into Ray may never come back."""
 
     def __init__(self, guard: Warden, *, raylet_socket: str, head: str, host: str) -> None:
         self._guard = guard
@@ -196,14 +198,34 @@ class Watch:
         silences = [0] * len(self._places)
         while not self._is_over.wait(self.PERIOD_S):
             for index, (place, sentence) in enumerate(self._places):
-                silences[index] = 0 if _listens(place) else silences[index] + 1
+                silences[index] = 0 if listens(place) else silences[index] + 1
                 if silences[index] == self.MOST_SILENCES:
                     self._guard.note(sentence)
                     self._fault = sentence
+                    if not self._is_over.wait(self.LAST_S):
+                        # The warden hears that we are gone, and says it for us.
+                        os._exit(1)
                     return
 
 
-def _listens(place: str) -> bool:
+@contextmanager
+def bounded(guard: Warden, seconds: float, sentence: str) -> Iterator[None]:
+    """End this process with *sentence* where what is inside takes more than *seconds*."""
+
+    def give_up() -> None:
+        guard.note(sentence)
+        os._exit(1)
+
+    alarm = threading.Timer(seconds, give_up)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def listens(place: str) -> bool:
     """Whether somebody listens at *place*, a socket file or host:port; a slow one counts."""
     try:
         if place.startswith("/"):

@@ -199,6 +199,9 @@ class Communication:
     flops: ClassVar[int] = 0
 
 
+ESTIMATED = ", estimated"
+"""Ends the name of a recorded task whose work was estimated, not counted."""
+
 Work = (
     Gemm
     | Convolution
@@ -225,6 +228,11 @@ class Fixed:
     duration_ns: int
     provenance: Provenance = Provenance.RECORDED
     work: Work | None = None
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the work was estimated from the duration rather than counted."""
+        return self.name.endswith(ESTIMATED)
 
     @property
     def flops(self) -> int:

@@ -188,18 +188,24 @@ def _assemble(folder: Path, header: dict[str, Any]) -> JobGraph:
         origins=_read_origins(folder, labels),
         programs=tuple(_read_programs(folder, header["programs"])),
         rank_program=ranks["program"].to_numpy().astype(np.int32),
-        groups=tuple(Group(group["name"], tuple(group["ranks"])) for group in header["groups"]),
+        groups=tuple(_read_group(words) for words in header["groups"]),
         rank_group=groups.reshape(len(ranks), header["slot_count"]),
         facts=_read_facts(header),
     )
 
 
+def _read_group(words: dict[str, Any]) -> Group:
+    if not all(type(rank) is int for rank in words["ranks"]):
+        raise TypeError(f"ranks of group {words['name']!r} must be whole numbers")
+    return Group(str(words["name"]), tuple(words["ranks"]))
+
+
 def _read_facts(header: dict[str, Any]) -> JobFacts:
     # Jobs written before these two were known have neither.
     return JobFacts(
-        name=header["name"],
-        source=header["source"],
-        assumptions=tuple(header["assumptions"]),
+        name=str(header["name"]),
+        source=str(header["source"]),
+        assumptions=tuple(str(one) for one in header["assumptions"]),
         stack=str(header.get("stack", "")),
         peak_memory_bytes=tuple(int(size) for size in header.get("peak_memory_bytes", ())),
     )
@@ -232,11 +238,22 @@ def _read_programs(folder: Path, descriptions: list[dict[str, Any]]) -> list[Pro
         }
         lanes = tuple(Lane(name, LaneKind(kind)) for name, kind in description["lanes"])
         typed: dict[str, Any] = {
-            name: columns[name].astype(dtype) for name, dtype in COLUMN_TYPES.items()
+            name: _typed(name, columns[name], dtype) for name, dtype in COLUMN_TYPES.items()
         }
         programs.append(Program(lanes=lanes, **typed))
         task, dependency = task_stop, dependency_stop
     return programs
+
+
+def _typed(name: str, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """*values* as *dtype*; what does not fit it is refused, not bent."""
+    bounds = np.iinfo(dtype)
+    is_whole = values.dtype.kind in "iu"
+    if not is_whole or (
+        len(values) and not bounds.min <= values.min() <= values.max() <= bounds.max
+    ):
+        raise ValueError(f"column {name} must hold whole numbers of {np.dtype(dtype)}")
+    return values.astype(dtype)
 
 
 def _digest(header: dict[str, Any]) -> str:

@@ -74,10 +74,12 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
             f"{question.job.facts.name}: {score.distrust}. Record it again, or ask with --force "
             "and do not trust the answer."
         )
-    if question.cluster is None:
-        return question
-    from perfmodel.whatif.pinning import pin_prices  # only what-ifs need it
+    # Only what-ifs need it.
+    from perfmodel.whatif.pinning import pin_prices, with_own_origins
 
+    if question.cluster is None:
+        named = question.job if question.notes is not None else with_own_origins(question.job)
+        return replace(question, job=named)
     pinned = pin_prices(price_question(question))
     return replace(question, job=pinned.job, known=pinned.prices)
 

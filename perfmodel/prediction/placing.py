@@ -76,8 +76,8 @@ def load_tabled(workload: Workload, files: PlacementFiles) -> TabledSpec:
     """*workload* with the tables in *files*, or with its own."""
     if not isinstance(workload, DlrmSpec):
         raise PlanError(
-            f"{workload.name}: has no embedding tables to place; take a dlrm workload, "
-            "or leave --plan and --tables out."
+            f"{workload.name}: has no embedding tables to place. `perfmodel search` finds "
+            "layouts of a Transformer; take a dlrm workload here, or leave --plan and --tables out."
         )
     if files.tables is None:
         return TabledSpec(workload, workload.embedding.tables())

@@ -73,13 +73,15 @@ class Notes:
     """What a recording says about tasks, by number of their origin.
 
     *window_starts* are the tasks that stand for the beginning of the recording,
-    one of each rank; *step_ends* names the tasks that end each step.
+    one of each rank; *step_ends* names the tasks that end each step. A change may take
+    those out: then tasks of *recorded*, the job as it was, stand in for them.
     """
 
     hold_ratio: NDArray[np.float64]
     can_be_held: NDArray[np.bool_]
     window_starts: Int64s
     step_ends: tuple[Int64s, ...]
+    recorded: JobGraph
 
     def hold_rule(self, job: JobGraph) -> HoldRule:
         """The rule for the tasks of *job*; new ones neither hold nor are held."""
@@ -96,15 +98,33 @@ class Notes:
         """When each step of *job* ended; of a single step, when it began and ended.
 
         A single step is the pass of the rank that takes longest from its first
-        task to its last. So is a job whose tasks that end a step are gone.
+        task to its last.
         """
         origins = _origins_by_row(job)
-        rows = [np.flatnonzero(np.isin(origins, ends)) for ends in self.step_ends]
-        if len(rows) > 1 and all(len(of_step) for of_step in rows):
+        if len(self.step_ends) > 1:
+            rows = [np.flatnonzero(np.isin(origins, ends)) for ends in self._ends_in(origins)]
             return [int(end_ns[of_step].max()) for of_step in rows]
         passes = _passes_ns(job, start_ns, end_ns, ~np.isin(origins, self.window_starts))
         first_ns, last_ns = max(passes, key=lambda ends: ends[1] - ends[0])
         return [first_ns, last_ns]
+
+    def _ends_in(self, origins: NDArray[np.int32]) -> list[Int64s]:
+        """Tasks that end each step, among those that are left."""
+        left = set(origins.tolist())
+        if all(left.intersection(ends.tolist()) for ends in self.step_ends):
+            return list(self.step_ends)
+        chains = [
+            [_stand_ins(self.recorded, int(task)) for task in ends] for ends in self.step_ends
+        ]
+        # The same task of every step and rank, so that the time between them is a period.
+        for place in range(min(len(chain) for step in chains for chain in step)):
+            found = [[chain[place] for chain in step] for step in chains]
+            if all(left.issuperset(step) for step in found):
+                return [np.array(step, dtype=np.int64) for step in found]
+        raise ScenarioError(
+            "nothing is left of the tasks that end a step, or of those before them, so that nobody "
+            "knows how long a step takes. Take less out."
+        )
 
     def span_ns(self, job: JobGraph, start_ns: Int64s, end_ns: Int64s) -> int:
         """The longest pass of a rank from its first task to its last."""
@@ -266,14 +286,35 @@ def recording_question(recorded: RecordedJob, asked: Asked) -> Question:
         programs=tuple(graph.program_of(rank) for rank in range(graph.rank_count)),
         rank_program=np.arange(graph.rank_count, dtype=np.int32),
     )
-    notes = Notes(recorded.hold_ratio, recorded.can_be_held, first_rows, recorded.step_ends)
+    named = with_own_origins(apart)
+    notes = Notes(recorded.hold_ratio, recorded.can_be_held, first_rows, recorded.step_ends, named)
     return Question(
-        job=with_own_origins(apart),
+        job=named,
         asked=asked,
         notes=notes,
         score=recorded.score,
         assumptions=(NO_MEMORY,),
     )
+
+
+MOST_STAND_INS = 500
+
+
+def _stand_ins(job: JobGraph, row: int) -> list[int]:
+    """A task of *job* by its number among those of all ranks, its launch, and what came before it.
+
+    Each rank has a program of its own, whose tasks are numbered in a row.
+    """
+    firsts = np.concatenate([[0], np.cumsum(job.task_counts())])
+    rank = int(np.searchsorted(firsts, row, side="right")) - 1
+    program, task = job.program_of(rank), row - int(firsts[rank])
+    lanes = program.task_lanes()
+    is_host = np.array([not lane.kind.is_device for lane in program.lanes], dtype=bool)[lanes]
+    deps = program.dep_task[program.dep_start[task] : program.dep_start[task + 1]]
+    launches = [int(dep) for dep in deps if is_host[dep]]
+    last = max(launches, default=task)
+    first = max(int(program.lane_start[lanes[last]]), last - MOST_STAND_INS)
+    return [row, *(int(firsts[rank]) + one for one in range(last, first - 1, -1))]
 
 
 def _asked_by(scenario: Scenario | JobScenario) -> Asked:

@@ -13,7 +13,6 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.executed_shapes import link_rows
-from perfmodel.recordings.rank_program import ESTIMATED_COLLECTIVE, ESTIMATED_WORK
 from perfmodel.recordings.rank_view import view_rank
 from perfmodel.recordings.work_of_rows import WorkReader, WorkSource
 from traces.job_trace import JobTrace
@@ -58,7 +57,7 @@ def known_share(job: JobGraph) -> KnownShare:
             length_ns = op.duration_ns * int(count) * ranks
             if op.work is None:
                 unknown_ns += length_ns
-            elif op.name in (ESTIMATED_WORK, ESTIMATED_COLLECTIVE):
+            elif op.is_estimated:
                 estimated_ns += length_ns
             else:
                 counted_ns += length_ns

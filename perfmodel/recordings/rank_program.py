@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.job import Origin
-from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork
+from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork
 from perfmodel.graph.program import Anchor, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
@@ -76,9 +76,9 @@ class RankFindings:
 
 
 COUNTED_WORK = "device work"
-ESTIMATED_WORK = "device work, estimated"
+ESTIMATED_WORK = f"{COUNTED_WORK}{ESTIMATED}"
 COLLECTIVE = "collective"
-ESTIMATED_COLLECTIVE = "collective, estimated"
+ESTIMATED_COLLECTIVE = f"{COLLECTIVE}{ESTIMATED}"
 """Names of device tasks whose work was counted from shapes, and of those where it is estimated."""
 
 
@@ -161,7 +161,10 @@ class _Writer:
             else:
                 arrival = self.findings.arrivals.get(task)
                 length_ns = end_ns - start_ns if arrival is None else arrival.transfer_ns
-                op = _recorded_op(length_ns, reader.found(task))
+                if view.device.is_collective[task]:
+                    op = _collective_op(length_ns, described.get(task))
+                else:
+                    op = _recorded_op(length_ns, reader.found(task))
                 self.of_device.append(self.builder.add_task(lane, op, label=label, origin=origin))
 
     def _origin_of(self, reader: WorkReader, task: int, label: str) -> Origin:

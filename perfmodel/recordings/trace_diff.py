@@ -23,7 +23,12 @@ from perfmodel.recordings.steps import (
     last_tasks_of_profiler_steps,
     step_ends,
 )
-from perfmodel.recordings.work_of_rows import NO_OPERATOR, WorkReader, spans_of_calls
+from perfmodel.recordings.work_of_rows import (
+    INSIDE,
+    NO_OPERATOR,
+    WorkReader,
+    spans_of_calls,
+)
 from traces.job_trace import JobTrace
 
 _TEMPLATE = re.compile(r"<.*>|\(.*\)", re.DOTALL)
@@ -174,7 +179,7 @@ def _device_parts(view: RankView) -> Iterable[Part]:
         operator = kernel if row == NO_OPERATOR else trace.name_of(row)
         start_ns = int(device.start_ns[task])
         length_ns = int(device.end_ns[task]) - start_ns
-        span = (spans[call] if call >= 0 else "") or "(no range)"
+        span = (spans[call].split(INSIDE)[-1] if call >= 0 else "") or "(no range)"
         yield DiffKind.OPERATOR, operator, start_ns, length_ns
         yield DiffKind.KERNEL, kernel, start_ns, length_ns
         yield DiffKind.MODULE, _NUMBERS.sub("*", span), start_ns, length_ns

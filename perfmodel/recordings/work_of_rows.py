@@ -59,7 +59,7 @@ def outermost_operators(view: RankView) -> Int64s:
 
 
 def spans_of_calls(view: RankView) -> list[str]:
-    """The innermost range around each call that a program or PyTorch named, or nothing.
+    """The ranges around each call that a program or PyTorch named, outermost first, or nothing.
 
     The thread that runs backward has none of its own: it is in the one that the thread with
     most calls is in at that moment. Steps of the profiler and calls of NCCL are no ranges.
@@ -73,7 +73,27 @@ def spans_of_calls(view: RankView) -> list[str]:
     if len(threads) > 1:
         main = np.full(len(view.calls), threads[np.argmax(counts)])
         found = np.where(found == NO_OPERATOR, _around(view, rows, main), found)
-    return ["" if row == NO_OPERATOR else trace.name_of(row) for row in found.tolist()]
+    paths = _paths(view, rows) | {NO_OPERATOR: ""}
+    return [paths[row] for row in found.tolist()]
+
+
+INSIDE = " > "
+"""Stands between a range and one inside it."""
+
+
+def _paths(view: RankView, rows: Int64s) -> dict[int, str]:
+    """The names of every range of *rows* and of those around it."""
+    columns = view.trace.columns
+    stacks: dict[int, list[int]] = {}
+    paths: dict[int, str] = {}
+    for row in rows[np.argsort(columns.start_ns[rows], kind="stable")].tolist():
+        stack = stacks.setdefault(int(columns.thread[row]), [])
+        while stack and columns.end_ns[stack[-1]] <= columns.start_ns[row]:
+            stack.pop()
+        around = paths[stack[-1]] + INSIDE if stack else ""
+        paths[row] = around + view.trace.name_of(row)
+        stack.append(row)
+    return paths
 
 
 _NO_RANGES = ("ProfilerStep", "nccl:", "enumerate(DataLoader)")

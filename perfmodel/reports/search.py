@@ -12,6 +12,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 from perfmodel.planning.layouts import search as searching
 from perfmodel.planning.layouts.search import LayoutRanking, RankedLayout, pareto
+from perfmodel.workloads.transformer.spec import ContextKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 HEADINGS = (
-    "", "time", "90 % interval", "tokens/s/GPU", "tp", "pp", "dp", "micro-batch", "runs",
-    "sharding", "recompute", "memory", "beats next",
+    "", "time", "90 % interval", "tokens/s/GPU", "tp", "pp", "cp", "ep", "dp", "micro-batch",
+    "runs", "sharding", "recompute", "memory", "beats next",
 )  # fmt: skip
 FLAGS = Path(searching.__file__).parent / "flags.yaml"
+_CONTEXT_WORDS = {ContextKind.RING: "p2p", ContextKind.ALL_GATHER: "all_gather"}
 
 
 def to_search_document(rankings: Sequence[LayoutRanking]) -> dict[str, Any]:
@@ -81,6 +83,9 @@ def _numbers(layout: RankedLayout) -> dict[str, Any]:
     return {
         "tp": spread.tp,
         "pp": spread.pp,
+        "cp": spread.cp,
+        "ep": spread.ep,
+        "etp": spread.etp,
         "dp": spread.dp,
         "micro_batch": spread.micro_batch,
         "micro_batches": spread.micro_batches,
@@ -102,12 +107,15 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
         "sequence_parallel": spread.is_sequence_parallel,
         "interleaved": spread.interleaving > 1,
         "pipelined": spread.pp > 1,
+        "shares_sequences": spread.cp > 1,
+        "has_experts": spec.model.has_experts,
         spec.parallel.sharding.value: True,
         f"recompute_{spec.training.recompute.value}": True,
     }
     numbers = {
         **_numbers(layout),
         "batch": spec.batch,
+        "cp_words": _CONTEXT_WORDS[spec.parallel.cp_kind],
         "local_batch": spread.micro_batch * spread.micro_batches,
         "layers_per_run": spec.model.layers // (spread.pp * spread.interleaving),
     }
@@ -150,32 +158,46 @@ def print_search(rankings: Sequence[LayoutRanking], console: Console) -> None:
     for one in rankings:
         _print_one(one, console)
     if len(rankings) > 1:
-        front = ", ".join(
-            f"{one.rank_count} GPUs {format_duration(one.best.time_ns)}" for one in pareto(rankings)
-        )
-        console.print(f"\nMore GPUs that pay: {front}", markup=False)
+        console.print("\nMore GPUs that pay:", style="bold")
+        for sentence in to_front_lines(rankings):
+            console.print(f"  {sentence}", markup=False)
     best = min(rankings, key=lambda one: one.best.time_ns).best
     console.print("\nTo run the fastest:", style="bold")
     for trainer, words in build_flags(best).items():
         console.print(f"  {trainer}: {words}", markup=False, soft_wrap=True)
 
 
+def to_front_lines(rankings: Sequence[LayoutRanking]) -> list[str]:
+    """The front of time against GPUs, and what each point of it costs where a price is known."""
+    lines = []
+    for one in pareto(rankings):
+        cost = one.cost_per_million_tokens(one.best)
+        money = "" if cost is None else f", {cost:.3f} a million tokens"
+        time_text = format_duration(one.best.time_ns)
+        lines.append(f"{one.rank_count} GPUs: {time_text}{money}, {one.best.name}")
+    return lines
+
+
+def to_tally_line(ranking: LayoutRanking) -> str:
+    """What became of the layouts, and whether the first is surely the fastest."""
+    tally = ranking.tally
+    proof = "no other can be faster" if tally.is_proven else "time was up: another may be faster"
+    return (
+        f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
+        f"bound, {tally.replayed} replayed; {proof}"
+    )
+
+
 def _print_one(ranking: LayoutRanking, console: Console) -> None:
     from rich.table import Table
 
-    tally = ranking.tally
-    proof = "no other can be faster" if tally.is_proven else "time was up: another may be faster"
     console.print(
         f"{ranking.question.workload} on {ranking.hosts} x {ranking.question.topology}, "
         f"{ranking.rank_count} GPUs",
         style="bold",
         markup=False,
     )
-    console.print(
-        f"  {tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
-        f"bound, {tally.replayed} replayed; {proof}",
-        markup=False,
-    )
+    console.print(f"  {to_tally_line(ranking)}", markup=False)
     has_price = ranking.question.price_per_gpu_hour is not None
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for heading in [*HEADINGS, *(["per M tokens"] if has_price else [])]:
@@ -198,6 +220,8 @@ def to_layout_cells(ranking: LayoutRanking, layout: RankedLayout, number: int) -
         f"{_tokens_per_s(ranking, layout) / ranking.rank_count:,.0f}",
         str(spread.tp),
         str(spread.pp),
+        str(spread.cp),
+        str(spread.ep),
         str(spread.dp),
         f"{spread.micro_batch} x {spread.micro_batches}",
         str(spread.interleaving),

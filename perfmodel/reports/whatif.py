@@ -39,6 +39,7 @@ def to_whatif_document(whatif: WhatIf) -> dict[str, Any]:
         "job": whatif.job,
         "self_replay": None if score is None else _score(score),
         "iteration_time_ms": _ms(whatif.after.iteration_ns),
+        "interval_ms": _interval(whatif.after),
         "before": _outcome(whatif.before),
         "after": _outcome(whatif.after),
         "change_pct": change_pct(whatif.before, whatif.after),
@@ -92,7 +93,30 @@ def _step(step: ChangeStep, before: Prediction) -> dict[str, Any]:
         "apply": step.text,
         "iteration_time_ms": _ms(step.outcome.iteration_ns),
         "change_pct": change_pct(before, step.outcome),
+        "interval_ms": _interval(step.outcome),
+        "touched": _touched(step),
         "assumptions": list(step.assumptions),
+    }
+
+
+def _interval(outcome: Prediction) -> list[float] | None:
+    interval = outcome.interval
+    return [_ms(interval.low_ns), _ms(interval.high_ns)] if interval.is_known else None
+
+
+def _touched(step: ChangeStep) -> dict[str, Any]:
+    touched = step.touched
+    return {
+        "tasks": touched.tasks,
+        "retimed": touched.retimed,
+        "removed": touched.removed,
+        "added": touched.added,
+        "reordered": touched.reordered,
+        "matched": touched.matched,
+        "launches": [touched.before.launches, touched.after.launches],
+        "bytes": [touched.before.size_bytes, touched.after.size_bytes],
+        "time_ms": [_ms(touched.before.duration_ns), _ms(touched.after.duration_ns)],
+        "share_pct": round(100 * step.share, 4),
     }
 
 
@@ -118,6 +142,7 @@ BAR_WIDTH = 30
 def print_whatif(whatif: WhatIf, console: Console) -> None:
     """Print *whatif*, most important first."""
     parts: list[RenderableType] = [*_heading(whatif)]
+    parts += _section("What was changed", [_sentences(_changes(whatif))] if whatif.steps else [])
     parts += _section("Step by step", _steps(whatif))
     if whatif.sweep is not None:
         parts += _section(_sweep_title(whatif.sweep), _sweep(whatif))
@@ -136,11 +161,22 @@ def _heading(whatif: WhatIf) -> Iterable[RenderableType]:
     line.append(" -> ").append(format_duration(after.iteration_ns), style="bold green")
     line.append(f" an iteration, {_change(before, after)}")
     yield line
+    interval = after.interval
+    if interval.is_known and interval.high_ns > interval.low_ns:
+        low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
+        yield Text(f"  90 % interval after: {low} to {high}", style="dim")
     if score is not None:
         words = (
             f"  the recording replays itself with an error of {score.iteration.error_pct:+.2f} %"
         )
         yield Text(words, style="dim" if score.is_trusted else "bold red")
+
+
+def _changes(whatif: WhatIf) -> Iterable[str]:
+    for step in whatif.steps:
+        yield (
+            f"{step.text}: {step.touched.words}; {step.share:.1%} of the time of all ranks before"
+        )
 
 
 def _change(before: Prediction, after: Prediction) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from collectives.software import CollectiveAlgorithm
 from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
 from embeddings.table import KERNELS
 from perfmodel.base.documents import FaultList, find_document, load_yaml
@@ -41,7 +42,7 @@ _KEYS = {
     "name", "description", "source", "date", "licence", "hardware", "extends", "execution",
     "optimizer_kernels", "fusions", "overlaps", "attention_kernels", "matmul_dtypes", "loads_long",
     "kernel_time_ratio", "residency", "host", "host_speed_ratio", "habits", "tables", "loader",
-    "compiled", "evidence", "family", "stands_for",
+    "compiled", "evidence", "family", "stands_for", "collective_algorithm",
 }  # fmt: skip
 _OWN_KEYS = {"host_speed_ratio", "stands_for", "evidence"}
 """Keys that say something of one profile only and are not taken over."""
@@ -178,6 +179,9 @@ class _Reader:
             "attention_kernels": self._attention(),
             "matmul_dtypes": self._dtypes(),
             "family": self._word("family", Family) if "family" in self._content else None,
+            "collective_algorithm": self._word("collective_algorithm", CollectiveAlgorithm)
+            if "collective_algorithm" in self._content
+            else None,
             "loads_long": self._switch("loads_long", self._content.get("loads_long", False)),
             "kernel_time_ratio": self._time_ratios(),
             "residency": self._word("residency", Residency, default="cold"),

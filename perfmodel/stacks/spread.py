@@ -27,8 +27,8 @@ class FamilySpread(BaseModel):
     """Standard deviations of the logarithm of predicted over measured, by what is known.
 
     *other_chip*: the stack was held against runs on other chips only. *no_runs*: against none.
-    *per_doubling* is added for every doubling of hosts beyond the evidence. *rows* and *sources*
-    are what these were estimated from.
+    *per_doubling* is added for every doubling of hosts beyond the evidence. *experts* is the least
+    where tokens choose among experts. *rows* and *sources* are what these were estimated from.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,6 +36,7 @@ class FamilySpread(BaseModel):
     other_chip: _Sigma
     no_runs: _Sigma
     per_doubling: _Sigma
+    experts: _Sigma = 0.0
     rows: int
     sources: int
 
@@ -64,7 +65,9 @@ class Spread:
 NO_SPREAD = Spread()
 
 
-def find_spread(stack: SoftwareStack, *, architecture: str, hosts: int) -> Spread:
+def find_spread(
+    stack: SoftwareStack, *, architecture: str, hosts: int, has_experts: bool = False
+) -> Spread:
     """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole."""
     known = load_spread()
     family = (
@@ -82,6 +85,8 @@ def find_spread(stack: SoftwareStack, *, architecture: str, hosts: int) -> Sprea
     else:
         base = family.no_runs
         words = f"{family.rows} runs under other stacks, each left out; none under {stack.name!r}"
+    if has_experts and family.experts > base:
+        base, words = family.experts, "runs of models with experts, which are further off"
     most = max((one.hosts for one in stack.evidence.values()), default=1)
     further = family.per_doubling * max(math.log2(max(hosts, 1) / most), 0.0)
     if further:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from collectives.software import CollectiveAlgorithm
 from embeddings.sharders import DEFAULT_SHARDER
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import HostPart
@@ -34,7 +35,8 @@ class Fusion(Enum):
 
     LOOKUP_CAST: a lookup writes rows in the format they travel in. WEIGHT_CAST: the optimizer
     writes weights in the format of products, and gradients stay in it. GRADIENT_COPY: gradients
-    are written straight to the buffer they are reduced in.
+    are written straight to the buffer they are reduced in. GRADIENT_SUM: the product for a weight
+    adds to the gradient that earlier micro-batches left.
     """
 
     NORM = "norm"
@@ -51,6 +53,7 @@ class Fusion(Enum):
     LOOKUP_CAST = "lookup_cast"
     WEIGHT_CAST = "weight_cast"
     GRADIENT_COPY = "gradient_copy"
+    GRADIENT_SUM = "gradient_sum"
 
 
 _INCLUDED = {
@@ -80,8 +83,12 @@ class Habit(Enum):
     What is done unless a workload says otherwise: READS_LOSS: the host waits for every iteration.
     SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
     fp32; FP16_GRADIENTS: so in fp16 only. ONE_REDUCTION: gradients are reduced in one piece.
+    WEIGHT_BUCKETS: a bucket is full by the size of the weights, whatever gradients are reduced in.
     DROPOUT: models are trained with dropout. UNBIASED: layers have no biases. STAGES_BY_COST: a
     pipeline stage takes layers until it has more than its share of the multiplications.
+    QKV_ADAPTERS: adapters stand beside the products for queries, keys and values only.
+    ALTERNATE_RECOMPUTE: of layers that are computed again, it is every second one. ALL_LOGITS: a
+    model that predicts masked tokens computes the logits of all tokens.
     TOKENS_ONCE: a token travels once to each rank that has experts for it, between hosts once to
     each host, however many of its experts are there.
     """
@@ -97,9 +104,13 @@ class Habit(Enum):
     SHORT_GRADIENTS = "short_gradients"
     FP16_GRADIENTS = "fp16_gradients"
     ONE_REDUCTION = "one_reduction"
+    WEIGHT_BUCKETS = "weight_buckets"
     DROPOUT = "dropout"
     UNBIASED = "unbiased"
     STAGES_BY_COST = "stages_by_cost"
+    QKV_ADAPTERS = "qkv_adapters"
+    ALTERNATE_RECOMPUTE = "alternate_recompute"
+    ALL_LOGITS = "all_logits"
     TOKENS_ONCE = "tokens_once"
 
 
@@ -129,6 +140,10 @@ class OptimizerKernels(Enum):
 class Overlap(Enum):
     """What a stack runs at the same time.
 
+    TENSOR_GRADIENT: the reduction of an input's gradient over a tensor group, beside the product
+    for the weight. TENSOR_EXCHANGE: all communication of a tensor group, piece by piece.
+    SHARDED_LAYERS: reductions and gathers of weights that are gathered layer by layer, where
+    others are not.
     INDEX_EXCHANGE: the indices of the next batch travel beside all other communication.
     EXCHANGE_AND_REDUCTION: gradients are reduced beside exchanges of pooled vectors.
     """
@@ -136,6 +151,8 @@ class Overlap(Enum):
     GRADIENT_REDUCTION = "gradient_reduction"
     PARAMETER_GATHER = "parameter_gather"
     PIPELINE_TRANSFER = "pipeline_transfer"
+    SHARDED_LAYERS = "sharded_layers"
+    TENSOR_GRADIENT = "tensor_gradient"
     TENSOR_EXCHANGE = "tensor_exchange"
     EMBEDDING_EXCHANGE = "embedding_exchange"
     INDEX_EXCHANGE = "index_exchange"
@@ -265,7 +282,8 @@ class SoftwareStack:
 
     *family* is what it can run, None where it is for both. *attention_kernels* maps an
     architecture (or `default`) to a kernel name. *loads_long* says that products keep the chip
-    busy enough to lower its clocks. *kernel_time_ratio* maps a family of kernels and an
+    busy enough to lower its clocks. *collective_algorithm* is what runs show where NCCL's own
+    choice would be another. *kernel_time_ratio* maps a family of kernels and an
     architecture to how much longer they take inside this framework than the chip's own figures
     say: fitted to runs, where nothing else tells. *evidence* is by architecture.
     """
@@ -282,6 +300,7 @@ class SoftwareStack:
     family: Family | None = None
     matmul_dtypes: Mapping[DType, DType] = field(default_factory=dict)
     loads_long: bool = False
+    collective_algorithm: CollectiveAlgorithm | None = None
     kernel_time_ratio: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     residency: Residency = Residency.COLD
     habits: frozenset[Habit] = frozenset()

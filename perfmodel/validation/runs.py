@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 from perfmodel.base.units import NS_PER_S
 from perfmodel.execution.executor import Executor
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.question import Asked
+from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs_prediction import RunAnswer, RunAsked, predict_run
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported
@@ -20,15 +22,65 @@ MOST_ASSUMPTIONS = 20
 """Sentences that the scoreboard for people shows, those of most rows first."""
 
 
+_SAME_JOB = (
+    "source", "framework", "release", "model", "device", "machine", "n_gpus", "gbs", "seq_len",
+    "compute_precision",
+)  # fmt: skip
+_CLEARLY_APART = 1.05
+"""Measured times of two layouts whose order is asked for differ by more than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderScore:
+    """How often the faster of two layouts of one job was told: *right* of *pairs*."""
+
+    group: str
+    pairs: int
+    right: int
+
+    @property
+    def right_pct(self) -> float:
+        """The share that was told rightly."""
+        return 100.0 * self.right / self.pairs
+
+
+def score_order(table: RunTable, deviations: Sequence[Deviation]) -> tuple[OrderScore, ...]:
+    """How often the faster layout is told, by framework, on one host and on several.
+
+    Compared are rows that train the same model with the same batch on as many GPUs.
+    """
+    row_of = {row.name: row for row in table.rows}
+    jobs: dict[tuple[str, ...], list[Deviation]] = {}
+    for one in deviations:
+        key = tuple(row_of[one.row].text(name) for name in _SAME_JOB)
+        jobs.setdefault(key, []).append(one)
+    counts: dict[str, list[int]] = {}
+    for members in jobs.values():
+        row = row_of[members[0].row]
+        where = "several hosts" if (row.count("n_nodes") or 1) > 1 else "one host"
+        for name in (where, f"{row.text('framework')}, {where}"):
+            count = counts.setdefault(name, [0, 0])
+            for one, other in combinations(members, 2):
+                fast, slow = sorted((one, other), key=lambda deviation: deviation.measured)
+                if slow.measured > _CLEARLY_APART * fast.measured:
+                    count[0] += 1
+                    count[1] += fast.predicted < slow.predicted
+    return tuple(OrderScore(name, *count) for name, count in sorted(counts.items()) if count[0])
+
+
 @dataclass(frozen=True, slots=True)
 class RunScoreboard(Scoreboard):
-    """A scoreboard that also says what each prediction took for granted."""
+    """A scoreboard that also says what each prediction took for granted, and how layouts rank."""
 
     assumptions: Mapping[str | int, tuple[str, ...]] = field(default_factory=dict)
+    orders: tuple[OrderScore, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable answer, each row with its assumptions."""
         document = Scoreboard.to_json(self)
+        document["order_of_layouts"] = [
+            {**asdict(one), "right_pct": one.right_pct} for one in self.orders
+        ]
         for row in document["rows"]:
             row["assumptions"] = list(self.assumptions.get(row["row"], ()))
         return document
@@ -46,7 +98,11 @@ class RunScoreboard(Scoreboard):
         left = len(common) - len(lines)
         if left:
             lines.append(f"and {left} sentences more; --json has all of them by row.")
-        return Scoreboard.lines(self) + lines
+        orders = [
+            f"order of layouts, {one.group}: {one.right_pct:.1f} % of {one.pairs} pairs"
+            for one in self.orders
+        ]
+        return Scoreboard.lines(self) + orders + lines
 
 
 def validate_tables(
@@ -72,6 +128,7 @@ def validate_tables(
         ),
         tuple(one for board in boards for one in board.unsupported),
         {row: said for board in boards for row, said in board.assumptions.items()},
+        tuple(one for board in boards for one in board.orders),
     )
 
 
@@ -88,11 +145,13 @@ def validate_runs(
         executor, predict_run, asked, table.rows, on_phase=on_phase, phase="predicting run"
     )
     pairs = list(zip(table.rows, answers, strict=True))
+    deviations = tuple(_deviation(row, answer) for row, answer in pairs if not answer.reason)
     return RunScoreboard(
         KIND,
-        tuple(_deviation(row, answer) for row, answer in pairs if not answer.reason),
+        deviations,
         tuple(Unsupported(row.name, answer.reason) for row, answer in pairs if answer.reason),
         {row.name: answer.assumptions for row, answer in pairs if not answer.reason},
+        score_order(table, deviations) if table.family is Family.TRANSFORMER else (),
     )
 
 

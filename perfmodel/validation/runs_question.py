@@ -13,7 +13,13 @@ from perfmodel.validation.runs_machines import build_machine
 from perfmodel.validation.runs_table import RunRow
 from perfmodel.validation.runs_transformer import build_transformer_spec
 from perfmodel.workloads.catalog import Workload
+from perfmodel.workloads.transformer.layout import choose_layout, peak_bytes
+from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
+from perfmodel.workloads.unstated import take_over
 from topologies import Cluster
+
+_FAR_BEYOND = 1.2
+"""Needs are known to a fifth or so: what lies closer to the memory may well have fitted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +59,45 @@ def read_scenario(row: RunRow, *, calibration: tuple[str, ...] = ()) -> RunScena
         workload = build_dlrm_spec(row, stack, sentences)
     else:
         workload = build_transformer_spec(row, stack, sentences)
+        if not row.text("recompute"):
+            workload = _recomputed(workload, machine.cluster, stack, sentences)
     return RunScenario(workload, machine.cluster, stack, tuple(sentences))
+
+
+def _recomputed(
+    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, sentences: list[str]
+) -> TransformerSpec:
+    """*spec* with as many quarters of its layers computed again as it takes to fit.
+
+    What ran did fit, so where nobody states recomputation and activations need far more than the
+    memory, there was some.
+    """
+    memory_bytes = cluster.device.memory_bytes
+    if _needed_bytes(spec, cluster, stack) <= memory_bytes * _FAR_BEYOND:
+        return spec
+    for share in (0.25, 0.5, 0.75, 1.0):
+        changes = {"recompute": Recompute.FULL, "recompute_fraction": share}
+        training = spec.training.model_copy(update=changes)
+        tried = spec.model_copy(update={"training": training})
+        if _needed_bytes(tried, cluster, stack) <= memory_bytes:
+            sentences.append(
+                f"Recomputation is not stated and nothing fits without: {share:.0%} of the layers "
+                "taken."
+            )
+            return tried
+    return spec
+
+
+def _needed_bytes(spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack) -> int:
+    filled = take_over(spec, stack)
+    chosen = choose_layout(
+        filled,
+        rank_count=cluster.rank_count,
+        ranks_per_host=cluster.ranks_per_host,
+        memory_bytes=cluster.device.memory_bytes,
+        stack=stack,
+    )
+    return peak_bytes(filled, chosen.layout, stack)
 
 
 def _as_said(stack: SoftwareStack, row: RunRow) -> SoftwareStack:

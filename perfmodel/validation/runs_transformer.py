@@ -44,7 +44,8 @@ def build_transformer_spec(
     }
     if content["model"].get("head") == _MASKED:
         length = row.count("seq_len") or 0
-        content[_MASKED] = _PREDICTED_TOKENS.get(length, -(-length * 5 // 32))
+        predicted = _PREDICTED_TOKENS.get(length, -(-length * 5 // 32))
+        content[_MASKED] = length if stack.has(Habit.ALL_LOGITS) else predicted
     spec = parse_workload(content, document=f"row {row.name}")
     assert isinstance(spec, TransformerSpec)
     return spec

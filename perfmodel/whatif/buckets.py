@@ -101,6 +101,7 @@ class ChangeBuckets(OnMachine):
     match: Pattern = ALL_REDUCE
 
     def __post_init__(self) -> None:
+        OnMachine.__post_init__(self)
         if self.size_bytes < 1:
             raise ScenarioError(f"size: must be at least one byte, got {self.size_bytes}.")
 

@@ -10,13 +10,14 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.units import format_duration
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Attention, Fixed, Gemm, Op
+from perfmodel.graph.ops import Attention, Convolution, Fixed, Gemm, Op
 from perfmodel.whatif.job_draft import Ranks, change_ops, retime
-from perfmodel.whatif.recosting import Effort, OnMachine
+from perfmodel.whatif.recosting import Effort, OnMachine, Recosted, count_recosted
 from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, RankSet, Selection, duration_of
 
-PRODUCTS = Pattern("gemm|attention")
+PRODUCTS = Pattern("gemm|attention|convolution")
 BY_PARAMETERS = Pattern("optimizer|gradients/|multi_tensor|adam|sgd|adagrad|AllReduce|zero_grad")
+_PRODUCTS = (Gemm, Attention, Convolution)
 _UNCHANGED = "All other tasks, launches and dependencies stay as they are."
 
 
@@ -33,6 +34,11 @@ class Scale:
         check_factor("factor", self.factor)
 
     @property
+    def selection(self) -> Selection:
+        """The tasks that are meant."""
+        return Selection(self.match, self.lane)
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What is taken for granted."""
         where = "" if self.rank is None else f" of rank {self.rank}"
@@ -42,7 +48,7 @@ class Scale:
         """The changed job."""
         return change_ops(
             job,
-            Selection(self.match, self.lane),
+            self.selection,
             lambda op, _: retime(op, duration_of(op) * self.factor),
             assumptions=self.assumptions,
             ranks=self.rank,
@@ -95,6 +101,11 @@ class HostOverhead:
         check_factor("factor", self.factor)
 
     @property
+    def selection(self) -> Selection:
+        """The tasks that are meant."""
+        return Selection(self.match, LaneWord.HOST)
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What is taken for granted."""
         return (
@@ -108,7 +119,7 @@ class HostOverhead:
         """The changed job."""
         return change_ops(
             job,
-            Selection(self.match, LaneWord.HOST),
+            self.selection,
             lambda op, _: retime(op, duration_of(op) * self.factor),
             assumptions=self.assumptions,
             ranks=self.rank,
@@ -117,7 +128,7 @@ class HostOverhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceDType(OnMachine):
-    """Matrix products and attention like *match* run in the number format *to*.
+    """Products, convolutions and attention like *match* run in the number format *to*.
 
     *was* is the format of kernels whose shapes are not known.
     """
@@ -144,13 +155,26 @@ class ReplaceDType(OnMachine):
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
-        selection = Selection(self.match, LaneWord.COMPUTE)
-        return change_ops(job, selection, self._change, assumptions=self.assumptions)
+        return change_ops(job, self.selection, self._change, assumptions=self.assumptions)
+
+    @property
+    def selection(self) -> Selection:
+        """The tasks that are meant."""
+        return Selection(self.match, LaneWord.COMPUTE)
+
+    def recosted(self, job: JobGraph) -> Recosted:
+        """How much of the time of the products has known shapes."""
+        return count_recosted(
+            job,
+            self.selection,
+            lambda op: isinstance(op.work, _PRODUCTS),
+            what=f"the time of tasks like {self.match}",
+        )
 
     def _change(self, op: Op, ranks: Ranks) -> Op:
         duration_ns = duration_of(op)
         assert isinstance(op, Fixed)
-        if isinstance(op.work, Gemm | Attention):
+        if isinstance(op.work, _PRODUCTS):
             work = replace(op.work, dtype=self.to)
             ratio = self.time_ratio(Effort(op.work, ranks), Effort(work, ranks))
             return retime(op, duration_ns * ratio, work=work)
@@ -189,13 +213,17 @@ class ScaleBatch:
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
         keep = Selection(self.fixed, LaneWord.DEVICE)
-        every = Selection(None, LaneWord.DEVICE)
-        grown = change_ops(job, every, self._change, assumptions=self.assumptions)
+        grown = change_ops(job, self.selection, self._change, assumptions=self.assumptions)
         programs = tuple(
             replace(new, op=np.where(keep.mask(job, old), old.op, new.op))
             for old, new in zip(job.programs, grown.programs, strict=True)
         )
         return replace(grown, programs=programs)
+
+    @property
+    def selection(self) -> Selection:
+        """The tasks that are meant."""
+        return Selection(None, LaneWord.DEVICE)
 
     def _change(self, op: Op, ranks: Ranks) -> Op:
         del ranks

@@ -21,7 +21,7 @@ from perfmodel.whatif.job_draft import JobDraft, edit_programs, retime
 from perfmodel.whatif.program_draft import ProgramDraft
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
 
-OPTIMIZER = Pattern("optimizer/step|adam|sgd|adagrad|multi_tensor")
+OPTIMIZER = Pattern("range:Optimizer.step|optimizer/step|adam|sgd|adagrad|multi_tensor")
 Join = Callable[[Sequence[Fixed]], Fixed]
 
 
@@ -102,7 +102,8 @@ class JoinOptimizer:
         return (
             (
                 f"Optimizer kernels like {self.match} that follow each other are {what}, which "
-                f"takes {self.traffic:g} times the sum of their times; only its launch remains."
+                f"takes {self.traffic:g} times the sum of their times; only its launch remains, "
+                "and host work between the launches that fall away goes with them."
             ),
         )
 
@@ -114,6 +115,7 @@ class JoinOptimizer:
             self._join,
             assumptions=self.assumptions,
             by_name=self.kind is OptimizerWord.FOREACH,
+            with_host=True,
         )
 
     def _join(self, parts: Sequence[Fixed]) -> Fixed:
@@ -136,11 +138,13 @@ def fuse_runs(
     *,
     assumptions: tuple[str, ...],
     by_name: bool = False,
+    with_host: bool = False,
 ) -> JobGraph:
     """*job* with every run of two or more kernels like *match* joined.
 
     With *by_name* only kernels of one name are joined, whatever stands between
-    them in the run.
+    them in the run. *with_host* takes out what a host thread does between their
+    launches, too.
     """
     selection = Selection(match, LaneWord.COMPUTE)
     selection.check_found(job)
@@ -150,9 +154,33 @@ def fuse_runs(
         runs = find_runs(program, np.flatnonzero(found).tolist(), program.program)
         if by_name:
             runs = [part for run in runs for part in _by_name(draft, program, run)]
-        _join_runs(draft, program, [run for run in runs if len(run) > 1], join)
+        joined = [run for run in runs if len(run) > 1]
+        between = [one for run in joined for one in _host_between(program, run)]
+        _join_runs(draft, program, joined, join)
+        if with_host:
+            program.remove(dict.fromkeys(between))
 
     return edit_programs(job, edit, assumptions=assumptions)
+
+
+def _host_between(program: ProgramDraft, run: Sequence[int]) -> list[int]:
+    """Host work from the launch of the first kernel of *run* to that of the last.
+
+    What waits for the device, or is waited for, is not only there for them.
+    """
+    launches = [launch for number in run if (launch := launch_of(program, number)) is not None]
+    if not launches:
+        return []
+    lane = program.lane_tasks[program.tasks[launches[0]].lane]
+    waiters = program.waiters()
+    first, last = lane.index(launches[0]), max(lane.index(one) for one in launches if one in lane)
+    return [
+        number
+        for number in lane[first + 1 : last]
+        if not waiters[number]
+        and program.tasks[number].slot == PLAIN
+        and not program.tasks[number].dependencies
+    ]
 
 
 def _join_runs(

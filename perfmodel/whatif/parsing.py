@@ -17,15 +17,27 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, ScenarioError
-from perfmodel.base.units import format_duration, parse_duration_ns, parse_size
+from perfmodel.base.units import (
+    format_duration,
+    format_size,
+    parse_bandwidth,
+    parse_duration_ns,
+    parse_size,
+)
 from perfmodel.base.value_lists import EXAMPLES, expand_values
+from perfmodel.whatif.activations import EncodeActivations, Offload
 from perfmodel.whatif.buckets import ChangeBuckets
 from perfmodel.whatif.cuda_graphs import CudaGraphs
+from perfmodel.whatif.data_parallel import DataParallel
+from perfmodel.whatif.decomposing import ByLevels, SparsifyGradients
 from perfmodel.whatif.durations import HostOverhead, ReplaceDType, Scale, ScaleBatch, SetDuration
 from perfmodel.whatif.fusion import Fuse, JoinOptimizer
+from perfmodel.whatif.hooks import HookCollectives
+from perfmodel.whatif.inserting import Insert, Move
 from perfmodel.whatif.ordering import Overlap, PrefetchData, Serialise
 from perfmodel.whatif.recompute import Recompute
 from perfmodel.whatif.removal import DeleteLayers, Remove, RemoveStalls, WithoutRecompute
+from perfmodel.whatif.restructuring import MixedPrecision, RestructureBatchNorm
 from perfmodel.whatif.scaling_out import ChangeMachine, ChangeRanks
 from perfmodel.whatif.selection import Numbers, Pattern, RankSet
 from perfmodel.whatif.straggler import RemoveStraggler, SetGap
@@ -35,14 +47,20 @@ from perfmodel.whatif.transformation import Transformation
 TRANSFORMATIONS: dict[str, type[Any]] = {
     "scale": Scale,
     "set": SetDuration,
+    "insert": Insert,
     "remove": Remove,
+    "move": Move,
     "delete_layers": DeleteLayers,
     "fuse": Fuse,
     "optimizer": JoinOptimizer,
     "dtype": ReplaceDType,
+    "amp": MixedPrecision,
+    "batch_norm": RestructureBatchNorm,
     "batch": ScaleBatch,
     "recompute": Recompute,
     "no_recompute": WithoutRecompute,
+    "offload": Offload,
+    "gist": EncodeActivations,
     "host_overhead": HostOverhead,
     "cuda_graphs": CudaGraphs,
     "gap": SetGap,
@@ -52,15 +70,19 @@ TRANSFORMATIONS: dict[str, type[Any]] = {
     "bucket": ChangeBuckets,
     "overlap": Overlap,
     "serialise": Serialise,
+    "hooks": HookCollectives,
     "compress": Compress,
     "quantise": Quantise,
+    "dgc": SparsifyGradients,
+    "blueconnect": ByLevels,
+    "data_parallel": DataParallel,
     "machine": ChangeMachine,
     "ranks": ChangeRanks,
 }
 """Every transformation by its word. Each follows the protocol `Transformation`."""
 
 
-_UNITS = ("_ns", "_bytes")
+_UNITS = ("_ns", "_bytes_per_s", "_bytes")
 _MOST_NUMBERS = 10**6
 
 
@@ -91,6 +113,8 @@ class Parameter:
             return "(none)"
         if self.field.endswith("_ns"):
             return format_duration(self.default).replace(" ", "")
+        if self.field.endswith("_bytes"):
+            return format_size(self.default).replace(" ", "")
         return str(self.default.value if isinstance(self.default, Enum) else self.default)
 
 
@@ -193,7 +217,7 @@ def _build(text: str, name: str, given: dict[str, str], topology: str | None) ->
     if machine in parameters and machine not in given and topology is not None:
         values[machine] = topology
     for parameter in parameters.values():
-        if parameter.is_required and parameter.key not in given:
+        if parameter.is_required and parameter.key not in given and parameter.field not in values:
             faults.add(parameter.key, f"must be given. {_usage(name)}")
     faults.check(ScenarioError)
     built: Transformation = TRANSFORMATIONS[name](**values)
@@ -218,6 +242,8 @@ def _parameter(field: Field[Any], hint: Any) -> Parameter:
 def _read(parameter: Parameter, value: str) -> Any:
     if parameter.field.endswith("_ns"):
         return _read_duration(value)
+    if parameter.field.endswith("_bytes_per_s"):
+        return parse_bandwidth(value)
     if parameter.field.endswith("_bytes"):
         return parse_size(value)
     if parameter.type in _READERS:

@@ -18,7 +18,7 @@ from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.graph.durations import DurationTable, build_shared_durations
-from perfmodel.graph.job import JobGraph
+from perfmodel.graph.job import JobGraph, Origin
 from perfmodel.graph.ops import Fixed, Op
 from perfmodel.graph.program import NO_ORIGIN, Program
 from perfmodel.stacks.profiles import load_stack
@@ -122,7 +122,9 @@ def with_own_origins(job: JobGraph) -> JobGraph:
     column = np.concatenate([program.origin for program in job.programs]).tolist()
     return replace(
         job,
-        origins=tuple(job.origins[origin] for origin in column),
+        origins=tuple(
+            Origin("") if origin == NO_ORIGIN else job.origins[origin] for origin in column
+        ),
         programs=tuple(
             replace(program, origin=np.arange(start, start + program.task_count, dtype=np.int32))
             for program, start in zip(job.programs, starts.tolist(), strict=False)

@@ -155,9 +155,17 @@ def _read_tasks(program: Program) -> Iterable[DraftTask]:
             program.dep_lag_ns.tolist(), program.dep_distance.tolist(), strict=True,
         )
     ]  # fmt: skip
-    for lane, op, label, origin, slot, sequence, role, first, stop in zip(*columns, strict=True):
+    lanes = columns[0]
+    for number, row in enumerate(zip(*columns, strict=True)):
+        lane, op, label, origin, slot, sequence, role, first, stop = row
         order = () if slot == PLAIN else (sequence, 0)
-        yield DraftTask(lane, op, label, origin, slot, order, role, dependencies[first:stop])
+        # That a lane runs in order need not be said again: it would look like a wait.
+        after = [
+            dep
+            for dep in dependencies[first:stop]
+            if lanes[dep.task] != lane or dep.task >= number or dep != Dependency(dep.task)
+        ]
+        yield DraftTask(lane, op, label, origin, slot, order, role, after)
 
 
 def _number_rendezvous(tasks: Sequence[DraftTask]) -> np.ndarray:

@@ -11,15 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from collectives import CollectiveKind, price_collective
+from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.models import price_ops
+from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import (
     Attention,
     Communication,
     Convolution,
     Copy,
     EmbeddingOp,
+    Fixed,
     Gemm,
+    GroupedGemm,
     HostSpan,
     HostWork,
     MemoryBound,
@@ -27,6 +33,7 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.whatif.job_draft import Ranks
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine
+from perfmodel.whatif.selection import Selection
 
 _SENT_SHARE = {
     # Bytes that pass a member's link for a byte of the buffer, over (p - 1) / p.
@@ -45,6 +52,49 @@ class Effort:
     ranks: Ranks = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Recosted:
+    """How much of the time that a change is about it can work out anew.
+
+    *what* names that time; the work of *estimated_ns* of it was estimated, not counted.
+    """
+
+    what: str
+    known_ns: int
+    estimated_ns: int
+    total_ns: int
+
+    @property
+    def ratio(self) -> float:
+        """The share, all where there is no such time."""
+        return self.known_ns / self.total_ns if self.total_ns else 1.0
+
+    @property
+    def words(self) -> str:
+        """The share for people."""
+        estimated = self.estimated_ns / self.total_ns if self.total_ns else 0.0
+        how = f" ({estimated:.1%} from estimated work)" if estimated else ""
+        return f"{self.ratio:.1%} of {self.what} could be worked out anew{how}"
+
+
+def count_recosted(
+    job: JobGraph, selection: Selection, is_known: Callable[[Fixed], bool], *, what: str
+) -> Recosted:
+    """How much of the time of *selection*, on all ranks, has work that *is_known*."""
+    known = estimated = total = 0
+    for number, ranks in zip(*np.unique(job.rank_program, return_counts=True), strict=True):
+        program = job.programs[int(number)]
+        found = selection.mask(job, program)
+        for op_number, count in zip(*np.unique(program.op[found], return_counts=True), strict=True):
+            op = job.ops[int(op_number)]
+            if isinstance(op, Fixed):
+                time_ns = op.duration_ns * int(count) * int(ranks)
+                total += time_ns
+                known += time_ns * is_known(op)
+                estimated += time_ns * (is_known(op) and op.is_estimated)
+    return Recosted(what, known, estimated, total)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnMachine:
     """Parameters of transformations that change work: the machine to price it on.
@@ -56,6 +106,12 @@ class OnMachine:
     topology: str | None = None
     hosts: int | None = None
     stack: str = DEFAULT_STACK
+
+    def __post_init__(self) -> None:
+        if self.topology is None and self.hosts is not None:
+            raise ScenarioError(
+                f"hosts: {self.hosts} hosts need a machine. Say which with topology=NAME."
+            )
 
     @property
     def machine(self) -> PricingMachine | None:
@@ -120,6 +176,7 @@ def _looked_up_bytes(work: EmbeddingOp) -> float:
 
 _AMOUNTS: dict[type[object], Callable[[Any], float]] = {
     Gemm: lambda work: work.m * work.n * work.k * work.batch * work.dtype.size_bits / 8,
+    GroupedGemm: lambda work: work.flops * work.dtype.size_bits / 8,
     Convolution: lambda work: work.flops * work.dtype.size_bits / 8,
     Attention: _attention_amount,
     MemoryBound: lambda work: work.read_bytes + work.write_bytes,

@@ -107,6 +107,11 @@ class RemoveStraggler:
     lane: LaneWord = LaneWord.ANY
 
     @property
+    def selection(self) -> Selection:
+        """The tasks that are meant."""
+        return Selection(None, self.lane)
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What is taken for granted."""
         return (

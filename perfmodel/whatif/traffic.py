@@ -27,7 +27,13 @@ class Compress(OnMachine):
     match: Pattern = ALL_REDUCE
 
     def __post_init__(self) -> None:
+        OnMachine.__post_init__(self)
         check_factor("ratio", self.ratio)
+
+    @property
+    def selection(self) -> Selection:
+        """The tasks that are meant."""
+        return Selection(self.match, LaneWord.DEVICE)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -61,6 +67,11 @@ class Quantise(OnMachine):
     to: DType
     match: Pattern = ALL_REDUCE
     was: DType = DType.FP32
+
+    @property
+    def selection(self) -> Selection:
+        """The tasks that are meant."""
+        return Selection(self.match, LaneWord.DEVICE)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -116,7 +127,7 @@ def change_collectives(
 
     return change_ops(
         job,
-        Selection(transformation.match, LaneWord.DEVICE),
+        transformation.selection,
         change_op,
         assumptions=transformation.assumptions,
     )

@@ -7,11 +7,16 @@ its assumptions to the job, so that no later answer comes without them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from perfmodel.base.errors import GraphError, PerfModelError
+from perfmodel.base.errors import GraphError, PerfModelError, ScenarioError
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import JobGraph
+from perfmodel.whatif.pinning import with_own_origins
+from perfmodel.whatif.recosting import Recosted
+from perfmodel.whatif.selection import RankSet, Selection
+from perfmodel.whatif.touching import Touched, count_matched, find_touched
 
 
 class Transformation(Protocol):
@@ -27,20 +32,105 @@ class Transformation(Protocol):
         ...
 
 
-def apply_one(job: JobGraph, transformation: Transformation, *, name: str) -> JobGraph:
-    """*job* after *transformation*, audited; *name* stands in errors."""
+@runtime_checkable
+class Selecting(Protocol):
+    """A transformation of some tasks, which may leave a few of them as they are."""
+
+    @property
+    def selection(self) -> Selection:
+        """The tasks that are meant."""
+        ...
+
+
+@runtime_checkable
+class Recosting(Protocol):
+    """A transformation that works times out anew where it can."""
+
+    def recosted(self, job: JobGraph) -> Recosted:
+        """How much of *job* that is."""
+        ...
+
+
+LEAST_RECOSTED = 0.5
+"""A change that can work out less of the time than this is refused, unless forced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A changed job and what the change touched; *recosted* is None where nothing is re-costed."""
+
+    job: JobGraph
+    touched: Touched
+    recosted: Recosted | None
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """How much was worked out anew, where that was asked."""
+        if self.recosted is None:
+            return ()
+        return (f"{self.recosted.words}; the rest keeps its time.",)
+
+
+def apply_one(
+    job: JobGraph,
+    transformation: Transformation,
+    *,
+    name: str,
+    force: bool = False,
+    may_touch_nothing: bool = False,
+) -> Applied:
+    """*job* after *transformation*, audited; *name* stands in errors.
+
+    Tasks must have origins of their own. What could work out less than half of
+    its time anew is refused unless *force* is set.
+    """
     try:
+        recosted = None
+        if isinstance(transformation, Recosting):
+            recosted = transformation.recosted(job)
+            _check_recosted(recosted, force=force)
         changed = transformation.apply(job)
         check_job(changed)
+        touched = find_touched(job, changed, _matched(job, transformation))
+        if not touched.tasks and not may_touch_nothing:
+            raise ScenarioError(
+                "touches no task: what it is about was found, but nothing of it changes. Look at "
+                "the tasks with `perfmodel replay JOB --trace-out`, and name others."
+            )
     except GraphError as fault:
         raise GraphError(f"what-if {name!r} leaves a job that cannot run: {fault}") from None
     except PerfModelError as fault:
         raise type(fault)(f"what-if {name!r}: {fault}") from None
-    return changed
+    return Applied(changed, touched, recosted)
+
+
+def _check_recosted(recosted: Recosted, *, force: bool) -> None:
+    if recosted.ratio >= LEAST_RECOSTED or force:
+        return
+    raise ScenarioError(
+        f"only {recosted.words}, less than half. Import the recording with shapes (execution "
+        "traces beside it), or ask with --force: the rest would keep its time."
+    )
+
+
+def _matched(job: JobGraph, transformation: Transformation) -> int:
+    if not isinstance(transformation, Selecting):
+        return 0
+    # Few are about some ranks only.
+    ranks: RankSet | None = getattr(transformation, "rank", None)
+    chosen = range(job.rank_count) if ranks is None else ranks.ranks
+    selection = transformation.selection
+    return count_matched(job, lambda program: selection.mask(job, program), chosen)
 
 
 def apply_all(job: JobGraph, transformations: Iterable[Transformation]) -> JobGraph:
-    """*job* after all *transformations*, one after the other, each result audited."""
-    for transformation in transformations:
-        job = apply_one(job, transformation, name=type(transformation).__name__)
+    """*job* after all *transformations*, one after the other, each result audited.
+
+    Each must touch something, and be able to work out what it is about.
+    """
+    changes = list(transformations)
+    if changes:
+        job = with_own_origins(job)
+    for change in changes:
+        job = apply_one(job, change, name=type(change).__name__).job
     return job

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from perfmodel.base.documents import FaultList, find_document, load_yaml
 from perfmodel.base.errors import WorkloadError
+from perfmodel.base.reading import quote
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
@@ -100,8 +101,8 @@ def _apply(
         return
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        faults.add(key, f"cannot be read as a value, got {text!r}")
+    except (yaml.YAMLError, ValueError, RecursionError):
+        faults.add(key, f"cannot be read as a value, got {quote(text)}")
         return
     *sections, name = key.split(".")
     section = content
@@ -139,5 +140,7 @@ def _add_fault(faults: FaultList, fault: Any, spec_type: type[BaseModel]) -> Non
     else:
         message = fault["msg"].removeprefix("Value error, ")
         is_ours = fault["type"] == "value_error"
-        got = "" if is_ours or isinstance(fault["input"], dict) else f", got {fault['input']!r}"
+        got = (
+            "" if is_ours or isinstance(fault["input"], dict) else f", got {quote(fault['input'])}"
+        )
         faults.add(place, message[0].lower() + message[1:] + got)

@@ -38,14 +38,19 @@ def _read_dtype(value: Any) -> Any:
         raise ValueError(str(fault)) from None
 
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-NaturalNumber = Annotated[int, Field(strict=True, ge=0)]
+# Bounds are far above what anybody trains; beyond them products of sizes overflow, or a graph of
+# so many layers is built for hours.
+Count = Annotated[int, Field(strict=True, ge=1, le=2**31)]
+Width = Annotated[int, Field(strict=True, ge=1, le=2**24)]
+Degree = Annotated[int, Field(strict=True, ge=1, le=2**16)]
+LayerCount = Annotated[int, Field(strict=True, ge=1, le=1_024)]
+NaturalNumber = Annotated[int, Field(strict=True, ge=0, le=2**16)]
 Switch = Annotated[bool, Field(strict=True)]
 Words = Annotated[str, Field(strict=True, min_length=1)]
-Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Size = Annotated[int, BeforeValidator(_read_size), Field(ge=0)]
-Duration = Annotated[float, BeforeValidator(_read_duration), Field(ge=0)]
+Size = Annotated[int, BeforeValidator(_read_size), Field(ge=0, le=2**60)]
+Duration = Annotated[float, BeforeValidator(_read_duration), Field(ge=0, le=1e13)]
 NumberFormat = Annotated[DType, BeforeValidator(_read_dtype)]
 
 

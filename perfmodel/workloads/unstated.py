@@ -12,7 +12,7 @@ from perfmodel.base.errors import WorkloadError
 from perfmodel.stacks.stack import Habit, SoftwareStack
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.fields import Section
-from perfmodel.workloads.transformer.spec import StageSplit, TransformerSpec
+from perfmodel.workloads.transformer.spec import AdapterPlaces, StageSplit, TransformerSpec
 
 Spec = TypeVar("Spec", DlrmSpec, TransformerSpec)
 AnySection = TypeVar("AnySection", bound=Section)
@@ -25,8 +25,8 @@ def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
     """*spec* with what it leaves open filled in from *stack*.
 
     That is: whether the host waits for every iteration, what the loader takes, in what format and
-    pieces gradients are reduced, how layers are dealt to stages, which sharder places tables and
-    what format keys have.
+    pieces gradients are reduced, which share of the layers is computed again, where adapters are,
+    how layers are dealt to stages, which sharder places tables and what format keys have.
     """
     if stack.family is not None and stack.family.value != spec.family:
         raise WorkloadError(
@@ -45,7 +45,7 @@ def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
         if stack.has(Habit.ONE_REDUCTION):
             changes["training"] = fill(spec.training, bucket_size=ONE_BUCKET_BYTES)
     else:
-        changes["training"] = fill(spec.training, **_gradients(spec, stack))
+        changes["training"] = fill(spec.training, **_training(spec, stack))
         if stack.has(Habit.STAGES_BY_COST):
             changes["parallel"] = fill(spec.parallel, stages=StageSplit.BY_COST)
     return fill(spec, **changes)
@@ -61,7 +61,7 @@ def fill(section: AnySection, **values: Any) -> AnySection:
     return section.model_copy(update=open_values) if open_values else section
 
 
-def _gradients(spec: TransformerSpec, stack: SoftwareStack) -> dict[str, Any]:
+def _training(spec: TransformerSpec, stack: SoftwareStack) -> dict[str, Any]:
     precision = spec.training.precision
     is_short = stack.has(Habit.SHORT_GRADIENTS) or (
         stack.has(Habit.FP16_GRADIENTS) and precision is DType.FP16
@@ -69,4 +69,12 @@ def _gradients(spec: TransformerSpec, stack: SoftwareStack) -> dict[str, Any]:
     values: dict[str, Any] = {"gradient_dtype": precision} if is_short else {}
     if stack.has(Habit.ONE_REDUCTION):
         values["bucket_size"] = ONE_BUCKET_BYTES
+    elif stack.has(Habit.WEIGHT_BUCKETS):
+        gradient = values.get("gradient_dtype", spec.training.gradient_dtype)
+        ratio = gradient.size_bytes / spec.training.weight_dtype.size_bytes
+        values["bucket_size"] = round(spec.training.bucket_size * ratio)
+    if stack.has(Habit.QKV_ADAPTERS):
+        values["adapter_places"] = AdapterPlaces.QKV
+    if stack.has(Habit.ALTERNATE_RECOMPUTE):
+        values["recompute_fraction"] = 0.5
     return values

@@ -1,6 +1,8 @@
+import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -112,3 +114,32 @@ def test_an_old_folder_that_a_killed_writer_had_set_aside_comes_back(tmp_path):
         raise ZeroDivisionError
 
     assert (tmp_path / "job" / "part").read_text() == "first"
+
+
+def test_a_device_stays_a_device_and_a_full_one_is_told(tmp_path):
+    device = tmp_path / "full"
+    device.symlink_to("/dev/full")
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_file(device, "text")
+    assert device.is_char_device()
+
+
+def test_a_pipe_stays_a_pipe_and_gets_the_content(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        heard = pool.submit(pipe.read_text)
+        write_file(pipe, "text")
+        assert heard.result() == "text"
+    assert pipe.is_fifo()
+
+
+def test_a_link_stays_a_link_and_what_it_names_is_written(tmp_path):
+    link, target = tmp_path / "link.json", tmp_path / "target.json"
+    target.write_text("old")
+    link.symlink_to(target)
+
+    write_file(link, "new")
+
+    assert link.is_symlink()
+    assert target.read_text() == "new"

@@ -1,7 +1,7 @@
 """How fast plans are judged and found, and that what is fast is also exact.
 
-Rates are by time of processes, because others may share the machine; the wall
-clock is printed beside them.
+Times are those of the processor, because others may share the machine, and what must hold is a
+ratio of two of them, because machines differ; the wall clock is printed beside them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _random_ranks(*shape: int):
 
 
 @pytest.mark.benchmark
-def test_two_thousand_plans_of_100_tables_on_128_ranks_are_judged_a_second():
+def test_plans_of_100_tables_on_128_ranks_are_judged_500_times_as_fast_as_predicted():
     evaluator, task = _setting(100, 16, 65536)
     ranks = _random_ranks(PLANS, 100)
     evaluator.measure_assignments(task, ranks[:128])
@@ -56,12 +56,16 @@ def test_two_thousand_plans_of_100_tables_on_128_ranks_are_judged_a_second():
     second = time.process_time()
     evaluator.measure_layouts(book, layouts)
     as_layouts = PLANS / (time.process_time() - second)
+    begin_full = time.process_time()
+    for plan in plans[:4]:
+        predict_plan(evaluator.spec, evaluator.cluster, plan)
+    predicted = 4 / (time.process_time() - begin_full)
     print(
         f"{columns:.0f} plans a second as columns, {as_layouts:.0f} as layouts, "
         f"{PLANS / (end - built):.0f} as plan objects, "
-        f"{PLANS / (end - begin):.0f} with building and checking those"
+        f"{PLANS / (end - begin):.0f} with building and checking those; {predicted:.1f} predicted"
     )
-    assert min(columns, as_layouts, PLANS / (end - built)) > 2000
+    assert min(columns, as_layouts, PLANS / (end - built)) > 500 * predicted
 
 
 @pytest.mark.benchmark
@@ -92,7 +96,7 @@ def judge_and_time(question: RankQuestion, ranks) -> float:
 
 @pytest.mark.benchmark
 @pytest.mark.ray
-def test_two_ray_workers_judge_3200_plans_a_second(tmp_path):
+def test_two_ray_workers_judge_plans_half_as_fast_again_as_one(tmp_path):
     chance = random.Random(0)
     lines = [
         f"t{place},{int(10 ** chance.uniform(2, 6))},128,{chance.uniform(1, 60):.2f}"
@@ -118,11 +122,11 @@ def test_two_ray_workers_judge_3200_plans_a_second(tmp_path):
         f"first call with start-up {begin - first:.1f} s; two workers are "
         f"{work_s / (work_s / 2 + driver_s):.2f} times one"
     )
-    assert rate > 3200
+    assert work_s / (work_s / 2 + driver_s) > 1.5
 
 
 @pytest.mark.benchmark
-def test_a_search_of_1000_tables_on_1024_ranks_beats_every_sharder_in_a_minute():
+def test_a_search_of_1000_tables_on_1024_ranks_beats_every_sharder():
     evaluator, task = _setting(1000, 128, 65536)
     plans = [build_named_plan(name, task) for name in SHARDERS]
     begin, clock = time.process_time(), time.monotonic()
@@ -135,4 +139,3 @@ def test_a_search_of_1000_tables_on_1024_ranks_beats_every_sharder_in_a_minute()
         f"{outcome.plans_judged} plans judged in {took:.0f} s of processor time ({wall:.0f} s)"
     )
     assert outcome.time_ns < named.min()
-    assert took < 60

@@ -130,3 +130,10 @@ def planning_tuner(*, hosts: int, gpus: int, nic_gb_per_s: float = 25.0) -> Tune
     cluster = build_cluster(build_host(gpus=gpus, nic_gb_per_s=nic_gb_per_s), hosts=hosts)
     wiring = wiring_of(range(cluster.rank_count), cluster)
     return Tuner(load_default_calibration().tuner, wiring, tuple(Protocol))
+
+
+def test_nccl_of_volta_goes_round_two_hosts_where_later_ones_take_both_trees():
+    volta = choices("dgx1_v100", 2, 16, CollectiveKind.ALL_REDUCE)
+    p4d = choices("aws_p4d", 2, 16, CollectiveKind.ALL_REDUCE)
+    assert volta[-1][0] is CollectiveAlgorithm.RING
+    assert p4d[-1][0] is CollectiveAlgorithm.TREE

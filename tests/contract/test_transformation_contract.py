@@ -11,18 +11,27 @@ from perfmodel.graph.audit import check_job
 from perfmodel.graph.program import NO_ORIGIN
 from perfmodel.whatif import TRANSFORMATIONS, parse_transformation
 from perfmodel.whatif.pinning import is_pinned, stated_durations, with_own_origins
-from tests.whatif.jobs import EXAMPLES, span_ns, training_job
-
-
-@pytest.fixture(params=[None, 1], ids=["even", "slow rank"])
-def job(request):
-    return with_own_origins(training_job(slow_rank=request.param))
+from tests.whatif.jobs import EXAMPLES, alone, span_ns, training_job
 
 
 @pytest.fixture(params=sorted(TRANSFORMATIONS))
-def change(request):
-    words = EXAMPLES[request.param]
-    return parse_transformation(f"{request.param}:{words}" if words else request.param)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def change(name):
+    words = EXAMPLES[name]
+    return parse_transformation(f"{name}:{words}" if words else name)
+
+
+@pytest.fixture(params=[None, 1], ids=["even", "slow rank"])
+def job(request, name):
+    # One GPU is made many, and levels need four ranks.
+    if name == "data_parallel":
+        return with_own_origins(alone(slow_rank=None if request.param is None else 0))
+    ranks = 4 if name == "blueconnect" else 2
+    return with_own_origins(training_job(slow_rank=request.param, ranks=ranks))
 
 
 def shown(job):

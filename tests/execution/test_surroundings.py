@@ -11,7 +11,7 @@ import time
 import pytest
 
 from perfmodel.base.errors import ExecutionError
-from perfmodel.execution.ray_surroundings import Watch, environment, warden
+from perfmodel.execution.ray_surroundings import Watch, bounded, environment, warden
 from tests.conftest import CHECKOUT
 
 PATIENCE_S = 60.0
@@ -119,3 +119,44 @@ def test_what_a_person_has_set_stays_unless_it_must_not(monkeypatch):
     with environment({"RAY_ONE": "ours"}, is_forced=True):
         assert os.environ["RAY_ONE"] == "ours"
     assert os.environ["RAY_ONE"] == "theirs"
+
+
+STUCK = """
+import time
+from perfmodel.execution import ray_surroundings as here
+with here.warden(None) as guard:
+    with here.bounded(guard, 0.2, "ray: stuck"):
+        time.sleep(60)
+"""
+STUCK_AFTER_A_FAULT = """
+import time
+from perfmodel.execution import ray_surroundings as here
+here.Watch.LAST_S = here.Watch.PERIOD_S = 0.1
+with here.warden(None) as guard:
+    here.Watch(guard, raylet_socket="/nowhere", head="127.0.0.1:1", host="here")
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [(STUCK, "ray: stuck"), (STUCK_AFTER_A_FAULT, "ray: the raylet on here")],
+)
+def test_a_process_that_ray_never_gives_back_ends_with_a_sentence(script, said):
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_what_ends_in_time_is_left_alone():
+    with warden(None) as guard:
+        with bounded(guard, 0.05, "ray: stuck"):
+            pass
+        time.sleep(0.1)

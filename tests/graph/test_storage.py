@@ -100,3 +100,38 @@ def test_a_folder_that_is_no_job_is_not_overwritten(tmp_path):
     with pytest.raises(GraphError, match="is not overwritten"):
         save_job(random_job(1).job, tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter1.txt").exists()
+
+
+def change_header(folder, change):
+    """Change the header as a stranger would who leaves out the checksum."""
+    header = json.loads((folder / HEADER).read_bytes())
+    del header["sha256"]
+    change(header)
+    (folder / HEADER).write_text(json.dumps(header))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header["groups"][0].update(ranks=[[0]]),
+        lambda header: header["groups"][0].update(ranks=[0.5]),
+        lambda header: header["programs"][0].update(lane_start=[0.0, 1e300]),
+        lambda header: header["programs"][0].update(lane_start=[0, None]),
+        lambda header: header.update(groups=7),
+        lambda header: header.update(slot_count=10**9),
+        lambda header: header.update(peak_memory_bytes=["many"]),
+    ],
+)
+def test_a_header_of_wrong_types_is_refused_in_a_sentence(tmp_path, change):
+    save_job(random_job(5).job, tmp_path / "job")
+    change_header(tmp_path / "job", change)
+    with pytest.raises(GraphError):
+        load_job(tmp_path / "job")
+
+
+def test_a_header_that_was_changed_is_refused(tmp_path):
+    save_job(random_job(5).job, tmp_path / "job")
+    path = tmp_path / "job" / HEADER
+    path.write_text(path.read_text().replace('"source"', '"sauce"'))
+    with pytest.raises(GraphError, match="was changed after the job was written"):
+        load_job(tmp_path / "job")

@@ -1,7 +1,8 @@
-"""Write what commands print into README and manual: python -m tests.manual [PAGE...]."""
+"""Write what commands and cells print into README and manual: python -m tests.manual [PAGE...]."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,3 +16,5 @@ for path in chosen:
         new = rewritten(page, list(follow(page, Path(folder))))
     path.write_text(new)
     print("written" if new != page else "the same", path.relative_to(CHECKOUT))
+if not sys.argv[1:]:
+    subprocess.run([sys.executable, CHECKOUT / "docs" / "notebook.py"], check=True)

@@ -65,12 +65,38 @@ def test_experts_and_long_sequences_are_searched_with_bounds_below_their_times(c
         assert bounds.bound_ns(one) <= time_ns, one.overrides
 
 
-def test_the_search_finds_what_trying_everything_finds():
-    [found] = search("parallel.micro_batch=2", "parallel.interleaving=1", top=2)
-    spec = load_workload("gpt2_xl", (*SMALL, "parallel.micro_batch=2", "parallel.interleaving=1"))
-    cluster = build_cluster(load_topology("dgx_a100"))
-    stack = load_stack(spec.stack)
-    stated = {"parallel.micro_batch", "parallel.interleaving"}
+TINY = (
+    "sequence_length=256", "model.max_positions=256", "model.layers=4", "model.heads=4",
+    "model.hidden=256", "model.ffn=1024", "model.vocab=4096",
+)  # fmt: skip
+WIDE = ("model.hidden=2048", "model.ffn=8192", "model.heads=16")
+CASES = {
+    "splits": ("batch=8", "parallel.micro_batch=2", "training.recompute=none"),
+    "micro-batches": ("batch=16", "parallel.tp=1", "training.recompute=none"),
+    "recomputation": ("batch=8", "parallel.pp=2", "parallel.interleaving=1", "parallel.tp=1"),
+    "interleaving": ("batch=16", "parallel.tp=1", "parallel.pp=2", "training.recompute=none"),
+    "sharding": ("batch=8", "parallel.pp=1", "parallel.micro_batch=1"),
+    "wide": (*WIDE, "batch=8", "parallel.micro_batch=1", "training.recompute=none"),
+    "many layers": ("model.layers=12", "batch=8", "parallel.tp=1", "parallel.micro_batch=1"),
+    "experts": (*EXPERTS, "batch=8", "parallel.micro_batch=1", "training.recompute=none"),
+    "long sequences": (
+        "sequence_length=16384", "model.max_positions=16384", "batch=4", "parallel.micro_batch=1",
+        "training.recompute=full", "parallel.interleaving=1",
+    ),
+    "one sequence": ("batch=1", "parallel.pp=1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_search_finds_what_trying_everything_finds(case):
+    overrides, topology = (*TINY, *CASES[case]), "quad_a100"
+    question = LayoutQuestion(
+        topology=topology, workload="gpt2_xl", overrides=overrides, stack="pytorch_fused", top=1
+    )
+    [found] = search_layouts(question, executor=SerialExecutor())
+    spec, stack = load_workload("gpt2_xl", overrides), load_stack("pytorch_fused")
+    cluster = build_cluster(load_topology(topology))
+    stated = {change.partition("=")[0] for change in overrides}
     shared = (cluster, stack, Asked(samples=2, is_explained=False))
     times_ns = [
         judge(shared, one).iteration_ns

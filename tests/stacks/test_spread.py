@@ -37,3 +37,10 @@ def test_constants_that_were_fitted_do_not_make_an_interval_wider():
     assert find_spread(fitted, architecture="hopper", hosts=1) == find_spread(
         PLAIN, architecture="hopper", hosts=1
     )
+
+
+def test_experts_are_as_unsure_as_runs_with_experts_were():
+    dense = find_spread(KNOWN, architecture="hopper", hosts=1)
+    experts = find_spread(KNOWN, architecture="hopper", hosts=1, has_experts=True)
+    assert dense.relative_sigma < experts.relative_sigma == load_spread().transformer.experts
+    assert "experts" in experts.sentence

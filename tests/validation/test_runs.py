@@ -212,3 +212,50 @@ def test_every_column_says_what_it_means():
         for name, column in columns_of(family).items():
             assert column.meaning, name
             assert set(required_columns(family)) <= set(columns_of(family))
+
+
+def _assumed(folder, **changes):
+    board = board_of(folder, TRANSFORMER | changes)
+    return " ".join(board.assumptions["a"])
+
+
+def test_what_ran_and_would_not_fit_was_recomputed_where_nobody_states_it(tmp_path):
+    large = {"layers": "24", "hidden": "4096", "heads": "32", "ffn": "14336", "gbs": "8"}
+    large |= {"data_sharding": "zero3", "tp": "1", "seq_len": "32768"}
+    assert "of the layers taken" in _assumed(tmp_path, recompute="", **large)
+    assert "of the layers taken" not in _assumed(tmp_path, recompute="")
+    assert "of the layers taken" not in _assumed(tmp_path, recompute="none", **large)
+
+
+def test_a_framework_may_compute_the_logits_of_all_tokens(tmp_path):
+    encoder = {"arch": "encoder (MLM+NSP)", "tp": "1", "gated_ffn": "0"}
+    masked, all_tokens = (
+        predicted_s(tmp_path, framework=framework, **encoder)
+        for framework in ("megatron_lm", "nvidia_pytorch_bert")
+    )
+    assert masked < all_tokens
+
+
+def test_a_chip_with_less_power_is_slower(tmp_path):
+    wide = {"hidden": "8192", "heads": "64", "ffn": "28672", "layers": "1"}
+    assert predicted_s(tmp_path, power_w="350", **wide) > predicted_s(tmp_path, **wide)
+
+
+def test_layouts_of_one_job_are_compared_where_their_times_are_clearly_apart(tmp_path):
+    rows = [
+        TRANSFORMER | {"id": name, "tp": tp, "gbs": gbs, "iter_time_s": seconds}
+        for name, tp, gbs, seconds in (
+            ("a", "1", "16", "0.1"), ("b", "8", "16", "0.2"), ("c", "4", "16", "0.103"),
+            ("d", "8", "32", "0.05"),
+        )
+    ]  # fmt: skip
+    board = board_of(tmp_path, *rows)
+    # Of the three pairs with a batch of 16 that of 0.1 and 0.103 s is too close to call.
+    assert [(one.group, one.pairs) for one in board.orders] == [
+        ("nanotron, one host", 2),
+        ("one host", 2),
+    ]
+    by_row = {one.row: one.predicted for one in board.deviations}
+    right = sum(by_row[fast] < by_row["b"] for fast in ("a", "c"))
+    assert board.orders[1].right == right
+    assert f"order of layouts, one host: {50 * right:.1f} % of 2 pairs" in board.lines()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from collectives import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.engine.replay import replay
@@ -9,6 +11,7 @@ from perfmodel.graph.builder import Dependency, JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Gemm, MemoryBound
 from perfmodel.graph.program import LaneKind
+from perfmodel.whatif.parsing import parse_transformation
 from perfmodel.whatif.pinning import stated_durations
 from tests.builders import times_by_label
 
@@ -26,6 +29,10 @@ EXAMPLES = {
     "host_overhead": "", "cuda_graphs": "", "gap": "before=bucket,to=1us",
     "no_stalls": "match=load", "no_straggler": "rank=1", "prefetch": "match=load",
     "bucket": "size=1kB", "overlap": "", "serialise": "", "compress": "ratio=0.5",
+    "insert": "takes=5ns,after=norm", "move": "match=gelu,before=up backward", "amp": "",
+    "batch_norm": "match=norm,activation=gelu", "offload": "rate=1GB/s", "gist": "rate=10GB/s",
+    "dgc": "ratio=0.01,rate=10GB/s", "blueconnect": "inner=2", "hooks": "",
+    "data_parallel": "count=2,gradients=1kB,topology=dgx_h100,backward=backward",
     "quantise": "to=bf16", "machine": "topology=dgx_h100", "ranks": "count=4",
 }  # fmt: skip
 
@@ -64,6 +71,13 @@ def training_job(*, slow_rank=None, ranks=2) -> JobGraph:
         job.add_rank(programs[is_slow])
     job.add_group("data", range(ranks), slot=0)
     return job.build(JobFacts("training"))
+
+
+def alone(*, slow_rank=None) -> JobGraph:
+    """One rank that trains without a group: KERNELS but the buckets."""
+    job = training_job(slow_rank=slow_rank, ranks=1)
+    removed = parse_transformation("remove:match=bucket").apply(job)
+    return replace(removed, groups=(), rank_group=removed.rank_group[:, :0])
 
 
 def _program(job, delay_ns):

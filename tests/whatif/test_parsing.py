@@ -48,7 +48,7 @@ def test_a_sweep_is_one_transformation_a_value():
     ("text", "words"),
     [
         ("skale", "Did you mean 'scale'?"),
-        ("nothing", "must be one of scale, set, remove"),
+        ("nothing", "must be one of scale, set, insert"),
         ("scale", r"match: must be given. scale takes match=\.\.\., factor=\.\.\."),
         ("scale:match=a,factor=fast", "factor: must be a number, got 'fast'"),
         ("scale:match=a,factor=nan", "factor: must be a number"),

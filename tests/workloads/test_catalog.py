@@ -108,6 +108,27 @@ def test_all_faults_are_reported_at_once():
         assert place in message
 
 
+@pytest.mark.parametrize(
+    ("workload", "change"),
+    [
+        ("llama3_8b", "batch=4000000000"),
+        ("llama3_8b", "batch=100000000000000000000"),
+        ("llama3_8b", "batch=" + "9" * 5000),
+        ("llama3_8b", "batch=" + "[" * 3000),
+        ("llama3_8b", "model.layers=1025"),
+        ("llama3_8b", "model.hidden=16777217"),
+        ("llama3_8b", "parallel.cp=65537"),
+        ("llama3_8b", "parallel.sharding=[zero1]"),
+        ("llama3_8b", "training.bucket_size=1e300 GB"),
+        ("dlrm_default", "embedding.rows=[1000000000001]"),
+        ("dlrm_default", "embedding.pooling_factors=1e300"),
+    ],
+)
+def test_every_number_has_a_bound(workload, change):
+    with pytest.raises(WorkloadError, match=change.partition("=")[0]):
+        load_workload(workload, [change])
+
+
 def test_an_own_file_is_read(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)

@@ -166,6 +166,9 @@ class RecordingSource(Section):
     kind: Literal["unweighted", "weighted"]
 
 
+_Part = Literal["forward", "backward", "prepared", "long", "short"]
+
+
 class CaseSection(Section):
     """One case; exactly one of *figures*, *kernel_table* and *recording* says its times."""
 
@@ -176,7 +179,7 @@ class CaseSection(Section):
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd"
     tables: tuple[TableGroup, ...]
     source: Words
-    figures: dict[Literal["forward", "backward"], Duration] | None = None
+    figures: dict[_Part, Duration] | None = None
     kernel_table: KernelTableSource | None = None
     recording: RecordingSource | None = None
     heuristic: dict[Literal["forward", "backward"], Duration] | None = None

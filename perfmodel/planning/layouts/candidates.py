@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
@@ -35,6 +36,7 @@ FIELDS = {
     "micro_batch": "parallel.micro_batch",
     "sharding": "parallel.sharding",
     "interleaving": "parallel.interleaving",
+    "sequence_parallel": "parallel.sequence_parallel",
     "recompute": "training.recompute",
 }
 """What is searched over, and the field of the workload behind it."""
@@ -49,7 +51,7 @@ class Candidate:
     stack: SoftwareStack
 
     @property
-    def overrides(self) -> dict[str, int | str]:
+    def overrides(self) -> dict[str, int | str | bool]:
         """The fields to set to ask for this layout again."""
         parallel, layout = self.spec.parallel, self.chosen.layout
         return {
@@ -60,6 +62,9 @@ class Candidate:
             "parallel.micro_batch": layout.micro_batch,
             "parallel.sharding": parallel.sharding.value,
             "parallel.interleaving": layout.interleaving,
+            **(
+                {"parallel.sequence_parallel": layout.is_sequence_parallel} if layout.tp > 1 else {}
+            ),
             "training.recompute": self.spec.training.recompute.value,
         }
 
@@ -125,7 +130,7 @@ def _iter_changes(
     if spec.batch % dp:
         return
     for micro_batch in _micro_batches(spec, spec.batch // dp, fixed):
-        for changes in _iter_rest(spec, split["pp"], dp * split["cp"], fixed):
+        for changes in _iter_rest(spec, split, dp * split["cp"], fixed):
             yield {"micro_batch": micro_batch, **changes}
 
 
@@ -155,8 +160,9 @@ def _micro_batches(spec: TransformerSpec, sequences: int, fixed: Collection[str]
 
 
 def _iter_rest(
-    spec: TransformerSpec, pp: int, dp: int, fixed: Collection[str]
+    spec: TransformerSpec, split: dict[str, Any], dp: int, fixed: Collection[str]
 ) -> Iterator[dict[str, object]]:
+    pp = split["pp"]
     shardings = [StateSharding.NONE]
     if dp > 1:
         shardings = [StateSharding.ZERO1] + ([StateSharding.ZERO3] if pp == 1 else [])
@@ -166,10 +172,12 @@ def _iter_rest(
     if "recompute" in fixed:
         recomputes = (spec.training.recompute,)
     runs = (spec.parallel.interleaving,) if "interleaving" in fixed else RUNS if pp > 1 else (1,)
-    for sharding in shardings:
-        for recompute in recomputes:
-            for interleaving in runs:
-                yield {"sharding": sharding, "recompute": recompute, "interleaving": interleaving}
+    splits: tuple[bool | None, ...] = (spec.parallel.sequence_parallel,)
+    if "sequence_parallel" not in fixed and split["tp"] > 1:
+        splits = (True, False)
+    words = ("sharding", "recompute", "interleaving", "sequence_parallel")
+    for values in product(shardings, recomputes, runs, splits):
+        yield dict(zip(words, values, strict=True))
 
 
 def _complete(

@@ -19,7 +19,7 @@ from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import build_cluster, load_topology
 
-_KEPT = frozenset({"parallel.sharding", "training.recompute"})
+_KEPT = frozenset({"parallel.sharding", "training.recompute", "parallel.sequence_parallel"})
 _SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
 
 

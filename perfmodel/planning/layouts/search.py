@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.base.shown import Shown
-from perfmodel.base.units import format_size
+from perfmodel.base.units import format_duration, format_size
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
@@ -82,6 +82,24 @@ class RankedLayout:
     def time_ns(self) -> int:
         """The iteration."""
         return self.found.iteration_ns
+
+    @property
+    def split(self) -> dict[str, int]:
+        """How the ranks are split; what there always is, and the rest where it is more than one."""
+        layout = self.candidate.chosen.layout
+        further = {"cp": layout.cp, "ep": layout.ep}
+        return {
+            "tp": layout.tp,
+            "pp": layout.pp,
+            **{word: size for word, size in further.items() if size > 1},
+            "dp": layout.dp,
+        }
+
+    @property
+    def name(self) -> str:
+        """The split and the micro-batch, in words."""
+        words = " ".join(f"{word}={size}" for word, size in self.split.items())
+        return f"{words} micro_batch={self.candidate.chosen.layout.micro_batch}"
 
     @property
     def interval(self) -> Interval:
@@ -275,14 +293,18 @@ def _replay(
 ) -> tuple[list[RankedLayout], bool]:
     """What was replayed, and whether nothing that is left can be faster than the best of it."""
     done: list[RankedLayout] = []
+    last_s, began_s = 0.0, time.monotonic()
     for first in range(0, len(queue), REPLAYED_AT_ONCE):
         best_ns = min((one.time_ns for one in done), default=None)
         if best_ns is not None and len(done) >= top and queue[first][0] >= best_ns:
             return done, True
-        if done and time.monotonic() > deadline_s:
+        last_s, began_s = time.monotonic() - began_s, time.monotonic()
+        # What comes next takes about as long as what came last, and must end in time, too.
+        if done and began_s + last_s > deadline_s:
             return done, queue[first][0] >= (best_ns or 0)
+        best = "none" if best_ns is None else format_duration(best_ns)
         share = 0.2 + 0.75 * first / len(queue)
-        on_phase(f"replayed {len(done)} of {len(queue)} layouts", share)
+        on_phase(f"{len(queue)} layouts fit: replayed {len(done)}, best so far {best}", share)
         part = queue[first : first + REPLAYED_AT_ONCE]
         found = judge_all([candidate for _, candidate in part])
         done += [
@@ -302,7 +324,7 @@ def _order(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
 def _reasons(setting: _Setting, ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
     """Why the first layout wins against the next one that is another split of the ranks."""
     winner = ranked[0]
-    other = next((one for one in ranked[1:] if _split(one) != _split(winner)), None)
+    other = next((one for one in ranked[1:] if one.split != winner.split), None)
     if other is None:
         return ()
     asked = Asked(samples=2)
@@ -311,7 +333,7 @@ def _reasons(setting: _Setting, ranked: Sequence[RankedLayout]) -> tuple[str, ..
         answer_in_full(_question(shared, one.candidate), executor=SerialExecutor())
         for one in (winner, other)
     )
-    return _compare(first, second, _name(other))
+    return _compare(first, second, other.name)
 
 
 def _compare(first: Prediction, second: Prediction, name: str) -> tuple[str, ...]:
@@ -331,16 +353,6 @@ def _compare(first: Prediction, second: Prediction, name: str) -> tuple[str, ...
         f"Against {name} (+{gap_ms:.1f} ms): {', '.join(sentences)}.",
         f"It would win if its {word} ({largest_ns / 1e6:.1f} ms) were {share_pct:.0f} % less.",
     )
-
-
-def _split(one: RankedLayout) -> tuple[int, int, int]:
-    layout = one.candidate.chosen.layout
-    return layout.tp, layout.pp, layout.dp
-
-
-def _name(one: RankedLayout) -> str:
-    tp, pp, dp = _split(one)
-    return f"tp={tp} pp={pp} dp={dp} micro_batch={one.candidate.chosen.layout.micro_batch}"
 
 
 def pareto(rankings: Sequence[LayoutRanking]) -> tuple[LayoutRanking, ...]:

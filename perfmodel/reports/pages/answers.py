@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import fields
 
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
-from perfmodel.planning.layouts.search import LayoutRanking, RankedLayout, pareto
+from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
+from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking
 from perfmodel.prediction.answer import Answer, Interval
 from perfmodel.prediction.changing import WhatIf
@@ -25,13 +28,21 @@ from perfmodel.reports.pages.page import (
     Section,
 )
 from perfmodel.reports.pages.prediction import PART_COLOURS, build_pieces, iter_sections
-from perfmodel.reports.search import HEADINGS, build_flags, to_layout_cells
+from perfmodel.reports.search import (
+    HEADINGS,
+    build_flags,
+    to_front_lines,
+    to_layout_cells,
+    to_tally_line,
+)
 from perfmodel.reports.text import to_command
 from perfmodel.reports.whatif import change_pct
 from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.scoreboard import Scoreboard
 
 MAX_ROWS = 200
+FEWEST_INSIDE_PCT = 80.0
+"""Of a 90 % interval: fewer rows inside are no luck of the draw."""
 SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
 LEGEND = Legend(list(PART_COLOURS.values()))
 INTERVAL_NOTE = "The thin line is the 90 % interval."
@@ -94,8 +105,8 @@ def _interval_ranges(rows: Sequence[tuple[str, int, Interval]]) -> Ranges:
     )
 
 
-def build_rank_page(ranking: Ranking) -> str:
-    """Sharding plans, fastest first."""
+def build_rank_page(ranking: Ranking, question: RankQuestion | None = None) -> str:
+    """Sharding plans, fastest first; *question* is what was asked, where it is known."""
     best = ranking.plans[0]
     headings = ("", "plan", "time ms", "90 % interval ms", "beats next", "bound by", "straggler",
                 "memory GiB")  # fmt: skip
@@ -104,6 +115,7 @@ def build_rank_page(ranking: Ranking) -> str:
     gains = [
         f"A tenth less {bound.value} would save {format_duration(gain)}."
         for bound, gain in best.gains_ns.items()
+        if gain
     ]
     return Page(
         title="Sharding plans, fastest first",
@@ -111,10 +123,14 @@ def build_rank_page(ranking: Ranking) -> str:
             verdict=f"{best.plan.name} " + ("fits" if best.fits else "is too large for the memory"),
             is_good=best.fits,
             answer=format_duration(best.answer.iteration_ns),
-            beside=f"per iteration, {ranking.mode.value}",
-            facts=(f"bound by {best.bound.value}", f"{ranking.plans_judged} plans judged"),
+            beside=f"per iteration, {_interval_words(best.answer.interval)}",
+            facts=(
+                f"bound by {best.bound.value}",
+                f"{ranking.plans_judged} plans judged by their {ranking.mode.value}",
+            ),
         ),
         sections=(
+            Section("The question", _rank_question(question)),
             Section("Times", [_ranges([(plan.plan.name, plan.answer) for plan in ranking.plans])]),
             Section("Plans", [Grid(headings, rows, numeric=(0, 2, 3, 4, 7), code=(1,))]),
             Section(f"What would make {best.plan.name} faster", [Lines(gains)]),
@@ -122,6 +138,45 @@ def build_rank_page(ranking: Ranking) -> str:
             Section("Assumptions", [Lines(ranking.assumptions)]),
         ),
     ).render()
+
+
+def _interval_words(interval: Interval) -> str:
+    low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
+    return f"90 % interval {low} to {high}"
+
+
+def _rank_question(question: RankQuestion | None) -> list[Block]:
+    if question is None:
+        return []
+    defaults = {one.name: one.default for one in fields(question)}
+    given = {
+        name: getattr(question, name)
+        for name in (
+            "workload",
+            "topology",
+            "hosts",
+            "ranks_per_host",
+            "tables",
+            "indices",
+            "stack",
+        )
+    }
+    rows = [(key.replace("_", " "), str(value)) for key, value in given.items() if value]
+    words = [
+        f"--{key.replace('_', '-')} {shlex.quote(str(value))}"
+        for key, value in given.items()
+        if value is not None and value != defaults[key]
+    ]
+    words += [f"--set {shlex.quote(change)}" for change in question.overrides]
+    words += [f"--plan {shlex.quote(file)}" for file in question.plan_files]
+    words += [f"--calibration {shlex.quote(file)}" for file in question.calibration]
+    if question.sharders != defaults["sharders"]:
+        words += [f"--sharder {name}" for name in question.sharders or ("none",)]
+    for option, value in (("search", question.search_seconds), ("batches", question.batches)):
+        words += [f"--{option} {value:g}"] if value else []
+    if question.overrides:
+        rows.append(("set", ", ".join(question.overrides)))
+    return [Grid((), rows, code=(1,)), Command(f"perfmodel rank {' '.join(words)}")]
 
 
 def _plan_cells(place: int, plan: RankedPlan) -> list[str]:
@@ -141,11 +196,8 @@ def _plan_cells(place: int, plan: RankedPlan) -> list[str]:
 def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
     """The fastest layouts for every number of hosts."""
     best = min(rankings, key=lambda one: one.best.time_ns)
-    question, spread = best.question, best.best.candidate.chosen.layout
+    question = best.question
     flags = [Command(f"{trainer}: {text}") for trainer, text in build_flags(best.best).items()]
-    front = [
-        f"{one.rank_count} GPUs: {format_duration(one.best.time_ns)}" for one in pareto(rankings)
-    ]
     changes = " ".join(
         f"--set {key}={value}" for key, value in best.best.candidate.overrides.items()
     )
@@ -156,45 +208,50 @@ def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
     return Page(
         title=f"Layouts of {question.workload} on {question.topology}",
         headline=Headline(
-            verdict=f"tp={spread.tp} pp={spread.pp} dp={spread.dp} fits and is fastest",
+            verdict=f"{best.best.name} fits and is "
+            + ("fastest" if best.tally.is_proven else "the fastest found"),
             is_good=True,
             answer=format_duration(best.best.time_ns),
-            beside=f"per iteration on {best.rank_count} GPUs",
+            beside=f"per iteration on {best.rank_count} GPUs, {_interval_words(best.best.interval)}",
             facts=best.reasons,
         ),
         sections=(
+            Section("The question", _search_question(question)),
             *(Section(f"On {one.rank_count} GPUs", _layouts(one)) for one in rankings),
-            Section("More GPUs that pay", [Lines(front)] if len(rankings) > 1 else []),
+            Section(
+                "More GPUs that pay", [Lines(to_front_lines(rankings))] if len(rankings) > 1 else []
+            ),
             Section("To run it", flags),
             Section("To ask for the fastest again", [Command(again)]),
         ),
     ).render()
 
 
+def _search_question(question: LayoutQuestion) -> list[Block]:
+    hosts = ",".join(str(one) for one in question.hosts)
+    rows = [("workload", question.workload), ("topology", question.topology), ("hosts", hosts)]
+    rows += [("stack", question.stack)] if question.stack else []
+    words = [f"--{key} {shlex.quote(value)}" for key, value in rows]
+    rows += [("fixed", ", ".join(question.overrides))] if question.overrides else []
+    words += [f"--set {shlex.quote(change)}" for change in question.overrides]
+    words += [f"--calibration {shlex.quote(file)}" for file in question.calibration]
+    words.append(f"--seconds {question.seconds:g}")
+    return [Grid((), rows, code=(1,)), Command(f"perfmodel search {' '.join(words)}")]
+
+
 def _layouts(ranking: LayoutRanking) -> list[Block]:
-    tally = ranking.tally
     rows = [to_layout_cells(ranking, one, place) for place, one in enumerate(ranking.layouts, 1)]
     has_price = ranking.question.price_per_gpu_hour is not None
     headings = [*HEADINGS, *(["per M tokens"] if has_price else [])]
-    proof = "no other can be faster" if tally.is_proven else "time was up: another may be faster"
-    names = [f"{place}. {_split(one)}" for place, one in enumerate(ranking.layouts, 1)]
+    names = [f"{place}. {one.name}" for place, one in enumerate(ranking.layouts, 1)]
     times = [
         (name, one.time_ns, one.interval) for name, one in zip(names, ranking.layouts, strict=True)
     ]
-    counts = (
-        f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
-        f"bound, {tally.replayed} replayed; {proof}."
-    )
     return [
-        Lines([counts]),
+        Lines([f"{to_tally_line(ranking)}."]),
         _interval_ranges(times),
         Grid(headings, rows, numeric=range(len(headings))),
     ]
-
-
-def _split(one: RankedLayout) -> str:
-    layout = one.candidate.chosen.layout
-    return f"tp={layout.tp} pp={layout.pp} dp={layout.dp}"
 
 
 def build_whatif_page(whatif: WhatIf) -> str:
@@ -242,16 +299,19 @@ def build_score_page(board: Scoreboard) -> str:
     ]
     worst = sorted(board.deviations, key=lambda one: -abs(one.error_pct))[:MAX_ROWS]
     far = [
-        (one.group, str(one.row), f"{one.measured:.4g}", f"{one.predicted:.4g}",
+        (one.group, str(one.row), _number(one.measured), _number(one.predicted),
          f"{one.error_pct:+.1f} %")
         for one in worst
     ]  # fmt: skip
     left_out = [f"{one.row}: {one.reason}" for one in board.unsupported[:MAX_ROWS]]
+    unit = {"collectives": "us", "runs": "s"}.get(board.kind, "ms")
     return Page(
         title=f"Predicted and measured: {board.kind}",
         headline=Headline(
-            verdict="",
-            is_good=True,
+            verdict=""
+            if overall is None
+            else f"{overall.inside_interval_pct:.0f} % of the rows lie in their 90 % interval",
+            is_good=overall is not None and overall.inside_interval_pct >= FEWEST_INSIDE_PCT,
             answer="no row" if overall is None else f"{overall.mape_pct:.1f} %",
             beside="mean absolute error",
             facts=(f"{len(board.deviations)} rows, {len(board.unsupported)} left out",),
@@ -260,7 +320,14 @@ def build_score_page(board: Scoreboard) -> str:
             Section("By group", [Grid(SCORE_HEADINGS, rows, range(1, len(SCORE_HEADINGS)))]),
             Section(
                 "Furthest off",
-                [Grid(("group", "row", "measured", "predicted", "error"), far, (2, 3, 4), (1,))],
+                [
+                    Grid(
+                        ("group", "row", f"measured {unit}", f"predicted {unit}", "error"),
+                        far,
+                        (2, 3, 4),
+                        (1,),
+                    )
+                ],
             ),
             Section("Left out", [Lines(left_out)] if left_out else []),
         ),
@@ -304,6 +371,10 @@ def build_fit_page(board: FitBoard) -> str:
             else Section("Told wrongly", []),
         ),
     ).render()
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _percent(value: float | None) -> str:

@@ -17,16 +17,19 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.workloads.fields import (
     CommonSpec,
-    Count,
+    LayerCount,
     Number,
     NumberFormat,
     Section,
     Size,
     Switch,
+    Width,
     Words,
 )
 
-Widths = Annotated[tuple[Count, ...], Field(min_length=1)]
+Widths = Annotated[tuple[Width, ...], Field(min_length=1, max_length=2**16)]
+Row = Annotated[int, Field(strict=True, ge=1, le=10**12)]
+Rows = Annotated[tuple[Row, ...], Field(min_length=1, max_length=2**16)]
 
 
 class Interaction(Enum):
@@ -49,8 +52,8 @@ _SKIPPING = (Interaction.WIDE_DEEP, Interaction.DEEP_FM)
 class CrossSection(Section):
     """Low-rank cross layers: x <- x0 * (V (U x) + b) + x, with U of *rank* rows."""
 
-    layers: Count = 3
-    rank: Count = 512
+    layers: LayerCount = 3
+    rank: Width = 512
 
 
 class EmbeddingSection(Section):
@@ -62,11 +65,11 @@ class EmbeddingSection(Section):
     *exchange_dtype* is what pooled rows and their gradients travel in.
     """
 
-    rows: Widths
-    width: Count | Widths
+    rows: Rows
+    width: Width | Widths
     pooling_factors: Number | tuple[Number, ...] = 1.0
     zipf_exponents: Number | tuple[Number, ...] = 0.0
-    zipf_rows: Widths | None = None
+    zipf_rows: Rows | None = None
     fixed_bags: Switch = False
     dtype: NumberFormat = DType.FP32
     exchange_dtype: NumberFormat = DType.FP32
@@ -130,7 +133,7 @@ class ShardingSection(Section):
 
     sharder: Words = DEFAULT_SHARDER
     data_parallel_below: Size = 0
-    min_width: Count = 32
+    min_width: Width = 32
     max_shard: Size = 24 * 2**30
 
     @model_validator(mode="after")
@@ -147,8 +150,8 @@ class DenseSection(Section):
     *bottom_mlp* may be empty; the features then go to the interaction as they are.
     """
 
-    features: Count
-    bottom_mlp: tuple[Count, ...]
+    features: Width
+    bottom_mlp: tuple[Width, ...]
     top_mlp: Widths
     interaction: Interaction = Interaction.DOT
     cross: CrossSection = CrossSection()

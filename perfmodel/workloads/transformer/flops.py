@@ -84,7 +84,7 @@ class _LayerFlops:
         training = self.spec.training
         if not training.adapters_only:
             return 0
-        tensors = layer_shape(self.spec.model, tp=1).adapter_tensors(training.adapter_rank)
+        tensors = layer_shape(self.spec.model, tp=1).adapter_tensors(training)
         return 2 * self.spec.sequence_length * sum(tensors)
 
     @property

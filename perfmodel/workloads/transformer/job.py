@@ -11,8 +11,15 @@ from perfmodel.workloads.feeding import input_assumption
 from perfmodel.workloads.transformer.layout import ChosenLayout
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.slots import add_groups
-from perfmodel.workloads.transformer.spec import Recompute, Routing, TransformerSpec
+from perfmodel.workloads.transformer.spec import (
+    AdapterPlaces,
+    Recompute,
+    Routing,
+    TransformerSpec,
+)
 from perfmodel.workloads.transformer.stage import StageParts, StageWriter
+
+_PLACES = {AdapterPlaces.ALL: "every product", AdapterPlaces.QKV: "queries, keys and values"}
 
 
 def build_transformer_job(
@@ -82,8 +89,8 @@ def _facts(spec: TransformerSpec, chosen: ChosenLayout) -> JobFacts:
         )
     if training.adapters_only:
         sentences.append(
-            f"Weights are frozen; adapters of rank {training.adapter_rank} beside every product of "
-            "a layer are trained."
+            f"Weights are frozen; adapters of rank {training.adapter_rank} beside "
+            f"{_PLACES[training.adapter_places]} of a layer are trained."
         )
     return JobFacts(
         name=spec.name, source=f"specification: {spec.source}", assumptions=tuple(sentences)

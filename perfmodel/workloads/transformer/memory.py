@@ -33,9 +33,15 @@ from perfmodel.workloads.transformer.spec import (
 
 _FP32_BYTES = DType.FP32.size_bytes
 _GATHERED_LAYERS = 2
-_FRAGMENTED_RATIO = 0.15
+_FRAGMENTED_RATIO = 0.2
 """What lies idle between activations, and what a backward pass holds for a moment: read off runs
 that state their peak, and off those that ran out of memory (`validate fits`)."""
+_GATHERED_ACTIVATIONS = 3
+"""Tensors of all tokens that a layer split along the sequence holds at once in its backward pass:
+the gathered input of a product, the gathered gradient of its output, and that of the input."""
+_FUSED_LOSS_COPIES, _LOSS_COPIES = 2, 4
+"""Copies of the logits in fp32: as cast, shifted and exponentiated, and their gradient; a fused
+loss works in place."""
 
 
 def stage_memory(
@@ -69,8 +75,9 @@ def stage_memory(
             MemoryPart("optimizer state", state_bytes),
             MemoryPart("activations", activation_bytes),
             *([MemoryPart("experts", of_experts)] if of_experts else ()),
-            MemoryPart("logits", _logit_bytes(spec, layout, stage)),
+            MemoryPart("logits", _logit_bytes(spec, layout, stage, stack)),
             MemoryPart("gathered layers", _gathered_bytes(spec, layout, held)),
+            MemoryPart("gathered activations", _split_bytes(spec, layout)),
             MemoryPart(
                 "fragments between activations", round(activation_bytes * _FRAGMENTED_RATIO)
             ),
@@ -95,7 +102,7 @@ def _trained_parameters(spec: TransformerSpec, layout: Layout, stage: int, held:
     training = spec.training
     if not training.adapters_only:
         return held
-    adapters = layer_shape(spec.model, tp=layout.tp).adapter_tensors(training.adapter_rank)
+    adapters = layer_shape(spec.model, tp=layout.tp).adapter_tensors(training)
     return sum(adapters) * layout.layer_count(spec.model.layers, stage=stage)
 
 
@@ -243,9 +250,22 @@ def _score_bytes(spec: TransformerSpec, layout: Layout, recompute: Recompute) ->
     return a_pair * layout.micro_batch * heads * spec.sequence_length**2
 
 
-def _logit_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:
+def _split_bytes(spec: TransformerSpec, layout: Layout) -> int:
+    """What a layer that is split along the sequence has gathered for a moment."""
+    if not layout.is_sequence_parallel:
+        return 0
+    tokens = layout.micro_batch * spec.sequence_length // layout.cp
+    size = spec.training.precision.size_bytes
+    return _GATHERED_ACTIVATIONS * tokens * spec.model.hidden * size
+
+
+def _logit_bytes(
+    spec: TransformerSpec, layout: Layout, stage: int, stack: SoftwareStack | None
+) -> int:
     if stage != layout.pp - 1:
         return 0
     tokens = layout.micro_batch * spec.predicted_tokens // layout.cp
-    a_logit = spec.training.precision.size_bytes + 2 * _FP32_BYTES
+    is_fused = stack is None or stack.fuses(Fusion.CROSS_ENTROPY)
+    copies = _FUSED_LOSS_COPIES if is_fused else _LOSS_COPIES
+    a_logit = spec.training.precision.size_bytes + copies * _FP32_BYTES
     return tokens * -(-spec.model.vocab // layout.tp) * a_logit

@@ -30,7 +30,7 @@ from perfmodel.workloads.kernels import (
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedule import Joining, Step
-from perfmodel.workloads.transformer.shapes import Linear
+from perfmodel.workloads.transformer.shapes import Linear, has_adapter
 from perfmodel.workloads.transformer.spec import TensorOverlap, TransformerSpec
 
 _OVERLAPPING = "LinearWithGradAccumulationAndAsyncCommunicationBackward"
@@ -118,7 +118,7 @@ class ProductSteps:
         gradient = f"{label} input gradient"
         steps.append(self._exchange(self._reducing, linear.inputs, gradient, joining))
         weights = self._weight_steps(linear, name, is_gathered=is_gathered)
-        return [*steps, *weights, *self._adapter_backward(linear, name)]
+        return [*steps, *weights, *self._adapter_backward(linear, label)]
 
     def narrow_backward(self, linear: Linear, label: str) -> list[Step]:
         """Backward of a product split by inputs."""
@@ -162,6 +162,8 @@ class ProductSteps:
         if self.is_frozen and not is_trained:
             return []
         training = self.spec.training
+        if self.run.fuses(Fusion.GRADIENT_SUM) and not training.is_autocast:
+            return [Step("AccumulateGrad", label, (), parameters=parameters)]
         size, fresh = training.gradient_dtype.size_bytes, self.dtype.size_bytes
         is_single = self.layout.micro_batches == 1
         kernels: list[Op] = []
@@ -197,7 +199,7 @@ class ProductSteps:
         casts = self._cast(self.tokens * linear.inputs) if is_cast_here else ()
         name = f"{label} forward"
         steps = [Step("linear", name, (*casts, *self._forward_kernels(linear)))]
-        if self._has_adapter:
+        if self._has_adapter(label):
             steps.append(Step("linear", name, self._adapter_kernels(linear)))
         return steps
 
@@ -210,7 +212,7 @@ class ProductSteps:
         return [
             Step("AddmmBackward", name, kernels),
             *self.accumulate(linear.parameters, name),
-            *self._adapter_backward(linear, name),
+            *self._adapter_backward(linear, label),
         ]
 
     def _weight_steps(self, linear: Linear, name: str, *, is_gathered: bool) -> list[Step]:
@@ -235,9 +237,8 @@ class ProductSteps:
             return (weight,)
         return (weight, row_sum(self.tokens, linear.bias, self.dtype))
 
-    @property
-    def _has_adapter(self) -> bool:
-        return self.is_frozen and not self.is_end
+    def _has_adapter(self, label: str) -> bool:
+        return not self.is_end and has_adapter(self.spec.training, label)
 
     def _adapter_kernels(self, linear: Linear) -> tuple[Op, ...]:
         rank, tokens = self.spec.training.adapter_rank, self.tokens
@@ -247,9 +248,10 @@ class ProductSteps:
             elementwise("residual_add", tokens * linear.outputs, self.dtype, reads=2),
         )
 
-    def _adapter_backward(self, linear: Linear, name: str) -> list[Step]:
-        if not self._has_adapter:
+    def _adapter_backward(self, linear: Linear, label: str) -> list[Step]:
+        if not self._has_adapter(label):
             return []
+        name = f"{label} backward"
         rank, tokens = self.spec.training.adapter_rank, self.tokens
         kernels = (
             input_gemm(tokens, rank, linear.outputs, self.dtype),

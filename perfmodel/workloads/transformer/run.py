@@ -39,6 +39,9 @@ class TransformerRun:
         stated = self.spec.parallel.dp_overlap
         if overlap in _OF_DATA_GROUP and stated is not None:
             return stated is DataOverlap.FULL
+        if overlap in _OF_DATA_GROUP and self.spec.parallel.sharding.divides_weights:
+            beside = (overlap, Overlap.SHARDED_LAYERS)
+            return any(self.stack.overlaps_with_compute(one) for one in beside)
         return self.stack.overlaps_with_compute(overlap)
 
     @property
@@ -47,8 +50,10 @@ class TransformerRun:
         stated = self.spec.parallel.tp_overlap
         if stated is not None:
             return stated
-        is_full = self.stack.overlaps_with_compute(Overlap.TENSOR_EXCHANGE)
-        return TensorOverlap.FULL if is_full else TensorOverlap.BACKWARD
+        if self.stack.overlaps_with_compute(Overlap.TENSOR_EXCHANGE):
+            return TensorOverlap.FULL
+        is_beside = self.stack.overlaps_with_compute(Overlap.TENSOR_GRADIENT)
+        return TensorOverlap.BACKWARD if is_beside else TensorOverlap.NONE
 
     @property
     def tokens(self) -> int:

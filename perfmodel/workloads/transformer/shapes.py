@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.workloads.transformer.placement import Layout
-from perfmodel.workloads.transformer.spec import Head, ModelSection, Norm, Positions
+from perfmodel.workloads.transformer.spec import (
+    AdapterPlaces,
+    Head,
+    ModelSection,
+    Norm,
+    Positions,
+    TrainingSection,
+)
+
+QKV = "attention/qkv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,7 @@ class LayerShape:
         """The products that a tensor group shares or repeats, by label; those of experts aside."""
         named = {
             "attention/latent": self.latent.down if self.latent else None,
-            "attention/qkv": self.qkv,
+            QKV: self.qkv,
             "attention/keys": self.latent.keys if self.latent else None,
             "attention/projection": self.projection,
             "ffn/router": self.experts.router if self.experts else None,
@@ -103,11 +112,12 @@ class LayerShape:
         """Elements a rank holds of one layer, its experts included."""
         return self.parameters + sum(self.expert_tensors)
 
-    def adapter_tensors(self, rank: int) -> tuple[int, ...]:
+    def adapter_tensors(self, training: TrainingSection) -> tuple[int, ...]:
         """Elements of every adapter of the layer."""
         return tuple(
-            rank * width
-            for product in self.products.values()
+            training.adapter_rank * width
+            for label, product in self.products.items()
+            if has_adapter(training, label)
             for width in (product.inputs, product.outputs)
         )
 
@@ -119,6 +129,12 @@ class LayerShape:
         biases = [product.bias for product in products if product.bias]
         latent = (self.latent.norms,) if self.latent else ()
         return (*weights, *biases, *latent, self.norm, self.norm)
+
+
+def has_adapter(training: TrainingSection, label: str) -> bool:
+    """Whether an adapter is trained beside the product called *label*."""
+    is_everywhere = training.adapter_places is AdapterPlaces.ALL
+    return training.adapters_only and (is_everywhere or label == QKV)
 
 
 def layer_shape(

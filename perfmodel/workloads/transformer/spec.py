@@ -16,6 +16,8 @@ from perfmodel.base.dtypes import DType
 from perfmodel.workloads.fields import (
     CommonSpec,
     Count,
+    Degree,
+    LayerCount,
     NaturalNumber,
     Number,
     NumberFormat,
@@ -23,6 +25,7 @@ from perfmodel.workloads.fields import (
     Section,
     Size,
     Switch,
+    Width,
 )
 
 _FP32_BYTES = DType.FP32.size_bytes
@@ -54,7 +57,7 @@ class _Synonymous(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> Enum | None:
-        word = _OTHER_WORDS.get((cls.__name__, value))
+        word = _OTHER_WORDS.get((cls.__name__, value)) if isinstance(value, str) else None
         return None if word is None else cls(word)
 
 
@@ -161,6 +164,13 @@ class Master(Enum):
     AUTOCAST = "autocast"
 
 
+class AdapterPlaces(Enum):
+    """Beside which products of a layer adapters are trained."""
+
+    ALL = "all"
+    QKV = "qkv"
+
+
 class ContextKind(Enum):
     """How ranks that share a sequence see each other's keys and values.
 
@@ -189,17 +199,17 @@ class ModelSection(Section):
     from one of *q_lora_rank*, and *rope_dim* numbers a head carry the positions beside *head_dim*.
     """
 
-    layers: Count
-    hidden: Count
-    heads: Count
-    kv_heads: Count | None = None
-    head_dim: Count | None = None
-    ffn: Count
+    layers: LayerCount
+    hidden: Width
+    heads: Degree
+    kv_heads: Degree | None = None
+    head_dim: Width | None = None
+    ffn: Width
     gated_ffn: Switch = False
     vocab: Count
     positions: Positions = Positions.LEARNED
     max_positions: Count | None = None
-    token_types: Count | None = None
+    token_types: Degree | None = None
     norm: Norm = Norm.LAYER
     bias: Switch = True
     dropout: Switch = False
@@ -208,14 +218,14 @@ class ModelSection(Section):
     head: Head = Head.ALL_TOKENS
     pooler: Switch = False
     window: Count | None = None
-    window_every: Count = 1
-    experts: Count = 1
-    top_k: Count = 1
-    moe_ffn: Count | None = None
+    window_every: Degree = 1
+    experts: Degree = 1
+    top_k: Degree = 1
+    moe_ffn: Width | None = None
     shared_experts: NaturalNumber = 0
     dense_layers: NaturalNumber = 0
-    kv_lora_rank: Count | None = None
-    q_lora_rank: Count | None = None
+    kv_lora_rank: Width | None = None
+    q_lora_rank: Width | None = None
     rope_dim: NaturalNumber = 0
 
     @model_validator(mode="after")
@@ -292,18 +302,18 @@ class ParallelSection(Section):
     them, for `hsdp` those of a host. Overlaps left out are those of the software stack.
     """
 
-    tp: Count | None = None
-    cp: Count = 1
+    tp: Degree | None = None
+    cp: Degree = 1
     cp_kind: ContextKind = ContextKind.RING
-    ep: Count = 1
-    etp: Count = 1
-    pp: Count | None = None
-    dp: Count | None = None
+    ep: Degree = 1
+    etp: Degree = 1
+    pp: Degree | None = None
+    dp: Degree | None = None
     micro_batch: Count | None = None
     sequence_parallel: Switch | None = None
     sharding: StateSharding = StateSharding.NONE
-    shard_group: Count | None = None
-    interleaving: Count = 1
+    shard_group: Degree | None = None
+    interleaving: Degree = 1
     stages: StageSplit = StageSplit.EQUAL
     tp_overlap: TensorOverlap | None = None
     dp_overlap: DataOverlap | None = None
@@ -313,9 +323,10 @@ class TrainingSection(Section):
     """How the model is trained.
 
     *precision* is what activations are stored in and, without *compute*, what products are
-    computed in. With *adapters_only* the weights are frozen and products beside them, of inner
-    width *adapter_rank*, are trained. With *capacity_factor* an expert takes so many times its
-    fair share of tokens and drops the rest; without, it takes all that choose it.
+    computed in. With *adapters_only* the weights are frozen and products beside those that
+    *adapter_places* names, of inner width *adapter_rank*, are trained. With *capacity_factor* an
+    expert takes so many times its fair share of tokens and drops the rest; without, it takes all
+    that choose it.
     """
 
     precision: NumberFormat = DType.BF16
@@ -328,7 +339,8 @@ class TrainingSection(Section):
     recompute_fraction: Ratio = 1.0
     attention: AttentionKernel = AttentionKernel.AUTO
     adapters_only: Switch = False
-    adapter_rank: Count = 16
+    adapter_rank: Width = 16
+    adapter_places: AdapterPlaces = AdapterPlaces.ALL
     bucket_size: Size = 25 * 2**20
     routing: Routing = Routing.BALANCED
     routing_exponent: Number = 1.2

@@ -142,7 +142,7 @@ class StageWriter:
         """Trained tensors of layer *number* that the data-parallel group reduces."""
         shape, training = self._shapes.of(number), self._spec.training
         if training.adapters_only:
-            return shape.adapter_tensors(training.adapter_rank)
+            return shape.adapter_tensors(training)
         return shape.tensors + (() if self._run.has_experts_apart else shape.expert_tensors)
 
     def _expert_tensors(self, number: int) -> tuple[int, ...]:

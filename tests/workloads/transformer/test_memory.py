@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_workload, load_workload
 from perfmodel.workloads.transformer.memory import layer_activation_bytes, stage_memory
 from perfmodel.workloads.transformer.placement import Layout
@@ -77,3 +78,19 @@ def test_every_rank_is_listed_and_names_its_largest_part(name):
     for of_rank in set(memory):
         assert of_rank.largest.size_bytes == max(part.size_bytes for part in of_rank.parts)
         assert of_rank.total_bytes < 80e9
+
+
+def test_a_loss_that_is_not_fused_keeps_four_copies_of_the_logits():
+    spec, stack = load_workload("gpt2_xl"), load_stack("nanotron")
+    fused, apart = (stage_memory(spec, ONE_RANK, stage=0, stack=one) for one in (None, stack))
+    logits = spec.sequence_length * spec.model.vocab
+    # Logits in bf16 beside two copies in fp32, or beside four.
+    assert _part(fused, "logits") == (2 + 8) * logits
+    assert _part(apart, "logits") == (2 + 16) * logits
+
+
+def test_what_a_sequence_parallel_layer_gathers_is_not_divided():
+    spec = load_workload("gpt2_xl")
+    layout = Layout(tp=5, pp=1, dp=1, micro_batch=1, micro_batches=1, is_sequence_parallel=True)
+    gathered = _part(stage_memory(spec, layout, stage=0), "gathered activations")
+    assert gathered == 3 * spec.sequence_length * spec.model.hidden * 2

@@ -14,7 +14,7 @@ from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Communication, Gemm, HostSpan, MemoryBound
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import Fusion, OptimizerKernels, Overlap
+from perfmodel.stacks.stack import Fusion, Habit, OptimizerKernels, Overlap
 from perfmodel.workloads import build_job, parse_workload
 from tests.workloads.reading import collectives_of, iter_ops
 
@@ -286,3 +286,39 @@ def test_a_compiled_loss_passes_over_the_logits_once_for_each_reduction():
     # Largest logit, sum of exponentials; backward the logits in and their gradients out.
     assert traffic(job, "head/loss forward") == (2, 2 * LOGIT_BYTES)
     assert traffic(job, "head/loss backward") == (1, 2 * LOGIT_BYTES)
+
+
+def test_a_fused_sum_of_gradients_leaves_nothing_to_add_behind_the_product():
+    spec = tiny(parallel={"micro_batch": 1})
+    label = "layer 0/ffn/down backward"
+    # 24 x 8 numbers a micro-batch: 2 bytes fresh and 4 of the sum read, 4 written.
+    assert traffic(under(spec), label) == (2, 2 * 24 * 8 * (2 + 4 + 4))
+    assert traffic(under(spec, Fusion.GRADIENT_SUM), label) == (0, 0)
+
+
+def test_adapters_stand_where_the_stack_puts_them():
+    spec = tiny(training={"adapters_only": True, "adapter_rank": 2})
+    everywhere, somewhere = under(spec), under(spec, habits=frozenset({Habit.QKV_ADAPTERS}))
+    narrow = [
+        [name for name, op in iter_ops(job) if isinstance(op, Gemm) and 2 in (op.m, op.n, op.k)]
+        for job in (everywhere, somewhere)
+    ]
+    # Forward two products and backward four beside each of four products, or beside one.
+    assert [len(names) for names in narrow] == [24, 6]
+    assert {name.rsplit(" ", 1)[0] for name in narrow[1]} == {"layer 0/attention/qkv"}
+
+
+def test_tensor_groups_communicate_beside_products_only_where_the_stack_does():
+    spec = tiny(parallel={"tp": 2, "sequence_parallel": False})
+    at_once = under(spec, ranks=2)
+    beside = under(spec, ranks=2, overlaps=[Overlap.TENSOR_GRADIENT])
+    assert period_ns(beside, compute_ns=100) < period_ns(at_once, compute_ns=100)
+
+
+def test_sharded_layers_may_overlap_where_other_reductions_do_not():
+    for sharding, is_faster in (("zero3", True), ("zero1", False)):
+        spec = tiny(parallel={"sharding": sharding, "micro_batch": 1}, layers=3)
+        plain = under(spec, ranks=2)
+        beside = under(spec, ranks=2, overlaps=[Overlap.SHARDED_LAYERS])
+        times = [period_ns(job, compute_ns=100) for job in (beside, plain)]
+        assert (times[0] < times[1]) == is_faster

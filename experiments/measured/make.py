@@ -1,0 +1,170 @@
+"""Cut the tables of this folder out of the larger ones that they are from.
+
+python experiments/measured/make.py ../shared/data      # minutes; only when those tables change
+
+Rows of large tables are taken at equal steps in their order, never by how well they are predicted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from experiments.figures import EXPERIMENTS, MEASURED
+from perfmodel.calibration.embedding.cases import load_cases
+from perfmodel.calibration.interference.command import fit_interference
+from perfmodel.calibration.interference.samples import KernelLoss
+from perfmodel.recordings.documents import stream_parts_document
+from perfmodel.recordings.importing import import_job
+from perfmodel.recordings.known_work import known_share_of_trace
+from perfmodel.recordings.storage import save_recorded_job
+from perfmodel.recordings.stream_parts import split_streams
+from traces.job_trace import load_job_trace
+
+ROWS = 500
+"""Of a table of kernels, about; a score of so many rows is within a tenth of that of all."""
+KERNELS = {
+    "gemm": "gemm/*.csv.gz", "attention": "attention/*.csv*", "experts": "moe/*.csv.gz",
+    "memory": "memory/*.csv.gz", "norms": "norms/*.csv*",
+}  # fmt: skip
+UNREAD = ["causal_tflops", "tflops", "timestamp", "liger_version", "y_value_20", "y_value_80"]
+PAPER = (
+    "hw_params", "bandwidth_curve_params", "collectives_4xV100_digitized",
+    "a2a_size_treatment_errors_4xV100", "a2a_general_samples_4xV100", "e2e_single_gpu_summary",
+    "e2e_single_gpu_final_digitized", "overheads_final_figure_digitized",
+    "multi_gpu_results_secondary_source", "microbench_samples_V100", "known_dlrm_tasks_4xA100",
+)  # fmt: skip
+EMBEDDINGS = (
+    "index_reuse_histograms", "b200_dlrm_dcnv2", "b200_plans", "b200_traces", "criteo_zipf",
+)  # fmt: skip
+RECORDINGS = {
+    "dlrm_one_sleep": "dlrm_torchrec_v100x4/s2_a2a_opt_2_runA",
+    "dlrm_two_sleeps": "dlrm_torchrec_v100x4/n2_a2a_opt_2_runB",
+    "dlrm_later": "dlrm_torchrec_v100x4/n3_a2a_opt_3",
+    "dlrm_8_ranks": "dlrm_param_v100x8",
+    "gpt_tensor_parallel": "gpt_tp2_v100x2",
+}
+SCALING = {"source": "Selene weak|MLPerf", "model": "GPT-"}
+DCNV2 = {"source": "MLPerf", "model": "DCNv2"}
+SHORT_MS, LONG_MS, BIG_SIDE = (0.4, 0.8), 12.8, 2048
+
+
+def main(data: Path) -> None:
+    """Write every table but those of core runs, which were cut by hand."""
+    make_runs(data / "runs")
+    make_kernels(data)
+    make_collectives(data / "collectives")
+    make_studies(data)
+    make_recordings(data / "traces")
+
+
+def write(frame: pd.DataFrame, name: str) -> None:
+    """The same rows give the same bytes."""
+    path = MEASURED / name
+    path.parent.mkdir(exist_ok=True)
+    packed = {"method": "gzip", "mtime": 0} if path.suffix == ".gz" else None
+    frame.to_csv(path, index=False, compression=packed, float_format="%.6g")
+
+
+def make_runs(folder: Path) -> None:
+    """Runs at several scales, in the columns of the core tables."""
+    for core, large, name, chosen in (
+        ("core_transformer.csv", "transformer.csv.gz", "runs_scaling.csv", SCALING),
+        ("core_dlrm.csv", "dlrm.csv", "runs_dcnv2.csv", DCNV2),
+    ):
+        table = pd.read_csv(folder / large, dtype=str)
+        kept = pd.read_csv(MEASURED / core, nrows=0).columns
+        rows = table[table["source"].str.contains(chosen["source"])]
+        rows = rows[rows["model"].str.contains(chosen["model"])]
+        write(rows.reindex(columns=kept), name)
+
+
+def make_kernels(data: Path) -> None:
+    """Some rows of every table of kernels, and all that tell short from long products."""
+    long = []
+    for kind, pattern in KERNELS.items():
+        for path in sorted(data.glob(pattern)):
+            name = path.name.removesuffix(".gz").removesuffix(".csv")
+            table = pd.read_csv(path)
+            step = max(1, round(len(table) / ROWS))
+            kept = table.iloc[step // 2 :: step].drop(columns=UNREAD, errors="ignore")
+            write(kept, f"kernels/{kind}_{name.removeprefix('fp32_')}.csv.gz")
+            if kind == "gemm" and not name.startswith("fp8"):
+                sides = table[["m", "n", "k"]]
+                big = table[(sides >= BIG_SIDE).all(axis=1) & (sides % 64 == 0).all(axis=1)]
+                times = big["latency_ms"]
+                chosen = big[times.between(*SHORT_MS, inclusive="left") | (times >= LONG_MS)]
+                long.append(chosen[["collector", "latency_ms", "tflops"]].assign(device=name))
+    write(pd.concat(long), "kernels/long_products.csv.gz")
+
+
+def make_collectives(folder: Path) -> None:
+    """Medians of what was measured alike."""
+    tables = [pd.read_csv(path) for path in sorted(folder.rglob("*.csv"))]
+    rows = pd.concat(tables, ignore_index=True)
+    # One table has every whole mebibyte; the others double.
+    powers = rows["size_bytes"].astype("int64").map(lambda size: size & (size - 1) == 0)
+    rows = rows[powers | (rows["hosts"] > 1)]
+    keys = ["topology", "hosts", "nranks", "collective", "size_bytes", "dtype", "nccl_version"]
+    write(rows.groupby(keys, dropna=False, as_index=False)["time_us"].median(), "collectives.csv")
+
+
+def make_studies(data: Path) -> None:
+    """Figures of the paper and its predecessor, of embeddings, and of kernels beside others."""
+    for folder, names in (("paper", PAPER), ("embeddings", EMBEDDINGS)):
+        (MEASURED / folder).mkdir(exist_ok=True)
+        for name in names:
+            shutil.copyfile(data / folder / f"{name}.csv", MEASURED / folder / f"{name}.csv")
+            (MEASURED / folder / f"{name}.csv").chmod(0o644)
+    tree = pd.read_csv(data / "paper" / "device_time_breakdown_V100.csv")
+    columns = ["trace", "iters_in_trace", "depth", "path", "time_us", "count"]
+    write(tree[tree["depth"] <= 2][columns], "paper/device_time_V100.csv")
+    kernels = pd.read_csv(data / "paper" / "kernel_instances_V100_traces.csv")
+    summed = kernels.groupby(["trace", "kernel"], as_index=False).agg(
+        calls=("time_us", "size"), total_us=("time_us", "sum")
+    )
+    write(summed, "paper/kernels_V100.csv")
+    cases = load_cases(EXPERIMENTS / "embedding_kernels" / "cases.yaml", data=data).cases
+    times = [(one.name, part, ns / 1e3) for one in cases for part, ns in one.measured_ns.items()]
+    write(pd.DataFrame(times, columns=["case", "part", "measured_us"]), "embeddings/kernels.csv")
+    asked = yaml.safe_load((EXPERIMENTS / "kernel_interference" / "scenario.yaml").read_text())
+    paths = [data / "traces" / name for name in asked["traces"]]
+    losses = fit_interference(paths, device=asked["unnamed_device"]).losses
+    # Shapes of one kernel lose alike; which kernel it is does not matter beyond that.
+    codes = {name: code for code, name in enumerate(dict.fromkeys(one.kernel for one in losses))}
+    lines = [
+        (one.device, one.family, one.phase.word, codes[one.kernel], *_numbers(one))
+        for one in losses
+    ]
+    names = ["device", "family", "phase", "kernel", "loss_ratio", "covered_ns", "calls"]
+    write(pd.DataFrame(lines, columns=names), "kernels/beside_collectives.csv")
+
+
+def _numbers(loss: KernelLoss) -> tuple[float, float, int]:
+    return loss.loss_ratio, loss.covered_ns, loss.calls
+
+
+def make_recordings(folder: Path) -> None:
+    """Recorded jobs as `import` writes them, and what their streams did."""
+    streams = {}
+    for name, source in RECORDINGS.items():
+        recording = load_job_trace(folder / source)
+        place = MEASURED / "recordings" / name
+        shutil.rmtree(place, ignore_errors=True)
+        with tempfile.TemporaryDirectory() as draft:
+            save_recorded_job(import_job(recording), Path(draft) / name)
+            shutil.copytree(Path(draft) / name, place)
+        share = known_share_of_trace(recording)
+        streams[name] = stream_parts_document(name, split_streams(recording), share)["streams"]
+    path = MEASURED / "recordings" / "streams.json"
+    path.write_text(json.dumps(streams) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

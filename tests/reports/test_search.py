@@ -1,0 +1,86 @@
+"""A search shown as text, CSV, JSON and page: one small search of experts on long sequences."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from perfmodel.execution.serial import SerialExecutor
+from perfmodel.planning.layouts.search import LayoutQuestion, search_layouts
+from perfmodel.reports.pages.answers import build_search_page
+from perfmodel.reports.search import build_flags, print_search, to_search_csv, to_search_document
+
+CHANGES = (
+    "batch=8", "sequence_length=16384", "model.max_positions=16384", "model.layers=4",
+    "model.heads=4", "model.hidden=256", "model.ffn=1024", "model.vocab=4096", "model.experts=4",
+    "model.top_k=2", "model.moe_ffn=512", "parallel.micro_batch=1", "parallel.tp=1",
+    "parallel.cp=2", "parallel.ep=2", "parallel.interleaving=1", "training.recompute=none",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found():
+    question = LayoutQuestion(
+        topology="polaris", workload="gpt2_xl", overrides=CHANGES, stack="pytorch_fused",
+        hosts=(1, 2), price_per_gpu_hour=2.0, top=3,
+    )  # fmt: skip
+    return search_layouts(question, executor=SerialExecutor())
+
+
+def test_the_document_counts_layouts_and_says_how_each_is_split_and_paid(found):
+    [first, second] = to_search_document(found)["searches"]
+    best = first["layouts"][0]
+
+    assert first["considered"] == first["too_large"] + first["pruned"] + first["replayed"]
+    assert (best["tp"], best["cp"], best["ep"]) == (1, 2, 2)
+    assert best["set"]["parallel.cp"] == best["set"]["parallel.ep"] == 2
+    assert best["interval_ms"][0] <= best["iteration_time_ms"] <= best["interval_ms"][1]
+    assert best["bound_ms"] <= best["iteration_time_ms"]
+    # 4 GPUs at 2 an hour for the iteration, over 8 x 16,384 tokens.
+    hours = best["iteration_time_ms"] / 3.6e6
+    assert best["cost_per_million_tokens"] == pytest.approx(4 * 2 * hours / (8 * 16384) * 1e6)
+    assert first["on_pareto_front"]
+    faster = second["layouts"][0]["iteration_time_ms"] < best["iteration_time_ms"]
+    assert second["on_pareto_front"] == faster
+
+
+def test_every_trainer_is_told_about_sequences_and_experts(found):
+    flags = build_flags(found[0].best)
+
+    assert "--context-parallel-size 2 --cp-comm-type p2p" in flags["Megatron-LM"]
+    assert "--expert-model-parallel-size 2" in flags["Megatron-LM"]
+    assert "--parallelism.context_parallel_degree 2" in flags["torchtitan"]
+    assert "--parallelism.expert_parallel_degree 2" in flags["torchtitan"]
+    assert "trainer.strategy.context_parallel_size=2" in flags["NeMo"]
+    assert "trainer.strategy.expert_model_parallel_size=2" in flags["NeMo"]
+
+
+def test_the_csv_has_a_line_a_layout_with_the_words_of_the_document(found):
+    lines = list(csv.DictReader(io.StringIO(to_search_csv(found))))
+
+    assert len(lines) == sum(len(one.layouts) for one in found)
+    assert {"hosts", "gpus", "tp", "pp", "cp", "ep", "dp", "low_ms", "high_ms"} <= set(lines[0])
+
+
+def test_the_text_says_what_was_tried_and_which_gpus_pay(found):
+    target = io.StringIO()
+    print_search(found, Console(file=target, width=200, highlight=False))
+    text = target.getvalue()
+
+    assert re.search(r"\d+ layouts: \d+ do not fit, \d+ pruned by a bound, \d+ replayed", text)
+    assert re.search(r"4 GPUs: [\d.]+ m?s, [\d.]+ a million tokens, tp=1 pp=\d cp=2 ep=2", text)
+    assert "To run the fastest:" in text
+
+
+def test_the_page_stands_alone_and_names_the_winner_and_its_flags(found):
+    page = build_search_page(found)
+    best = min(found, key=lambda one: one.best.time_ns).best
+
+    assert f"{best.name} fits and is fastest" in page
+    assert "--context-parallel-size 2" in page
+    assert "perfmodel predict --workload gpt2_xl" in page
+    assert not re.search(r"""(src|href)=["']https?:""", page)
