@@ -35,6 +35,7 @@ from perfmodel.whatif.fusion import Fuse, JoinOptimizer
 from perfmodel.whatif.hooks import HookCollectives
 from perfmodel.whatif.inserting import Insert, Move
 from perfmodel.whatif.ordering import Overlap, PrefetchData, Serialise
+from perfmodel.whatif.priorities import Prioritise
 from perfmodel.whatif.recompute import Recompute
 from perfmodel.whatif.removal import DeleteLayers, Remove, RemoveStalls, WithoutRecompute
 from perfmodel.whatif.restructuring import MixedPrecision, RestructureBatchNorm
@@ -71,6 +72,7 @@ TRANSFORMATIONS: dict[str, type[Any]] = {
     "overlap": Overlap,
     "serialise": Serialise,
     "hooks": HookCollectives,
+    "priority": Prioritise,
     "compress": Compress,
     "quantise": Quantise,
     "dgc": SparsifyGradients,

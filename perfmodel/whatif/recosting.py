@@ -8,12 +8,14 @@ two amounts of work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from collectives import CollectiveKind, price_collective
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.job import JobGraph
@@ -34,6 +36,7 @@ from perfmodel.graph.ops import (
 from perfmodel.whatif.job_draft import Ranks
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine
 from perfmodel.whatif.selection import Selection
+from topologies import Device
 
 _SENT_SHARE = {
     # Bytes that pass a member's link for a byte of the buffer, over (p - 1) / p.
@@ -141,15 +144,41 @@ class OnMachine:
         return after / before if before > 0 else 1.0
 
 
+@lru_cache(maxsize=100_000)
 def price_ns(effort: Effort, machine: PricingMachine) -> float:
-    """How long *effort* takes on *machine*; for an uneven exchange, its slowest member."""
+    """How long *effort* takes on *machine*; for an uneven exchange, its slowest member.
+
+    A collective whose partners are not known is one of all GPUs of a host. A
+    format that the device cannot multiply runs as a wider one.
+    """
     work = effort.work
     cluster = machine.cluster(max(effort.ranks, default=0) + 1)
     if isinstance(work, Communication):
-        cost = price_collective(work.collective, cluster=cluster, ranks=effort.ranks)
+        ranks = effort.ranks
+        if not ranks:
+            cluster = machine.cluster(cluster.topology.gpus_per_host)
+            ranks = tuple(range(cluster.rank_count))
+        cost = price_collective(work.collective, cluster=cluster, ranks=ranks)
         return float(cost.duration_ns)
-    priced = price_ops([work], device=cluster.device, stack=machine.load_stack())
+    runs = _in_known_format(work, cluster.device)
+    priced = price_ops([runs], device=cluster.device, stack=machine.load_stack())
     return float(priced.duration_ns[0])
+
+
+_WIDER = (DType.FP8, DType.BF16, DType.FP16, DType.FP32)
+
+
+def _in_known_format(work: Work, device: Device) -> Work:
+    if not isinstance(work, Gemm | Convolution | Attention | GroupedGemm):
+        return work
+    if work.dtype in device.peak_flops:
+        return work
+    wider = [
+        dtype
+        for dtype in _WIDER
+        if dtype.size_bits >= work.dtype.size_bits and dtype in device.peak_flops
+    ]
+    return replace(work, dtype=wider[0]) if wider else work
 
 
 def amount_of(effort: Effort) -> float:

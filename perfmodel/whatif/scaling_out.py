@@ -66,7 +66,11 @@ class ChangeMachine:
             rest = "device work that is not known by the mean ratio of the rest"
         return (
             f"{how}, {rest}; host times take {self.host:g} times as long.",
-            "The software makes the same kernels and calls there.",
+            (
+                "The software makes the same kernels and calls there; formats that a GPU cannot "
+                "multiply run as wider ones, and collectives of a rank recorded alone are of all "
+                "GPUs of a host."
+            ),
         )
 
     @property

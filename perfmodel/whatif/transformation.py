@@ -68,7 +68,7 @@ class Applied:
         """How much was worked out anew, where that was asked."""
         if self.recosted is None:
             return ()
-        return (f"{self.recosted.words}; the rest keeps its time.",)
+        return (f"{self.recosted.words}.",)
 
 
 def apply_one(
@@ -94,8 +94,10 @@ def apply_one(
         touched = find_touched(job, changed, _matched(job, transformation))
         if not touched.tasks and not may_touch_nothing:
             raise ScenarioError(
-                "touches no task: what it is about was found, but nothing of it changes. Look at "
-                "the tasks with `perfmodel replay JOB --trace-out`, and name others."
+                "touches no task: what it is about was found, but nothing of it changes (kernels "
+                "that do not follow each other, or collectives of a rank that was recorded alone, "
+                "cannot be joined or cut). Look at the tasks with `perfmodel predict --job JOB "
+                "--trace-out FILE`, and name others."
             )
     except GraphError as fault:
         raise GraphError(f"what-if {name!r} leaves a job that cannot run: {fault}") from None
@@ -109,7 +111,7 @@ def _check_recosted(recosted: Recosted, *, force: bool) -> None:
         return
     raise ScenarioError(
         f"only {recosted.words}, less than half. Import the recording with shapes (execution "
-        "traces beside it), or ask with --force: the rest would keep its time."
+        "traces beside it), or ask with --force."
     )
 
 

@@ -1,7 +1,12 @@
 import pytest
 import yaml
 
-from collectives.calibration import CALIBRATIONS, load_calibration, load_default_calibration
+from collectives.calibration import (
+    CALIBRATIONS,
+    _generations_apart,
+    load_calibration,
+    load_default_calibration,
+)
 from collectives.collective import CollectiveKind
 from collectives.measurements import wiring_of_run
 from perfmodel.base.errors import CalibrationError
@@ -82,3 +87,20 @@ def test_groups_that_were_not_measured_are_less_certain():
     new = calibration.relative_sigma(wiring_of_run("dgx_h100", 4, 32), kind, 1 << 30, 0.01)
     foreign = calibration.relative_sigma(wiring_of_run("dgx_b200", 4, 32), kind, 1 << 30, 0.01)
     assert measured < new < foreign
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "apart"),
+    [
+        ("volta", "volta", 0),
+        ("volta", "ampere", 1),
+        ("blackwell", "pascal", 5),
+        ("ada", "hopper", 1),
+        # One that is not in the row of generations is as far from all others as can be.
+        ("cdna3", "cdna3", 0),
+        ("cdna3", "hopper", 6),
+        ("hopper", "cdna3", 6),
+    ],
+)
+def test_generations_are_apart_by_their_places(first, second, apart):
+    assert _generations_apart(first, second) == apart

@@ -29,7 +29,7 @@ from tests.faults.driver import ITERATIONS, MEETINGS, ROUNDS, digest
 CHECKOUT = Path(__file__).resolve().parents[2]
 FAULTS = ("worker", "raylet", "head raylet", "gcs", "driver", "none")
 MOST_S = 600.0
-"""A driver needs 15 s on a quiet machine; on one with eight times the work it can do, ten times that."""
+"""A driver needs 15 s on a quiet machine, and ten times that where eight others want to run."""
 MOST_STARTS = 5
 
 

@@ -12,10 +12,13 @@ from perfmodel.prediction.answering import answer
 from perfmodel.prediction.question import Asked, recording_question
 from perfmodel.recordings.host_chain import StepKind
 from perfmodel.recordings.self_replay import with_score
-from perfmodel.whatif import parse_transformation
-from tests.recordings.builders import durations_of, held_of, replay_ms
+from perfmodel.whatif import apply_all, parse_transformation
+from tests.recordings.builders import durations_of, held_of, import_spans, replay_ms
+from tests.recordings.test_trust import some_steps
 
 MS = 1_000_000
+HOOKS = "hooks:match=kernel:ReduceScatter&range:DistAdam"
+ALONE = "remove:match=nccl,lane=device"
 COLLECTIVES_A_STEP = 9
 
 
@@ -118,3 +121,42 @@ def test_a_straggler_removed_makes_the_step_shorter_by_no_more_than_it_slept(job
     for before_ms, after_ms in zip(replay_ms(job)[1:], replay_ms(job, durations)[1:], strict=True):
         # It slept 41 ms a step, most of which the others spend allocating memory meanwhile.
         assert 5 < before_ms - after_ms < 41.2
+
+
+def asked(job, *texts):
+    """The time of a recording after what-ifs, in milliseconds."""
+    question = recording_question(with_score(job), Asked(is_explained=False))
+    changed = question.changed_to(
+        apply_all(question.job, [parse_transformation(text) for text in texts])
+    )
+    return answer(changed, executor=SerialExecutor()).iteration_ns / MS
+
+
+def test_reduce_scatters_moved_into_hooks_give_the_run_that_had_them_there(recorded):
+    before = recorded("single_rank/nanogpt_h100x8_rank0_before_hooks.json.gz")
+
+    # Recorded: 122.0 ms before, 120.9 after.
+    assert asked(before, HOOKS) == pytest.approx(120.88, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "topology", "recorded_ms"),
+    [
+        ("resnet_ddp_mi300x4/rank0.json.gz", 4, "mi300x_platform", 44.99),
+        ("single_rank/hta_nccl_parser_config__nccl_data.json.gz", 2, "dgx_a100", 222.81),
+    ],
+)
+def test_one_gpu_made_data_parallel_takes_what_the_job_took(
+    recorded, name, ranks, topology, recorded_ms
+):
+    # 25.56 million parameters in fp32.
+    wish = f"data_parallel:count={ranks},gradients=102.2MB,topology={topology}"
+
+    assert asked(recorded(name), ALONE, wish) == pytest.approx(recorded_ms, rel=0.05)
+
+
+def test_a_period_stays_a_period_when_what_ended_it_is_taken_out(tmp_path):
+    job = import_spans(tmp_path, some_steps(), some_steps())
+
+    # Every step begins 1 ms after the one before, whatever ends it.
+    assert asked(job, ALONE) == pytest.approx(asked(job), rel=0.1)

@@ -31,7 +31,7 @@ EXAMPLES = {
     "bucket": "size=1kB", "overlap": "", "serialise": "", "compress": "ratio=0.5",
     "insert": "takes=5ns,after=norm", "move": "match=gelu,before=up backward", "amp": "",
     "batch_norm": "match=norm,activation=gelu", "offload": "rate=1GB/s", "gist": "rate=10GB/s",
-    "dgc": "ratio=0.01,rate=10GB/s", "blueconnect": "inner=2", "hooks": "",
+    "dgc": "ratio=0.01,rate=10GB/s", "blueconnect": "inner=2", "hooks": "", "priority": "",
     "data_parallel": "count=2,gradients=1kB,topology=dgx_h100,backward=backward",
     "quantise": "to=bf16", "machine": "topology=dgx_h100", "ranks": "count=4",
 }  # fmt: skip

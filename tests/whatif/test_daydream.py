@@ -18,11 +18,13 @@ import pytest
 from collectives import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
+from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import Dependency, JobBuilder
 from perfmodel.graph.job import JobFacts, Origin
 from perfmodel.graph.ops import Communication, Convolution, Fixed, MemoryBound
 from perfmodel.graph.program import LaneKind
 from perfmodel.whatif import apply_all, parse_transformation
+from perfmodel.whatif.pinning import stated_durations
 from tests.whatif.jobs import span_ns, times
 
 CONV = Convolution(64, 64, 64, DType.FP32, read_bytes=3000, write_bytes=1000)
@@ -170,3 +172,19 @@ def test_collectives_in_hooks_are_launched_by_the_backward_thread():
     assert at["0/bucket"] == (370, 430)
     with pytest.raises(ScenarioError, match="touches no task"):
         ask("hooks")
+
+
+def period_ns(job):
+    """The time from the end of one iteration to the end of the next, far from the first."""
+    ends = replay(job, stated_durations(job), iterations=6).iteration_end_ns[:, 0]
+    return int(ends[5] - ends[4])
+
+
+def test_what_is_needed_first_goes_first_and_forward_waits_for_its_own_alone():
+    # From the end of backward: bucket 60, optimizer 30, then forward 160 and backward 200.
+    assert period_ns(twelve_tasks()) == 60 + 30 + 160 + 200
+
+    # Two buckets of 30 ns, each with half of the update (15 ns) behind it. The convolution uses
+    # what was made last, which is there after 45 ns; the other is there after 90, before the norm
+    # asks for it at 45 + 100.
+    assert period_ns(ask("bucket:size=500B", "priority")) == 45 + 160 + 200

@@ -1,0 +1,184 @@
+"""Shapes, movements, choices, times and sharing of a grid of groups, as recorded."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives.applied import wire_speeds
+from collectives.calibration import load_default_calibration
+from collectives.collective import Collective, CollectiveKind
+from collectives.constants import FabricConstants, HostConstants
+from collectives.cost import FREE, bus_bandwidth
+from collectives.group import group_shape, wiring_of
+from collectives.lean import CALL_NS, WIRE_RATIO, price_lean
+from collectives.movement import ALGORITHMS, build_movement
+from collectives.pricing import CollectiveCall
+from collectives.sharing import share_links
+from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
+from collectives.timing import predict_duration_ns
+from collectives.tuner import Tuner
+from collectives.uneven import build_rank_load
+from collectives.wiring import pack_rings
+from tests import recorded
+from tests.collectives.machines import build_host
+from topologies import build_cluster
+
+SIZES = np.array([40_960.0, 3e9])
+MACHINES = {
+    "switch": {"gpus": 8, "reduces": True, "device": "h100_sxm"},
+    "mesh": {"gpus": 4, "wires": "mesh", "nics": 2, "oversubscription": 2.0},
+    "pcie": {"gpus": 4, "wires": "pcie", "nics": 1},
+    "no peers": {"gpus": 2, "wires": "pcie", "nics": 1, "peer_to_peer": False},
+}
+GROUPS = {
+    "all of one": (1, range),
+    "all of nine": (9, lambda n: range(9 * n)),
+    "one each of six": (6, lambda n: range(1, 6 * n, n)),
+    "pair": (1, lambda n: (0, n - 1)),
+    "two each of three": (3, lambda n: sorted([*range(0, 3 * n, n), *range(1, 3 * n, n)])),
+}
+
+
+def _constants(kind: Any) -> Any:
+    """Constants that all differ, ratios below one."""
+    values = {}
+    for number, field in enumerate(fields(kind), start=1):
+        is_ratio = "ratio" in field.name or "crowding" in field.name
+        is_power = "overlap" in field.name or "power" in field.name
+        values[field.name] = (
+            0.3 + 0.02 * number if is_ratio else 1.5 if is_power else 100.0 * number
+        )
+    return kind(**values)
+
+
+def _iter_wirings():
+    for machine, options in MACHINES.items():
+        topology = build_host(**options)
+        for group, (hosts, members) in GROUPS.items():
+            cluster = build_cluster(topology, hosts=hosts)
+            ranks = list(members(topology.gpus_per_host))
+            yield f"{machine}, {group}", cluster, ranks
+
+
+def values() -> dict[str, Any]:
+    """All that is recorded."""
+    host, fabric = _constants(HostConstants), _constants(FabricConstants)
+    tuner_constants = load_default_calibration().tuner
+    found: dict[str, Any] = {}
+    for name, cluster, ranks in _iter_wirings():
+        wiring = wiring_of(ranks, cluster)
+        found[f"shape of {name}"] = group_shape(ranks, cluster)
+        found[f"wiring of {name}"] = wiring
+        wires = wire_speeds(wiring)
+        for algorithm in ALGORITHMS:
+            if algorithm is CollectiveAlgorithm.PAT and wiring.ranks_per_host > 1:
+                continue
+            for kind in _kinds_of(algorithm, wiring):
+                movement = build_movement(kind, algorithm, SIZES, wiring)
+                place = f"{kind.value} by {algorithm.value}, {name}"
+                found[f"movement of {place}"] = movement
+                found[f"times of {place}"] = [
+                    predict_duration_ns(
+                        movement,
+                        algorithm=algorithm,
+                        protocol=protocol,
+                        wires=wires,
+                        host=host,
+                        fabric=fabric if wiring.host_count > 1 else None,
+                    )
+                    for protocol in Protocol
+                ]
+        tuner = Tuner(tuner_constants, wiring, tuple(Protocol), pair_ll_bytes=1000)
+        for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER):
+            candidates, chosen = tuner.choose(kind, 2.0 ** np.arange(9, 33), CollectiveSoftware())
+            found[f"choices for {kind.value}, {name}"] = [candidates[one] for one in chosen]
+            found[f"estimates for {kind.value}, {name}"] = [
+                tuner._estimate_ns(kind, choice, SIZES) for choice in candidates
+            ]
+        matrix = [[100 * a + 7 * b for b in range(len(ranks))] for a in range(len(ranks))]
+        if len(ranks) <= 8:
+            found[f"load of {name}"] = build_rank_load(matrix, ranks, cluster)
+            found[f"lean exchange of {name}"] = _lean(
+                Collective(CollectiveKind.ALL_TO_ALL, 1000, byte_matrix=tuple(map(tuple, matrix))),
+                cluster,
+                ranks,
+            )
+        found[f"lean all-reduce of {name}"] = _lean(
+            Collective(CollectiveKind.ALL_REDUCE, 7_000_000), cluster, ranks
+        )
+    found["sharing"] = _shared()
+    found["rings"] = [
+        pack_rings(tuple(tuple(float(abs(a - b) % 3) for a in range(n)) for b in range(n)))
+        for n in (2, 3, 4, 5)
+    ]
+    found["bus"] = [
+        bus_bandwidth(kind, size_bytes=1e6, rank_count=4, duration_ns=1e3)
+        for kind in CollectiveKind
+        if kind is not CollectiveKind.BARRIER
+    ]
+    return found
+
+
+def _lean(call: Collective, cluster: Any, ranks: Any) -> list[Any]:
+    """Wire times at the datasheet, and how often a call is paid."""
+    cost = price_lean(call, cluster=cluster, ranks=ranks)
+    busiest_ns = max(cost.gpu_busy_ns, cost.nic_busy_ns)
+    return [
+        cost.gpu_busy_ns * WIRE_RATIO,
+        cost.nic_busy_ns * WIRE_RATIO,
+        round((cost.duration_ns - busiest_ns) / CALL_NS),
+        cost.busiest_link,
+        cost.latency_ns - CALL_NS,
+        None if cost.per_rank_ns is None else (cost.per_rank_ns - cost.latency_ns) * WIRE_RATIO,
+    ]
+
+
+def _kinds_of(algorithm: CollectiveAlgorithm, wiring: Any) -> tuple[CollectiveKind, ...]:
+    kinds = CollectiveKind
+    if algorithm is CollectiveAlgorithm.RING:
+        return (kinds.ALL_REDUCE, kinds.ALL_GATHER, kinds.BROADCAST, kinds.REDUCE)
+    if algorithm is CollectiveAlgorithm.PAT:
+        return (kinds.ALL_GATHER,)
+    if algorithm is CollectiveAlgorithm.PAIRWISE:
+        pair = (kinds.SEND_RECV,) if wiring.rank_count == 2 else ()
+        return (kinds.ALL_TO_ALL, *pair)
+    return (kinds.ALL_REDUCE,)
+
+
+def _shared() -> list[Any]:
+    cluster = build_cluster(build_host(gpus=4, nics=2), hosts=3)
+    groups = ((0, 1), (1, 2), (4, 5, 6, 7), (0, 4), (5, 9), (3, 8), (10, 11))
+    call = Collective(CollectiveKind.ALL_REDUCE, 1000)
+    calls = [CollectiveCall(call, np.array(group)) for group in groups]
+    costs = [
+        replace(
+            FREE,
+            duration_ns=1000.0 + 100 * number,
+            latency_ns=50.0 * number,
+            gpu_busy_ns=300.0 + 70 * number,
+            nic_busy_ns=(400.0 - 30 * number) * (number % 2),
+            bus_bandwidth_bytes_per_s=1e9,
+        )
+        for number in range(len(calls))
+    ]
+    return share_links(calls, costs, cluster=cluster)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return values()
+
+
+def test_a_grid_of_groups_gives_what_was_recorded(found):
+    recorded.check(__file__, found)
+
+
+def test_one_of_them_by_hand(found):
+    # Eight ranks of one host, a ring of 40,960 bytes: 2 x 7 steps, 14/8 of the bytes past a GPU.
+    movement = found["movement of all_reduce by ring, switch, all of one"]
+    assert movement.host_hops == 14
+    assert movement.gpu_bytes[0] == 40_960 * 14 / 8

@@ -1,0 +1,149 @@
+"""Popularities, plans and statistics of a grid of tables, as recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embeddings.balanced import cut_table, exchange_weight, spread_rows
+from embeddings.distribution import (
+    FrequentRows,
+    RareRows,
+    ReuseHistogram,
+    Uniform,
+    Zipf,
+    histogram_from_bins,
+    observe,
+    piece_popularity,
+    piece_share,
+    popularity_of,
+)
+from embeddings.index_data import build_index_data
+from embeddings.plan import ShardingPlan
+from embeddings.popularity import RowRange
+from embeddings.sharders import ShardingTask, build_named_plan
+from embeddings.statistics import bin_reuse, describe_data
+from embeddings.table import EmbeddingTable, Lookup
+from tests import recorded
+
+SEEN = np.array([3, 3, 3, 9, 9, 1, 40, 40, 7, 3])
+DISTRIBUTIONS = {
+    "uniform": Uniform(),
+    "zipf": Zipf(1.05),
+    "zipf of one": Zipf(1.0),
+    "reuse": ReuseHistogram((0.2, 0.3, 0.5), (1.0, 4.0, 30.0), 2000.0),
+    "observed": observe(SEEN),
+}
+SHARDERS = (
+    "naive", "naive_chunk", "random", "size_greedy", "lookup_greedy", "norm_lookup_greedy",
+    "size_lookup_greedy", "balanced", "row_wise",
+)  # fmt: skip
+TABLES = tuple(
+    EmbeddingTable(
+        f"t{number}",
+        rows=50 + 37 * number**3,
+        width=(8, 16, 64)[number % 3],
+        pooling_factor=1.0 + 2.5 * (number % 4),
+        distribution=(Uniform(), Zipf(1.1))[number % 2],
+    )
+    for number in range(9)
+)
+
+
+def values() -> dict[str, Any]:
+    """All that is recorded."""
+    found: dict[str, Any] = {}
+    for name, distribution in DISTRIBUTIONS.items():
+        for rows in (60, 50_000):
+            found[f"{name} of {rows}"] = _of_popularity(distribution, rows)
+    for number, table in enumerate(TABLES):
+        found[f"table {number}"] = _of_table(table)
+    for per_host in (2, 4):
+        task = ShardingTask(
+            tables=TABLES, rank_count=4, room_bytes=15_000_000, batch_size=64,
+            optimizer="adagrad", ranks_per_host=per_host, seed=3,
+        )  # fmt: skip
+        for name in SHARDERS:
+            found[f"plan {name}, {per_host} a host"] = _of_plan(build_named_plan(name, task))
+    found["rows"] = spread_rows(TABLES, rank_count=100, left_out=(2,))
+    found["weights"] = [exchange_weight(8, size) for size in (None, 2, 4, 8)]
+    found["cuts"] = [
+        cut_table(0, TABLES[8], columns=columns, rows=rows)
+        for columns, rows in ((1, 1), (2, 1), (1, 3), (2, 2))
+    ]
+    found["bins"] = [
+        bin_reuse(np.array([1, 1, 2, 3, 8, 40])),
+        histogram_from_bins(
+            tuple(np.arange(17) / 136), tuple(np.arange(17)[::-1] / 136), draws=1000.0, reuse=4.0
+        ),
+    ]
+    data = build_index_data(
+        "made up", indices=np.arange(24) % 7, lengths=np.array([[2, 3, 1, 4], [5, 0, 6, 3]])
+    )
+    found["data"] = [
+        describe_data(data, batch_size=2),
+        data.indices_of(1, first=1, count=2),
+        data.describe_table(EmbeddingTable("t", 10, 4), 0).pooling_deviation,
+    ]
+    return found
+
+
+def _of_popularity(distribution: Any, rows: int) -> list[Any]:
+    popularity = popularity_of(distribution, rows)
+    part = RowRange(first_row=rows // 5, rows=rows // 3, whole_rows=rows)
+    piece = piece_popularity(distribution, part)
+    return [
+        popularity.rows, popularity.hottest_share, popularity.rows_expected(500.0),
+        [part.sum() for part in popularity.split(7.5)],
+        [popularity.distinct_rows(draws) for draws in (1.0, 90.0, 1e5)],
+        [popularity.distinct_deviation(draws) for draws in (1.0, 90.0, 1e5)],
+        [popularity.new_row_chance(draws) for draws in (1.0, 90.0, 1e5)],
+        popularity.window_draws(20.0),
+        [popularity.lru_misses(300.0, capacity_rows=room) for room in (1.0, 20.0, 1e6)],
+        [popularity.rows_drawn_more_than(times, draws=300.0) for times in (1, 3)],
+        [popularity.draws_of_rows_drawn_more_than(times, draws=300.0) for times in (1, 3)],
+        piece_share(distribution, part), piece.rows, piece.hottest_share,
+        piece.distinct_rows(50.0), popularity.thinned(0.3).distinct_rows(50.0),
+        FrequentRows(distribution, rows, 9).lookup_share,
+        FrequentRows(distribution, rows, 9).popularity(9).distinct_rows(40.0),
+        RareRows(distribution, 9).popularity(rows).distinct_rows(40.0),
+    ]  # fmt: skip
+
+
+def _of_table(table: EmbeddingTable) -> list[Any]:
+    lookup = Lookup((table,), batch_size=64)
+    piece = table.piece(first_row=5, rows=20, width=table.width // 2)
+    frequent, rare = table.split_by_popularity(10)
+    return [
+        table.size_bytes, table.device_bytes, lookup.lookup_count(table),
+        lookup.distinct_rows(table), piece.pooling_factor, piece.size_bytes,
+        piece.popularity.distinct_rows(30.0), frequent.pooling_factor, rare.pooling_factor,
+        frequent.rows, rare.rows, frequent.popularity.hottest_share,
+    ]  # fmt: skip
+
+
+def _of_plan(plan: ShardingPlan) -> list[Any]:
+    return [
+        [(s.table, s.rank, s.first_row, s.rows, s.first_column, s.width) for s in plan.shards],
+        plan.data_parallel, plan.summed_in_host, plan.kinds,
+        [table.size_bytes for table in plan.held_tables],
+        [plan.host_of(rank) for rank in range(plan.rank_count)],
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found():
+    return values()
+
+
+def test_a_grid_of_tables_gives_what_was_recorded(found):
+    recorded.check(__file__, found)
+
+
+def test_one_of_them_by_hand(found):
+    # 60 rows alike: one draw sees one row, the hottest has 1/60.
+    assert found["uniform of 60"][0] == 60
+    assert found["uniform of 60"][1] == pytest.approx(1 / 60)
+    assert found["uniform of 60"][4][0] == pytest.approx(1.0)

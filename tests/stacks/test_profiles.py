@@ -1,0 +1,235 @@
+"""Every key of a stack file means what it says, alone and where another file takes it over."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import CalibrationError
+from perfmodel.graph.ops import HostPart
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import (
+    Compiled,
+    Evidence,
+    Execution,
+    Family,
+    Fusion,
+    Habit,
+    Loader,
+    OptimizerKernels,
+    Overlap,
+    Residency,
+    TableHandling,
+)
+
+BASE = """
+name: base
+description: all keys
+source: made up
+execution: eager
+optimizer_kernels: foreach
+family: dlrm
+fusions: [norm, bias_activation]
+overlaps: [input, gradient_reduction]
+attention_kernels: {default: flash2, hopper: flash3}
+matmul_dtypes: {fp32: tf32}
+loads_long: true
+kernel_time_ratio: {gemm: 2, memory: {ampere: 3, default: 4}}
+residency: rotating
+habits: [dropout]
+tables:
+  lookup_kernel: table_batched
+  key_time: 9 ns
+  updates_all_rows: true
+  sharder: row_wise
+  key_dtype: int32
+  has_all_keys: true
+  key_traffic: 1 KiB
+  vector_passes: 1.5
+loader: {batch: 2 us, sample: 3 ns}
+compiled: {fusions: [gelu], host_speed_ratio: 5}
+evidence: {hopper: {rows: 7, sources: 2, hosts: 3, spread: 0.25}}
+stands_for:
+  - {framework: nobody}
+host:
+  between_operators: 8 us
+  launch: 6 us
+  wait: 4 us
+  launch_latency: 2 us
+  iteration: 10 us
+  default: {before_launch: 20 us, after_launch: 12 us, between_launches: 14 us}
+  operators:
+    aten::mm: {before_launch: 30 us}
+    addmm: {launch: 1 us}
+...
+"""
+FASTER = """
+name: faster
+extends: {base}
+description: faster
+source: made up
+host_speed_ratio: 2
+host:
+  launch: 5 us
+  default: {{after_launch: 7 us}}
+  operators:
+    addmm: {{before_launch: 9 us}}
+...
+"""
+BEFORE, AFTER = HostPart.BEFORE_LAUNCH, HostPart.AFTER_LAUNCH
+
+
+@pytest.fixture
+def files(tmp_path):
+    base, faster = tmp_path / "base.yaml", tmp_path / "faster.yaml"
+    base.write_text(BASE)
+    faster.write_text(FASTER.format(base=base))
+    return base, faster
+
+
+def test_every_key_is_read(files):
+    stack = load_stack(files[0])
+    assert (stack.name, stack.description, stack.source) == ("base", "all keys", "made up")
+    assert stack.execution is Execution.EAGER
+    assert stack.optimizer_kernels is OptimizerKernels.FOREACH
+    assert stack.family is Family.DLRM
+    assert stack.fusions == {Fusion.NORM, Fusion.BIAS_ACTIVATION}
+    assert stack.overlaps == {Overlap.INPUT, Overlap.GRADIENT_REDUCTION}
+    assert stack.attention_kernels == {"default": "flash2", "hopper": "flash3"}
+    assert stack.matmul_dtypes == {DType.FP32: DType.TF32}
+    assert stack.loads_long is True
+    assert stack.kernel_time_ratio == {
+        "gemm": {"default": 2.0},
+        "memory": {"ampere": 3, "default": 4},
+    }
+    assert stack.residency is Residency.ROTATING
+    assert stack.habits == {Habit.DROPOUT}
+    assert stack.tables == TableHandling(
+        lookup_kernel="table_batched",
+        key_ns=9.0,
+        updates_all_rows=True,
+        sharder="row_wise",
+        key_dtype=DType.INT32,
+        has_all_keys=True,
+        key_traffic_bytes=1024,
+        vector_passes=1.5,
+    )
+    assert stack.loader == Loader(2_000.0, 3.0)
+    assert stack.compiled == Compiled(frozenset({Fusion.GELU}), 5.0)
+    assert stack.evidence == {"hopper": Evidence(7, 2, 3, 0.25)}
+
+
+def test_host_times_are_read_by_part_and_operator(files):
+    host = load_stack(files[0]).host
+    assert (host.between_operators_ns, host.launch_ns, host.wait_ns) == (8_000, 6_000, 4_000)
+    assert (host.launch_latency_ns, host.iteration_ns) == (2_000, 10_000)
+    assert host.operators == {"mm": {BEFORE: 30_000}, "addmm": {HostPart.LAUNCH: 1_000}}
+    assert host.default == {BEFORE: 20_000, AFTER: 12_000, HostPart.BETWEEN_LAUNCHES: 14_000}
+    # What an operator states goes first, then what is the same for all, then the default.
+    assert host.time("aten::mm", BEFORE).duration_ns == 30_000
+    assert not host.time("aten::mm", BEFORE).is_assumed
+    assert host.time("addmm", HostPart.LAUNCH).duration_ns == 1_000
+    assert host.time("mm", HostPart.LAUNCH).duration_ns == 6_000
+    assert not host.time("mm", HostPart.WAIT).is_assumed
+    assert host.time("mm", HostPart.BETWEEN_OPERATORS).duration_ns == 8_000
+    assert host.time("mm", AFTER).duration_ns == 12_000
+    assert host.time("mm", AFTER).is_assumed
+
+
+def test_what_is_taken_over_is_divided_and_what_is_stated_is_not(files):
+    stack = load_stack(files[1])
+    host = stack.host
+    # 8 us / 2; 5 us as stated; what the device adds to a launch is not the host's.
+    assert (host.between_operators_ns, host.launch_ns, host.wait_ns) == (4_000, 5_000, 2_000)
+    assert (host.launch_latency_ns, host.iteration_ns) == (2_000, 5_000)
+    assert host.operators == {"mm": {BEFORE: 15_000}, "addmm": {BEFORE: 9_000}}
+    assert host.default == {BEFORE: 10_000, AFTER: 7_000, HostPart.BETWEEN_LAUNCHES: 7_000}
+    assert stack.evidence == {}
+    assert stack.kernel_time_ratio["gemm"] == {"default": 2.0}
+    assert stack.name == "faster"
+
+
+def test_an_empty_table_of_operators_takes_over_none(files, tmp_path):
+    file = tmp_path / "captured.yaml"
+    file.write_text(
+        FASTER.format(base=files[0]).replace("  operators:\n    addmm", "  operators: {}\n  x")
+    )
+    with pytest.raises(CalibrationError, match=r"host\.x: unknown key"):
+        load_stack(file)
+    text = FASTER.format(base=files[0])
+    file.write_text(text[: text.index("  operators:")] + "  operators: {}\n...\n")
+    assert load_stack(file).host.operators == {}
+
+
+def test_a_compiled_stack_fuses_more_on_a_faster_host(files):
+    stack = load_stack(files[0])
+    compiled = stack.with_compiling()
+    assert compiled.execution is Execution.COMPILED
+    assert compiled.fusions == {Fusion.NORM, Fusion.BIAS_ACTIVATION, Fusion.GELU}
+    assert compiled.host.launch_ns == 1_200
+    assert compiled.host.between_operators_ns == 1_600
+    assert compiled.host.wait_ns == 800
+    assert compiled.host.launch_latency_ns == 2_000
+    assert compiled.host.iteration_ns == 2_000
+    assert compiled.host.operators["mm"] == {BEFORE: 6_000}
+    assert compiled.host.default[AFTER] == 2_400
+    assert compiled.with_compiling() is compiled
+
+
+def test_capabilities_answer_what_they_are_asked(files):
+    stack = load_stack(files[0])
+    assert stack.attention_kernel("hopper") == "flash3"
+    assert stack.attention_kernel("ampere") == "flash2"
+    assert stack.time_ratio("memory", "ampere") == 3
+    assert stack.time_ratio("memory", "hopper") == 4
+    assert stack.time_ratio("attention", "hopper") == 1
+    # A wider fusion brings narrower ones along, and never the other way round.
+    assert stack.fuses(Fusion.NORM)
+    assert stack.fuses(Fusion.GELU)
+    assert not stack.fuses(Fusion.ELEMENTWISE)
+    assert not stack.fuses(Fusion.SWIGLU)
+    assert stack.overlaps_with_compute(Overlap.INPUT)
+    assert not stack.overlaps_with_compute(Overlap.TENSOR_EXCHANGE)
+    assert stack.has(Habit.DROPOUT)
+    assert not stack.has(Habit.READS_LOSS)
+    assert not stack.sums_bias_gradients
+    assert not stack.unfuses_attention
+    assert stack.loader.load_ns(100) == 2_300
+    assert stack.tables.kernel_for("sgd") == "table_batched"
+    assert stack.tables.kernel_for("adagrad") == "fbgemm"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("default: flash2, ", "", "attention_kernels: must name a `default` kernel"),
+        ("before_launch: 20 us, ", "", "host.default: must state before_launch"),
+        ("after_launch: 12 us, ", "", "host.default: must state after_launch"),
+        (", between_launches: 14 us", "", "host.default: must state between_launches"),
+        ("wait: 4 us", "wait: -4 us", "host.wait: must be from 0 to"),
+        ("launch: 1 us", "lunch: 1 us", "host.operators.addmm.lunch: unknown part"),
+        ("aten::mm: {before_launch: 30 us}", "aten::mm: 30 us", "host.operators.aten::mm"),
+        ("rows: 7, ", "", "evidence.hopper: must state rows, sources, hosts, spread"),
+        ("spread: 0.25", "spread: -1", "evidence.hopper: must be a number from 0"),
+        ("host_speed_ratio: 5", "host_speed_ratio: 0", "compiled.host_speed_ratio"),
+        ("host_speed_ratio: 5", "speed: 5", "compiled.speed: unknown key"),
+        ("residency: rotating", "residency: hot", "residency: must be one of"),
+        ("lookup_kernel: table_batched", "lookup_kernel: [1]", "tables.lookup_kernel"),
+        ("key_traffic: 1 KiB", "key_traffic: 1024", "tables.key_traffic"),
+        ("sharder: row_wise", "sharder: none", "tables.sharder: must be one of"),
+        ("vector_passes: 1.5", "vector_passes: -1", "tables.vector_passes"),
+        ("key_dtype: int32", "key_dtype: int33", "tables.key_dtype"),
+        ("gemm: 2", "gemm: true", "kernel_time_ratio.gemm"),
+        ("{fp32: tf32}", "{fp32: fp99}", "matmul_dtypes"),
+        ("loads_long: true", "loads_long: 1", "loads_long: must be true or false"),
+        ("fusions: [norm", "fusions: [norms", r"fusions\[0\]"),
+        ("source: made up", "source: 5", "source: must be a text"),
+        ("family: dlrm", "family: cnn", "family: must be one of"),
+    ],
+)
+def test_a_fault_is_named_with_its_place(tmp_path, before, after, fault):
+    assert before in BASE
+    file = tmp_path / "wrong.yaml"
+    file.write_text(BASE.replace(before, after, 1))
+    with pytest.raises(CalibrationError, match=fault):
+        load_stack(file)
