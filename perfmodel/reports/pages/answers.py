@@ -212,7 +212,8 @@ def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
             + ("fastest" if best.tally.is_proven else "the fastest found"),
             is_good=True,
             answer=format_duration(best.best.time_ns),
-            beside=f"per iteration on {best.rank_count} GPUs, {_interval_words(best.best.interval)}",
+            beside=f"per iteration on {best.rank_count} GPUs, "
+            f"{_interval_words(best.best.interval)}",
             facts=best.reasons,
         ),
         sections=(
