@@ -189,6 +189,16 @@ def compare(
         return compare_scenarios(filled, executor=place, on_phase=on_phase)
 
 
+def name_jobs(
+    folders: Sequence[str | Path], *, topology: str, stack: str | None = None
+) -> dict[str, JobScenario]:
+    """The jobs in *folders* on one machine, by the names of their folders: for `compare`."""
+    return {
+        Path(folder).name: JobScenario(str(folder), topology=topology, stack=stack)
+        for folder in folders
+    }
+
+
 def _filled(named: NamedScenario, on_phase: OnPhase) -> NamedScenario:
     """With a layout where it is left open, as `predict` does; a fault is found when it is asked."""
     from perfmodel.base.errors import PerfModelError

@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.base.shown import Shown
-from perfmodel.base.units import format_duration, format_size
+from perfmodel.base.units import NS_PER_HOUR, format_duration, format_size
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
@@ -34,7 +34,6 @@ from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster, build_cluster, load_topology
 
 REPLAYED_AT_ONCE = 8
-NS_PER_HOUR = 3.6e12
 TIE_PROBABILITY = 0.6
 """A layout that beats the next one less surely than this is tied with it."""
 
@@ -114,12 +113,13 @@ class RankedLayout:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many layouts there were and what became of them."""
+    """How many layouts there were and what became of them; *untried* when time was up."""
 
     considered: int
     too_large: int
     replayed: int
     pruned: int
+    untried: int
     is_proven: bool
 
 
@@ -208,6 +208,7 @@ def _search(
         queue, _judge_with(setting, asked, executor), question.top, deadline_s, on_phase
     )
     ranked = _order(replayed)[: question.top]
+    above = [bound_ns for bound_ns, _ in queue[len(replayed) :] if bound_ns >= ranked[0].time_ns]
     return LayoutRanking(
         question=question,
         hosts=hosts,
@@ -219,7 +220,8 @@ def _search(
             considered=len(everything),
             too_large=len(everything) - len(fitting),
             replayed=len(replayed),
-            pruned=len(fitting) - len(replayed),
+            pruned=len(above),
+            untried=len(fitting) - len(replayed) - len(above),
             is_proven=is_proven,
         ),
         reasons=_reasons(setting, ranked),
