@@ -10,18 +10,20 @@ an event of an earlier iteration becomes a dependency over that distance.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfmodel.emulation.host_names import aten_name, host_operator
 from perfmodel.emulation.rank_record import Call, CallType, RankRecord
 from perfmodel.emulation.windows import Windows
 from perfmodel.emulation.works import works_of
 from perfmodel.graph.builder import MOST_DISTANCE, Dependency, ProgramBuilder, Tables
-from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, Op
+from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, MemoryBound, Op
 from perfmodel.graph.program import Anchor, LaneKind, Program, Role
 
 LOADED_AHEAD = 2
 """Batches that a loader with workers has ready."""
+_ACCUMULATION = "AccumulateGrad"
+"""How the name of a node ends that adds to the gradient of a parameter."""
 _COPIES = frozenset({"host_to_device", "device_to_host"})
 
 
@@ -157,7 +159,7 @@ class _Writer:
                 if not is_first:
                     self._current.pieces.append((name, HostPart.BETWEEN_LAUNCHES))
                 is_first = False
-                self._launch(work, stream, name, label)
+                self._launch(_named(work, name), stream, name, label)
         self._current.pieces.append((name, HostPart.AFTER_LAUNCH))
 
     def _write_other(self, kind: CallType, what: int, thread: int, stream: int) -> None:
@@ -326,3 +328,10 @@ def _lane_kinds(
 
 def _belongs(call: Call, thread: int, operator: int) -> bool:
     return call[0] in (CallType.KERNEL, CallType.NOTE) and call[2:5:2] == (thread, operator)
+
+
+def _named(work: Op, node: str) -> Op:
+    """*work* of the node *node*: gradients are summed up outside of what a compiler joins."""
+    if isinstance(work, MemoryBound) and node.endswith(_ACCUMULATION):
+        return replace(work, operator="accumulate")
+    return work

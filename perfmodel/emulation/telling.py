@@ -59,6 +59,12 @@ def tell(
             f"the script was stopped at its first device call after {first.step_count} optimizer "
             "steps; --run-on lets it finish."
         )
+    later_s = [seconds for record in records.values() for seconds in record.step_cpu_s[1:]]
+    if later_s:
+        notices.append(
+            "an iteration after the first took at most "
+            f"{max(later_s):.2f} s of processor time a rank."
+        )
     return EmulatedJob(
         name=Path(request.script).stem,
         source=source,

@@ -13,6 +13,7 @@ from typing import Any
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import format_size
+from perfmodel.costs.measured_kernels import UnsupportedRow
 from perfmodel.validation.runs_question import read_scenario
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import SCHEMA_VERSION
@@ -55,6 +56,7 @@ class FitBoard:
     """All verdicts, counted together and by framework and number of stages."""
 
     verdicts: tuple[FitVerdict, ...]
+    unsupported: tuple[UnsupportedRow, ...] = ()
 
     @property
     def scores(self) -> tuple[FitScore, ...]:
@@ -68,7 +70,8 @@ class FitBoard:
     def lines(self) -> list[str]:
         """The table as text."""
         head = f"{'group':28} {'failed':>7} {'caught':>7} {'ran':>6} {'false':>6} {'balanced':>9}"
-        return [head, *(_line(score) for score in self.scores)]
+        unread = [f"not judged: row {one.row}: {one.reason}" for one in self.unsupported]
+        return [head, *(_line(score) for score in self.scores), *unread]
 
     def to_json(self) -> dict[str, Any]:
         """The table and every verdict as plain values."""
@@ -79,6 +82,7 @@ class FitBoard:
                 {**asdict(score), "balanced_accuracy_pct": score.balanced_accuracy_pct}
                 for score in self.scores
             ],
+            "unsupported": [asdict(one) for one in self.unsupported],
             "rows": [asdict(verdict) for verdict in self.verdicts],
         }
 
@@ -87,7 +91,11 @@ def judge_fits(tables: Sequence[RunTable]) -> FitBoard:
     """A verdict for each row that failed, and for those of its source that ran."""
     rows = [row for table in tables for row in table.rows]
     sources = {row.text("source") for row in rows if row.measured_s is None}
-    return FitBoard(tuple(_judge(row) for row in rows if row.text("source") in sources))
+    asked = [row for row in rows if row.text("source") in sources]
+    return FitBoard(
+        tuple(_judge(row) for row in asked if not row.faults),
+        tuple(UnsupportedRow(str(row.name), "; ".join(row.faults)) for row in asked if row.faults),
+    )
 
 
 def _count(group: str, verdicts: Iterable[FitVerdict]) -> FitScore:

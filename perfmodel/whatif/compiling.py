@@ -1,19 +1,28 @@
 """Compiling: eager kernels joined as a compiler joins them.
 
-Pointwise kernels that follow each other on a stream, each reading what the one before
-wrote, become one; a norm, softmax or sum may be one of them. Only the first reads its
-input and only the last writes, beside what a later one reads from elsewhere.
-Leaves out: kernels that are not neighbours, and products with epilogues.
+Between two products, a pointwise kernel joins the one that wrote what it reads, also if
+a few others stand between them; a norm, softmax or sum may be one of them. Who wrote what
+is told by sizes: as many bytes, or as many elements where a kernel has several inputs.
+Only the first reads its input and only the last writes, but for
+
+* what a later one reads from elsewhere;
+* the sum before a norm, or behind its backward pass: the residual stream goes on beside it;
+* the sums over rows of a norm's backward pass, a kernel of its own that works its inputs
+  out again;
+* the logarithms of a softmax of which only those of the targets are taken: nobody needs
+  the others, and the backward pass works them out again.
+
+Leaves out: products with epilogues, and what joins across products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
+from perfmodel.base.dtypes import BITS_PER_BYTE
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import MemoryBound, Op
 from perfmodel.graph.program import PLAIN, LaneKind
@@ -21,21 +30,33 @@ from perfmodel.whatif.fusion import find_runs, keep_first
 from perfmodel.whatif.job_draft import JobDraft, edit_programs
 from perfmodel.whatif.program_draft import ProgramDraft
 
-POINTWISE = frozenset(
+_COMBINING = frozenset(
     {
-        "add", "sub", "mul", "div", "pow", "scale", "relu", "relu_backward", "gelu",
-        "gelu_backward", "silu", "silu_backward", "tanh", "sigmoid", "dropout",
-        "dropout_backward", "cast", "copy", "residual_add", "bias_add", "mask", "swiglu",
+        "add", "sub", "mul", "div", "relu_backward", "gelu_backward", "silu_backward",
+        "dropout_backward", "residual_add", "bias_add", "mask", "swiglu",
     }
 )  # fmt: skip
-REDUCING = frozenset(
-    {
-        "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward", "softmax",
-        "softmax_backward", "log_softmax", "log_softmax_backward", "batch_norm",
-        "batch_norm_backward", "reduction",
-    }
-)  # fmt: skip
+"""Pointwise kernels that read more than one tensor."""
+_UNARY = frozenset(
+    {"scale", "pow", "relu", "gelu", "silu", "tanh", "sigmoid", "dropout", "cast", "copy", "zero"}
+)
+_NORMS = frozenset({"layer_norm", "rms_norm", "batch_norm"})
+_NORMS_BACKWARD = frozenset(f"{norm}_backward" for norm in _NORMS)
+_SOFTMAXES_BACKWARD = frozenset({"softmax_backward", "log_softmax_backward"})
+_REDUCING = _NORMS | _NORMS_BACKWARD | _SOFTMAXES_BACKWARD | {"softmax", "log_softmax", "reduction"}
 """Kernels that a compiler joins with the pointwise ones around them, one per kernel."""
+_SEVERAL_INPUTS = _COMBINING | _NORMS_BACKWARD | _SOFTMAXES_BACKWARD
+_LOGARITHMS = frozenset({"log_softmax"})
+_SUMS = frozenset({"add", "residual_add"})
+_PICKING = frozenset({"gather"})
+_LOOK_BACK = 4
+"""Kernels that may stand between one that writes and one that reads."""
+_ON_CHIP_ROW = 1024
+"""Longer rows are read once for each of the two numbers that a softmax needs: largest and sum."""
+_PICKED_RATIO = 1 / 16
+"""A kernel that touches less of a tensor only picks some of it."""
+_SIZE_TOLERANCE = 0.02
+"""Statistics and weights of a norm are small beside what it is applied to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +68,10 @@ class Compile:
         """What is taken for granted."""
         return (
             (
-                "Eager kernels are joined as a compiler does: pointwise kernels that follow each "
-                "other, at most one norm, softmax or sum among them, are one that reads what the "
-                "first read and writes what the last wrote."
+                "Eager kernels are joined as a compiler does: pointwise kernels between two "
+                "products that hand on what they write, at most one norm, softmax or sum among "
+                "them, are one; it reads what comes from elsewhere and writes what goes elsewhere, "
+                "told by sizes."
             ),
         )
 
@@ -63,48 +85,109 @@ def _edit(draft: JobDraft, program: ProgramDraft) -> None:
     found = [
         number
         for number, task in program.tasks.items()
-        if is_compute[task.lane] and task.slot == PLAIN and _word(draft.op_at(task.op))
+        if is_compute[task.lane] and task.slot == PLAIN and _is_joined(draft.op_at(task.op))
     ]
     chains = []
     for run in find_runs(program, found, program.program):
         works = [draft.op_at(program.tasks[number].op) for number in run]
-        for start, stop in _chains([work for work in works if isinstance(work, MemoryBound)]):
-            joined = join_works(works[start:stop])  # type: ignore[arg-type]  # all memory-bound
-            program.tasks[run[start]].op = draft.op(joined)
-            chains.append(run[start:stop])
+        for chain in join_works([work for work in works if isinstance(work, MemoryBound)]):
+            chains.append([run[place] for place in chain.places])
+            program.tasks[chains[-1][0]].op = draft.op(chain.work)
     keep_first(program, chains)
 
 
-def _word(op: Op) -> str:
-    if isinstance(op, MemoryBound) and op.operator in POINTWISE | REDUCING:
-        return op.operator
-    return ""
+def _is_joined(op: Op) -> bool:
+    words = _COMBINING | _UNARY | _REDUCING | _PICKING
+    return isinstance(op, MemoryBound) and op.operator in words
 
 
-def _chains(works: Sequence[MemoryBound]) -> list[tuple[int, int]]:
-    """Places of neighbours that hand on what they write, two or more each."""
-    chains, start, has_reduced = [], 0, False
+@dataclass(slots=True)
+class Chain:
+    """Kernels that become one: *places* in their run, what it reads, and writes beside its end."""
+
+    places: list[int]
+    works: list[MemoryBound]
+    read_bytes: int
+    kept_bytes: int = 0
+
+    @property
+    def work(self) -> MemoryBound:
+        """The one kernel."""
+        named = next((work for work in self.works if work.operator in _REDUCING), self.works[0])
+        return replace(
+            named,
+            read_bytes=self.read_bytes,
+            write_bytes=self.works[-1].write_bytes + self.kept_bytes,
+            flops=sum(work.flops for work in self.works),
+        )
+
+    def hands_to(self, work: MemoryBound) -> bool:
+        """Whether *work* reads what this chain writes, as far as sizes tell."""
+        last = self.works[-1]
+        if work.operator in _PICKING:
+            touched_bytes = work.read_bytes + work.write_bytes
+            is_picked = touched_bytes < last.write_bytes * _PICKED_RATIO
+            return is_picked and self._has(_LOGARITHMS)
+        if work.operator in _REDUCING and self._has(_REDUCING):
+            return False
+        if _is_about(_handed_bytes(last), work.read_bytes):
+            return True
+        return (
+            work.operator in _SEVERAL_INPUTS
+            and _handed_bytes(last) < work.read_bytes
+            and _is_about(_elements(last), _elements(work))
+        )
+
+    def add(self, place: int, work: MemoryBound) -> None:
+        """Let *work* be the last."""
+        last = self.works[-1]
+        if work.operator in _PICKING:
+            row_length = max(before.row_length for before in self.works)
+            self.read_bytes *= 2 if row_length > _ON_CHIP_ROW else 1
+        else:
+            self.read_bytes += max(work.read_bytes - _handed_bytes(last), 0)
+        goes_on = work.operator in _NORMS or self._has(_NORMS_BACKWARD)
+        if last.operator in _SUMS and goes_on:
+            self.kept_bytes += last.write_bytes
+        self.places.append(place)
+        self.works.append(work)
+
+    def _has(self, words: frozenset[str]) -> bool:
+        return any(work.operator in words for work in self.works)
+
+
+def join_works(works: Sequence[MemoryBound]) -> list[Chain]:
+    """The kernels that are left of *works*, which follow each other on a stream."""
+    chains: list[Chain] = []
     for place, work in enumerate(works):
-        is_reducing = work.operator in REDUCING
-        before = works[place - 1] if place > start else None
-        hands_on = before is not None and 0 < before.write_bytes <= work.read_bytes
-        if not hands_on or (is_reducing and has_reduced):
-            chains.append((start, place))
-            start, has_reduced = place, False
-        has_reduced = has_reduced or is_reducing
-    chains.append((start, len(works)))
-    return [(first, stop) for first, stop in chains if stop - first > 1]
+        near = [chain for chain in reversed(chains) if place - chain.places[-1] <= _LOOK_BACK]
+        norm = next((chain for chain in near if _sums_rows(work, chain)), None)
+        if norm is not None:
+            chains.append(Chain([place], [work], norm.read_bytes))
+            continue
+        before = next((chain for chain in near if chain.hands_to(work)), None)
+        if before is None:
+            chains.append(Chain([place], [work], work.read_bytes))
+        else:
+            before.add(place, work)
+    return chains
 
 
-def join_works(works: Sequence[MemoryBound]) -> MemoryBound:
-    """The one kernel that does what *works* do in a row."""
-    read = works[0].read_bytes
-    for before, after in pairwise(works):
-        read += after.read_bytes - before.write_bytes
-    named = next((work for work in works if work.operator in REDUCING), works[0])
-    return replace(
-        named,
-        read_bytes=read,
-        write_bytes=works[-1].write_bytes,
-        flops=sum(work.flops for work in works),
-    )
+def _sums_rows(work: MemoryBound, chain: Chain) -> bool:
+    """Whether *work* is the second kernel of a norm's backward pass, which reads the same."""
+    last = chain.works[-1]
+    is_second = work.operator == "reduction" and last.operator in _NORMS_BACKWARD
+    return is_second and work.read_bytes == last.read_bytes
+
+
+def _elements(work: MemoryBound) -> float:
+    return _handed_bytes(work) * BITS_PER_BYTE / work.dtype.size_bits
+
+
+def _handed_bytes(work: MemoryBound) -> int:
+    """What *work* writes for others; a dropout writes a mask beside it."""
+    return work.read_bytes if work.operator == "dropout" else work.write_bytes
+
+
+def _is_about(one: float, other: float) -> bool:
+    return one > 0 and abs(one - other) <= _SIZE_TOLERANCE * other

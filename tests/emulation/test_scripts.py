@@ -106,6 +106,10 @@ def test_features_of_torch_cuda_run_and_the_script_may_finish(emulated):
     assert run.code == 0, run.stderr
     assert run.stdout.splitlines()[-1] == "done"
     assert run.job.facts.stack == "torch_compile"
+    words = [op.operator for op in run.ops() if isinstance(op, MemoryBound)]
+    # Weight and bias of the head, whose gradients come twice in an iteration.
+    assert words.count("accumulate") == 2
+    assert "s of processor time a rank" in run.stderr
 
 
 def test_updates_by_hand_and_rare_operators_are_recorded(emulated):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.base.errors import WorkloadError
-from perfmodel.stacks.choice import Claim, choose_stack, list_frameworks
+from perfmodel.base.errors import CalibrationError, WorkloadError
+from perfmodel.stacks.choice import Claim, _read_claim, choose_stack, list_frameworks
 from perfmodel.stacks.profiles import list_stacks, load_stack
 from perfmodel.stacks.stack import Family
 from perfmodel.workloads import build_job, load_workload
@@ -53,3 +53,39 @@ def test_a_stack_of_another_family_is_refused():
 def test_a_stack_states_at_most_four_fitted_constants():
     for name in list_stacks():
         assert len(load_stack(name).kernel_time_ratio) <= 4, name
+
+
+def test_a_claim_covers_its_placement_and_releases_up_to_their_borders():
+    placed = Claim.model_validate({"framework": "any", "placement": "rows"})
+    assert placed.covers("", "rows")
+    assert not placed.covers("", "columns")
+    assert not placed.covers("", "")
+    assert not placed.has_releases
+    since = Claim.model_validate({"framework": "any", "from": "2.0"})
+    assert since.has_releases
+    assert since.covers("2.0", "")
+    assert since.covers("3", "anything")
+    assert not since.covers("1.9", "")
+    before = Claim.model_validate({"framework": "any", "before": "2.0"})
+    assert before.has_releases
+    assert before.covers("1.9", "")
+    assert not before.covers("2.0", "")
+    assert not before.covers("dev", "")
+    everything = Claim.model_validate({"framework": "any"})
+    assert everything.covers("", "")
+    assert everything.covers("dev", "rows")
+
+
+def test_the_generic_stack_may_be_named_and_still_says_so():
+    chosen = choose_stack("generic", family=Family.TRANSFORMER)
+    assert chosen.stack.name == "generic"
+    assert "has no stack of its own" in chosen.assumptions[0]
+    assert "not stated" in choose_stack("", family=Family.DLRM).assumptions[0]
+    assert choose_stack("nanotron", family=Family.TRANSFORMER).assumptions == ()
+    assert "'abacus'" in choose_stack("abacus", family=Family.DLRM).assumptions[0]
+
+
+def test_a_claim_that_says_something_else_is_refused():
+    for entry in ({"framework": ""}, {"framework": 5}, {"framework": "any", "until": "3"}, 7):
+        with pytest.raises(CalibrationError, match=r"nobody.yaml: stands_for\[2\]"):
+            _read_claim(entry, "nobody.yaml: stands_for[2]")

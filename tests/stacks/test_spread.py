@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+
+import pytest
 
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.spread import find_spread, load_spread
-from perfmodel.stacks.stack import Evidence
+from perfmodel.stacks.stack import Evidence, Family
 
 PLAIN = replace(load_stack("generic"), evidence={})
 KNOWN = replace(PLAIN, evidence={"hopper": Evidence(rows=40, sources=2, hosts=4, spread=0.08)})
@@ -28,7 +31,7 @@ def test_hosts_beyond_the_evidence_widen_the_interval():
     # Two doublings beyond four hosts, beside the spread itself.
     further = 2 * load_spread().transformer.per_doubling
     assert near.relative_sigma == 0.08
-    assert far.relative_sigma == (0.08**2 + further**2) ** 0.5
+    assert far.relative_sigma == pytest.approx(math.hypot(0.08, further))
     assert "16 hosts are beyond the 4" in far.sentence
 
 
@@ -44,3 +47,40 @@ def test_experts_are_as_unsure_as_runs_with_experts_were():
     experts = find_spread(KNOWN, architecture="hopper", hosts=1, has_experts=True)
     assert dense.relative_sigma < experts.relative_sigma == load_spread().transformer.experts
     assert "experts" in experts.sentence
+
+
+def test_recommendation_models_have_a_spread_of_their_own():
+    known = load_spread()
+    of_dlrm = find_spread(replace(PLAIN, family=Family.DLRM), architecture="hopper", hosts=1)
+    of_transformer = find_spread(
+        replace(PLAIN, family=Family.TRANSFORMER), architecture="hopper", hosts=1
+    )
+    of_both = find_spread(replace(PLAIN, family=None), architecture="hopper", hosts=1)
+    assert of_dlrm.relative_sigma == known.dlrm.no_runs
+    assert of_transformer.relative_sigma == of_both.relative_sigma == known.transformer.no_runs
+
+
+def test_another_chip_is_no_surer_than_the_chips_that_are_known():
+    wide = replace(PLAIN, evidence={"hopper": Evidence(rows=4, sources=1, hosts=1, spread=5.0)})
+    assert find_spread(wide, architecture="ampere", hosts=1).relative_sigma == 5.0
+    other = find_spread(KNOWN, architecture="ampere", hosts=1)
+    assert other.relative_sigma == max(0.08, load_spread().transformer.other_chip)
+    assert (
+        "4 runs of 1 source on hopper" in find_spread(wide, architecture="hopper", hosts=1).sentence
+    )
+
+
+def test_hosts_are_counted_against_the_most_that_any_evidence_has():
+    two = replace(
+        KNOWN,
+        evidence={
+            "hopper": Evidence(rows=40, sources=2, hosts=4, spread=0.08),
+            "ampere": Evidence(rows=40, sources=2, hosts=16, spread=0.08),
+        },
+    )
+    assert find_spread(two, architecture="hopper", hosts=16).relative_sigma == 0.08
+    # Without evidence one host is what is covered: a doubling to two.
+    alone = load_spread().transformer
+    far = find_spread(PLAIN, architecture="hopper", hosts=2)
+    assert far.relative_sigma == pytest.approx(math.hypot(alone.no_runs, alone.per_doubling))
+    assert "beyond the 1 that" in far.sentence

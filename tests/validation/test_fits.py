@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.stacks.stack import Family
 from perfmodel.validation.fits import FitBoard, FitVerdict, judge_fits
-from perfmodel.validation.runs_table import load_runs
+from perfmodel.validation.runs_table import load_runs, required_columns
 
 
 def test_balanced_accuracy_by_hand():
@@ -26,3 +27,14 @@ def test_failed_runs_are_told_from_those_that_ran(shared_data):
     assert (overall.failed, overall.ran) == (568, 1075)
     assert overall.balanced_accuracy_pct is not None
     assert overall.balanced_accuracy_pct > 91.5
+
+
+def test_a_row_that_cannot_be_read_is_named_and_not_judged(tmp_path):
+    file = tmp_path / "runs.csv"
+    heading = ",".join(required_columns(Family.TRANSFORMER))
+    cells = heading.replace("iter_time_s", "")
+    file.write_text(f"{heading},pp\n{cells},pp\n")
+    board = judge_fits([load_runs(file)])
+    assert board.verdicts == ()
+    assert [one.row for one in board.unsupported] == ["id" if "id" in heading.split(",") else "0"]
+    assert "not judged: row" in board.lines()[-1]

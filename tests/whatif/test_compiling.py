@@ -9,9 +9,19 @@ from perfmodel.graph.ops import Gemm, HostPart, HostWork, MemoryBound
 from perfmodel.graph.program import LaneKind
 from perfmodel.whatif.compiling import Compile, join_works
 
+M = 1_000_000
 
-def kernel(word, read, write):
-    return MemoryBound(word, read, write, DType.BF16)
+
+def kernel(word, read, write, dtype=DType.BF16, row_length=0):
+    return MemoryBound(word, read, write, dtype, row_length=row_length)
+
+
+def fp32(word, read, write, row_length=0):
+    return kernel(word, read, write, DType.FP32, row_length)
+
+
+def joined(*works):
+    return [chain.work for chain in join_works(works)]
 
 
 def job_of(*kernels):
@@ -35,7 +45,7 @@ def kernels_of(job):
 def test_a_chain_reads_once_and_writes_once():
     # add reads two tensors of 8 bytes, gelu one more, dropout writes a mask of 4 beside it.
     chain = [kernel("add", 16, 8), kernel("gelu", 8, 8), kernel("dropout", 8, 12)]
-    assert join_works(chain) == kernel("add", 16, 12)
+    assert joined(*chain) == [kernel("add", 16, 12)]
 
 
 def test_chains_end_at_products_and_their_launches_go():
@@ -57,3 +67,59 @@ def test_chains_end_at_products_and_their_launches_go():
 def test_kernels_that_do_not_hand_on_what_they_write_stay_apart():
     before = job_of(kernel("cast", 4, 64), kernel("cast", 8, 4))
     assert kernels_of(Compile().apply(before)) == kernels_of(before)
+
+
+# 10 M activations of which 2 bytes each come out of a product, a residual stream of 4 bytes each,
+# a weight of 1 M numbers that is cast between them. Bytes are counted by hand.
+
+
+def test_a_residual_sum_is_written_beside_what_its_norm_becomes():
+    before = [
+        fp32("add", 60 * M, 40 * M), fp32("layer_norm", 40 * M, 40 * M + 100_000, 1000),
+        kernel("cast", 4 * M, 2 * M), kernel("cast", 40 * M, 20 * M),
+    ]  # fmt: skip
+    assert joined(*before) == [
+        # Reads product (20) and stream (40); writes the stream (40) and the norm in bf16 (20).
+        fp32("layer_norm", 60 * M, 60 * M, 1000),
+        kernel("cast", 4 * M, 2 * M),
+    ]
+
+
+def test_a_norms_backward_pass_takes_its_casts_and_the_residual_gradient_in():
+    before = [
+        fp32("cast", 20 * M, 40 * M), fp32("cast", 2 * M, 4 * M),
+        fp32("layer_norm_backward", 80 * M, 40 * M, 1000), fp32("reduction", 80 * M, 8000, 1000),
+        fp32("add", 80 * M, 40 * M), kernel("cast", 40 * M, 20 * M),
+    ]  # fmt: skip
+    assert joined(*before) == [
+        # Reads gradient (20), input (40), the stream's gradient (40); writes that (40), bf16 (20).
+        fp32("layer_norm_backward", 100 * M, 60 * M, 1000),
+        fp32("cast", 2 * M, 4 * M),
+        # The gradient in bf16 and the norm's input once more.
+        fp32("reduction", 60 * M, 8000, 1000),
+    ]
+
+
+def test_a_cross_entropy_reads_logits_and_writes_their_gradient_only():
+    # 1,000 rows of 10,000 logits.
+    forward = [
+        kernel("log_softmax", 20 * M, 20 * M, row_length=10_000), fp32("cast", 20 * M, 40 * M),
+        fp32("gather", 8_000, 4),
+    ]  # fmt: skip
+    assert joined(*forward) == [kernel("log_softmax", 40 * M, 4, row_length=10_000)]
+    backward = [
+        fp32("zero", 0, 40 * M), kernel("cast", 40 * M, 20 * M),
+        kernel("log_softmax_backward", 40 * M, 20 * M, row_length=10_000),
+    ]  # fmt: skip
+    assert joined(*backward) == [kernel("log_softmax_backward", 20 * M, 20 * M, row_length=10_000)]
+
+
+def test_kernels_far_apart_or_of_other_sizes_are_left_alone():
+    casts = [kernel("cast", size * M, size * M // 2) for size in (4, 8, 12, 24, 56)]
+    apart = [kernel("gelu", 40 * M, 40 * M), *casts, kernel("relu", 40 * M, 40 * M)]
+    assert joined(*apart) == apart
+    lookup = [kernel("gelu", 40 * M, 40 * M), kernel("gather", 40 * M, 40 * M)]
+    assert joined(*lookup) == lookup
+    accumulated = [fp32("cast", 2 * M, 4 * M), fp32("accumulate", 8 * M, 4 * M)]
+    program = Compile().apply(job_of(*accumulated))
+    assert kernels_of(program) == accumulated

@@ -7,6 +7,7 @@ off. Recurrent layers go to cuDNN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,7 +79,9 @@ def _recurrent(mode: int) -> tuple[Kernel, Kernel]:
     """The padded and the packed form of a recurrent layer, by cuDNN's operator."""
 
     def run(x: Tensor, state: Any, params: list[Tensor], *, words: dict[str, Any]) -> Any:
-        hidden, cell = (state[0], state[1]) if mode == _LSTM else (state, None)
+        x, *params = _autocast([x, *params])
+        hidden, *cells = _autocast(state if mode == _LSTM else [state])
+        cell = cells[0] if cells else None
         weights_per_layer = 4 if words["has_biases"] else 2
         recurrent_size = params[1].shape[1]
         projection = hidden.shape[-1] if hidden.shape[-1] != recurrent_size else 0
@@ -113,6 +116,14 @@ def _recurrent(mode: int) -> tuple[Kernel, Kernel]:
         return run(x, state, params, words=words)
 
     return padded, packed
+
+
+def _autocast(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What autocast makes of the tensors of a recurrent layer; only a CUDA build knows."""
+    if not torch.is_autocast_enabled("cuda"):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype("cuda")
+    return [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors]
 
 
 def choice_kernels() -> dict[str, Kernel]:

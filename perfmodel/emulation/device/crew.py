@@ -6,6 +6,8 @@ import, in time and in memory.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
 import sys
@@ -29,6 +31,9 @@ READY = "ready"
 CODES = "codes.json"
 _GRACE_S = 3.0
 """How long other ranks may go on after one has failed."""
+_M_MMAP_THRESHOLD = -3
+_RETURNED_BYTES = 1 << 20
+"""Larger pieces of the host's memory go back as soon as they are free."""
 
 
 def main() -> NoReturn:
@@ -39,6 +44,7 @@ def main() -> NoReturn:
         sys.exit(1)
     folder = Path(order.folder)
     (folder / READY).touch()
+    _share_memory()
     children: dict[int, int] = {}
     for rank in order.ranks:
         sys.stdout.flush()
@@ -62,6 +68,15 @@ def _make_gpu(order: CrewOrder) -> VirtualGpu:
     registration.register()
     _KEPT.append(registration)
     return gpu
+
+
+def _share_memory() -> None:
+    """Let ranks share what is loaded so far, and give back what they free."""
+    # A collection would write into every object, and each rank would have a copy of its own.
+    gc.collect()
+    gc.freeze()
+    # Without a fixed threshold the allocator keeps ever larger pieces once one was freed.
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _RETURNED_BYTES)
 
 
 _KEPT: list[object] = []

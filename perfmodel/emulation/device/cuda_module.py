@@ -19,6 +19,7 @@ from torch._dynamo import trace_rules
 
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
 from perfmodel.emulation.device.streams import device_index, make_stream_types, synchronize
+from perfmodel.emulation.device.tensor_types import install_tensor_types
 
 CUDA_VERSION = "12.8"
 CUDNN_VERSION = 91_002
@@ -47,6 +48,10 @@ class CudaModule:
         self._install_core()
         self._install_pinning()
         _install_scatter()
+        _install_profiler()
+        install_tensor_types()
+        # Evaluation without it takes the same layers one by one; nested tensors are not covered.
+        torch.backends.mha.set_fastpath_enabled(False)
 
     def set_device(self, device: Any) -> None:
         """Make *device* the current one of this thread.
@@ -106,6 +111,8 @@ class CudaModule:
             can_device_access_peer=_always(True),
             utilization=_always(100),
         )
+        for module in (cuda, cuda.profiler):
+            _replace(module, cudart=_always(_Runtime()), check_error=_ignore)
 
     def _install_streams(self) -> None:
         gpu, cuda = self._gpu, torch.cuda
@@ -245,6 +252,8 @@ class CudaModule:
             _cuda_maybeExchangeDevice=lambda index: _exchange_device(gpu, index),
             _cuda_getDefaultStream=lambda device: (0, device, 1),
             _cuda_record_memory_history=_ignore,
+            _cuda_memorySnapshot=lambda *_: {"segments": [], "device_traces": []},
+            _cuda_hostMemoryStats=dict,
             _cuda_cudaHostAllocator=lambda: 0,
         )
         torch.version.cuda = CUDA_VERSION
@@ -284,6 +293,15 @@ def _always(answer: Any) -> Callable[..., Any]:
 
 def _ignore(*_: Any, **__: Any) -> None:
     """What has no meaning on this device."""
+
+
+class _Runtime:
+    """`torch.cuda.cudart()`: every call succeeds and does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith("cuda"):
+            raise AttributeError(name)
+        return _always(0)
 
 
 def _exchange_device(gpu: VirtualGpu, index: int) -> int:
@@ -339,6 +357,19 @@ def _make_stream_context(gpu: VirtualGpu) -> type[Any]:
             gpu.recorder.state().stream.value = self._old
 
     return StreamContext
+
+
+def _install_profiler() -> None:
+    """A profiler in the script sees the host only: there is nothing to ask about the device."""
+    kind, states = torch.autograd.profiler.profile, torch.autograd.ProfilerState
+    original = kind.__init__
+
+    def start(profiler: Any, *args: Any, **kwargs: Any) -> None:
+        original(profiler, *args, **kwargs)
+        if profiler.profiler_kind is states.KINETO_GPU_FALLBACK:
+            profiler.profiler_kind = states.KINETO
+
+    kind.__init__ = start
 
 
 def _install_scatter() -> None:

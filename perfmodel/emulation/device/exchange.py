@@ -18,6 +18,7 @@ from torch import Tensor
 
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.places import script_line
+from perfmodel.emulation.device.turns import Turns
 from perfmodel.emulation.device.values import MOST_KEPT
 
 _UNKNOWN = b""
@@ -35,6 +36,7 @@ class Exchange:
     rank: int
     crew: frozenset[int]
     store: Any
+    turns: Turns
     on_missing: int
     _counts: Counter[str] = field(default_factory=Counter)
 
@@ -54,7 +56,7 @@ class Exchange:
         others = [rank for rank in members if rank in self.crew and rank != self.rank]
         if others:
             self.store.set(f"{topic}/{number}/{self.rank}", _pack(value))
-        told = {rank: _unpack(self.store.get(f"{topic}/{number}/{rank}"), dtype) for rank in others}
+        told = {rank: _unpack(self._wait(f"{topic}/{number}/{rank}"), dtype) for rank in others}
         return [told.get(rank, value) for rank in members]
 
     def from_source(
@@ -70,7 +72,7 @@ class Exchange:
         if source not in self.crew:
             self.gpu.recorder.stand_in("value of a rank that is not emulated")
             return value
-        return _unpack(self.store.get(key), dtype)
+        return _unpack(self._wait(key), dtype)
 
     def send(self, topic: str, target: int, tensor: Tensor) -> None:
         """Hand *tensor* to *target*."""
@@ -85,7 +87,7 @@ class Exchange:
         if not self.carries(tensor):
             return None
         topic = f"{topic}/{source}-{self.rank}"
-        return _unpack(self.store.get(f"{topic}/{self._next(topic)}"), tensor.dtype)
+        return _unpack(self._wait(f"{topic}/{self._next(topic)}"), tensor.dtype)
 
     def write(self, target: Tensor, value: Tensor | None) -> None:
         """Let *target* hold *value*."""
@@ -96,6 +98,12 @@ class Exchange:
             self.gpu.values.forget(target)
         else:
             self.gpu.values.set(target, value.reshape(target.shape))
+
+    def _wait(self, key: str) -> bytes:
+        if self.store.check([key]):
+            return bytes(self.store.get(key))
+        with self.turns.given_up():
+            return bytes(self.store.get(key))
 
     def _check_peer(self, rank: int) -> None:
         if rank not in self.crew:

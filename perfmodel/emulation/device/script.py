@@ -24,6 +24,7 @@ from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.places import script_line
 from perfmodel.emulation.device.recorder import ScriptStop
 from perfmodel.emulation.device.steps import StepWatch
+from perfmodel.emulation.device.turns import TURNS, Turns
 from perfmodel.emulation.orders import NEEDS_ALL_RANKS, CrewOrder
 from perfmodel.emulation.rank_record import CallType, RankRecord, to_bytes
 
@@ -42,7 +43,8 @@ class RankRun:
         self._was_stopped = False
         crew = frozenset(order.ranks)
         store = FileStore(str(Path(order.folder) / "store"), -1)
-        self._exchange = Exchange(gpu, rank, crew, store, NEEDS_ALL_RANKS)
+        self._turns = Turns(Path(order.folder), is_needed=len(crew) > TURNS)
+        self._exchange = Exchange(gpu, rank, crew, store, self._turns, NEEDS_ALL_RANKS)
         self._distributed = Distributed(self._exchange, world_size=order.world_size)
         self._steps = StepWatch(
             gpu.recorder,
@@ -59,6 +61,7 @@ class RankRun:
         self._install_spawn()
         self._install_loading()
         os.register_at_fork(after_in_child=self._forked)
+        self._turns.take()
         self._watch_time()
         self._steps.install()
         _hide_own_packages()

@@ -261,6 +261,36 @@ def rnn_backward(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[s
     return (*made, gradients)
 
 
+def gru_cell(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A step of a gated recurrent cell, its products left out: the state and five gates."""
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    hidden = args[2]
+    batch, size = hidden.shape
+    device = hidden.get_device()
+    made = (
+        gpu.empty((batch, size), (size, 1), hidden.dtype, device),
+        gpu.empty((batch, 5 * size), (5 * size, 1), hidden.dtype, device),
+    )
+    gpu.launch(str(op), device, inputs=tensors, outputs=list(made))
+    return made
+
+
+def gru_cell_backward(
+    gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Gradients of the gates of input and state, of the state, and of both biases."""
+    del kwargs
+    gradient, workspace = args[0], args[1]
+    batch, size = gradient.shape
+    device = gradient.get_device()
+    made = tuple(
+        gpu.empty(shape, contiguous_stride(shape), gradient.dtype, device)
+        for shape in [(batch, 3 * size)] * 2 + [(batch, size)] + [(3 * size,)] * 2
+    )
+    gpu.launch(str(op), device, inputs=[gradient, workspace], outputs=list(made))
+    return made
+
+
 def equal(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether two tensors are equal: as far as is known, else yes if their shapes are."""
     del kwargs
@@ -322,6 +352,8 @@ SPECIAL: dict[str, Handler] = {
     "batch_norm_backward_elemt": batch_norm_kernel,
     "batch_norm_backward_reduce": batch_norm_kernel,
     "_cudnn_rnn_backward": rnn_backward,
+    "_thnn_fused_gru_cell": gru_cell,
+    "_thnn_fused_gru_cell_backward": gru_cell_backward,
     "equal": equal,
     "is_pinned": answer_no,
     "_use_cudnn_ctc_loss": answer_no,

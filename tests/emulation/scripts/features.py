@@ -32,6 +32,7 @@ for _ in range(4):
     loss = head(mixed.reshape(2, 16)).square().mean()
     assert torch.isfinite(loss)
     loss.backward()
+    head(torch.ones(2, 16, device="cuda")).sum().backward()
     torch.nn.utils.clip_grad_norm_(parameters, 1.0)
     optimizer.step()
     optimizer.zero_grad()
@@ -51,4 +52,26 @@ graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     static = head(torch.ones(2, 16, device="cuda"))
 graph.replay()
+cells = torch.nn.GRUCell(16, 16).cuda()
+encoder = torch.nn.TransformerEncoder(
+    torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), num_layers=1
+).cuda()
+with torch.autocast("cuda", dtype=torch.bfloat16), torch.profiler.profile():
+    sequence, _ = rnn(torch.rand(3, 2, 16, device="cuda"))
+    state = cells(torch.rand(2, 16, device="cuda"))
+    (sequence.sum() + state.sum()).backward()
+assert sequence.dtype == state.dtype == torch.bfloat16
+assert rnn.weight_ih_l0.grad.dtype == torch.float32
+ones = torch.cuda.FloatTensor(2, 3).fill_(1.0)
+assert isinstance(torch.zeros(2).type("torch.cuda.FloatTensor"), torch.cuda.FloatTensor)
+assert ones.type() == "torch.cuda.FloatTensor"
+assert not isinstance(ones, torch.cuda.LongTensor)
+encoder.eval()
+with torch.no_grad():
+    encoder(
+        torch.rand(2, 4, 16, device="cuda"),
+        src_key_padding_mask=torch.tensor([[False] * 4, [False, False, True, True]]).cuda(),
+    )
+torch.cuda.cudart().cudaProfilerStart()
+torch.cuda.memory._snapshot()
 print("done")

@@ -1,0 +1,62 @@
+"""Ranks that take turns."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+
+from perfmodel.emulation.device import turns
+from perfmodel.emulation.device.turns import TURNS, Turns
+
+FORK = multiprocessing.get_context("fork")
+
+
+def run_ranks(folder, *functions):
+    processes = [FORK.Process(target=function, args=(folder,)) for function in functions]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(20)
+    assert [process.exitcode for process in processes] == [0] * len(functions)
+
+
+def work(folder):
+    Turns(folder, is_needed=True).take()
+    start_s = time.monotonic()
+    while time.monotonic() < start_s + 0.2:
+        pass
+    with (folder / "spans").open("a") as stream:
+        stream.write(f"{start_s} {time.monotonic()}\n")
+
+
+def test_two_ranks_work_at_once(tmp_path):
+    run_ranks(tmp_path, *[work] * 5)
+    spans = [
+        [float(word) for word in line.split()]
+        for line in (tmp_path / "spans").read_text().splitlines()
+    ]
+    assert len(spans) == 5
+    assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= TURNS
+
+
+def test_a_rank_that_waits_lets_others_work(tmp_path):
+    def wait(folder):
+        own = Turns(folder, is_needed=True)
+        own.take()
+        with own.given_up():
+            while not (folder / "spans").exists():
+                time.sleep(0.01)
+
+    run_ranks(tmp_path, wait, wait, wait, work)
+
+
+def test_ranks_that_stand_still_do_not_hold_up_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(turns, "_STANDSTILL_S", 0.2)
+
+    def wait(folder):
+        # The script's own way to wait: nobody knows of it.
+        Turns(folder, is_needed=True).take()
+        while not (folder / "spans").exists():
+            time.sleep(0.5)
+
+    run_ranks(tmp_path, wait, wait, work)
