@@ -319,7 +319,9 @@ def report(
     names = [f"{case.row.text('framework')}, {case.device}" for case in cases]
     is_core = np.array([case.row.name in core for case in cases])
     is_far = np.array([case.hosts > 1 for case in cases])
-    apart = {"core": is_core, "several hosts": is_far, "one host": ~is_far}
+    is_dense = np.array([not case.has_experts for case in cases])
+    apart = {"core": is_core, "core without experts": is_core & is_dense}
+    apart |= {"several hosts": is_far, "one host": ~is_far}
     head = "rows   before  fitted  left out   median  configuration left out: mean  median"
     print(f"{'':34} {head}  inside  half-width")
     for name in [*dict.fromkeys(names), *apart, "all"]:
