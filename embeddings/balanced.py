@@ -90,9 +90,9 @@ def spread_rows(
 ) -> list[Shard]:
     """Every table by rows over all ranks; those with fewer rows over the next ranks in turn."""
     shards: list[Shard] = []
-    next_rank = 0
+    next_rank, absent = 0, frozenset(left_out)
     for place, table in enumerate(tables):
-        if place in left_out:
+        if place in absent:
             continue
         pieces = cut_table(place, table, columns=1, rows=min(rank_count, table.rows))
         first = 0 if len(pieces) == rank_count else next_rank

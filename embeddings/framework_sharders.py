@@ -12,6 +12,7 @@ spreads the others by rows.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -49,7 +50,7 @@ def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
     ]
     if len(copied) == len(sizes):
         copied.remove(max(copied, key=lambda place: (sizes[place], place)))
-    held = [place for place in range(len(sizes)) if place not in copied]
+    held = sorted(set(range(len(sizes))) - set(copied))
     hosts = task.host_count
     per_host = task.rank_count // hosts
     places = task.rank_count if hosts == 1 else hosts
@@ -132,7 +133,7 @@ def shard_as_hybrid(task: ShardingTask) -> ShardingPlan:
         copied.pop()
     shards = spread_rows(task.tables, rank_count=task.rank_count, left_out=copied)
     plan = task.plan(shards, "hugectr_hybrid", data_parallel=copied)
-    held = [place for place in range(len(frequent)) if place not in copied]
+    held = sorted(set(range(len(frequent))) - set(copied))
     in_host = tuple(held) if 1 < task.host_count < task.rank_count else ()
     return replace(plan, frequent_rows=tuple(frequent), summed_in_host=in_host)
 
@@ -150,6 +151,9 @@ _HOST_BYTES_PER_S = 600e9
 _NETWORK_BYTES_PER_S = 12.5e9
 _BACKWARD_PASSES = 2
 _MIN_COLUMNS = 128
+_PLACED, _PROPOSALS = 100_000, 8
+"""Tables placed at most, over all proposals, and proposals at least: of many tables several take
+their next option at once (our own limit)."""
 _INDEX_BYTES = 8
 _NUMBER_BYTES = 4
 
@@ -174,7 +178,9 @@ def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
     chosen = [0] * len(options)
     best: tuple[float, list[Shard], list[int]] | None = None
     fault = PlanError("torchrec: found no placement.")
-    for _ in range(sum(len(ways) for ways in options)):
+    count = sum(len(ways) for ways in options)
+    at_once = -(-count // max(_PLACED // len(options), _PROPOSALS))
+    for _ in range(count):
         proposal = [ways[number] for ways, number in zip(options, chosen, strict=True)]
         try:
             shards, busiest = _partition(task, proposal)
@@ -189,7 +195,8 @@ def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
         left = [place for place, ways in enumerate(options) if chosen[place] + 1 < len(ways)]
         if not left:
             break
-        chosen[max(left, key=lambda place: (worst[place], -place))] += 1
+        for place in heapq.nsmallest(at_once, left, key=lambda place: (-worst[place], place)):
+            chosen[place] += 1
     if best is None:
         raise fault
     plan = task.plan(best[1], "torchrec")
@@ -202,10 +209,10 @@ def _partition(task: ShardingTask, proposal: Sequence[_Option]) -> tuple[list[Sh
     shards: list[Shard] = []
     order = sorted(range(len(proposal)), key=lambda place: (-proposal[place].seconds, place))
     for place in (p for p in order if proposal[p].way is _Way.ROWS):
-        for piece in proposal[place].pieces:
-            work[piece.rank] += proposal[place].seconds
-            used[piece.rank] += proposal[place].piece_bytes
-            shards.append(piece)
+        # Every rank has one piece.
+        work += proposal[place].seconds
+        used += proposal[place].piece_bytes
+        shards += proposal[place].pieces
     per_host = task.rank_count // task.host_count
     for place in (p for p in order if proposal[p].way is not _Way.ROWS):
         option = proposal[place]

@@ -91,6 +91,22 @@ class ShardingPlan:
         faults.check(PlanError)
 
     @cached_property
+    def copied_places(self) -> frozenset[int]:
+        """The places of data-parallel tables, to ask for."""
+        return frozenset(self.data_parallel)
+
+    @cached_property
+    def summed_places(self) -> frozenset[int]:
+        """The places of tables that are summed inside hosts, to ask for."""
+        return frozenset(self.summed_in_host)
+
+    @cached_property
+    def received_width(self) -> int:
+        """Numbers a sample gets from tables that are not data-parallel."""
+        copied = self.copied_places
+        return sum(t.width for place, t in enumerate(self.tables) if place not in copied)
+
+    @cached_property
     def shards_of_rank(self) -> tuple[tuple[Shard, ...], ...]:
         """The pieces every rank holds, by table and place in it; data-parallel tables aside."""
         held: list[list[Shard]] = [[] for _ in range(self.rank_count)]
@@ -105,7 +121,7 @@ class ShardingPlan:
         for shard in self.shards:
             pieces[shard.table].append(shard)
         return tuple(
-            ShardingKind.DATA_PARALLEL if place in self.data_parallel else self._kind(pieces[place])
+            ShardingKind.DATA_PARALLEL if place in self.copied_places else self._kind(pieces[place])
             for place in range(len(self.tables))
         )
 
@@ -200,7 +216,7 @@ class ShardingPlan:
         self, place: int, table: EmbeddingTable, pieces: Sequence[Shard], faults: FaultList
     ) -> None:
         where = f"table {table.name!r}"
-        if self.data_parallel and place in self.data_parallel:
+        if place in self.copied_places:
             if pieces:
                 faults.add(
                     where,

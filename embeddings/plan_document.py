@@ -67,7 +67,7 @@ def to_plan_document(plan: ShardingPlan, *, gpus_per_host: int | None = None) ->
 
 def _type_of(plan: ShardingPlan, place: int) -> str:
     """TorchRec's word; by rows of a host is said only where partial sums are added there."""
-    if place in plan.summed_in_host:
+    if place in plan.summed_places:
         return _TYPES[ShardingKind.TABLE_ROW_WISE]
     kind = plan.kinds[place]
     return _TYPES[ShardingKind.ROW_WISE if kind is ShardingKind.TABLE_ROW_WISE else kind]

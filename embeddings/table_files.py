@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +40,8 @@ def load_tables(
     faults = FaultList(str(path))
     tables = [_read_table(number, entry, faults) for number, entry in enumerate(entries)]
     found = [table for table in tables if table is not None]
-    names = [table.name for table in found]
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    counts = Counter(table.name for table in found)
+    for name in sorted(name for name, count in counts.items() if count > 1):
         faults.add(name, "two tables have this name")
     faults.check(PlanError)
     return tuple(found) if indices is None else _with_indices(found, indices)

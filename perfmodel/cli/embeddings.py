@@ -39,7 +39,7 @@ def describe(
     from embeddings.index_files import load_index_data
     from embeddings.statistics import describe_data
 
-    Outputs(json_file=json_file, report_file=plot_file).check()
+    Outputs(json_file=json_file, plot_file=plot_file).check()
     found = describe_data(load_index_data(file), batch_size=batch)
     if plot_file is not None:
         from perfmodel.reports.embeddings import draw_statistics

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.base.errors import PlanError
 from perfmodel.base.writing import STDOUT
 from perfmodel.cli.options import (
     CalibrationFiles,
@@ -108,7 +109,7 @@ def rank(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Order sharding plans of a recommendation model, fastest first."""
+    """Order sharding plans of a recommendation model, fastest first; exit 1 if none fits."""
     from embeddings.sharders import SHARDERS
     from perfmodel import api
     from perfmodel.planning.question import RankQuestion
@@ -161,3 +162,7 @@ def rank(
         from perfmodel.reports.rank.table import print_ranking
 
         print_ranking(ranking, Console(width=None if sys.stdout.isatty() else 140, highlight=False))
+    if not ranking.fits:
+        raise PlanError(
+            ranking.verdict + ("" if best_file is None else f" {best_file} was not written.")
+        )

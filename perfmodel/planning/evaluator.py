@@ -15,9 +15,13 @@ from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.sharders import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
+from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.engine.condensed import CondensedJob, Int8s, VariantTimes, evaluate_variants
+from perfmodel.engine.replay import replay
+from perfmodel.engine.steady import find_period
+from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.frame import EMPTY, HOLDER, build_frame
 from perfmodel.planning.layout import LayoutBook, PlanLayout
 from perfmodel.planning.placements import (
@@ -40,12 +44,13 @@ from perfmodel.planning.plan_costs import (
 )
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.stack import Habit, SoftwareStack
-from perfmodel.workloads.dlrm.job import build_variant_job, local_batch
-from perfmodel.workloads.dlrm.memory import base_memory_bytes
+from perfmodel.workloads.dlrm.job import build_dlrm_job, build_variant_job, local_batch
+from perfmodel.workloads.dlrm.memory import base_memory_bytes, dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.unstated import take_over
 from topologies import Cluster
 
+EMBEDDING_FAMILY = "embedding"
 AT_ONCE = 64
 """Plans priced together: enough for vectors to pay, few enough to stay in the cache."""
 BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRID)
@@ -131,6 +136,54 @@ class PlanEvaluator:
 
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Everything that plans are compared by, in their order."""
+        apart = [place for place, plan in enumerate(plans) if has_steps(plan)]
+        if not apart:
+            return self._measure_condensed(plans)
+        others = [place for place, plan in enumerate(plans) if not has_steps(plan)]
+        parts = [self._measure_whole(plans[place]) for place in apart]
+        if others:
+            parts.append(self._measure_condensed([plans[place] for place in others]))
+        order = np.argsort([*apart, *others])
+        return PlanMeasures(
+            VariantTimes(
+                *(
+                    np.concatenate([getattr(part.times, name) for part in parts])[order]
+                    for name in ("isolated_ns", "period_ns", "iterations", "cyclicity")
+                )
+            ),
+            np.concatenate([part.busiest_ns for part in parts])[order],
+            np.concatenate([part.peak_bytes for part in parts])[order],
+        )
+
+    def price_whole(self, plan: ShardingPlan) -> PricedJob:
+        """The whole job of *plan*, priced: for plans that no frame stands for."""
+        job = build_dlrm_job(
+            self.spec,
+            rank_count=plan.rank_count,
+            plan=plan,
+            stack=self.stack,
+            ranks_per_host=self.cluster.ranks_per_host,
+        )
+        return price_job(job, cluster=self.cluster, stack=self.stack)
+
+    def _measure_whole(self, plan: ShardingPlan) -> PlanMeasures:
+        priced = self.price_whole(plan)
+        steady = find_period(SerialExecutor().replay, priced.job, priced.durations)
+        isolated = replay(priced.job, priced.durations, iterations=1)
+        memory = dlrm_memory(self.spec, rank_count=plan.rank_count, plan=plan)
+        parts = lookups_of_ranks_ns(priced)
+        return PlanMeasures(
+            VariantTimes(
+                isolated_ns=isolated.iteration_end_ns[0].astype(np.int64),
+                period_ns=np.rint(steady.period_ns).astype(np.int64),
+                iterations=np.array([steady.replay.iteration_count]),
+                cyclicity=np.array([steady.cyclicity]),
+            ),
+            np.array([parts.max()]),
+            np.array([max(rank.total_bytes for rank in memory)]),
+        )
+
+    def _measure_condensed(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
         keys = [
             FrameKey(plan.data_parallel, bool(width > 0))
@@ -244,6 +297,21 @@ class PlanEvaluator:
         """What lookup and update of each piece would take alone, without the floor."""
         pieces = [self.catalog.piece(tables, shard) for shard in shards]
         return self.pricer.alone(self.catalog.columns.terms[0][pieces])
+
+
+def has_steps(plan: ShardingPlan) -> bool:
+    """Whether vectors travel in two steps or only for some rows, which no frame stands for."""
+    return bool(plan.summed_in_host or plan.frequent_rows)
+
+
+def lookups_of_ranks_ns(priced: PricedJob) -> Floats:
+    """What lookups and updates of every rank take."""
+    code = FAMILIES.index(EMBEDDING_FAMILY)
+    found = []
+    for rank in range(priced.job.rank_count):
+        rows = priced.rows_of_rank(rank)
+        found.append(priced.float_ns[rows][priced.family[rows] == code].sum())
+    return np.array(found)
 
 
 def frame_key(plan: ShardingPlan) -> FrameKey:

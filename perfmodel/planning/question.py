@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from embeddings.plan_memory import piece_bytes
 from embeddings.sharders import SHARDERS, ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
@@ -14,7 +15,7 @@ from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import local_batch
-from perfmodel.workloads.dlrm.memory import base_memory_bytes, piece_memory_bytes
+from perfmodel.workloads.dlrm.memory import base_memory_bytes, pieces_memory_bytes
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster, build_cluster, load_topology
 
@@ -111,7 +112,9 @@ def build_task(
     """
     ranks = cluster.rank_count
     base = base_memory_bytes(spec, [], samples=local_batch(spec, rank_count=ranks))
-    buffers = sum(piece_memory_bytes(spec, table) - table.device_bytes for table in tables) // ranks
+    optimizer = spec.embedding.optimizer
+    held = pieces_memory_bytes(spec, tables)
+    buffers = (held - sum(piece_bytes(table, optimizer) for table in tables)) // ranks
     room = cluster.device.memory_bytes - base - buffers
     if room <= 0:
         raise PlanError(
@@ -123,7 +126,7 @@ def build_task(
         rank_count=ranks,
         room_bytes=room,
         batch_size=spec.batch,
-        optimizer=spec.embedding.optimizer,
+        optimizer=optimizer,
         ranks_per_host=cluster.ranks_per_host,
         seed=seed,
     )

@@ -10,24 +10,35 @@ from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import PlanError
+from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.condensed import evaluate_variants, start_and_end
+from perfmodel.engine.replay import replay
+from perfmodel.engine.steady import find_period
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
+from perfmodel.graph.durations import DurationTable
 from perfmodel.planning.batches import BatchSpread, sample_batches
-from perfmodel.planning.evaluator import PlanEvaluator
+from perfmodel.planning.evaluator import (
+    EMBEDDING_FAMILY,
+    PlanEvaluator,
+    has_steps,
+    lookups_of_ranks_ns,
+)
 from perfmodel.planning.frame import build_frame
 from perfmodel.planning.making import MadePlans, make_plans
 from perfmodel.planning.plan_costs import GRADIENTS, INDICES, LOOKUP, POOLED, UPDATE
 from perfmodel.planning.question import RankQuestion, load_setting
 from perfmodel.planning.ranking import (
     PlanBound,
+    PlanLoads,
     RankBy,
     RankedPlan,
     Ranking,
     Straggler,
     beats_next,
+    number_ties,
 )
 from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.answering import answer
@@ -35,6 +46,7 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.question import Asked, workload_question
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.dlrm.exchange import build_exchanges
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster
 
@@ -71,20 +83,61 @@ def order_plans(
         _rank_one(evaluator, question, plan, found)
         for plan, found in zip(plans, answered, strict=True)
     ]
-    order = sorted(range(len(ranked)), key=lambda place: sort_key(ranked[place], question, place))
-    shares = beats_next([np.array(ranked[place].answer.drawn_ns) for place in order])
+    ordered = _with_places(ranked, question)
     return Ranking(
-        plans=tuple(
-            replace(ranked[place], beats_next=share)
-            for place, share in zip(order, shares, strict=True)
-        ),
+        plans=ordered,
         refused=made.refused,
+        facts=_facts(evaluator, question),
         mode=question.mode,
         rank_by=question.rank_by,
         device_memory_bytes=evaluator.cluster.device.memory_bytes,
         plans_judged=made.judged + len(plans),
-        assumptions=_assumptions(ranked[order[0]].answer, made, question),
+        assumptions=_assumptions(ordered[0].answer, made, question),
     )
+
+
+def _facts(evaluator: PlanEvaluator, question: RankQuestion) -> tuple[str, ...]:
+    spec, cluster = evaluator.spec, evaluator.cluster
+    tables = spec.embedding.tables()
+    total = sum(table.size_bytes for table in tables) / BYTES_PER_GIB
+    hosts = f"{cluster.host_count} host{'s' if cluster.host_count > 1 else ''}"
+    return (
+        f"{question.topology}: {hosts}, {cluster.rank_count} ranks",
+        f"{spec.name}: {len(tables)} tables, {total:.1f} GiB of weights",
+        f"batch {spec.batch:,}, {spec.batch // cluster.rank_count:,} samples a rank",
+        f"stack {evaluator.stack.name}",
+    )
+
+
+def _with_places(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple[RankedPlan, ...]:
+    """Plans in order, those that fit first; of a tie the smaller, then the more even ones."""
+    order = sorted(
+        range(len(ranked)), key=lambda number: sort_key(ranked[number], question, number)
+    )
+    fitting = [number for number in order if ranked[number].fits]
+    others = [number for number in order if not ranked[number].fits]
+    placed: list[RankedPlan] = []
+    for part in (fitting, others):
+        places = number_ties([order_time(ranked[number], question) for number in part])
+        of_place = sorted(
+            zip(places, part, strict=True),
+            key=lambda pair: (
+                pair[0],
+                ranked[pair[1]].loads.peak_bytes,
+                ranked[pair[1]].loads.unevenness,
+                pair[1],
+            ),
+        )
+        behind = len(placed)
+        placed += [
+            replace(ranked[number], place=behind + place, beats_next=None)
+            for place, number in of_place
+        ]
+        heads = [place for place in range(behind, len(placed)) if placed[place].place == place + 1]
+        shares = beats_next([np.array(placed[place].answer.drawn_ns) for place in heads])
+        for place, share in zip(heads, shares, strict=True):
+            placed[place] = replace(placed[place], beats_next=share)
+    return tuple(placed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,10 +152,10 @@ class _Askers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanAnswer:
-    """What `predict --plan` answers for a plan, and what its fullest rank needs."""
+    """What `predict --plan` answers for a plan, and what its ranks need."""
 
     answer: Answer
-    peak_bytes: int
+    memory_bytes: tuple[int, ...]
 
 
 def answer_plan(askers: _Askers, plan: ShardingPlan) -> PlanAnswer:
@@ -110,8 +163,31 @@ def answer_plan(askers: _Askers, plan: ShardingPlan) -> PlanAnswer:
     question = workload_question(
         askers.spec, cluster=askers.cluster, stack=askers.stack, asked=askers.asked, plan=plan
     )
-    peak_bytes = max(memory.total_bytes for memory in question.memory_of_rank)
-    return PlanAnswer(answer(question, executor=SerialExecutor()), peak_bytes)
+    memory_bytes = tuple(memory.total_bytes for memory in question.memory_of_rank)
+    return PlanAnswer(answer(question, executor=SerialExecutor()), memory_bytes)
+
+
+def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]) -> PlanLoads:
+    """What every rank looks up and sends in an iteration."""
+    copied = sum(table.pooling_factor for table in plan.copied_tables) * spec.batch
+    lookups = [
+        spec.batch * sum(plan.table_of(shard).pooling_factor for shard in shards)
+        + copied / plan.rank_count
+        for shards in plan.shards_of_rank
+    ]
+    exchanges = build_exchanges(
+        plan,
+        local_batch=spec.batch // plan.rank_count,
+        index_dtype=spec.embedding.index_dtype,
+        exchange_dtype=spec.embedding.exchange_dtype,
+    )
+    sent = np.array(exchanges.pooled.byte_matrix, dtype=np.int64).sum(axis=1)
+    per_host = plan.ranks_per_host or plan.rank_count
+    for host, steps in enumerate(exchanges.of_hosts):
+        members = slice(host * per_host, (host + 1) * per_host)
+        sent[members] += np.array(steps.inside.byte_matrix, dtype=np.int64).sum(axis=1)
+        sent[members] += int(np.array(steps.across.byte_matrix, dtype=np.int64)[host].sum())
+    return PlanLoads(tuple(lookups), tuple(sent.tolist()), memory_bytes)
 
 
 def _asked(question: RankQuestion) -> Asked:
@@ -127,24 +203,29 @@ def _rank_one(
     return RankedPlan(
         plan=plan,
         answer=found.answer,
+        place=0,
         beats_next=None,
         bound=max(gains, key=lambda bound: gains[bound]),
         gains_ns=gains,
         straggler=_straggler(evaluator, plan),
-        peak_bytes=found.peak_bytes,
-        fits=found.peak_bytes <= evaluator.cluster.device.memory_bytes,
+        loads=find_loads(evaluator.spec, plan, found.memory_bytes),
+        fits=max(found.memory_bytes) <= evaluator.cluster.device.memory_bytes,
         spread=_spread(evaluator, plan, question, found.answer.iteration_ns),
     )
 
 
 def sort_key(plan: RankedPlan, question: RankQuestion, place: int) -> tuple[bool, float, int]:
-    """Plans that fit first, then by time; ties in the order they were given."""
-    time = float(plan.answer.iteration_ns)
+    """Plans that fit first, then by time; equal ones in the order they were given."""
+    return (not plan.fits, order_time(plan, question), place)
+
+
+def order_time(plan: RankedPlan, question: RankQuestion) -> float:
+    """The time that plans are ordered by."""
     if plan.spread is not None and question.rank_by is RankBy.MEAN:
-        time = plan.spread.mean_ns
+        return plan.spread.mean_ns
     if plan.spread is not None and question.rank_by is RankBy.QUANTILE:
-        time = plan.spread.high_ns
-    return (not plan.fits, time, place)
+        return plan.spread.high_ns
+    return float(plan.answer.iteration_ns)
 
 
 def _spread(
@@ -161,14 +242,21 @@ def _spread(
 
 
 def _straggler(evaluator: PlanEvaluator, plan: ShardingPlan) -> Straggler:
-    """The rank that comes last to collectives, by what the others wait for it in all."""
-    frame = evaluator.frame(plan)
-    priced = evaluator.price([plan])
-    ready, _ = start_and_end(frame, priced.kinds[0], priced.durations_ns[0])
+    """The rank that comes last to collectives, by what the others wait for it in all.
+
+    Of plans with exchanges in steps it is the one with most to look up.
+    """
     waited = np.zeros(plan.rank_count)
-    for slot in np.flatnonzero(frame.is_rendezvous):
-        last = int(ready[slot].argmax())
-        waited[last] += float((ready[slot, last] - ready[slot]).mean())
+    if has_steps(plan):
+        own = lookups_of_ranks_ns(evaluator.price_whole(plan))
+        waited[int(own.argmax())] = float(own.max() - own.mean())
+    else:
+        frame = evaluator.frame(plan)
+        priced = evaluator.price([plan])
+        ready, _ = start_and_end(frame, priced.kinds[0], priced.durations_ns[0])
+        for slot in np.flatnonzero(frame.is_rendezvous):
+            last = int(ready[slot].argmax())
+            waited[last] += float((ready[slot, last] - ready[slot]).mean())
     rank = int(waited.argmax())
     shards = plan.shards_of_rank[rank]
     costs = evaluator.pieces_alone(plan.tables, shards).total_ns if shards else np.zeros(0)
@@ -213,6 +301,8 @@ _FIXED_FAMILIES = {
 
 def find_gains(evaluator: PlanEvaluator, plan: ShardingPlan, mode: Mode) -> dict[PlanBound, float]:
     """What a tenth less of each part would save."""
+    if has_steps(plan):
+        return _whole_gains(evaluator.price_whole(plan), mode)
     variants, priced = evaluator.price_variants(plan), evaluator.price([plan])
     changed = [_faster(variants, families) for families in _FIXED_FAMILIES.values()]
     vectors = np.column_stack([variants.durations.values_ns[:, 0], *changed])
@@ -231,6 +321,34 @@ def find_gains(evaluator: PlanEvaluator, plan: ShardingPlan, mode: Mode) -> dict
     for vector, bound in enumerate(_FIXED_FAMILIES, start=1):
         gains[bound] = float(nominal_ns - time_ns(priced.durations_ns, vector))
     return gains
+
+
+def _whole_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
+    """The same from the whole job, a replay a part."""
+    job = priced.job
+    is_exchange = np.zeros(len(priced.float_ns), dtype=bool)
+    for rank in range(job.rank_count):
+        origins = [job.origins[place].operator for place in job.program_of(rank).origin]
+        is_exchange[priced.rows_of_rank(rank)] = [o.startswith("embedding/") for o in origins]
+    of_family = {name: priced.family == FAMILIES.index(name) for name in FAMILIES}
+    exchanged = of_family[COMMUNICATION_FAMILY] & is_exchange
+    masks = {
+        PlanBound.LOOKUP: of_family[EMBEDDING_FAMILY],
+        PlanBound.ALL_TO_ALL: exchanged,
+        **{
+            bound: np.isin(priced.family, [FAMILIES.index(name) for name in families]) & ~exchanged
+            for bound, families in _FIXED_FAMILIES.items()
+        },
+    }
+    vectors = [priced.float_ns, *(np.where(m, FASTER * priced.float_ns, priced.float_ns)
+                                  for m in masks.values())]  # fmt: skip
+    values = np.rint(np.column_stack(vectors)).astype(np.int64)
+    table = DurationTable(np.ascontiguousarray(values), priced.durations.rank_offset)
+    if mode is Mode.PERIOD:
+        times = find_period(SerialExecutor().replay, job, table).period_ns
+    else:
+        times = replay(job, table, iterations=1).iteration_end_ns[0]
+    return {bound: float(times[0] - time) for bound, time in zip(masks, times[1:], strict=True)}
 
 
 def _faster(priced: PricedJob, families: Sequence[str]) -> NDArray[np.int64]:

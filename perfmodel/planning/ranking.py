@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
 from perfmodel.base.shown import Shown
+from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.planning.batches import BatchSpread
 from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.scenario import Mode
@@ -48,36 +49,108 @@ class Straggler:
     tables: tuple[str, ...]
 
 
+TIE_RATIO = 0.01
+"""Plans nearer than this take the same time: runs repeat no better than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLoads:
+    """By rank: rows looked up and bytes of vectors sent in an iteration, and memory."""
+
+    lookups: tuple[float, ...]
+    sent_bytes: tuple[int, ...]
+    memory_bytes: tuple[int, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the fullest rank."""
+        return max(self.memory_bytes)
+
+    @property
+    def unevenness(self) -> float:
+        """Lookups of the busiest rank over the mean."""
+        return max(self.lookups) / max(sum(self.lookups) / len(self.lookups), 1e-9)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedPlan:
     """A plan, the answer to it, and what was found out about it.
 
-    *beats_next* is the probability that it is faster than the plan below it;
-    None for the last one.
+    Plans with the same *place* cannot be told apart by time; those with less memory, then
+    with more even lookups, stand first. *beats_next* is the probability that the first of
+    them is faster than the first of the next place; None for others.
     """
 
     plan: ShardingPlan
     answer: Answer
+    place: int
     beats_next: float | None
     bound: PlanBound
     gains_ns: dict[PlanBound, float]
     straggler: Straggler
-    peak_bytes: int
+    loads: PlanLoads
     fits: bool
     spread: BatchSpread | None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Ranking(Shown):
-    """Plans, fastest first, and plans that could not be made, each with its reason."""
+    """Plans, fastest first, and plans that could not be made, each with its reason.
+
+    *facts* say what was asked: machine, tables, batch and stack.
+    """
 
     plans: tuple[RankedPlan, ...]
     refused: tuple[tuple[str, str], ...]
+    facts: tuple[str, ...]
     mode: Mode
     rank_by: RankBy
     device_memory_bytes: int
     plans_judged: int
     assumptions: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether any plan fits in memory."""
+        return self.plans[0].fits
+
+    @property
+    def verdict(self) -> str:
+        """What to take from it, in a sentence."""
+        best, fitting = self.plans[0], [plan for plan in self.plans if plan.fits]
+        if not fitting:
+            least = min(plan.loads.peak_bytes for plan in self.plans)
+            return (
+                f"No plan fits: {best.plan.name} and all others need more than the "
+                f"{self.device_memory_bytes / BYTES_PER_GIB:.1f} GiB of a rank, the smallest "
+                f"{least / BYTES_PER_GIB:.1f} GiB. Take more ranks, or keep tables in host memory."
+            )
+        if len(fitting) == 1:
+            return f"{best.plan.name} is the only plan that fits."
+        ties = [plan.plan.name for plan in fitting if plan.place == best.place]
+        bound = best.bound.value
+        if len(ties) == len(fitting):
+            return (
+                f"The plan does not matter here: the {len(ties)} that fit take the same time, to "
+                f"{100 * TIE_RATIO:g} %. What does: {bound}."
+            )
+        after = next(plan for plan in fitting if plan.place > best.place)
+        ahead = after.answer.iteration_ns / min(p.answer.iteration_ns for p in fitting) - 1
+        words = f"{best.plan.name} is fastest"
+        if len(ties) > 1:
+            words = f"{', '.join(ties)} cannot be told apart and are fastest"
+        return f"{words}, by {100 * ahead:.0f} % before {after.plan.name}; bound by {bound}."
+
+
+def number_ties(times_ns: Sequence[float]) -> list[int]:
+    """Places of times in ascending order; equal ones share that of the first, as in sports."""
+    places: list[int] = []
+    first_ns = 0.0
+    for number, time_ns in enumerate(times_ns, start=1):
+        is_tie = bool(places) and time_ns <= (1 + TIE_RATIO) * first_ns
+        first_ns = first_ns if is_tie else time_ns
+        places.append(places[-1] if is_tie else number)
+    return places
 
 
 def beats_next(times_ns: Sequence[NDArray[np.float64]]) -> list[float | None]:

@@ -195,9 +195,9 @@ def _answer_page(found: Answer) -> str:
 
 def _ranking_lines(ranking: Ranking) -> list[str]:
     lines = [f"Ranking: {len(ranking.plans)} plans, {len(ranking.refused)} refused"]
-    for place, plan in enumerate(ranking.plans[:MOST_LINES], start=1):
+    for plan in ranking.plans[:MOST_LINES]:
         time = format_duration(plan.answer.iteration_ns)
-        lines.append(f"{place}. {plan.plan.name}: {time}, bound by {plan.bound.value}")
+        lines.append(f"{plan.place}. {plan.plan.name}: {time}, bound by {plan.bound.value}")
     return lines
 
 

@@ -47,6 +47,21 @@ def test_random_plans_take_the_nanoseconds_of_a_full_prediction(
     assert len(set(found.times.period_ns.tolist())) > count // 4
 
 
+def test_plans_with_exchanges_in_steps_take_the_nanoseconds_of_a_full_prediction():
+    spec = build_spec(6, batch=16384)
+    cluster = _cluster("dgx_h100", 2, 2)
+    task = build_task(spec, spec.embedding.tables(), cluster)
+    names = ("hugectr_auto", "row_wise", "hugectr_hybrid", "balanced")
+    plans = [build_named_plan(name, task) for name in names]
+    assert plans[0].summed_in_host
+    assert plans[2].frequent_rows
+    found = PlanEvaluator(spec, cluster, STACK).measure(plans)
+    for place, plan in enumerate(plans):
+        full = predict_plan(spec, cluster, plan)
+        assert int(found.times.period_ns[place]) == full.period_ns
+        assert int(found.times.isolated_ns[place]) == full.isolated_ns
+
+
 def test_memory_is_that_of_a_full_prediction():
     spec = build_spec(6, batch=16384, optimizer="adam")
     cluster = _cluster("quad_a100")

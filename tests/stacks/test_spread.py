@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.spread import find_spread, load_spread
 from perfmodel.stacks.stack import Evidence, Family
@@ -79,5 +81,5 @@ def test_hosts_are_counted_against_the_most_that_any_evidence_has():
     # Without evidence one host is what is covered: a doubling to two.
     alone = load_spread().transformer
     far = find_spread(PLAIN, architecture="hopper", hosts=2)
-    assert far.relative_sigma == (alone.no_runs**2 + alone.per_doubling**2) ** 0.5
+    assert far.relative_sigma == pytest.approx((alone.no_runs**2 + alone.per_doubling**2) ** 0.5)
     assert "beyond the 1 that" in far.sentence

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.planning.layouts.search import LayoutRanking
 from perfmodel.planning.ranking import RankedPlan, Ranking
@@ -19,6 +21,7 @@ from perfmodel.reports.pages.page import (
     Headline,
     Legend,
     Lines,
+    Matrix,
     Page,
     Range,
     Ranges,
@@ -38,6 +41,7 @@ from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.scoreboard import Scoreboard
 
 MAX_ROWS = 200
+MOST_RANKS, MOST_TABLES = 32, 60
 SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
 LEGEND = Legend(list(PART_COLOURS.values()))
 INTERVAL_NOTE = "The thin line is the 90 % interval."
@@ -105,24 +109,27 @@ def build_rank_page(ranking: Ranking) -> str:
     best = ranking.plans[0]
     headings = ("", "plan", "time ms", "90 % interval ms", "beats next", "bound by", "straggler",
                 "memory GiB")  # fmt: skip
-    rows = [_plan_cells(place, plan) for place, plan in enumerate(ranking.plans, start=1)]
     refused = [f"{name}: {reason}" for name, reason in ranking.refused]
     gains = [
         f"A tenth less {bound.value} would save {format_duration(gain)}."
         for bound, gain in best.gains_ns.items()
     ]
+    rows = [_plan_cells(plan) for plan in ranking.plans]
     return Page(
         title="Sharding plans, fastest first",
         headline=Headline(
-            verdict=f"{best.plan.name} " + ("fits" if best.fits else "is too large for the memory"),
-            is_good=best.fits,
+            verdict=f"{best.plan.name} fits" if ranking.fits else "No plan fits in memory",
+            is_good=ranking.fits,
             answer=format_duration(best.answer.iteration_ns),
             beside=f"per iteration, {ranking.mode.value}",
-            facts=(f"bound by {best.bound.value}", f"{ranking.plans_judged} plans judged"),
+            facts=(ranking.verdict, f"{ranking.plans_judged} plans judged"),
         ),
         sections=(
+            Section("Asked", [Lines(ranking.facts)]),
             Section("Times", [_ranges([(plan.plan.name, plan.answer) for plan in ranking.plans])]),
             Section("Plans", [Grid(headings, rows, numeric=(0, 2, 3, 4, 7), code=(1,))]),
+            Section(f"Load per rank under {best.plan.name}", [_load_matrix(best)]),
+            Section(f"Where {best.plan.name} puts the tables", [_table_matrix(best)]),
             Section(f"What would make {best.plan.name} faster", [Lines(gains)]),
             Section("Not ranked", [Lines(refused)] if refused else []),
             Section("Assumptions", [Lines(ranking.assumptions)]),
@@ -130,18 +137,74 @@ def build_rank_page(ranking: Ranking) -> str:
     ).render()
 
 
-def _plan_cells(place: int, plan: RankedPlan) -> list[str]:
+def _plan_cells(plan: RankedPlan) -> list[str]:
     interval = plan.answer.interval
     return [
-        str(place),
+        str(plan.place),
         plan.plan.name,
         f"{plan.answer.iteration_ns / NS_PER_MS:.3f}",
         f"{interval.low_ns / NS_PER_MS:.2f} to {interval.high_ns / NS_PER_MS:.2f}",
         "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
         plan.bound.value,
         f"rank {plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}",
-        f"{plan.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' (too much)'}",
+        f"{plan.loads.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' (too much)'}",
     ]
+
+
+def _load_matrix(ranked: RankedPlan) -> Matrix:
+    """Lookups, bytes sent and memory, a column a rank, each shaded by its largest."""
+    loads = ranked.loads
+    rows = []
+    for words, values, unit, form in (
+        ("rows looked up, thousand", loads.lookups, 1e3, ",.0f"),
+        ("vectors sent, MB", loads.sent_bytes, 1e6, ",.1f"),
+        ("memory, GiB", loads.memory_bytes, BYTES_PER_GIB, ".1f"),
+    ):
+        most = max(*values, 1)
+        cells = [(format(value / unit, form), 0.7 * value / most) for value in values[:MOST_RANKS]]
+        rows.append((words, cells))
+    return Matrix("", _rank_columns(ranked), rows, _left_out(ranked.plan.rank_count, "ranks"))
+
+
+def _table_matrix(ranked: RankedPlan) -> Matrix:
+    """The share of each table that each rank holds, largest tables first."""
+    plan = ranked.plan
+    held = np.zeros((len(plan.tables), plan.rank_count))
+    for shard in plan.shards:
+        held[shard.table, shard.rank] += shard.rows * shard.width
+    order = sorted(range(len(plan.tables)), key=lambda place: (-plan.tables[place].rows, place))
+    rows = []
+    for place in order[:MOST_TABLES]:
+        table, kind = plan.tables[place], plan.kinds[place].value.replace("_", " ")
+        shares = held[place] / (table.rows * table.width)
+        if place in plan.copied_places:
+            shares = np.ones(plan.rank_count)
+        cells = [(f"{share:.0%}" if share else "", 0.7 * share) for share in shares[:MOST_RANKS]]
+        rows.append((f"{table.name}: {table.rows:,} x {table.width}, {kind}", cells))
+    note = " ".join(
+        part
+        for part in (
+            _left_out(plan.rank_count, "ranks"),
+            f"{len(order) - MOST_TABLES} smaller tables are in the JSON."
+            if len(order) > MOST_TABLES
+            else "",
+            f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host first."
+            if plan.summed_in_host
+            else "",
+        )
+        if part
+    )
+    return Matrix("table \\ rank", _rank_columns(ranked), rows, note)
+
+
+def _rank_columns(ranked: RankedPlan) -> list[str]:
+    return [str(rank) for rank in range(min(ranked.plan.rank_count, MOST_RANKS))]
+
+
+def _left_out(rank_count: int, word: str) -> str:
+    return (
+        f"{rank_count - MOST_RANKS} more {word} are in the JSON." if rank_count > MOST_RANKS else ""
+    )
 
 
 def build_search_page(rankings: Sequence[LayoutRanking]) -> str:

@@ -24,9 +24,12 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
         "rank_by": ranking.rank_by.value,
         "plans_judged": ranking.plans_judged,
         "device_memory_gib": ranking.device_memory_bytes / BYTES_PER_GIB,
+        "asked": list(ranking.facts),
+        "verdict": ranking.verdict,
+        "fits": ranking.fits,
         "plans": [
-            {**_row(place, plan), "plan": to_plan_document(plan.plan)}
-            for place, plan in enumerate(ranking.plans, start=1)
+            {**_row(plan), "loads": _loads(plan), "plan": to_plan_document(plan.plan)}
+            for plan in ranking.plans
         ],
         "refused": [{"plan": name, "reason": reason} for name, reason in ranking.refused],
         "assumptions": list(ranking.assumptions),
@@ -52,8 +55,8 @@ def to_ranking_csv(ranking: Ranking) -> str:
 def to_ranking_rows(ranking: Ranking) -> list[dict[str, Any]]:
     """One flat row per plan, fastest first."""
     rows = []
-    for place, plan in enumerate(ranking.plans, start=1):
-        row = _row(place, plan)
+    for plan in ranking.plans:
+        row = _row(plan)
         low, high = row.pop("interval_ms")
         straggler, gains = row.pop("straggler"), row.pop("gains_ms")
         spread = row.pop("batch_spread_ms") or {}
@@ -72,10 +75,19 @@ def to_ranking_rows(ranking: Ranking) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(place: int, plan: RankedPlan) -> dict[str, Any]:
+def _loads(plan: RankedPlan) -> dict[str, Any]:
+    loads = plan.loads
+    return {
+        "lookups": [round(count) for count in loads.lookups],
+        "sent_bytes": list(loads.sent_bytes),
+        "memory_bytes": list(loads.memory_bytes),
+    }
+
+
+def _row(plan: RankedPlan) -> dict[str, Any]:
     spread = plan.spread
     return {
-        "place": place,
+        "place": plan.place,
         "plan": plan.plan.name,
         "iteration_time_ms": plan.answer.iteration_ns / NS_PER_MS,
         "period_ns": plan.answer.period_ns,
@@ -92,7 +104,7 @@ def _row(place: int, plan: RankedPlan) -> dict[str, Any]:
             "waited_ms": plan.straggler.waited_ns / NS_PER_MS,
             "tables": list(plan.straggler.tables),
         },
-        "memory_gib": plan.peak_bytes / BYTES_PER_GIB,
+        "memory_gib": plan.loads.peak_bytes / BYTES_PER_GIB,
         "fits": plan.fits,
         "shards": len(plan.plan.shards),
         "batch_spread_ms": None

@@ -28,7 +28,7 @@ class RankFiles:
     plan_file: Path | None = None
 
     def write(self, ranking: Ranking, question: RankQuestion) -> None:
-        """Write *ranking* everywhere it was asked for."""
+        """Write *ranking* everywhere it was asked for; a plan only if it fits."""
         if self.json_file is not None:
             write_output(self.json_file, to_ranking_json(ranking, question))
         if self.csv_file is not None:
@@ -37,7 +37,7 @@ class RankFiles:
             from perfmodel.reports.pages.answers import build_rank_page
 
             write_file(self.report_file, build_rank_page(ranking))
-        if self.plan_file is not None:
+        if self.plan_file is not None and ranking.fits:
             text = json.dumps(to_plan_document(ranking.plans[0].plan), indent=1)
             write_file(self.plan_file, text + "\n")
 

@@ -70,23 +70,28 @@ def print_ranking(ranking: Ranking, console: Console) -> None:
     has_spread = any(plan.spread for plan in ranking.plans)
     if has_spread:
         table.add_column("batches p5-p95 ms", justify="right")
-    for place, plan in enumerate(ranking.plans, start=1):
-        table.add_row(*_cells(place, plan, has_spread=has_spread))
+    for line in ranking.facts:
+        console.print(line)
+    console.print()
+    above = 0
+    for plan in ranking.plans:
+        table.add_row(*_cells("=" if plan.place == above else str(plan.place), plan, has_spread))
+        above = plan.place
     console.print(table)
     _print_rest(ranking, console)
 
 
-def _cells(place: int, plan: RankedPlan, *, has_spread: bool) -> list[str]:
+def _cells(place: str, plan: RankedPlan, has_spread: bool) -> list[str]:
     low, high = plan.answer.interval.low_ns / NS_PER_MS, plan.answer.interval.high_ns / NS_PER_MS
     cells = [
-        str(place),
+        place,
         plan.plan.name,
         f"{plan.answer.iteration_ns / NS_PER_MS:.3f}",
         f"{low:.2f}-{high:.2f}",
         "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
         plan.bound.value,
         f"{plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}",
-        f"{plan.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' too much'}",
+        f"{plan.loads.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' too much'}",
     ]
     if has_spread:
         spread = plan.spread
@@ -101,6 +106,7 @@ def _cells(place: int, plan: RankedPlan, *, has_spread: bool) -> list[str]:
 def _print_rest(ranking: Ranking, console: Console) -> None:
     best = ranking.plans[0]
     console.print()
+    console.print(ranking.verdict)
     console.print(
         f"{best.plan.name}: the others wait {format_duration(best.straggler.waited_ns)} for rank "
         f"{best.straggler.rank} on average; a tenth less of each would save: "

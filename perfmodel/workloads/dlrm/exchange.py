@@ -114,7 +114,7 @@ def _of_hosts(plan: ShardingPlan, local_batch: int, dtype: DType) -> tuple[HostE
     hosts = plan.rank_count // per_host
     width = np.zeros(plan.rank_count)
     for shard in plan.shards:
-        if shard.table in plan.summed_in_host:
+        if shard.table in plan.summed_places:
             width[shard.rank] += shard.width * _asked_ratio(plan, [shard])
     across = np.zeros(hosts)
     for (host, _, _), shards in shards_by_host(plan).items():
@@ -143,7 +143,7 @@ def shards_by_host(plan: ShardingPlan) -> dict[tuple[int, int, int], list[Shard]
     """Pieces that are summed inside a host, by host, table and first column."""
     found: dict[tuple[int, int, int], list[Shard]] = {}
     for shard in plan.shards:
-        if shard.table in plan.summed_in_host:
+        if shard.table in plan.summed_places:
             columns = (plan.host_of(shard.rank), shard.table, shard.first_column)
             found.setdefault(columns, []).append(shard)
     return found

@@ -25,6 +25,7 @@ from perfmodel.workloads.dlrm.sparse import (
     RAIL_SLOT,
     SparsePart,
     build_sparse_part,
+    count_partial_numbers,
     has_lone_bottom,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec
@@ -123,8 +124,11 @@ def build_dlrm_job(
         )
     job = JobBuilder()
     program_of_part: dict[SparsePart, int] = {}
+    partial = count_partial_numbers(plan, exchanges, samples=samples)
     for rank in range(rank_count):
-        part = build_sparse_part(spec, plan, stack, rank=rank, exchanges=exchanges)
+        part = build_sparse_part(
+            spec, plan, stack, rank=rank, exchanges=exchanges, partial_numbers=partial
+        )
         if part not in program_of_part:
             program = RankWriter(job.new_program(), spec, part, rank_count, stack).write()
             program_of_part[part] = job.add_program(program)
@@ -172,7 +176,10 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
         )
     exchanges = empty_exchanges()
     holder = next(rank for rank, shards in enumerate(plan.shards_of_rank) if shards)
-    part = build_sparse_part(spec, plan, stack, rank=holder, exchanges=exchanges)
+    partial = count_partial_numbers(plan, exchanges, samples=spec.batch // rank_count)
+    part = build_sparse_part(
+        spec, plan, stack, rank=holder, exchanges=exchanges, partial_numbers=partial
+    )
     job = JobBuilder()
     for variant in (part, replace(part, lookup=None)):
         writer = RankWriter(job.new_program(), spec, variant, rank_count, stack)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from embeddings.plan import ShardingPlan
-from embeddings.plan_memory import state_bytes
+from embeddings.plan_memory import piece_bytes, state_bytes
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
@@ -35,8 +35,14 @@ def dlrm_memory(
 
 def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
     """What a rank needs more when it holds *piece*: weights, state and buffers."""
+    weights_and_state = piece_bytes(piece, spec.embedding.optimizer)
+    return weights_and_state + _sent_bytes(spec, [piece])
+
+
+def pieces_memory_bytes(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> int:
+    """What a rank needs more when it holds *pieces*: weights, state and buffers."""
     empty = _rank_memory(spec, [], [], samples=0).total_bytes
-    return _rank_memory(spec, [piece], [], samples=0).total_bytes - empty
+    return _rank_memory(spec, list(pieces), [], samples=0).total_bytes - empty
 
 
 def base_memory_bytes(spec: DlrmSpec, copied: list[EmbeddingTable], *, samples: int) -> int:
@@ -80,10 +86,16 @@ def _activation_bytes(spec: DlrmSpec) -> int:
 
 def _exchange_bytes(spec: DlrmSpec, held: list[EmbeddingTable], samples: int) -> int:
     """Pooled vectors and their gradients, sent and received, and two batches of indices."""
-    width_sent = sum(table.width for table in held)
-    width_received = sum(table.width for table in spec.embedding.tables())
-    size = DType.FP32.size_bytes + spec.embedding.exchange_dtype.size_bytes
-    vectors = size * (spec.batch * width_sent + samples * width_received)
+    width_received = sum(table.width for table in spec.embedding.tables()) if samples else 0
+    return _sent_bytes(spec, held) + _vector_bytes(spec) * samples * width_received
+
+
+def _sent_bytes(spec: DlrmSpec, held: list[EmbeddingTable]) -> int:
+    vectors = _vector_bytes(spec) * spec.batch * sum(table.width for table in held)
     lookups = sum(table.pooling_factor for table in held)
-    indices = 2 * round(spec.batch * lookups) * spec.embedding.index_dtype.size_bytes
-    return vectors + indices
+    return vectors + 2 * round(spec.batch * lookups) * spec.embedding.index_dtype.size_bytes
+
+
+def _vector_bytes(spec: DlrmSpec) -> int:
+    """A number of a pooled vector, as it is computed and as it is sent."""
+    return DType.FP32.size_bytes + spec.embedding.exchange_dtype.size_bytes

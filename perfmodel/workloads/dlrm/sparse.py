@@ -58,8 +58,9 @@ def build_sparse_part(
     *,
     rank: int,
     exchanges: Exchanges | None,
+    partial_numbers: int,
 ) -> SparsePart:
-    """The lookups of *rank* under *plan*."""
+    """The lookups of *rank* under *plan*, where all ranks add up *partial_numbers*."""
     held = tuple(plan.table_of(shard) for shard in plan.shards_of_rank[rank])
     copied = plan.copied_tables
     local_batch = spec.batch // plan.rank_count
@@ -69,12 +70,8 @@ def build_sparse_part(
         lookup=Lookup(held, spec.batch, optimizer, kernel) if held else None,
         copied=Lookup(copied, local_batch, optimizer, kernel) if copied else None,
         exchanges=exchanges,
-        partial_numbers=_partial_numbers(plan, exchanges, samples=local_batch),
-        received_width=sum(
-            table.width
-            for place, table in enumerate(plan.tables)
-            if place not in plan.data_parallel
-        ),
+        partial_numbers=partial_numbers,
+        received_width=plan.received_width,
         bottom_samples=_bottom_samples(spec, plan, stack, rank),
         in_host=exchanges.of_hosts[plan.host_of(rank)]
         if exchanges is not None and exchanges.of_hosts
@@ -93,18 +90,18 @@ def _bottom_samples(spec: DlrmSpec, plan: ShardingPlan, stack: SoftwareStack, ra
     return 0 if rank else spec.batch
 
 
-def _partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, samples: int) -> int:
+def count_partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, samples: int) -> int:
     """Numbers that a rank gets as partial sums, from pieces by rows or from several hosts."""
     is_in_host = exchanges is not None and bool(exchanges.of_hosts)
     by_rows = [
         shard
         for shard in plan.shards
         if plan.kinds[shard.table] in _BY_ROWS
-        and not (is_in_host and shard.table in plan.summed_in_host)
+        and not (is_in_host and shard.table in plan.summed_places)
     ]
     numbers = sent_numbers(plan, by_rows, samples=samples)
     if is_in_host and plan.frequent_rows:
-        cold = [shard for shard in plan.shards if shard.table in plan.summed_in_host]
+        cold = [shard for shard in plan.shards if shard.table in plan.summed_places]
         numbers += sent_numbers(plan, cold, samples=samples)
     elif is_in_host:
         of_hosts = shards_by_host(plan)
