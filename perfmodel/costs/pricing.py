@@ -181,8 +181,10 @@ class _CallPricer:
         self._software = software
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
         rivals = find_rivals(job, cluster)
+        # Both are made anew at every look, and a large job has tens of thousands of groups.
+        hosts, gpus = np.asarray(cluster.host_of_rank), np.asarray(cluster.gpu_of_rank)
         keys = [
-            (*_placement(cluster, group.ranks), len(of_group))
+            (*_placement(hosts, gpus, group.ranks), len(of_group))
             for group, of_group in zip(job.groups, rivals, strict=True)
         ]
         kind_of_key = {key: kind for kind, key in enumerate(dict.fromkeys(keys))}
@@ -240,16 +242,18 @@ class _CallPricer:
         )
 
 
-def _placement(cluster: Cluster, ranks: Sequence[int]) -> tuple[bytes, bytes]:
+def _placement(
+    host_of_rank: NDArray[np.int64], gpu_of_rank: NDArray[np.int64], ranks: Sequence[int]
+) -> tuple[bytes, bytes]:
     """How *ranks* lie on the machine: hosts numbered as they come, and the GPU in each.
 
     Hosts of one cluster are alike, so which of them a group sits on does not matter.
     """
     members = np.asarray(ranks, dtype=np.intp)
-    hosts = np.asarray(cluster.host_of_rank)[members]
+    hosts = host_of_rank[members]
     _, first, inverse = np.unique(hosts, return_index=True, return_inverse=True)
     order = np.argsort(np.argsort(first))
-    return order[inverse].tobytes(), np.asarray(cluster.gpu_of_rank)[members].tobytes()
+    return order[inverse].tobytes(), gpu_of_rank[members].tobytes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
