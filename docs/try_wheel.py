@@ -1,4 +1,4 @@
-"""Install the wheel of a folder in an empty environment, ask it one question, say what is inside.
+"""Install the archives of a folder in an empty environment and say what is inside.
 
 python docs/try_wheel.py dist
 """
@@ -9,6 +9,7 @@ import collections
 import json
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
 import zipfile
@@ -18,26 +19,40 @@ CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
 
 
 def main(folder: Path) -> None:
-    """Try the one wheel in *folder*; archives beside it are named with their sizes."""
-    [wheel] = folder.glob("*.whl")
-    for path in sorted(folder.iterdir()):
+    """Try the one wheel and the one source archive in *folder*; both must answer alike."""
+    [wheel], [source] = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    in_wheel = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
+    with tarfile.open(source) as archive:
+        in_source = {one.name.partition("/")[2] for one in archive.getmembers() if one.isfile()}
+    for path, names in ((wheel, in_wheel), (source, in_source)):
         print(f"{path.name}  {path.stat().st_size / 2**20:.1f} MiB")
-    names = [name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
-    counted = collections.Counter(name.partition("/")[0] for name in names)
-    kinds = collections.Counter(Path(name).suffix or Path(name).name for name in names)
-    print("  files by package: " + ", ".join(f"{name} {n}" for name, n in counted.items()))
-    print("  files by kind: " + ", ".join(f"{name} {n}" for name, n in kinds.most_common(8)))
+        _tell(names)
+    missing = sorted(name for name in in_wheel - in_source if ".dist-info/" not in name)
+    if missing:
+        sys.exit(f"{source.name}: must hold what the wheel holds, lacks {', '.join(missing[:5])}")
     with tempfile.TemporaryDirectory() as place:
         venv.create(place, with_pip=True)
-        python = Path(place) / "bin" / "python"
-        install = ["-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        subprocess.run([python, *install, "-c", CONSTRAINTS, wheel.resolve()], check=True)
-        program = Path(place) / "bin" / "perfmodel"
-        print(_output(program, "--version", cwd=place).splitlines()[0])
-        answer = _output(
-            program, "predict", "--topology", "dgx_h100.yaml", "--json", "-", cwd=place
-        )
-        print(f"  make predict's question: {json.loads(answer)['iteration_time_ms']:.3f} ms")
+        answers = []
+        for path, options in ((wheel, ["-c", str(CONSTRAINTS)]), (source, ["--no-deps"])):
+            words = ["-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+            again = ["--force-reinstall"] if answers else []
+            python = Path(place) / "bin" / "python"
+            subprocess.run([python, *words, *options, *again, path.resolve()], check=True)
+            program = Path(place) / "bin" / "perfmodel"
+            print(f"{path.name}: {_output(program, '--version', cwd=place).splitlines()[0]}")
+            question = ("predict", "--topology", "dgx_h100.yaml", "--json", "-")
+            answer = json.loads(_output(program, *question, cwd=place))["iteration_time_ms"]
+            print(f"  make predict's question: {answer:.3f} ms")
+            answers.append(answer)
+    if len(set(answers)) > 1:
+        sys.exit(f"wheel and source archive answer differently: {answers}")
+
+
+def _tell(names: set[str]) -> None:
+    counted = collections.Counter(name.partition("/")[0] for name in names if "/" in name)
+    kinds = collections.Counter(Path(name).suffix or Path(name).name for name in names)
+    print("  files by folder: " + ", ".join(f"{name} {n}" for name, n in counted.most_common()))
+    print("  files by kind: " + ", ".join(f"{name} {n}" for name, n in kinds.most_common(8)))
 
 
 def _output(*words: str | Path, cwd: str) -> str:
