@@ -17,7 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-MODULES = ("tests.collectives.test_recorded", "tests.embeddings.test_recorded")
+MODULES = (
+    "tests.collectives.test_recorded",
+    "tests.embeddings.test_recorded",
+    "tests.prediction.test_recorded",
+)
 
 
 def plain(value: Any) -> Any:

@@ -113,6 +113,8 @@ def _read_header(folder: Path) -> dict[str, Any]:
     try:
         header = orjson.loads(read_bytes(path, GraphError, _MOST_HEADER_BYTES))
         version, files = header["schema_version"], header["files"]
+        stated = header.pop("sha256", None)
+        found = _digest(header)
     except (ValueError, KeyError, TypeError):
         raise GraphError(f"{path}: not the header of a job.") from None
     if version != SCHEMA_VERSION or not isinstance(files, dict):
@@ -121,7 +123,7 @@ def _read_header(folder: Path) -> dict[str, Any]:
             "Write the job again with this version of perfmodel."
         )
     # Jobs of earlier versions have no checksum of the header itself.
-    if header.pop("sha256", None) not in (None, _digest(header)):
+    if stated not in (None, found):
         raise GraphError(f"{path}: was changed after the job was written. Write the job again.")
     return dict(header)
 

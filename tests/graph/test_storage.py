@@ -118,6 +118,7 @@ def change_header(folder, change):
         lambda header: header["programs"][0].update(lane_start=[0.0, 1e300]),
         lambda header: header["programs"][0].update(lane_start=[0, None]),
         lambda header: header.update(groups=7),
+        lambda header: header.update(name=json.loads("[" * 300 + "]" * 300)),
         lambda header: header.update(slot_count=10**9),
         lambda header: header.update(peak_memory_bytes=["many"]),
     ],

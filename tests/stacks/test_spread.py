@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -30,7 +31,7 @@ def test_hosts_beyond_the_evidence_widen_the_interval():
     # Two doublings beyond four hosts, beside the spread itself.
     further = 2 * load_spread().transformer.per_doubling
     assert near.relative_sigma == 0.08
-    assert far.relative_sigma == (0.08**2 + further**2) ** 0.5
+    assert far.relative_sigma == pytest.approx(math.hypot(0.08, further))
     assert "16 hosts are beyond the 4" in far.sentence
 
 
@@ -81,5 +82,5 @@ def test_hosts_are_counted_against_the_most_that_any_evidence_has():
     # Without evidence one host is what is covered: a doubling to two.
     alone = load_spread().transformer
     far = find_spread(PLAIN, architecture="hopper", hosts=2)
-    assert far.relative_sigma == pytest.approx((alone.no_runs**2 + alone.per_doubling**2) ** 0.5)
+    assert far.relative_sigma == pytest.approx(math.hypot(alone.no_runs, alone.per_doubling))
     assert "beyond the 1 that" in far.sentence
