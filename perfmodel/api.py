@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perfmodel.emulation.telling import EmulatedJob
     from perfmodel.execution import Executor
     from perfmodel.graph.job import JobGraph
-    from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
+    from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking, Search
     from perfmodel.planning.question import RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.answer import Answer, Prediction
@@ -48,6 +48,7 @@ _LATE = {
     "RankQuestion": "perfmodel.planning.question",
     "Ranking": "perfmodel.planning.ranking",
     "Scoreboard": "perfmodel.validation.scoreboard",
+    "Search": "perfmodel.planning.layouts.search",
     "WhatIf": "perfmodel.prediction.changing",
 }
 """Types that are imported when somebody names them: what stands behind them takes a second."""
@@ -68,6 +69,7 @@ __all__ = [
     "Ranking",
     "Scenario",
     "Scoreboard",
+    "Search",
     "WhatIf",
     "compare",
     "emulate",
@@ -119,15 +121,32 @@ def predict(
     and which share of the work is done. With *require_fit* a scenario that does not
     fit in memory is refused before any work.
     """
-    from perfmodel.planning.layouts.filling import fill_layout
     from perfmodel.prediction.answering import predict_scenario
 
-    filled = fill_layout(_load(scenario), on_phase=on_phase)
-    if isinstance(filled.scenario, Scenario):
-        _check_memory(filled.scenario, on_phase, require_fit=require_fit)
+    asked, sentences = _fill(_load(scenario), on_phase)
+    if isinstance(asked, Scenario):
+        _check_memory(asked, on_phase, require_fit=require_fit)
     with _open(executor, workers, ray_address) as place:
-        found = predict_scenario(filled.scenario, executor=place, on_phase=on_phase)
-    return replace(found, assumptions=(*found.assumptions, *filled.sentences))
+        found = predict_scenario(asked, executor=place, on_phase=on_phase)
+    return replace(found, assumptions=(*found.assumptions, *sentences))
+
+
+def _fill(
+    scenario: Scenario | JobScenario, on_phase: OnPhase
+) -> tuple[Scenario | JobScenario, tuple[str, ...]]:
+    """*scenario* with a layout where a Transformer leaves it open, and what to say about it."""
+    from perfmodel.workloads.catalog import load_workload
+    from perfmodel.workloads.transformer.spec import TransformerSpec
+
+    if isinstance(scenario, JobScenario):
+        return scenario, ()
+    if not isinstance(load_workload(scenario.workload, scenario.overrides), TransformerSpec):
+        return scenario, ()
+    # The search of layouts is imported for those who need it.
+    from perfmodel.planning.layouts.filling import fill_layout
+
+    filled = fill_layout(scenario, on_phase=on_phase)
+    return filled.scenario, filled.sentences
 
 
 BY_FAR = 1.2
@@ -170,16 +189,25 @@ def compare(
         return compare_scenarios(filled, executor=place, on_phase=on_phase)
 
 
+def name_jobs(
+    folders: Sequence[str | Path], *, topology: str, stack: str | None = None
+) -> dict[str, JobScenario]:
+    """The jobs in *folders* on one machine, by the names of their folders: for `compare`."""
+    return {
+        Path(folder).name: JobScenario(str(folder), topology=topology, stack=stack)
+        for folder in folders
+    }
+
+
 def _filled(named: NamedScenario, on_phase: OnPhase) -> NamedScenario:
     """With a layout where it is left open, as `predict` does; a fault is found when it is asked."""
     from perfmodel.base.errors import PerfModelError
-    from perfmodel.planning.layouts.filling import fill_layout
 
     try:
-        found = fill_layout(named.scenario, on_phase=on_phase)
+        scenario, sentences = _fill(named.scenario, on_phase)
     except PerfModelError:
         return named
-    return replace(named, scenario=found.scenario, assumed=found.sentences)
+    return replace(named, scenario=scenario, assumed=sentences)
 
 
 def sweep(
@@ -256,7 +284,7 @@ def search(
     workers: int | None = None,
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
-) -> tuple[LayoutRanking, ...]:
+) -> Search:
     """The fastest layouts that *question* asks about, for every number of hosts."""
     from perfmodel.planning.layouts.search import search_layouts
 

@@ -52,12 +52,17 @@ RECORDINGS = {
 }
 SCALING = {"source": "Selene weak|MLPerf", "model": "GPT-"}
 DCNV2 = {"source": "MLPerf", "model": "DCNv2"}
+LAYOUT_SETS = {"vTrain": ["layers", "hidden", "n_gpus", "gbs"], "Ultra-Scale": ["model", "n_gpus"]}
+EVERY_SET = {"vTrain": 4, "Ultra-Scale": 1}
+MOST_GPUS_OF_SET = {"vTrain": 256, "Ultra-Scale": 32}
+"""Sets of runs that differ in their layout: of many every fourth, and of large ones the smaller."""
 SHORT_MS, LONG_MS, BIG_SIDE = (0.4, 0.8), 12.8, 2048
 
 
 def main(data: Path) -> None:
     """Write every table but those of core runs, which were cut by hand."""
     make_runs(data / "runs")
+    make_layouts(data / "runs")
     make_kernels(data)
     make_collectives(data / "collectives")
     make_studies(data)
@@ -83,6 +88,20 @@ def make_runs(folder: Path) -> None:
         rows = table[table["source"].str.contains(chosen["source"])]
         rows = rows[rows["model"].str.contains(chosen["model"])]
         write(rows.reindex(columns=kept), name)
+
+
+def make_layouts(folder: Path) -> None:
+    """Whole sets of runs that differ in layout alone, in the columns of the core table."""
+    table = pd.read_csv(folder / "transformer.csv.gz", dtype=str)
+    kept = pd.read_csv(MEASURED / "core_transformer.csv", nrows=0).columns
+    parts = []
+    for source, same in LAYOUT_SETS.items():
+        rows = table[table["source"].str.contains(source)]
+        rows = rows[rows["n_gpus"].astype(int) <= MOST_GPUS_OF_SET[source]]
+        number = rows.groupby(same, sort=True).ngroup()
+        is_several = rows["n_nodes"].astype(float) > 1
+        parts.append(rows[(number % EVERY_SET[source] == 0) | is_several])
+    write(pd.concat(parts).reindex(columns=kept).dropna(axis=1, how="all"), "runs_layouts.csv.gz")
 
 
 def make_kernels(data: Path) -> None:

@@ -14,6 +14,7 @@ from perfmodel.base.errors import UnitError
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
+NS_PER_HOUR = 3_600 * NS_PER_S
 BYTES_PER_GIB = 2**30
 BYTES_PER_MIB = 2**20
 

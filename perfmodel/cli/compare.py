@@ -27,6 +27,7 @@ EPILOG = """\b
 Examples:
   perfmodel compare a.yaml b.yaml
   perfmodel compare job_before/ job_after/ --csv jobs.csv
+  perfmodel compare jobs/*/ --topology dgx_h100 --price 2.5
   perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_8b --hosts 2
   perfmodel compare --topology dgx_h100 --workload llama3_8b,gpt3_13b --plot models.png
 \b
@@ -41,7 +42,8 @@ def compare(
         typer.Argument(metavar="FILE|JOB...", help="Scenario files or folders of jobs."),
     ] = None,
     topology: Annotated[
-        str | None, typer.Option(metavar="NAME[,NAME...]", help="Machines, instead of files.")
+        str | None,
+        typer.Option(metavar="NAME[,NAME...]", help="Machines instead of files, or that of jobs."),
     ] = None,
     workload: Annotated[
         str | None, typer.Option(metavar="NAME[,NAME...]", help="Models on those machines.")
@@ -56,6 +58,10 @@ def compare(
     stack: Annotated[
         str | None, typer.Option(metavar="NAME[,NAME...]", help="Software stacks.")
     ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(metavar="MONEY", min=0, help="Price of a GPU for an hour; orders by time."),
+    ] = None,
     calibration: CalibrationFiles = None,
     executor: ExecutorOption = ExecutorChoice.AUTO,
     workers: Workers = None,
@@ -69,6 +75,7 @@ def compare(
     """Set scenarios side by side: time, throughput, memory, what bounds them."""
     named = {"topology": topology, "workload": workload, "hosts": hosts, "stack": stack}
     given = {key: value for key, value in named.items() if value is not None}
+    machine = {key: given.pop(key) for key in ("topology", "stack") if files and key in given}
     if bool(files) == bool(given):
         raise typer.BadParameter("name scenario files or jobs, or machines with --topology a,b")
     outputs = ComparisonOutputs(json_file, csv_file, plot_file, report_file)
@@ -83,11 +90,12 @@ def compare(
     }
     with show_progress(is_quiet=quiet) as progress:
         if files:
-            found = api.compare(files, on_phase=progress, **place)
+            jobs = api.name_jobs(files, **machine) if machine else files
+            found = api.compare(jobs, on_phase=progress, **place)
         else:
             base, axes = _split(given, tuple(overrides or ()), tuple(calibration or ()))
             found = api.sweep(base, axes, on_phase=progress, **place)
-    outputs.write(found)
+    outputs.write(found if price is None else found.priced(price))
 
 
 def _split(

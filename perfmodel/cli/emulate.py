@@ -6,10 +6,14 @@ What the script prints stays its own; what perfmodel has to say goes to standard
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from perfmodel.emulation.telling import EmulatedJob
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -17,6 +21,7 @@ EPILOG = """\b
 Examples:
   perfmodel emulate --ranks 8 --device h100_sxm --out job -- train.py --batch_size=12
   perfmodel emulate --ranks 1 --device a100_sxm_80gb --out job -- -m my_package.train
+  perfmodel emulate --ranks 8 --device h100_sxm --vary batch_size=8,16,32 --out jobs -- train.py
   perfmodel predict --job job --topology dgx_h100
 """
 
@@ -34,6 +39,13 @@ def emulate(
         str, typer.Option(metavar="NAME", help="GPU, e.g. h100_sxm or a100_sxm_80gb.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="JOB", help="Folder to write the job to.")],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=V,V...",
+            help="One job a setting, below --out: {NAME} in the words, or --NAME V behind them.",
+        ),
+    ] = None,
     ranks_per_host: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="GPUs of a host: 8, or as many as there are ranks."),
@@ -83,11 +95,49 @@ def emulate(
         timeout_s=timeout,
         is_overwriting=overwrite,
     )
-    try:
-        told = api.emulate(request, out, executor=executor, workers=workers)
-    except ScriptFailedError as fault:
-        print(f"perfmodel: {fault}", file=sys.stderr)
-        raise typer.Exit(fault.code) from None
+    settings = _settings(request.words, vary or [])
+    for name, changed in settings.items():
+        try:
+            told = api.emulate(
+                replace(request, words=changed), out / name, executor=executor, workers=workers
+            )
+        except ScriptFailedError as fault:
+            where = f"{name}: " if name else ""
+            print(f"perfmodel: {where}{fault}", file=sys.stderr)
+            raise typer.Exit(fault.code) from None
+        _tell(told, out / name)
+    if vary:
+        jobs = " ".join(str(out / name) for name in settings)
+        print(
+            f"perfmodel: {len(settings)} jobs, one a setting. In the order of time and price: "
+            f"perfmodel compare {jobs} --topology NAME --price MONEY",
+            file=sys.stderr,
+        )
+
+
+def _settings(words: tuple[str, ...], vary: list[str]) -> dict[str, tuple[str, ...]]:
+    """The words of the script for every combination of values, by the name of its folder."""
+    from itertools import product
+
+    from perfmodel.prediction.comparing import parse_axis
+
+    axes = [parse_axis(text) for text in vary]
+    settings = {}
+    for values in product(*(axis.values for axis in axes)):
+        changed = words
+        for axis, value in zip(axes, values, strict=True):
+            place = f"{{{axis.key}}}"
+            if any(place in word for word in changed):
+                changed = tuple(word.replace(place, value) for word in changed)
+            else:
+                changed = (*changed, f"--{axis.key}", value)
+        pairs = zip((axis.key for axis in axes), values, strict=True)
+        name = ",".join(f"{key}={value}" for key, value in pairs)
+        settings[name.replace("/", "_")] = changed
+    return settings
+
+
+def _tell(told: EmulatedJob, out: Path) -> None:
     assert told.job is not None
     lines = [
         *told.notices,

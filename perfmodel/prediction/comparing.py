@@ -14,7 +14,7 @@ from typing import Any
 
 from perfmodel.base.errors import PerfModelError, ScenarioError
 from perfmodel.base.shown import Shown
-from perfmodel.base.units import format_duration
+from perfmodel.base.units import NS_PER_HOUR, format_duration
 from perfmodel.base.value_lists import EXAMPLES, expand_values
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
@@ -62,10 +62,27 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Shown):
-    """Scenarios in the order they were given; *axes* are what a sweep went over."""
+    """Scenarios in the order they were given; *axes* are what a sweep went over.
+
+    With a *price_per_gpu_hour* iterations cost money, too.
+    """
 
     entries: tuple[Compared, ...]
     axes: tuple[SweepAxis, ...] = ()
+    price_per_gpu_hour: float | None = None
+
+    def priced(self, price_per_gpu_hour: float) -> Comparison:
+        """The same with a price: what fits first, fastest first, what has no answer last."""
+        ordered = sorted(self.answered, key=_time_if_it_fits)
+        rest = [entry for entry in self.entries if entry.prediction is None]
+        return Comparison((*ordered, *rest), self.axes, price_per_gpu_hour)
+
+    def cost_of(self, entry: Compared) -> float | None:
+        """Money for a thousand iterations of *entry*, where a price is known."""
+        if entry.prediction is None or self.price_per_gpu_hour is None:
+            return None
+        hours = 1000 * entry.prediction.iteration_ns / NS_PER_HOUR
+        return hours * entry.prediction.facts.rank_count * self.price_per_gpu_hour
 
     @property
     def answered(self) -> tuple[Compared, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.base.units import NS_PER_S
+from perfmodel.base.units import NS_PER_HOUR, NS_PER_S
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.transformer.flops import count_flops
@@ -16,7 +16,6 @@ from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.unstated import take_over
 from topologies.device import Device
 
-NS_PER_HOUR = 3600 * NS_PER_S
 MILLION = 1e6
 
 

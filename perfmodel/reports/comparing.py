@@ -30,7 +30,11 @@ _COLOURS = ("#3f9a54", "#3b74c4", "#8d63b5", "#e0b43a", "#c8553d")
 
 def to_comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """One flat row per scenario; what is not known is None."""
-    return [_row(entry) for entry in comparison.entries]
+    rows = [_row(entry) for entry in comparison.entries]
+    if comparison.price_per_gpu_hour is not None:
+        for row, entry in zip(rows, comparison.entries, strict=True):
+            row["cost_per_thousand_iterations"] = comparison.cost_of(entry)
+    return rows
 
 
 def _row(entry: Compared) -> dict[str, Any]:
@@ -119,6 +123,7 @@ def to_headings(comparison: Comparison) -> list[str]:
         "90 % interval",
         *([f"{'/'.join(sorted(units))}/s"] if units else []),
         *(["MFU"] if _has_mfu(comparison) else []),
+        *([] if comparison.price_per_gpu_hour is None else ["per 1,000"]),
         *(_SHORT[part] for part in _shown_parts(comparison)),
         "memory",
         "bound by",
@@ -142,6 +147,7 @@ def to_cells(entry: Compared, comparison: Comparison) -> list[str]:
         f"{low} to {high}",
         *([rate] if has_rate else []),
         *([mfu] if _has_mfu(comparison) else []),
+        *([] if (cost := comparison.cost_of(entry)) is None else [f"{cost:.4g}"]),
         *(f"{_parts(found)[part] / total_ns:.0%}" for part in _shown_parts(comparison)),
         size if memory is None or memory.fits else f"{size} TOO MUCH",
         f"{found.bound.name} {found.bound_ratio:.0%}",

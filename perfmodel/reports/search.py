@@ -51,6 +51,7 @@ def to_search_document(rankings: Sequence[LayoutRanking]) -> dict[str, Any]:
                 "considered": one.tally.considered,
                 "too_large": one.tally.too_large,
                 "pruned": one.tally.pruned,
+                "untried": one.tally.untried,
                 "replayed": one.tally.replayed,
                 "is_proven": one.tally.is_proven,
                 "reasons": list(one.reasons),
@@ -181,7 +182,9 @@ def to_front_lines(rankings: Sequence[LayoutRanking]) -> list[str]:
 def to_tally_line(ranking: LayoutRanking) -> str:
     """What became of the layouts, and whether the first is surely the fastest."""
     tally = ranking.tally
-    proof = "no other can be faster" if tally.is_proven else "time was up: another may be faster"
+    proof = "no other can be faster"
+    if not tally.is_proven:
+        proof = f"time was up with {tally.untried} untried: another may be faster"
     return (
         f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
         f"bound, {tally.replayed} replayed; {proof}"

@@ -35,7 +35,9 @@ def test_the_document_counts_layouts_and_says_how_each_is_split_and_paid(found):
     [first, second] = to_search_document(found)["searches"]
     best = first["layouts"][0]
 
-    assert first["considered"] == first["too_large"] + first["pruned"] + first["replayed"]
+    parts = ("too_large", "pruned", "replayed", "untried")
+    assert first["considered"] == sum(first[part] for part in parts)
+    assert first["untried"] == 0
     assert (best["tp"], best["cp"], best["ep"]) == (1, 2, 2)
     assert best["set"]["parallel.cp"] == best["set"]["parallel.ep"] == 2
     assert best["interval_ms"][0] <= best["iteration_time_ms"] <= best["interval_ms"][1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.prediction.comparing import Compared, Comparison, SweepAxis
-from perfmodel.reports.comparing import to_comparison_csv
+from perfmodel.reports.comparing import to_comparison_csv, to_comparison_rows
 from perfmodel.reports.pages.answers import build_comparison_page
 from tests.reports.predictions import build_prediction
 
@@ -43,3 +43,19 @@ def test_a_table_of_scenarios_has_a_line_each_and_says_why_one_has_no_answer():
     assert len(lines) == 4
     assert lines[3].endswith("batch must divide")
     assert "batch must divide" in build_comparison_page(build_comparison())
+
+
+def test_with_a_price_scenarios_stand_in_the_order_of_time_and_cost_money():
+    found = build_prediction()
+    entries = (
+        Compared("refused", found.scenario, None, "batch must divide"),
+        Compared("one", found.scenario, found),
+        Compared("other", found.scenario, found),
+    )
+    priced = Comparison(entries).priced(2.0)
+
+    assert [entry.name for entry in priced.entries] == ["one", "other", "refused"]
+    # A thousand iterations at 2 an hour and GPU.
+    cost = 1000 * found.iteration_ns / 3.6e12 * found.facts.rank_count * 2.0
+    costs = [row["cost_per_thousand_iterations"] for row in to_comparison_rows(priced)]
+    assert costs == [pytest.approx(cost), pytest.approx(cost), None]

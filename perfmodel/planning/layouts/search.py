@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.base.shown import Shown
-from perfmodel.base.units import format_duration, format_size
+from perfmodel.base.units import NS_PER_HOUR, format_duration, format_size
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
@@ -34,7 +34,6 @@ from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster, build_cluster, load_topology
 
 REPLAYED_AT_ONCE = 8
-NS_PER_HOUR = 3.6e12
 TIE_PROBABILITY = 0.6
 """A layout that beats the next one less surely than this is tied with it."""
 
@@ -114,12 +113,13 @@ class RankedLayout:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many layouts there were and what became of them."""
+    """How many layouts there were and what became of them; *untried* when time was up."""
 
     considered: int
     too_large: int
     replayed: int
     pruned: int
+    untried: int
     is_proven: bool
 
 
@@ -149,6 +149,17 @@ class LayoutRanking(Shown):
         return hours * self.question.price_per_gpu_hour / self.tokens * 1e6
 
 
+class Search(Shown, tuple[LayoutRanking, ...]):
+    """A ranking for every number of hosts that was asked for."""
+
+    __slots__ = ()
+
+    @property
+    def best(self) -> LayoutRanking:
+        """The one with the shortest iteration."""
+        return min(self, key=lambda one: one.best.time_ns)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Setting:
     """Everything a question names, loaded for one number of hosts."""
@@ -161,9 +172,9 @@ class _Setting:
 
 def search_layouts(
     question: LayoutQuestion, *, executor: Executor, on_phase: OnPhase = ignore_phase
-) -> tuple[LayoutRanking, ...]:
+) -> Search:
     """Answer *question*, for every number of hosts; replays fan out over *executor*."""
-    return tuple(_search(question, hosts, executor, on_phase) for hosts in question.hosts)
+    return Search(_search(question, hosts, executor, on_phase) for hosts in question.hosts)
 
 
 def fastest_by_bound(
@@ -197,6 +208,7 @@ def _search(
         queue, _judge_with(setting, asked, executor), question.top, deadline_s, on_phase
     )
     ranked = _order(replayed)[: question.top]
+    above = [bound_ns for bound_ns, _ in queue[len(replayed) :] if bound_ns >= ranked[0].time_ns]
     return LayoutRanking(
         question=question,
         hosts=hosts,
@@ -208,7 +220,8 @@ def _search(
             considered=len(everything),
             too_large=len(everything) - len(fitting),
             replayed=len(replayed),
-            pruned=len(fitting) - len(replayed),
+            pruned=len(above),
+            untried=len(fitting) - len(replayed) - len(above),
             is_proven=is_proven,
         ),
         reasons=_reasons(setting, ranked),
