@@ -47,6 +47,7 @@ _LATE = {
     "Prediction": "perfmodel.prediction.answer",
     "RankQuestion": "perfmodel.planning.question",
     "Ranking": "perfmodel.planning.ranking",
+    "RunPlace": "collectives.nccl_tests",
     "Scoreboard": "perfmodel.validation.scoreboard",
     "Search": "perfmodel.planning.layouts.search",
     "WhatIf": "perfmodel.prediction.changing",
@@ -67,10 +68,12 @@ __all__ = [
     "Prediction",
     "RankQuestion",
     "Ranking",
+    "RunPlace",
     "Scenario",
     "Scoreboard",
     "Search",
     "WhatIf",
+    "calibrate_collectives",
     "compare",
     "emulate",
     "import_chakra",
@@ -301,7 +304,7 @@ def import_traces(
     """Turn traces of all ranks into a job in the folder *out*; what they are is told by content.
 
     *paths* are files of one job, a folder of them, or a folder of such folders; several jobs go
-    to folders in *out*. *on_file* is told before each file is read.
+    to folders in *out*. *on_file* is told before each file is read, and when all are.
     """
     from perfmodel.recordings import import_files
     from traces.job_trace import ignore_file
@@ -480,3 +483,30 @@ def validate_runs(
         return runs.validate_tables(
             tables, executor=place, calibration=tuple(calibration), on_phase=on_phase
         )
+
+
+def calibrate_collectives(
+    tables: Sequence[str | Path], out: str | Path, *, place: RunPlace | None = None
+) -> tuple[str, ...]:
+    """Shift the shipped constants to the machines of *tables* and write them to *out*.
+
+    Tables are CSV or output of nccl-tests, of which *place* says the machine. The sentences
+    say what was found; the file is a `calibration` of scenarios.
+    """
+    from datetime import UTC, datetime
+
+    from collectives.calibration import load_default_calibration
+    from collectives.measurements import load_measurements
+    from perfmodel.calibration.collectives.rows import about_tables, write_calibration
+    from perfmodel.calibration.collectives.shift import shift_collectives
+
+    measurements = load_measurements([Path(table) for table in tables], place=place)
+    shifted = shift_collectives(measurements, load_default_calibration())
+    about = about_tables(
+        measurements,
+        command=f"perfmodel.api.calibrate_collectives, {' '.join(map(str, tables))}",
+        licence="that of the sources",
+        day=datetime.now(UTC).date(),
+    )
+    write_calibration(shifted.calibration, Path(out), about=about)
+    return shifted.sentences
