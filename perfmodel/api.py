@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perfmodel.emulation.telling import EmulatedJob
     from perfmodel.execution import Executor
     from perfmodel.graph.job import JobGraph
-    from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
+    from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking, Search
     from perfmodel.planning.question import RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.answer import Answer, Prediction
@@ -47,7 +47,9 @@ _LATE = {
     "Prediction": "perfmodel.prediction.answer",
     "RankQuestion": "perfmodel.planning.question",
     "Ranking": "perfmodel.planning.ranking",
+    "RunPlace": "collectives.nccl_tests",
     "Scoreboard": "perfmodel.validation.scoreboard",
+    "Search": "perfmodel.planning.layouts.search",
     "WhatIf": "perfmodel.prediction.changing",
 }
 """Types that are imported when somebody names them: what stands behind them takes a second."""
@@ -66,9 +68,12 @@ __all__ = [
     "Prediction",
     "RankQuestion",
     "Ranking",
+    "RunPlace",
     "Scenario",
     "Scoreboard",
+    "Search",
     "WhatIf",
+    "calibrate_collectives",
     "compare",
     "emulate",
     "import_chakra",
@@ -119,15 +124,32 @@ def predict(
     and which share of the work is done. With *require_fit* a scenario that does not
     fit in memory is refused before any work.
     """
-    from perfmodel.planning.layouts.filling import fill_layout
     from perfmodel.prediction.answering import predict_scenario
 
-    filled = fill_layout(_load(scenario), on_phase=on_phase)
-    if isinstance(filled.scenario, Scenario):
-        _check_memory(filled.scenario, on_phase, require_fit=require_fit)
+    asked, sentences = _fill(_load(scenario), on_phase)
+    if isinstance(asked, Scenario):
+        _check_memory(asked, on_phase, require_fit=require_fit)
     with _open(executor, workers, ray_address) as place:
-        found = predict_scenario(filled.scenario, executor=place, on_phase=on_phase)
-    return replace(found, assumptions=(*found.assumptions, *filled.sentences))
+        found = predict_scenario(asked, executor=place, on_phase=on_phase)
+    return replace(found, assumptions=(*found.assumptions, *sentences))
+
+
+def _fill(
+    scenario: Scenario | JobScenario, on_phase: OnPhase
+) -> tuple[Scenario | JobScenario, tuple[str, ...]]:
+    """*scenario* with a layout where a Transformer leaves it open, and what to say about it."""
+    from perfmodel.workloads.catalog import load_workload
+    from perfmodel.workloads.transformer.spec import TransformerSpec
+
+    if isinstance(scenario, JobScenario):
+        return scenario, ()
+    if not isinstance(load_workload(scenario.workload, scenario.overrides), TransformerSpec):
+        return scenario, ()
+    # The search of layouts is imported for those who need it.
+    from perfmodel.planning.layouts.filling import fill_layout
+
+    filled = fill_layout(scenario, on_phase=on_phase)
+    return filled.scenario, filled.sentences
 
 
 BY_FAR = 1.2
@@ -183,13 +205,12 @@ def name_jobs(
 def _filled(named: NamedScenario, on_phase: OnPhase) -> NamedScenario:
     """With a layout where it is left open, as `predict` does; a fault is found when it is asked."""
     from perfmodel.base.errors import PerfModelError
-    from perfmodel.planning.layouts.filling import fill_layout
 
     try:
-        found = fill_layout(named.scenario, on_phase=on_phase)
+        scenario, sentences = _fill(named.scenario, on_phase)
     except PerfModelError:
         return named
-    return replace(named, scenario=found.scenario, assumed=found.sentences)
+    return replace(named, scenario=scenario, assumed=sentences)
 
 
 def sweep(
@@ -266,7 +287,7 @@ def search(
     workers: int | None = None,
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
-) -> tuple[LayoutRanking, ...]:
+) -> Search:
     """The fastest layouts that *question* asks about, for every number of hosts."""
     from perfmodel.planning.layouts.search import search_layouts
 
@@ -283,7 +304,7 @@ def import_traces(
     """Turn traces of all ranks into a job in the folder *out*; what they are is told by content.
 
     *paths* are files of one job, a folder of them, or a folder of such folders; several jobs go
-    to folders in *out*. *on_file* is told before each file is read.
+    to folders in *out*. *on_file* is told before each file is read, and when all are.
     """
     from perfmodel.recordings import import_files
     from traces.job_trace import ignore_file
@@ -462,3 +483,30 @@ def validate_runs(
         return runs.validate_tables(
             tables, executor=place, calibration=tuple(calibration), on_phase=on_phase
         )
+
+
+def calibrate_collectives(
+    tables: Sequence[str | Path], out: str | Path, *, place: RunPlace | None = None
+) -> tuple[str, ...]:
+    """Shift the shipped constants to the machines of *tables* and write them to *out*.
+
+    Tables are CSV or output of nccl-tests, of which *place* says the machine. The sentences
+    say what was found; the file is a `calibration` of scenarios.
+    """
+    from datetime import UTC, datetime
+
+    from collectives.calibration import load_default_calibration
+    from collectives.measurements import load_measurements
+    from perfmodel.calibration.collectives.rows import about_tables, write_calibration
+    from perfmodel.calibration.collectives.shift import shift_collectives
+
+    measurements = load_measurements([Path(table) for table in tables], place=place)
+    shifted = shift_collectives(measurements, load_default_calibration())
+    about = about_tables(
+        measurements,
+        command=f"perfmodel.api.calibrate_collectives, {' '.join(map(str, tables))}",
+        licence="that of the sources",
+        day=datetime.now(UTC).date(),
+    )
+    write_calibration(shifted.calibration, Path(out), about=about)
+    return shifted.sentences

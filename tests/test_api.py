@@ -67,3 +67,17 @@ def test_the_door_opens_without_what_is_heavy():
     )
 
     assert shown.stdout.strip() == "set()"
+
+
+def test_own_measurements_become_a_calibration_of_a_scenario(tmp_path):
+    table, out = tmp_path / "calls.csv", tmp_path / "my.yaml"
+    rows = "".join(f"dgx_a100,2,16,all_reduce,{4**n},{100 + 4**n / 1e4}\n" for n in range(9, 15))
+    table.write_text(f"topology,hosts,nranks,collective,size_bytes,time_us\n{rows}")
+
+    [sentence] = api.calibrate_collectives([table], out)
+    found = api.validate("collectives", [table], calibration=[str(out)])
+    shipped = api.validate("collectives", [table])
+
+    assert "dgx_a100, between hosts, 6 rows" in sentence
+    assert found.overall.mape_pct < shipped.overall.mape_pct
+    assert found.overall.inside_interval_pct == 100

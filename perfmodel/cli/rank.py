@@ -162,6 +162,12 @@ def rank(
         from perfmodel.reports.rank.table import print_ranking
 
         print_ranking(ranking, Console(width=None if sys.stdout.isatty() else 140, highlight=False))
+        for path in (json_file, csv_file, report_file):
+            if path is not None:
+                print(f"Wrote {path}")
+        if best_file is not None and ranking.fits:
+            print(f"Wrote {best_file}: {ranking.plans[0].plan.name}, in TorchRec's JSON")
+            print("  explained by: perfmodel predict --plan; its keys: perfmodel schema plan")
     if not ranking.fits:
         raise PlanError(
             ranking.verdict + ("" if best_file is None else f" {best_file} was not written.")

@@ -65,11 +65,13 @@ class FileProgress:
         self._stack.close()
 
     def tell(self, path: Path, place: int, count: int) -> None:
-        """The file *path*, number *place* of *count*, is read next."""
+        """The file *path*, number *place* of *count*, is read next; behind the last, all are."""
         self._read_bytes += self._last_bytes
         self._last_bytes = path.stat().st_size
         rate = self._read_bytes / 1e6 / max(time.monotonic() - self._since_s, 1e-3)
         said = f"reading {printable(path.name)} ({place + 1} of {count}, {rate:.1f} MB/s)"
+        if place == count:
+            said = f"matching and replaying {count} ranks (read at {rate:.1f} MB/s)"
         self._bar(said, place / count)
 
 

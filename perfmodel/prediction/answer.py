@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.shown import Shown
@@ -17,7 +18,9 @@ from perfmodel.graph.memory import RankMemory
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
-from perfmodel.recordings.recorded_job import SelfReplay
+
+if TYPE_CHECKING:
+    from perfmodel.recordings.recorded_job import SelfReplay
 
 
 class Part(Enum):

@@ -7,6 +7,7 @@ so equal questions have equal answers, whoever asks.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,9 +32,10 @@ from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
 from perfmodel.prediction.question import Notes, Question, build_question
 from perfmodel.prediction.sampling import build_interval
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
-from perfmodel.recordings.hold_back import HeldReplay, replay_held
-from perfmodel.recordings.recorded_job import SelfReplay
-from perfmodel.whatif.pinning import pin_prices, with_own_origins
+
+if TYPE_CHECKING:
+    from perfmodel.recordings.hold_back import HeldReplay
+    from perfmodel.recordings.recorded_job import SelfReplay
 
 NO_DOUBT = "The interval is empty: the job states its durations and no doubt about them."
 
@@ -72,6 +74,9 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
             f"{question.job.facts.name}: {score.distrust}. Record it again, or ask with --force "
             "and do not trust the answer."
         )
+    # Only what-ifs need it.
+    from perfmodel.whatif.pinning import pin_prices, with_own_origins
+
     if question.cluster is None:
         named = question.job if question.notes is not None else with_own_origins(question.job)
         return replace(question, job=named)
@@ -147,6 +152,8 @@ def _interval_of(drawn_ns: tuple[float, ...], iteration_ns: int) -> Interval:
 def _answer_recording(
     question: Question, notes: Notes, priced: PricedJob, executor: Executor, clock: PhaseClock
 ) -> Answer:
+    from perfmodel.recordings.hold_back import replay_held
+
     job = question.job
     with clock.phase("replaying", done=0.3):
         rule = notes.hold_rule(job)

@@ -25,7 +25,6 @@ from perfmodel.prediction.phases import PhaseClock
 from perfmodel.prediction.question import Question
 from perfmodel.prediction.sampling import replay_samples
 from perfmodel.prediction.scenario import Interference, Mode
-from perfmodel.whatif.pinning import stated_prices
 
 
 def price_question(question: Question) -> PricedJob:
@@ -35,6 +34,8 @@ def price_question(question: Question) -> PricedJob:
 
 def _price(question: Question, job: JobGraph) -> PricedJob:
     if question.cluster is None or question.known is not None:
+        from perfmodel.whatif.pinning import stated_prices  # only jobs that state durations do
+
         return stated_prices(job, question.known)
     assert question.stack is not None
     return price_job(job, cluster=question.cluster, stack=question.stack)

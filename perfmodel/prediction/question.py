@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.memory import MemoryPart, RankMemory
 from perfmodel.graph.program import NO_ORIGIN, Int64s
-from perfmodel.graph.storage import load_job
 from perfmodel.prediction.placing import PlacementFiles, place_workload
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
@@ -32,13 +32,8 @@ from perfmodel.prediction.scenario import (
     Scenario,
 )
 from perfmodel.prediction.yardsticks import IterationWork, count_work
-from perfmodel.recordings.hold_back import HoldRule
-from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
-from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import Execution, SoftwareStack
-from perfmodel.whatif.compiling import Compile
-from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned, with_own_origins
 from perfmodel.workloads.catalog import Workload, load_workload
 from perfmodel.workloads.jobs import Continuation, build_workload
 from topologies import Cluster, build_cluster, load_topology
@@ -47,6 +42,10 @@ UNKNOWN_PEERS = (
     "Whether GPUs reach each other over PCIe without a stop in host memory is not stated: they are "
     "taken to, and the interval covers hosts where they do not."
 )
+if TYPE_CHECKING:
+    from perfmodel.recordings.hold_back import HoldRule
+    from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
+
 NO_MEMORY = "Memory is not checked: the folder of a job does not say what its ranks need."
 STATED_MEMORY = (
     "Memory is what the job says its ranks allocate at most, in blocks as torch rounds them; what "
@@ -86,6 +85,8 @@ class Notes:
 
     def hold_rule(self, job: JobGraph) -> HoldRule:
         """The rule for the tasks of *job*; new ones neither hold nor are held."""
+        from perfmodel.recordings.hold_back import HoldRule
+
         origins = _origins_by_row(job)
         is_known = origins != NO_ORIGIN
         known = np.where(is_known, origins, 0)
@@ -230,6 +231,12 @@ def job_question(scenario: JobScenario) -> Question:
 
 def open_job(scenario: JobScenario) -> Question:
     """The same for a what-if: a machine beside stated durations prices the changes alone."""
+    # Readers of jobs and what changes them are imported where there is a job.
+    from perfmodel.graph.storage import load_job
+    from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
+    from perfmodel.whatif.compiling import Compile
+    from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
+
     folder, asked = Path(scenario.job), _asked_by(scenario)
     if is_recorded_job(folder):
         if scenario.mode is Mode.ISOLATED:
@@ -271,6 +278,8 @@ def open_job(scenario: JobScenario) -> Question:
 
 def recording_question(recorded: RecordedJob, asked: Asked) -> Question:
     """The question about a recording, every task of it with an origin of its own."""
+    from perfmodel.whatif.pinning import with_own_origins
+
     graph, first_rows = recorded.graph, recorded.rank_rows()[:-1]
     apart = replace(
         graph,

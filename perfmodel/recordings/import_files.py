@@ -124,6 +124,8 @@ def import_chakra(paths: Sequence[Path], out: Path) -> tuple[Imported, ...]:
 def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnFile) -> Imported:
     if recording.kineto:
         traces = load_recording(recording, wishes.limits, on_file)
+        files = len(recording.kineto)
+        on_file(recording.kineto[-1], files, files)
         return ImportedJob(folder, with_score(import_job(traces)))
     if recording.executed:
         job = _read_executed(recording, wishes.limits, on_file)

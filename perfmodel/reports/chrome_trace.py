@@ -190,10 +190,11 @@ def iter_counters(prediction: Prediction, ranks: tuple[int, ...]) -> Iterator[Re
     """Memory at its peak, and whether communication runs with nothing beside it, by rank."""
     evidence, why = prediction.evidence, prediction.explanation
     origin_ns = min(int(evidence.starts_ns(rank).min()) for rank in ranks)
+    memory_of = {rank: one.memory for one in why.rank_classes for rank in one.ranks}
     for rank in ranks:
         pid = evidence.class_ranks[rank][0]
         last_us = _us(int(evidence.ends_ns(rank).max()) - origin_ns)
-        memory = why.rank_classes[rank].memory if rank < len(why.rank_classes) else None
+        memory = memory_of.get(pid)
         if memory is not None and memory.parts:
             sizes = {part.name: part.size_bytes for part in memory.parts if part.size_bytes}
             for moment_us in (0.0, last_us):
@@ -265,8 +266,10 @@ def _spans(evidence: Evidence, rank: int, origin_ns: int, on_path: set[int]) -> 
         span = {"ph": "X", "pid": pid, "tid": lanes[task], "cat": kind}
         if waits_ns[task] > 0:
             begin = _us(start_ns - waits_ns[task])
+            last = evidence.last_member(rank, task).rank
+            args = {"waits_for_rank": evidence.class_ranks[last][0]}
             yield {**span, "cat": "wait", "name": f"wait: {label}", "ts": begin,
-                   "dur": _us(waits_ns[task])}  # fmt: skip
+                   "dur": _us(waits_ns[task]), "args": args}  # fmt: skip
         yield {**span, "name": label, "ts": _us(start_ns), "dur": _us(ends_ns[task] - start_ns),
                "args": describe_task(evidence, rank, task, on_path=task in on_path)}  # fmt: skip
 

@@ -72,20 +72,20 @@ def _bar(delay_s: float) -> Iterator[OnPhase]:
 def _lines(every_s: float) -> Iterator[OnPhase]:
     """A line every *every_s* seconds, with the phase that was told last."""
     began_s, done_with_it = time.monotonic(), threading.Event()
-    now: tuple[str, float] = ("starting", 0.0)
+    now: tuple[str, float, float] = ("starting", 0.0, began_s)
 
     def told(phase: str, done: float) -> None:
         nonlocal now
         if phase.startswith(NOTE):
             print(f"perfmodel: {phase}", file=sys.stderr)
         else:
-            now = (phase, done)
+            now = (phase, done, time.monotonic())
 
     def say() -> None:
         while not done_with_it.wait(every_s):
             seconds = time.monotonic() - began_s
-            phase, done = now
-            left = describe_left(seconds, done)
+            phase, done, told_s = now
+            left = describe_left(told_s - began_s, done, since_s=time.monotonic() - told_s)
             words = f"{phase}, {done:.0%}, {seconds:.0f} s so far{left}"
             print(f"perfmodel: {words}", file=sys.stderr, flush=True)
 
@@ -98,11 +98,14 @@ def _lines(every_s: float) -> Iterator[OnPhase]:
         speaker.join()
 
 
-def describe_left(seconds: float, done: float) -> str:
-    """How long it may still take, once a twentieth of the work is behind it."""
-    if not 0.05 <= done < 1:
+def describe_left(seconds: float, done: float, *, since_s: float = 0.0) -> str:
+    """How long it may still take: *done* was reached after *seconds*, and that was *since_s* ago.
+
+    Nothing while less than a tenth is done, or when it takes longer than it seemed to.
+    """
+    left_s = seconds * (1 - done) / done - since_s if 0.1 <= done < 1 else 0.0
+    if left_s <= 0:
         return ""
-    left_s = seconds * (1 - done) / done
     return f", about {left_s:.0f} s left" if left_s < 90 else f", about {left_s / 60:.0f} min left"
 
 

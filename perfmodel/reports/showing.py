@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.base.writing import check_writable, write_file
-from perfmodel.planning.layouts.search import LayoutRanking
+from perfmodel.planning.layouts.search import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
 from perfmodel.prediction.answer import Answer, Interval, Part, Prediction
 from perfmodel.prediction.changing import WhatIf
@@ -271,6 +271,13 @@ VIEWS: dict[type[object], View] = {
         lambda ranking: to_search_rows([ranking]),
         _draw_layouts,
         lambda ranking: answers.build_search_page([ranking]),
+    ),
+    Search: View(
+        lambda found: [f"Search: {len(found)} numbers of hosts", *_layout_lines(found.best)],
+        to_search_document,
+        to_search_rows,
+        lambda found: _draw_layouts(found.best),
+        answers.build_search_page,
     ),
     WhatIf: View(
         _whatif_lines, to_whatif_document, _whatif_rows, _draw_whatif, answers.build_whatif_page

@@ -184,10 +184,12 @@ def to_command(scenario: Scenario | JobScenario, *, word: str = "predict") -> st
         if (
             value == one.default
             or value is None
-            or one.name in ("overrides", "mode", "interference")
+            or one.name in ("overrides", "mode", "interference", "calibration")
         ):
             continue
         words += [f"--{one.name.replace('_', '-')}", shlex.quote(str(value))]
+    for file in scenario.calibration:
+        words += ["--calibration", shlex.quote(file)]
     for change in getattr(scenario, "overrides", ()):
         words += ["--set", shlex.quote(change)]
     if scenario.mode is Mode.ISOLATED:

@@ -49,6 +49,8 @@ _SEVERAL_INPUTS = _COMBINING | _NORMS_BACKWARD | _SOFTMAXES_BACKWARD
 _LOGARITHMS = frozenset({"log_softmax"})
 _SUMS = frozenset({"add", "residual_add"})
 _PICKING = frozenset({"gather"})
+_OUTSIDE = frozenset({"accumulate"})
+"""Kernels that run behind the compiled code, wherever eager code had them between its own."""
 _LOOK_BACK = 4
 """Kernels that may stand between one that writes and one that reads."""
 _ON_CHIP_ROW = 1024
@@ -97,7 +99,7 @@ def _edit(draft: JobDraft, program: ProgramDraft) -> None:
 
 
 def _is_joined(op: Op) -> bool:
-    words = _COMBINING | _UNARY | _REDUCING | _PICKING
+    words = _COMBINING | _UNARY | _REDUCING | _PICKING | _OUTSIDE
     return isinstance(op, MemoryBound) and op.operator in words
 
 
@@ -124,6 +126,8 @@ class Chain:
     def hands_to(self, work: MemoryBound) -> bool:
         """Whether *work* reads what this chain writes, as far as sizes tell."""
         last = self.works[-1]
+        if _OUTSIDE & {work.operator, last.operator}:
+            return False
         if work.operator in _PICKING:
             touched_bytes = work.read_bytes + work.write_bytes
             is_picked = touched_bytes < last.write_bytes * _PICKED_RATIO

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import yaml
+
+from perfmodel.base import documents
 from perfmodel.base.documents import FaultList, load_yaml, parse_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, TopologyError
@@ -112,3 +116,17 @@ def test_what_begins_as_a_document_must_end_as_one(tmp_path):
     assert load_yaml(file) == {"name": "dgx"}
     with pytest.raises(InputError, match="may have been cut"):
         load_yaml(file, must_close=True)
+
+
+@pytest.mark.skipif(documents._FAST_LOADER is None, reason="PyYAML was built without libyaml")
+def test_the_fast_scanner_reads_what_the_plain_one_reads():
+    folder = Path(documents.__file__).parents[2]
+    names = [*folder.glob("topologies/catalog/*.yaml"), *folder.glob("perfmodel/cli/templates/*")]
+    assert names
+    for path in names:
+        text = path.read_text(encoding="utf-8")
+        fast, plain = (
+            yaml.load(text, Loader=loader)
+            for loader in (documents._FAST_LOADER, documents._StrictLoader)
+        )
+        assert fast == plain, path.name

@@ -116,3 +116,29 @@ def build_prediction(*, label: str = "matmul", peak_bytes: int = 40 * 2**30) -> 
         run=Run("in this process", {"replay": 0.25}),
         evidence=build_evidence(label=label),
     )
+
+
+def build_wide_evidence(*, ranks: int, tasks: int) -> Evidence:
+    """*ranks* that each compute in their own time and sum up every hundredth of *tasks*."""
+    builder = JobBuilder()
+    program = builder.new_program()
+    compute = program.add_lane("compute", LaneKind.COMPUTE)
+    network = program.add_lane("network", LaneKind.COMMUNICATION)
+    for number in range(tasks):
+        label = f"layer {number % 96}/kernel {number % 7}"
+        if number % 100 == 99:
+            program.add_rendezvous(network, Fixed("sum", 0), label="all_reduce", slot=0)
+        else:
+            program.add_task(compute, Fixed("kernel", 0), label=label)
+    number = builder.add_program(program.build())
+    builder.add_group("world", [builder.add_rank(number) for _ in range(ranks)], slot=0)
+    job = builder.build(JobFacts("wide"))
+    draws = np.random.default_rng(7)
+    durations = build_durations(job, [draws.integers(1_000, 50_000, tasks) for _ in range(ranks)])
+    replayed = replay(job, durations)
+    return Evidence(
+        history=History(job, durations, replayed),
+        iteration=0,
+        window=Window(0, int(replayed.iteration_end_ns[0, 0])),
+        class_ranks=tuple((rank,) for rank in range(ranks)),
+    )

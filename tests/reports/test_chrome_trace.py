@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from typing import Any
 
+from perfmodel.api import Scenario, predict
 from perfmodel.reports.chrome_trace import choose_ranks, write_trace
 from tests.reports.predictions import build_evidence, build_prediction
 
@@ -72,3 +75,65 @@ def test_a_job_too_big_to_look_at_is_cut_and_says_so(tmp_path):
 def test_ranks_that_others_wait_for_are_chosen_first():
     assert choose_ranks(build_evidence(), max_tasks=3) == (1,)
     assert choose_ranks(build_evidence(), max_tasks=6) == (0, 1)
+
+
+def check_format(document):
+    """Raise where *document* is not what viewers of the trace event format accept."""
+    assert set(document) == {"displayTimeUnit", "otherData", "traceEvents"}
+    named, spans, flows, counters = set(), {}, {}, set()
+    for record in document["traceEvents"]:
+        assert isinstance(record["name"], str)
+        assert isinstance(record["pid"], int)
+        if record["ph"] == "M":
+            assert record["name"].removesuffix("_name").removesuffix("_sort_index") in {
+                "process",
+                "thread",
+            }
+            assert record["args"]
+            named.add((record["pid"], record.get("tid")))
+            continue
+        assert math.isfinite(record["ts"])
+        assert record["ts"] >= 0
+        if record["ph"] == "X":
+            assert record["dur"] >= 0
+            assert record["args"]
+            spans.setdefault((record["pid"], record["tid"]), []).append(
+                (record["ts"], record["ts"] + record["dur"])
+            )
+        elif record["ph"] == "C":
+            assert all(isinstance(value, int | float) for value in record["args"].values())
+            assert record["args"]
+            counters.add(record["name"])
+        else:
+            assert record["ph"] in {"s", "f"}
+            flows.setdefault((record["cat"], record["id"]), []).append(record)
+    # Lanes have names, spans of a lane follow one another, arrows have two ends at spans.
+    assert set(spans) <= named
+    for lane in spans.values():
+        lane.sort()
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(lane))
+    for begin, finish in flows.values():
+        assert (begin["ph"], finish["ph"], finish["bp"]) == ("s", "f", "e")
+        assert begin["ts"] <= finish["ts"]
+        for end in (begin, finish):
+            lane = spans[end["pid"], end["tid"]]
+            assert any(start <= end["ts"] <= stop for start, stop in lane)
+    return counters
+
+
+def test_the_file_keeps_to_the_format_with_arguments_and_counters(tmp_path):
+    path = tmp_path / "trace.json"
+    scenario = Scenario(topology="dgx_a100", workload="dlrm_mlperf", samples=2)
+    write_trace(predict(scenario, executor="serial"), path, only_ranks=(0, 3))
+    document = json.loads(path.read_text())
+
+    assert check_format(document) == {"memory at its peak, bytes", "exposed communication"}
+    assert {record["pid"] for record in document["traceEvents"]} == {0, 3}
+    spans = [one for one in document["traceEvents"] if one["ph"] == "X" and one["cat"] != "wait"]
+    assert all({"provenance", "on_critical_path"} <= set(one["args"]) for one in spans)
+    assert any(one["args"]["on_critical_path"] for one in spans)
+    products = [one["args"] for one in spans if one["args"].get("op") == "Gemm"]
+    assert products
+    assert all({"m", "n", "k", "dtype"} <= set(one) for one in products)
+    exchanges = [one["args"] for one in spans if one["cat"] == "communication"]
+    assert all({"size_bytes", "group", "kind"} <= set(one) for one in exchanges)

@@ -50,11 +50,12 @@ def test_a_terminal_sees_the_bar_after_the_delay(delay_s, is_shown):
 
 
 def test_without_a_terminal_a_line_says_how_far_it_is_and_how_long_it_takes(capsys):
-    with show_progress(line_every_s=0.01) as progress:
-        progress("fitting", 0.5)
+    with show_progress(line_every_s=0.2) as progress:
+        time.sleep(0.15)
+        progress("fitting", 0.25)
         time.sleep(0.1)
 
-    assert "perfmodel: fitting, 50%, 0 s so far, about 0 s left" in capsys.readouterr().err
+    assert "perfmodel: fitting, 25%, 0 s so far, about 0 s left" in capsys.readouterr().err
 
 
 def test_quiet_says_nothing(capsys):
@@ -72,3 +73,8 @@ def test_quiet_says_nothing(capsys):
 )
 def test_time_left_is_in_proportion_to_what_is_done(seconds, done, words):
     assert describe_left(seconds, done) == words
+
+
+def test_time_left_runs_down_while_nothing_is_told():
+    assert describe_left(30, 0.5, since_s=20) == ", about 10 s left"
+    assert describe_left(30, 0.5, since_s=40) == ""

@@ -366,7 +366,8 @@ def _install_profiler() -> None:
 
     def start(profiler: Any, *args: Any, **kwargs: Any) -> None:
         original(profiler, *args, **kwargs)
-        if profiler.profiler_kind is states.KINETO_GPU_FALLBACK:
+        # One that is not enabled has no kind.
+        if getattr(profiler, "profiler_kind", None) is states.KINETO_GPU_FALLBACK:
             profiler.profiler_kind = states.KINETO
 
     kind.__init__ = start

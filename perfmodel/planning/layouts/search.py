@@ -149,6 +149,17 @@ class LayoutRanking(Shown):
         return hours * self.question.price_per_gpu_hour / self.tokens * 1e6
 
 
+class Search(Shown, tuple[LayoutRanking, ...]):
+    """A ranking for every number of hosts that was asked for."""
+
+    __slots__ = ()
+
+    @property
+    def best(self) -> LayoutRanking:
+        """The one with the shortest iteration."""
+        return min(self, key=lambda one: one.best.time_ns)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Setting:
     """Everything a question names, loaded for one number of hosts."""
@@ -161,9 +172,9 @@ class _Setting:
 
 def search_layouts(
     question: LayoutQuestion, *, executor: Executor, on_phase: OnPhase = ignore_phase
-) -> tuple[LayoutRanking, ...]:
+) -> Search:
     """Answer *question*, for every number of hosts; replays fan out over *executor*."""
-    return tuple(_search(question, hosts, executor, on_phase) for hosts in question.hosts)
+    return Search(_search(question, hosts, executor, on_phase) for hosts in question.hosts)
 
 
 def fastest_by_bound(

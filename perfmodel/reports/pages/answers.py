@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
-from perfmodel.planning.layouts.search import LayoutRanking
+from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
+from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking
 from perfmodel.prediction.answer import Answer, Interval
 from perfmodel.prediction.changing import WhatIf
@@ -41,6 +44,8 @@ from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.scoreboard import Scoreboard
 
 MAX_ROWS = 200
+FEWEST_INSIDE_PCT = 80.0
+"""Of a 90 % interval: fewer rows inside are no luck of the draw."""
 MOST_RANKS, MOST_TABLES = 32, 60
 SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
 LEGEND = Legend(list(PART_COLOURS.values()))
@@ -104,8 +109,8 @@ def _interval_ranges(rows: Sequence[tuple[str, int, Interval]]) -> Ranges:
     )
 
 
-def build_rank_page(ranking: Ranking) -> str:
-    """Sharding plans, fastest first."""
+def build_rank_page(ranking: Ranking, question: RankQuestion | None = None) -> str:
+    """Sharding plans, fastest first; *question* is what was asked, where it is known."""
     best = ranking.plans[0]
     headings = ("", "plan", "time ms", "90 % interval ms", "beats next", "bound by", "straggler",
                 "memory GiB")  # fmt: skip
@@ -113,6 +118,7 @@ def build_rank_page(ranking: Ranking) -> str:
     gains = [
         f"A tenth less {bound.value} would save {format_duration(gain)}."
         for bound, gain in best.gains_ns.items()
+        if gain
     ]
     rows = [_plan_cells(plan) for plan in ranking.plans]
     return Page(
@@ -121,11 +127,14 @@ def build_rank_page(ranking: Ranking) -> str:
             verdict=f"{best.plan.name} fits" if ranking.fits else "No plan fits in memory",
             is_good=ranking.fits,
             answer=format_duration(best.answer.iteration_ns),
-            beside=f"per iteration, {ranking.mode.value}",
-            facts=(ranking.verdict, f"{ranking.plans_judged} plans judged"),
+            beside=f"per iteration, {_interval_words(best.answer.interval)}",
+            facts=(
+                ranking.verdict,
+                f"{ranking.plans_judged} plans judged by their {ranking.mode.value}",
+            ),
         ),
         sections=(
-            Section("Asked", [Lines(ranking.facts)]),
+            Section("The question", [Lines(ranking.facts), *_rank_question(question)]),
             Section("Times", [_ranges([(plan.plan.name, plan.answer) for plan in ranking.plans])]),
             Section("Plans", [Grid(headings, rows, numeric=(0, 2, 3, 4, 7), code=(1,))]),
             Section(f"Load per rank under {best.plan.name}", [_load_matrix(best)]),
@@ -135,6 +144,45 @@ def build_rank_page(ranking: Ranking) -> str:
             Section("Assumptions", [Lines(ranking.assumptions)]),
         ),
     ).render()
+
+
+def _interval_words(interval: Interval) -> str:
+    low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
+    return f"90 % interval {low} to {high}"
+
+
+def _rank_question(question: RankQuestion | None) -> list[Block]:
+    if question is None:
+        return []
+    defaults = {one.name: one.default for one in fields(question)}
+    given = {
+        name: getattr(question, name)
+        for name in (
+            "workload",
+            "topology",
+            "hosts",
+            "ranks_per_host",
+            "tables",
+            "indices",
+            "stack",
+        )
+    }
+    rows = [(key.replace("_", " "), str(value)) for key, value in given.items() if value]
+    words = [
+        f"--{key.replace('_', '-')} {shlex.quote(str(value))}"
+        for key, value in given.items()
+        if value is not None and value != defaults[key]
+    ]
+    words += [f"--set {shlex.quote(change)}" for change in question.overrides]
+    words += [f"--plan {shlex.quote(file)}" for file in question.plan_files]
+    words += [f"--calibration {shlex.quote(file)}" for file in question.calibration]
+    if question.sharders != defaults["sharders"]:
+        words += [f"--sharder {name}" for name in question.sharders or ("none",)]
+    for option, value in (("search", question.search_seconds), ("batches", question.batches)):
+        words += [f"--{option} {value:g}"] if value else []
+    if question.overrides:
+        rows.append(("set", ", ".join(question.overrides)))
+    return [Grid((), rows, code=(1,)), Command(f"perfmodel rank {' '.join(words)}")]
 
 
 def _plan_cells(plan: RankedPlan) -> list[str]:
@@ -222,13 +270,16 @@ def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
     return Page(
         title=f"Layouts of {question.workload} on {question.topology}",
         headline=Headline(
-            verdict=f"{best.best.name} fits and is fastest",
+            verdict=f"{best.best.name} fits and is "
+            + ("fastest" if best.tally.is_proven else "the fastest found"),
             is_good=True,
             answer=format_duration(best.best.time_ns),
-            beside=f"per iteration on {best.rank_count} GPUs",
+            beside=f"per iteration on {best.rank_count} GPUs, "
+            f"{_interval_words(best.best.interval)}",
             facts=best.reasons,
         ),
         sections=(
+            Section("The question", _search_question(question)),
             *(Section(f"On {one.rank_count} GPUs", _layouts(one)) for one in rankings),
             Section(
                 "More GPUs that pay", [Lines(to_front_lines(rankings))] if len(rankings) > 1 else []
@@ -237,6 +288,18 @@ def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
             Section("To ask for the fastest again", [Command(again)]),
         ),
     ).render()
+
+
+def _search_question(question: LayoutQuestion) -> list[Block]:
+    hosts = ",".join(str(one) for one in question.hosts)
+    rows = [("workload", question.workload), ("topology", question.topology), ("hosts", hosts)]
+    rows += [("stack", question.stack)] if question.stack else []
+    words = [f"--{key} {shlex.quote(value)}" for key, value in rows]
+    rows += [("fixed", ", ".join(question.overrides))] if question.overrides else []
+    words += [f"--set {shlex.quote(change)}" for change in question.overrides]
+    words += [f"--calibration {shlex.quote(file)}" for file in question.calibration]
+    words.append(f"--seconds {question.seconds:g}")
+    return [Grid((), rows, code=(1,)), Command(f"perfmodel search {' '.join(words)}")]
 
 
 def _layouts(ranking: LayoutRanking) -> list[Block]:
@@ -299,16 +362,19 @@ def build_score_page(board: Scoreboard) -> str:
     ]
     worst = sorted(board.deviations, key=lambda one: -abs(one.error_pct))[:MAX_ROWS]
     far = [
-        (one.group, str(one.row), f"{one.measured:.4g}", f"{one.predicted:.4g}",
+        (one.group, str(one.row), _number(one.measured), _number(one.predicted),
          f"{one.error_pct:+.1f} %")
         for one in worst
     ]  # fmt: skip
     left_out = [f"{one.row}: {one.reason}" for one in board.unsupported[:MAX_ROWS]]
+    unit = {"collectives": "us", "runs": "s"}.get(board.kind, "ms")
     return Page(
         title=f"Predicted and measured: {board.kind}",
         headline=Headline(
-            verdict="",
-            is_good=True,
+            verdict=""
+            if overall is None
+            else f"{overall.inside_interval_pct:.0f} % of the rows lie in their 90 % interval",
+            is_good=overall is not None and overall.inside_interval_pct >= FEWEST_INSIDE_PCT,
             answer="no row" if overall is None else f"{overall.mape_pct:.1f} %",
             beside="mean absolute error",
             facts=(f"{len(board.deviations)} rows, {len(board.unsupported)} left out",),
@@ -317,7 +383,14 @@ def build_score_page(board: Scoreboard) -> str:
             Section("By group", [Grid(SCORE_HEADINGS, rows, range(1, len(SCORE_HEADINGS)))]),
             Section(
                 "Furthest off",
-                [Grid(("group", "row", "measured", "predicted", "error"), far, (2, 3, 4), (1,))],
+                [
+                    Grid(
+                        ("group", "row", f"measured {unit}", f"predicted {unit}", "error"),
+                        far,
+                        (2, 3, 4),
+                        (1,),
+                    )
+                ],
             ),
             Section("Left out", [Lines(left_out)] if left_out else []),
         ),
@@ -361,6 +434,10 @@ def build_fit_page(board: FitBoard) -> str:
             else Section("Told wrongly", []),
         ),
     ).render()
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _percent(value: float | None) -> str:

@@ -86,7 +86,7 @@ def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headl
         describe_other_time(prediction),
     )
     return Headline(
-        verdict=describe_verdict(prediction),
+        verdict=describe_verdict(prediction) or f"bound by {bound.name}",
         is_good=memory is None or memory.fits,
         answer=format_duration(prediction.iteration_ns),
         beside=f"per iteration, {width}",

@@ -36,7 +36,7 @@ class RankFiles:
         if self.report_file is not None:
             from perfmodel.reports.pages.answers import build_rank_page
 
-            write_file(self.report_file, build_rank_page(ranking))
+            write_file(self.report_file, build_rank_page(ranking, question))
         if self.plan_file is not None and ranking.fits:
             text = json.dumps(to_plan_document(ranking.plans[0].plan), indent=1)
             write_file(self.plan_file, text + "\n")

@@ -72,6 +72,7 @@ with torch.no_grad():
         torch.rand(2, 4, 16, device="cuda"),
         src_key_padding_mask=torch.tensor([[False] * 4, [False, False, True, True]]).cuda(),
     )
-torch.cuda.cudart().cudaProfilerStart()
+with torch.autograd.profiler.profile(enabled=False):
+    torch.cuda.cudart().cudaProfilerStart()
 torch.cuda.memory._snapshot()
 print("done")
