@@ -104,7 +104,7 @@ def test_the_largest_batch_is_divided_in_a_moment():
 
 
 def test_a_batch_beyond_bounds_is_refused():
-    with pytest.raises(WorkloadError, match="batch: .* 2147483648, got 100000000000000000000"):
+    with pytest.raises(WorkloadError, match=r"batch: .* 2147483648, got 100000000000000000000"):
         _choose("llama3_8b", 8, f"batch={10**20}")
 
 
