@@ -48,6 +48,7 @@ class AutoExecutor:
         self._serial = SerialExecutor()
         self._ray: Executor | None = None
         self._tasks_per_s = TASKS_PER_S
+        self._mapped_s = 0.0
 
     @property
     def description(self) -> str:
@@ -76,14 +77,21 @@ class AutoExecutor:
     ) -> list[Result]:
         """`function(shared, item)` for all *items*, in their order.
 
-        The first item is worked on here, and tells how long the others will take.
+        The first item is worked on here, and tells how long the others will take. Long lists
+        come in steps, so what steps took so far is expected once more.
         """
+        if self._ray is not None:
+            return self._ray.map(function, shared, items)
         began_s = time.monotonic()
         answers = self._serial.map(function, shared, items[:1])
         item_s = time.monotonic() - began_s
         others = items[1:]
-        place = self._place_for(item_s * len(others), places=min(self._workers, len(others)))
-        return answers + place.map(function, shared, others)
+        place = self._place_for(
+            self._mapped_s + item_s * len(others), places=min(self._workers, len(others))
+        )
+        answers += place.map(function, shared, others)
+        self._mapped_s += time.monotonic() - began_s
+        return answers
 
     def _place_for(
         self, serial_s: float, *, places: int, talking_s: Callable[[], float] = lambda: 0.0
