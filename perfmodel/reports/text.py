@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration, format_size
@@ -196,6 +196,20 @@ def to_command(scenario: Scenario | JobScenario, *, word: str = "predict") -> st
         words.append("--isolated")
     if scenario.interference is Interference.LEFT_OUT:
         words.append("--no-interference")
+    return " ".join(words)
+
+
+def to_whatif_command(scenario: JobScenario, changes: Iterable[str]) -> str:
+    """What to type to ask for *changes* to the job of *scenario* again."""
+    words = ["perfmodel", "whatif", shlex.quote(scenario.job)]
+    for name in ("topology", "hosts", "stack"):
+        value = getattr(scenario, name)
+        if value is not None:
+            words += [f"--{name}", shlex.quote(str(value))]
+    if scenario.mode is Mode.ISOLATED:
+        words.append("--isolated")
+    for change in changes:
+        words += ["--apply", shlex.quote(change)]
     return " ".join(words)
 
 

@@ -142,7 +142,9 @@ BAR_WIDTH = 30
 def print_whatif(whatif: WhatIf, console: Console) -> None:
     """Print *whatif*, most important first."""
     parts: list[RenderableType] = [*_heading(whatif)]
-    parts += _section("What was changed", [_sentences(_changes(whatif))] if whatif.steps else [])
+    parts += _section(
+        "What was changed", [_sentences(iter_touched(whatif))] if whatif.steps else []
+    )
     parts += _section("Step by step", _steps(whatif))
     if whatif.sweep is not None:
         parts += _section(_sweep_title(whatif.sweep), _sweep(whatif))
@@ -172,7 +174,8 @@ def _heading(whatif: WhatIf) -> Iterable[RenderableType]:
         yield Text(words, style="dim" if score.is_trusted else "bold red")
 
 
-def _changes(whatif: WhatIf) -> Iterable[str]:
+def iter_touched(whatif: WhatIf) -> Iterable[str]:
+    """What each change touched, a line a change."""
     for step in whatif.steps:
         yield (
             f"{step.text}: {step.touched.words}; {step.share:.1%} of the time of all ranks before"

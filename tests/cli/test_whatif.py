@@ -29,6 +29,18 @@ def run(*words: str) -> int:
     return stop.value.code
 
 
+def test_the_page_says_what_was_touched_and_how_to_ask_again(folder, tmp_path):
+    page = tmp_path / "page.html"
+    change = "no_straggler:rank=1"
+
+    assert run(folder, "--isolated", "--apply", change, "--report", str(page)) == 0
+
+    text = page.read_text(encoding="utf-8")
+    assert f"perfmodel whatif {folder} --isolated --apply {change}" in text
+    assert f"{change}: " in text
+    assert "retimed" in text
+
+
 def test_the_answer_shows_before_and_after_with_reasons(folder, capsys):
     assert run(folder, "--isolated", "--apply", "no_straggler:rank=1") == 0
 

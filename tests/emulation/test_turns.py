@@ -48,6 +48,7 @@ def test_a_rank_that_waits_lets_others_work(tmp_path):
                 time.sleep(0.01)
 
     run_ranks(tmp_path, wait, wait, wait, work)
+    assert len((tmp_path / "spans").read_text().splitlines()) == 1
 
 
 def test_ranks_that_stand_still_do_not_hold_up_others(tmp_path, monkeypatch):
@@ -60,3 +61,4 @@ def test_ranks_that_stand_still_do_not_hold_up_others(tmp_path, monkeypatch):
             time.sleep(0.5)
 
     run_ranks(tmp_path, wait, wait, work)
+    assert len((tmp_path / "spans").read_text().splitlines()) == 1

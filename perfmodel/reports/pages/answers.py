@@ -39,7 +39,7 @@ from perfmodel.reports.search import (
     to_tally_line,
 )
 from perfmodel.reports.text import to_command
-from perfmodel.reports.whatif import change_pct
+from perfmodel.reports.whatif import change_pct, iter_touched
 from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.scoreboard import Scoreboard
 
@@ -340,8 +340,9 @@ def build_whatif_page(whatif: WhatIf) -> str:
             Section("Step by step", [_ranges(steps)]),
             Section("Over the sweep", [_ranges(swept)] if swept else []),
             Section("Where the time goes", [Bars(bars, is_spelt_out=False), LEGEND]),
+            Section("What the changes touched", [Lines(tuple(iter_touched(whatif)))]),
             Section("What the changes assume", [Lines(whatif.assumptions)]),
-            *iter_sections(after),
+            *iter_sections(after, [step.text for step in whatif.steps]),
         ),
     ).render()
 

@@ -8,6 +8,7 @@ from typing import Any
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, TimeParts
+from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.document import to_scenario_document
 from perfmodel.reports.pages.links import build_links
 from perfmodel.reports.pages.page import (
@@ -35,6 +36,7 @@ from perfmodel.reports.text import (
     describe_verdict,
     gather_waits,
     to_command,
+    to_whatif_command,
 )
 
 MAX_CLASSES = 16
@@ -94,10 +96,10 @@ def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headl
     )
 
 
-def iter_sections(prediction: Prediction) -> Iterator[Section]:
-    """What stands under the headline."""
+def iter_sections(prediction: Prediction, changes: Sequence[str] = ()) -> Iterator[Section]:
+    """What stands under the headline of a prediction, of a job after *changes* too."""
     why = prediction.explanation
-    yield Section("The question", _question(prediction))
+    yield Section("The question", _question(prediction, changes))
     yield Section("Where the time goes", [build_parts_block(why.time), *_classes(prediction)])
     yield Section("Timeline", [build_timeline(prediction.evidence)])
     yield Section("What decides it: the critical path", _path(prediction))
@@ -108,7 +110,7 @@ def iter_sections(prediction: Prediction) -> Iterator[Section]:
     yield Section("What we assume", [Lines(prediction.assumptions)])
 
 
-def _question(prediction: Prediction) -> list[Block]:
+def _question(prediction: Prediction, changes: Sequence[str]) -> list[Block]:
     scenario = prediction.scenario
     rows = [] if scenario is None else _words(to_scenario_document(scenario))
     facts = prediction.facts
@@ -118,7 +120,9 @@ def _question(prediction: Prediction) -> list[Block]:
     rows += [("layout", text.removeprefix("Layout: ")) for text in layout]
     rows += [("GPU", facts.device)] if facts.device else []
     blocks: list[Block] = [Grid((), rows, code=(1,))] if rows else []
-    if scenario is not None:
+    if isinstance(scenario, JobScenario) and changes:
+        blocks.append(Command(to_whatif_command(scenario, changes)))
+    elif scenario is not None:
         blocks.append(Command(to_command(scenario)))
     return blocks
 
