@@ -72,7 +72,7 @@ def import_job(traces: JobTrace) -> RecordedJob:
     groups = tuple(_estimated_sizes(views, group) for group in groups)
     _add_arrivals(findings)
     faults = (*_job_faults(findings), *(fault for fault in impossible if fault))
-    built = _build(traces.name, findings, groups, offsets_ns, faults)
+    built = _build(_facts(traces, findings), findings, groups, offsets_ns, faults)
     return replace(built, report=replace(built.report, missing=_missing(traces)))
 
 
@@ -129,8 +129,22 @@ def _add_arrivals(findings: Sequence[RankFindings]) -> None:
         of_rank.arrivals.update(find_arrivals(of_rank.view, alone))
 
 
+def _facts(traces: JobTrace, findings: Sequence[RankFindings]) -> JobFacts:
+    """What the recording says about itself, and about the machine that it was made on."""
+    named = [str(one["name"]) for one in traces.ranks[0].devices if one.get("name")]
+    # A process that was shown one GPU says nothing about its host.
+    seen = len(named) if len(named) > 1 else max(traces.world_size or 0, len(traces.ranks))
+    return JobFacts(
+        traces.name,
+        source="recorded traces",
+        assumptions=_assumptions(findings),
+        device=named[0] if named else "",
+        gpus_per_host=seen if named else 0,
+    )
+
+
 def _build(
-    name: str,
+    facts: JobFacts,
     findings: Sequence[RankFindings],
     groups: Sequence[MatchedGroup],
     offsets_ns: Sequence[int],
@@ -155,7 +169,6 @@ def _build(
         recorded_starts=_sum_counts([program.recorded_starts for program in programs]),
         faults=faults,
     )
-    facts = JobFacts(name, source="recorded traces", assumptions=_assumptions(findings))
     return RecordedJob(
         graph=job.build(facts),
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
