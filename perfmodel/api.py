@@ -101,11 +101,14 @@ def __getattr__(name: str) -> Any:
 
 
 def _open(
-    executor: str, workers: int | None, ray_address: str | None
+    executor: str | None, workers: int | None, ray_address: str | None
 ) -> AbstractContextManager[Executor]:
+    """The executor that was named, else Ray where an address or workers were, else this process."""
     from perfmodel.execution import open_executor
 
-    return open_executor(executor, workers=workers, address=ray_address)
+    is_far = ray_address is not None or (workers or 1) > 1
+    word = executor or ("ray" if is_far else "serial")
+    return open_executor(word, workers=workers, address=ray_address)
 
 
 def predict(
@@ -268,7 +271,7 @@ def _name(scenario: Scenario | JobScenario | str | Path) -> str:
 def rank(
     question: RankQuestion,
     *,
-    executor: str = "serial",
+    executor: str | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
@@ -283,7 +286,7 @@ def rank(
 def search(
     question: LayoutQuestion,
     *,
-    executor: str = "serial",
+    executor: str | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
@@ -367,7 +370,7 @@ def save_job(job: JobGraph, folder: str | Path) -> None:
 def replay(
     job: JobScenario | str | Path,
     *,
-    executor: str = "serial",
+    executor: str | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     is_explained: bool = False,
@@ -391,7 +394,7 @@ def whatif(
     *,
     sweep: str | None = None,
     force: bool = False,
-    executor: str = "serial",
+    executor: str | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
