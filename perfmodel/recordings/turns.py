@@ -61,7 +61,8 @@ def alone_ns(start_ns: Int64s, end_ns: Int64s) -> Int64s:
     np.add.at(change, ends, -1)
     at_once = np.maximum(np.cumsum(change)[: len(moments) - 1], 1)
     served = np.concatenate([[0.0], np.cumsum(np.diff(moments) / at_once)])
-    return np.rint(served[ends] - served[begins]).astype(np.int64)
+    alone: Int64s = np.rint(served[ends] - served[begins]).astype(np.int64)
+    return alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
