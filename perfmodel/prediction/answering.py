@@ -191,16 +191,16 @@ def _answer_recording(
     if not question.asked.is_explained:
         return found
     with clock.phase("explaining", done=0.6):
-        evidence = _recorded_evidence(held, priced, Window(moments_ns[0], moments_ns[-1]))
+        evidence = _recorded_evidence(held, Window(moments_ns[0], moments_ns[-1]))
         explanation = explain(evidence, priced=priced, memory_of_rank=(), iteration_ns=iteration_ns)
     return _as_prediction(
         found, question, evidence, explanation, executor=executor, clock=clock, loss=None
     )
 
 
-def _recorded_evidence(held: HeldReplay, priced: PricedJob, window: Window) -> Evidence:
+def _recorded_evidence(held: HeldReplay, window: Window) -> Evidence:
     return Evidence(
-        history=History(held.graph, priced.durations, held.replay),
+        history=History(held.graph, held.durations, held.replay),
         iteration=0,
         window=window,
         class_ranks=tuple((rank,) for rank in range(held.graph.rank_count)),
