@@ -84,7 +84,9 @@ class Bench:
             target.write_text(right, encoding="utf-8")
             shutil.rmtree(self._copy.parent / "wrong kernels", ignore_errors=True)
         if code > 0 and code not in NOTICED:
-            raise SystemExit(f"{mutation}: pytest ends with {code}, which says nothing of the tests")
+            raise SystemExit(
+                f"{mutation}: pytest ends with {code}, which says nothing of the tests"
+            )
         return code == 0
 
     def _look(self, room: str) -> Path:
