@@ -257,9 +257,9 @@ def _write(kind: KernelKind, tables: list[Path], out: Path | None, *, is_quiet: 
 
 
 class _Folds(NamedTuple):
-    """How many folds, and the columns whose values keep rows together in one."""
+    """In how many folds rows are dealt, and the columns whose values keep rows together in one."""
 
-    count: int
+    number: int
     by: tuple[str, ...]
 
 
@@ -274,7 +274,7 @@ def _report(
 
     table = load_kernels(kind, tables)
     with show_progress(is_quiet=is_quiet) as progress:
-        held_out = cross_validate(kind, table, folds=folds.count, by=folds.by, on_phase=progress)
+        held_out = cross_validate(kind, table, folds=folds.number, by=folds.by, on_phase=progress)
     deviations = build_deviations(held_out.kernels, held_out.estimates)
     unsupported = tuple(Unsupported(row.row, row.reason) for row in table.unsupported)
     whole = Scoreboard(kind, deviations, unsupported)
