@@ -6,7 +6,6 @@ knows no pooling factors, so those are 1 unless `pooling_factor` is added.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, PlanError
-from perfmodel.base.reading import parse_json, read_text
+from perfmodel.base.reading import parse_json, parse_rows, read_text
 
 MAX_TABLE_FILE_BYTES = 64 * 2**20
 _TORCHREC_WORDS = {"num_embeddings": "rows", "embedding_dim": "width", "data_type": "dtype"}
@@ -84,13 +83,7 @@ def _load_entries(path: Path) -> list[Any]:
 
 
 def _parse_csv(path: Path, text: str) -> list[dict[str, Any]]:
-    try:
-        rows = list(csv.DictReader(text.splitlines(), strict=True))
-    except csv.Error as fault:
-        raise PlanError(f"{path}: not valid CSV ({fault}).") from None
-    wrong = [number for number, row in enumerate(rows, start=2) if None in row]
-    if wrong:
-        raise PlanError(f"{path}, line {wrong[0]}: has more cells than the first line.")
+    rows = parse_rows(text, document=str(path), error_type=PlanError)
     return [{key: value for key, value in row.items() if value} for row in rows]
 
 
@@ -129,7 +122,8 @@ def _read_value(where: str, key: str, value: Any, faults: FaultList) -> Any:
     except InputError as fault:
         faults.add(where, str(fault))
     except (TypeError, ValueError, KeyError, OverflowError):
-        faults.add(where, f"cannot be read, got {str(value)[:80]!r}")
+        rule = _RULES.get(_CONVERTERS[key], "cannot be read")
+        faults.add(where, f"{rule}, got {str(value)[:80]!r}")
     return None
 
 
@@ -173,6 +167,7 @@ def _distribution(value: Any) -> IndexDistribution:
     )
 
 
+_RULES = {_whole: "must be a whole number, such as 1200000", _number: "must be a number"}
 _CONVERTERS: dict[str, Any] = {
     "name": str,
     "rows": _whole,

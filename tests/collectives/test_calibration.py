@@ -1,15 +1,24 @@
+import os
+from dataclasses import replace
+
 import pytest
 import yaml
 
 from collectives.calibration import (
     CALIBRATIONS,
+    UNKNOWN_PEER_SIGMA,
     _generations_apart,
+    calibration_for,
     load_calibration,
     load_default_calibration,
+    regime_of,
 )
 from collectives.collective import CollectiveKind
+from collectives.cost import FREE
 from collectives.measurements import wiring_of_run
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.provenance import Provenance
+from topologies import load_device
 
 
 def shipped():
@@ -49,6 +58,19 @@ def test_the_odd_host_lends_nothing_to_other_pcie_machines():
     calibration = load_default_calibration()
     for name in ("a100_pcie", "rtx_pro_6000_pcie"):
         assert calibration.host_constants(wiring_of_run(name, 1, 8)).crowding == 0
+
+
+def test_the_odd_host_lends_nothing_to_machines_of_its_name_but_its_own_table():
+    calibration = load_default_calibration()
+    of_table = wiring_of_run("l40s_pcie", 1, 8)
+    asked_about = replace(of_table, is_of_table=False)
+    call = (CollectiveKind.ALL_REDUCE, 1 << 26)
+    assert calibration.host_entry(of_table).is_odd
+    assert calibration.host_entry(asked_about).name == "pcie_peer"
+    assert calibration.provenance(of_table, *call) is Provenance.INTERPOLATED
+    assert calibration.provenance(asked_about, *call) is Provenance.ANALYTIC
+    assert calibration.relative_sigma(of_table, *call, 0.01) < 0.1
+    assert calibration.relative_sigma(asked_about, *call, 0.01) >= UNKNOWN_PEER_SIGMA
 
 
 def test_unknown_and_missing_keys_are_all_reported(tmp_path):
@@ -104,3 +126,34 @@ def test_groups_that_were_not_measured_are_less_certain():
 )
 def test_generations_are_apart_by_their_places(first, second, apart):
     assert _generations_apart(first, second) == apart
+
+
+def test_a_device_takes_its_own_constants_as_they_are_now(tmp_path):
+    device = load_device("h100_sxm")
+    content = shipped()
+    path = write(tmp_path, content)
+    own = replace(device, calibrations=("kernels.json", str(path)))
+    assert calibration_for(replace(device, calibrations=("kernels.json",))) is (
+        load_default_calibration()
+    )
+    before = calibration_for(own)
+    assert calibration_for(own) is before
+    content["hosts"][0]["constants"]["launch_ns"] += 1.0
+    write(tmp_path, content)
+    os.utime(path, ns=(1, 1))
+    after = calibration_for(own)
+    assert after.hosts[0].constants.launch_ns == before.hosts[0].constants.launch_ns + 1.0
+    with pytest.raises(CalibrationError, match="must be one file of collectives, got 2"):
+        calibration_for(replace(device, calibrations=(str(path), "other.yaml")))
+
+
+def test_what_rules_a_call_is_told_by_the_share_of_latency():
+    assert [regime_of(share) for share in (0.1, 0.11, 0.5, 0.51)] == [
+        "bandwidth", "middle", "middle", "latency",
+    ]  # fmt: skip
+
+
+def test_where_latency_has_no_time_to_be_a_share_of_it_is_all():
+    assert replace(FREE, latency_ns=3.0, duration_ns=12.0).latency_ratio == 0.25
+    assert replace(FREE, latency_ns=3.0, duration_ns=0.5).latency_ratio == 6
+    assert FREE.latency_ratio == 1.0

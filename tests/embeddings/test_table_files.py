@@ -59,6 +59,7 @@ def test_indices_bring_pooling_and_distribution(tmp_path):
         ("tables: []", ["at least one table"]),
         ("rows: 5", ["must hold `tables:`"]),
         ("tables: [3]", ["must be a mapping"]),
+        ("tables: [{name: a, rows: 5, width: 4, is_pooled: 1}]", ["tables[0].is_pooled"]),
     ],
 )
 def test_faults_are_reported_with_their_places(tmp_path, text, faults):
@@ -76,3 +77,12 @@ def test_other_files_are_refused(tmp_path):
     for name in ("x.csv", "x.json", "x.txt", "none.csv", "y.csv"):
         with pytest.raises(PlanError):
             load_tables(tmp_path / name)
+
+
+def test_switches_of_a_table_are_words(tmp_path):
+    (tmp_path / "x.csv").write_text(
+        "name,rows,width,is_weighted,is_pooled\na,5,4,True,false\nb,5,4,,\n"
+    )
+    first, second = load_tables(tmp_path / "x.csv")
+    assert (first.is_weighted, first.is_pooled) == (True, False)
+    assert (second.is_weighted, second.is_pooled) == (False, True)
