@@ -149,6 +149,20 @@ def test_what_is_taken_over_is_divided_and_what_is_stated_is_not(files):
     assert stack.name == "faster"
 
 
+def test_what_a_stack_leaves_out_it_does_not_do(tmp_path):
+    file = tmp_path / "bare.yaml"
+    start = BASE.index("host:\n")
+    keys = ("name", "description", "source", "execution", "optimizer_kernels", "attention_kernels")
+    lines = [line for line in BASE.splitlines() if line.partition(":")[0] in keys]
+    file.write_text("\n".join(lines) + "\n" + BASE[start:])
+    stack = load_stack(file)
+    assert stack.tables == TableHandling()
+    assert stack.loader.load_ns(1_000) == 0
+    assert (stack.fusions, stack.overlaps, stack.habits) == (set(), set(), set())
+    assert (stack.family, stack.loads_long, stack.evidence) == (None, False, {})
+    assert stack.time_ratio("gemm", "hopper") == 1
+
+
 def test_an_empty_table_of_operators_takes_over_none(files, tmp_path):
     file = tmp_path / "captured.yaml"
     file.write_text(
