@@ -124,7 +124,8 @@ def _read_value(where: str, key: str, value: Any, faults: FaultList) -> Any:
     except InputError as fault:
         faults.add(where, str(fault))
     except (TypeError, ValueError, KeyError, OverflowError):
-        faults.add(where, f"cannot be read, got {str(value)[:80]!r}")
+        rule = _RULES.get(_CONVERTERS[key], "cannot be read")
+        faults.add(where, f"{rule}, got {str(value)[:80]!r}")
     return None
 
 
@@ -168,6 +169,7 @@ def _distribution(value: Any) -> IndexDistribution:
     )
 
 
+_RULES = {_whole: "must be a whole number, such as 1200000", _number: "must be a number"}
 _CONVERTERS: dict[str, Any] = {
     "name": str,
     "rows": _whole,
