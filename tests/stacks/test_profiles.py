@@ -225,6 +225,7 @@ def test_capabilities_answer_what_they_are_asked(files):
         ("aten::mm: {before_launch: 30 us}", "aten::mm: 30 us", "host.operators.aten::mm"),
         ("rows: 7, ", "", "evidence.hopper: must state rows, sources, hosts, spread"),
         ("spread: 0.25", "spread: -1", "evidence.hopper: must be a number from 0"),
+        ("hosts: 3", "hosts: 0.9", "evidence.hopper: must be a number from 1"),
         ("host_speed_ratio: 5", "host_speed_ratio: 0", "compiled.host_speed_ratio"),
         ("host_speed_ratio: 5", "speed: 5", "compiled.speed: unknown key"),
         ("residency: rotating", "residency: hot", "residency: must be one of"),
