@@ -146,7 +146,8 @@ def _build_fast_loader() -> type[Any] | None:
 
 
 _FAST_LOADER = _build_fast_loader()
-for _loader in filter(None, (_StrictLoader, _FAST_LOADER)):
+_LOADERS: tuple[Any, ...] = (_StrictLoader, _FAST_LOADER) if _FAST_LOADER else (_StrictLoader,)
+for _loader in _LOADERS:
     for _tag in ("int", "float"):
         _loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct_number)
 
