@@ -15,7 +15,7 @@ from typing import Any
 
 from embeddings.distribution import UNIFORM, IndexDistribution, ReuseHistogram, Zipf
 from embeddings.index_files import load_index_data
-from embeddings.table import EmbeddingTable, TableMemory
+from embeddings.table import MOST_TABLES, EmbeddingTable, TableMemory
 from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, PlanError
@@ -79,6 +79,8 @@ def _load_entries(path: Path) -> list[Any]:
         content = content["tables"]
     if not isinstance(content, list) or not content:
         raise PlanError(f"{path}: must list at least one table.")
+    if len(content) > MOST_TABLES:
+        raise PlanError(f"{path}: must list at most {MOST_TABLES} tables, got {len(content)}.")
     return content
 
 

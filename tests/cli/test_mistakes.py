@@ -23,6 +23,8 @@ def host(*, device="h100_sxm", ends="gpu:*, nvswitch:0", rate="25 GB/s", late="4
 
 
 FILES = {
+    "filled.csv": "x" * 60_000 + "\n1\n",
+    "cut.csv": CALLS + "dgx_a100,1,8,all_reduce,8,31.",
     "empty.yaml": "",
     "list.yaml": "- 1\n- 2\n",
     "tabs.yaml": "name: x\n\tdevice: h100_sxm\n",
@@ -111,7 +113,11 @@ MISTAKES = [
     ("predict --topology dgx_h100 --sweep batch", 1, "batch=4096,8192"),
     ("predict --topology dgx_h100 --sweep batch=65536:4096:x2", 1, "must go up"),
     ("predict --topology dgx_h100 --sweep bach=4096,8192", 1, "Near: batch"),
-    ("predict --topology dgx_h100 --tables bad_tables.yaml", 1, "at least 1, got -1"),
+    (
+        "predict --topology dgx_h100 --tables bad_tables.yaml",
+        1,
+        "rows must be from 1 to 1000000000000, got -1",
+    ),
     ("predict --topology dgx_h100 --plan broken.json", 1, "not valid JSON"),
     ("predict --topology dgx_h100 --plan other_plan.json", 1, "module paths"),
     ("predict --topology dgx_h100 --calibration nowhere.yaml", 1, "No such file"),
@@ -145,6 +151,8 @@ MISTAKES = [
     ("validate collectives negative.csv", 1, "row 4 and 155 more: time_us must be above zero"),
     ("validate collectives kinds.csv", 1, "Did you mean all_reduce?"),
     ("validate gemm headings.csv", 1, "must have the columns"),
+    ("validate memory filled.csv", 1, "has columns op, B, H (fp32)"),
+    ("validate collectives cut.csv", 1, "Add a line break if nothing is missing"),
     ("calibrate collectives kinds.csv --out nowhere/c.yaml", 1, "Make it first"),
     ("calibrate collectives nccl.txt --out c.yaml", 1, "--kind all_reduce"),
     ("calibrate gem x.csv", 2, "'gemm'"),
@@ -178,6 +186,7 @@ def test_a_mistake_is_told_in_a_few_lines_with_what_to_do(
     assert stopped.value.code == code
     assert advice in " ".join(said.split())
     assert len(said.splitlines()) <= MOST_LINES
+    assert max(map(len, said.splitlines())) < 2_100
     assert "Traceback" not in said
     assert "internal fault" not in said
     assert {path.name for path in Path().iterdir()} == before

@@ -13,6 +13,7 @@ from collectives.calibration import (
     load_default_calibration,
     regime_of,
 )
+from collectives.calibration_file import _FABRIC_KEYS, _HOST_KEYS
 from collectives.collective import CollectiveKind
 from collectives.cost import FREE
 from collectives.measurements import wiring_of_run
@@ -86,6 +87,40 @@ def test_a_constant_that_is_no_number_is_named(tmp_path):
     content["hosts"][0]["constants"]["launch_ns"] = "fast"
     with pytest.raises(CalibrationError, match="launch_ns"):
         load_calibration(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("block", "key", "value", "fault"),
+    [
+        ("hosts", "link_class", "bus", "hosts.hopper_nvswitch: 'bus' is not a valid"),
+        ("hosts", "machines", "dgx_h100", "machines: must be a list of words"),
+        ("hosts", "machine", ["dgx_h100"], "machine: is no key of this entry"),
+        ("fabrics", "protocols", ["fast"], "'fast' is not a valid Protocol"),
+        ("fabrics", "pair_ll_bytes", [], "fabrics"),
+        (
+            "hosts",
+            "constants",
+            {"launch_ns": float("nan")},
+            "launch_ns, .*got nan",
+        ),
+    ],
+)
+def test_an_entry_says_what_is_wrong_with_it(tmp_path, block, key, value, fault):
+    content = shipped()
+    content[block][0][key] = value
+    with pytest.raises(CalibrationError, match=fault):
+        load_calibration(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("block", "keys"), [("hosts", _HOST_KEYS), ("fabrics", _FABRIC_KEYS)], ids=["hosts", "fabrics"]
+)
+def test_nothing_of_an_entry_may_be_missing(tmp_path, block, keys):
+    for key in keys:
+        content = shipped()
+        del content[block][0][key]
+        with pytest.raises(CalibrationError, match=f"{key}: is missing"):
+            load_calibration(write(tmp_path, content))
 
 
 def test_another_version_of_the_format_is_refused(tmp_path):
