@@ -21,13 +21,18 @@ from perfmodel.base.errors import CalibrationError
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """Constants inside a host; with *machines* only for these odd hosts."""
+    """Constants inside a host; with *machines* only for hosts of these names.
+
+    An *is_odd* host is unlike others of its name: its constants are for its own table, not for
+    machines that somebody asks about.
+    """
 
     name: str
     architecture: str
     link_class: HostLinkClass
     constants: HostConstants
     machines: tuple[str, ...] = ()
+    is_odd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,7 @@ def parse_host(content: Mapping[str, Any]) -> HostEntry:
         link_class=HostLinkClass(content.get("link_class")),
         constants=_parse_constants(HostConstants, content.get("constants"), f"hosts.{name}"),
         machines=tuple(content.get("machines", ())),
+        is_odd=content.get("is_odd") is True,
     )
 
 
@@ -184,6 +190,7 @@ def to_document(hosts: Sequence[HostEntry], fabrics: Sequence[FabricEntry]) -> d
                 "architecture": entry.architecture,
                 "link_class": entry.link_class.value,
                 "machines": list(entry.machines),
+                **({"is_odd": True} if entry.is_odd else {}),
                 "constants": to_numbers(entry.constants),
             }
             for entry in hosts

@@ -382,9 +382,9 @@ def replay(
     With *is_explained* the answer is a Prediction, with everything it explains.
     """
     from perfmodel.prediction.answering import answer
-    from perfmodel.prediction.question import job_question
+    from perfmodel.prediction.question import replay_question
 
-    question = job_question(_as_scenario(job))
+    question = replay_question(_as_scenario(job))
     asked = replace(question, asked=replace(question.asked, is_explained=is_explained))
     with _open(executor, workers, ray_address) as place:
         return answer(asked, executor=place)
@@ -410,14 +410,18 @@ def whatif(
     """
     from perfmodel.prediction.answering import prepare_changes
     from perfmodel.prediction.changing import NamedChange, answer_changes
+    from perfmodel.prediction.moving import about_machine, recorded_machine
     from perfmodel.prediction.question import open_job
     from perfmodel.whatif import parse_sweep, parse_transformation
 
     scenario = _as_scenario(job)
+    opened = open_job(scenario)
     topology = scenario.topology
+    if topology is None and (topology := recorded_machine(opened.job)) is not None:
+        opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
     named = [NamedChange(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
-    question = prepare_changes(open_job(scenario), force=force)
+    question = prepare_changes(opened, force=force)
     with _open(executor, workers, ray_address) as place:
         return answer_changes(
             question, named, sweep=swept, executor=place, on_phase=on_phase, force=force

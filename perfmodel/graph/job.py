@@ -46,7 +46,8 @@ class JobFacts:
     """What a job says about itself: name, origin, and sentences of assumption.
 
     *stack* names the software that issues it and *peak_memory_bytes* what every rank
-    allocates at most; both are empty where nobody knows.
+    allocates at most; both are empty where nobody knows. A recording names the *device*
+    that it ran on as its driver does, and how many *gpus_per_host* there were, where known.
     """
 
     name: str
@@ -54,6 +55,8 @@ class JobFacts:
     assumptions: tuple[str, ...] = ()
     stack: str = ""
     peak_memory_bytes: tuple[int, ...] = ()
+    device: str = ""
+    gpus_per_host: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -173,6 +173,8 @@ def _header(job: JobGraph) -> dict[str, Any]:
         "assumptions": list(job.facts.assumptions),
         "stack": job.facts.stack,
         "peak_memory_bytes": list(job.facts.peak_memory_bytes),
+        "device": job.facts.device,
+        "gpus_per_host": job.facts.gpus_per_host,
         "programs": [
             {
                 "lanes": [[lane.name, lane.kind.value] for lane in program.lanes],
@@ -240,13 +242,15 @@ def _read_group(words: dict[str, Any]) -> Group:
 
 
 def _read_facts(header: dict[str, Any]) -> JobFacts:
-    # Jobs written before these two were known have neither.
+    # Jobs written before the last ones were known have none of them.
     return JobFacts(
         name=str(header["name"]),
         source=str(header["source"]),
         assumptions=tuple(str(one) for one in header["assumptions"]),
         stack=str(header.get("stack", "")),
         peak_memory_bytes=tuple(int(size) for size in header.get("peak_memory_bytes", ())),
+        device=str(header.get("device", "")),
+        gpus_per_host=int(header.get("gpus_per_host", 0)),
     )
 
 

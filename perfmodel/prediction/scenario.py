@@ -90,7 +90,9 @@ class JobScenario:
 
     *topology*, *hosts* and *stack* are for jobs made of shapes, which have to be
     priced: *hosts* of None takes as many as the ranks fill, *stack* of None the
-    one that the job names, or the default. A recording brings its durations along.
+    one that the job names, or the default. A recording brings its durations along: a
+    *topology* moves it there from the machine that it *was* made on, or that its GPUs tell;
+    with *force* also where it replays itself badly or little of it can be worked out anew.
     *calibration* names files of constants that were measured on the machine.
     """
 
@@ -103,13 +105,15 @@ class JobScenario:
     samples: int = DEFAULT_SAMPLES
     interference: Interference = Interference.COUNTED
     calibration: tuple[str, ...] = ()
+    was: str | None = None
+    force: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.calibration, str):
             object.__setattr__(self, "calibration", (self.calibration,))
         if self.hosts is not None:
             _check_at_least(1, "hosts", self.hosts)
-        about_machine = {"hosts": self.hosts, "stack": self.stack}
+        about_machine = {"hosts": self.hosts, "stack": self.stack, "was": self.was}
         about_machine["calibration"] = " ".join(self.calibration) or None
         for option, value in about_machine.items():
             if value is not None and self.topology is None:

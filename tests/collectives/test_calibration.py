@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import yaml
 
 from collectives.calibration import (
     CALIBRATIONS,
+    UNKNOWN_PEER_SIGMA,
     _generations_apart,
     load_calibration,
     load_default_calibration,
@@ -10,6 +13,7 @@ from collectives.calibration import (
 from collectives.collective import CollectiveKind
 from collectives.measurements import wiring_of_run
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.provenance import Provenance
 
 
 def shipped():
@@ -49,6 +53,19 @@ def test_the_odd_host_lends_nothing_to_other_pcie_machines():
     calibration = load_default_calibration()
     for name in ("a100_pcie", "rtx_pro_6000_pcie"):
         assert calibration.host_constants(wiring_of_run(name, 1, 8)).crowding == 0
+
+
+def test_the_odd_host_lends_nothing_to_machines_of_its_name_but_its_own_table():
+    calibration = load_default_calibration()
+    of_table = wiring_of_run("l40s_pcie", 1, 8)
+    asked_about = replace(of_table, is_of_table=False)
+    call = (CollectiveKind.ALL_REDUCE, 1 << 26)
+    assert calibration.host_entry(of_table).is_odd
+    assert calibration.host_entry(asked_about).name == "pcie_peer"
+    assert calibration.provenance(of_table, *call) is Provenance.INTERPOLATED
+    assert calibration.provenance(asked_about, *call) is Provenance.ANALYTIC
+    assert calibration.relative_sigma(of_table, *call, 0.01) < 0.1
+    assert calibration.relative_sigma(asked_about, *call, 0.01) >= UNKNOWN_PEER_SIGMA
 
 
 def test_unknown_and_missing_keys_are_all_reported(tmp_path):
