@@ -7,10 +7,12 @@ as an ExecutionError that says where, what was lost and how to go on.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -351,26 +353,34 @@ def _start_here(folder: Path, cores: int) -> None:
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        for left in reversed(range(STARTS)):
-            try:
-                _start(
-                    address="local",
-                    num_cpus=cores,
-                    include_dashboard=False,
-                    _node_ip_address=LOOPBACK,
-                    # A socket's path has 107 characters and Ray adds up to 80, or has its own.
-                    _temp_dir=str(folder) if len(str(folder)) <= MOST_FOLDER_LENGTH else None,
-                )
-            except ExecutionError:
-                if not left:
-                    raise
-                # Ray gives its processes 30 s, which on a busy machine may be too few.
-                ray.shutdown()
-                end_processes(str(folder))
-            else:
-                return
+        with warnings.catch_warnings():
+            # Nobody waits for the processes of a start that failed, and Python would say so.
+            warnings.simplefilter("ignore", ResourceWarning)
+            _start_in(folder, cores)
+            gc.collect()
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _start_in(folder: Path, cores: int) -> None:
+    for left in reversed(range(STARTS)):
+        try:
+            _start(
+                address="local",
+                num_cpus=cores,
+                include_dashboard=False,
+                _node_ip_address=LOOPBACK,
+                # A socket's path has 107 characters and Ray adds up to 80, or has its own.
+                _temp_dir=str(folder) if len(str(folder)) <= MOST_FOLDER_LENGTH else None,
+            )
+        except ExecutionError:
+            if not left:
+                raise
+            # Ray gives its processes 30 s, which on a busy machine may be too few.
+            ray.shutdown()
+            end_processes(str(folder))
+        else:
+            return
 
 
 def _start(*, address: str, **options: Any) -> None:
