@@ -22,6 +22,11 @@ from perfmodel.execution.parts import deal_ranks, find_crossings, take_durations
 from perfmodel.execution.rank_block import Assignment, RankBlock
 from perfmodel.execution.ray_executor import FarKeeper, build_whole, gather_heads
 from perfmodel.execution.rounds import run_rounds
+from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.durations import build_durations
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.ops import Fixed
+from perfmodel.graph.program import LaneKind, Role
 from perfmodel.prediction.time_parts import sum_waits
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job, crossed_job, paired_job
@@ -125,6 +130,26 @@ def test_blocks_explain_what_they_keep_as_one_process_does(made, block_count):
         assert far.by_rank(function, window) == near.by_rank(function, window)
     # Reduced where it is kept: nobody took a timeline.
     assert not {"end_ns", "member_ready_ns"} & set(asked)
+
+
+def test_a_block_remembers_what_was_resolved_of_iterations_to_come():
+    # A root never waits, so its block is done before that of the receiver has begun.
+    builder = JobBuilder()
+    for role in (Role.SIGNALS, Role.WAITS):
+        program = builder.new_program()
+        lane = program.add_lane("compute", LaneKind.COMPUTE)
+        program.add_task(lane, Fixed("work", 0), label="work")
+        program.add_rendezvous(lane, Fixed("cast", 0), label="cast", slot=0, role=role)
+        builder.add_rank(builder.add_program(program.build()))
+    builder.add_group("world", [0, 1], slot=0)
+    job = builder.build(JobFacts("broadcast"))
+    durations = build_durations(job, [np.array([10, 1]), np.array([2, 1])])
+
+    found, _ = replay_in_blocks(job, durations, iterations=3, block_count=2)
+
+    # The root is ready at 10, 21 and 32, and the receiver takes 1 ns from then on.
+    assert found.iteration_end_ns[:, 0].tolist() == [11, 22, 33]
+    assert_same(found, replay(job, durations, iterations=3))
 
 
 @pytest.mark.parametrize("patience", [0, 1, 5])

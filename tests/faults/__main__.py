@@ -69,7 +69,7 @@ def start_cluster(nodes: int):
                 cluster.add_node(num_cpus=1, include_dashboard=False)
             cluster.wait_for_nodes()
         except Exception as error:
-            print(f"    the cluster did not start: {error}")
+            print(f"    the cluster did not start: {error}", flush=True)
             cluster.shutdown()
         else:
             return cluster
