@@ -46,10 +46,10 @@ from perfmodel.execution.ray_surroundings import (
     Warden,
     Watch,
     bounded,
-    check_reachable,
     core_count,
     ended_in_order,
     environment,
+    is_here,
     listens,
     private_folder,
     warden,
@@ -294,12 +294,13 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         folder = stack.enter_context(private_folder()) if address is None else None
         guard = stack.enter_context(warden(folder))
         if folder is not None:
-            stack.enter_context(_private_token())
+            stack.enter_context(_showing_token({"RAY_AUTH_TOKEN": secrets.token_hex(32)}))
+        elif address is not None:
+            _enter_with_token(stack, address)
         stack.callback(_shut_down, guard)
         if folder is not None:
             _start_here(folder, workers or core_count())
         elif address is not None:
-            check_reachable(address)
             _start(address=address)
         # Once more, because Ray has put its own answer to that signal in place.
         stack.enter_context(ended_in_order())
@@ -320,26 +321,58 @@ def _check_same_cluster(address: str | None) -> None:
         )
 
 
-@contextmanager
-def _private_token() -> Iterator[None]:
-    """Let only those speak to a local Ray who know a word that is made up for it.
+def _enter_with_token(stack: ExitStack, address: str) -> None:
+    """Show the token of this machine to a Ray on it that asks for one.
 
+    `ray start` asks for it where there is one, and Ray shows it by itself at the address `auto`
+    only; elsewhere it is for a person to say whom to trust.
+    """
+    near = is_here(address)
+    if near and _asks_for_token(address):
+        stack.enter_context(_showing_token({}))
+    if _asks_for_token(address):
+        raise ExecutionError(
+            f"ray: the cluster at {address!r} asks for a token. Set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN to what `ray get-auth-token` prints where it was started."
+        )
+
+
+def _asks_for_token(address: str) -> bool:
+    inside: Any = ray._raylet
+    fault: Any = getattr(ray.exceptions, "AuthenticationError", None)
+    if fault is None or address == "auto" or "://" in address:
+        return False
+    try:
+        inside.GcsClient(address=address)
+    except fault:
+        return True
+    # Whatever else is wrong is said when it is joined.
+    except Exception:
+        return False
+    return False
+
+
+@contextmanager
+def _showing_token(token: dict[str, str]) -> Iterator[None]:
+    """Speak to Ray with a *token*, or with the one this machine keeps.
+
+    A token made up for a local Ray lets nobody else speak to it.
     Nothing where a person has chosen how Ray authenticates, or where Ray is
     too old to. Ray keeps the word it has read, so it is told to forget it.
     """
     chosen = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
     inside: Any = ray._raylet
-    if chosen or not hasattr(inside, "AuthenticationTokenLoader"):
+    loader = getattr(inside, "AuthenticationTokenLoader", None)
+    if chosen or loader is None:
         yield
         return
 
     def forget() -> None:
         inside.Config.initialize("")
-        inside.AuthenticationTokenLoader.instance().reset_cache()
+        loader.instance().reset_cache()
 
-    words = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
-        with environment(words):
+        with environment({"RAY_AUTH_MODE": "token", **token}):
             forget()
             yield
     finally:

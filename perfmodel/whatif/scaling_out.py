@@ -8,8 +8,9 @@ from enum import Enum
 import numpy as np
 
 from perfmodel.base.errors import ScenarioError
+from perfmodel.base.units import format_duration
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, HostSpan, HostWork, Op, Work
+from perfmodel.graph.ops import Communication, Fixed, HostPart, HostSpan, HostWork, Op, Work
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.durations import check_factor
 from perfmodel.whatif.job_draft import Ranks, change_ops, retime
@@ -44,6 +45,10 @@ DOUBT = (
     f"{ESTIMATED_DOUBT - 1:.0%} where the work was estimated from recorded times, and "
     f"{HOST_DOUBT - 1:.0%} for hosts ({UNKNOWN_HOST_DOUBT - 1:.0%} where their CPUs are not known)."
 )
+
+
+PAUSE_NS = 5_000_000
+"""Host work that launches nothing for so long is a thread that sleeps, or waits for data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,10 @@ class ChangeMachine:
         return (
             f"{how}, {rest}; host times take {hosts.ratio:.3g} times as long{hosts.why}.",
             (
+                f"Host threads that launch nothing for more than {format_duration(PAUSE_NS)} sleep "
+                "or wait for data: that stays as it is."
+            ),
+            (
                 "The software makes the same kernels and calls there; formats that a GPU cannot "
                 "multiply run as wider ones, and collectives of a rank recorded alone are of all "
                 "GPUs of a host."
@@ -134,13 +143,16 @@ class ChangeMachine:
         target = PricingMachine(self.topology, self.hosts, self.stack)
         hosts = self._host_ratio()
         factor = hosts.ratio * self._at_end(hosts.doubt)
+        # A pause may be work after all, so that the fastest end is that of a faster host.
+        factor_of_pauses = min(factor, 1.0) if self.doubt is Doubt.FASTEST else 1.0
+
+        def scale_host(op: Op, ranks: Ranks) -> Op:
+            del ranks
+            by = factor_of_pauses if _is_pause(op) else factor
+            return retime(op, duration_of(op) * by)
+
         if factor != 1.0 and _has_hosts(job):
-            job = change_ops(
-                job,
-                Selection(None, LaneWord.HOST),
-                lambda op, _: retime(op, duration_of(op) * factor),
-                assumptions=(),
-            )
+            job = change_ops(job, Selection(None, LaneWord.HOST), scale_host, assumptions=())
         if self.was is None:
             released = change_ops(job, Selection(), _release, assumptions=self.assumptions)
             return pin_job(released, target)
@@ -175,6 +187,12 @@ class ChangeMachine:
 
     def _at_end(self, width: float) -> float:
         return {Doubt.FASTEST: 1 / width, Doubt.NONE: 1.0, Doubt.SLOWEST: width}[self.doubt]
+
+
+def _is_pause(op: Op) -> bool:
+    work = op.work if isinstance(op, Fixed) else op
+    is_between = isinstance(work, HostWork) and work.part is HostPart.BETWEEN_LAUNCHES
+    return is_between and duration_of(op) > PAUSE_NS
 
 
 def _has_hosts(job: JobGraph) -> bool:

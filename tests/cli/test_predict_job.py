@@ -202,6 +202,21 @@ def test_on_its_own_machine_a_recording_takes_what_it_took(recorded, capsys):
     assert moved["iteration_time_ms"] == here["iteration_time_ms"]
 
 
+def test_a_thread_that_sleeps_does_not_wake_up_earlier_on_a_faster_host(tmp_path, capsys):
+    # Every step rank 1 is 20 ms late, and launches nothing in that time.
+    job = recorded_steps(tmp_path / "traces", 0, 20_000, 40_000, 60_000)
+    save_recorded_job(job, tmp_path / "job")
+
+    moved = ask(
+        capsys, "predict", "--job", tmp_path / "job", "--topology", "dgx_h100", "--was", "dgx1_v100"
+    )
+
+    # 19.8 ms of it is one pause, the rest host time that takes 0.6 times as long.
+    assert 19.7 < moved["iteration_time_ms"] < 20
+    # It may have been work after all.
+    assert moved["interval_ms"][0] < 13
+
+
 def save_recorded_on(device, folder):
     job = recorded_steps(folder.with_name("traces"), 0, 1000, 2100, 3100)
     facts = replace(job.graph.facts, device=device, gpus_per_host=8)

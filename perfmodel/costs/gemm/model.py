@@ -62,6 +62,9 @@ ARITHMETIC_SHARE = 0.876
 by arithmetic, which long load slows down; (1 - 0.8**4)**0.25, memory being four fifths of it."""
 SMALLEST_SIDE = 32
 """Side of the smallest product in the tables."""
+SMALLER_SIGMA = 0.12
+"""How unsure every halving of a side below the smallest fitted one makes us: libraries have kernels
+of their own for thin products. Recorded products of 16 rows were off by that much a halving."""
 OTHER_DTYPE_SIGMA = 0.12
 """How unsure the step from half precision to a dtype without measurements makes us."""
 
@@ -237,6 +240,7 @@ def price_gemms(
         log_ratio, sigma = _apply(calibration.ordered, features)
         kernel_ns = kernel_ns * np.exp(log_ratio)
         is_inside &= has_fitted_sizes(features, calibration.ordered)
+        sigma = np.hypot(sigma, SMALLER_SIGMA * _halvings_below(features, calibration.ordered))
     if calibration.steps is not None:
         steps = calibration.steps.log_ratio(gemm_step_features(shapes, machine, times))
         kernel_ns = kernel_ns * np.exp(steps)
@@ -277,6 +281,13 @@ def has_fitted_sizes(features: FloatColumn, correction: OrderedCorrection) -> ND
     sizes = features[:, SIZE_FEATURES]
     low, high = correction.low[SIZE_FEATURES], correction.high[SIZE_FEATURES]
     return np.asarray(np.all((sizes >= low - 1e-3) & (sizes <= high + 1e-3), axis=1))
+
+
+def _halvings_below(features: FloatColumn, correction: OrderedCorrection) -> FloatColumn:
+    """How often m, n, k and batch would have to be doubled to lie in the range of the fit."""
+    below = correction.low[SIZE_FEATURES] - features[:, SIZE_FEATURES]
+    halvings: FloatColumn = np.maximum(below, 0.0).sum(axis=1)
+    return halvings
 
 
 def rows_by_dtype(ops: Sequence[Gemm]) -> dict[DType, Sequence[int]]:
