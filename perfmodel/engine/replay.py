@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from perfmodel.engine.block import Block
-from perfmodel.engine.layout import Int64s, max_distance
+from perfmodel.engine.layout import FlatJob, Int64s, max_distance
 from perfmodel.engine.sieve import lay_out_sound
 from perfmodel.engine.stall import explain_stall
 from perfmodel.graph.durations import DurationTable
@@ -134,9 +134,18 @@ def kept_of_reach(reach: int, iterations: int) -> int:
     return min(iterations, max(reach, 1) + 1)
 
 
-def replay(job: JobGraph, durations: DurationTable, *, iterations: int = 1) -> Replay:
-    """Replay *iterations* of *job* in this process."""
-    layout = lay_out_sound(job)
+def replay(
+    job: JobGraph,
+    durations: DurationTable,
+    *,
+    iterations: int = 1,
+    layout: FlatJob | None = None,
+) -> Replay:
+    """Replay *iterations* of *job* in this process.
+
+    *layout* is the job's where the caller has it already.
+    """
+    layout = layout or lay_out_sound(job)
     durations.check(job)
     kept = kept_of_reach(max_distance(job), iterations)
     block = Block(layout, durations, kept_iterations=kept)
