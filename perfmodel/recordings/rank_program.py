@@ -27,6 +27,7 @@ from perfmodel.recordings.work_of_rows import (
     FoundWork,
     WorkReader,
     WorkSource,
+    modules_of_calls,
     spans_of_calls,
 )
 
@@ -113,6 +114,7 @@ class _Writer:
         self.times: list[tuple[int, int]] = []
         self.recorded_starts = {"first call of a chain": 0, "work launched before the window": 0}
         self.spans = spans_of_calls(findings.view)
+        self.modules = modules_of_calls(findings.view)
         self.origin = self._add_origin()
         self.of_step: list[int] = []
         self.of_device: list[int] = []
@@ -133,7 +135,7 @@ class _Writer:
                 step.duration_ns,
                 work=HostWork(step.label, _HOST_PARTS[step.kind]),
             )
-            origin = Origin(step.label, span=self.spans[step.call])
+            origin = Origin(step.label, self.modules[step.call], span=self.spans[step.call])
             self.of_step.append(
                 self.builder.add_task(lanes[step.thread], op, label=step.label, origin=origin)
             )
@@ -170,7 +172,9 @@ class _Writer:
     def _origin_of(self, reader: WorkReader, task: int, label: str) -> Origin:
         row, call = reader.operator_of(task), int(self.findings.view.device.call[task])
         operator = label if row == NO_OPERATOR else self.findings.view.trace.name_of(row)
-        return Origin(operator, span=self.spans[call] if call >= 0 else "")
+        if call < 0:
+            return Origin(operator)
+        return Origin(operator, self.modules[call], span=self.spans[call])
 
     def _add_stream_lanes(self) -> dict[int, int]:
         device = self.findings.view.device

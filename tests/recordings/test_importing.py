@@ -4,11 +4,13 @@ Times in the recordings are microseconds. A launch takes 5 us and its kernel
 starts 7 us after the call began, 2 us after it ended.
 """
 
+import numpy as np
 import pytest
 
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.program import Anchor
 from perfmodel.recordings.self_replay import self_replay
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from tests.recordings.builders import call, durations_of, find_tasks, held_of, import_spans
 from tests.traces.builders import kernel, launch, span
 
@@ -268,3 +270,37 @@ def test_ranks_that_make_different_collectives_are_refused(tmp_path):
     second = [launch(1, 0), kernel(1, 7, 40, stream=20, name=other)]
     with pytest.raises(TraceError, match="must make the same collectives"):
         import_spans(tmp_path, first, second)
+
+
+def test_tasks_belong_to_the_module_that_calls_them_and_gradients_to_that_of_their_operator(
+    tmp_path,
+):
+    def operator(name, start, sequence, tid, forward=0):
+        more = {"Sequence number": sequence, "Fwd thread id": forward}
+        return span("cpu_op", name, start, 20, tid=tid, **more)
+
+    job = import_spans(tmp_path, [
+        span("python_function", "train.py(3): step", 0, 400),
+        span("python_function", "nn.Module: Net_0", 0, 200),
+        span("python_function", "nn.Module: Linear_0", 10, 50),
+        span("python_function", "nn.Module: Linear_1", 100, 50),
+        operator("aten::linear", 20, 7, 1), launch(1, 25), kernel(1, 40, 10, name="first"),
+        operator("aten::linear", 110, 8, 1), launch(2, 115), kernel(2, 130, 10, name="second"),
+        operator("AddmmBackward0", 300, 8, 2, 1), launch(3, 305, tid=2),
+        kernel(3, 320, 10, name="gradient"),
+        launch(4, 350), kernel(4, 360, 10, name="update"),
+    ])  # fmt: skip
+
+    graph, program = job.graph, job.graph.program_of(0)
+    modules = {
+        graph.labels[int(label)]: graph.origins[int(origin)].module
+        for label, origin in zip(program.label, program.origin, strict=True)
+        if int(origin) >= 0
+    }
+    assert modules["first"] == "Net_0 > Linear_0"
+    assert modules["second"] == modules["gradient"] == "Net_0 > Linear_1"
+    assert modules["update"] == ""
+    found = Selection(Pattern("module:Linear_1"), LaneWord.DEVICE).mask(graph, program)
+    assert [graph.labels[int(program.label[task])] for task in np.flatnonzero(found)] == [
+        "second", "gradient",
+    ]  # fmt: skip
