@@ -187,7 +187,7 @@ class Rows:
 
 def is_module(span: dict[str, Any]) -> bool:
     """Whether *span* is a call of a module; other functions of Python are left out."""
-    return span["cat"] == FUNCTION and span["name"].startswith(_MODULE_WORD)
+    return span["cat"] == FUNCTION and bool(span["name"].startswith(_MODULE_WORD))
 
 
 def quick_rows(spans: list[dict[str, Any]], names: Interner, details: Interner) -> Rows:
