@@ -6,6 +6,7 @@ are the tasks with sequence s behind every endpoint (rank, slot) of that group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,7 +72,7 @@ class JobGraph:
     ops: tuple[Op, ...]
     labels: tuple[str, ...]
     origins: tuple[Origin, ...]
-    programs: tuple[Program, ...]
+    programs: Sequence[Program]
     rank_program: Int32s
     groups: tuple[Group, ...]
     rank_group: Int32s

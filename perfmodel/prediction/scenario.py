@@ -45,6 +45,16 @@ def overrides_of(changes: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def take_as_meant(question: Any, *plurals: str) -> None:
+    """Let a mapping stand for the overrides of *question*, and one value for some of *plurals*."""
+    if isinstance(question.overrides, Mapping):
+        object.__setattr__(question, "overrides", overrides_of(question.overrides))
+    for name in ("overrides", "calibration", *plurals):
+        value = getattr(question, name)
+        if isinstance(value, str | int):
+            object.__setattr__(question, name, (value,))
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A workload on a cluster under a software stack.
@@ -74,10 +84,7 @@ class Scenario:
     calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.calibration, str):
-            object.__setattr__(self, "calibration", (self.calibration,))
-        if isinstance(self.overrides, Mapping):
-            object.__setattr__(self, "overrides", overrides_of(self.overrides))
+        take_as_meant(self)
         _check_at_least(1, "hosts", self.hosts)
         if self.ranks_per_host is not None:
             _check_at_least(1, "ranks per host", self.ranks_per_host)

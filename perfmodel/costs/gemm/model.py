@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,14 +194,21 @@ def _memory_apart(device: Device) -> Callable[[Entry], float]:
     """How far the memory of an entry's chip is from that of *device*, as a logarithm."""
 
     def apart(entry: Entry) -> float:
-        try:
-            other = load_device(entry.device)
-        except PerfModelError:
+        memory_bytes_per_s = _memory_bytes_per_s(entry.device)
+        if memory_bytes_per_s is None:
             return math.inf  # measured on a machine that the catalog does not have
-        ratio = other.memory_bandwidth_bytes_per_s / device.memory_bandwidth_bytes_per_s
-        return abs(math.log(ratio))
+        return abs(math.log(memory_bytes_per_s / device.memory_bandwidth_bytes_per_s))
 
     return apart
+
+
+@cache
+def _memory_bytes_per_s(device: str) -> float | None:
+    """The memory bandwidth of a *device* of the catalog."""
+    try:
+        return load_device(device).memory_bandwidth_bytes_per_s
+    except PerfModelError:
+        return None
 
 
 def _carried_floor_ns(entry: Entry, device: Device) -> float:

@@ -1,111 +1,35 @@
-"""The Python door: the same words as the command line, typed.
-
-A scenario goes in and a prediction comes out; where the work runs is said
-beside the scenario, because it cannot change the answer. What is heavy is
-imported by the function that needs it.
-"""
+"""Questions and their answers: predict, compare, sweep, rank, search, replay, what if."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from perfmodel.prediction.phases import OnPhase, ignore_phase
-from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
+from perfmodel.prediction.scenario import JobScenario, Scenario
 
 if TYPE_CHECKING:
-    from collectives.nccl_tests import RunPlace
-    from perfmodel.emulation.request import Emulation
-    from perfmodel.emulation.telling import EmulatedJob
     from perfmodel.execution import Executor
-    from perfmodel.graph.job import JobGraph
-    from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking, Search
+    from perfmodel.planning.layouts.search import LayoutQuestion, Search
     from perfmodel.planning.question import RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.answer import Answer, Prediction
     from perfmodel.prediction.changing import WhatIf
     from perfmodel.prediction.comparing import Comparison, NamedScenario
-    from perfmodel.recordings.import_files import Imported, ImportedJob, ImportWishes
-    from perfmodel.validation.fits import FitBoard
-    from perfmodel.validation.scoreboard import Scoreboard
-    from traces.job_trace import OnFile
-
-KernelKind = Literal["gemm", "attention", "experts", "memory"]
-
-_LATE = {
-    "Answer": "perfmodel.prediction.answer",
-    "Comparison": "perfmodel.prediction.comparing",
-    "FitBoard": "perfmodel.validation.fits",
-    "ImportedJob": "perfmodel.recordings.import_files",
-    "JobGraph": "perfmodel.graph.job",
-    "LayoutQuestion": "perfmodel.planning.layouts.search",
-    "LayoutRanking": "perfmodel.planning.layouts.search",
-    "Prediction": "perfmodel.prediction.answer",
-    "RankQuestion": "perfmodel.planning.question",
-    "Ranking": "perfmodel.planning.ranking",
-    "RunPlace": "collectives.nccl_tests",
-    "Scoreboard": "perfmodel.validation.scoreboard",
-    "Search": "perfmodel.planning.layouts.search",
-    "WhatIf": "perfmodel.prediction.changing",
-}
-"""Types that are imported when somebody names them: what stands behind them takes a second."""
-
-__all__ = [
-    "Answer",
-    "Comparison",
-    "FitBoard",
-    "ImportedJob",
-    "Interference",
-    "JobGraph",
-    "JobScenario",
-    "LayoutQuestion",
-    "LayoutRanking",
-    "Mode",
-    "Prediction",
-    "RankQuestion",
-    "Ranking",
-    "RunPlace",
-    "Scenario",
-    "Scoreboard",
-    "Search",
-    "WhatIf",
-    "calibrate_collectives",
-    "compare",
-    "emulate",
-    "import_chakra",
-    "import_kineto",
-    "import_traces",
-    "load_job",
-    "load_scenario",
-    "predict",
-    "rank",
-    "replay",
-    "save_job",
-    "search",
-    "sweep",
-    "validate",
-    "validate_fits",
-    "validate_runs",
-    "whatif",
-]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(_LATE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _open(
-    executor: str, workers: int | None, ray_address: str | None
+def open_place(
+    executor: str | None, workers: int | None, ray_address: str | None
 ) -> AbstractContextManager[Executor]:
+    """The executor that was named, else Ray where an address or workers were, else this process."""
     from perfmodel.execution import open_executor
 
-    return open_executor(executor, workers=workers, address=ray_address)
+    is_far = ray_address is not None or (workers or 1) > 1
+    word = executor or ("ray" if is_far else "serial")
+    return open_executor(word, workers=workers, address=ray_address)
 
 
 def predict(
@@ -116,21 +40,26 @@ def predict(
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
     require_fit: bool = False,
+    keep_timelines: bool = True,
 ) -> Prediction:
     """Answer *scenario* (or the file of one), here or on Ray; the place does not change the answer.
 
     A Transformer without a layout gets the best of the bounding stage of the
     layout search, and the answer says so. *on_phase* is told which phase begins
     and which share of the work is done. With *require_fit* a scenario that does not
-    fit in memory is refused before any work.
+    fit in memory is refused before any work. Without *keep_timelines* what workers of
+    Ray know of single tasks goes with them, and the answer has neither trace nor report.
     """
     from perfmodel.prediction.answering import predict_scenario
 
     asked, sentences = _fill(_load(scenario), on_phase)
     if isinstance(asked, Scenario):
         _check_memory(asked, on_phase, require_fit=require_fit)
-    with _open(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address) as place:
         found = predict_scenario(asked, executor=place, on_phase=on_phase)
+        far = found.evidence.history.replay.far
+        if far is not None and not keep_timelines:
+            far.let_go()
     return replace(found, assumptions=(*found.assumptions, *sentences))
 
 
@@ -188,7 +117,7 @@ def compare(
     else:
         named = [NamedScenario(_name(one), _load(one)) for one in scenarios]
     filled = [_filled(one, on_phase) for one in named]
-    with _open(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address) as place:
         return compare_scenarios(filled, executor=place, on_phase=on_phase)
 
 
@@ -238,7 +167,7 @@ def sweep(
     else:
         axes = [parse_axis(text) for text in ([over] if isinstance(over, str) else over)]
     points = [_filled(one, on_phase) for one in sweep_scenario(_load(scenario), axes)]
-    with _open(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address) as place:
         return compare_scenarios(points, axes=axes, executor=place, on_phase=on_phase)
 
 
@@ -268,7 +197,7 @@ def _name(scenario: Scenario | JobScenario | str | Path) -> str:
 def rank(
     question: RankQuestion,
     *,
-    executor: str = "serial",
+    executor: str | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
@@ -276,14 +205,14 @@ def rank(
     """Order the sharding plans that *question* asks about, fastest first."""
     from perfmodel.planning.rank_plans import rank_plans
 
-    with _open(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address) as place:
         return rank_plans(question, executor=place, on_phase=on_phase)
 
 
 def search(
     question: LayoutQuestion,
     *,
-    executor: str = "serial",
+    executor: str | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
@@ -291,83 +220,14 @@ def search(
     """The fastest layouts that *question* asks about, for every number of hosts."""
     from perfmodel.planning.layouts.search import search_layouts
 
-    with _open(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address) as place:
         return search_layouts(question, executor=place, on_phase=on_phase)
-
-
-def import_traces(
-    paths: Sequence[str | Path],
-    out: str | Path,
-    wishes: ImportWishes | None = None,
-    on_file: OnFile | None = None,
-) -> tuple[Imported, ...]:
-    """Turn traces of all ranks into a job in the folder *out*; what they are is told by content.
-
-    *paths* are files of one job, a folder of them, or a folder of such folders; several jobs go
-    to folders in *out*. *on_file* is told before each file is read, and when all are.
-    """
-    from perfmodel.recordings import import_files
-    from traces.job_trace import ignore_file
-
-    return import_files.import_traces(
-        [Path(path) for path in paths],
-        Path(out),
-        import_files.AsUsual if wishes is None else wishes,
-        ignore_file if on_file is None else on_file,
-    )
-
-
-def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:
-    """Turn Kineto traces of all ranks into a job in the folder *out*, and score it.
-
-    *paths* are files of one job, a folder of them, or a folder of such folders;
-    several jobs go to folders in *out*.
-    """
-    from perfmodel.recordings import import_files
-
-    return import_files.import_kineto([Path(path) for path in paths], Path(out))
-
-
-def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[Imported, ...]:
-    """Turn Chakra execution traces of one job into a job in the folder *out*."""
-    from perfmodel.recordings import import_files
-
-    return import_files.import_chakra([Path(path) for path in paths], Path(out))
-
-
-def emulate(
-    request: Emulation,
-    out: str | Path,
-    *,
-    executor: str = "auto",
-    workers: int | None = None,
-    ray_address: str | None = None,
-) -> EmulatedJob:
-    """Run the torch script of *request* on virtual GPUs and write its job to the folder *out*."""
-    from perfmodel.emulation import emulate as emulation
-
-    with _open(executor, workers, ray_address) as place:
-        return emulation.emulate(request, Path(out), place=place)
-
-
-def load_job(folder: str | Path) -> JobGraph:
-    """The graph of the job in *folder*, recorded or built."""
-    from perfmodel.graph import storage
-
-    return storage.load_job(Path(folder))
-
-
-def save_job(job: JobGraph, folder: str | Path) -> None:
-    """Write *job* into *folder*, for `load_job`, `predict --job`, `replay` and `whatif`."""
-    from perfmodel.graph import storage
-
-    storage.save_job(job, Path(folder))
 
 
 def replay(
     job: JobScenario | str | Path,
     *,
-    executor: str = "serial",
+    executor: str | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     is_explained: bool = False,
@@ -381,7 +241,7 @@ def replay(
 
     question = replay_question(_as_scenario(job))
     asked = replace(question, asked=replace(question.asked, is_explained=is_explained))
-    with _open(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address) as place:
         return answer(asked, executor=place)
 
 
@@ -391,7 +251,7 @@ def whatif(
     *,
     sweep: str | None = None,
     force: bool = False,
-    executor: str = "serial",
+    executor: str | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
@@ -417,7 +277,7 @@ def whatif(
     named = [NamedChange(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(opened, force=force)
-    with _open(executor, workers, ray_address) as place:
+    with open_place(executor, workers, ray_address) as place:
         return answer_changes(
             question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
         )
@@ -425,92 +285,3 @@ def whatif(
 
 def _as_scenario(job: JobScenario | str | Path) -> JobScenario:
     return job if isinstance(job, JobScenario) else JobScenario(str(job))
-
-
-def validate(
-    kind: Literal["collectives"] | KernelKind,
-    tables: Sequence[str | Path],
-    *,
-    place: RunPlace | None = None,
-    calibration: Sequence[str] = (),
-) -> Scoreboard:
-    """Compare predictions with *tables* of measured collectives or kernels.
-
-    Kernels come in one table, collectives in one or more; *place* says what output of
-    nccl-tests does not. Constants of the files *calibration* come before perfmodel's own.
-    """
-    paths = [Path(table) for table in tables]
-    if kind == "collectives":
-        from collectives.calibration import load_calibration
-        from collectives.measurements import load_measurements
-        from perfmodel.validation.collectives import validate_collectives
-
-        own = [load_calibration(Path(file)) for file in calibration]
-        return validate_collectives(
-            load_measurements(paths, place=place), calibration=own[0] if own else None
-        )
-    from perfmodel.validation.kernels import validate_table
-
-    [path] = paths
-    return validate_table(kind, path, calibration=calibration)
-
-
-def validate_fits(tables: Sequence[str | Path]) -> FitBoard:
-    """Compare the memory verdict with *tables* of runs; rows without a time failed."""
-    from perfmodel.validation.fits import judge_fits
-    from perfmodel.validation.runs_table import load_runs
-
-    return judge_fits([load_runs(Path(table)) for table in tables])
-
-
-def validate_runs(
-    table: str | Path | None = None,
-    *,
-    source: str | None = None,
-    calibration: Sequence[str] = (),
-    executor: str = "auto",
-    workers: int | None = None,
-    ray_address: str | None = None,
-    on_phase: OnPhase = ignore_phase,
-) -> Scoreboard:
-    """Compare predictions with a *table* of measured training runs, or those of one *source*.
-
-    Without a table, with the core tables that come with a clone of the repository. Constants
-    of the files *calibration* come before perfmodel's own.
-    """
-    from perfmodel.validation import runs
-    from perfmodel.validation.runs_table import find_core_tables, load_runs, of_source
-
-    paths = [Path(table)] if table is not None else find_core_tables()
-    tables = of_source([load_runs(path) for path in paths], source)
-    with _open(executor, workers, ray_address) as place:
-        return runs.validate_tables(
-            tables, executor=place, calibration=tuple(calibration), on_phase=on_phase
-        )
-
-
-def calibrate_collectives(
-    tables: Sequence[str | Path], out: str | Path, *, place: RunPlace | None = None
-) -> tuple[str, ...]:
-    """Shift the shipped constants to the machines of *tables* and write them to *out*.
-
-    Tables are CSV or output of nccl-tests, of which *place* says the machine. The sentences
-    say what was found; the file is a `calibration` of scenarios.
-    """
-    from datetime import UTC, datetime
-
-    from collectives.calibration import load_default_calibration
-    from collectives.measurements import load_measurements
-    from perfmodel.calibration.collectives.rows import about_tables, write_calibration
-    from perfmodel.calibration.collectives.shift import shift_collectives
-
-    measurements = load_measurements([Path(table) for table in tables], place=place)
-    shifted = shift_collectives(measurements, load_default_calibration())
-    about = about_tables(
-        measurements,
-        command=f"perfmodel.api.calibrate_collectives, {' '.join(map(str, tables))}",
-        licence="that of the sources",
-        day=datetime.now(UTC).date(),
-    )
-    write_calibration(shifted.calibration, Path(out), about=about)
-    return shifted.sentences
