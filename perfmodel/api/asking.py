@@ -40,13 +40,15 @@ def predict(
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
     require_fit: bool = False,
+    keep_timelines: bool = True,
 ) -> Prediction:
     """Answer *scenario* (or the file of one), here or on Ray; the place does not change the answer.
 
     A Transformer without a layout gets the best of the bounding stage of the
     layout search, and the answer says so. *on_phase* is told which phase begins
     and which share of the work is done. With *require_fit* a scenario that does not
-    fit in memory is refused before any work.
+    fit in memory is refused before any work. Without *keep_timelines* what workers of
+    Ray know of single tasks goes with them, and the answer has neither trace nor report.
     """
     from perfmodel.prediction.answering import predict_scenario
 
@@ -55,6 +57,9 @@ def predict(
         _check_memory(asked, on_phase, require_fit=require_fit)
     with open_place(executor, workers, ray_address) as place:
         found = predict_scenario(asked, executor=place, on_phase=on_phase)
+        far = found.evidence.history.replay.far
+        if far is not None and not keep_timelines:
+            far.let_go()
     return replace(found, assumptions=(*found.assumptions, *sentences))
 
 

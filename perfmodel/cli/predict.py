@@ -263,7 +263,13 @@ def predict(
     from perfmodel.reports.progress import show_progress
 
     with show_progress(is_quiet=quiet) as progress:
-        prediction = api.predict(scenario, on_phase=progress, require_fit=require_fit, **place)
+        prediction = api.predict(
+            scenario,
+            on_phase=progress,
+            require_fit=require_fit,
+            keep_timelines=outputs.has_timelines,
+            **place,
+        )
     outputs.write(prediction)
     if require_fit and prediction.memory is not None and not prediction.memory.fits:
         raise typer.Exit(1)

@@ -7,10 +7,12 @@ as an ExecutionError that says where, what was lost and how to go on.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,8 +38,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import perfmodel
 from perfmodel.base.errors import ExecutionError
+from perfmodel.engine.layout import Int64s
 from perfmodel.execution.executor import WorkerPlace
-from perfmodel.execution.rank_block import RankBlock
+from perfmodel.execution.rank_block import Assignment, RankBlock
 from perfmodel.execution.ray_surroundings import (
     MOST_FOLDER_LENGTH,
     Warden,
@@ -85,25 +88,39 @@ class Lost:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """What a block says of itself once it is built.
+
+    To which rendezvous it has a word to add, what its ranks bring to them where it read these
+    itself, and where it is.
+    """
+
+    awaited: Int64s
+    meetings: Int64s | None
+    place: WorkerPlace
+
+
 class Seat:
     """A worker process, as an actor. It holds the blocks of replays that are still looked at."""
 
     def __init__(self) -> None:
         self._rank_blocks: dict[int, RankBlock] = {}
 
-    def take(self, replay: int, *material: Any) -> tuple[Any, WorkerPlace]:
-        """Take on a block of *replay*: to which rendezvous it has a word to add, and where."""
+    def take(self, replay: int, part: Any, durations: Any, assignment: Assignment) -> Taken:
+        """Take on a block of *replay*."""
         try:
-            self._rank_blocks[replay] = RankBlock(*material)
+            block = RankBlock(part, durations, assignment, host=_own_host())
+            self._rank_blocks[replay] = block
         except MemoryError as error:
             raise ExecutionError(
                 f"ray: the memory of a worker on {_own_host()} does not hold "
-                f"ranks {material[2].ranks.start}-{material[2].ranks.stop - 1} ({error}). Give the "
+                f"ranks {assignment.ranks.start}-{assignment.ranks.stop - 1} ({error}). Give the "
                 "job more workers or machines, so that each has fewer ranks."
             ) from None
         context = ray.get_runtime_context()
         place = WorkerPlace(os.getpid(), context.get_node_id(), _own_host())
-        return self._rank_blocks[replay].awaited, place
+        return Taken(block.awaited, block.meetings, place)
 
     def host(self) -> str:
         """The machine of this process."""
@@ -369,26 +386,34 @@ def _start_here(folder: Path, cores: int) -> None:
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        for left in reversed(range(STARTS)):
-            try:
-                _start(
-                    address="local",
-                    num_cpus=cores,
-                    include_dashboard=False,
-                    _node_ip_address=LOOPBACK,
-                    # A socket's path has 107 characters and Ray adds up to 80, or has its own.
-                    _temp_dir=str(folder) if len(str(folder)) <= MOST_FOLDER_LENGTH else None,
-                )
-            except ExecutionError:
-                if not left:
-                    raise
-                # Ray gives its processes 30 s, which on a busy machine may be too few.
-                ray.shutdown()
-                end_processes(str(folder))
-            else:
-                return
+        with warnings.catch_warnings():
+            # Nobody waits for the processes of a start that failed, and Python would say so.
+            warnings.simplefilter("ignore", ResourceWarning)
+            _start_in(folder, cores)
+            gc.collect()
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _start_in(folder: Path, cores: int) -> None:
+    for left in reversed(range(STARTS)):
+        try:
+            _start(
+                address="local",
+                num_cpus=cores,
+                include_dashboard=False,
+                _node_ip_address=LOOPBACK,
+                # A socket's path has 107 characters and Ray adds up to 80, or has its own.
+                _temp_dir=str(folder) if len(str(folder)) <= MOST_FOLDER_LENGTH else None,
+            )
+        except ExecutionError:
+            if not left:
+                raise
+            # Ray gives its processes 30 s, which on a busy machine may be too few.
+            ray.shutdown()
+            end_processes(str(folder))
+        else:
+            return
 
 
 def _start(*, address: str, **options: Any) -> None:

@@ -23,6 +23,11 @@ class SerialExecutor:
         """Where the work was done so far, in a few words."""
         return "serial"
 
+    @property
+    def reads_jobs(self) -> bool:
+        """No: there is nobody else."""
+        return False
+
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
         """Replay *iterations* of *job*."""
         if self._last is None or self._last[0] is not job:

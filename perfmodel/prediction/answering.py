@@ -46,7 +46,7 @@ def predict_scenario(
     """Answer *scenario*, replaying on *executor*."""
     clock = PhaseClock(on_phase)
     with clock.phase("building the job", done=0.0):
-        question = build_question(scenario)
+        question = build_question(scenario, is_dealt=executor.reads_jobs)
     return _explained(_answer(question, executor, clock))
 
 

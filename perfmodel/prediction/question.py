@@ -22,6 +22,7 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.memory import MemoryPart, RankMemory
+from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import NO_ORIGIN, Int64s
 from perfmodel.prediction.placing import PlacementFiles, place_workload
 from perfmodel.prediction.scenario import (
@@ -163,10 +164,10 @@ class Question:
         return replace(self, job=job, memory_of_rank=(), work=None, ends=None)
 
 
-def build_question(scenario: Scenario | JobScenario) -> Question:
-    """Load what *scenario* names and build its job."""
+def build_question(scenario: Scenario | JobScenario, *, is_dealt: bool = False) -> Question:
+    """Load what *scenario* names and build its job; see `job_question` for what *is_dealt*."""
     if isinstance(scenario, JobScenario):
-        return job_question(scenario)
+        return job_question(scenario, is_dealt=is_dealt)
     topology = load_topology(scenario.topology, calibrations=scenario.calibration)
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
     files = PlacementFiles(scenario.tables, scenario.indices, scenario.plan)
@@ -219,13 +220,14 @@ def _about_peers(cluster: Cluster) -> tuple[str, ...]:
     return (UNKNOWN_PEERS,) if wiring_of(members, cluster).is_peer_assumed else ()
 
 
-def job_question(scenario: JobScenario) -> Question:
+def job_question(scenario: JobScenario, *, is_dealt: bool = False) -> Question:
     """The question about the job in the folder that *scenario* names.
 
     One that brings its durations along is moved to the machine that is named. What it
-    would not heed is refused.
+    would not heed is refused. Of a large one that *is_dealt* to workers, and not moved, only
+    the outline is read here.
     """
-    question = open_job(scenario)
+    question = open_job(scenario, is_dealt=is_dealt and scenario.topology is None)
     if question.cluster is not None:
         return question
     _check_stated(scenario, _why_stated(question), {"--calibration": scenario.calibration})
@@ -250,10 +252,24 @@ def _why_stated(question: Question) -> str:
     return "was recorded" if question.notes is not None else "states all its durations"
 
 
-def open_job(scenario: JobScenario) -> Question:
+MOST_NEAR_TASKS = 16_000_000
+"""A larger job that states its durations is read by the workers that it is dealt to, not here."""
+
+
+def _read_job(folder: Path, *, is_dealt: bool) -> JobGraph:
+    from perfmodel.graph import storage
+
+    if is_dealt:
+        outline = storage.open_job(folder)
+        is_stated = all(isinstance(op, Fixed) for op in outline.ops)
+        if is_stated and outline.task_count > MOST_NEAR_TASKS:
+            return outline
+    return storage.load_job(folder)
+
+
+def open_job(scenario: JobScenario, *, is_dealt: bool = False) -> Question:
     """The same for a what-if: a machine beside stated durations prices the changes alone."""
     # Readers of jobs and what changes them are imported where there is a job.
-    from perfmodel.graph.storage import load_job
     from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
     from perfmodel.whatif.compiling import Compile
     from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
@@ -267,7 +283,7 @@ def open_job(scenario: JobScenario) -> Question:
             )
         question = recording_question(load_recorded_job(folder), asked)
         return replace(question, scenario=scenario)
-    job = load_job(folder)
+    job = _read_job(folder, is_dealt=is_dealt)
     question = Question(
         job=job,
         asked=asked,
