@@ -68,7 +68,7 @@ def draw_curves(axes: Any, wishes: Wishes, curves: dict[str, Any]) -> dict[str, 
         found[name] = line
     axes.set(xscale="log", xlabel="GPUs")
     plain_ticks(axes.xaxis, [8, 64, 512, 4096, 16384])
-    axes.legend()
+    axes.legend(loc="lower right" if "batch" in curve else "center left")
     return found
 
 
