@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.table import Lookup
+from embeddings.table import MOST_TABLES, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import (
     Attention,
@@ -407,7 +407,8 @@ def _lookup_key(call: OperatorCall, *, is_backward: bool) -> _LookupKey:
     if is_backward:
         gradient = call.tensor(0, rank=2)
         return (0, 0) if gradient is None else (gradient.shape[0], gradient.shape[1])
-    lookup = lookup_of_call(call, total_width=2**31)
+    # Any width does: the samples do not depend on it.
+    lookup = lookup_of_call(call, total_width=MOST_TABLES)
     return (0, 0) if lookup is None else (lookup.batch_size, 0)
 
 
