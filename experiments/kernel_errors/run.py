@@ -96,7 +96,7 @@ def draw_bars(wishes: Wishes, scores: dict[str, Any], paper: dict[str, float]) -
     axes.plot(means, list(scores), "|", color=ORANGE, ms=6, mew=1.2, label="mean, ours")
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=5.5)
-    axes.set_xlabel("geometric mean of errors (%)")
+    axes.set_xlabel("geometric mean of errors (%): bars and numbers")
     axes.legend(loc="lower right")
     axes.grid(visible=False, axis="y")
     wishes.save(figure, "kernel_table.png")

@@ -99,7 +99,7 @@ def draw_measured(axes: Any) -> dict[str, Any]:
     plain_ticks(axes.xaxis, [32, 128, 512, 1536])
     plain_ticks(axes.yaxis, [2, 5, 10, 20, 50])
     axes.set_title("published runs, GPT 1.7B to 175B")
-    axes.legend()
+    axes.legend(loc="upper left")
     return found
 
 
