@@ -7,7 +7,7 @@ free. An uneven all-to-all is priced by its byte matrix, alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,8 @@ def price_collectives(
         _check_call(call, wiring)
         if wiring.rank_count == 1:
             continue
+        if call.collective.is_queued and wiring.call_latency_ns:
+            wiring = replace(wiring, call_latency_ns=0.0)
         if call.collective.byte_matrix is not None:
             load = build_rank_load(call.collective.byte_matrix, call.ranks, cluster)
             costs[number] = _price_load(load, wiring, software, constants)
