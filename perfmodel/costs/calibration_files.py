@@ -131,9 +131,10 @@ def _load_own(path: Path, changed_ns: int) -> Mapping[str, tuple[Entry, ...]]:
 
 def _check_names(entry: Entry, kind: str, place: str) -> None:
     """Raise unless the constants of *entry* are those that perfmodel's own entries have."""
-    known = [set(one.constants) for one in load_entries(kind)]
-    missing = set.intersection(*known) - set(entry.constants)
-    unknown = set(entry.constants) - set.union(*known)
+    own = load_entries(kind)
+    known = {name for one in own for name in one.constants}
+    needed = {name for name in known if all(name in one.constants for one in own)}
+    missing, unknown = needed - set(entry.constants), set(entry.constants) - known
     if missing or unknown:
         words = [f"missing {quote(one)}" for one in sorted(missing)]
         words += [f"unknown {quote(one)}" for one in sorted(unknown)]
