@@ -27,6 +27,12 @@ def test_a_claim_for_releases_goes_before_one_for_the_whole_framework():
         for release in ("v1.x", "24.07")
     )
     assert (old, new) == ("megatron_lm", "megatron")
+    releases = ("24.07 vboost", "24.09", "26.04.01", "")
+    names = [
+        choose_stack("nemo", release=release, family=Family.TRANSFORMER).stack.name
+        for release in releases
+    ]
+    assert names == ["nemo", "nemo_2024", "nemo_2024", "nemo"]
 
 
 def test_a_claim_for_a_placement_goes_before_one_for_the_whole_framework():
