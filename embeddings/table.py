@@ -113,6 +113,10 @@ class EmbeddingTable:
                 f"got {self.cached_ratio}."
             )
 
+    def __hash__(self) -> int:
+        """By what tells tables apart as a rule: plans ask for the terms of a million pieces."""
+        return hash((self.name, self.rows, self.width, self.first_row))
+
     @property
     def size_bytes(self) -> int:
         """Bytes the weights take, optimizer state aside."""
