@@ -19,7 +19,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from embeddings.distribution import UNIFORM
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.plan_memory import piece_bytes
 from embeddings.table import EmbeddingTable
@@ -249,7 +248,7 @@ class _Placer:
             known: dict[tuple[int, int], tuple[float, int]] = {}
             found = []
             for shard in shards:
-                alike = (0 if table.distribution == UNIFORM else shard.first_row, shard.rows)
+                alike = (table.telling_row(shard.first_row, shard.rows), shard.rows)
                 if alike not in known:
                     piece = table.piece(
                         first_row=shard.first_row, rows=shard.rows, width=shard.width

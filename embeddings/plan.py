@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embeddings.distribution import UNIFORM
 from embeddings.table import EmbeddingTable
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import PlanError
@@ -65,7 +64,7 @@ class Shard(NamedTuple):
 class PlanPieces:
     """The different pieces of a plan as *tables*; shard k in order is *number*[k] on *rank*[k].
 
-    Equal pieces of a uniform table are one, however many ranks hold them.
+    Pieces of a table that are alike are one, however many ranks hold them.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -76,10 +75,8 @@ class PlanPieces:
     def by_rank(self, of_piece: Sequence[float]) -> NDArray[np.float64]:
         """What pieces add to their ranks; sums of whole numbers below 2 ** 53 are exact."""
         weights = np.array(of_piece, dtype=np.float64)[self.number]
-        sums: NDArray[np.float64] = np.bincount(
-            self.rank, weights=weights, minlength=self.rank_count
-        )
-        return sums
+        sums = np.bincount(self.rank, weights=weights, minlength=self.rank_count)
+        return sums.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -181,17 +178,16 @@ class ShardingPlan:
     @cached_property
     def pieces(self) -> PlanPieces:
         """What shards are, in their order, each different piece made once."""
-        is_uniform = [table.distribution == UNIFORM for table in self.held_tables]
+        held = self.held_tables
         number_of: dict[tuple[int, int, int, int], int] = {}
         tables: list[EmbeddingTable] = []
         numbers: list[int] = []
         ranks: list[int] = []
         for table, rank, first_row, rows, _, width in sorted(self.shards):
-            key = (table, 0 if is_uniform[table] else first_row, rows, width)
+            key = (table, held[table].telling_row(first_row, rows), rows, width)
             number = number_of.setdefault(key, len(tables))
             if number == len(tables):
-                whole = self.held_tables[table]
-                tables.append(whole.piece(first_row=first_row, rows=rows, width=width))
+                tables.append(held[table].piece(first_row=first_row, rows=rows, width=width))
             numbers.append(number)
             ranks.append(rank)
         return PlanPieces(

@@ -80,7 +80,7 @@ def order_plans(
     askers = _Askers(evaluator.spec, evaluator.cluster, evaluator.stack, _asked(question))
     on_phase(f"answering {len(plans)} plan{'s' if len(plans) > 1 else ''}", 0.0)
     answered = executor.map(answer_plan, askers, plans)
-    ranked = []
+    ranked: list[RankedPlan] = []
     for plan, found in zip(plans, answered, strict=True):
         on_phase(f"what would shorten {plan.name}", len(ranked) / len(plans))
         ranked.append(_rank_one(evaluator, question, plan, found))

@@ -38,8 +38,8 @@ def dlrm_memory(
     sums = [pieces.by_rank(column).tolist() for column in columns]
     copied = _held(spec, plan.copied_tables)
     return tuple(
-        _rank_memory(spec, _Held(*map(int, whole), lookups), copied, samples)
-        for *whole, lookups in zip(*sums, strict=True)
+        _rank_memory(spec, _Held(int(size), int(device), int(state), int(width), drawn), copied, samples)
+        for size, device, state, width, drawn in zip(*sums, strict=True)
     )
 
 
