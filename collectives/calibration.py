@@ -89,7 +89,8 @@ class Calibration:
 
     def provenance(self, wiring: Wiring, kind: CollectiveKind, size_bytes: float) -> Provenance:
         """How well this call is covered by what was measured."""
-        spans = self._spans.get((wiring.topology_name, kind), ())
+        is_like_measured = not self._is_unlike_measured(wiring)
+        spans = self._spans.get((wiring.topology_name, kind), ()) if is_like_measured else ()
         for span in spans:
             if span.holds(wiring.host_count, wiring.rank_count, size_bytes):
                 return Provenance.INTERPOLATED
@@ -107,12 +108,20 @@ class Calibration:
         spread = "one_host" if wiring.host_count == 1 else "several_hosts"
         regime = regime_of(latency_ratio)
         unseen = self.uncertainty.get(f"unseen/{spread}/any/{regime}", TRANSFER_SIGMA)
-        for word in (kind.value, "any"):
+        words = () if self._is_unlike_measured(wiring) else (kind.value, "any")
+        for word in words:
             sigma = self.uncertainty.get(f"{wiring.topology_name}/{spread}/{word}/{regime}")
             if sigma is not None:
                 is_covered = self.provenance(wiring, kind, size_bytes) is Provenance.INTERPOLATED
                 return sigma if is_covered else max(sigma, unseen / 2)
         return max(unseen, UNKNOWN_PEER_SIGMA) if wiring.is_peer_assumed else unseen
+
+    def _is_unlike_measured(self, wiring: Wiring) -> bool:
+        """Whether the only host of that name that was measured is an odd one."""
+        name = wiring.topology_name
+        return name not in self.host_entry(wiring).machines and any(
+            entry.is_odd and name in entry.machines for entry in self.hosts
+        )
 
 
 def regime_of(latency_ratio: float) -> str:
@@ -127,7 +136,7 @@ _GENERATIONS = ("pascal", "volta", "ampere", "ada", "hopper", "blackwell")
 
 def _distance(entry: HostEntry, wiring: Wiring) -> tuple[int, int, int]:
     """How far *entry* is from *wiring*; the smallest wins, ties by order in the file."""
-    if wiring.topology_name in entry.machines:
+    if wiring.topology_name in entry.machines and (wiring.is_of_table or not entry.is_odd):
         return (-1, 0, 0)
     link_class = wiring.link_class
     if link_class is HostLinkClass.NONE:

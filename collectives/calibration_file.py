@@ -6,7 +6,9 @@ repeated gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
@@ -17,17 +19,23 @@ from collectives.tuner import GenerationPlan, TunerConstants
 from collectives.wiring import HostLinkClass
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.reading import quote
 
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """Constants inside a host; with *machines* only for these odd hosts."""
+    """Constants inside a host; with *machines* only for hosts of these names.
+
+    An *is_odd* host is unlike others of its name: its constants are for its own table, not for
+    machines that somebody asks about.
+    """
 
     name: str
     architecture: str
     link_class: HostLinkClass
     constants: HostConstants
     machines: tuple[str, ...] = ()
+    is_odd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +79,8 @@ def _parse_constants(kind: type[Constants], content: Any, place: str) -> Constan
     names = [field.name for field in fields(kind)]
     given = content if isinstance(content, dict) else {}
     for name in names:
-        if not isinstance(given.get(name), (int, float)):
-            faults.add(name, f"must be a number, got {given.get(name)!r}")
+        if not _is_number(given.get(name)):
+            faults.add(name, f"must be a number, got {quote(given.get(name))}")
     for name in given:
         if name not in names:
             faults.add(str(name), "is no constant of this block; remove it")
@@ -80,29 +88,67 @@ def _parse_constants(kind: type[Constants], content: Any, place: str) -> Constan
     return kind(**{name: float(given[name]) for name in names})
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < math.inf
+
+
+_HOST_KEYS = ("name", "architecture", "link_class", "constants", "machines")
+_FABRIC_KEYS = ("name", "constants", "machines", "protocols", "tree_protocols", "pair_ll_bytes")
+
+
+def _check_entry(content: Mapping[str, Any], place: str, keys: Sequence[str], *more: str) -> None:
+    """Raise unless *content* has all of *keys*, perhaps some *more*, and lists of words."""
+    faults = FaultList(place)
+    for key in keys:
+        if key not in content:
+            faults.add(key, "is missing")
+    for key, value in content.items():
+        if key not in (*keys, *more):
+            faults.add(str(key), "is no key of this entry; remove it")
+        elif key in ("machines", "protocols", "tree_protocols") and not (
+            isinstance(value, list) and all(isinstance(one, str) for one in value)
+        ):
+            faults.add(key, f"must be a list of words, got {quote(value)}")
+    faults.check(CalibrationError)
+
+
+@contextmanager
+def _told(place: str) -> Iterator[None]:
+    """Say where a word is none of those that are known, or a number is none."""
+    try:
+        yield
+    except (TypeError, ValueError) as fault:
+        raise CalibrationError(f"{place}: {fault}.") from None
+
+
 def parse_host(content: Mapping[str, Any]) -> HostEntry:
     """Read a host entry."""
-    name = str(content.get("name"))
-    return HostEntry(
-        name=name,
-        architecture=str(content.get("architecture")),
-        link_class=HostLinkClass(content.get("link_class")),
-        constants=_parse_constants(HostConstants, content.get("constants"), f"hosts.{name}"),
-        machines=tuple(content.get("machines", ())),
-    )
+    place = f"hosts.{content.get('name')}"
+    _check_entry(content, place, _HOST_KEYS, "is_odd")
+    with _told(place):
+        return HostEntry(
+            name=str(content["name"]),
+            architecture=str(content["architecture"]),
+            link_class=HostLinkClass(content["link_class"]),
+            constants=_parse_constants(HostConstants, content["constants"], place),
+            machines=tuple(content["machines"]),
+            is_odd=content.get("is_odd") is True,
+        )
 
 
 def parse_fabric(content: Mapping[str, Any]) -> FabricEntry:
     """Read a fabric entry."""
-    name = str(content.get("name"))
-    return FabricEntry(
-        name=name,
-        machines=tuple(content.get("machines", ())),
-        constants=_parse_constants(FabricConstants, content.get("constants"), f"fabrics.{name}"),
-        protocols=tuple(Protocol(word) for word in content.get("protocols", ())),
-        tree_protocols=tuple(Protocol(word) for word in content.get("tree_protocols", ())),
-        pair_ll_bytes=int(content.get("pair_ll_bytes", 0)),
-    )
+    place = f"fabrics.{content.get('name')}"
+    _check_entry(content, place, _FABRIC_KEYS)
+    with _told(place):
+        return FabricEntry(
+            name=str(content["name"]),
+            machines=tuple(content["machines"]),
+            constants=_parse_constants(FabricConstants, content["constants"], place),
+            protocols=tuple(Protocol(word) for word in content["protocols"]),
+            tree_protocols=tuple(Protocol(word) for word in content["tree_protocols"]),
+            pair_ll_bytes=int(content["pair_ll_bytes"]),
+        )
 
 
 def parse_software(content: Any) -> SoftwareConstants:
@@ -184,6 +230,7 @@ def to_document(hosts: Sequence[HostEntry], fabrics: Sequence[FabricEntry]) -> d
                 "architecture": entry.architecture,
                 "link_class": entry.link_class.value,
                 "machines": list(entry.machines),
+                **({"is_odd": True} if entry.is_odd else {}),
                 "constants": to_numbers(entry.constants),
             }
             for entry in hosts

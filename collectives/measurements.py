@@ -8,7 +8,7 @@ What nccl-tests prints, or writes as JSON, is read as it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 def wiring_of_run(topology: str, hosts: int, ranks: int) -> Wiring:
     """The wiring of all *ranks*, spread evenly over *hosts* machines of the catalog."""
     cluster = build_cluster(load_topology(topology).idle, hosts=hosts, ranks=ranks)
-    return wiring_of(np.arange(cluster.rank_count), cluster)
+    return replace(wiring_of(np.arange(cluster.rank_count), cluster), is_of_table=True)
 
 
 def load_measurements(

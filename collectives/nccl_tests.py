@@ -45,12 +45,13 @@ def is_nccl_tests(text: str) -> bool:
 def read_nccl_tests(text: str, *, document: str, place: RunPlace) -> list[Record]:
     """The rows of a run, as a table of collectives has them."""
     run = _parse_json(text, document) if text.lstrip()[:1] == "{" else _parse_print(text)
-    if place.topology is None:
-        raise MeasurementError(
-            f"{document}: is output of nccl-tests, which does not say the machine. Give "
-            "--topology NAME|FILE; `perfmodel topology list` shows names."
-        )
     kind = place.kind or run.kind or _kind_in(document)
+    if place.topology is None:
+        unsaid, also = ("", "") if kind else (" nor the collective", " and --kind all_reduce")
+        raise MeasurementError(
+            f"{document}: is output of nccl-tests, which does not say the machine{unsaid}. Give "
+            f"--topology NAME|FILE{also}; `perfmodel topology list` shows names."
+        )
     if not kind:
         raise MeasurementError(
             f"{document}: does not say which collective it was. Give --kind, such as all_reduce."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -47,14 +48,72 @@ def price_collective(
     ranks: Ranks,
     software: CollectiveSoftware = DEFAULT_SOFTWARE,
     calibration: Calibration | None = None,
+    wiring: Wiring | None = None,
 ) -> CollectiveCost:
     """Predict how long *collective* takes for the group *ranks* on *cluster*.
+
+    *wiring* is what the group sees, where the caller has it already. Equal calls on equal
+    wirings are priced once.
 
     Leaves out: waiting for late ranks, and other traffic (see `sharing.share_links`).
     Source: step counts of each algorithm, NCCL's tuner for the choice, fitted constants.
     """
-    call = CollectiveCall(collective, ranks)
-    return price_collectives([call], cluster=cluster, software=software, calibration=calibration)[0]
+    constants = calibration or calibration_for(cluster.device)
+    wiring = wiring or wiring_of(ranks, cluster)
+    _check_call(collective, wiring)
+    if wiring.rank_count == 1:
+        return FREE
+    if collective.byte_matrix is not None:
+        load = build_rank_load(collective.byte_matrix, ranks, cluster)
+        return _price_load(load, wiring, software, constants)
+    return _price_size(
+        collective.kind,
+        float(collective.size_bytes),
+        wiring,
+        software,
+        _Constants(constants),
+        _priced_as(collective.dtype),
+    )
+
+
+class _Constants:
+    """A calibration as a key: equal when it is the same object, which it keeps alive."""
+
+    __slots__ = ("calibration",)
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+
+    def __hash__(self) -> int:
+        return id(self.calibration)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Constants) and other.calibration is self.calibration
+
+
+@lru_cache(maxsize=65536)
+def _price_size(
+    kind: CollectiveKind,
+    size: float,
+    wiring: Wiring,
+    software: CollectiveSoftware,
+    constants: _Constants,
+    dtype: DType,
+) -> CollectiveCost:
+    [cost] = price_sizes(
+        kind,
+        np.array([size]),
+        wiring=wiring,
+        software=software,
+        calibration=constants.calibration,
+        dtype=dtype,
+    )
+    return cost
+
+
+def _priced_as(dtype: DType) -> DType:
+    """Only numbers of one byte differ from the others."""
+    return DType.INT8 if dtype.size_bytes == 1 else DType.FP32
 
 
 def price_collectives(
@@ -67,24 +126,23 @@ def price_collectives(
     """Predict many calls; equal kinds on equal wirings are priced together. Order is kept."""
     constants = calibration or calibration_for(cluster.device)
     costs: list[CollectiveCost] = [FREE] * len(calls)
-    batches: dict[tuple[Wiring, CollectiveKind, bool], list[int]] = {}
+    batches: dict[tuple[Wiring, CollectiveKind, DType], list[int]] = {}
     wirings: dict[int, Wiring] = {}
     for number, call in enumerate(calls):
         # Callers hand the same rank sequence again and again; its identity saves the pattern.
         wiring = wirings.get(id(call.ranks)) or wiring_of(call.ranks, cluster)
         wirings[id(call.ranks)] = wiring
-        _check_call(call, wiring)
+        _check_call(call.collective, wiring)
         if wiring.rank_count == 1:
             continue
         if call.collective.byte_matrix is not None:
             load = build_rank_load(call.collective.byte_matrix, call.ranks, cluster)
             costs[number] = _price_load(load, wiring, software, constants)
             continue
-        is_byte = call.collective.dtype.size_bytes == 1
-        batches.setdefault((wiring, call.collective.kind, is_byte), []).append(number)
-    for (wiring, kind, is_byte), numbers in batches.items():
+        dtype = _priced_as(call.collective.dtype)
+        batches.setdefault((wiring, call.collective.kind, dtype), []).append(number)
+    for (wiring, kind, dtype), numbers in batches.items():
         sizes = np.array([float(calls[number].collective.size_bytes) for number in numbers])
-        dtype = DType.INT8 if is_byte else DType.FP32
         priced = price_sizes(
             kind, sizes, wiring=wiring, software=software, calibration=constants, dtype=dtype
         )
@@ -200,8 +258,7 @@ def _link_times(movement: Movement, wiring: Wiring) -> list[_LinkTimes]:
     return [_LinkTimes(float(one), float(other)) for one, other in zip(gpu, nic, strict=True)]
 
 
-def _check_call(call: CollectiveCall, wiring: Wiring) -> None:
-    collective = call.collective
+def _check_call(collective: Collective, wiring: Wiring) -> None:
     matrix = collective.byte_matrix
     if matrix is not None and len(matrix) != wiring.rank_count:
         raise InputError(

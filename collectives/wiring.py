@@ -116,7 +116,8 @@ class Wiring:
     *nic_bandwidth_bytes_per_s* is that of all NICs of a host that the group sends with;
     *nic_sharing* is how many ranks of the group share the busiest NIC, *net_latency_ns* what the
     wires and switches from NIC to NIC take, *call_latency_ns* what a call between hosts pays
-    once. With *is_peer_assumed* nobody said whether PCIe traffic between GPUs stops in host memory.
+    once. With *is_peer_assumed* nobody said whether PCIe traffic between GPUs stops in host memory;
+    with *is_of_table* the host is the very one that a table was measured on.
     *pair_oversubscription* is how much the spine slows traffic between all pairs of hosts; rings
     and trees run between neighbours and seldom cross it.
     """
@@ -131,6 +132,7 @@ class Wiring:
     pair_bandwidth_bytes_per_s: float
     is_chain: bool = False
     is_peer_assumed: bool = False
+    is_of_table: bool = False
     can_reduce_in_switch: bool = False
     nic_bandwidth_bytes_per_s: float = 0.0
     nic_sharing: int = 1

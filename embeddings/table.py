@@ -19,11 +19,14 @@ from embeddings.distribution import (
 from embeddings.popularity import Popularity, RowRange, has_hot_row
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
+from perfmodel.base.reading import quote
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 """Updates that are fused into the backward pass."""
 KERNELS = ("fbgemm", "fbgemm_2022", "table_batched")
 """Implementations of the fused kernel."""
+MOST_TABLES, MOST_ROWS, MOST_WIDTH, MOST_LOOKUPS = 2**16, 10**12, 2**24, 1e9
+"""Far above what anybody trains; beyond them products of sizes overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +99,16 @@ class EmbeddingTable:
     cached_ratio: float = 0.2
 
     def __post_init__(self) -> None:
-        for what, value in (("rows", self.rows), ("width", self.width)):
-            if value < 1:
-                raise PlanError(f"table {self.name!r}: {what} must be at least 1, got {value}.")
-        for what, number in (
-            ("pooling factor", self.pooling_factor),
-            ("pooling deviation", self.pooling_deviation),
+        for what, number, least, most in (
+            ("rows", self.rows, 1, MOST_ROWS),
+            ("width", self.width, 1, MOST_WIDTH),
+            ("pooling factor", self.pooling_factor, 0, MOST_LOOKUPS),
+            ("pooling deviation", self.pooling_deviation, 0, MOST_LOOKUPS),
         ):
-            if not (number >= 0 and math.isfinite(number)):
+            if not least <= number <= most:
                 raise PlanError(
-                    f"table {self.name!r}: {what} must be finite and not negative, got {number}."
+                    f"table {quote(self.name)}: {what} must be from {least} to {most}, "
+                    f"got {quote(number)}."
                 )
         if not 0 < self.cached_ratio <= 1:
             raise PlanError(

@@ -6,7 +6,6 @@ knows no pooling factors, so those are 1 unless `pooling_factor` is added.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,11 @@ from typing import Any
 
 from embeddings.distribution import UNIFORM, IndexDistribution, ReuseHistogram, Zipf
 from embeddings.index_files import load_index_data
-from embeddings.table import EmbeddingTable, TableMemory
+from embeddings.table import MOST_TABLES, EmbeddingTable, TableMemory
 from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, PlanError
-from perfmodel.base.reading import parse_json, read_text
+from perfmodel.base.reading import parse_json, parse_rows, read_text
 
 MAX_TABLE_FILE_BYTES = 64 * 2**20
 _TORCHREC_WORDS = {"num_embeddings": "rows", "embedding_dim": "width", "data_type": "dtype"}
@@ -80,17 +79,13 @@ def _load_entries(path: Path) -> list[Any]:
         content = content["tables"]
     if not isinstance(content, list) or not content:
         raise PlanError(f"{path}: must list at least one table.")
+    if len(content) > MOST_TABLES:
+        raise PlanError(f"{path}: must list at most {MOST_TABLES} tables, got {len(content)}.")
     return content
 
 
 def _parse_csv(path: Path, text: str) -> list[dict[str, Any]]:
-    try:
-        rows = list(csv.DictReader(text.splitlines(), strict=True))
-    except csv.Error as fault:
-        raise PlanError(f"{path}: not valid CSV ({fault}).") from None
-    wrong = [number for number, row in enumerate(rows, start=2) if None in row]
-    if wrong:
-        raise PlanError(f"{path}, line {wrong[0]}: has more cells than the first line.")
+    rows = parse_rows(text, document=str(path), error_type=PlanError)
     return [{key: value for key, value in row.items() if value} for row in rows]
 
 
@@ -129,7 +124,8 @@ def _read_value(where: str, key: str, value: Any, faults: FaultList) -> Any:
     except InputError as fault:
         faults.add(where, str(fault))
     except (TypeError, ValueError, KeyError, OverflowError):
-        faults.add(where, f"cannot be read, got {str(value)[:80]!r}")
+        rule = _RULES.get(_CONVERTERS[key], "cannot be read")
+        faults.add(where, f"{rule}, got {str(value)[:80]!r}")
     return None
 
 
@@ -173,6 +169,7 @@ def _distribution(value: Any) -> IndexDistribution:
     )
 
 
+_RULES = {_whole: "must be a whole number, such as 1200000", _number: "must be a number"}
 _CONVERTERS: dict[str, Any] = {
     "name": str,
     "rows": _whole,

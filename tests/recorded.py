@@ -20,6 +20,7 @@ import pytest
 MODULES = (
     "tests.collectives.test_recorded",
     "tests.embeddings.test_recorded",
+    "tests.planning.test_recorded",
     "tests.prediction.test_recorded",
 )
 

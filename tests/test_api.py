@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from perfmodel import api
+from perfmodel.base.errors import InputError
 from perfmodel.graph.storage import save_job
 from perfmodel.recordings.storage import load_recorded_job
 from tests.recordings.builders import import_spans
@@ -81,3 +82,54 @@ def test_own_measurements_become_a_calibration_of_a_scenario(tmp_path):
     assert "dgx_a100, between hosts, 6 rows" in sentence
     assert found.overall.mape_pct < shipped.overall.mape_pct
     assert found.overall.inside_interval_pct == 100
+
+
+def test_one_kernel_and_one_collective_have_a_price():
+    product = api.Gemm(m=4096, n=4096, k=4096, dtype=api.DType.BF16)
+    found = api.price_kernel(product, device="h100_sxm")
+    small, large = (
+        api.price_collective("allreduce", size, topology="dgx_h100") for size in ("1MiB", "1GiB")
+    )
+
+    # 2 x 4096 ** 3 = 137.4 GFLOP, at 989 TFLOP/s in no less than 0.139 ms.
+    assert found.time_ms > 0.139
+    assert found.tflops == pytest.approx(0.1374 / (found.time_ms / 1e3), rel=1e-3)
+    assert small.duration_ns < large.duration_ns
+
+
+def test_a_price_of_what_is_no_kernel_is_refused():
+    with pytest.raises(InputError, match="must be a Gemm, Attention, MemoryBound, EmbeddingOp"):
+        api.price_kernel("gemm", device="h100_sxm")
+
+
+def test_recordings_are_looked_into(imported, tmp_path):
+    traces = tmp_path / "traces"
+
+    [stats] = api.trace_stats([traces])
+    assert len(stats["streams"]) == 2
+    assert api.trace_diff(traces, traces)["change_ms"] == 0
+    # Neither operators nor shapes were recorded.
+    assert api.trace_extract([traces], tmp_path / "tables") == ()
+    assert len(api.trace_chakra(imported.folder, tmp_path / "chakra")) == 2
+
+
+def test_one_value_stands_for_a_list_of_one():
+    question = api.LayoutQuestion("dgx_h100", "llama3_8b", {"batch": 64}, hosts=2)
+
+    assert (question.hosts, question.overrides) == ((2,), ("batch=64",))
+    assert api.RankQuestion("dgx_h100", sharders="balanced").sharders == ("balanced",)
+
+
+def test_kernels_fitted_to_a_table_price_what_they_were_fitted_to(tmp_path):
+    table, out = tmp_path / "memory.csv", tmp_path / "mine.json"
+    # Two reads and a write of four bytes at 400 GB/s, less than half of what a V100 does.
+    sizes = [(2**rows, 2**columns) for rows in range(10, 18) for columns in (9, 10, 11)]
+    rows = [f"add,Tesla V100-PCIE-32GB,{12 * b * h / 4e8},{b},{h}" for b, h in sizes]
+    table.write_text("\n".join(["op,device,latency_ms,B,H", *rows, ""]))
+
+    assert api.calibrate_kernels("memory", [table], out) == 1
+    mine = api.validate("memory", [table], calibration=[str(out)])
+    shipped = api.validate("memory", [table])
+
+    assert mine.overall.mape_pct < 1
+    assert shipped.overall.mape_pct > 30

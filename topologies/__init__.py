@@ -8,6 +8,7 @@ from topologies.device import Architecture, Device, HostLink, HostLinkKind, Mult
 from topologies.device_file import list_devices, load_device
 from topologies.fabric import Fabric, FabricKind
 from topologies.link import Link, LinkKind, Vertex, VertexKind
+from topologies.recognising import cpu_speed, find_device, find_machine
 from topologies.route import Route
 from topologies.topology import Topology
 from topologies.topology_file import list_catalog, load_topology
@@ -29,6 +30,9 @@ __all__ = [
     "Vertex",
     "VertexKind",
     "build_cluster",
+    "cpu_speed",
+    "find_device",
+    "find_machine",
     "list_catalog",
     "list_devices",
     "load_device",

@@ -25,6 +25,7 @@ CATALOG = Path(__file__).parent / "catalog"
 
 MAX_VERTICES_OF_A_KIND = 1024
 MAX_LINKS = 200_000
+DEFAULT_HOSTS_PER_LEAF = 32
 DEFAULT_SPINE_LATENCY_NS = 300.0
 """Up to a spine and down again, where a file says nothing: as in the machines we ship."""
 
@@ -158,9 +159,7 @@ def _read_fabric(section: Section) -> Fabric | None:
     bandwidth = nic.quantity("bandwidth", parse_bandwidth)
     nic_latency = nic.quantity("latency", parse_duration_ns, zero=True)
     nic.refuse_unknown()
-    leaf = section.section("leaf")
-    hosts = leaf.integer("hosts")
-    leaf.refuse_unknown()
+    hosts = _read_leaf(section)
     oversubscription, spine_latency = _read_spine(section)
     call_latency_ns = _read_call(section)
     section.refuse_unknown()
@@ -185,6 +184,15 @@ def _read_call(section: Section) -> float:
     latency_ns = call.quantity("latency", parse_duration_ns, zero=True)
     call.refuse_unknown()
     return latency_ns
+
+
+def _read_leaf(section: Section) -> int:
+    if not section.has("leaf"):
+        return DEFAULT_HOSTS_PER_LEAF
+    leaf = section.section("leaf")
+    hosts = leaf.integer("hosts")
+    leaf.refuse_unknown()
+    return hosts
 
 
 def _read_spine(section: Section) -> tuple[float, float]:

@@ -137,7 +137,7 @@ def find_recordings(paths: Sequence[Path | str] | Path | str) -> tuple[Recording
     for folder in given:
         if folder.is_dir():
             found.extend(_recordings_in(folder))
-    return tuple(found)
+    return tuple(_beside(found, found[0].name))
 
 
 def detect_format(path: Path) -> TraceFormat:
@@ -169,13 +169,18 @@ def _recordings_in(folder: Path) -> list[Recording]:
             f"{folder}: must hold Kineto traces, execution traces or Chakra traces, one file a "
             "rank, or folders of such; holds none."
         )
-    recorded = [found for found in inner if found.kineto]
-    if len(recorded) == 1:
-        # One recording beside its execution traces: the outer folder names the job.
-        beside = [found.executed for found in inner if found.executed]
-        executed = beside[0] if len(beside) == 1 else recorded[0].executed
-        return [replace(recorded[0], name=folder.name, executed=executed)]
-    return [replace(inner[0], name=folder.name)] if len(inner) == 1 else recorded or inner
+    joined = _beside(inner, folder.name)
+    jobs = [found for found in joined if found.kineto] or joined
+    return [replace(jobs[0], name=folder.name)] if len(jobs) == 1 else jobs
+
+
+def _beside(found: list[Recording], name: str) -> list[Recording]:
+    """One recording beside its execution traces is one job, called *name*."""
+    recorded = [one for one in found if one.kineto]
+    beside = [one.executed for one in found if one.executed]
+    if len(recorded) != 1 or len(beside) != 1 or len(found) != 2:
+        return found
+    return [replace(recorded[0], name=name, executed=beside[0])]
 
 
 def _files_in(folder: Path) -> list[Path]:

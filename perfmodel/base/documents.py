@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.reading import read_text
+from perfmodel.base.reading import quote, read_text
 
 MAX_DOCUMENT_BYTES = 8 * 2**20
 FEWEST_ALIKE, MOST_PLACES, MOST_LINES = 3, 5, 11
@@ -97,6 +97,28 @@ class _Strict:
         return super().construct_mapping(node, deep)  # type: ignore[misc]  # the loader's
 
 
+def _construct_number(loader: Any, node: Any) -> int | float:
+    """A number as people read it: YAML 1.1 takes 017 for 15, 0x10 for 16 and 1:30 for 90."""
+    if not _DECIMAL.fullmatch(node.value):
+        raise yaml.constructor.ConstructorError(
+            None,
+            None,
+            f"{quote(node.value)} must be a decimal number; quote a word",
+            node.start_mark,
+        )
+    is_whole = node.tag.endswith(":int")
+    number: int | float = (
+        loader.construct_yaml_int(node) if is_whole else loader.construct_yaml_float(node)
+    )
+    return number
+
+
+_DECIMAL = re.compile(
+    r"[-+]?(?:(?:0|[1-9][0-9_]*)(?:\.[0-9_]*)?(?:e[-+]?[0-9]+)?|\.[0-9_]+|\.inf)|\.nan",
+    re.IGNORECASE,
+)
+
+
 class _StrictLoader(_Strict, yaml.SafeLoader):
     """Safe YAML, made stricter."""
 
@@ -124,6 +146,10 @@ def _build_fast_loader() -> type[Any] | None:
 
 
 _FAST_LOADER = _build_fast_loader()
+_LOADERS: tuple[Any, ...] = (_StrictLoader, _FAST_LOADER) if _FAST_LOADER else (_StrictLoader,)
+for _loader in _LOADERS:
+    for _tag in ("int", "float"):
+        _loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct_number)
 
 
 def load_yaml(

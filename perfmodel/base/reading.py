@@ -11,7 +11,7 @@ import io
 import json
 import stat
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +126,7 @@ def _no_number(word: str) -> float:
 def load_rows(
     path: Path, error_type: type[PerfModelError], needed: Sequence[str] = ()
 ) -> list[dict[str, str]]:
-    """The rows of the table at *path*, CSV and perhaps gzip, which must have columns *needed*.
-
-    Every row has as many cells as the heading.
-    """
+    """The rows of the table at *path*, CSV and perhaps gzip, which must have columns *needed*."""
     return parse_rows(
         read_packed_text(path, error_type),
         document=str(path),
@@ -141,21 +138,49 @@ def load_rows(
 def parse_rows(
     text: str, *, document: str, error_type: type[PerfModelError], needed: Sequence[str] = ()
 ) -> list[dict[str, str]]:
-    """The rows of the table in *text*; see `load_rows`."""
-    try:
-        reader = csv.DictReader(io.StringIO(text, newline=""))
-        names = list(reader.fieldnames or ())
-        rows = list(reader)
-    except csv.Error as fault:
-        raise error_type(f"{document}: cannot be read as a table ({fault}).") from None
+    """The rows of the table in *text*; every one has as many cells as the heading."""
+    lines = iter_even_lines(text, document=document, error_type=error_type)
+    names = next(lines, [])
     missing = [name for name in needed if name not in names]
     if missing:
         raise error_type(
             f"{document}: must have the columns {', '.join(needed)}; missing {', '.join(missing)}."
         )
-    if len(set(names)) < len(names):
-        raise error_type(f"{document}: a column stands twice in the heading.")
-    for number, row in enumerate(rows):
-        if None in row or None in row.values():
+    return [dict(zip(names, cells, strict=True)) for cells in lines]
+
+
+def iter_even_lines(
+    text: str, *, document: str, error_type: type[PerfModelError]
+) -> Iterator[list[str]]:
+    """The heading of the table in *text* and its rows, which have as many cells."""
+    names: list[str] = []
+    for number, cells in enumerate(iter_lines(text, document=document, error_type=error_type), -1):
+        names = names or cells
+        if len(cells) != len(names):
             raise error_type(f"{document}, row {number}: must have as many cells as the heading.")
-    return rows
+        yield cells
+
+
+def iter_lines(
+    text: str, *, document: str, error_type: type[PerfModelError]
+) -> Iterator[list[str]]:
+    """The heading of the table in *text* and its rows, however many cells they have."""
+    check_end(text, document=document, error_type=error_type)
+    reader = (cells for cells in csv.reader(io.StringIO(text, newline=""), strict=True) if cells)
+    try:
+        names = next(reader, [])
+        if len(set(names)) < len(names):
+            raise error_type(f"{document}: a column stands twice in the heading.")
+        yield from ([names] if names else [])
+        yield from reader
+    except csv.Error as fault:
+        raise error_type(f"{document}: cannot be read as a table ({fault}).") from None
+
+
+def check_end(text: str, *, document: str, error_type: type[PerfModelError]) -> None:
+    """Raise where the last line of a table has no end: half a number is a number, too."""
+    if text and text[-1] not in "\r\n":
+        raise error_type(
+            f"{document}: must end with a line break, but ends with {quote(text[-20:])}: it may "
+            "have been cut. Add a line break if nothing is missing."
+        )

@@ -16,6 +16,8 @@ from perfmodel.base.errors import PerfModelError
 from perfmodel.cli.words import build_app, check_not_repeated
 
 DEBUG = "--debug"
+MOST_LINE = 2000
+"""Characters of a line of a complaint."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -66,7 +68,7 @@ def _report(fault: Exception, *, is_debug: bool) -> None:
 def _sentence(fault: Exception) -> str | None:
     """What to tell about a fault that is not a mistake of ours, or None."""
     if isinstance(fault, PerfModelError):
-        return str(fault)
+        return "\n".join(map(_shortened, str(fault).split("\n")))
     if isinstance(fault, ModuleNotFoundError) and fault.name == "torch":
         return "this needs torch, which is not installed. pip install 'perfmodel[emulate]' adds it."
     if isinstance(fault, OSError):
@@ -75,3 +77,8 @@ def _sentence(fault: Exception) -> str | None:
     if isinstance(fault, MemoryError):
         return "there is not enough memory on this machine for it. Ask for less, or use Ray."
     return None
+
+
+def _shortened(line: str) -> str:
+    """A line without its middle, if a file has filled it; what to do stands at the end."""
+    return line if len(line) <= MOST_LINE else f"{line[: MOST_LINE - 500]} ... {line[-500:]}"

@@ -6,20 +6,22 @@ that did not see it, in the same form as `perfmodel validate`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from perfmodel import api
+from perfmodel.api.measured import KernelKind
 from perfmodel.base.errors import InputError
-from perfmodel.base.writing import STDOUT, check_writable, write_file, write_output
+from perfmodel.base.writing import STDOUT, write_file, write_output
 from perfmodel.cli.collective_tables import CALIBRATE_EPILOG, calibrate_collectives_command
 from perfmodel.cli.options import JsonFile, Quiet
 
 if TYPE_CHECKING:
     from perfmodel.calibration.embedding.fit import CaseError
-    from perfmodel.costs.measured_kernels import KernelTable
     from perfmodel.validation.scoreboard import Scoreboard
 
 
@@ -202,72 +204,38 @@ Out = Annotated[
 ]
 
 
-@app.command()
-def gemm(
-    tables: Tables,
-    folds: Folds = None,
-    by: By = None,
-    out: Out = None,
-    json_file: JsonFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Fit matrix products: physics constants and a small correction a GPU."""
-    from perfmodel.calibration.kernels import preferred_rows
-    from perfmodel.costs.gemm.table import load_gemm_table
-
-    table = preferred_rows(_joined([load_gemm_table(path) for path in tables]))
-    _run("gemm", table, _Request(tables, folds, by or "batch,m,n,k", out, json_file, quiet))
+KERNELS: dict[KernelKind, tuple[str, str]] = {
+    "gemm": ("matrix products: physics constants and a small correction a GPU", "batch,m,n,k"),
+    "attention": (
+        "attention: physics constants and a small correction a GPU and kernel",
+        "batch_size,isl,num_heads,num_key_value_heads,head_dim",
+    ),
+    "experts": ("layers of experts: ten constants a GPU, kernel and format", "shape"),
+    "memory": ("memory-bound kernels: a traffic curve an operator and GPU", "shape"),
+}
+"""What is fitted, and the columns whose values keep rows together in a fold."""
 
 
-@app.command()
-def attention(
-    tables: Tables,
-    folds: Folds = None,
-    by: By = None,
-    out: Out = None,
-    json_file: JsonFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Fit attention: physics constants and a small correction a GPU and kernel."""
-    from perfmodel.costs.attention.table import load_attention_table
+def _kernel_command(kind: KernelKind, shape: str) -> Callable[..., None]:
+    def command(
+        tables: Tables,
+        folds: Folds = None,
+        by: By = None,
+        out: Out = None,
+        json_file: JsonFile = None,
+        quiet: Quiet = False,
+    ) -> None:
+        if folds is not None:
+            columns = tuple(word.strip() for word in (by or shape).split(",") if word.strip())
+            _report(kind, tables, _Folds(folds, columns), json_file, is_quiet=quiet)
+        else:
+            _write(kind, tables, out, is_quiet=quiet)
 
-    table = _joined([load_attention_table(path) for path in tables])
-    shape = "batch_size,isl,num_heads,num_key_value_heads,head_dim"
-    _run("attention", table, _Request(tables, folds, by or shape, out, json_file, quiet))
-
-
-@app.command()
-def experts(
-    tables: Tables,
-    folds: Folds = None,
-    by: By = None,
-    out: Out = None,
-    json_file: JsonFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Fit layers of experts: ten constants a GPU, kernel and format."""
-    from perfmodel.costs.experts.table import load_expert_table
-
-    table = _joined([load_expert_table(path) for path in tables])
-    _run("experts", table, _Request(tables, folds, by or "shape", out, json_file, quiet))
+    return command
 
 
-@app.command()
-def memory(
-    tables: Tables,
-    folds: Folds = None,
-    by: By = None,
-    out: Out = None,
-    json_file: JsonFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Fit memory-bound kernels: a traffic curve an operator and GPU."""
-    from perfmodel.costs.memory.table import load_memory_table
-
-    table = _joined([load_memory_table(path) for path in tables])
-    _run("memory", table, _Request(tables, folds, by or "shape", out, json_file, quiet))
-
-
+for _kind, (_what, _shape) in KERNELS.items():
+    app.command(_kind, help=f"Fit {_what}.")(_kernel_command(_kind, _shape))
 app.command("collectives", epilog=CALIBRATE_EPILOG)(calibrate_collectives_command)
 app.command("embedding")(calibrate_embedding_command)
 app.command("interference")(calibrate_interference_command)
@@ -275,82 +243,43 @@ app.command("host")(calibrate_host_command)
 app.command("measure")(measure_command)
 
 
-class _Request:
-    """What was typed: tables, folds, and where the answer goes."""
-
-    def __init__(
-        self,
-        tables: list[Path],
-        folds: int | None,
-        by: str,
-        out: Path | None,
-        json: str | None,
-        quiet: bool,
-    ) -> None:
-        self.tables, self.folds, self.out, self.json_file = tables, folds, out, json
-        self.is_quiet = quiet
-        self.by = tuple(word.strip() for word in by.split(",") if word.strip())
-
-
-def _joined(tables: list[KernelTable]) -> KernelTable:
-    from perfmodel.calibration.kernels import join_tables
-
-    return join_tables(tables)
-
-
-def _run(kind: str, table: KernelTable, request: _Request) -> None:
-    if request.folds is None:
-        _write(kind, table, request)
-    else:
-        _report(kind, table, request)
-
-
-def _write(kind: str, table: KernelTable, request: _Request) -> None:
-    from datetime import UTC, datetime
-
-    from perfmodel.calibration.kernels import about_tables, fit_entries
-    from perfmodel.costs.calibration_files import entries_to_text
+def _write(kind: KernelKind, tables: list[Path], out: Path | None, *, is_quiet: bool) -> None:
     from perfmodel.reports.progress import show_progress
 
-    if request.out is None:
+    if out is None:
         raise InputError(
             f"calibrate {kind}: must know where to write. Give --out FILE, or --cross-validate K "
             "to see held-out errors only."
         )
-    names = " ".join(str(path) for path in request.tables)
-    command = f"perfmodel calibrate {kind} {names} --out {request.out}"
-    about = about_tables(kind, command=command, day=datetime.now(UTC).date())
-    if not request.out.is_dir():
-        check_writable("--out", request.out)
-    with show_progress(is_quiet=request.is_quiet) as progress:
-        entries = fit_entries(kind, table, on_phase=progress)
-    files = {request.out: entries}
-    if request.out.is_dir():
-        files = {
-            request.out / f"{device}.json": tuple(one for one in entries if one.device == device)
-            for device in dict.fromkeys(entry.device for entry in entries)
-        }
-    for path, chosen in files.items():
-        write_file(path, entries_to_text(about, chosen))
-    print(f"Wrote {len(entries)} sets of constants to {request.out}")
+    with show_progress(is_quiet=is_quiet) as progress:
+        count = api.calibrate_kernels(kind, tables, out, on_phase=progress)
+    print(f"Wrote {count} sets of constants to {out}")
 
 
-def _report(kind: str, table: KernelTable, request: _Request) -> None:
+class _Folds(NamedTuple):
+    """In how many folds rows are dealt, and the columns whose values keep rows together in one."""
+
+    number: int
+    by: tuple[str, ...]
+
+
+def _report(
+    kind: KernelKind, tables: list[Path], folds: _Folds, json_file: str | None, *, is_quiet: bool
+) -> None:
+    from perfmodel.api.measured import load_kernels
     from perfmodel.calibration.kernels import cross_validate
     from perfmodel.reports.progress import show_progress
     from perfmodel.validation.kernels import build_deviations
     from perfmodel.validation.scoreboard import Scoreboard, Unsupported
 
-    assert request.folds is not None
-    with show_progress(is_quiet=request.is_quiet) as progress:
-        held_out = cross_validate(
-            kind, table, folds=request.folds, by=request.by, on_phase=progress
-        )
+    table = load_kernels(kind, tables)
+    with show_progress(is_quiet=is_quiet) as progress:
+        held_out = cross_validate(kind, table, folds=folds.number, by=folds.by, on_phase=progress)
     deviations = build_deviations(held_out.kernels, held_out.estimates)
     unsupported = tuple(Unsupported(row.row, row.reason) for row in table.unsupported)
     whole = Scoreboard(kind, deviations, unsupported)
     long_rows = tuple(one for one in deviations if one.measured * 1e6 > LONG_ROWS_NS)
-    _show(whole, Scoreboard(kind, long_rows), request.json_file)
+    _show(whole, Scoreboard(kind, long_rows), json_file)
 
 
 def _show(whole: Scoreboard, long_rows: Scoreboard, json_file: str | None) -> None:

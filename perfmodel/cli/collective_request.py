@@ -17,7 +17,7 @@ from collectives.software import (
 )
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
-from perfmodel.base.reading import read_packed_text
+from perfmodel.base.reading import check_end, read_packed_text
 from perfmodel.base.units import parse_size
 from topologies import Cluster, build_cluster, load_topology
 
@@ -102,6 +102,7 @@ def parse_beside(text: str, dtype: DType) -> CollectiveCall:
 def load_byte_matrix(path: Path) -> tuple[tuple[int, ...], ...]:
     """Read a byte matrix: one line a sender, bytes to each receiver, separated by commas."""
     text = read_packed_text(path, InputError)
+    check_end(text, document=str(path), error_type=InputError)
     try:
         rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
         return tuple(tuple(int(cell) for cell in row) for row in rows)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from perfmodel import api
 from perfmodel.base.writing import STDOUT, write_file, write_output
 from perfmodel.cli.outputs import Outputs
 
@@ -36,11 +37,8 @@ def describe(
     ] = None,
 ) -> None:
     """Show pooling and reuse of the indices in FILE, over the whole set and within batches."""
-    from embeddings.index_files import load_index_data
-    from embeddings.statistics import describe_data
-
     Outputs(json_file=json_file, plot_file=plot_file).check()
-    found = describe_data(load_index_data(file), batch_size=batch)
+    found = api.describe_indices(file, batch=batch)
     if plot_file is not None:
         from perfmodel.reports.embeddings import draw_statistics
 

@@ -16,7 +16,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 EPILOG = """\b
 Examples:
-  perfmodel init workload --out my_gpt.yaml
+  perfmodel init workload --out my_gpt.yaml      a Transformer
+  perfmodel init dlrm --out my_dlrm.yaml         a recommendation model
   perfmodel init topology --out my_host.yaml && perfmodel topology check my_host.yaml
 """
 
@@ -25,6 +26,7 @@ class Kind(Enum):
     """What a template is there for."""
 
     WORKLOAD = "workload"
+    DLRM = "dlrm"
     TOPOLOGY = "topology"
     TABLES = "tables"
     SCENARIO = "scenario"

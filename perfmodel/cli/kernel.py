@@ -12,7 +12,7 @@ from perfmodel.base.writing import STDOUT, write_output
 from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
-    from perfmodel.reports.kernel import KernelAnswer, KernelQuestion
+    from perfmodel.graph.ops import Op
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -64,10 +64,9 @@ def gemm(
     """A matrix product C[m, n] = A[m, k] B[k, n], or a batch of them."""
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.graph.ops import Gemm
-    from perfmodel.reports.kernel import gemm_question
 
     op = Gemm(m=m, n=n, k=k, dtype=parse_dtype(dtype), batch=batch)
-    _answer(_machine(context, device, stack), [gemm_question(op)], json_file)
+    _answer(_machine(context, device, stack), [op], json_file)
 
 
 @app.command()
@@ -93,7 +92,6 @@ def attention(
     """Attention of one layer."""
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.graph.ops import Attention, Pass
-    from perfmodel.reports.kernel import attention_question
 
     op = Attention(
         batch=batch,
@@ -107,7 +105,7 @@ def attention(
         direction=Pass.BACKWARD if is_backward else Pass.FORWARD,
         kernel=kernel_word,
     )
-    _answer(_machine(context, device, stack), [attention_question(op)], json_file)
+    _answer(_machine(context, device, stack), [op], json_file)
 
 
 @app.command()
@@ -128,7 +126,6 @@ def memory(
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.base.units import parse_size
     from perfmodel.graph.ops import MemoryBound
-    from perfmodel.reports.kernel import memory_question
 
     sizes = parse_size(read), parse_size(write)
     if min(sizes) < 0:
@@ -140,7 +137,7 @@ def memory(
         dtype=parse_dtype(dtype),
         row_length=row_length,
     )
-    _answer(_machine(context, device, stack), [memory_question(op)], json_file)
+    _answer(_machine(context, device, stack), [op], json_file)
 
 
 @app.command()
@@ -171,7 +168,6 @@ def embedding(
     from embeddings.table import EmbeddingTable, Lookup
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.graph.ops import EmbeddingOp, Pass
-    from perfmodel.reports.kernel import embedding_question
 
     distribution = Zipf(zipf) if zipf else UNIFORM
     held = tuple(
@@ -179,8 +175,8 @@ def embedding(
         for place in range(tables)
     )
     lookup = Lookup(held, batch, optimizer, kernel_word, is_warm)
-    questions = [embedding_question(EmbeddingOp(lookup, direction)) for direction in Pass]
-    _answer(_machine(context, device, stack), questions, json_file)
+    ops = [EmbeddingOp(lookup, direction) for direction in Pass]
+    _answer(_machine(context, device, stack), ops, json_file)
 
 
 def _machine(context: typer.Context, device: str | None, stack: str | None) -> tuple[str, str]:
@@ -192,19 +188,13 @@ def _machine(context: typer.Context, device: str | None, stack: str | None) -> t
     return found, stack or before[1] or DEFAULT_STACK
 
 
-def _answer(
-    machine: tuple[str, str], questions: Sequence[KernelQuestion], json_file: str | None
-) -> None:
+def _answer(machine: tuple[str, str], ops: Sequence[Op], json_file: str | None) -> None:
     import json
 
-    from perfmodel.reports.kernel import answer_question
-    from perfmodel.stacks.profiles import load_stack
-    from topologies import load_device
+    from perfmodel import api
 
     device, stack = machine
-    answers: list[KernelAnswer] = [
-        answer_question(question, load_device(device), load_stack(stack)) for question in questions
-    ]
+    answers = [api.price_kernel(op, device=device, stack=stack) for op in ops]
     if json_file is not None:
         # A lookup is answered with its update inside.
         document, *updates = [answer.to_json() for answer in answers]

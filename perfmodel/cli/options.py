@@ -17,8 +17,20 @@ class ExecutorChoice(Enum):
     RAY = "ray"
 
 
+def executor_word(choice: ExecutorChoice | None) -> str | None:
+    """The word for a *choice*, if one was made."""
+    return None if choice is None else choice.value
+
+
 ExecutorOption = Annotated[
     ExecutorChoice, typer.Option(help="Where the work is done; auto takes Ray where it pays.")
+]
+NearExecutorOption = Annotated[
+    ExecutorChoice | None,
+    typer.Option(
+        "--executor",
+        help="Where the work is done; default: ray with an address or workers, else serial.",
+    ),
 ]
 Workers = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Ray workers; default: one per CPU core.")

@@ -32,6 +32,11 @@ class Outputs:
     trace_ranks: tuple[int, ...] | None = None
     plan_file: Path | None = None
 
+    @property
+    def has_timelines(self) -> bool:
+        """Whether a file shows single tasks."""
+        return self.trace_file is not None or self.report_file is not None
+
     def check(self) -> None:
         """Raise unless every file can be written, before any work is done for it."""
         has_json = self.json_file not in (None, STDOUT)

@@ -72,6 +72,7 @@ Examples:
   perfmodel predict --sweep topology=dgx_a100,dgx_h100 --workload llama3_8b
   perfmodel predict --scenario question.yaml --require-fit
   perfmodel predict --job job/
+  perfmodel predict --job job/ --topology dgx_h100
   perfmodel predict --list
 \b
 --debug, anywhere on the line, shows the traceback of an error.
@@ -146,6 +147,16 @@ def predict(
             metavar="NAME|FILE", help="Software stack, e.g. pytorch_eager; default: the workload's."
         ),
     ] = None,
+    was: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="With --job and --topology: the machine of a recording; default: by its GPUs.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --job and --topology: answer doubtful ones, too.")
+    ] = False,
     calibration: CalibrationFiles = None,
     isolated: Annotated[
         bool,
@@ -208,9 +219,10 @@ def predict(
         _check_alone("--job", "the job says what runs", **told)
         _check_alone("--job", "the job says what runs", tables=tables, indices=indices, plan=plan)
         scenario = JobScenario(
-            job, topology, hosts, stack, mode, seed, samples, interference, constants
+            job, topology, hosts, stack, mode, seed, samples, interference, constants, was, force
         )
     else:
+        _check_alone("a model", "they are about recorded jobs", was=was, force=force)
         scenario = Scenario(
             topology=_first(topology, sweep),
             workload=workload or DEFAULT_WORKLOAD,
@@ -251,7 +263,13 @@ def predict(
     from perfmodel.reports.progress import show_progress
 
     with show_progress(is_quiet=quiet) as progress:
-        prediction = api.predict(scenario, on_phase=progress, require_fit=require_fit, **place)
+        prediction = api.predict(
+            scenario,
+            on_phase=progress,
+            require_fit=require_fit,
+            keep_timelines=outputs.has_timelines,
+            **place,
+        )
     outputs.write(prediction)
     if require_fit and prediction.memory is not None and not prediction.memory.fits:
         raise typer.Exit(1)

@@ -12,12 +12,12 @@ from perfmodel.base.errors import PlanError
 from perfmodel.base.writing import STDOUT
 from perfmodel.cli.options import (
     CalibrationFiles,
-    ExecutorChoice,
-    ExecutorOption,
     JsonFile,
+    NearExecutorOption,
     Quiet,
     RayAddress,
     Workers,
+    executor_word,
 )
 from perfmodel.cli.outputs import Outputs
 from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
@@ -93,7 +93,7 @@ def rank(
         ),
     ] = DEFAULT_SAMPLES,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of all draws.")] = 0,
-    executor: ExecutorOption = ExecutorChoice.SERIAL,
+    executor: NearExecutorOption = None,
     workers: Workers = None,
     ray_address: RayAddress = None,
     json_file: JsonFile = None,
@@ -148,7 +148,7 @@ def rank(
     with show_progress(is_quiet=quiet) as progress:
         ranking = api.rank(
             question,
-            executor=executor.value,
+            executor=executor_word(executor),
             workers=workers,
             ray_address=ray_address,
             on_phase=progress,

@@ -9,15 +9,15 @@ import typer
 
 from perfmodel.base.writing import STDOUT
 from perfmodel.cli.options import (
-    ExecutorChoice,
-    ExecutorOption,
     JobHosts,
     JobMachine,
     JobStack,
     JsonFile,
+    NearExecutorOption,
     RayAddress,
     ReportFile,
     Workers,
+    executor_word,
 )
 from perfmodel.cli.outputs import Outputs
 from perfmodel.cli.recorded_outputs import print_replay, write_json
@@ -42,7 +42,7 @@ def replay(
     topology: JobMachine = None,
     hosts: JobHosts = None,
     stack: JobStack = None,
-    executor: ExecutorOption = ExecutorChoice.SERIAL,
+    executor: NearExecutorOption = None,
     workers: Workers = None,
     ray_address: RayAddress = None,
     json_file: JsonFile = None,
@@ -54,7 +54,7 @@ def replay(
 
     found = api.replay(
         api.JobScenario(str(job), topology, hosts, stack, samples=0),
-        executor=executor.value,
+        executor=executor_word(executor),
         workers=workers,
         ray_address=ray_address,
         is_explained=report_file is not None,

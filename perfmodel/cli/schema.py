@@ -139,6 +139,8 @@ def _words(kind: Any) -> str:
         return _words(get_args(kind)[0])
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " | ".join(str(member.value) for member in kind)
+    if get_origin(kind) is tuple:
+        return f"list of {_words(get_args(kind)[0])}"
     inner = [one for one in get_args(kind) if one is not type(None)]
     if inner and not isinstance(kind, type):
         return " | ".join(dict.fromkeys(_words(one) for one in inner))

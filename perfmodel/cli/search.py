@@ -11,13 +11,13 @@ from perfmodel.base.writing import STDOUT, write_file, write_output
 from perfmodel.cli.options import (
     CalibrationFiles,
     CsvFile,
-    ExecutorChoice,
-    ExecutorOption,
     JsonFile,
+    NearExecutorOption,
     Quiet,
     RayAddress,
     ReportFile,
     Workers,
+    executor_word,
 )
 from perfmodel.cli.outputs import Outputs
 
@@ -54,7 +54,7 @@ def search(
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Layouts to show.")] = 10,
     seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Time to search.")] = 60.0,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of all draws.")] = 0,
-    executor: ExecutorOption = ExecutorChoice.SERIAL,
+    executor: NearExecutorOption = None,
     workers: Workers = None,
     ray_address: RayAddress = None,
     json_file: JsonFile = None,
@@ -84,7 +84,7 @@ def search(
     with show_progress(is_quiet=quiet) as progress:
         found = api.search(
             question,
-            executor=executor.value,
+            executor=executor_word(executor),
             workers=workers,
             ray_address=ray_address,
             on_phase=progress,

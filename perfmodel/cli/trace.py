@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from perfmodel import api
 from perfmodel.base.writing import STDOUT
 from perfmodel.cli.recorded_outputs import (
     FileProgress,
@@ -57,17 +58,8 @@ def stats(
     ] = None,
 ) -> None:
     """What every stream of every rank spent its time on."""
-    from perfmodel.recordings.documents import stream_parts_document
-    from perfmodel.recordings.known_work import known_share_of_trace
-    from perfmodel.recordings.stream_parts import split_streams
-    from traces.job_trace import load_job_traces
-
     with FileProgress() as progress:
-        recordings = load_job_traces(paths, on_file=progress.tell)
-    documents = [
-        stream_parts_document(one.name, split_streams(one), known_share_of_trace(one))
-        for one in recordings
-    ]
+        documents = api.trace_stats(paths, progress.tell)
     document = documents[0] if len(documents) == 1 else {"kind": "trace_stats", "jobs": documents}
     write_json(json_file, document)
     if plot is not None:
@@ -90,11 +82,7 @@ def diff(
     ] = None,
 ) -> None:
     """What got slower from A to B: by operator, kernel, range of the profiler, and wait."""
-    from perfmodel.recordings.documents import diff_document
-    from perfmodel.recordings.trace_diff import diff_traces
-    from traces.job_trace import load_job_trace
-
-    document = diff_document(diff_traces(load_job_trace([before]), load_job_trace([after])))
+    document = api.trace_diff(before, after)
     write_json(json_file, document)
     if json_file != STDOUT:
         print_diff(document, top=top)
@@ -112,15 +100,14 @@ def extract(
     ] = "unknown",
 ) -> None:
     """Tables for `calibrate` and `validate`: host overheads, matrix products, collectives."""
-    from perfmodel.recordings.extraction import MISSING, extract_tables, write_tables
-    from traces.job_trace import load_job_trace
+    from perfmodel.recordings.extraction import MISSING
 
-    tables = extract_tables(load_job_trace(paths), topology=topology)
-    for path in write_tables(tables, out):
+    written = api.trace_extract(paths, out, topology=topology)
+    for path in written:
         print(printable(str(path)))
-    for name, lines in tables.items():
-        if not lines:
-            print(f"no {name}.csv: {MISSING[name]}")
+    for name, reason in MISSING.items():
+        if name not in {path.stem for path in written}:
+            print(f"no {name}.csv: {reason}")
 
 
 @app.command(epilog=CHAKRA_EPILOG)
@@ -129,8 +116,5 @@ def chakra(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where files go.")],
 ) -> None:
     """Write a recorded job as Chakra execution traces, one file per rank."""
-    from perfmodel.recordings.chakra_jobs import write_chakra_job
-    from perfmodel.recordings.storage import load_recorded_job
-
-    for path in write_chakra_job(load_recorded_job(job), out):
+    for path in api.trace_chakra(job, out):
         print(printable(str(path)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from perfmodel.api.measured import KernelKind
 from perfmodel.base.writing import STDOUT, write_file, write_output
 from perfmodel.cli.collective_tables import (
     VALIDATE_EPILOG,
@@ -26,9 +28,6 @@ from perfmodel.cli.options import (
     ReportFile,
     Workers,
 )
-
-if TYPE_CHECKING:
-    from perfmodel.api import KernelKind
 
 RunsTable = Annotated[
     Path | None,
@@ -75,63 +74,32 @@ def validate_runs(
 Table = Annotated[Path, typer.Argument(metavar="FILE", help="A table of measured kernels.")]
 
 
-def validate_gemm(
-    table: Table,
-    calibration: CalibrationFiles = None,
-    limit: Limit = None,
-    json_file: JsonFile = None,
-    report_file: ReportFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compare predicted with measured matrix products."""
-    _validate("gemm", table, calibration, ScoreFiles(json_file, limit, report_file), quiet)
+KERNELS: dict[KernelKind, str] = {
+    "gemm": "matrix products",
+    "attention": "attention",
+    "experts": "layers of experts",
+    "memory": "memory-bound kernels",
+}
 
 
-def validate_attention(
-    table: Table,
-    calibration: CalibrationFiles = None,
-    limit: Limit = None,
-    json_file: JsonFile = None,
-    report_file: ReportFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compare predicted with measured attention."""
-    _validate("attention", table, calibration, ScoreFiles(json_file, limit, report_file), quiet)
+def _kernel_command(kind: KernelKind) -> Callable[..., None]:
+    def command(
+        table: Table,
+        calibration: CalibrationFiles = None,
+        limit: Limit = None,
+        json_file: JsonFile = None,
+        report_file: ReportFile = None,
+        quiet: Quiet = False,
+    ) -> None:
+        from perfmodel import api
 
+        files = ScoreFiles(json_file, limit, report_file)
+        files.check()
+        with scoring(quiet):
+            board = api.validate(kind, [table], calibration=calibration or ())
+        show(board, files)
 
-def validate_experts(
-    table: Table,
-    calibration: CalibrationFiles = None,
-    limit: Limit = None,
-    json_file: JsonFile = None,
-    report_file: ReportFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compare predicted with measured layers of experts."""
-    _validate("experts", table, calibration, ScoreFiles(json_file, limit, report_file), quiet)
-
-
-def validate_memory(
-    table: Table,
-    calibration: CalibrationFiles = None,
-    limit: Limit = None,
-    json_file: JsonFile = None,
-    report_file: ReportFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compare predicted with measured memory-bound kernels."""
-    _validate("memory", table, calibration, ScoreFiles(json_file, limit, report_file), quiet)
-
-
-def _validate(
-    kind: KernelKind, table: Path, calibration: list[str] | None, files: ScoreFiles, quiet: bool
-) -> None:
-    from perfmodel import api
-
-    files.check()
-    with scoring(quiet):
-        board = api.validate(kind, [table], calibration=calibration or ())
-    show(board, files)
+    return command
 
 
 def validate_fits(
@@ -171,9 +139,7 @@ def validate() -> None:
 
 
 app.command("collectives", epilog=VALIDATE_EPILOG)(validate_collectives_command)
-app.command("gemm")(validate_gemm)
-app.command("attention")(validate_attention)
-app.command("experts")(validate_experts)
-app.command("memory")(validate_memory)
+for _kind, _what in KERNELS.items():
+    app.command(_kind, help=f"Compare predicted with measured {_what}.")(_kernel_command(_kind))
 app.command("runs")(validate_runs)
 app.command("fits")(validate_fits)

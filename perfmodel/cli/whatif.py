@@ -11,17 +11,17 @@ import typer
 from perfmodel.base.writing import STDOUT, write_file
 from perfmodel.cli.options import (
     CsvFile,
-    ExecutorChoice,
-    ExecutorOption,
     JobHosts,
     JobMachine,
     JobStack,
     JsonFile,
+    NearExecutorOption,
     PlotFile,
     Quiet,
     RayAddress,
     ReportFile,
     Workers,
+    executor_word,
 )
 from perfmodel.cli.outputs import Outputs
 
@@ -70,7 +70,7 @@ def whatif(
     force: Annotated[
         bool, typer.Option("--force", help="Answer for recordings that replay badly, too.")
     ] = False,
-    executor: ExecutorOption = ExecutorChoice.SERIAL,
+    executor: NearExecutorOption = None,
     workers: Workers = None,
     ray_address: RayAddress = None,
     json_file: JsonFile = None,
@@ -98,7 +98,7 @@ def whatif(
             apply or (),
             sweep=sweep,
             force=force,
-            executor=executor.value,
+            executor=executor_word(executor),
             workers=workers,
             ray_address=ray_address,
             on_phase=progress,

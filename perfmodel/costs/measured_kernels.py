@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import InputError, MeasurementError
-from perfmodel.base.reading import quote, read_packed_text
+from perfmodel.base.reading import iter_even_lines, quote, read_packed_text
 from perfmodel.base.units import NS_PER_MS
 from perfmodel.costs.estimates import FloatColumn
 from perfmodel.stacks.stack import Residency
@@ -149,6 +150,8 @@ def read_columns(path: Path, needed: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
     text = read_packed_text(path, MeasurementError)
+    # pandas would fill short rows, shift long ones and rename a column that stands twice.
+    deque(iter_even_lines(text, document=str(path), error_type=MeasurementError), maxlen=0)
     try:
         frame = pd.read_csv(io.StringIO(text), low_memory=False)
     except (ValueError, OverflowError) as fault:

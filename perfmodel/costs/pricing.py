@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives import CollectiveCall, CollectiveSoftware, price_collective, share_links
+from collectives import (
+    CollectiveCall,
+    CollectiveSoftware,
+    Wiring,
+    price_collective,
+    share_links,
+    wiring_of,
+)
 from collectives.lean import price_lean
 from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates
@@ -79,10 +86,12 @@ class _CallPrice:
     is_latency_bound: bool
     link_use: tuple[float, float]
 
-    def of_member(self, position: int) -> float:
+    def of_member(self, rank: int, ranks: Sequence[int]) -> _CallPrice:
+        """What *rank* pays, one of the *ranks* of the group or somebody who looks on."""
         if self.per_member_ns is None:
-            return self.duration_ns
-        return self.per_member_ns[position]
+            return self
+        position = ranks.index(rank) if rank in ranks else 0
+        return replace(self, duration_ns=self.per_member_ns[position], per_member_ns=None)
 
 
 def price_job(
@@ -100,26 +109,21 @@ def price_job(
     seen = cluster_seen_by(stack, cluster)
     calls = _CallPricer(job, seen, software, time_ratio=ratio, is_lean=is_lean)
     kinds = _rank_kinds(job, calls)
-    rows, offset_of_kind, total = [], [], 0
-    link_use = []
-    for representative in kinds.representative_rank:
-        program = job.program_of(representative)
-        rows.append(_price_rank(job, representative, plain, calls))
-        link_use.append(_link_use(job, representative, calls))
-        offset_of_kind.append(total)
-        total += program.task_count
-    columns = _join(rows)
-    offsets = np.array(offset_of_kind, dtype=np.int64)[kinds.kind_of_rank]
-    family = _families(job, [job.program_of(rank) for rank in kinds.representative_rank])
+    sheet = _PriceSheet(job, plain, calls)
+    offset_of_kind = [sheet.place(representative) for representative in kinds.representative_rank]
+    columns = _join(sheet.rows)
     return PricedJob(
         job=job,
-        durations=DurationTable(np.rint(columns.duration_ns).astype(np.int64)[:, None], offsets),
+        durations=DurationTable(
+            np.rint(columns.duration_ns).astype(np.int64)[:, None],
+            np.array(offset_of_kind, dtype=np.int64)[kinds.kind_of_rank],
+        ),
         float_ns=columns.duration_ns,
         relative_sigma=columns.relative_sigma,
         provenance=columns.provenance,
-        family=family,
+        family=_families(job, sheet.programs),
         bound=columns.bound,
-        link_use=np.concatenate(link_use),
+        link_use=np.concatenate(sheet.link_use),
         slowdowns=slowdowns_for(cluster.device),
         spread=find_spread(
             stack,
@@ -180,6 +184,7 @@ class _CallPricer:
         self._is_lean = is_lean
         self._software = software
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
+        self._wiring_of: dict[int, Wiring] = {}
         rivals = find_rivals(job, cluster)
         # Both are made anew at every look, and a large job has tens of thousands of groups.
         hosts, gpus = np.asarray(cluster.host_of_rank), np.asarray(cluster.gpu_of_rank)
@@ -206,6 +211,11 @@ class _CallPricer:
             self._price_of[key] = self._ask(op, group)
         return self._price_of[key]
 
+    def _wiring(self, group: int) -> Wiring:
+        if group not in self._wiring_of:
+            self._wiring_of[group] = wiring_of(self._job.groups[group].ranks, self._cluster)
+        return self._wiring_of[group]
+
     def _ask(self, op: int, group: int) -> _CallPrice:
         communication = self._job.ops[op]
         assert isinstance(communication, Communication)
@@ -218,6 +228,7 @@ class _CallPricer:
                 cluster=self._cluster,
                 ranks=ranks,
                 software=self._software,
+                wiring=self._wiring(group),
             )
         rivals = self._rivals_of_group[group]
         if rivals:
@@ -288,39 +299,76 @@ def _positions(job: JobGraph) -> NDArray[np.int64]:
     return positions
 
 
-def _price_rank(job: JobGraph, rank: int, plain: Estimates, calls: _CallPricer) -> Estimates:
-    program = job.program_of(rank)
-    columns = Estimates(
-        duration_ns=plain.duration_ns[program.op],
-        relative_sigma=plain.relative_sigma[program.op],
-        provenance=plain.provenance[program.op],
-        bound=plain.bound[program.op],
+@dataclass(frozen=True, slots=True, eq=False)
+class _Calls:
+    """The collectives of a program: pairs of op and slot, the tasks that make them, and which."""
+
+    pairs: tuple[tuple[int, int], ...]
+    tasks: NDArray[np.intp]
+    pair_of_task: NDArray[np.intp]
+
+
+class _PriceSheet:
+    """Rows of prices, shared by ranks of one program whose collectives all cost the same."""
+
+    def __init__(self, job: JobGraph, plain: Estimates, calls: _CallPricer) -> None:
+        self._job, self._plain, self._calls = job, plain, calls
+        self._calls_of: dict[int, _Calls] = {}
+        self._place_of: dict[tuple[int, tuple[_CallPrice, ...]], int] = {}
+        self._length = 0
+        self.programs: list[Program] = []
+        self.rows: list[Estimates] = []
+        self.link_use: list[NDArray[np.float64]] = []
+
+    def place(self, rank: int) -> int:
+        """Where the rows of *rank* begin, written if nobody had the same before."""
+        number = int(self._job.rank_program[rank])
+        if number not in self._calls_of:
+            self._calls_of[number] = _find_calls(self._job, self._job.programs[number])
+        calls = self._calls_of[number]
+        prices = tuple(self._price(rank, op, slot) for op, slot in calls.pairs)
+        key = (number, prices)
+        if key not in self._place_of:
+            self._place_of[key] = self._length
+            self._write(self._job.programs[number], calls, prices)
+        return self._place_of[key]
+
+    def _price(self, rank: int, op: int, slot: int) -> _CallPrice:
+        group = int(self._job.rank_group[rank, slot])
+        return self._calls.price(op, group).of_member(rank, self._job.groups[group].ranks)
+
+    def _write(self, program: Program, calls: _Calls, prices: Sequence[_CallPrice]) -> None:
+        plain = self._plain
+        columns = Estimates(
+            duration_ns=plain.duration_ns[program.op],
+            relative_sigma=plain.relative_sigma[program.op],
+            provenance=plain.provenance[program.op],
+            bound=plain.bound[program.op],
+        )
+        link_use = np.zeros((program.task_count, 2))
+        if prices:
+            which, tasks = calls.pair_of_task, calls.tasks
+            bounds = [Bound.LATENCY if one.is_latency_bound else Bound.LINK for one in prices]
+            columns.duration_ns[tasks] = np.array([one.duration_ns for one in prices])[which]
+            columns.relative_sigma[tasks] = np.array([one.relative_sigma for one in prices])[which]
+            columns.provenance[tasks] = np.array([one.provenance for one in prices])[which]
+            columns.bound[tasks] = np.array(bounds)[which]
+            link_use[tasks] = np.array([one.link_use for one in prices])[which]
+        self.programs.append(program)
+        self.rows.append(columns)
+        self.link_use.append(link_use)
+        self._length += program.task_count
+
+
+def _find_calls(job: JobGraph, program: Program) -> _Calls:
+    is_call = np.array([isinstance(op, Communication) for op in job.ops], dtype=bool)
+    tasks = np.flatnonzero((program.slot >= 0) & is_call[program.op])
+    width = job.rank_group.shape[1] or 1
+    codes, pair_of_task = np.unique(
+        program.op[tasks].astype(np.int64) * width + program.slot[tasks], return_inverse=True
     )
-    for op, slot in _distinct_calls(job, program):
-        group = int(job.rank_group[rank, slot])
-        price = calls.price(op, group)
-        ranks = job.groups[group].ranks
-        tasks = (program.op == op) & (program.slot == slot)
-        columns.duration_ns[tasks] = price.of_member(ranks.index(rank) if rank in ranks else 0)
-        columns.relative_sigma[tasks] = price.relative_sigma
-        columns.provenance[tasks] = price.provenance
-        columns.bound[tasks] = Bound.LATENCY if price.is_latency_bound else Bound.LINK
-    return columns
-
-
-def _link_use(job: JobGraph, rank: int, calls: _CallPricer) -> NDArray[np.float64]:
-    program = job.program_of(rank)
-    link_use = np.zeros((program.task_count, 2))
-    for op, slot in _distinct_calls(job, program):
-        tasks = (program.op == op) & (program.slot == slot)
-        link_use[tasks] = calls.price(op, int(job.rank_group[rank, slot])).link_use
-    return link_use
-
-
-def _distinct_calls(job: JobGraph, program: Program) -> list[tuple[int, int]]:
-    tasks = np.flatnonzero(program.slot >= 0)
-    pairs = np.unique(np.column_stack([program.op[tasks], program.slot[tasks]]), axis=0)
-    return [(int(op), int(slot)) for op, slot in pairs if isinstance(job.ops[op], Communication)]
+    pairs = tuple(divmod(code, width) for code in codes.tolist())
+    return _Calls(pairs, tasks, pair_of_task)
 
 
 def _join(rows: Sequence[Estimates]) -> Estimates:

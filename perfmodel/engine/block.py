@@ -69,6 +69,7 @@ class Block:
     ) -> None:
         self.layout = layout
         self._state = _new_state(layout, durations, kept_iterations)
+        self._early: list[Arrivals] = []
 
     @property
     def iteration(self) -> int:
@@ -113,17 +114,24 @@ class Block:
     def begin_iteration(self) -> None:
         """Go on to the next iteration; lanes keep the time that they have reached."""
         begin_iteration(self.layout, self._state, self.iteration + 1)
+        if self._early:
+            early, self._early = join_arrivals(self._early), []
+            self.resolve(early)
 
     def resolve(self, resolved: Arrivals) -> None:
         """Take in what was *resolved* outside.
 
         What concerns an iteration that is done already is left out: members
-        that only signal do not wait for the others.
+        that only signal do not wait for the others. Who only waits may hear of
+        an iteration before it gets there, and remembers that.
         """
-        now = resolved.rendezvous[:, 0] == self.iteration
+        iteration = resolved.rendezvous[:, 0]
+        now, later = iteration == self.iteration, iteration > self.iteration
         if now.any():
             rows = np.ascontiguousarray(resolved.rendezvous[now, 1:])
             resolve(self.layout, self._state, rows, resolved.ready_ns[now])
+        if later.any():
+            self._early.append(Arrivals(resolved.rendezvous[later], resolved.ready_ns[later]))
 
     def advance(self, patience: int = TO_THE_END) -> Arrivals:
         """Walk on, and say which members are ready.

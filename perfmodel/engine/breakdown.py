@@ -85,13 +85,13 @@ def union_length_ns(spans: Int64s) -> int:
 
 
 def _busy(history: History, rank: int, window: Window, kinds: tuple[LaneKind, ...]) -> Int64s:
-    program = history.job.program_of(rank)
+    program = history.program_of(rank)
     is_kind = np.array([lane.kind in kinds for lane in program.lanes], dtype=bool)
     return _spans(history, rank, window, is_kind[program.task_lanes()], is_wait=False)
 
 
 def _waits(history: History, rank: int, window: Window) -> Int64s:
-    is_member = history.job.program_of(rank).slot != PLAIN
+    is_member = history.program_of(rank).slot != PLAIN
     return _spans(history, rank, window, is_member, is_wait=True)
 
 

@@ -2,6 +2,7 @@
 
 Walked backwards from the task that ended last: each step asks what that task
 waited for. Steps lie end to end, so that their parts add up to the window.
+A history of some ranks walks until the path leaves them.
 """
 
 from __future__ import annotations
@@ -29,13 +30,35 @@ class PathStep:
     hop: Hop
 
 
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far back the path is known: to what *at* did until *to_ns*.
+
+    The last member of a rendezvous had only to be ready.
+    """
+
+    at: Occurrence
+    to_ns: int
+    is_member: bool
+
+
 def critical_path(history: History, *, from_ns: int) -> list[PathStep]:
     """The path to the end of the last iteration, as far back as *from_ns*; earliest first."""
-    at = _last_task(history)
-    to_ns = history.moment_ns(at, Anchor.END)
-    is_member = False
+    cursor: Cursor | None = _last_task(history)
     steps: list[PathStep] = []
-    while True:
+    while cursor is not None:
+        walked, cursor = history.at_rank(cursor.at.rank, walk_back, cursor, from_ns)
+        steps += walked
+    return steps[::-1]
+
+
+def walk_back(
+    history: History, cursor: Cursor, from_ns: int
+) -> tuple[list[PathStep], Cursor | None]:
+    """The steps before *cursor*, latest first, and where they leave the ranks of *history*."""
+    at, to_ns, is_member = cursor.at, cursor.to_ns, cursor.is_member
+    steps: list[PathStep] = []
+    while at.rank in history.ranks:
         # The last member of a rendezvous had only to be ready: what it did
         # from then on is on the path as the work of the rank that waited.
         binding = history.local_binding(at) if is_member else history.binding(at)
@@ -45,18 +68,20 @@ def critical_path(history: History, *, from_ns: int) -> list[PathStep]:
             lag_ns = max(start_ns - known_ns, 0)
             steps.append(PathStep(at, known_ns, to_ns, lag_ns, binding.hop))
         if binding.source is None or known_ns <= from_ns:
-            return steps[::-1]
+            return steps, None
         at, to_ns = binding.source, known_ns
         is_member = binding.hop is Hop.RENDEZVOUS
+    return steps, Cursor(at, to_ns, is_member)
 
 
-def _last_task(history: History) -> Occurrence:
-    iteration = history.iterations[-1]
-    latest: tuple[int, Occurrence] | None = None
-    for rank in range(history.job.rank_count):
-        ends = history.end_ns(iteration, rank)
-        task = int(np.argmax(ends))
-        if latest is None or ends[task] > latest[0]:
-            latest = (int(ends[task]), Occurrence(iteration, rank, task))
-    assert latest is not None  # a job has at least one rank
-    return latest[1]
+def _last_task(history: History) -> Cursor:
+    """The task that ended last; of several the first of the lowest rank."""
+    ends: list[Cursor] = history.by_rank(last_end, history.iterations[-1])
+    return max(ends, key=lambda cursor: cursor.to_ns)
+
+
+def last_end(history: History, rank: int, iteration: int) -> Cursor:
+    """The task of *rank* that ended last."""
+    ends_ns = history.end_ns(iteration, rank)
+    task = int(np.argmax(ends_ns))
+    return Cursor(Occurrence(iteration, rank, task), int(ends_ns[task]), is_member=False)

@@ -8,7 +8,6 @@ rendezvous starts when the last member is ready, however many there are.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
@@ -48,7 +47,7 @@ def fold(job: JobGraph, durations: DurationTable) -> Folded:
     )
     return Folded(
         job=_folded_job(job, representative, class_of_rank, group_colours),
-        durations=DurationTable(durations.values_ns, durations.rank_offset[representative]),
+        durations=durations.of_ranks(representative),
         class_of_rank=class_of_rank.astype(np.int32),
         representative=representative.astype(np.int32),
         class_size=class_size.astype(np.int64),
@@ -63,8 +62,7 @@ def _first_colours(job: JobGraph, durations: DurationTable) -> Int64s:
     for rank in range(job.rank_count):
         place = (int(durations.rank_offset[rank]), int(job.rank_program[rank]))
         if place not in rows:
-            row = np.ascontiguousarray(durations.of_rank(job, rank))
-            rows[place] = hashlib.blake2b(row.tobytes(), digest_size=32).digest()
+            rows[place] = durations.fingerprint_of(job, rank)
         keys.append((place[1], rows[place], used[rank].tobytes()))
     return _number(keys)
 

@@ -8,17 +8,18 @@ ready at the same nanosecond, by the lowest rank, then the lowest task.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfmodel.engine.layout import Int32s, Int64s, build_layout
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s, Places, build_places
 from perfmodel.engine.replay import Replay
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.program import PLAIN, Anchor, Role
+from perfmodel.graph.program import PLAIN, Anchor, Program, Role
 
 
 class Occurrence(NamedTuple):
@@ -50,18 +51,62 @@ class Binding:
     moment_ns: int
 
 
-class History:
-    """A replay that can be asked about single tasks, for the first duration vector."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Of which ranks a history knows, where it does not know all: from *first_rank* on.
 
-    def __init__(self, job: JobGraph, durations: DurationTable, replay: Replay) -> None:
+    *last_members* are those of rendezvous with other ranks, by iteration, group and sequence.
+    """
+
+    first_rank: int
+    places: Places
+    last_members: Mapping[tuple[int, int, int], Occurrence] = field(default_factory=dict)
+
+
+class History:
+    """A replay that can be asked about single tasks, for the first duration vector.
+
+    Ranks have the numbers of the whole job, also where *job* is a *part* of it.
+    """
+
+    def __init__(
+        self, job: JobGraph, durations: DurationTable, replay: Replay, part: Part | None = None
+    ) -> None:
         self.job = job
         self.replay = replay
-        self._layout = build_layout(job)
+        self._first_rank = 0 if part is None else part.first_rank
+        self._places = build_places(job) if part is None else part.places
         self._durations = durations
         self._endpoints = job.endpoints()
         self._timelines = {timeline.iteration: timeline for timeline in replay.timelines}
         self._member_tasks: dict[tuple[int, int], dict[int, int]] = {}
-        self._last_members: dict[tuple[int, int, int], Occurrence] = {}
+        self._last_members: dict[tuple[int, int, int], Occurrence] = (
+            {} if part is None else dict(part.last_members)
+        )
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of which this history knows."""
+        return range(self._first_rank, self._first_rank + self.job.rank_count)
+
+    def by_rank(self, function: Callable[..., Any], *words: Any) -> list[Any]:
+        """`function(history, rank, *words)` for all ranks, worked out where their tasks are kept.
+
+        *function* stands at the top level of a module, and looks at tasks of *rank* alone.
+        """
+        if self.replay.far is not None and self.replay.far.is_open:
+            return self.replay.far.by_rank(function, *words)
+        return [function(self, rank, *words) for rank in self.ranks]
+
+    def at_rank(self, rank: int, function: Callable[..., Any], *words: Any) -> Any:
+        """`function(history, *words)`, worked out where the tasks of *rank* are kept."""
+        if self.replay.far is not None and self.replay.far.is_open:
+            return self.replay.far.at_rank(rank, function, *words)
+        return function(self, *words)
+
+    def program_of(self, rank: int) -> Program:
+        """The program of *rank*."""
+        return self.job.program_of(rank - self._first_rank)
 
     @property
     def iterations(self) -> list[int]:
@@ -70,13 +115,14 @@ class History:
 
     def end_ns(self, iteration: int, rank: int) -> Int64s:
         """When every task of *rank* ended."""
-        rows = slice(self._layout.r_task[rank], self._layout.r_task[rank + 1])
+        place = rank - self._first_rank
+        rows = slice(self._places.r_task[place], self._places.r_task[place + 1])
         ends: Int64s = self._timelines[iteration].ends_of(rows)[:, 0]
         return ends
 
     def duration_ns(self, rank: int) -> Int64s:
         """How long every task of *rank* takes."""
-        durations: Int64s = self._durations.of_rank(self.job, rank)[:, 0]
+        durations: Int64s = self._durations.of_rank(self.job, rank - self._first_rank)[:, 0]
         return durations
 
     def start_ns(self, iteration: int, rank: int) -> Int64s:
@@ -87,7 +133,7 @@ class History:
     def ready_ns(self, iteration: int, rank: int) -> Int64s:
         """When every task of *rank* could have started, had it not waited for other ranks."""
         ready = self.start_ns(iteration, rank).copy()
-        program = self.job.program_of(rank)
+        program = self.program_of(rank)
         tasks = np.flatnonzero(program.slot != PLAIN)
         members = self._members(rank, program.slot[tasks], program.sequence[tasks])
         ready[tasks] = self._timelines[iteration].member_ready_ns[members, 0]
@@ -95,16 +141,17 @@ class History:
 
     def moment_ns(self, at: Occurrence, anchor: Anchor) -> int:
         """When one task ended or started."""
-        flat = int(self._layout.r_task[at.rank]) + at.task
+        place = at.rank - self._first_rank
+        flat = int(self._places.r_task[place]) + at.task
         end = int(self._timelines[at.iteration].ends_of(slice(flat, flat + 1))[0, 0])
         if anchor is Anchor.END:
             return end
-        offset = int(self._durations.rank_offset[at.rank]) + at.task
-        return end - int(self._durations.values_ns[offset, 0])
+        row = self._durations.row_of(self.job, place, at.task)
+        return end - int(self._durations.values_ns[row, 0])
 
     def moment_ready_ns(self, at: Occurrence) -> int:
         """When one task could have started, had it not waited for other ranks."""
-        program = self.job.program_of(at.rank)
+        program = self.program_of(at.rank)
         slot = program.slot[at.task]
         if slot == PLAIN:
             return self.moment_ns(at, Anchor.START)
@@ -113,23 +160,23 @@ class History:
 
     def last_member(self, at: Occurrence) -> Occurrence:
         """The member that the rendezvous of *at* waited for."""
-        program = self.job.program_of(at.rank)
-        group = int(self.job.rank_group[at.rank, program.slot[at.task]])
+        program = self.program_of(at.rank)
+        group = int(self.job.rank_group[at.rank - self._first_rank, program.slot[at.task]])
         key = (at.iteration, group, int(program.sequence[at.task]))
         if key not in self._last_members:
             self._last_members[key] = self._find_last_member(*key)
         return self._last_members[key]
 
     def _find_last_member(self, iteration: int, group: int, sequence: int) -> Occurrence:
-        size = int(self._layout.g_size[group])
-        first = int(self._layout.g_member[group]) + sequence * size
+        size = int(self._places.g_size[group])
+        first = int(self._places.g_member[group]) + sequence * size
         ready_ns = self._timelines[iteration].member_ready_ns[first : first + size, 0]
         row = int(self._endpoints.group_start[group])
         candidates = []
         for place, moment_ns in enumerate(ready_ns):
-            rank = int(self._endpoints.rank[row + place])
+            rank = self._first_rank + int(self._endpoints.rank[row + place])
             task = self._member_task(rank, int(self._endpoints.slot[row + place]), sequence)
-            if self.job.program_of(rank).role[task] & Role.SIGNALS:
+            if self.program_of(rank).role[task] & Role.SIGNALS:
                 candidates.append((-int(moment_ns), rank, task))
         _, rank, task = min(candidates)
         return Occurrence(iteration, rank, task)
@@ -147,7 +194,7 @@ class History:
         previous = self._previous_on_lane(at)
         if previous is not None and self.moment_ns(previous, Anchor.END) == ready:
             return Binding(Hop.LANE, previous, ready)
-        program = self.job.program_of(at.rank)
+        program = self.program_of(at.rank)
         for row in range(program.dep_start[at.task], program.dep_start[at.task + 1]):
             iteration = at.iteration - int(program.dep_distance[row])
             source = Occurrence(iteration, at.rank, int(program.dep_task[row]))
@@ -159,13 +206,14 @@ class History:
 
     def _members(self, rank: int, slots: Int32s, sequences: Int32s) -> Int64s:
         """The numbers of the members that stand behind *slots* of *rank*."""
-        group = self.job.rank_group[rank, slots]
-        first = self._layout.g_member[group] + sequences * self._layout.g_size[group]
-        members: Int64s = first + self._layout.r_position[rank, slots]
+        place = rank - self._first_rank
+        group = self.job.rank_group[place, slots]
+        first = self._places.g_member[group] + sequences * self._places.g_size[group]
+        members: Int64s = first + self._places.r_position[place, slots]
         return members
 
     def _previous_on_lane(self, at: Occurrence) -> Occurrence | None:
-        lane_start = self.job.program_of(at.rank).lane_start
+        lane_start = self.program_of(at.rank).lane_start
         lane = int(np.searchsorted(lane_start, at.task, side="right")) - 1
         if at.task > lane_start[lane]:
             return at._replace(task=at.task - 1)
@@ -173,9 +221,39 @@ class History:
         return earlier if earlier.iteration in self._timelines else None
 
     def _member_task(self, rank: int, slot: int, sequence: int) -> int:
-        key = (int(self.job.rank_program[rank]), slot)
+        key = (int(self.job.rank_program[rank - self._first_rank]), slot)
         if key not in self._member_tasks:
             program = self.job.programs[key[0]]
             tasks = np.flatnonzero(program.slot == slot)
             self._member_tasks[key] = {int(program.sequence[task]): int(task) for task in tasks}
         return self._member_tasks[key][sequence]
+
+
+def last_signals(layout: FlatJob, ready_ns: Int64s, first_rank: int) -> Int64s:
+    """Who of the ranks in *layout* came last to the rendezvous that also have members elsewhere.
+
+    Rows of group, sequence, moment, rank, task, none where nobody here signals. *ready_ns* is by
+    member.
+    """
+    counts = np.diff(layout.p_member)[layout.r_program]
+    rank = np.repeat(np.arange(len(counts)), counts)
+    before = np.cumsum(counts) - counts
+    row = np.arange(len(rank)) + np.repeat(layout.p_member[layout.r_program] - before, counts)
+    tasks = np.flatnonzero(layout.member != PLAIN)
+    task = tasks - np.repeat(layout.p_task[:-1], np.diff(layout.p_member))
+    slot, sequence = layout.m_slot[row], layout.m_sequence[row].astype(np.int64)
+    group = layout.r_group[rank, slot]
+    chosen = (layout.g_is_external[group] > 0) & ((layout.m_role[row] & Role.SIGNALS) > 0)
+    member = layout.g_member[group] + sequence * layout.g_size[group]
+    member += layout.r_position[rank, slot]
+    rows = np.column_stack([group, sequence, ready_ns[member], rank + first_rank, task[row]])
+    return first_of_each(rows[chosen].astype(np.int64))
+
+
+def first_of_each(rows: Int64s) -> Int64s:
+    """The rows of those who came last to each rendezvous: of equals the lowest rank, then task."""
+    group, sequence, ready_ns, rank, task = rows.T
+    ordered = rows[np.lexsort((task, rank, -ready_ns, sequence, group))]
+    is_first = np.ones(len(ordered), dtype=np.bool_)
+    is_first[1:] = (np.diff(ordered[:, :2], axis=0) != 0).any(axis=1)
+    return ordered[is_first]

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import NO_GROUP, JobGraph
-from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Program
+from perfmodel.graph.program import COLUMN_TYPES, PLAIN, Lane, Program
 
 Number = TypeVar("Number", bound=np.generic)
 Int32s = NDArray[np.int32]
@@ -66,8 +66,81 @@ class FlatJob(NamedTuple):
     g_is_external: Bytes8
 
 
+class Places(NamedTuple):
+    """Where ranks, groups and their members stand in the columns of a replay."""
+
+    r_task: Int64s
+    r_position: Int32s
+    g_size: Int64s
+    g_member: Int64s
+
+
+def build_places(job: JobGraph) -> Places:
+    """The places of *job*, without laying out its programs."""
+    g_size = _endpoint_counts(job.rank_group, len(job.groups))
+    return Places(
+        r_task=_starts(job.task_counts()),
+        r_position=_positions(job.rank_group, len(job.groups)),
+        g_size=g_size,
+        g_member=_starts(sequence_counts(job) * g_size),
+    )
+
+
 Layout = FlatJob
 """The name that files have in which numba keeps what it compiled before; it reads them first."""
+
+
+class LaidOutPrograms(Sequence[Program]):
+    """The programs of a layout, as far as it has them: *lanes* are not, names and ops neither."""
+
+    def __init__(self, layout: FlatJob, lanes: Sequence[tuple[Lane, ...]]) -> None:
+        self._layout = layout
+        self._lanes = lanes
+        self._last: tuple[int, Program] | None = None
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    @overload
+    def __getitem__(self, index: int) -> Program: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Program]: ...
+    def __getitem__(self, index: int | slice) -> Program | Sequence[Program]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        if self._last is None or self._last[0] != index:
+            self._last = index, self._build(index)
+        return self._last[1]
+
+    def _build(self, index: int) -> Program:
+        s = self._layout
+        first, stop = int(s.p_task[index]), int(s.p_task[index + 1])
+        deps = slice(int(s.p_dep[index]), int(s.p_dep[index + 1]))
+        lanes = slice(int(s.p_lane[index]), int(s.p_lane[index + 1]))
+        place = s.member[first:stop]
+        is_member = place != PLAIN
+        members = s.p_member[index] + place[is_member]
+        slot, sequence = (np.full(stop - first, PLAIN, dtype=np.int32) for _ in range(2))
+        role = np.zeros(stop - first, dtype=np.uint8)
+        slot[is_member], sequence[is_member] = s.m_slot[members], s.m_sequence[members]
+        role[is_member] = s.m_role[members]
+        nothing = np.empty(0, dtype=np.int32)
+        return Program(
+            lanes=self._lanes[index],
+            lane_start=np.append(s.lane_first[lanes], np.int32(stop - first)),
+            # How many ops there are says how many tasks.
+            op=slot,
+            label=nothing,
+            origin=nothing,
+            slot=slot,
+            sequence=sequence,
+            role=role,
+            dep_start=s.dep_start[first + index : stop + index + 1],
+            dep_task=s.dep_task[deps],
+            dep_anchor=s.dep_anchor[deps],
+            dep_distance=s.dep_distance[deps],
+            dep_lag_ns=s.dep_lag_ns[deps],
+        )
 
 
 def sequence_counts(job: JobGraph) -> Int64s:

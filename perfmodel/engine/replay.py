@@ -6,14 +6,15 @@ host that is ahead stays ahead. One iteration alone is the isolated case.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from perfmodel.engine.block import Block
-from perfmodel.engine.layout import Int64s, max_distance
+from perfmodel.engine.layout import FlatJob, Int64s, max_distance
 from perfmodel.engine.sieve import lay_out_sound
 from perfmodel.engine.stall import explain_stall
 from perfmodel.graph.durations import DurationTable
@@ -29,6 +30,27 @@ class Keeper(Protocol):
 
     def member_ready_ns(self, iteration: int) -> Int64s:
         """When every member of a rendezvous was ready."""
+        ...
+
+
+class Reducer(Protocol):
+    """Whoever keeps the columns elsewhere, and has work done there; see `History`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether those who keep them are still there."""
+        ...
+
+    def by_rank(self, function: Callable[..., Any], *words: Any) -> list[Any]:
+        """`function(history, rank, *words)` for all ranks."""
+        ...
+
+    def at_rank(self, rank: int, function: Callable[..., Any], *words: Any) -> Any:
+        """`function(history, *words)` where *rank* is."""
+        ...
+
+    def let_go(self) -> None:
+        """Nobody will look at the columns once those who keep them are gone."""
         ...
 
 
@@ -82,11 +104,13 @@ class Kept:
 class Replay:
     """The answer of the engine: the last iterations in full, of all the time lanes reached.
 
-    *lane_now_ns* is iterations x lanes of all ranks x vectors.
+    *lane_now_ns* is iterations x lanes of all ranks x vectors. *far* is where the
+    timelines are, unless they are here.
     """
 
     timelines: tuple[Timeline, ...]
     lane_now_ns: Int64s
+    far: Reducer | None = None
 
     @property
     def iteration_count(self) -> int:
@@ -105,16 +129,25 @@ class Replay:
         return self.timelines[-1]
 
 
-def kept_iterations(job: JobGraph, iterations: int) -> int:
-    """How many iterations must be kept: as far as dependencies reach, and one for the past."""
-    return min(iterations, max(max_distance(job), 1) + 1)
+def kept_of_reach(reach: int, iterations: int) -> int:
+    """How many iterations must be kept: as far as dependencies *reach*, and one for the past."""
+    return min(iterations, max(reach, 1) + 1)
 
 
-def replay(job: JobGraph, durations: DurationTable, *, iterations: int = 1) -> Replay:
-    """Replay *iterations* of *job* in this process."""
-    layout = lay_out_sound(job)
+def replay(
+    job: JobGraph,
+    durations: DurationTable,
+    *,
+    iterations: int = 1,
+    layout: FlatJob | None = None,
+) -> Replay:
+    """Replay *iterations* of *job* in this process.
+
+    *layout* is the job's where the caller has it already.
+    """
+    layout = layout or lay_out_sound(job)
     durations.check(job)
-    kept = kept_iterations(job, iterations)
+    kept = kept_of_reach(max_distance(job), iterations)
     block = Block(layout, durations, kept_iterations=kept)
     lane_now_ns = []
     for _ in range(iterations):

@@ -7,14 +7,16 @@ handed to the audit, which finds the words.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 import numba
 import numpy as np
 
-from perfmodel.engine.layout import FlatJob, Int32s, Int64s, build_layout
+from perfmodel.engine.layout import Bytes8, FlatJob, Int32s, Int64s, build_layout
 from perfmodel.graph.audit import check_job, signature_of
 from perfmodel.graph.job import NO_GROUP, JobGraph
+from perfmodel.graph.ops import Op
 from perfmodel.graph.program import PLAIN
 
 SIGNALS = 1
@@ -32,19 +34,34 @@ def lay_out_sound(job: JobGraph) -> FlatJob:
 
 def is_sound(job: JobGraph, layout: FlatJob) -> bool:
     """Whether the audit would find nothing wrong with *job*, of which *layout* was made."""
+    if not _names_members(job):
+        return False
+    met = find_meetings(layout, _member_signatures(job))
+    return met is not None and bool((met[:, 1] > 0).all())
+
+
+def find_meetings(layout: FlatJob, signature: Int64s) -> Int64s | None:
+    """What comes to every rendezvous of *layout*; None where it cannot be walked.
+
+    *signature* is by member of every program, a number for what partners must agree on. Rows are
+    by rendezvous: that number and one, and how many signal.
+    """
     # Sequences without end would ask for memory without end.
     if layout.g_member[-1] != np.diff(layout.p_member)[layout.r_program].sum():
-        return False
-    return (
-        _names_members(job)
-        and _is_walkable(layout)
-        and _meets_alike(
-            layout,
-            _member_signatures(job),
-            np.zeros(int(layout.g_member[-1]), dtype=np.uint8),
-            np.zeros((int(layout.g_rendezvous[-1]), 2), dtype=np.int64),
-        )
-    )
+        return None
+    seen = np.zeros(int(layout.g_member[-1]), dtype=np.uint8)
+    found = np.zeros((int(layout.g_rendezvous[-1]), 2), dtype=np.int64)
+    if _is_walkable(layout) and _meets_alike(layout, signature, seen, found):
+        return found
+    return None
+
+
+def number_signatures(ops: Iterable[Op]) -> Int64s:
+    """For every one of *ops* a number for what partners in a rendezvous must agree on."""
+    numbers: dict[object, int] = {}
+    signatures = (signature_of(op) for op in ops)
+    numbered = [numbers.setdefault(signature, len(numbers)) for signature in signatures]
+    return np.array(numbered, dtype=np.int64)
 
 
 def _can_be_laid_out(job: JobGraph) -> bool:
@@ -85,10 +102,7 @@ def _member_signatures(job: JobGraph) -> Int64s:
     used = [job.programs[int(index)] for index in np.unique(job.rank_program)]
     ops = np.concatenate([program.op[program.slot != PLAIN] for program in used])
     distinct, place = np.unique(ops, return_inverse=True)
-    numbers: dict[object, int] = {}
-    signatures = (signature_of(job.ops[op]) for op in distinct.tolist())
-    numbered = [numbers.setdefault(signature, len(numbers)) for signature in signatures]
-    return np.array(numbered, dtype=np.int64)[place]
+    return number_signatures(job.ops[op] for op in distinct.tolist())[place]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -114,8 +128,8 @@ def _is_walkable(s: FlatJob) -> bool:
 
 
 @numba.njit(cache=True, nogil=True)
-def _meets_alike(s: FlatJob, signature: Int64s, seen: Int32s, found: Int64s) -> bool:
-    """Whether every endpoint comes once to every rendezvous, with one signature, some signalling.
+def _meets_alike(s: FlatJob, signature: Int64s, seen: Bytes8, found: Int64s) -> bool:
+    """Whether every endpoint comes once to every rendezvous, all with one signature.
 
     *found* is by rendezvous: its signature and one, and how many signal.
     """
@@ -139,4 +153,4 @@ def _meets_alike(s: FlatJob, signature: Int64s, seen: Int32s, found: Int64s) -> 
             if found[rendezvous, 0] != signature[i] + 1:
                 return False
             found[rendezvous, 1] += s.m_role[i] & SIGNALS
-    return bool((found[:, 1] > 0).all())
+    return True

@@ -36,6 +36,11 @@ class Executor(Protocol):
         """Where the work was done so far, in a few words."""
         ...
 
+    @property
+    def reads_jobs(self) -> bool:
+        """Whether workers read their ranks of a saved job themselves, should it be large."""
+        ...
+
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
         """Replay *iterations* of *job*."""
         ...

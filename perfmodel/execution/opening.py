@@ -55,6 +55,11 @@ class AutoExecutor:
         """Where the work was done so far, in a few words."""
         return self._serial.description if self._ray is None else self._ray.description
 
+    @property
+    def reads_jobs(self) -> bool:
+        """No: workers that share the memory of this machine gain nothing by it."""
+        return False
+
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
         """Replay *iterations* of *job*."""
         steps = job.task_count * iterations * durations.vector_count

@@ -9,18 +9,22 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.block import Arrivals, Block, join_arrivals
-from perfmodel.engine.layout import Int32s, Int64s, build_layout
+from perfmodel.engine.history import History, Occurrence, Part, last_signals
+from perfmodel.engine.layout import Int32s, Int64s, LaidOutPrograms, Places, build_layout
+from perfmodel.engine.replay import Replay, Timeline
 from perfmodel.execution.messages import Order, Report
 from perfmodel.execution.parts import JobPart
+from perfmodel.execution.stored_parts import StoredJob, find_own_meetings, load_part
 from perfmodel.graph.durations import DurationTable
 
 PATIENCE = 250_000
@@ -48,14 +52,32 @@ class Heads:
 class RankBlock:
     """A block that knows which round it is in."""
 
-    def __init__(self, part: JobPart, durations: DurationTable, assignment: Assignment) -> None:
+    def __init__(
+        self,
+        part: JobPart | StoredJob,
+        durations: DurationTable,
+        assignment: Assignment,
+        host: str = "this machine",
+    ) -> None:
+        """The block of a *part* that was sent, or of a saved job that is read here, on *host*."""
         self._assignment = assignment
+        self.meetings: Int64s | None = None
+        read = None
+        if isinstance(part, StoredJob):
+            read = load_part(part, durations, assignment.ranks, host)
+            part, durations = read.part, read.durations
         self._groups = part.groups
-        self._block = Block(
-            build_layout(part.job, part.external),
-            DurationTable(_as_writable(durations.values_ns), _as_writable(durations.rank_offset)),
-            kept_iterations=assignment.kept_iterations,
+        self._durations = DurationTable(
+            _as_writable(durations.values_ns), _as_writable(durations.rank_offset)
         )
+        layout = build_layout(part.job, part.external)
+        if read is not None:
+            self.meetings = find_own_meetings(read, layout, assignment.ranks)
+        # A layout holds all that is walked, so that the programs themselves can go.
+        lanes = [program.lanes for program in part.job.programs]
+        self._job = replace(part.job, programs=LaidOutPrograms(layout, lanes))
+        self._history: History | None = None
+        self._block = Block(layout, self._durations, kept_iterations=assignment.kept_iterations)
         self._block.begin_iteration()
         self.awaited = self._find_awaited()
         self._lane_now_ns: list[Int64s] = []
@@ -100,6 +122,55 @@ class RankBlock:
     def member_ready_ns(self, iteration: int) -> Int64s:
         """When its members of a kept *iteration* were ready, in the block's own order."""
         return self._block.member_ready_ns(iteration)
+
+    def last_signals(self) -> Int64s:
+        """Who of its ranks came last to rendezvous with other blocks, in all kept iterations.
+
+        Rows of iteration, group of the whole, sequence, moment, rank, task.
+        """
+        parts = []
+        for iteration in self._kept:
+            ready_ns = self.member_ready_ns(iteration)[:, 0]
+            rows = last_signals(self._block.layout, ready_ns, self._assignment.ranks.start)
+            rows[:, 0] = self._groups[rows[:, 0]]
+            parts.append(np.column_stack([np.full(len(rows), iteration), rows]))
+        return np.concatenate(parts)
+
+    def by_rank(self, last: Int64s, function: Callable[..., Any], *words: Any) -> list[Any]:
+        """`function(history, rank, *words)` for all its ranks.
+
+        *last* are those who came last to rendezvous with other blocks.
+        """
+        history = self._open_history(last)
+        return [function(history, rank, *words) for rank in history.ranks]
+
+    def at_rank(self, last: Int64s, function: Callable[..., Any], *words: Any) -> Any:
+        """`function(history, *words)` with the history of its ranks."""
+        return function(self._open_history(last), *words)
+
+    @property
+    def _kept(self) -> range:
+        stop = self._assignment.iterations
+        return range(stop - self._assignment.kept_iterations, stop)
+
+    def _open_history(self, last: Int64s) -> History:
+        if self._history is None:
+            layout = self._block.layout
+            group = np.searchsorted(self._groups, last[:, 1])
+            columns = (last[:, 0], group, last[:, 2], last[:, 4], last[:, 5])
+            members = {
+                (iteration, of_group, sequence): Occurrence(iteration, rank, task)
+                for iteration, of_group, sequence, rank, task in zip(
+                    *(column.tolist() for column in columns), strict=True
+                )
+            }
+            places = Places(layout.r_task, layout.r_position, layout.g_size, layout.g_member)
+            replay = Replay(
+                tuple(Timeline(index, self) for index in self._kept), self.lane_now_ns()
+            )
+            part = Part(self._assignment.ranks.start, places, members)
+            self._history = History(self._job, self._durations, replay, part)
+        return self._history
 
     @property
     def _is_done(self) -> bool:

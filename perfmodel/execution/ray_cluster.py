@@ -7,10 +7,12 @@ as an ExecutionError that says where, what was lost and how to go on.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,17 +38,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import perfmodel
 from perfmodel.base.errors import ExecutionError
+from perfmodel.engine.layout import Int64s
 from perfmodel.execution.executor import WorkerPlace
-from perfmodel.execution.rank_block import RankBlock
+from perfmodel.execution.rank_block import Assignment, RankBlock
 from perfmodel.execution.ray_surroundings import (
     MOST_FOLDER_LENGTH,
     Warden,
     Watch,
     bounded,
-    check_reachable,
     core_count,
     ended_in_order,
     environment,
+    is_here,
     listens,
     private_folder,
     warden,
@@ -85,25 +88,39 @@ class Lost:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """What a block says of itself once it is built.
+
+    To which rendezvous it has a word to add, what its ranks bring to them where it read these
+    itself, and where it is.
+    """
+
+    awaited: Int64s
+    meetings: Int64s | None
+    place: WorkerPlace
+
+
 class Seat:
     """A worker process, as an actor. It holds the blocks of replays that are still looked at."""
 
     def __init__(self) -> None:
         self._rank_blocks: dict[int, RankBlock] = {}
 
-    def take(self, replay: int, *material: Any) -> tuple[Any, WorkerPlace]:
-        """Take on a block of *replay*: to which rendezvous it has a word to add, and where."""
+    def take(self, replay: int, part: Any, durations: Any, assignment: Assignment) -> Taken:
+        """Take on a block of *replay*."""
         try:
-            self._rank_blocks[replay] = RankBlock(*material)
+            block = RankBlock(part, durations, assignment, host=_own_host())
+            self._rank_blocks[replay] = block
         except MemoryError as error:
             raise ExecutionError(
                 f"ray: the memory of a worker on {_own_host()} does not hold "
-                f"ranks {material[2].ranks.start}-{material[2].ranks.stop - 1} ({error}). Give the "
+                f"ranks {assignment.ranks.start}-{assignment.ranks.stop - 1} ({error}). Give the "
                 "job more workers or machines, so that each has fewer ranks."
             ) from None
         context = ray.get_runtime_context()
         place = WorkerPlace(os.getpid(), context.get_node_id(), _own_host())
-        return self._rank_blocks[replay].awaited, place
+        return Taken(block.awaited, block.meetings, place)
 
     def host(self) -> str:
         """The machine of this process."""
@@ -277,12 +294,13 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
         folder = stack.enter_context(private_folder()) if address is None else None
         guard = stack.enter_context(warden(folder))
         if folder is not None:
-            stack.enter_context(_private_token())
+            stack.enter_context(_showing_token({"RAY_AUTH_TOKEN": secrets.token_hex(32)}))
+        elif address is not None:
+            _enter_with_token(stack, address)
         stack.callback(_shut_down, guard)
         if folder is not None:
             _start_here(folder, workers or core_count())
         elif address is not None:
-            check_reachable(address)
             _start(address=address)
         # Once more, because Ray has put its own answer to that signal in place.
         stack.enter_context(ended_in_order())
@@ -303,26 +321,58 @@ def _check_same_cluster(address: str | None) -> None:
         )
 
 
-@contextmanager
-def _private_token() -> Iterator[None]:
-    """Let only those speak to a local Ray who know a word that is made up for it.
+def _enter_with_token(stack: ExitStack, address: str) -> None:
+    """Show the token of this machine to a Ray on it that asks for one.
 
+    `ray start` asks for it where there is one, and Ray shows it by itself at the address `auto`
+    only; elsewhere it is for a person to say whom to trust.
+    """
+    near = is_here(address)
+    if near and _asks_for_token(address):
+        stack.enter_context(_showing_token({}))
+    if _asks_for_token(address):
+        raise ExecutionError(
+            f"ray: the cluster at {address!r} asks for a token. Set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN to what `ray get-auth-token` prints where it was started."
+        )
+
+
+def _asks_for_token(address: str) -> bool:
+    inside: Any = ray._raylet
+    fault: Any = getattr(ray.exceptions, "AuthenticationError", None)
+    if fault is None or address == "auto" or "://" in address:
+        return False
+    try:
+        inside.GcsClient(address=address)
+    except fault:
+        return True
+    # Whatever else is wrong is said when it is joined.
+    except Exception:
+        return False
+    return False
+
+
+@contextmanager
+def _showing_token(token: dict[str, str]) -> Iterator[None]:
+    """Speak to Ray with a *token*, or with the one this machine keeps.
+
+    A token made up for a local Ray lets nobody else speak to it.
     Nothing where a person has chosen how Ray authenticates, or where Ray is
     too old to. Ray keeps the word it has read, so it is told to forget it.
     """
     chosen = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
     inside: Any = ray._raylet
-    if chosen or not hasattr(inside, "AuthenticationTokenLoader"):
+    loader = getattr(inside, "AuthenticationTokenLoader", None)
+    if chosen or loader is None:
         yield
         return
 
     def forget() -> None:
         inside.Config.initialize("")
-        inside.AuthenticationTokenLoader.instance().reset_cache()
+        loader.instance().reset_cache()
 
-    words = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
-        with environment(words):
+        with environment({"RAY_AUTH_MODE": "token", **token}):
             forget()
             yield
     finally:
@@ -336,26 +386,34 @@ def _start_here(folder: Path, cores: int) -> None:
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        for left in reversed(range(STARTS)):
-            try:
-                _start(
-                    address="local",
-                    num_cpus=cores,
-                    include_dashboard=False,
-                    _node_ip_address=LOOPBACK,
-                    # A socket's path has 107 characters and Ray adds up to 80, or has its own.
-                    _temp_dir=str(folder) if len(str(folder)) <= MOST_FOLDER_LENGTH else None,
-                )
-            except ExecutionError:
-                if not left:
-                    raise
-                # Ray gives its processes 30 s, which on a busy machine may be too few.
-                ray.shutdown()
-                end_processes(str(folder))
-            else:
-                return
+        with warnings.catch_warnings():
+            # Nobody waits for the processes of a start that failed, and Python would say so.
+            warnings.simplefilter("ignore", ResourceWarning)
+            _start_in(folder, cores)
+            gc.collect()
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _start_in(folder: Path, cores: int) -> None:
+    for left in reversed(range(STARTS)):
+        try:
+            _start(
+                address="local",
+                num_cpus=cores,
+                include_dashboard=False,
+                _node_ip_address=LOOPBACK,
+                # A socket's path has 107 characters and Ray adds up to 80, or has its own.
+                _temp_dir=str(folder) if len(str(folder)) <= MOST_FOLDER_LENGTH else None,
+            )
+        except ExecutionError:
+            if not left:
+                raise
+            # Ray gives its processes 30 s, which on a busy machine may be too few.
+            ray.shutdown()
+            end_processes(str(folder))
+        else:
+            return
 
 
 def _start(*, address: str, **options: Any) -> None:

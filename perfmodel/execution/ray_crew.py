@@ -19,7 +19,7 @@ from perfmodel.engine.layout import Int64s
 from perfmodel.execution.executor import OnRound, RoundStatus, WorkerPlace
 from perfmodel.execution.messages import Order, Report
 from perfmodel.execution.rank_block import Assignment
-from perfmodel.execution.ray_cluster import Lost, RayCluster
+from perfmodel.execution.ray_cluster import Lost, RayCluster, Taken
 
 MOST_REBUILDS = 8
 """In one replay. Whoever loses more has a cluster that cannot finish the work."""
@@ -56,12 +56,17 @@ class RayCrew:
         self.rounds = 0
         self.rebuilds = 0
         self._places: list[WorkerPlace | None] = [None for _ in materials]
-        self._awaited: list[Int64s] = [self._build(block) for block in self._ask_to_take()]
+        self._taken = [self._build(block) for block in self._ask_to_take()]
 
     @property
     def awaited(self) -> Sequence[Int64s]:
         """Of every block, to which rendezvous it has a word to add."""
-        return self._awaited
+        return [taken.awaited for taken in self._taken]
+
+    @property
+    def meetings(self) -> Sequence[Int64s]:
+        """Of blocks that read their ranks themselves, what those bring to rendezvous."""
+        return [taken.meetings for taken in self._taken if taken.meetings is not None]
 
     @property
     def assignments(self) -> list[Assignment]:
@@ -108,10 +113,17 @@ class RayCrew:
 
     def ask_all(self, method: str, *words: Any) -> list[Any]:
         """What every block answers, all asked at once."""
-        asked = [seat.ask.remote(self._number, method, *words) for seat in self._used_seats]
+        return self.ask_each(method, [words] * len(self._materials))
+
+    def ask_each(self, method: str, words: Sequence[Sequence[Any]]) -> list[Any]:
+        """What every block answers to *words* of its own, all asked at once."""
+        asked = [
+            seat.ask.remote(self._number, method, *of_block)
+            for seat, of_block in zip(self._used_seats, words, strict=True)
+        ]
         answers = self._cluster.wait_for(asked)
         return [
-            self.ask(block, method, *words) if isinstance(answer, Lost) else answer
+            self.ask(block, method, *words[block]) if isinstance(answer, Lost) else answer
             for block, answer in enumerate(answers)
         ]
 
@@ -136,14 +148,13 @@ class RayCrew:
             self._number, material.part, material.durations, material.assignment
         )
 
-    def _build(self, block: int) -> Int64s:
-        """Wait until a block is built; to which rendezvous it has a word to add."""
+    def _build(self, block: int) -> Taken:
+        """Wait until a block is built, and hear what it says of itself."""
         while True:
             (taken,) = self._cluster.wait_for([self._pending[block].popleft()])
-            if not isinstance(taken, Lost):
-                self._places[block] = taken[1]
-                awaited: Int64s = taken[0]
-                return awaited
+            if isinstance(taken, Taken):
+                self._places[block] = taken.place
+                return taken
             self._replace_seat(block, taken)
             self._pending[block].append(self._take(block))
 
@@ -161,7 +172,7 @@ class RayCrew:
         )
         # Lost again: whoever asks next hears of it.
         if not isinstance(taken, Lost):
-            self._places[block] = taken[1]
+            self._places[block] = taken.place
         self._pending[block].clear()
         for message in log[heard:]:
             self._send(block, message)

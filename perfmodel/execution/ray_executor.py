@@ -11,14 +11,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from perfmodel.base.errors import ExecutionError
-from perfmodel.engine.layout import Int32s, Int64s, sequence_counts
-from perfmodel.engine.replay import Kept, Replay, Timeline, kept_iterations
+from perfmodel.engine.history import first_of_each
+from perfmodel.engine.layout import Int32s, Int64s, max_distance
+from perfmodel.engine.replay import Kept, Replay, Timeline, kept_of_reach
 from perfmodel.engine.stall import explain_stall
 from perfmodel.execution.executor import Item, OnRound, Result, Shared, ignore_round
 from perfmodel.execution.parts import (
@@ -32,8 +34,9 @@ from perfmodel.execution.rank_block import Assignment, Heads
 from perfmodel.execution.ray_cluster import RayCluster
 from perfmodel.execution.ray_crew import Material, RayCrew
 from perfmodel.execution.rounds import run_rounds
+from perfmodel.execution.stored_parts import check_meetings, store_job
 from perfmodel.graph.audit import check_job
-from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.durations import DurationTable, OpDurations
 from perfmodel.graph.job import NO_GROUP, JobGraph
 
 CHUNKS_A_WORKER = 8
@@ -78,15 +81,17 @@ class Whole:
         return rows * self.vector_count * 8 <= MOST_FETCHED_BYTES
 
 
-def build_whole(job: JobGraph, blocks: Sequence[range], vector_count: int) -> Whole:
-    """The columns of *job*, which is dealt in *blocks*."""
+def build_whole(
+    job: JobGraph, blocks: Sequence[range], rendezvous: Int64s, vector_count: int
+) -> Whole:
+    """The columns of *job*, which is dealt in *blocks*; *rendezvous* is by group."""
     before = np.concatenate([[0], np.cumsum(job.task_counts())])
     endpoints = np.zeros((len(blocks), len(job.groups)), dtype=np.int64)
     for block, ranks in enumerate(blocks):
         groups = job.rank_group[ranks.start : ranks.stop]
         endpoints[block] = np.bincount(groups[groups != NO_GROUP], minlength=len(job.groups))
     bounds = before[[*(ranks.start for ranks in blocks), job.rank_count]]
-    return Whole(bounds, endpoints, sequence_counts(job), vector_count)
+    return Whole(bounds, endpoints, rendezvous, vector_count)
 
 
 class FarKeeper:
@@ -95,15 +100,19 @@ class FarKeeper:
     Rows stand in the order of ranks, as in a replay in one process.
     """
 
-    def __init__(self, crew: RayCrew, whole: Whole) -> None:
+    def __init__(self, crew: RayCrew, whole: Whole, crossings: Crossings) -> None:
         self._crew = crew
         self._whole = whole
+        self._crossings = crossings
         self._near: Kept | None = None
+        self._is_wanted = True
+        self.is_open = True
 
     def end_ns(self, iteration: int, rows: slice) -> Int64s:
         """When the tasks of *rows* ended."""
         if self._near is not None:
             return self._near.end_ns(iteration, rows)
+        self._check_open()
         bounds = self._whole.task_bounds
         start, stop, _ = rows.indices(int(bounds[-1]))
         self._check_size(stop - start)
@@ -120,19 +129,55 @@ class FarKeeper:
         """When every member of a rendezvous was ready."""
         if self._near is not None:
             return self._near.member_ready_ns(iteration)
+        self._check_open()
         self._check_size(self._whole.member_count)
         ready_ns = np.empty((self._whole.member_count, self._whole.vector_count), dtype=np.int64)
         for block, part in enumerate(self._crew.ask_all("member_ready_ns", iteration)):
             ready_ns[self._whole.members_of(block)] = part
         return ready_ns
 
-    def bring_near(self, iterations: range) -> None:
+    def by_rank(self, function: Callable[..., Any], *words: Any) -> list[Any]:
+        """`function(history, rank, *words)` for all ranks, where their tasks are."""
+        asked = [(last, function, *words) for last in self._last]
+        return [found for block in self._crew.ask_each("by_rank", asked) for found in block]
+
+    def at_rank(self, rank: int, function: Callable[..., Any], *words: Any) -> Any:
+        """`function(history, *words)`, where the tasks of *rank* are."""
+        blocks = [assignment.ranks for assignment in self._crew.assignments]
+        block = next(index for index, ranks in enumerate(blocks) if rank in ranks)
+        return self._crew.ask(block, "at_rank", self._last[block], function, *words)
+
+    def let_go(self) -> None:
+        """Nobody will look at the columns once the blocks are gone."""
+        self._is_wanted = False
+
+    @cached_property
+    def _last(self) -> list[Int64s]:
+        """For every block, who came last to its rendezvous with others; see `last_signals`."""
+        rows = np.concatenate(self._crew.ask_all("last_signals"))
+        parts = []
+        for iteration in np.unique(rows[:, 0]).tolist():
+            found = first_of_each(rows[rows[:, 0] == iteration, 1:])
+            parts.append(np.column_stack([np.full(len(found), iteration), found]))
+        last = np.concatenate(parts) if parts else rows
+        return [last[has_part[last[:, 1]]] for has_part in self._crossings.has_part]
+
+    def close(self, iterations: range) -> None:
         """Fetch all, because the blocks are about to go; what is too large goes with them."""
-        if self._whole.fits(int(self._whole.task_bounds[-1]) * len(iterations)):
+        fits = self._whole.fits(int(self._whole.task_bounds[-1]) * len(iterations))
+        if self._is_wanted and fits:
             self._near = Kept(
                 iterations.start,
                 tuple(self.end_ns(index, slice(None)) for index in iterations),
                 tuple(self.member_ready_ns(index) for index in iterations),
+            )
+        self.is_open = False
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise ExecutionError(
+                "ray: the timelines of this replay went with the workers that kept them. Ask for "
+                "them before those are let go."
             )
 
     def _check_size(self, rows: int) -> None:
@@ -182,11 +227,16 @@ class RayExecutor:
             said.append(f"{_count(self._items, 'question')} fanned out")
         return ", ".join(said)
 
+    @property
+    def reads_jobs(self) -> bool:
+        """Yes: machines may have more memory together than this one."""
+        return True
+
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
         """Replay *iterations* of *job*."""
         self._dismiss_unseen()
         sent = self._send(job, durations)
-        kept = kept_iterations(job, iterations)
+        kept = kept_of_reach(sent.reach, iterations)
         materials = [
             Material(part, of_part, Assignment(ranks, iterations, kept))
             for part, of_part, ranks in zip(sent.parts, sent.of_parts, sent.blocks, strict=True)
@@ -232,7 +282,7 @@ class RayExecutor:
             for looked in self._looked:
                 keeper = looked.keeper()
                 if keeper is not None:
-                    keeper.bring_near(looked.kept)
+                    keeper.close(looked.kept)
         finally:
             self._looked.clear()
             while self._seats:
@@ -240,12 +290,15 @@ class RayExecutor:
 
     def _run(self, crew: RayCrew, sent: _Sent, kept: range) -> Replay:
         vector_count = sent.durations.vector_count
+        check_meetings(crew.meetings, sent.crossings, sent.job)
         if not run_rounds(crew, sent.crossings, vector_count=vector_count):
             raise explain_stall(sent.job, gather_heads(crew.ask_all("heads")))
         lane_now_ns = np.concatenate(crew.ask_all("lane_now_ns"), axis=1)
-        keeper = FarKeeper(crew, build_whole(sent.job, sent.blocks, vector_count))
+        rendezvous = sent.crossings.rendezvous
+        whole = build_whole(sent.job, sent.blocks, rendezvous, vector_count)
+        keeper = FarKeeper(crew, whole, sent.crossings)
         self._looked.append(_Looked(weakref.ref(keeper), crew, kept))
-        return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns)
+        return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns, keeper)
 
     def _dismiss_unseen(self) -> None:
         """Let go of the blocks of replays that nobody looks at any more."""
@@ -262,20 +315,29 @@ class RayExecutor:
         """References to what blocks need, audited, checked and sent once for replays in a row."""
         sent = self._sent
         if sent is None or sent.job is not job:
-            check_job(job)
+            stored = store_job(job)
+            if stored is None:
+                check_job(job)
             blocks = deal_ranks(job, block_count=self._cluster.workers)
             sent = _Sent(
                 job=job,
                 blocks=blocks,
                 crossings=find_crossings(job, blocks),
-                parts=tuple(self._cluster.put(take_part(job, ranks)) for ranks in blocks),
+                parts=(self._cluster.put(stored),) * len(blocks)
+                if stored is not None
+                else tuple(self._cluster.put(take_part(job, ranks)) for ranks in blocks),
                 durations=durations,
                 of_parts=(),
+                reach=max_distance(job),
             )
         if sent.durations is not durations or not sent.of_parts:
             durations.check(job)
-            tables = (take_durations(job, durations, ranks) for ranks in sent.blocks)
-            of_parts = tuple(self._cluster.put(table) for table in tables)
+            of_parts: tuple[Any, ...]
+            if isinstance(durations, OpDurations):
+                of_parts = (self._cluster.put(durations),) * len(sent.blocks)
+            else:
+                tables = (take_durations(job, durations, ranks) for ranks in sent.blocks)
+                of_parts = tuple(self._cluster.put(table) for table in tables)
             sent = replace(sent, durations=durations, of_parts=of_parts)
         self._sent = sent
         return sent
@@ -291,6 +353,7 @@ class _Sent:
     parts: tuple[Any, ...]
     durations: DurationTable
     of_parts: tuple[Any, ...]
+    reach: int
 
 
 def gather_heads(heads: Sequence[Heads]) -> Int32s:

@@ -259,15 +259,19 @@ def ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def check_reachable(address: str) -> None:
-    """Raise unless somebody listens at *address*; Ray would try for a minute."""
+def is_here(address: str) -> bool:
+    """Whether *address* is on this machine; raises unless somebody listens there.
+
+    Ray would try for a minute.
+    """
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     if address in ("auto", "local") or not separator:
-        return
+        return False
     if not port.isdigit():
         raise ExecutionError(f"ray address: must look like host:6379, got {address!r}.")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as wire:
+            return bool(wire.getsockname()[0] == wire.getpeername()[0])
     except OSError as error:
         raise ExecutionError(
             f"ray: nobody answers at {address!r} ({error}). Start a cluster there with "

@@ -28,15 +28,30 @@ class _Calls:
 
 def check_job(job: JobGraph) -> None:
     """Raise a GraphError unless *job* is sound."""
-    if job.rank_count == 0:
-        raise GraphError(f"job {job.facts.name!r}: must have at least one rank, has none.")
-    _check_rank_programs(job)
+    _check_ranks(job)
     for index, program in enumerate(job.programs):
         _check_program(job, index, program)
     _check_groups(job)
 
 
-def _check_rank_programs(job: JobGraph) -> None:
+def check_outline(job: JobGraph) -> None:
+    """Raise a GraphError unless ranks have programs and groups have members, whatever those do."""
+    _check_ranks(job)
+    _check_group_numbers(job)
+    endpoints = job.endpoints()
+    for group in range(len(job.groups)):
+        rows = slice(endpoints.group_start[group], endpoints.group_start[group + 1])
+        _check_members(job, group, endpoints.rank[rows])
+
+
+def _check_group_numbers(job: JobGraph) -> None:
+    if ((job.rank_group < NO_GROUP) | (job.rank_group >= len(job.groups))).any():
+        raise GraphError(f"a slot names a group beyond the {len(job.groups)} that exist.")
+
+
+def _check_ranks(job: JobGraph) -> None:
+    if job.rank_count == 0:
+        raise GraphError(f"job {job.facts.name!r}: must have at least one rank, has none.")
     wrong = np.flatnonzero((job.rank_program < 0) | (job.rank_program >= len(job.programs)))
     if len(wrong):
         rank = int(wrong[0])
@@ -76,8 +91,7 @@ def _check_range(where: str, what: str, column: Int32s, count: int) -> None:
 
 
 def _check_groups(job: JobGraph) -> None:
-    if (job.rank_group >= len(job.groups)).any():
-        raise GraphError(f"a slot names a group beyond the {len(job.groups)} that exist.")
+    _check_group_numbers(job)
     calls = [
         {of_slot.slot: of_slot for of_slot in _calls_by_slot(job, index)}
         for index in range(len(job.programs))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,18 @@ class Tables:
         return self._origin_of_label[label]
 
 
+class Naming(Protocol):
+    """What labels of a piece have in common where it stands; hashable, equal where they do."""
+
+    def take_off(self, label: str) -> str:
+        """*label* as it is wherever the piece stands."""
+        ...
+
+    def put_on(self, label: str) -> str:
+        """The label here."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A moment in the making of a program: tasks, dependencies and rendezvous so far."""
@@ -98,15 +111,15 @@ class Piece:
     outside: NDArray[np.int64]
     labels: tuple[str, ...]
     sequences: Mapping[int, int]
-    _numbers: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    _numbers: dict[Naming, NDArray[np.int64]] = field(default_factory=dict)
 
-    def names(self, tables: Tables, prefix: str) -> NDArray[np.int64]:
-        """The job's numbers of *labels*, each behind *prefix*, and of the origins they name."""
-        if prefix not in self._numbers:
-            labels = [prefix + label for label in self.labels]
+    def names(self, tables: Tables, naming: Naming) -> NDArray[np.int64]:
+        """The job's numbers of *labels* under *naming*, and of the origins they name."""
+        if naming not in self._numbers:
+            labels = [naming.put_on(label) for label in self.labels]
             numbers = [(tables.label(label), tables.origin(None, label)) for label in labels]
-            self._numbers[prefix] = np.array(numbers, dtype=np.int64).reshape(-1, 2)
-        return self._numbers[prefix]
+            self._numbers[naming] = np.array(numbers, dtype=np.int64).reshape(-1, 2)
+        return self._numbers[naming]
 
 
 class ProgramBuilder:
@@ -186,8 +199,8 @@ class ProgramBuilder:
         """This moment."""
         return Mark(self.task_count, len(self._deps) // _DEP_FIELDS, dict(self._next_sequence))
 
-    def cut(self, since: Mark, *, prefix: str, leans_on: Sequence[int]) -> Piece:
-        """What was added *since*, whose labels all begin with *prefix* and name its origins.
+    def cut(self, since: Mark, *, naming: Naming, leans_on: Sequence[int]) -> Piece:
+        """What was added *since*, with labels under *naming* that name its origins.
 
         It may depend on itself and on the tasks that it *leans_on*.
         """
@@ -209,15 +222,15 @@ class ProgramBuilder:
             tasks=tasks,
             deps=deps,
             outside=np.array(outside, dtype=np.int64),
-            labels=tuple(names[number].removeprefix(prefix) for number in numbers.tolist()),
+            labels=tuple(naming.take_off(names[number]) for number in numbers.tolist()),
             sequences=sequences,
         )
 
-    def paste(self, piece: Piece, *, prefix: str, leans_on: Sequence[int]) -> None:
-        """Add *piece* again, labelled with *prefix*, leaning on other tasks in the same places."""
+    def paste(self, piece: Piece, *, naming: Naming, leans_on: Sequence[int]) -> None:
+        """Add *piece* again, labels under *naming*, leaning on other tasks in the same places."""
         start = self.task_count
         tasks, deps = piece.tasks.copy(), piece.deps.copy()
-        tasks[:, 2:4] = piece.names(self._tables, prefix)[tasks[:, 2]]
+        tasks[:, 2:4] = piece.names(self._tables, naming)[tasks[:, 2]]
         for slot, count in piece.sequences.items():
             before = self._next_sequence.get(slot, 0)
             if count:
@@ -284,8 +297,9 @@ class ProgramBuilder:
 class JobBuilder:
     """Collects programs, ranks and groups into a job."""
 
-    def __init__(self) -> None:
-        self.tables = Tables()
+    def __init__(self, tables: Tables | None = None) -> None:
+        """*tables* are those of a job made before, whose pieces are used again."""
+        self.tables = tables or Tables()
         self._programs: list[Program] = []
         self._rank_program: list[int] = []
         self._groups: list[Group] = []

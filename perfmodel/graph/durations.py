@@ -6,8 +6,9 @@ several vectors (samples, what-ifs), replayed side by side in one pass.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +41,27 @@ class DurationTable:
             np.ascontiguousarray(self.values_ns[:, index : index + 1]), self.rank_offset
         )
 
+    def rows_of(self, job: JobGraph, rank: int) -> slice | NDArray[np.int32]:
+        """Where the tasks of one *rank* of *job* stand in the table."""
+        offset = int(self.rank_offset[rank])
+        return slice(offset, offset + job.program_of(rank).task_count)
+
+    def row_of(self, job: JobGraph, rank: int, task: int) -> int:  # noqa: ARG002  others look
+        """Where one *task* of *rank* stands in the table."""
+        return int(self.rank_offset[rank]) + task
+
     def of_rank(self, job: JobGraph, rank: int) -> NDArray[np.int64]:
         """Tasks x vectors of one *rank* of *job*."""
-        offset = int(self.rank_offset[rank])
-        return self.values_ns[offset : offset + job.program_of(rank).task_count]
+        return self.values_ns[self.rows_of(job, rank)]
+
+    def of_ranks(self, ranks: NDArray[np.int32] | NDArray[np.int64]) -> DurationTable:
+        """The table of a job with some *ranks* of this one."""
+        return replace(self, rank_offset=self.rank_offset[ranks])
+
+    def fingerprint_of(self, job: JobGraph, rank: int) -> bytes:
+        """The same for ranks of one program if and only if all their tasks take equal time."""
+        row = np.ascontiguousarray(self.of_rank(job, rank))
+        return hashlib.blake2b(row.tobytes(), digest_size=32).digest()
 
     def check(self, job: JobGraph) -> None:
         """Raise unless every rank of *job* has a duration of zero or more for every task."""
@@ -68,6 +86,36 @@ class DurationTable:
                     f"rank {rank}, task {task} {job.label_of(rank, task)!r}: duration must not be "
                     f"negative, got {value} ns."
                 )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpDurations(DurationTable):
+    """Durations by op, for a job whose tasks state them: ops x vectors.
+
+    Nobody need hold a row for every task. *rank_offset* tells ranks of different programs apart.
+    """
+
+    def rows_of(self, job: JobGraph, rank: int) -> slice | NDArray[np.int32]:
+        """Where the tasks of one *rank* of *job* stand in the table."""
+        return job.program_of(rank).op
+
+    def row_of(self, job: JobGraph, rank: int, task: int) -> int:
+        """Where one *task* of *rank* stands in the table."""
+        return int(job.program_of(rank).op[task])
+
+    def fingerprint_of(self, job: JobGraph, rank: int) -> bytes:  # noqa: ARG002  not looked at
+        """Ranks of one program have the same ops, hence equal durations."""
+        return b""
+
+    def check(self, job: JobGraph) -> None:
+        """Raise unless every rank of *job* has a duration of zero or more for every task."""
+        if len(self.values_ns) != len(job.ops) or len(self.rank_offset) != job.rank_count:
+            raise GraphError(
+                f"durations: must have one row an op, got {len(self.values_ns)} rows for "
+                f"{len(job.ops)} ops."
+            )
+        if (self.values_ns < 0).any():
+            raise GraphError("durations: must not be negative, and that of an op is.")
 
 
 def build_durations(job: JobGraph, rows: Sequence[NDArray[np.int64]]) -> DurationTable:

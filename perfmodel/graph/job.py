@@ -6,6 +6,7 @@ are the tasks with sequence s behind every endpoint (rank, slot) of that group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +46,8 @@ class JobFacts:
     """What a job says about itself: name, origin, and sentences of assumption.
 
     *stack* names the software that issues it and *peak_memory_bytes* what every rank
-    allocates at most; both are empty where nobody knows.
+    allocates at most; both are empty where nobody knows. A recording names the *device*
+    that it ran on as its driver does, and how many *gpus_per_host* there were, where known.
     """
 
     name: str
@@ -53,6 +55,8 @@ class JobFacts:
     assumptions: tuple[str, ...] = ()
     stack: str = ""
     peak_memory_bytes: tuple[int, ...] = ()
+    device: str = ""
+    gpus_per_host: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +70,7 @@ class JobGraph:
     ops: tuple[Op, ...]
     labels: tuple[str, ...]
     origins: tuple[Origin, ...]
-    programs: tuple[Program, ...]
+    programs: Sequence[Program]
     rank_program: Int32s
     groups: tuple[Group, ...]
     rank_group: Int32s

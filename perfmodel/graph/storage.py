@@ -23,18 +23,28 @@ from numpy.typing import NDArray
 from perfmodel.base.errors import GraphError
 from perfmodel.base.reading import read_bytes
 from perfmodel.base.writing import draft_folder_of, recover_folder
-from perfmodel.graph.audit import check_job
+from perfmodel.graph.audit import check_job, check_outline
 from perfmodel.graph.job import Group, JobFacts, JobGraph, Origin
 from perfmodel.graph.op_words import op_from_words, op_to_words
 from perfmodel.graph.program import COLUMN_TYPES, Lane, LaneKind, Program
+from perfmodel.graph.stored_programs import (
+    BY_DEPENDENCY,
+    BY_TASK,
+    DEP_COUNT,
+    DEPENDENCIES_FILE,
+    PIECE_ROWS,
+    TASKS_FILE,
+    Outline,
+    StoredPrograms,
+    as_column,
+    loaded,
+)
 
 SCHEMA_VERSION = 1
 _MOST_HEADER_BYTES = 2**30
 HEADER = "job.json"
 _ORIGINS_FILE = "origins.parquet"
 _ORIGINS = pa.schema([(name, pa.string()) for name in ("operator", "module", "line", "span")])
-_BY_DEPENDENCY = ("dep_task", "dep_anchor", "dep_distance", "dep_lag_ns")
-_BY_TASK = ("op", "label", "origin", "slot", "sequence", "role")
 
 
 def save_job(job: JobGraph, folder: Path, *, is_overwriting: bool = True) -> None:
@@ -81,6 +91,29 @@ def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None
 
 def load_job(folder: Path) -> JobGraph:
     """Read the job in *folder*; anything but a whole, sound job is refused."""
+    job = _open(folder, _read_whole_header(folder), is_loaded=True)
+    check_job(job)
+    return job
+
+
+def open_job(folder: Path) -> JobGraph:
+    """The job in *folder*, its programs read only when somebody looks.
+
+    Every file is whole. Whether the programs are sound is for those to find
+    out who read them.
+    """
+    job = _open(folder, _read_whole_header(folder), is_loaded=False)
+    check_outline(job)
+    return job
+
+
+def checksum_of(folder: Path) -> str:
+    """One word for all that the job in *folder* holds, every file of which is whole."""
+    return _digest(_read_whole_header(folder))
+
+
+def _read_whole_header(folder: Path) -> dict[str, Any]:
+    """The header of the job in *folder*, where all files are as it says."""
     header = _read_header(folder)
     for name, expected in header["files"].items():
         path = folder / name
@@ -94,14 +127,18 @@ def load_job(folder: Path) -> JobGraph:
             raise GraphError(
                 f"{folder}: {name} is missing, so this is half of a job. Write the job again."
             )
+    return header
+
+
+def _open(folder: Path, header: dict[str, Any], *, is_loaded: bool) -> JobGraph:
     try:
-        job = _assemble(folder, header)
+        programs = StoredPrograms(folder, _read_outlines(header["programs"]))
+        kept = tuple(loaded(one, tuple(COLUMN_TYPES)) for one in programs) if is_loaded else None
+        return _assemble(folder, header, programs if kept is None else kept)
     except (KeyError, TypeError, ValueError, pa.ArrowException) as fault:
         raise GraphError(
             f"{folder}: not a readable job ({type(fault).__name__}: {fault})."
         ) from None
-    check_job(job)
-    return job
 
 
 def _read_header(folder: Path) -> dict[str, Any]:
@@ -136,6 +173,8 @@ def _header(job: JobGraph) -> dict[str, Any]:
         "assumptions": list(job.facts.assumptions),
         "stack": job.facts.stack,
         "peak_memory_bytes": list(job.facts.peak_memory_bytes),
+        "device": job.facts.device,
+        "gpus_per_host": job.facts.gpus_per_host,
         "programs": [
             {
                 "lanes": [[lane.name, lane.kind.value] for lane in program.lanes],
@@ -159,13 +198,13 @@ def _write_columns(job: JobGraph, draft: Path) -> None:
         {"program": job.rank_program, "groups": list(job.rank_group)},
     )
     _write(
-        draft / "tasks.parquet",
+        draft / TASKS_FILE,
         {
-            **{name: _stack(job, name) for name in _BY_TASK},
-            "dep_count": np.concatenate([np.diff(p.dep_start) for p in job.programs]),
+            **{name: _stack(job, name) for name in BY_TASK},
+            DEP_COUNT: np.concatenate([np.diff(p.dep_start) for p in job.programs]),
         },
     )
-    _write(draft / "dependencies.parquet", {name: _stack(job, name) for name in _BY_DEPENDENCY})
+    _write(draft / DEPENDENCIES_FILE, {name: _stack(job, name) for name in BY_DEPENDENCY})
 
 
 def _stack(job: JobGraph, column: str) -> NDArray[Any]:
@@ -173,10 +212,10 @@ def _stack(job: JobGraph, column: str) -> NDArray[Any]:
 
 
 def _write(path: Path, columns: dict[str, Any]) -> None:
-    pq.write_table(pa.table(columns), path, compression="zstd")
+    pq.write_table(pa.table(columns), path, compression="zstd", row_group_size=PIECE_ROWS)
 
 
-def _assemble(folder: Path, header: dict[str, Any]) -> JobGraph:
+def _assemble(folder: Path, header: dict[str, Any], programs: Sequence[Program]) -> JobGraph:
     ops = pq.read_table(folder / "ops.parquet")["op"].to_pylist()
     labels = tuple(pq.read_table(folder / "labels.parquet")["label"].to_pylist())
     ranks = pq.read_table(folder / "ranks.parquet")
@@ -188,7 +227,7 @@ def _assemble(folder: Path, header: dict[str, Any]) -> JobGraph:
         ),
         labels=labels,
         origins=_read_origins(folder, labels),
-        programs=tuple(_read_programs(folder, header["programs"])),
+        programs=programs,
         rank_program=ranks["program"].to_numpy().astype(np.int32),
         groups=tuple(_read_group(words) for words in header["groups"]),
         rank_group=groups.reshape(len(ranks), header["slot_count"]),
@@ -203,13 +242,15 @@ def _read_group(words: dict[str, Any]) -> Group:
 
 
 def _read_facts(header: dict[str, Any]) -> JobFacts:
-    # Jobs written before these two were known have neither.
+    # Jobs written before the last ones were known have none of them.
     return JobFacts(
         name=str(header["name"]),
         source=str(header["source"]),
         assumptions=tuple(str(one) for one in header["assumptions"]),
         stack=str(header.get("stack", "")),
         peak_memory_bytes=tuple(int(size) for size in header.get("peak_memory_bytes", ())),
+        device=str(header.get("device", "")),
+        gpus_per_host=int(header.get("gpus_per_host", 0)),
     )
 
 
@@ -220,42 +261,15 @@ def _read_origins(folder: Path, labels: tuple[str, ...]) -> tuple[Origin, ...]:
     return tuple(Origin(**words) for words in pq.read_table(folder / _ORIGINS_FILE).to_pylist())
 
 
-def _read_programs(folder: Path, descriptions: list[dict[str, Any]]) -> list[Program]:
-    tasks = pq.read_table(folder / "tasks.parquet")
-    dependencies = pq.read_table(folder / "dependencies.parquet")
-    stored = {name: name if name in tasks.column_names else "label" for name in _BY_TASK}
-    by_task = {name: tasks[column].to_numpy() for name, column in stored.items()}
-    by_task["dep_count"] = tasks["dep_count"].to_numpy()
-    by_dependency = {name: dependencies[name].to_numpy() for name in _BY_DEPENDENCY}
-    programs, task, dependency = [], 0, 0
+def _read_outlines(descriptions: list[dict[str, Any]]) -> list[Outline]:
+    """What the header says of every program; lanes that are alike are held once."""
+    known: dict[Lane, Lane] = {}
+    outlines = []
     for description in descriptions:
-        task_stop = task + description["lane_start"][-1]
-        counts = by_task["dep_count"][task:task_stop]
-        dependency_stop = dependency + int(counts.sum())
-        columns = {
-            "lane_start": np.array(description["lane_start"]),
-            "dep_start": np.concatenate([[0], np.cumsum(counts)]),
-            **{name: by_task[name][task:task_stop] for name in _BY_TASK},
-            **{name: by_dependency[name][dependency:dependency_stop] for name in _BY_DEPENDENCY},
-        }
-        lanes = tuple(Lane(name, LaneKind(kind)) for name, kind in description["lanes"])
-        typed: dict[str, Any] = {
-            name: _typed(name, columns[name], dtype) for name, dtype in COLUMN_TYPES.items()
-        }
-        programs.append(Program(lanes=lanes, **typed))
-        task, dependency = task_stop, dependency_stop
-    return programs
-
-
-def _typed(name: str, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """*values* as *dtype*; what does not fit it is refused, not bent."""
-    bounds = np.iinfo(dtype)
-    is_whole = values.dtype.kind in "iu"
-    if not is_whole or (
-        len(values) and not bounds.min <= values.min() <= values.max() <= bounds.max
-    ):
-        raise ValueError(f"column {name} must hold whole numbers of {np.dtype(dtype)}")
-    return values.astype(dtype)
+        lanes = [Lane(name, LaneKind(kind)) for name, kind in description["lanes"]]
+        starts = as_column("lane_start", np.array(description["lane_start"]))
+        outlines.append(Outline(tuple(known.setdefault(lane, lane) for lane in lanes), starts))
+    return outlines
 
 
 def _digest(header: dict[str, Any]) -> str:

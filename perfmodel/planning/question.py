@@ -10,7 +10,7 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.planning.ranking import RankBy
 from perfmodel.prediction.placing import PlacementFiles, load_tabled
-from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
+from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode, take_as_meant
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import load_workload
@@ -53,6 +53,7 @@ class RankQuestion:
     calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        take_as_meant(self, "sharders", "plan_files")
         unknown = [name for name in self.sharders if name not in SHARDERS]
         if unknown:
             raise ScenarioError(

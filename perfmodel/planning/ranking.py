@@ -115,6 +115,14 @@ class Ranking(Shown):
         return self.plans[0].fits
 
     @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why plans could not be made, one line a reason."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.refused:
+            names.setdefault(reason, []).append(name)
+        return tuple(f"{', '.join(some)}: {reason}" for reason, some in names.items())
+
+    @property
     def verdict(self) -> str:
         """What to take from it, in a sentence."""
         best, fitting = self.plans[0], [plan for plan in self.plans if plan.fits]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.breakdown import Window
 from perfmodel.engine.history import History
 from perfmodel.execution.executor import Executor
+from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import (
     Answer,
     Explanation,
@@ -46,7 +46,7 @@ def predict_scenario(
     """Answer *scenario*, replaying on *executor*."""
     clock = PhaseClock(on_phase)
     with clock.phase("building the job", done=0.0):
-        question = build_question(scenario)
+        question = build_question(scenario, is_dealt=executor.reads_jobs)
     return _explained(_answer(question, executor, clock))
 
 
@@ -68,15 +68,11 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
 
     A recording that does not replay itself is refused, unless *force* is set.
     """
-    score = question.score
-    if score is not None and not score.is_trusted and not force:
-        raise ScenarioError(
-            f"{question.job.facts.name}: {score.distrust}. Record it again, or ask with --force "
-            "and do not trust the answer."
-        )
-    # Only what-ifs need it.
+    # Only what-ifs need them.
+    from perfmodel.prediction.moving import check_trust
     from perfmodel.whatif.pinning import pin_prices, with_own_origins
 
+    check_trust(question, force=force)
     if question.cluster is None:
         named = question.job if question.notes is not None else with_own_origins(question.job)
         return replace(question, job=named)
@@ -93,8 +89,27 @@ def _answer(question: Question, executor: Executor, clock: PhaseClock) -> Answer
     with clock.phase("pricing", done=0.2):
         priced = price_question(question)
     if question.notes is not None:
-        return _answer_recording(question, question.notes, priced, executor, clock)
-    return _answer_loop(question, priced, executor, clock)
+        found = _answer_recording(question, question.notes, priced, executor, clock)
+    else:
+        found = _answer_loop(question, priced, executor, clock)
+    return found if question.ends is None else _doubted(found, question, question.ends, executor)
+
+
+def _doubted(
+    found: Answer, question: Question, ends: tuple[JobGraph, JobGraph], executor: Executor
+) -> Answer:
+    """*found* with an interval as wide as what was worked out anew may be off."""
+    from perfmodel.whatif.scaling_out import DOUBT
+
+    asked = replace(question.asked, is_explained=False)
+    low, high = (
+        answer(replace(question.changed_to(job), asked=asked), executor=executor).interval
+        for job in ends
+    )
+    interval = Interval(
+        min(low.low_ns, found.interval.low_ns), max(high.high_ns, found.interval.high_ns)
+    )
+    return replace(found, interval=interval, assumptions=(*found.assumptions, DOUBT))
 
 
 def _answer_loop(
@@ -176,16 +191,16 @@ def _answer_recording(
     if not question.asked.is_explained:
         return found
     with clock.phase("explaining", done=0.6):
-        evidence = _recorded_evidence(held, priced, Window(moments_ns[0], moments_ns[-1]))
+        evidence = _recorded_evidence(held, Window(moments_ns[0], moments_ns[-1]))
         explanation = explain(evidence, priced=priced, memory_of_rank=(), iteration_ns=iteration_ns)
     return _as_prediction(
         found, question, evidence, explanation, executor=executor, clock=clock, loss=None
     )
 
 
-def _recorded_evidence(held: HeldReplay, priced: PricedJob, window: Window) -> Evidence:
+def _recorded_evidence(held: HeldReplay, window: Window) -> Evidence:
     return Evidence(
-        history=History(held.graph, priced.durations, held.replay),
+        history=History(held.graph, held.durations, held.replay),
         iteration=0,
         window=window,
         class_ranks=tuple((rank,) for rank in range(held.graph.rank_count)),

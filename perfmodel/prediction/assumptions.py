@@ -82,9 +82,11 @@ def _about_kernels(slowdowns: GenerationSlowdowns) -> str:
 def _assumed_labels(priced: PricedJob) -> list[str]:
     """Labels of assumed tasks, those that take most time in all first."""
     job = priced.job
+    if not (priced.provenance == Provenance.ASSUMED).any():
+        return []
     totals: dict[str, int] = {}
     for rank in _one_rank_a_row(priced):
-        rows = priced.rows_of_rank(rank)
+        rows = priced.durations.rows_of(job, rank)
         is_assumed = priced.provenance[rows] == Provenance.ASSUMED
         durations_ns = priced.durations.values_ns[rows, 0]
         sums = np.bincount(

@@ -7,28 +7,21 @@ on top of all the what-ifs that were applied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.graph.job import JobGraph
-from perfmodel.prediction.answer import Interval, Prediction
-from perfmodel.prediction.answering import answer, answer_in_full
+from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.answering import answer_in_full
+from perfmodel.prediction.moving import apply_change
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.question import Question
 from perfmodel.recordings.recorded_job import SelfReplay
 from perfmodel.whatif.parsing import Sweep
-from perfmodel.whatif.scaling_out import COUNTED_DOUBT, ESTIMATED_DOUBT, ChangeMachine, Doubt
 from perfmodel.whatif.touching import Touched
-from perfmodel.whatif.transformation import Transformation, apply_one
-
-DOUBT = (
-    "The interval reaches from all ratios between the machines "
-    f"{COUNTED_DOUBT - 1:.0%} too long to {COUNTED_DOUBT - 1:.0%} too short, and "
-    f"{ESTIMATED_DOUBT - 1:.0%} where the work was estimated from recorded times."
-)
+from perfmodel.whatif.transformation import Transformation
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +102,7 @@ def answer_changes(
     pieces = 1 + len(changes) + (sweep is not None)
     on_phase("replaying the job", 0.0)
     before = answer_in_full(question, executor=place)
-    asked = _Asking(question, question.job, question.job, before, force=force)
+    asked = _Asking(question, before, force=force)
     steps = []
     for number, change in enumerate(changes, start=1):
         on_phase(f"after {change.text}", number / pieces)
@@ -134,18 +127,11 @@ def answer_changes(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asking:
-    """A question on its way through changes, its job at both ends of what could be so."""
+    """A question on its way through changes, and its answer so far."""
 
     question: Question
-    fastest: JobGraph
-    slowest: JobGraph
     outcome: Prediction
     force: bool
-
-    @property
-    def is_doubted(self) -> bool:
-        """Whether a change left room for faster and slower."""
-        return self.fastest is not self.question.job or self.slowest is not self.question.job
 
 
 def _answer_point(asked: _Asking, change: NamedChange) -> ChangeStep:
@@ -155,52 +141,22 @@ def _answer_point(asked: _Asking, change: NamedChange) -> ChangeStep:
 def _answer_step(
     asked: _Asking, change: NamedChange, place: Executor, *, may_touch_nothing: bool
 ) -> tuple[_Asking, ChangeStep]:
-    wish = change.transformation
-    applied = apply_one(
-        asked.question.job,
-        wish,
+    changed, applied = apply_change(
+        asked.question,
+        change.transformation,
         name=change.text,
         force=asked.force,
         may_touch_nothing=may_touch_nothing,
     )
-    fastest = slowest = applied.job
-    if asked.is_doubted or isinstance(wish, ChangeMachine):
-        fastest = _at_end(wish, Doubt.FASTEST).apply(asked.fastest)
-        slowest = _at_end(wish, Doubt.SLOWEST).apply(asked.slowest)
-    changed = _Asking(
-        asked.question.changed_to(applied.job), fastest, slowest, asked.outcome, force=asked.force
-    )
-    outcome = answer_in_full(changed.question, executor=place)
-    if changed.is_doubted:
-        outcome = _with_doubt(changed, outcome, place)
+    outcome = answer_in_full(changed, executor=place)
     step = ChangeStep(
         text=change.text,
         outcome=outcome,
-        assumptions=(*wish.assumptions, *applied.sentences),
+        assumptions=(*change.transformation.assumptions, *applied.sentences),
         touched=applied.touched,
         share=_share(applied.touched, asked),
     )
-    return replace(changed, outcome=outcome), step
-
-
-def _at_end(wish: Transformation, doubt: Doubt) -> Transformation:
-    return wish.doubted(doubt) if isinstance(wish, ChangeMachine) else wish
-
-
-def _with_doubt(asked: _Asking, outcome: Prediction, place: Executor) -> Prediction:
-    """*outcome* with an interval as wide as what was worked out anew may be off."""
-    ends = []
-    for job in (asked.fastest, asked.slowest):
-        question = asked.question.changed_to(job)
-        asked_for = replace(question.asked, is_explained=False)
-        ends.append(answer(replace(question, asked=asked_for), executor=place).interval)
-    low_ns = min(ends[0].low_ns, outcome.interval.low_ns)
-    high_ns = max(ends[1].high_ns, outcome.interval.high_ns)
-    return replace(
-        outcome,
-        interval=Interval(low_ns, high_ns),
-        assumptions=(*outcome.assumptions, DOUBT),
-    )
+    return _Asking(changed, outcome, force=asked.force), step
 
 
 def _share(touched: Touched, asked: _Asking) -> float:

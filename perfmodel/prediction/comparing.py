@@ -97,8 +97,15 @@ class Comparison(Shown):
     @property
     def findings(self) -> tuple[str, ...]:
         """What was assumed to ask, where the curve of a sweep bends, and what decides there."""
-        assumed = (f"{one.name}: {said}" for one in self.answered for said in one.assumed)
+        names: dict[str, list[str]] = {}
+        for one in self.answered:
+            for said in one.assumed:
+                names.setdefault(said, []).append(one.name)
+        assumed = (f"{self._told(some)}: {said}" for said, some in names.items())
         return (*find_knees(self), *assumed)
+
+    def _told(self, names: list[str]) -> str:
+        return "All" if 1 < len(names) == len(self.answered) else ", ".join(names)
 
 
 def _time_if_it_fits(entry: Compared) -> tuple[bool, int]:
@@ -259,11 +266,11 @@ def _why(stretch: _Stretch) -> str:
         times = f"{format_duration(then[first])} and {format_duration(now[first])} of it"
         return f"mostly {first}, {times}, whatever the value"
     if abs(stretch.slope) < FLAT:
-        return f"{first} become less of it and {last} more"
+        return f"less of it is {first} and more {last}"
     towards = 1 if after.iteration_ns > before.iteration_ns else -1
     names = sorted({*then, *now})
     most = max(names, key=lambda name: towards * (now.get(name, 0) - then.get(name, 0)))
     return (
-        f"{most} on the critical path go from {format_duration(then.get(most, 0))} to "
+        f"on the critical path, {most}: {format_duration(then.get(most, 0))} to "
         f"{format_duration(now.get(most, 0))}"
     )

@@ -32,7 +32,7 @@ class Evidence:
         """How the duration of *task* of *rank* is known, where prices were kept."""
         if self.priced is None:
             return None
-        row = int(self.priced.durations.rank_offset[rank]) + task
+        row = self.priced.durations.row_of(self.priced.job, rank, task)
         return Provenance(int(self.priced.provenance[row]))
 
     @property

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 
 from perfmodel.base.provenance import Provenance
@@ -39,15 +40,16 @@ from perfmodel.prediction.answer import (
 )
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.time_parts import (
-    find_exposed_waits,
     from_breakdown,
     mean_parts,
     share_out,
+    sum_waits,
 )
 
 _NUMBER = re.compile(r"\b\d+\b")
 
 
+@lru_cache(maxsize=4096)
 def merge_numbers(label: str) -> str:
     """*label* with every whole number in it replaced by a star."""
     return _NUMBER.sub("*", label)
@@ -126,8 +128,8 @@ def _rank_classes(
     evidence: Evidence, memory_of_rank: Sequence[RankMemory], iteration_ns: int
 ) -> tuple[RankClass, ...]:
     classes = []
-    for folded_rank, ranks in enumerate(evidence.class_ranks):
-        breakdown = break_down(evidence.history, folded_rank, evidence.window)
+    breakdowns = evidence.history.by_rank(break_down, evidence.window)
+    for breakdown, ranks in zip(breakdowns, evidence.class_ranks, strict=True):
         classes.append(
             RankClass(
                 ranks=ranks,
@@ -165,8 +167,9 @@ def _shares(steps: Iterable[PathStep], name_of: Callable[[PathStep], str]) -> tu
     """Time and number of tasks by name, longest first, lags left out."""
     totals: dict[str, tuple[int, int]] = {}
     for step in steps:
-        duration_ns, count = totals.get(name_of(step), (0, 0))
-        totals[name_of(step)] = (duration_ns + step.to_ns - step.from_ns - step.lag_ns, count + 1)
+        name = name_of(step)
+        duration_ns, count = totals.get(name, (0, 0))
+        totals[name] = (duration_ns + step.to_ns - step.from_ns - step.lag_ns, count + 1)
     shares = [PathShare(name, duration_ns, count) for name, (duration_ns, count) in totals.items()]
     return tuple(sorted((share for share in shares if share.duration_ns), key=_longest_first))
 
@@ -178,12 +181,11 @@ def _longest_first(share: PathShare) -> tuple[int, str]:
 def _waits(evidence: Evidence) -> tuple[RankWait, ...]:
     """Waits by who waits, for whom, and in what; longest first."""
     totals: dict[tuple[int, int, str], int] = {}
-    for waiting in range(evidence.job.rank_count):
-        for wait in find_exposed_waits(evidence.history, waiting, evidence.window):
-            late = evidence.history.last_member(wait.at).rank
-            label = merge_numbers(evidence.job.label_of(waiting, wait.at.task))
-            key = (waiting, late, label)
-            totals[key] = totals.get(key, 0) + wait.duration_ns
+    for waiting, found in enumerate(evidence.history.by_rank(sum_waits, evidence.window)):
+        labels = evidence.job.program_of(waiting).label if found else ()
+        for (task, late), waited_ns in found.items():
+            key = (waiting, late, merge_numbers(evidence.job.labels[int(labels[task])]))
+            totals[key] = totals.get(key, 0) + waited_ns
     waits = [
         RankWait(
             waiting_ranks=evidence.class_ranks[waiting],
@@ -202,7 +204,7 @@ def _provenance(priced: PricedJob, steps: Sequence[PathStep]) -> dict[Provenance
     """Share of the critical path by how its durations are known, best first."""
     totals = dict.fromkeys(Provenance, 0)
     for step in steps:
-        row = int(priced.durations.rank_offset[step.at.rank]) + step.at.task
+        row = priced.durations.row_of(priced.job, step.at.rank, step.at.task)
         totals[Provenance(int(priced.provenance[row]))] += step.to_ns - step.from_ns
     whole_ns = max(sum(totals.values()), 1)
     return {kind: total_ns / whole_ns for kind, total_ns in totals.items() if total_ns}

@@ -6,14 +6,14 @@ of the costs keeps them alike, and folding stays exact for the interval.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.folding import fold
+from perfmodel.engine.folding import Folded, fold
 from perfmodel.engine.layout import Int64s
-from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.durations import OpDurations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,14 +26,22 @@ class FoldedCosts:
 
 def fold_costs(priced: PricedJob) -> FoldedCosts:
     """Fold the ranks of *priced* that are alike in all samples of their costs."""
-    folded = fold(priced.job, DurationTable(_signatures(priced), priced.durations.rank_offset))
-    rows, offsets = _kept_rows(priced, folded.representative.tolist())
+    folded = fold(priced.job, replace(priced.durations, values_ns=_signatures(priced)))
     order = np.argsort(folded.class_of_rank, kind="stable")
     bounds = np.cumsum(folded.class_size)[:-1]
     return FoldedCosts(
-        priced=priced.take(rows, offsets, job=folded.job),
+        priced=_of_classes(priced, folded),
         class_ranks=tuple(tuple(ranks.tolist()) for ranks in np.split(order, bounds)),
     )
+
+
+def _of_classes(priced: PricedJob, folded: Folded) -> PricedJob:
+    """The prices of the ranks that stand for others."""
+    if isinstance(priced.durations, OpDurations):
+        durations = priced.durations.of_ranks(folded.representative)
+        return replace(priced, job=folded.job, durations=durations)
+    rows, offsets = _kept_rows(priced, folded.representative.tolist())
+    return priced.take(rows, offsets, job=folded.job)
 
 
 def _signatures(priced: PricedJob) -> Int64s:

@@ -99,6 +99,8 @@ class _Losses:
 
 def settle_interference(replay: Replayer, folded: FoldedCosts) -> SettledCosts:
     """Replay *folded* until the slow-down of what overlaps stands still."""
+    if not (folded.priced.slowdowns.of or folded.priced.link_use.any()):
+        return leave_out(folded)
     board = build_board(folded.priced)
     sharing = _sharing_ranks(board)
     if not len(board.calls.task) or not (len(board.lanes.first) or len(sharing)):

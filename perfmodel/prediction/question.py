@@ -7,7 +7,7 @@ askers is said in `Asked`, never in another pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.memory import MemoryPart, RankMemory
+from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import NO_ORIGIN, Int64s
 from perfmodel.prediction.placing import PlacementFiles, place_workload
 from perfmodel.prediction.scenario import (
@@ -140,6 +141,7 @@ class Question:
     durations. *known* are the prices of the job before a what-if changed it:
     what it left alone keeps its price. A recording has *notes* and a *score*.
     With a *continuation* the job is a smaller one, see `perfmodel.workloads.jobs`.
+    *ends* are the job as fast and as slow as it could be, where a change left that open.
     """
 
     job: JobGraph
@@ -155,16 +157,17 @@ class Question:
     known: PricedJob | None = None
     work: IterationWork | None = None
     scenario: Scenario | JobScenario | None = None
+    ends: tuple[JobGraph, JobGraph] | None = None
 
     def changed_to(self, job: JobGraph) -> Question:
         """The same question about a changed *job*."""
-        return replace(self, job=job, memory_of_rank=(), work=None)
+        return replace(self, job=job, memory_of_rank=(), work=None, ends=None)
 
 
-def build_question(scenario: Scenario | JobScenario) -> Question:
-    """Load what *scenario* names and build its job."""
+def build_question(scenario: Scenario | JobScenario, *, is_dealt: bool = False) -> Question:
+    """Load what *scenario* names and build its job; see `job_question` for what *is_dealt*."""
     if isinstance(scenario, JobScenario):
-        return job_question(scenario)
+        return job_question(scenario, is_dealt=is_dealt)
     topology = load_topology(scenario.topology, calibrations=scenario.calibration)
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
     files = PlacementFiles(scenario.tables, scenario.indices, scenario.plan)
@@ -217,22 +220,56 @@ def _about_peers(cluster: Cluster) -> tuple[str, ...]:
     return (UNKNOWN_PEERS,) if wiring_of(members, cluster).is_peer_assumed else ()
 
 
-def job_question(scenario: JobScenario) -> Question:
+def job_question(scenario: JobScenario, *, is_dealt: bool = False) -> Question:
     """The question about the job in the folder that *scenario* names.
 
-    What a job that brings its durations along would not heed is refused.
+    One that brings its durations along is moved to the machine that is named. What it
+    would not heed is refused. Of a large one that *is_dealt* to workers, and not moved, only
+    the outline is read here.
     """
+    question = open_job(scenario, is_dealt=is_dealt and scenario.topology is None)
+    if question.cluster is not None:
+        return question
+    _check_stated(scenario, _why_stated(question), {"--calibration": scenario.calibration})
+    if scenario.topology is None:
+        return question
+    # What-ifs are imported where there is one.
+    from perfmodel.prediction.moving import move_question
+
+    return move_question(question, scenario)
+
+
+def replay_question(scenario: JobScenario) -> Question:
+    """The same where the job is to be replayed as it is: no machine beside stated durations."""
     question = open_job(scenario)
     if question.cluster is None:
-        why = "was recorded" if question.notes is not None else "states all its durations"
-        _check_stated(scenario, why)
+        given = {"--topology": scenario.topology, "--calibration": scenario.calibration}
+        _check_stated(scenario, _why_stated(question), given)
     return question
 
 
-def open_job(scenario: JobScenario) -> Question:
+def _why_stated(question: Question) -> str:
+    return "was recorded" if question.notes is not None else "states all its durations"
+
+
+MOST_NEAR_TASKS = 16_000_000
+"""A larger job that states its durations is read by the workers that it is dealt to, not here."""
+
+
+def _read_job(folder: Path, *, is_dealt: bool) -> JobGraph:
+    from perfmodel.graph import storage
+
+    if is_dealt:
+        outline = storage.open_job(folder)
+        is_stated = all(isinstance(op, Fixed) for op in outline.ops)
+        if is_stated and outline.task_count > MOST_NEAR_TASKS:
+            return outline
+    return storage.load_job(folder)
+
+
+def open_job(scenario: JobScenario, *, is_dealt: bool = False) -> Question:
     """The same for a what-if: a machine beside stated durations prices the changes alone."""
     # Readers of jobs and what changes them are imported where there is a job.
-    from perfmodel.graph.storage import load_job
     from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
     from perfmodel.whatif.compiling import Compile
     from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
@@ -246,7 +283,7 @@ def open_job(scenario: JobScenario) -> Question:
             )
         question = recording_question(load_recorded_job(folder), asked)
         return replace(question, scenario=scenario)
-    job = load_job(folder)
+    job = _read_job(folder, is_dealt=is_dealt)
     question = Question(
         job=job,
         asked=asked,
@@ -327,25 +364,18 @@ def _stated_memory(job: JobGraph) -> list[RankMemory]:
     ]
 
 
-def _check_stated(scenario: JobScenario, why: str) -> None:
-    """Refuse a machine, or to leave out interference, for a job that brings its durations along."""
+def _check_stated(scenario: JobScenario, why: str, given: Mapping[str, object]) -> None:
+    """Refuse what is *given*, or to leave out interference, for a job with stated durations."""
     if scenario.interference is Interference.LEFT_OUT:
         raise ScenarioError(
             f"{scenario.job}: {why}, and its durations hold what overlaps cost, so "
             "--no-interference would change nothing. Ask without it."
         )
-    given = {
-        "--topology": scenario.topology,
-        "--hosts": scenario.hosts,
-        "--stack": scenario.stack,
-        "--calibration": " ".join(scenario.calibration) or None,
-    }
     for option, value in given.items():
-        if value is not None:
+        if value:
             raise ScenarioError(
-                f"{scenario.job}: {why}, so {option} {value} would change nothing. Ask "
-                "without it, or for another machine with `perfmodel whatif JOB --apply machine`; "
-                "`perfmodel whatif --list` shows its parameters."
+                f"{scenario.job}: {why}, so {option} would change nothing. Ask without it, or for "
+                "another machine with `perfmodel predict --job JOB --topology NAME`."
             )
 
 

@@ -45,6 +45,16 @@ def overrides_of(changes: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def take_as_meant(question: Any, *plurals: str) -> None:
+    """Let a mapping stand for the overrides of *question*, and one value for some of *plurals*."""
+    if isinstance(question.overrides, Mapping):
+        object.__setattr__(question, "overrides", overrides_of(question.overrides))
+    for name in ("overrides", "calibration", *plurals):
+        value = getattr(question, name)
+        if isinstance(value, str | int):
+            object.__setattr__(question, name, (value,))
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A workload on a cluster under a software stack.
@@ -74,10 +84,7 @@ class Scenario:
     calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.calibration, str):
-            object.__setattr__(self, "calibration", (self.calibration,))
-        if isinstance(self.overrides, Mapping):
-            object.__setattr__(self, "overrides", overrides_of(self.overrides))
+        take_as_meant(self)
         _check_at_least(1, "hosts", self.hosts)
         if self.ranks_per_host is not None:
             _check_at_least(1, "ranks per host", self.ranks_per_host)
@@ -90,7 +97,9 @@ class JobScenario:
 
     *topology*, *hosts* and *stack* are for jobs made of shapes, which have to be
     priced: *hosts* of None takes as many as the ranks fill, *stack* of None the
-    one that the job names, or the default. A recording brings its durations along.
+    one that the job names, or the default. A recording brings its durations along: a
+    *topology* moves it there from the machine that it *was* made on, or that its GPUs tell;
+    with *force* also where it replays itself badly or little of it can be worked out anew.
     *calibration* names files of constants that were measured on the machine.
     """
 
@@ -103,13 +112,15 @@ class JobScenario:
     samples: int = DEFAULT_SAMPLES
     interference: Interference = Interference.COUNTED
     calibration: tuple[str, ...] = ()
+    was: str | None = None
+    force: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.calibration, str):
             object.__setattr__(self, "calibration", (self.calibration,))
         if self.hosts is not None:
             _check_at_least(1, "hosts", self.hosts)
-        about_machine = {"hosts": self.hosts, "stack": self.stack}
+        about_machine = {"hosts": self.hosts, "stack": self.stack, "was": self.was}
         about_machine["calibration"] = " ".join(self.calibration) or None
         for option, value in about_machine.items():
             if value is not None and self.topology is None:

@@ -25,6 +25,7 @@ from perfmodel.prediction.scenario import (
 
 _FILES = ("tables", "indices", "plan", "job", "calibration")
 _NUMBERS = ("hosts", "ranks_per_host", "seed", "samples")
+_FLAGS = ("force",)
 _WORDS: Mapping[str, type[Enum]] = {"mode": Mode, "interference": Interference}
 _REMARKS = ("name", "description")
 
@@ -70,9 +71,11 @@ def _read(key: str, value: Any, path: Path, faults: FaultList) -> Any:
             faults.add(key, f"must be one of {', '.join(words)}, got {value!r}")
             return None
         return words[value]
-    if key in _NUMBERS:
-        if isinstance(value, bool) or not isinstance(value, int):
-            faults.add(key, f"must be a whole number, got {value!r}")
+    if key in (*_NUMBERS, *_FLAGS):
+        kind, rule = (int, "a whole number") if key in _NUMBERS else (bool, "true or false")
+        # Python counts True as a number.
+        if type(value) is not kind:
+            faults.add(key, f"must be {rule}, got {value!r}")
         return value
     if key == "calibration":
         files = value if isinstance(value, list) else [value]

@@ -44,6 +44,15 @@ def find_exposed_waits(history: History, rank: int, window: Window) -> list[Expo
     return found
 
 
+def sum_waits(history: History, rank: int, window: Window) -> dict[tuple[int, int], int]:
+    """How long *rank* was held up, by its task and the rank that came last."""
+    totals: dict[tuple[int, int], int] = {}
+    for wait in find_exposed_waits(history, rank, window):
+        key = (wait.at.task, history.last_member(wait.at).rank)
+        totals[key] = totals.get(key, 0) + wait.duration_ns
+    return totals
+
+
 def _take(covered: list[tuple[int, int]], from_ns: int, to_ns: int) -> list[tuple[int, int]]:
     """The parts of a span that *covered* (in order, apart) left free; they are covered now.
 
@@ -88,7 +97,7 @@ class _IdleTime:
 
 
 def _busy_spans(history: History, rank: int, window: Window) -> Int64s:
-    program = history.job.program_of(rank)
+    program = history.program_of(rank)
     is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)
     chosen: NDArray[np.bool_] = is_device[program.task_lanes()]
     parts = [

@@ -25,6 +25,7 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import Anchor, Int64s, Program
 from perfmodel.recordings.rank_view import RankView
+from perfmodel.recordings.turns import allocations_by_host
 
 # While blocks of a kernel still wait for a place, no block of another stream
 # gets one: a kernel of several waves holds back other streams until its last.
@@ -100,7 +101,8 @@ def _resident_blocks(geometry: dict[str, Any], device: dict[str, Any], threads: 
     return max(min(limits), 1)
 
 
-MAX_ROUNDS = 8
+MAX_ROUNDS = 16
+_SETTLED_NS = 1_000
 # Enough to tell whether a stream is exempt: three waits of 30 us that did not happen.
 _TELLING_WAIT_NS = 30_000
 _TELLING_COUNT = 3
@@ -110,12 +112,13 @@ _EXEMPT_RATIO = 0.6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldReplay:
-    """When every task started and ended, and whether the hold-backs had settled."""
+    """When every task started and ended, how long it took, and whether all that had settled."""
 
     start_ns: Int64s
     end_ns: Int64s
     graph: JobGraph
     replay: Replay
+    durations: DurationTable
     rounds: int
     unsettled: int
     moved_ns: int
@@ -161,28 +164,44 @@ def replay_held(
     *,
     replayer: Replayer = replay_in_process,
 ) -> HeldReplay:
-    """Replay one pass of *graph* with kernels holding back others as *rule* says."""
-    played = replayer(graph, durations, 1)
-    lengths_ns = np.concatenate(
+    """Replay one pass of *graph* with kernels holding back others as *rule* says.
+
+    Allocations that meet on a host take turns.
+    """
+    own_ns = np.concatenate(
         [durations.of_rank(graph, rank)[:, 0] for rank in range(graph.rank_count)]
     )
-    end_ns = played.last.end_ns[:, 0]
+    allocations = allocations_by_host(graph)
+    lengths_ns, held = own_ns, graph
     empty = np.empty(0, dtype=np.int64)
     holds = [_Holds(empty, empty, empty)] * graph.rank_count
-    held = graph
+    played = replayer(graph, durations, 1)
+    end_ns = played.last.end_ns[:, 0]
     rounds, unsettled, moved_ns = 1, 0, 0
-    while rounds < MAX_ROUNDS and (rule.ratio > 0).any():
-        found = _find_all_holds(graph, end_ns - lengths_ns, end_ns, rule)
+    while rounds < MAX_ROUNDS and ((rule.ratio > 0).any() or allocations):
+        start_ns = end_ns - lengths_ns
+        found = _find_all_holds(graph, start_ns, end_ns, rule)
+        turned_ns = own_ns.copy()
+        for calls in allocations:
+            turned_ns[calls.rows] = calls.shared_ns(start_ns, end_ns, own_ns)
         unsettled = sum(new.differs_from(old) for new, old in zip(found, holds, strict=True))
+        unsettled += int((np.abs(turned_ns - lengths_ns) > _SETTLED_NS).sum())
         if not unsettled:
             break
-        holds, before_ns = found, int(end_ns.max())
-        held = _with_holds(graph, holds)
+        holds, lengths_ns, before_ns = found, turned_ns, int(end_ns.max())
+        held, durations = _with_holds(graph, holds), _table_of(graph, lengths_ns)
         played = replayer(held, durations, 1)
         end_ns = played.last.end_ns[:, 0]
         moved_ns = int(end_ns.max()) - before_ns
         rounds += 1
-    return HeldReplay(end_ns - lengths_ns, end_ns, held, played, rounds, unsettled, moved_ns)
+    start_ns = end_ns - lengths_ns
+    return HeldReplay(start_ns, end_ns, held, played, durations, rounds, unsettled, moved_ns)
+
+
+def _table_of(graph: JobGraph, lengths_ns: Int64s) -> DurationTable:
+    """One row a rank, as `_with_holds` gives each a program of its own."""
+    firsts = np.concatenate([[0], np.cumsum(graph.task_counts())])[:-1]
+    return DurationTable(np.ascontiguousarray(lengths_ns[:, None]), firsts.astype(np.int64))
 
 
 def _find_all_holds(

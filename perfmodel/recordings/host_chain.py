@@ -15,6 +15,7 @@ import numpy as np
 
 from perfmodel.recordings.calls import CallKind
 from perfmodel.recordings.rank_view import RankView
+from perfmodel.recordings.turns import ALLOCATION
 from perfmodel.recordings.waits import Awaited, WaitFinder
 from perfmodel.recordings.work_of_rows import NO_OPERATOR, innermost_operators
 
@@ -35,7 +36,7 @@ class StepKind(Enum):
     WORK = "host work"
     LAUNCH = "launch"
     WAIT = "wait"
-    ALLOCATION = "allocation"
+    ALLOCATION = ALLOCATION
     CALL = "call"
 
 

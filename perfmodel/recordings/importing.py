@@ -45,6 +45,7 @@ from perfmodel.recordings.steps import (
     step_ends,
 )
 from perfmodel.recordings.stream_edges import find_stream_edges
+from perfmodel.recordings.turns import alone_ns, host_of
 from traces.job_trace import JobTrace
 from traces.trace import Category
 
@@ -68,11 +69,12 @@ def import_job(traces: JobTrace) -> RecordedJob:
         RankFindings(view, build_host_chain(view), find_stream_edges(view), of_rank, executed=rows)
         for view, of_rank, rows in zip(views, calls, linked, strict=True)
     ]
+    findings = _with_turns(findings, _gpus_per_host(traces))
     _add_members(findings, views, groups)
     groups = tuple(_estimated_sizes(views, group) for group in groups)
     _add_arrivals(findings)
     faults = (*_job_faults(findings), *(fault for fault in impossible if fault))
-    built = _build(traces.name, findings, groups, offsets_ns, faults)
+    built = _build(_facts(traces, findings), findings, groups, offsets_ns, faults)
     return replace(built, report=replace(built.report, missing=_missing(traces)))
 
 
@@ -129,8 +131,47 @@ def _add_arrivals(findings: Sequence[RankFindings]) -> None:
         of_rank.arrivals.update(find_arrivals(of_rank.view, alone))
 
 
+def _with_turns(findings: Sequence[RankFindings], gpus_per_host: int) -> list[RankFindings]:
+    """The same with allocations as long as they are alone, see `turns`."""
+    steps = [list(of_rank.chain.steps) for of_rank in findings]
+    places: dict[int, list[tuple[int, int]]] = {}
+    for rank, of_rank in enumerate(steps):
+        for number, step in enumerate(of_rank):
+            if step.kind is StepKind.ALLOCATION:
+                places.setdefault(host_of(rank, gpus_per_host), []).append((rank, number))
+    for of_host in places.values():
+        ends = np.array([steps[rank][number].end_ns for rank, number in of_host])
+        floors = np.array([steps[rank][number].duration_ns for rank, number in of_host])
+        own_ns = alone_ns(ends - floors, ends).tolist()
+        for (rank, number), length_ns in zip(of_host, own_ns, strict=True):
+            steps[rank][number] = replace(steps[rank][number], duration_ns=length_ns)
+    return [
+        replace(of_rank, chain=replace(of_rank.chain, steps=tuple(changed)))
+        for of_rank, changed in zip(findings, steps, strict=True)
+    ]
+
+
+def _gpus_per_host(traces: JobTrace) -> int:
+    """How many GPUs the processes see; 0 where none is named."""
+    named = [one for one in traces.ranks[0].devices if one.get("name")]
+    # A process that was shown one GPU says nothing about its host.
+    return len(named) if len(named) != 1 else max(traces.world_size, len(traces.ranks))
+
+
+def _facts(traces: JobTrace, findings: Sequence[RankFindings]) -> JobFacts:
+    """What the recording says about itself, and about the machine that it was made on."""
+    named = [str(one["name"]) for one in traces.ranks[0].devices if one.get("name")]
+    return JobFacts(
+        traces.name,
+        source="recorded traces",
+        assumptions=_assumptions(findings),
+        device=named[0] if named else "",
+        gpus_per_host=_gpus_per_host(traces),
+    )
+
+
 def _build(
-    name: str,
+    facts: JobFacts,
     findings: Sequence[RankFindings],
     groups: Sequence[MatchedGroup],
     offsets_ns: Sequence[int],
@@ -155,7 +196,6 @@ def _build(
         recorded_starts=_sum_counts([program.recorded_starts for program in programs]),
         faults=faults,
     )
-    facts = JobFacts(name, source="recorded traces", assumptions=_assumptions(findings))
     return RecordedJob(
         graph=job.build(facts),
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
@@ -315,6 +355,8 @@ def _assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
         "kernels of several waves hold back other streams until their last wave",
         "an allocation waits for the device only where all launched work had ended by its return",
     ]
+    if sum(any(s.kind is StepKind.ALLOCATION for s in one.chain.steps) for one in findings) > 1:
+        sentences.append("allocations at the same time on several GPUs of a host share its driver")
     sentences.extend(_about_waits(findings))
     arrivals = sum(len(of_rank.arrivals) for of_rank in findings)
     if arrivals:

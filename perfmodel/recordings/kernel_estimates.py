@@ -13,16 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.units import NS_PER_S
 from perfmodel.graph.ops import Gemm, MemoryBound, Work
-from topologies import Device
+from topologies import Device, find_device, load_device
 from topologies.device import Architecture
-from topologies.device_file import list_devices, load_device
 
 _REACHED_RATIO = 0.7
 """What kernels of a training job reach of the datasheet's rates, roughly."""
@@ -181,28 +179,7 @@ _SPREAD = (
 )
 
 
-def device_of_names(names: Sequence[str]) -> Device | None:
-    """The GPU of the catalog that the first of *names* means, as drivers write them."""
-    name = next((name for name in names if name), "")
-    return _matching(name) if name else None
-
-
 def estimating_device(names: Sequence[str]) -> Device:
     """The GPU whose rates turn durations into amounts; a common one where none is known."""
-    return device_of_names(names) or load_device(_UNKNOWN_DEVICE)
-
-
-@cache
-def _matching(name: str) -> Device | None:
-    """The one whose model stands in *name*; drivers say PCIe and NVL, and leave out SXM."""
-    word = re.sub(r"[^a-z0-9]", "", name.lower())
-    ratings: list[tuple[int, int, int, int, str]] = []
-    for known in list_devices():
-        model, *more = known.split("_")
-        if model in ("rtx", "titan") and more:
-            model, more = model + more[0], more[1:]
-        if model in word:
-            unsaid = sum(piece in ("pcie", "nvl") and piece not in word for piece in more)
-            found = sum(piece in word for piece in more)
-            ratings.append((len(model), -unsaid, found, -len(more), known))
-    return load_device(max(ratings)[-1]) if ratings else None
+    name = next((name for name in names if name), "")
+    return (find_device(name) if name else None) or load_device(_UNKNOWN_DEVICE)

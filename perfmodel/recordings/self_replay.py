@@ -139,7 +139,7 @@ def _unexplained_ns(job: RecordedJob, held: HeldReplay) -> int:
 def _host_path_ratio(job: RecordedJob, held: HeldReplay) -> float:
     """Share of the critical path, from the first step end on, that lies on the host."""
     moments = step_moments_ns(job, held.end_ns)
-    history = History(held.graph, job.durations(), held.replay)
+    history = History(held.graph, held.durations, held.replay)
     steps = critical_path(history, from_ns=moments[0] if len(moments) > 1 else 0)
     on_host = 0
     for step in steps:

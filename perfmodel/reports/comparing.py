@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA_VERSION = 1
+SAME = 0.01
+"""Times closer than this are told as equal."""
 _SHORT = {
     Part.COMPUTE: "compute",
     Part.EXPOSED_COMMUNICATION: "comm.",
@@ -182,6 +184,8 @@ def describe_fastest(comparison: Comparison) -> str:
         return f"Only {best.name} has an answer: {time}."
     slowest = max(entry.prediction.iteration_ns for entry in others if entry.prediction)
     factor = slowest / max(best.prediction.iteration_ns, 1)
+    if factor < 1 + SAME:
+        return f"All take {time}, to {100 * SAME:g} %.{_most_done(comparison)}"
     memory = best.prediction.memory
     fits = "" if memory is None or memory.fits else ", and does not fit in memory"
     shortest = (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfmodel.base.dtypes import BITS_PER_BYTE, DType
+from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration
 from perfmodel.costs.attention.model import AttentionModel
@@ -76,7 +78,7 @@ class KernelAnswer:
         ]
 
 
-def gemm_question(op: Gemm) -> KernelQuestion:
+def _gemm(op: Gemm) -> KernelQuestion:
     """How long a product takes."""
     operands = op.dtype.bytes_of(op.batch * (op.m * op.k + op.n * op.k))
     # Operands narrower than half precision still give out half precision.
@@ -104,7 +106,7 @@ def _gemm_steps(op: Gemm) -> str:
     )
 
 
-def attention_question(op: Attention) -> KernelQuestion:
+def _attention(op: Attention) -> KernelQuestion:
     """How long attention takes; a causal mask halves the useful work."""
     pairs = op.batch * op.heads * op.query_length * op.key_length
     products = 10.0 if op.direction is Pass.BACKWARD else 4.0
@@ -119,7 +121,7 @@ def attention_question(op: Attention) -> KernelQuestion:
     )
 
 
-def memory_question(op: MemoryBound) -> KernelQuestion:
+def _memory(op: MemoryBound) -> KernelQuestion:
     """How long a kernel bound by its traffic takes."""
     return KernelQuestion(
         op=op,
@@ -130,7 +132,7 @@ def memory_question(op: MemoryBound) -> KernelQuestion:
     )
 
 
-def embedding_question(op: EmbeddingOp) -> KernelQuestion:
+def _embedding(op: EmbeddingOp) -> KernelQuestion:
     """How long a lookup, or its update, takes; rows that are drawn again need not be moved."""
     lookup = op.lookup
     table = lookup.tables[0]
@@ -151,8 +153,21 @@ def embedding_question(op: EmbeddingOp) -> KernelQuestion:
     )
 
 
-def answer_question(question: KernelQuestion, device: Device, stack: SoftwareStack) -> KernelAnswer:
-    """Price the op of *question* on *device* under *stack*."""
+_QUESTIONS: dict[type, Callable[[Any], KernelQuestion]] = {
+    Gemm: _gemm,
+    Attention: _attention,
+    MemoryBound: _memory,
+    EmbeddingOp: _embedding,
+}
+"""What useful work is, by kind of kernel."""
+
+
+def answer_op(op: Op, device: Device, stack: SoftwareStack) -> KernelAnswer:
+    """Price *op* on *device* under *stack*."""
+    if type(op) not in _QUESTIONS:
+        known = ", ".join(kind.__name__ for kind in _QUESTIONS)
+        raise InputError(f"kernel: must be a {known}, got a {type(op).__name__}.")
+    question = _QUESTIONS[type(op)](op)
     estimate = price_ops([question.op], device=device, stack=stack)
     duration_ns = float(estimate.duration_ns[0])
     per_s = NS_PER_S / duration_ns

@@ -184,7 +184,7 @@ def iter_touched(whatif: WhatIf) -> Iterable[str]:
 
 def _change(before: Prediction, after: Prediction) -> str:
     if before.iteration_ns == after.iteration_ns:
-        return "no change"
+        return "no change: what was touched is not on the path that decides"
     factor = before.iteration_ns / max(after.iteration_ns, 1)
     return f"{change_pct(before, after):+.1f} % ({factor:.3g} times as fast)"
 

@@ -349,9 +349,9 @@ class _Reader:
             if not isinstance(entry, dict) or set(entry) != set(keys):
                 self._faults.add(place, f"must state {', '.join(keys)}, got {quote(entry)}")
                 continue
-            rows, sources, hosts = (int(self._number(place, entry[key])) for key in keys[:3])
+            counts = {key: int(self._number(place, entry[key], least=1)) for key in keys[:3]}
             spread = self._number(place, entry["spread"])
-            result[architecture] = Evidence(rows, sources, hosts, spread)
+            result[architecture] = Evidence(**counts, spread=spread)
         return result
 
     def _host(self) -> HostTimes | None:

@@ -17,6 +17,7 @@ from topologies import (
     Topology,
     build_cluster,
     list_catalog,
+    list_devices,
     load_device,
     load_topology,
 )
@@ -60,19 +61,32 @@ def build_machine(row: RunRow, *, calibration: tuple[str, ...] = ()) -> RunMachi
 def _topology(row: RunRow, sentences: list[str]) -> Topology:
     if not row.text("device"):
         raise WorkloadError("the GPU is not stated")
-    device = load_device(row.text("device"))
-    name = row.text("machine")
+    device, name = row.text("device"), row.text("machine")
     if not name:
-        name = _machine_with(device, row.count("nvlink_domain"))
+        name = _machine_with(load_device(device), row.count("nvlink_domain"))
         sentences.append(_UNSTATED.format(name))
-    topology = load_topology(name)
-    power_w = row.number("power_w")
+    # Rows of one machine share its object, and with it what was worked out of its wiring. A file
+    # of somebody's own may change from one table to the next.
+    is_ours = name in list_catalog() and device in list_devices()
+    find = _find_ours if is_ours else _find_topology
+    topology, said = find(name, device, row.number("power_w"))
+    sentences += said
+    return topology
+
+
+def _find_topology(
+    name: str, device_name: str, power_w: float | None
+) -> tuple[Topology, tuple[str, ...]]:
+    """The machine *name* with such GPUs under a power limit, and what is said about it."""
+    topology, device = load_topology(name), load_device(device_name)
+    said: tuple[str, ...] = ()
     if power_w is not None and power_w != device.power_w:
-        sentences.append(
-            f"A power limit of {power_w:g} W is stated, {device.power_w:g} W are the board's."
-        )
+        said = (f"A power limit of {power_w:g} W is stated, {device.power_w:g} W are the board's.",)
         device = replace(device, power_w=power_w)
-    return topology if device == topology.device else replace(topology, device=device)
+    return topology if device == topology.device else replace(topology, device=device), said
+
+
+_find_ours = lru_cache(maxsize=256)(_find_topology)
 
 
 def _machine_with(device: Device, domain: int | None) -> str:

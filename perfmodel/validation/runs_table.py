@@ -6,8 +6,6 @@ empty cell means "not stated", never zero. A cell that cannot be read is a fault
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +14,7 @@ from typing import Any
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import MeasurementError, WorkloadError
-from perfmodel.base.reading import quote, read_packed_text
+from perfmodel.base.reading import iter_lines, quote, read_packed_text
 from perfmodel.stacks.stack import Family
 
 MAX_TABLE_BYTES = 256 * 2**20
@@ -195,12 +193,9 @@ def find_core_tables() -> list[Path]:
 
 def load_runs(path: Path) -> RunTable:
     """The table in *path*, a CSV file that may be compressed with gzip."""
-    reader = csv.DictReader(io.StringIO(read_packed_text(path, MeasurementError, MAX_TABLE_BYTES)))
-    try:
-        names = tuple(reader.fieldnames or ())
-        raw_rows = list(reader)
-    except csv.Error as fault:
-        raise MeasurementError(f"{path}: cannot be read as a table ({fault}).") from None
+    text = read_packed_text(path, MeasurementError, MAX_TABLE_BYTES)
+    lines = iter_lines(text, document=str(path), error_type=MeasurementError)
+    names = next(lines, [])
     family = Family.DLRM if _DLRM_COLUMN in names else Family.TRANSFORMER
     missing = [name for name in required_columns(family) if name not in names]
     if missing:
@@ -208,24 +203,24 @@ def load_runs(path: Path) -> RunTable:
             f"{path}: a table of {family.value} runs must have the columns "
             f"{', '.join(required_columns(family))}; missing: {', '.join(missing)}."
         )
-    rows = tuple(_iter_rows(raw_rows, family))
+    rows = tuple(_iter_rows(names, lines, family))
     if not rows:
         raise MeasurementError(f"{path}: must hold at least one row, has only a heading.")
     return RunTable(family, rows)
 
 
-def _iter_rows(rows: Iterable[dict[str | Any, str | Any]], family: Family) -> Iterator[RunRow]:
+def _iter_rows(
+    names: Sequence[str], lines: Iterable[Sequence[str]], family: Family
+) -> Iterator[RunRow]:
     columns = columns_of(family)
     seen: set[str | int] = set()
-    for number, raw in enumerate(rows):
+    for number, line in enumerate(lines):
         cells = {
-            name: value.strip()
-            for name, value in raw.items()
-            if name in columns and isinstance(value, str)
+            name: cell.strip() for name, cell in zip(names, line, strict=False) if name in columns
         }
         name = cells.get("id") or number
         faults = _faults(cells, columns)
-        if None in raw or None in raw.values():
+        if len(line) != len(names):
             faults.append("it must have as many cells as the heading; it has more or fewer")
         if name in seen:
             faults.append("its id must be its own, but another row has it too")

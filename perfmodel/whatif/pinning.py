@@ -17,10 +17,11 @@ from perfmodel.costs.estimates import Bound, CodeColumn
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
-from perfmodel.graph.durations import DurationTable, build_shared_durations
+from perfmodel.graph.durations import DurationTable, OpDurations, build_shared_durations
 from perfmodel.graph.job import JobGraph, Origin
 from perfmodel.graph.ops import Fixed, Op
 from perfmodel.graph.program import NO_ORIGIN, Program
+from perfmodel.graph.stored_programs import StoredPrograms
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.whatif.job_draft import JobDraft
@@ -62,6 +63,8 @@ def _build(
 
 def is_pinned(job: JobGraph) -> bool:
     """Whether every task of *job* states its duration."""
+    if all(isinstance(op, Fixed) for op in job.ops):
+        return True
     used = {int(op) for program in job.programs for op in np.unique(program.op)}
     return all(isinstance(job.ops[op], Fixed) for op in used)
 
@@ -138,26 +141,42 @@ def stated_prices(job: JobGraph, known: PricedJob | None = None) -> PricedJob:
     Tasks that *known* has by their origin keep their family and its doubt, and
     those that still state what it says keep the price before it was rounded.
     """
+    if known is None and isinstance(job.programs, StoredPrograms):
+        return _stated_by_op(job)
     durations = stated_durations(job)
-    count = len(durations.values_ns)
-    provenance = np.array(
-        [op.provenance if isinstance(op, Fixed) else 0 for op in job.ops], dtype=np.int8
-    )
     # One row a program, in the order in which ranks first run them.
     programs = [job.programs[place] for place in dict.fromkeys(job.rank_program.tolist())]
-    plain = PricedJob(
+    ops = np.concatenate([program.op for program in programs])
+    plain = _without_doubt(job, durations, _stated_provenance(job)[ops])
+    if known is None:
+        return plain
+    return _recall(plain, known, np.concatenate([program.origin for program in programs]))
+
+
+def _stated_by_op(job: JobGraph) -> PricedJob:
+    """The same for a job whose tasks nobody here reads: prices by op."""
+    values_ns = np.array([duration_of(op) for op in job.ops], dtype=np.int64)[:, np.newaxis]
+    durations = OpDurations(values_ns, job.rank_program.astype(np.int64))
+    return _without_doubt(job, durations, _stated_provenance(job))
+
+
+def _stated_provenance(job: JobGraph) -> CodeColumn:
+    known = [op.provenance if isinstance(op, Fixed) else 0 for op in job.ops]
+    return np.array(known, dtype=np.int8)
+
+
+def _without_doubt(job: JobGraph, durations: DurationTable, provenance: CodeColumn) -> PricedJob:
+    count = len(durations.values_ns)
+    return PricedJob(
         job=job,
         durations=durations,
         float_ns=durations.values_ns[:, 0].astype(np.float64),
         relative_sigma=np.zeros(count),
-        provenance=provenance[np.concatenate([program.op for program in programs])],
+        provenance=provenance,
         family=np.full(count, FAMILIES.index("fixed"), dtype=np.int8),
         bound=np.full(count, Bound.UNKNOWN, dtype=np.int8),
         link_use=np.zeros((count, 2)),
     )
-    if known is None:
-        return plain
-    return _recall(plain, known, np.concatenate([program.origin for program in programs]))
 
 
 def _recall(plain: PricedJob, known: PricedJob, origins: NDArray[np.int32]) -> PricedJob:

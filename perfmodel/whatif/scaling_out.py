@@ -8,14 +8,16 @@ from enum import Enum
 import numpy as np
 
 from perfmodel.base.errors import ScenarioError
+from perfmodel.base.units import format_duration
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, HostSpan, HostWork, Op, Work
+from perfmodel.graph.ops import Communication, Fixed, HostPart, HostSpan, HostWork, Op, Work
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.durations import check_factor
 from perfmodel.whatif.job_draft import Ranks, change_ops, retime
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, pin_job
 from perfmodel.whatif.recosting import Effort, OnMachine, Recosted, count_recosted, price_ns
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of, lane_mask
+from topologies import cpu_speed, load_topology
 
 
 class Doubt(Enum):
@@ -28,11 +30,34 @@ class Doubt(Enum):
 
 COUNTED_DOUBT = 1.15
 ESTIMATED_DOUBT = 1.35
+HOST_DOUBT = 1.25
+UNKNOWN_HOST_DOUBT = 1.5
 """By how much a ratio between two machines may be off either way, in nine of ten tasks.
 
 Kernels of a device that was left out are predicted 7 to 12 % off, whose ratio to a known one is no
-better; what a kernel moved is known from its time alone where the work is estimated.
+better; what a kernel moved is known from its time alone where the work is estimated. Threads are
+compared by clock and work per clock; hosts of the catalog differ by 1.7 times.
 """
+
+DOUBT = (
+    "The interval reaches from all ratios between the machines "
+    f"{COUNTED_DOUBT - 1:.0%} too long to {COUNTED_DOUBT - 1:.0%} too short, "
+    f"{ESTIMATED_DOUBT - 1:.0%} where the work was estimated from recorded times, and "
+    f"{HOST_DOUBT - 1:.0%} for hosts ({UNKNOWN_HOST_DOUBT - 1:.0%} where their CPUs are not known)."
+)
+
+
+PAUSE_NS = 5_000_000
+"""Host work that launches nothing for so long is a thread that sleeps, or waits for data."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HostRatio:
+    """How many times as long host times take, how far off that may be, and why."""
+
+    ratio: float
+    doubt: float
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +65,8 @@ class ChangeMachine:
     """The job runs on the machine *topology* instead of *was*.
 
     With *was*, durations are scaled by the ratio of two predictions; without,
-    they are predicted anew. Host times take *host* times as long.
+    they are predicted anew. Host times take *host* times as long: left out, what
+    the CPUs of both machines say.
     """
 
     topology: str
@@ -48,11 +74,12 @@ class ChangeMachine:
     hosts: int | None = None
     was_hosts: int | None = None
     stack: str = DEFAULT_STACK
-    host: float = 1.0
+    host: float | None = None
     doubt: Doubt = Doubt.NONE
 
     def __post_init__(self) -> None:
-        check_factor("host", self.host)
+        if self.host is not None:
+            check_factor("host", self.host)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -64,13 +91,33 @@ class ChangeMachine:
             how = f"Work that is known is scaled by the ratio of predictions for {self.topology} "
             how += f"and {self.was}"
             rest = "device work that is not known by the mean ratio of the rest"
+        hosts = self._host_ratio()
         return (
-            f"{how}, {rest}; host times take {self.host:g} times as long.",
+            f"{how}, {rest}; host times take {hosts.ratio:.3g} times as long{hosts.why}.",
+            (
+                f"Host threads that launch nothing for more than {format_duration(PAUSE_NS)} sleep "
+                "or wait for data: that stays as it is."
+            ),
             (
                 "The software makes the same kernels and calls there; formats that a GPU cannot "
                 "multiply run as wider ones, and collectives of a rank recorded alone are of all "
                 "GPUs of a host."
             ),
+        )
+
+    def _host_ratio(self) -> _HostRatio:
+        if self.host is not None:
+            return _HostRatio(self.host, 1.0, "")
+        if self.was is None or self.was == self.topology:
+            return _HostRatio(1.0, 1.0, "")
+        new, old = (load_topology(name).host_cpu for name in (self.topology, self.was))
+        speed, was_speed = cpu_speed(new), cpu_speed(old)
+        if speed is None or was_speed is None:
+            return _HostRatio(
+                1.0, UNKNOWN_HOST_DOUBT, ", as nobody says how fast the CPUs of both machines are"
+            )
+        return _HostRatio(
+            was_speed / speed, HOST_DOUBT, f" ({new} beside {old}, by clock and work per clock)"
         )
 
     @property
@@ -94,11 +141,18 @@ class ChangeMachine:
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
         target = PricingMachine(self.topology, self.hosts, self.stack)
-        if self.host != 1.0:
-            hosts = Selection(None, LaneWord.HOST)
-            job = change_ops(
-                job, hosts, lambda op, _: retime(op, duration_of(op) * self.host), assumptions=()
-            )
+        hosts = self._host_ratio()
+        factor = hosts.ratio * self._at_end(hosts.doubt)
+        # A pause may be work after all, so that the fastest end is that of a faster host.
+        factor_of_pauses = min(factor, 1.0) if self.doubt is Doubt.FASTEST else 1.0
+
+        def scale_host(op: Op, ranks: Ranks) -> Op:
+            del ranks
+            by = factor_of_pauses if _is_pause(op) else factor
+            return retime(op, duration_of(op) * by)
+
+        if factor != 1.0 and _has_hosts(job):
+            job = change_ops(job, Selection(None, LaneWord.HOST), scale_host, assumptions=())
         if self.was is None:
             released = change_ops(job, Selection(), _release, assumptions=self.assumptions)
             return pin_job(released, target)
@@ -129,8 +183,20 @@ class ChangeMachine:
 
     def _doubt_of(self, op: Op) -> float:
         is_counted = isinstance(op, Fixed) and op.work is not None and not op.is_estimated
-        width = COUNTED_DOUBT if is_counted else ESTIMATED_DOUBT
+        return self._at_end(COUNTED_DOUBT if is_counted else ESTIMATED_DOUBT)
+
+    def _at_end(self, width: float) -> float:
         return {Doubt.FASTEST: 1 / width, Doubt.NONE: 1.0, Doubt.SLOWEST: width}[self.doubt]
+
+
+def _is_pause(op: Op) -> bool:
+    work = op.work if isinstance(op, Fixed) else op
+    is_between = isinstance(work, HostWork) and work.part is HostPart.BETWEEN_LAUNCHES
+    return is_between and duration_of(op) > PAUSE_NS
+
+
+def _has_hosts(job: JobGraph) -> bool:
+    return any(lane_mask(program, LaneWord.HOST).any() for program in job.programs)
 
 
 class _MeanRatio:

@@ -7,7 +7,7 @@ further micro-batch adds the same time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from embeddings.plan import ShardingPlan
@@ -20,7 +20,7 @@ from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.dlrm.job import build_dlrm_job, choose_plan
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.transformer.job import build_transformer_job
+from perfmodel.workloads.transformer.job import build_shorter_jobs, build_transformer_job
 from perfmodel.workloads.transformer.layout import DEFAULT_MEMORY_BYTES, ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.memory import stage_memory
 from perfmodel.workloads.transformer.spec import TransformerSpec
@@ -183,11 +183,6 @@ def _build_continued(
     if count <= fewer + more:
         # Two smaller jobs would be as much work as the whole one.
         return BuiltWorkload(build_transformer_job(spec, chosen, stack=stack), memory)
-    smaller, larger = (
-        build_transformer_job(
-            spec, replace(chosen, layout=replace(layout, micro_batches=part)), stack=stack
-        )
-        for part in (fewer, more)
-    )
+    smaller, larger = build_shorter_jobs(spec, chosen, stack=stack, micro_batches=(fewer, more))
     steps = Fraction(count - fewer, stride)
     return BuiltWorkload(smaller, memory, Continuation(larger, steps, count))

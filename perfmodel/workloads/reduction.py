@@ -24,13 +24,18 @@ class BucketFill:
     closed: int = 0
     filled_bytes: int = 0
 
-    def add(self, gradient_bytes: int) -> int:
-        """Add a gradient; bytes of the bucket that this closes, or 0."""
-        self.filled_bytes += gradient_bytes
+    def is_closed_by(self, gradient_bytes: int) -> bool:
+        """Whether a gradient makes the bucket reach its limit."""
         limit_bytes = self.limit_bytes
         if self.closed == 0:
             limit_bytes = min(limit_bytes, FIRST_BUCKET_BYTES)
-        return self.close() if self.filled_bytes >= limit_bytes else 0
+        return self.filled_bytes + gradient_bytes >= limit_bytes
+
+    def add(self, gradient_bytes: int) -> int:
+        """Add a gradient; bytes of the bucket that this closes, or 0."""
+        is_closed = self.is_closed_by(gradient_bytes)
+        self.filled_bytes += gradient_bytes
+        return self.close() if is_closed else 0
 
     def close(self) -> int:
         """Close the bucket as it is; its bytes, or 0 if it is empty."""
@@ -66,6 +71,10 @@ class GradientReduction:
     tasks: list[int] = field(default_factory=list)
     deferred_bytes: list[int] = field(default_factory=list)
     bucket_elements: list[int] = field(default_factory=list)
+
+    def is_issued_by(self, elements: int) -> bool:
+        """Whether gradients of *elements* parameters would start a collective."""
+        return not self.is_deferred and self.fill.is_closed_by(elements * self.dtype.size_bytes)
 
     def add(self, elements: int) -> None:
         """Note that gradients of *elements* parameters were just issued."""

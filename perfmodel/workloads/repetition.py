@@ -12,7 +12,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from perfmodel.graph.builder import Dependency, Mark, Piece, ProgramBuilder
+from perfmodel.graph.builder import Dependency, Mark, Naming, Piece, ProgramBuilder
+from perfmodel.graph.program import Lane
 
 Cell = list[Any]
 """Tasks, dependencies, pieces of host time or nothing: what a writer keeps between two tasks."""
@@ -48,44 +49,64 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Repetition:
-    """Writes stretches to *program*; *writers* are all whose state counts.
+class KnownStretches:
+    """What was written before, for programs that share ops and labels.
 
-    *known* may be shared by programs of one job: lanes of the same names do the same.
+    Lanes of the same names do the same.
+    """
+
+    stretch_of: dict[Hashable, Stretch] = field(default_factory=dict)
+    _number_of_lanes: dict[tuple[Lane, ...], int] = field(default_factory=dict)
+
+    def number(self, lanes: tuple[Lane, ...]) -> int:
+        """A number for *lanes*: names are compared once a program instead of at every look."""
+        return self._number_of_lanes.setdefault(lanes, len(self._number_of_lanes))
+
+
+@dataclass(slots=True)
+class Repetition:
+    """Writes stretches to *program*, which has all its lanes; *writers* are all whose state counts.
+
+    *known* may be shared by programs.
     """
 
     program: ProgramBuilder
     writers: Sequence[Stateful]
-    known: dict[Hashable, Stretch] = field(default_factory=dict)
+    known: KnownStretches = field(default_factory=KnownStretches)
+    _lanes: int | None = None
 
-    def write(self, key: Hashable, write: Callable[[], int | None], *, prefix: str) -> int | None:
+    def write(
+        self, key: Hashable, write: Callable[[], int | None], *, naming: Naming
+    ) -> int | None:
         """Write the stretch called *key*, or paste it; the task that *write* answers.
 
-        Equal keys must stand for equal stretches, but for the *prefix* of all labels.
+        Equal keys must stand for equal stretches, but for the *naming* of their labels.
         """
+        if self._lanes is None:
+            self._lanes = self.known.number(self.program.lanes)
         leans_on: dict[int, int] = {}
         state = _freeze([writer.state() for writer in self.writers], leans_on)
-        name = (self.program.lanes, key, state)
-        stretch = self.known.get(name)
+        name = (self._lanes, key, state)
+        stretch = self.known.stretch_of.get(name)
         tasks = list(leans_on)
         start = self.program.task_count
         if stretch is not None:
-            self.program.paste(stretch.piece, prefix=prefix, leans_on=tasks)
+            self.program.paste(stretch.piece, naming=naming, leans_on=tasks)
             for writer, cells in zip(self.writers, stretch.after, strict=True):
                 writer.restore(_thaw(cells, start, tasks))
             value = _thaw(stretch.value, start, tasks)
             return value if isinstance(value, int) else None
         mark = self.program.mark()
         answer = write()
-        self.known[name] = self._keep(mark, prefix, leans_on, answer)
+        self.known.stretch_of[name] = self._keep(mark, naming, leans_on, answer)
         return answer
 
     def _keep(
-        self, mark: Mark, prefix: str, leans_on: dict[int, int], answer: int | None
+        self, mark: Mark, naming: Naming, leans_on: dict[int, int], answer: int | None
     ) -> Stretch:
         after = [writer.state() for writer in self.writers]
         return Stretch(
-            piece=self.program.cut(mark, prefix=prefix, leans_on=list(leans_on)),
+            piece=self.program.cut(mark, naming=naming, leans_on=list(leans_on)),
             after=[_relative(cells, mark.tasks, leans_on) for cells in after],
             value=_relative(answer, mark.tasks, leans_on),
         )
@@ -99,7 +120,8 @@ def _freeze(value: Any, leans_on: dict[int, int]) -> Hashable:
         return leans_on.setdefault(value, len(leans_on))
     if isinstance(value, Dependency):
         place = leans_on.setdefault(value.task, len(leans_on))
-        return (place, value.anchor, value.lag_ns, value.distance)
+        # As a number: a word of an enumeration takes long to hash.
+        return (place, int(value.anchor), value.lag_ns, value.distance)
     return value  # type: ignore[no-any-return]  # words and pairs of a word and a number
 
 

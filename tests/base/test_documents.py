@@ -36,11 +36,21 @@ def test_a_mapping_is_read():
         ("[" * 5000, "not (valid|readable)"),
         ("a: {1: x}", "key 1 must be a word; quote it"),
         ("yes: 1", "key yes must be a word"),
+        ("a: 017", "'017' must be a decimal number"),
+        ("a: [1, 0x10]", "'0x10' must be a decimal number"),
+        ("a: 1:30", "'1:30' must be a decimal number"),
+        ("a: 1:30.5", "'1:30.5' must be a decimal number"),
     ],
 )
 def test_what_is_no_plain_mapping_is_refused(text, message):
     with pytest.raises(TopologyError, match=rf"machine\.yaml: .*{message}"):
         read(text)
+
+
+def test_numbers_are_read_as_people_read_them():
+    assert read("a: [0, -7, 1_000, 2.50, 1.0e+3, .5, '017', .inf]")["a"] == [
+        0, -7, 1000, 2.5, 1000.0, 0.5, "017", float("inf"),
+    ]  # fmt: skip
 
 
 def test_files_that_are_no_text_are_refused(tmp_path):

@@ -82,6 +82,8 @@ def test_json_is_read_strictly(text, message):
         ("a\n1\n", "missing b"),
         ("a,b\n1," + "7" * 200_000 + "\n", "field larger than field limit"),
         ("", "missing a, b"),
+        ('a,b\n1,"2\n3,4\n', "unexpected end of data"),
+        ("a,b\n1,2\n1,2.5", "must end with a line break.*ends with .*may have been cut"),
     ],
 )
 def test_a_table_has_its_columns_and_full_rows(tmp_path, text, message):

@@ -21,7 +21,7 @@ from tests.benchmarks.graphs import TASKS_A_RANK, BenchmarkJob, build_benchmark_
 MIB = 2**20
 
 
-def read_status(pid: int, *names: str) -> int:
+def read_status(pid: int | str, *names: str) -> int:
     """The sum of some sizes of a process, in bytes."""
     lines = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()

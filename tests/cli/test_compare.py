@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from tests.cli.test_predict import refused, run
 
@@ -15,7 +16,8 @@ def test_machines_side_by_side(capsys, tmp_path):
 
     shown = capsys.readouterr().out
     assert "dgx_a100" in shown
-    assert "Shortest iteration: topology=dgx_" in shown
+    # The host decides on both, so their difference is none.
+    assert re.search(r"All take 2\.\d+ ms, to 1 %\.", shown)
     assert all(path.stat().st_size > 100 for path in files.values())
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from embeddings.table_files import load_tables
 from perfmodel.cli import main
+from perfmodel.workloads.catalog import load_workload
 from topologies import load_topology
 
 
@@ -24,6 +25,14 @@ def test_the_template_of_tables_holds_skewed_ones(tmp_path):
         "user_id",
         "clicked_items",
     ]
+
+
+def test_the_templates_of_models_are_a_transformer_and_a_dlrm(tmp_path):
+    assert run("init", "workload", "--out", str(tmp_path / "gpt.yaml")) == 0
+    assert run("init", "dlrm", "--out", str(tmp_path / "dlrm.yaml")) == 0
+
+    assert load_workload(str(tmp_path / "gpt.yaml")).model.layers == 32
+    assert len(load_workload(str(tmp_path / "dlrm.yaml")).embedding.rows) == 4
 
 
 def test_a_template_never_replaces_a_file(tmp_path, capsys):

@@ -23,6 +23,8 @@ def host(*, device="h100_sxm", ends="gpu:*, nvswitch:0", rate="25 GB/s", late="4
 
 
 FILES = {
+    "filled.csv": "x" * 60_000 + "\n1\n",
+    "cut.csv": CALLS + "dgx_a100,1,8,all_reduce,8,31.",
     "empty.yaml": "",
     "list.yaml": "- 1\n- 2\n",
     "tabs.yaml": "name: x\n\tdevice: h100_sxm\n",
@@ -50,6 +52,9 @@ FILES = {
     "kinds.csv": CALLS + "dgx_h100,1,8,alreduce,1024,5\n",
     "notes.txt": "hello\n",
     "no_calibration.yaml": "name: x\n",
+    "learned.yaml": GPT + "model: {layers: 4, hidden: 64, heads: 4, ffn: 256, vocab: 100}\n",
+    "million.yaml": "tables:\n  - {name: a, rows: 120M, width: 64}\n",
+    "nccl.txt": "# nThread 1 nGpus 1 minBytes 1024\n#  Rank  0 on h device  0\n",
 }
 
 # What was typed, the exit code, and words of the message that say what to do.
@@ -89,6 +94,8 @@ MISTAKES = [
     ("predict --topology dgx_h100 --workload heads.yaml", 1, "hidden must divide by heads"),
     ("predict --topology dgx_h100 --workload family.yaml", 1, "dlrm, transformer, got 'cnn'"),
     ("predict --topology dgx_h100 --workload gpt.json", 1, "sequence_length"),
+    ("predict --topology dgx_h100 --workload learned.yaml", 1, "or positions: rotary"),
+    ("predict --topology dgx_h100 --workload transformer_small", 1, "near: batch=32. Change"),
     ("predict --topology dgx_h100 --json nowhere/x.json", 1, "Make it first"),
     ("predict --topology dgx_h100 --json folder", 1, "must be a file"),
     ("predict --topology dgx_h100 --json x --csv x", 1, "is also where --csv goes"),
@@ -106,7 +113,11 @@ MISTAKES = [
     ("predict --topology dgx_h100 --sweep batch", 1, "batch=4096,8192"),
     ("predict --topology dgx_h100 --sweep batch=65536:4096:x2", 1, "must go up"),
     ("predict --topology dgx_h100 --sweep bach=4096,8192", 1, "Near: batch"),
-    ("predict --topology dgx_h100 --tables bad_tables.yaml", 1, "at least 1, got -1"),
+    (
+        "predict --topology dgx_h100 --tables bad_tables.yaml",
+        1,
+        "rows must be from 1 to 1000000000000, got -1",
+    ),
     ("predict --topology dgx_h100 --plan broken.json", 1, "not valid JSON"),
     ("predict --topology dgx_h100 --plan other_plan.json", 1, "module paths"),
     ("predict --topology dgx_h100 --calibration nowhere.yaml", 1, "No such file"),
@@ -117,6 +128,7 @@ MISTAKES = [
     ("rank --topology dgx_h100 --sharder greedy", 1, "size_greedy"),
     ("rank --topology dgx_h100 --by p95", 1, "Add --batches 200"),
     ("rank --topology dgx_h100 --workload llama3_8b", 1, "take a dlrm workload"),
+    ("rank --topology dgx_h100 --tables million.yaml", 1, "whole number, such as 1200000"),
     ("rank --topology dgx_h100 --tables tables.yaml --indices tables.yaml", 1, ".npz"),
     ("search --workload dlrm_dcnv2 --topology dgx_h100", 1, "perfmodel rank --search"),
     ("search --workload llama3_8b --topology dgx_h100 --hosts 1,x", 2, "1,2,4"),
@@ -131,7 +143,7 @@ MISTAKES = [
     ("import folder --out j", 1, "one file a rank"),
     ("import notes.txt --out j", 1, "export_chrome_trace"),
     ("whatif", 2, "--apply NAME"),
-    ("whatif folder --apply scale", 1, "scale takes match=..."),
+    ("whatif folder --apply scale", 1, "as `perfmodel import` writes it"),
     ("replay nowhere", 1, "as `perfmodel import` writes it"),
     ("validate runs headings.csv", 1, "must have the columns device"),
     ("validate runs eight.csv", 1, "no row could be predicted"),
@@ -139,7 +151,10 @@ MISTAKES = [
     ("validate collectives negative.csv", 1, "row 4 and 155 more: time_us must be above zero"),
     ("validate collectives kinds.csv", 1, "Did you mean all_reduce?"),
     ("validate gemm headings.csv", 1, "must have the columns"),
+    ("validate memory filled.csv", 1, "has columns op, B, H (fp32)"),
+    ("validate collectives cut.csv", 1, "Add a line break if nothing is missing"),
     ("calibrate collectives kinds.csv --out nowhere/c.yaml", 1, "Make it first"),
+    ("calibrate collectives nccl.txt --out c.yaml", 1, "--kind all_reduce"),
     ("calibrate gem x.csv", 2, "'gemm'"),
     ("init workload --out notes.txt", 1, "is not overwritten"),
     ("init workload --out nowhere/x.yaml", 1, "Make it first"),
@@ -171,6 +186,7 @@ def test_a_mistake_is_told_in_a_few_lines_with_what_to_do(
     assert stopped.value.code == code
     assert advice in " ".join(said.split())
     assert len(said.splitlines()) <= MOST_LINES
+    assert max(map(len, said.splitlines())) < 2_100
     assert "Traceback" not in said
     assert "internal fault" not in said
     assert {path.name for path in Path().iterdir()} == before

@@ -167,7 +167,9 @@ def test_a_model_beside_a_job_is_a_wrong_command_line(recorded, words, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--topology", "dgx_h100"], "would change nothing"),
+        (["--topology", "dgx_h100", "--was", "quad_gv200"], "quad_gv200"),
+        (["--topology", "dgx_h100", "--calibration", "own.yaml"], "would change nothing"),
+        (["--was", "dgx_h100"], "Give --topology too"),
         (["--isolated"], "no isolated iteration"),
         (["--no-interference"], "would change nothing"),
     ],
@@ -175,6 +177,69 @@ def test_a_model_beside_a_job_is_a_wrong_command_line(recorded, words, capsys):
 def test_what_a_recording_cannot_answer_is_refused(recorded, words, message, capsys):
     assert run("predict", "--job", recorded, *words) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_recording_moves_to_another_machine_as_its_what_if_does(recorded, capsys):
+    moved = ask(
+        capsys, "predict", "--job", recorded, "--topology", "dgx_h100", "--was", "dgx1_v100"
+    )
+    wish = "machine:topology=dgx_h100,was=dgx1_v100"
+    changed = ask(capsys, "whatif", recorded, "--apply", wish)
+
+    assert moved["iteration_time_ms"] == changed["iteration_time_ms"]
+    assert moved["interval_ms"] == changed["interval_ms"]
+    # The step is host time, 1 ms of it, and a thread there does 3.8 x 1.57 / 3.6 times as much.
+    assert moved["iteration_time_ms"] == pytest.approx(3.6 / (3.8 * 1.57), rel=0.02)
+    assert moved["interval_ms"][0] < moved["iteration_time_ms"] / 1.1
+    assert moved["scenario"]["was"] == "dgx1_v100"
+    assert any("could be worked out anew" in one for one in moved["assumptions"])
+
+
+def test_on_its_own_machine_a_recording_takes_what_it_took(recorded, capsys):
+    here = ask(capsys, "predict", "--job", recorded)
+    moved = ask(capsys, "predict", "--job", recorded, "--topology", "dgx_a100", "--was", "dgx_a100")
+
+    assert moved["iteration_time_ms"] == here["iteration_time_ms"]
+
+
+def test_a_thread_that_sleeps_does_not_wake_up_earlier_on_a_faster_host(tmp_path, capsys):
+    # Every step rank 1 is 20 ms late, and launches nothing in that time.
+    job = recorded_steps(tmp_path / "traces", 0, 20_000, 40_000, 60_000)
+    save_recorded_job(job, tmp_path / "job")
+
+    moved = ask(
+        capsys, "predict", "--job", tmp_path / "job", "--topology", "dgx_h100", "--was", "dgx1_v100"
+    )
+
+    # 19.8 ms of it is one pause, the rest host time that takes 0.6 times as long.
+    assert 19.7 < moved["iteration_time_ms"] < 20
+    # It may have been work after all.
+    assert moved["interval_ms"][0] < 13
+
+
+def save_recorded_on(device, folder):
+    job = recorded_steps(folder.with_name("traces"), 0, 1000, 2100, 3100)
+    facts = replace(job.graph.facts, device=device, gpus_per_host=8)
+    save_recorded_job(replace(job, graph=replace(job.graph, facts=facts)), folder)
+
+
+@pytest.mark.parametrize("device", ["", "a GPU that nobody knows"])
+def test_a_recording_of_an_unknown_machine_does_not_move(tmp_path, device, capsys):
+    save_recorded_on(device, tmp_path / "job")
+
+    assert run("predict", "--job", tmp_path / "job", "--topology", "dgx_h100") == 1
+    assert "Name it with --was" in capsys.readouterr().err
+
+
+def test_a_recording_names_the_machine_that_it_was_made_on(tmp_path, capsys):
+    save_recorded_on("NVIDIA A100-SXM4-80GB", tmp_path / "job")
+
+    moved = ask(capsys, "predict", "--job", tmp_path / "job", "--topology", "dgx_h100")
+
+    assert moved["scenario"]["was"] == "dgx_a100"
+    assert moved["scenario"]["hosts"] == 1
+    changed = ask(capsys, "whatif", tmp_path / "job", "--apply", "machine:topology=dgx_h100")
+    assert changed["iteration_time_ms"] == moved["iteration_time_ms"]
 
 
 def test_a_recording_is_not_replayed_on_another_machine(recorded, capsys):

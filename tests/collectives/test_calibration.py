@@ -1,15 +1,25 @@
+import os
+from dataclasses import replace
+
 import pytest
 import yaml
 
 from collectives.calibration import (
     CALIBRATIONS,
+    UNKNOWN_PEER_SIGMA,
     _generations_apart,
+    calibration_for,
     load_calibration,
     load_default_calibration,
+    regime_of,
 )
+from collectives.calibration_file import _FABRIC_KEYS, _HOST_KEYS
 from collectives.collective import CollectiveKind
+from collectives.cost import FREE
 from collectives.measurements import wiring_of_run
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.provenance import Provenance
+from topologies import load_device
 
 
 def shipped():
@@ -51,6 +61,19 @@ def test_the_odd_host_lends_nothing_to_other_pcie_machines():
         assert calibration.host_constants(wiring_of_run(name, 1, 8)).crowding == 0
 
 
+def test_the_odd_host_lends_nothing_to_machines_of_its_name_but_its_own_table():
+    calibration = load_default_calibration()
+    of_table = wiring_of_run("l40s_pcie", 1, 8)
+    asked_about = replace(of_table, is_of_table=False)
+    call = (CollectiveKind.ALL_REDUCE, 1 << 26)
+    assert calibration.host_entry(of_table).is_odd
+    assert calibration.host_entry(asked_about).name == "pcie_peer"
+    assert calibration.provenance(of_table, *call) is Provenance.INTERPOLATED
+    assert calibration.provenance(asked_about, *call) is Provenance.ANALYTIC
+    assert calibration.relative_sigma(of_table, *call, 0.01) < 0.1
+    assert calibration.relative_sigma(asked_about, *call, 0.01) >= UNKNOWN_PEER_SIGMA
+
+
 def test_unknown_and_missing_keys_are_all_reported(tmp_path):
     content = shipped()
     del content["fabrics"]
@@ -64,6 +87,40 @@ def test_a_constant_that_is_no_number_is_named(tmp_path):
     content["hosts"][0]["constants"]["launch_ns"] = "fast"
     with pytest.raises(CalibrationError, match="launch_ns"):
         load_calibration(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("block", "key", "value", "fault"),
+    [
+        ("hosts", "link_class", "bus", "hosts.hopper_nvswitch: 'bus' is not a valid"),
+        ("hosts", "machines", "dgx_h100", "machines: must be a list of words"),
+        ("hosts", "machine", ["dgx_h100"], "machine: is no key of this entry"),
+        ("fabrics", "protocols", ["fast"], "'fast' is not a valid Protocol"),
+        ("fabrics", "pair_ll_bytes", [], "fabrics"),
+        (
+            "hosts",
+            "constants",
+            {"launch_ns": float("nan")},
+            "launch_ns, .*got nan",
+        ),
+    ],
+)
+def test_an_entry_says_what_is_wrong_with_it(tmp_path, block, key, value, fault):
+    content = shipped()
+    content[block][0][key] = value
+    with pytest.raises(CalibrationError, match=fault):
+        load_calibration(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("block", "keys"), [("hosts", _HOST_KEYS), ("fabrics", _FABRIC_KEYS)], ids=["hosts", "fabrics"]
+)
+def test_nothing_of_an_entry_may_be_missing(tmp_path, block, keys):
+    for key in keys:
+        content = shipped()
+        del content[block][0][key]
+        with pytest.raises(CalibrationError, match=f"{key}: is missing"):
+            load_calibration(write(tmp_path, content))
 
 
 def test_another_version_of_the_format_is_refused(tmp_path):
@@ -104,3 +161,34 @@ def test_groups_that_were_not_measured_are_less_certain():
 )
 def test_generations_are_apart_by_their_places(first, second, apart):
     assert _generations_apart(first, second) == apart
+
+
+def test_a_device_takes_its_own_constants_as_they_are_now(tmp_path):
+    device = load_device("h100_sxm")
+    content = shipped()
+    path = write(tmp_path, content)
+    own = replace(device, calibrations=("kernels.json", str(path)))
+    assert calibration_for(replace(device, calibrations=("kernels.json",))) is (
+        load_default_calibration()
+    )
+    before = calibration_for(own)
+    assert calibration_for(own) is before
+    content["hosts"][0]["constants"]["launch_ns"] += 1.0
+    write(tmp_path, content)
+    os.utime(path, ns=(1, 1))
+    after = calibration_for(own)
+    assert after.hosts[0].constants.launch_ns == before.hosts[0].constants.launch_ns + 1.0
+    with pytest.raises(CalibrationError, match="must be one file of collectives, got 2"):
+        calibration_for(replace(device, calibrations=(str(path), "other.yaml")))
+
+
+def test_what_rules_a_call_is_told_by_the_share_of_latency():
+    assert [regime_of(share) for share in (0.1, 0.11, 0.5, 0.51)] == [
+        "bandwidth", "middle", "middle", "latency",
+    ]  # fmt: skip
+
+
+def test_where_latency_has_no_time_to_be_a_share_of_it_is_all():
+    assert replace(FREE, latency_ns=3.0, duration_ns=12.0).latency_ratio == 0.25
+    assert replace(FREE, latency_ns=3.0, duration_ns=0.5).latency_ratio == 6
+    assert FREE.latency_ratio == 1.0

@@ -2,6 +2,7 @@ import pytest
 
 from collectives.collective import CollectiveKind
 from collectives.measurements import load_measurements
+from collectives.software import CollectiveSoftware
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 
@@ -23,6 +24,14 @@ def test_a_row_is_read_with_its_software(tmp_path):
     assert row.nccl_version == (2, 27, 3)
     assert row.duration_ns == 12_500
     assert row.wiring().host_count == 2
+    assert row.software.nccl_version == (2, 27, 3)
+    assert row.group == "dgx_a100 2x8 all_gather nccl 2.27.3"
+
+
+def test_a_row_that_does_not_say_its_release_ran_with_todays(tmp_path):
+    [row] = load_measurements([table(tmp_path, "dgx_a100,1,8,all_reduce,8,,,1.0,")])
+    assert row.software == CollectiveSoftware()
+    assert row.group == "dgx_a100 one host all_reduce nccl ?"
 
 
 def test_rows_of_several_tables_carry_the_name_of_theirs(tmp_path):

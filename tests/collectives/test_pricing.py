@@ -164,6 +164,18 @@ def test_forcing_an_algorithm_and_a_protocol_is_obeyed():
     assert cost.algorithm_word == "tree/ll"
 
 
+@pytest.mark.parametrize(("hosts", "name"), [(1, "nvls"), (2, "nvls_tree")])
+def test_switches_that_are_forced_add_alone_or_under_a_tree(hosts, name):
+    for wanted in (CollectiveAlgorithm.NVLS, CollectiveAlgorithm.NVLS_TREE):
+        cost = price_collective(
+            Collective(CollectiveKind.ALL_REDUCE, 1 << 26),
+            cluster=h100(hosts),
+            ranks=range(8 * hosts),
+            software=CollectiveSoftware(algorithm=wanted),
+        )
+        assert cost.algorithm == name
+
+
 def test_nvls_is_refused_where_no_switch_reduces():
     software = CollectiveSoftware(algorithm=CollectiveAlgorithm.NVLS)
     cluster = build_cluster(load_topology("dgx_a100"), hosts=1)

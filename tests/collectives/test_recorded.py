@@ -32,6 +32,7 @@ MACHINES = {
     "switch": {"gpus": 8, "reduces": True, "device": "h100_sxm"},
     "mesh": {"gpus": 4, "wires": "mesh", "nics": 2, "oversubscription": 2.0},
     "pcie": {"gpus": 4, "wires": "pcie", "nics": 1},
+    "no network": {"gpus": 4, "nics": 0},
     "no peers": {"gpus": 2, "wires": "pcie", "nics": 1, "peer_to_peer": False},
 }
 GROUPS = {
@@ -59,6 +60,8 @@ def _iter_wirings():
     for machine, options in MACHINES.items():
         topology = build_host(**options)
         for group, (hosts, members) in GROUPS.items():
+            if hosts > 1 and topology.fabric is None:
+                continue
             cluster = build_cluster(topology, hosts=hosts)
             ranks = list(members(topology.gpus_per_host))
             yield f"{machine}, {group}", cluster, ranks

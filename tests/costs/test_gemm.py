@@ -193,6 +193,15 @@ def test_a_device_nobody_measured_is_tagged_and_less_sure():
     assert other.duration_ns[0] < own.duration_ns[0]
 
 
+def test_every_halving_of_a_side_below_the_tables_makes_us_less_sure():
+    # The smallest fp32 product that was measured on a V100 is 128 x 64 x 64.
+    ops = [Gemm(m, 1024, k, DType.FP32) for m, k in ((128, 64), (64, 64), (16, 32))]
+    fitted, one, four = GemmModel().price(ops, load_device("v100_sxm2_32gb"), STACK).relative_sigma
+    assert one > fitted
+    # Four halvings of 0.12 each, beside what the fit itself leaves open.
+    assert 0.48 < four < 0.55
+
+
 def test_lower_precision_is_faster_and_the_order_of_ops_is_kept():
     device = load_device("h100_sxm")
     ops = [Gemm(4096, 4096, 4096, kind) for kind in (DType.FP32, DType.FP8, DType.BF16)]

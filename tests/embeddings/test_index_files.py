@@ -46,6 +46,7 @@ def test_every_format_gives_the_same_data(tmp_path):
         ({"indices": [1, 2, 3]}, "must hold `indices` and `lengths`"),
         ({"indices": [1], "lengths": [[1]], "more": [1]}, "more"),
         ({"indices": ["a"], "lengths": [[1]]}, "must be whole numbers"),
+        ({"indices": [1, 2, 3], "offsets": [0, 2], "tables": 0}, "tables"),
     ],
 )
 def test_a_faulty_file_is_refused_with_the_place(tmp_path, arrays, fault):
@@ -94,3 +95,38 @@ def test_statistics_count_reuse_in_the_set_and_in_batches():
     assert found.tables[0].set_distinct_ratio == 0.5
     assert found.tables[0].batch_distinct_ratio == pytest.approx((0.5 + 1 + 1) / 3)
     assert found.set_reuse.of_lookups[:3].tolist() == [0.25, 0.0, 0.75]
+
+
+def test_offsets_without_a_number_of_tables_are_those_of_one(tmp_path):
+    np.savez(tmp_path / "x.npz", indices=INDICES, offsets=[0, 2])
+    assert load_index_data(tmp_path / "x.npz").lengths.tolist() == [[2, 5]]
+
+
+def test_a_plain_array_has_one_index_a_sample_and_table(tmp_path):
+    np.save(tmp_path / "x.npy", [4, 5, 6])
+    data = load_index_data(tmp_path / "x.npy")
+    assert (data.indices.tolist(), data.lengths.tolist()) == ([4, 5, 6], [[1, 1, 1]])
+    np.save(tmp_path / "x.npy", [[4, 5], [6, 7]])
+    assert load_index_data(tmp_path / "x.npy").lengths.tolist() == [[1, 1], [1, 1]]
+    for shape in ((), (1, 1, 1)):
+        np.save(tmp_path / "x.npy", np.zeros(shape, dtype=np.int64))
+        with pytest.raises(InputError, match=f"got {len(shape)} axes"):
+            load_index_data(tmp_path / "x.npy")
+
+
+def test_a_torch_file_that_says_its_bags_twice_must_say_the_same(tmp_path):
+    torch = pytest.importorskip("torch")
+    for offsets in ([0, 1, 3, 3, 7], [0, 2, 3, 3, 3, 7]):
+        torch.save([torch.tensor(one) for one in (INDICES, offsets, LENGTHS)], tmp_path / "x.pt")
+        with pytest.raises(InputError):
+            load_index_data(tmp_path / "x.pt")
+    torch.save((torch.tensor(INDICES), torch.tensor(LENGTHS)), tmp_path / "x.pt")
+    with pytest.raises(InputError, match="must hold three tensors"):
+        load_index_data(tmp_path / "x.pt")
+
+
+def test_a_table_that_nobody_asks_has_statistics_too():
+    data = build_index_data("here", indices=[7, 7], lengths=[[1, 1], [0, 0]])
+    empty = describe_data(data, batch_size=2).tables[1]
+    assert (empty.lookups, empty.largest_index, empty.distinct_rows) == (0, -1, 0)
+    assert (empty.hottest_share, empty.set_distinct_ratio, empty.batch_distinct_ratio) == (0, 0, 0)

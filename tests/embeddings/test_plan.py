@@ -93,3 +93,35 @@ def test_pieces_by_rows_share_all_lookups_and_hold_no_more_rows_than_they_have(
     assert sum(piece.pooling_factor for piece in pieces) == pytest.approx(7.0)
     for piece in pieces:
         assert piece.popularity.rows <= piece.rows * (1 + 1e-9) + (rows > 64)
+
+
+def test_numbers_a_sample_gets_are_those_of_tables_that_others_hold():
+    tables = (TABLE, EmbeddingTable("b", 10, 3))
+    plan = ShardingPlan(tables, 4, (Shard(1, 0, 0, 10, 0, 3),), data_parallel=(0,))
+    assert plan.received_width == 3
+
+
+@pytest.mark.parametrize("number", [-1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("field", ["pooling_factor", "pooling_deviation"])
+def test_a_table_is_asked_finitely_often(field, number):
+    with pytest.raises(PlanError, match="must be from 0 to"):
+        EmbeddingTable("a", 10, 8, **{field: number})
+    assert EmbeddingTable("a", 10, 8, **{field: 0.0})
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "right"),
+    [
+        ("rows", 0, 1),
+        ("width", 0, 1),
+        ("rows", 10**12 + 1, 10**12),
+        ("width", 2**24 + 1, 2**24),
+        ("cached_ratio", 0.0, 1.0),
+        ("cached_ratio", 1.5, 0.5),
+    ],
+)
+def test_a_table_has_rows_numbers_and_a_share_that_is_cached(field, wrong, right):
+    sizes = {"rows": 10, "width": 8}
+    with pytest.raises(PlanError, match=field.replace("_", " ")):
+        EmbeddingTable("a", **{**sizes, field: wrong})
+    assert EmbeddingTable("a", **{**sizes, field: right})

@@ -123,6 +123,8 @@ def test_a_faulty_file_is_refused(content, fault):
     with pytest.raises(PlanError) as error:
         from_plan_document(content, tables=TABLES, rank_count=2)
     assert fault in str(error.value)
+    # A fault is not followed by others that are only its consequence.
+    assert ": 1 fault" in str(error.value) or "\n" not in str(error.value)
 
 
 def test_a_table_in_two_modules_is_placed_twice():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embeddings.distribution import ReuseHistogram, Uniform, Zipf, observe, popularity_of
-from embeddings.popularity import Popularity
+from embeddings.popularity import Popularity, RowRange
 from embeddings.table import EmbeddingTable
 
 
@@ -127,3 +127,27 @@ def test_two_pieces_by_rows_see_the_different_rows_of_the_whole():
     # 200 samples draw 2,000 rows, and each half its share of them.
     found = [half.popularity.distinct_rows(200 * half.pooling_factor) for half in halves]
     assert sum(found) == pytest.approx(whole.popularity.distinct_rows(2_000.0), rel=0.01)
+
+
+def test_identifiers_in_bags_ask_for_rows_together_until_half_of_them_are_taken():
+    # Two rows a bag: three identifiers have six of twelve rows to themselves, the other three lie
+    # over each other on the six that are left.
+    bags = Zipf(1.0, occurring=6, bag=2).popularity(12)
+    parts = [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6]
+    whole = 2 * sum(parts)
+    assert bags.rows == 12
+    assert sorted(bags.probabilities) == pytest.approx(
+        sorted([*(part / whole for part in parts[:3]), 2 * sum(parts[3:]) / 6 / whole])
+    )
+    few = Zipf(1.0, occurring=2, bag=2).popularity(12)
+    assert sorted(few.probabilities) == pytest.approx([0.5 / 3, 1 / 3])
+    crowded = Zipf(1.0, occurring=6, bag=8).popularity(12)
+    assert crowded.probabilities == pytest.approx([1 / 12])
+    assert (str(Zipf(1.0)), str(Zipf(1.5, bag=2))) == ("zipf(1)", "zipf(1.5) in bags of 2")
+
+
+def test_a_piece_that_nobody_asks_for_is_thinned_by_its_rows():
+    seen = popularity_of(observe(np.array([0, 0, 1])), 100)
+    piece = seen.piece(RowRange(first_row=1, rows=25, whole_rows=100))
+    assert piece.rows == pytest.approx(seen.thinned(0.25).rows)
+    assert piece.probabilities == pytest.approx(seen.thinned(0.25).probabilities)

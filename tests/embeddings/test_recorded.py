@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embeddings.balanced import cut_table, exchange_weight, spread_rows
+from embeddings.balanced import (
+    SEVERAL_HOSTS_WEIGHT,
+    PlacementRule,
+    _Placer,
+    build_balanced_plan,
+    cut_table,
+    exchange_weight,
+    spread_rows,
+)
 from embeddings.distribution import (
     FrequentRows,
     RareRows,
@@ -20,12 +29,14 @@ from embeddings.distribution import (
     piece_share,
     popularity_of,
 )
+from embeddings.framework_sharders import _options
 from embeddings.index_data import build_index_data
 from embeddings.plan import ShardingPlan
 from embeddings.popularity import RowRange
 from embeddings.sharders import ShardingTask, build_named_plan
 from embeddings.statistics import bin_reuse, describe_data
 from embeddings.table import EmbeddingTable, Lookup
+from perfmodel.base.errors import PlanError
 from tests import recorded
 
 SEEN = np.array([3, 3, 3, 9, 9, 1, 40, 40, 7, 3])
@@ -38,8 +49,15 @@ DISTRIBUTIONS = {
 }
 SHARDERS = (
     "naive", "naive_chunk", "random", "size_greedy", "lookup_greedy", "norm_lookup_greedy",
-    "size_lookup_greedy", "balanced", "row_wise",
+    "size_lookup_greedy", "balanced", "row_wise", "torchrec", "hugectr_auto", "hugectr_hybrid",
 )  # fmt: skip
+RULES = {
+    "one host": PlacementRule(),
+    "several": PlacementRule(exchange_weight=SEVERAL_HOSTS_WEIGHT, min_width=16),
+    "narrow": PlacementRule(min_width=4, max_shard_bytes=3_000),
+    "little room": PlacementRule(min_width=8, room_bytes=60_000, optimizer="adagrad"),
+    "copied": PlacementRule(data_parallel_below_bytes=20_000, room_bytes=400_000),
+}
 TABLES = tuple(
     EmbeddingTable(
         f"t{number}",
@@ -67,6 +85,7 @@ def values() -> dict[str, Any]:
         )  # fmt: skip
         for name in SHARDERS:
             found[f"plan {name}, {per_host} a host"] = _of_plan(build_named_plan(name, task))
+    found.update(_of_placing())
     found["rows"] = spread_rows(TABLES, rank_count=100, left_out=(2,))
     found["weights"] = [exchange_weight(8, size) for size in (None, 2, 4, 8)]
     found["cuts"] = [
@@ -88,6 +107,43 @@ def values() -> dict[str, Any]:
         data.describe_table(EmbeddingTable("t", 10, 4), 0).pooling_deviation,
     ]
     return found
+
+
+def _of_placing() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, rule in RULES.items():
+        for ranks in (1, 3, 8):
+            placer = _Placer(TABLES, ranks, rule, frozenset({2}))
+            found[f"cuts for {name}, {ranks} ranks"] = [
+                [(piece.rows, piece.width) for piece in placer._cut(place, limit, smaller)]
+                for place in (4, 7, 8)
+                for limit, smaller in ((300.0, 1), (9_000.0, 4), (1e9, 16))
+            ]
+            found[f"placed for {name}, {ranks} ranks"] = placer.best()
+            found[f"balanced for {name}, {ranks} ranks"] = _or_refused(
+                lambda ranks=ranks, rule=rule: _of_plan(
+                    build_balanced_plan(TABLES, rank_count=ranks, rule=rule)
+                )
+            )
+    for ranks, per_host in ((1, 1), (4, 4), (8, 4), (6, 1)):
+        for room_bytes in (1_200_000, 10**9):
+            task = ShardingTask(TABLES, ranks, room_bytes, 64, "adam", per_host)
+            for name in ("torchrec", "hugectr_auto"):
+                found[f"{name} of {ranks} by {per_host} in {room_bytes}"] = _or_refused(
+                    lambda name=name, task=task: _of_plan(build_named_plan(name, task))
+                )
+        found[f"ways of {ranks} by {per_host}"] = [
+            [(one.way, one.seconds * 1e9, one.piece_bytes) for one in _options(task, place)]
+            for place in (0, 5, 8)
+        ]
+    return found
+
+
+def _or_refused(answer: Callable[[], Any]) -> Any:
+    try:
+        return answer()
+    except PlanError as fault:
+        return str(fault)
 
 
 def _of_popularity(distribution: Any, rows: int) -> list[Any]:

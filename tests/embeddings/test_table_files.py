@@ -49,16 +49,19 @@ def test_indices_bring_pooling_and_distribution(tmp_path):
 @pytest.mark.parametrize(
     ("text", "faults"),
     [
-        ("tables: [{name: a, rows: 0, width: 4}]", ["rows must be at least 1"]),
+        ("tables: [{name: a, rows: 0, width: 4}]", ["rows must be from 1 to 1000000000000, got 0"]),
         ("tables: [{name: a, rows: x, width: true}]", ["tables[0].rows", "tables[0].width"]),
         ("tables: [{name: a, rows: 5, widht: 4}]", ["tables[0].widht: unknown", "width: must be"]),
         ("tables: [{name: a, rows: 5, width: 4, pooling_factor: .nan}]", ["pooling_factor"]),
         ("tables: [{name: a, rows: 5, width: 4, distribution: {zipf: -1}}]", ["exponent"]),
         ("tables: [{name: a, rows: 5, width: 4, distribution: odd}]", ["must be uniform"]),
         ("tables: [{name: a, rows: 5, width: 4}, {name: a, rows: 5, width: 4}]", ["two tables"]),
+        ("tables: [{name: a, rows: 5, width: 2147483648}]", ["width must be from 1 to 16777216"]),
+        ("tables: [" + "1," * (2**16 + 1) + "]", ["at most 65536 tables, got 65537"]),
         ("tables: []", ["at least one table"]),
         ("rows: 5", ["must hold `tables:`"]),
         ("tables: [3]", ["must be a mapping"]),
+        ("tables: [{name: a, rows: 5, width: 4, is_pooled: 1}]", ["tables[0].is_pooled"]),
     ],
 )
 def test_faults_are_reported_with_their_places(tmp_path, text, faults):
@@ -76,3 +79,12 @@ def test_other_files_are_refused(tmp_path):
     for name in ("x.csv", "x.json", "x.txt", "none.csv", "y.csv"):
         with pytest.raises(PlanError):
             load_tables(tmp_path / name)
+
+
+def test_switches_of_a_table_are_words(tmp_path):
+    (tmp_path / "x.csv").write_text(
+        "name,rows,width,is_weighted,is_pooled\na,5,4,True,false\nb,5,4,,\n"
+    )
+    first, second = load_tables(tmp_path / "x.csv")
+    assert (first.is_weighted, first.is_pooled) == (True, False)
+    assert (second.is_weighted, second.is_pooled) == (False, True)

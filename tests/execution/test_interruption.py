@@ -123,7 +123,9 @@ def test_a_request_to_terminate_half_way_leaves_no_process_behind(tmp_path):
 # Between these moments Ray has started processes that it would not yet know how to stop.
 @pytest.mark.parametrize("process", ["gcs_server", "raylet"])
 def test_ctrl_c_while_ray_is_starting_leaves_no_process_behind(tmp_path, process):
-    interrupt(signal.SIGINT, after="starting", tmp_path=tmp_path, when=process)
+    printed, _ = interrupt(signal.SIGINT, after="starting", tmp_path=tmp_path, when=process)
+
+    assert "half-way" not in printed
 
 
 def test_what_a_killed_driver_has_left_is_cleared_by_the_warden(tmp_path):

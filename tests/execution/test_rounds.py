@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.base.errors import ReplayStalledError
-from perfmodel.engine.replay import Replay, Timeline, kept_iterations, replay
+from perfmodel.engine.breakdown import Window, break_down
+from perfmodel.engine.critical_path import critical_path
+from perfmodel.engine.history import History
+from perfmodel.engine.layout import max_distance
+from perfmodel.engine.replay import Replay, Timeline, kept_of_reach, replay
 from perfmodel.engine.stall import explain_stall
 from perfmodel.execution import rank_block
 from perfmodel.execution.messages import Order, Report
@@ -18,6 +22,12 @@ from perfmodel.execution.parts import deal_ranks, find_crossings, take_durations
 from perfmodel.execution.rank_block import Assignment, RankBlock
 from perfmodel.execution.ray_executor import FarKeeper, build_whole, gather_heads
 from perfmodel.execution.rounds import run_rounds
+from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.durations import build_durations
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.ops import Fixed
+from perfmodel.graph.program import LaneKind, Role
+from perfmodel.prediction.time_parts import sum_waits
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job, crossed_job, paired_job
 from tests.strategies import random_jobs
@@ -26,14 +36,15 @@ from tests.strategies import random_jobs
 class CrewHere:
     """All blocks in this process; orders are worked off in an order that *source* draws.
 
-    By chance a block is lost and made again from its log.
+    By chance a block is lost and made again from its log. Of a *stored* job each reads its part.
     """
 
-    def __init__(self, job, durations, *, blocks, iterations, source=None):
-        kept = kept_iterations(job, iterations)
+    def __init__(self, job, durations, *, blocks, iterations, source=None, stored=None):
+        kept = kept_of_reach(max_distance(job), iterations)
+        self.assignments = [Assignment(ranks, iterations, kept) for ranks in blocks]
         self._make = lambda ranks: RankBlock(
-            take_part(job, ranks),
-            take_durations(job, durations, ranks),
+            take_part(job, ranks) if stored is None else stored,
+            take_durations(job, durations, ranks) if stored is None else durations,
             Assignment(ranks, iterations, kept),
         )
         self._ranks = blocks
@@ -65,20 +76,29 @@ class CrewHere:
         self.heard[block] += 1
         return [(block, Report.from_bytes(report))]
 
+    def ask(self, block, method, *words):
+        return getattr(self.rank_blocks[block], method)(*words)
+
     def ask_all(self, method, *words):
-        return [getattr(block, method)(*words) for block in self.rank_blocks]
+        return self.ask_each(method, [words] * len(self.rank_blocks))
+
+    def ask_each(self, method, words):
+        return [self.ask(block, method, *of_block) for block, of_block in enumerate(words)]
 
 
-def replay_in_blocks(job, durations, *, iterations, block_count, source=None):
+def replay_in_blocks(job, durations, *, iterations, block_count, source=None, stored=None):
     blocks = deal_ranks(job, block_count=block_count)
-    crew = CrewHere(job, durations, blocks=blocks, iterations=iterations, source=source)
-    vectors = durations.vector_count
-    if not run_rounds(crew, find_crossings(job, blocks), vector_count=vectors):
+    crew = CrewHere(
+        job, durations, blocks=blocks, iterations=iterations, source=source, stored=stored
+    )
+    vectors, crossings = durations.vector_count, find_crossings(job, blocks)
+    if not run_rounds(crew, crossings, vector_count=vectors):
         raise explain_stall(job, gather_heads(crew.ask_all("heads")))
-    keeper = FarKeeper(crew, build_whole(job, blocks, vectors))
-    kept = range(iterations - kept_iterations(job, iterations), iterations)
+    whole = build_whole(job, blocks, crossings.rendezvous, vectors)
+    keeper = FarKeeper(crew, whole, crossings)
+    kept = range(iterations - kept_of_reach(max_distance(job), iterations), iterations)
     lane_now_ns = np.concatenate(crew.ask_all("lane_now_ns"), axis=1)
-    return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns), crew
+    return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns, keeper), crew
 
 
 @given(made=random_jobs(), block_count=st.integers(1, 6))
@@ -90,6 +110,46 @@ def test_any_number_of_blocks_gives_the_same_bits_as_one_process(made, block_cou
     )
 
     assert_same(found, wanted)
+
+
+@given(made=random_jobs(), block_count=st.integers(2, 5))
+def test_blocks_explain_what_they_keep_as_one_process_does(made, block_count):
+    words = (made.job, made.durations)
+    near = History(*words, replay(*words, iterations=made.iterations))
+    found, crew = replay_in_blocks(*words, iterations=made.iterations, block_count=block_count)
+    far = History(*words, found)
+    end_ns = int(near.replay.iteration_end_ns[-1, 0])
+    window = Window(end_ns // 3, end_ns)
+    asked = []
+    crew.ask = lambda block, method, *words: (
+        asked.append(method) or getattr(crew.rank_blocks[block], method)(*words)
+    )
+
+    assert critical_path(far, from_ns=0) == critical_path(near, from_ns=0)
+    for function in (break_down, sum_waits):
+        assert far.by_rank(function, window) == near.by_rank(function, window)
+    # Reduced where it is kept: nobody took a timeline.
+    assert not {"end_ns", "member_ready_ns"} & set(asked)
+
+
+def test_a_block_remembers_what_was_resolved_of_iterations_to_come():
+    # A root never waits, so its block is done before that of the receiver has begun.
+    builder = JobBuilder()
+    for role in (Role.SIGNALS, Role.WAITS):
+        program = builder.new_program()
+        lane = program.add_lane("compute", LaneKind.COMPUTE)
+        program.add_task(lane, Fixed("work", 0), label="work")
+        program.add_rendezvous(lane, Fixed("cast", 0), label="cast", slot=0, role=role)
+        builder.add_rank(builder.add_program(program.build()))
+    builder.add_group("world", [0, 1], slot=0)
+    job = builder.build(JobFacts("broadcast"))
+    durations = build_durations(job, [np.array([10, 1]), np.array([2, 1])])
+
+    found, _ = replay_in_blocks(job, durations, iterations=3, block_count=2)
+
+    # The root is ready at 10, 21 and 32, and the receiver takes 1 ns from then on.
+    assert found.iteration_end_ns[:, 0].tolist() == [11, 22, 33]
+    assert_same(found, replay(job, durations, iterations=3))
 
 
 @pytest.mark.parametrize("patience", [0, 1, 5])

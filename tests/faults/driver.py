@@ -1,9 +1,11 @@
 """The driver of a fault drill: joins a cluster, replays, loses what it is told to lose.
 
-    python -m tests.faults.driver ADDRESS WORKERS FAULT ROUND [PID ...]
+    python -m tests.faults.driver ADDRESS WORKERS FAULT ROUND PAUSE [PID ...]
 
-FAULT is none, worker, driver, or raylet or gcs with the PIDs to kill. Prints a line of JSON: the
-digest of the answer, and the raylets that had a worker. ADDRESS `here` starts a local Ray.
+FAULT is none, worker, driver, or raylet or gcs with the PIDs to kill. Prints a line of JSON with
+the number of raylets that have a worker before anything is lost, and one with the digest of the
+answer. After the loss nothing is said for PAUSE seconds, as if blocks walked that long. ADDRESS
+`here` starts a local Ray.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 
 from perfmodel.base.errors import PerfModelError
@@ -33,17 +36,19 @@ def digest(replay) -> str:
     return said.hexdigest()
 
 
-def main(address: str, workers: int, fault: str, number: int, pids: list[int]) -> int:
-    raylets: set[str] = set()
-
+def main(
+    address: str, workers: int, fault: str, number: int, pause_s: float, pids: list[int]
+) -> int:
     def lose(status: RoundStatus) -> None:
         if status.number == 0:
-            raylets.update(place.raylet_id for place in status.places)
+            raylets = {place.raylet_id for place in status.places}
+            print(json.dumps({"raylets": len(raylets)}), flush=True)
         if status.number == number and fault != "none":
             doomed = {"worker": [status.places[-1].pid], "driver": [os.getpid()]}.get(fault, pids)
             for pid in doomed:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(pause_s)
 
     job, durations = alternating_job(ranks=6, meetings=MEETINGS)
     try:
@@ -53,10 +58,7 @@ def main(address: str, workers: int, fault: str, number: int, pids: list[int]) -
             address=None if address == "here" else address,
             on_round=lose,
         ) as executor:
-            answer = {
-                "digest": digest(executor.replay(job, durations, ITERATIONS)),
-                "raylets": len(raylets),
-            }
+            answer = {"digest": digest(executor.replay(job, durations, ITERATIONS))}
     except PerfModelError as error:
         print(f"perfmodel: {error}", file=sys.stderr)
         return 1
@@ -65,5 +67,6 @@ def main(address: str, workers: int, fault: str, number: int, pids: list[int]) -
 
 
 if __name__ == "__main__":
-    address, workers, fault, number, *pids = sys.argv[1:]
-    sys.exit(main(address, int(workers), fault, int(number), [int(pid) for pid in pids]))
+    address, workers, fault, number, pause, *pids = sys.argv[1:]
+    numbers = (int(number), float(pause), [int(pid) for pid in pids])
+    sys.exit(main(address, int(workers), fault, *numbers))

@@ -1,37 +1,42 @@
 """`make mutants`: how many small wrong turns the tests of a folder notice.
 
 Mutations are drawn by seed over the rooms below, each is applied to a copy of
-the project, and the tests of its folder must fail. Survivors are printed: each
-is a rule that no test states, or code that makes no difference.
+the project, and the tests of its folder must fail; those that reach the mutated
+function run first. Survivors are printed: each is a rule that no test states, or
+code that makes no difference.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 
 from tests.mutants.mutations import Mutation, find_mutations
+from tests.mutants.reach import LOOK, SORT, name_function
 
 PACKAGES = ("perfmodel", "collectives", "embeddings", "topologies", "traces")
 ROOMS = {
-    "perfmodel/engine": ("tests/engine", "tests/golden", "tests/execution/test_serial.py"),
+    "perfmodel/engine": ("tests/engine", "tests/golden"),
     "perfmodel/prediction": ("tests/prediction", "tests/contract"),
     "perfmodel/planning": ("tests/planning",),
     "collectives": ("tests/collectives",),
     "embeddings": ("tests/embeddings",),
     "perfmodel/stacks": ("tests/stacks",),
 }
-MOST_CPU_S = 400
-"""Processor time of a run of tests: a busy machine must not count as a kill."""
+GRACE_S, COMPILING_GRACE_S = 10.0, 120.0
+"""Processor time of a test beyond ten times its own: a busy machine must not count as a kill."""
+NOTICED = (1, 2)
+"""What pytest ends with where a test fails, and where a module can no longer be loaded."""
 
 
 def draw(seed: int, count: int, rooms: list[str]) -> list[Mutation]:
@@ -54,41 +59,55 @@ class Bench:
             shutil.copytree(name, self._copy / name, ignore=ignored)
         shutil.copy("pyproject.toml", self._copy)
 
+    def look(self, rooms: Sequence[str]) -> None:
+        """Run the tests of *rooms* as they are: they must pass, and tell what they reach."""
+        if "perfmodel/engine" in rooms:
+            # Compiling takes long where every call is followed, so kernels are compiled before.
+            self._run(ROOMS["perfmodel/engine"], self._kernels, {})
+        for room in rooms:
+            told = {LOOK: str(self._look(room))}
+            if code := self._run(ROOMS[room], self._kernels, told):
+                raise SystemExit(f"without a mutation, the tests of {room} end with {code}")
+
     def survives(self, mutation: Mutation) -> bool:
         """Whether the tests of the folder pass although *mutation* is in it."""
+        room = next(room for room in ROOMS if mutation.path.is_relative_to(room))
         target = self._copy / mutation.path
         right = target.read_text(encoding="utf-8")
-        kernels = self._kernels
+        kernels, grace_s = self._kernels, GRACE_S
         if "numba" in right:
             # Compiled callers hold a copy of what they call, and do not ask whether it changed.
-            kernels = self._copy.parent / "wrong kernels"
+            kernels, grace_s = self._copy.parent / "wrong kernels", COMPILING_GRACE_S
+        function = name_function(mutation.path, mutation.line)
+        told = {SORT: json.dumps((str(self._look(room)), function, grace_s))}
         try:
             target.write_text(mutation.apply(right), encoding="utf-8")
-            return self._run(mutation.path, kernels) == 0
+            code = self._run(ROOMS[room], kernels, told)
         finally:
             target.write_text(right, encoding="utf-8")
             shutil.rmtree(self._copy.parent / "wrong kernels", ignore_errors=True)
+        if code > 0 and code not in NOTICED:
+            raise SystemExit(
+                f"{mutation}: pytest ends with {code}, which says nothing of the tests"
+            )
+        return code == 0
 
-    def _run(self, path: Path, kernels: Path) -> int:
-        room = next(room for room in ROOMS if path.is_relative_to(room))
-        near = sorted(self._copy.glob(f"tests/**/test_{path.stem}.py"))
+    def _look(self, room: str) -> Path:
+        return self._copy.parents[1] / f"{room.replace('/', '_')}.json"
+
+    def _run(self, tests: Iterable[str], kernels: Path, told: dict[str, str]) -> int:
         words = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        words += ["-p", "no:xdist", "-m", "not benchmark and not ray"]
-        words += [*(str(one.relative_to(self._copy)) for one in near), *ROOMS[room]]
+        words += ["-p", "no:xdist", "-p", "tests.mutants.reach", "-m", "not benchmark and not ray"]
         surroundings = {
             **os.environ,
+            **told,
             "PYTHONPATH": str(self._copy),
             "NUMBA_CACHE_DIR": str(kernels),
             # Without the shared tables: a clone must notice by itself.
             "PERFMODEL_SHARED_DATA": "/nonexistent",
         }
-        limit = f"ulimit -t {MOST_CPU_S}; exec {shlex.join(words)}"
         done = subprocess.run(
-            ["bash", "-c", limit],
-            cwd=self._copy,
-            env=surroundings,
-            capture_output=True,
-            check=False,
+            [*words, *tests], cwd=self._copy, env=surroundings, capture_output=True, check=False
         )
         return done.returncode
 
@@ -108,6 +127,7 @@ def main() -> int:
         benches: Queue[Bench] = Queue()
         for number in range(asked.workers):
             benches.put(Bench(Path(place) / str(number)))
+        benches.queue[0].look(asked.rooms.split(","))
 
         def survives(mutation: Mutation) -> bool:
             bench = benches.get()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.base.value_lists import expand_values
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.comparing import (
+    Compared,
+    Comparison,
     NamedScenario,
+    SweepAxis,
     compare_scenarios,
+    find_knees,
     parse_axis,
     sweep_scenario,
 )
@@ -81,3 +88,119 @@ def test_one_scenario_without_an_answer_keeps_its_place_with_the_reason():
 def test_nothing_to_compare_is_refused():
     with pytest.raises(ScenarioError, match="two scenarios"):
         compare_scenarios([NamedScenario("alone", SMALL)], executor=SerialExecutor())
+
+
+def answered(name: str, time_ms: float, *, fits: bool | None = True, assumed=(), **path_ms: float):
+    """A scenario with an answer of which only what is compared is there."""
+    kinds = {kind: round(1e6 * ms) for kind, ms in path_ms.items()} or {"host": 1}
+    bound = max(kinds, key=lambda kind: kinds[kind])
+    found = SimpleNamespace(
+        iteration_ns=round(1e6 * time_ms),
+        memory=None if fits is None else SimpleNamespace(fits=fits),
+        facts=SimpleNamespace(rank_count=8),
+        bound=SimpleNamespace(name=bound),
+        bound_ratio=0.75,
+        path_by_kind_ns=lambda: kinds,
+    )
+    return Compared(name, SMALL, found, assumed=assumed)
+
+
+def test_money_orders_what_fits_by_time_and_what_has_no_answer_last():
+    entries = (
+        Compared("none", SMALL, None, "a fault"), answered("large", 1.0, fits=False),
+        answered("slow", 36.0), answered("fast", 9.0, fits=None), answered("same", 9.0),
+    )  # fmt: skip
+    given = Comparison(entries)
+    found = given.priced(2.0)
+
+    assert [one.name for one in found.entries] == ["fast", "same", "slow", "large", "none"]
+    assert found.fastest.name == given.fastest.name == "fast"
+    # A thousand iterations of 36 ms are a hundredth of an hour, of eight GPUs at two.
+    assert found.cost_of(entries[2]) == pytest.approx(0.16)
+    assert found.cost_of(entries[0]) is None
+    assert given.cost_of(entries[2]) is None
+
+
+def test_what_was_assumed_is_said_with_who_it_is_about():
+    both = Comparison((answered("a", 1.0, assumed=("x", "y")), answered("b", 2.0, assumed=("x",))))
+    assert both.findings == ("All: x", "a: y")
+    assert Comparison((answered("a", 1.0, assumed=("x",)),)).findings == ("a: x",)
+
+
+@pytest.mark.parametrize("text", ["batch", "=1,2", " =1,2", "batch=", "batch= ", "batch=1"])
+def test_a_sweep_needs_a_key_and_several_values(text):
+    with pytest.raises(ScenarioError, match="sweep"):
+        parse_axis(text)
+
+
+def test_what_is_swept_goes_where_it_belongs():
+    def swept(base, key, value):
+        [point, _] = sweep_scenario(base, [SweepAxis(key, (value, "9"))])
+        return point.scenario
+
+    job = JobScenario("job", topology="dgx_a100")
+    assert swept(SMALL, "ranks_per_host", "4") == replace(SMALL, ranks_per_host=4)
+    assert swept(SMALL, "stack", "generic") == replace(SMALL, stack="generic")
+    assert swept(SMALL, "mode", "x") == replace(SMALL, overrides=("mode=x",))
+    assert swept(job, "hosts", "4") == replace(job, hosts=4)
+    assert swept(job, "topology", "dgx_h100") == replace(job, topology="dgx_h100")
+    for base, key, value in ((SMALL, "hosts", "two"), (job, "workload", "a"), (job, "mode", "x")):
+        with pytest.raises(ScenarioError, match=f"sweep of {key}"):
+            swept(base, key, value)
+
+
+def told(*points, keys=("batch",)):
+    return find_knees(Comparison(points, tuple(SweepAxis(key, ()) for key in keys)))
+
+
+def test_a_stretch_is_told_with_what_it_does_and_what_on_the_path_does_it():
+    [grows] = told(
+        answered("batch=10", 10.0, gemm=8, host=2), answered("batch=20", 20.0, gemm=17, host=3)
+    )
+    assert grows == (
+        "From batch=10 to 20 the time grows in proportion (10 ms to 20 ms): on the critical "
+        "path, gemm: 8 ms to 17 ms."
+    )
+    [less] = told(
+        answered("batch=10", 10.0, gemm=8, host=2), answered("batch=20", 14.0, gemm=9, host=5)
+    )
+    assert "grows, but less than in proportion" in less
+    assert "host: 2 ms to 5 ms" in less
+    [falls] = told(
+        answered("batch=10", 10.0, gemm=8, host=2), answered("batch=20", 6.0, gemm=5, copy=1)
+    )
+    assert "the time falls" in falls
+    assert "gemm: 8 ms to 5 ms" in falls
+    [flat] = told(answered("batch=10", 10.0, gemm=8), answered("batch=20", 10.5, gemm=9))
+    assert "hardly changes" in flat
+    assert "mostly gemm, 8 ms and 9 ms of it, whatever the value" in flat
+
+
+def test_a_knee_is_where_what_decides_changes_and_a_bend_where_only_the_slope_does():
+    sentences = told(
+        answered("batch=40", 40.0, gemm=30, host=10), answered("batch=10", 10.0, host=9),
+        answered("batch=20", 10.2, host=9, gemm=1), answered("batch=80", 80.0, gemm=70, host=10),
+        answered("batch=0", 1.0),
+    )  # fmt: skip
+    assert sentences[0].startswith("From batch=10 to 20 the time hardly changes")
+    assert sentences[1].startswith("From batch=20 to 80 the time grows in proportion")
+    [knee] = sentences[2:]
+    assert knee == (
+        "Knee between batch=20 and 40: up to there mostly host (75% of the critical path), beyond "
+        "it gemm (75% of the critical path)."
+    )
+    bend = told(
+        answered("batch=10", 10.0, host=9), answered("batch=20", 10.2, host=9),
+        answered("batch=40", 20.4, host=19),
+    )  # fmt: skip
+    assert bend[2:] == ("The curve bends at batch=20.",)
+    swapped = told(answered("batch=10", 10.0, host=9), answered("batch=20", 10.1, gemm=9))
+    assert "less of it is host and more gemm" in swapped[0]
+
+
+def test_knees_are_told_of_one_axis_of_two_numbers_or_more():
+    two = (answered("batch=10", 10.0), answered("batch=20", 20.0))
+    assert told(*two, keys=("batch", "hosts")) == ()
+    assert told(two[0]) == ()
+    assert told(*two, answered("batch=many", 3.0)) == ()
+    assert len(told(*two)) == 1

@@ -6,7 +6,13 @@ import pytest
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.execution import ExecutorKind
-from perfmodel.prediction.scenario import DEFAULT_WORKLOAD, MAX_SAMPLES, Scenario
+from perfmodel.prediction.scenario import (
+    DEFAULT_WORKLOAD,
+    MAX_SAMPLES,
+    JobScenario,
+    Scenario,
+    overrides_of,
+)
 from perfmodel.workloads import catalog
 
 
@@ -19,8 +25,41 @@ def test_a_scenario_that_makes_no_sense_is_refused_with_the_value(field, value):
         Scenario(topology="dgx_h100", **{field: value})
 
 
-def test_the_most_samples_are_allowed():
-    assert Scenario(topology="dgx_h100", samples=MAX_SAMPLES).samples == MAX_SAMPLES
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("hosts", 1), ("ranks_per_host", 1), ("seed", 0), ("samples", 0), ("samples", 2),
+     ("samples", MAX_SAMPLES)],
+)  # fmt: skip
+def test_the_least_and_the_most_are_allowed(field, value):
+    assert getattr(Scenario(topology="dgx_h100", **{field: value}), field) == value
+
+
+@pytest.mark.parametrize(("field", "value"), [("hosts", 0), ("seed", -1), ("samples", 1)])
+def test_a_job_is_asked_about_within_the_same_bounds(field, value):
+    with pytest.raises(ScenarioError, match=rf"got {value}"):
+        JobScenario("job", topology="dgx_h100", **{field: value})
+    least = JobScenario("job", topology="dgx_h100", hosts=1, calibration="mine.yaml")
+    assert (least.hosts, least.seed, least.calibration) == (1, 0, ("mine.yaml",))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("hosts", 2), ("stack", "generic"), ("was", "dgx_a100"), ("calibration", ("a", "b"))],
+)
+def test_what_is_said_about_a_machine_needs_one(field, value):
+    with pytest.raises(ScenarioError, match=f"--{field} .*Give --topology too"):
+        JobScenario("job", **{field: value})
+    assert JobScenario("job", topology="dgx_h100", **{field: value})
+    assert JobScenario("job", seed=3)
+
+
+def test_changes_are_said_as_they_would_be_typed():
+    assert overrides_of({"a": "x y", "b": 3, "c": True, "d": [1]}) == (
+        "a=x y", "b=3", "c=true", "d=[1]",
+    )  # fmt: skip
+    asked = Scenario("dgx_h100", overrides={"batch": 8}, calibration="mine.yaml")
+    assert (asked.overrides, asked.calibration) == (("batch=8",), ("mine.yaml",))
+    assert Scenario("dgx_h100", overrides="batch=8") == Scenario("dgx_h100", overrides=("batch=8",))
 
 
 def test_the_default_workload_is_the_one_the_catalog_names():

@@ -149,6 +149,20 @@ def test_what_is_taken_over_is_divided_and_what_is_stated_is_not(files):
     assert stack.name == "faster"
 
 
+def test_what_a_stack_leaves_out_it_does_not_do(tmp_path):
+    file = tmp_path / "bare.yaml"
+    start = BASE.index("host:\n")
+    keys = ("name", "description", "source", "execution", "optimizer_kernels", "attention_kernels")
+    lines = [line for line in BASE.splitlines() if line.partition(":")[0] in keys]
+    file.write_text("\n".join(lines) + "\n" + BASE[start:])
+    stack = load_stack(file)
+    assert stack.tables == TableHandling()
+    assert stack.loader.load_ns(1_000) == 0
+    assert (stack.fusions, stack.overlaps, stack.habits) == (set(), set(), set())
+    assert (stack.family, stack.loads_long, stack.evidence) == (None, False, {})
+    assert stack.time_ratio("gemm", "hopper") == 1
+
+
 def test_an_empty_table_of_operators_takes_over_none(files, tmp_path):
     file = tmp_path / "captured.yaml"
     file.write_text(
@@ -211,6 +225,7 @@ def test_capabilities_answer_what_they_are_asked(files):
         ("aten::mm: {before_launch: 30 us}", "aten::mm: 30 us", "host.operators.aten::mm"),
         ("rows: 7, ", "", "evidence.hopper: must state rows, sources, hosts, spread"),
         ("spread: 0.25", "spread: -1", "evidence.hopper: must be a number from 0"),
+        ("hosts: 3", "hosts: 0.9", "evidence.hopper: must be a number from 1"),
         ("host_speed_ratio: 5", "host_speed_ratio: 0", "compiled.host_speed_ratio"),
         ("host_speed_ratio: 5", "speed: 5", "compiled.speed: unknown key"),
         ("residency: rotating", "residency: hot", "residency: must be one of"),

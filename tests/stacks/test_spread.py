@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.spread import find_spread, load_spread
@@ -84,3 +85,37 @@ def test_hosts_are_counted_against_the_most_that_any_evidence_has():
     far = find_spread(PLAIN, architecture="hopper", hosts=2)
     assert far.relative_sigma == pytest.approx(math.hypot(alone.no_runs, alone.per_doubling))
     assert "beyond the 1 that" in far.sentence
+
+
+def test_what_the_file_says_does_not_change_under_a_question():
+    known = load_spread()
+    assert load_spread() is known
+    for value, field in ((known, "date"), (known.dlrm, "rows")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(value, field, None)
+    content = {**known.model_dump(), "colour": "red"}
+    with pytest.raises(ValidationError, match="colour"):
+        type(known).model_validate(content)
+    with pytest.raises(ValidationError, match="other_chip"):
+        type(known).model_validate({**content, "dlrm": {**content["dlrm"], "other_chip": 2.1}})
+
+
+def test_a_model_with_experts_has_at_least_their_spread():
+    known = load_spread().transformer
+    without, withal = (
+        find_spread(KNOWN, architecture="hopper", hosts=1, has_experts=one) for one in (False, True)
+    )
+    assert known.experts > without.relative_sigma
+    assert withal.relative_sigma == known.experts
+    assert "runs of models with experts" in withal.sentence
+    wide = replace(
+        KNOWN, evidence={"hopper": replace(KNOWN.evidence["hopper"], spread=known.experts + 0.1)}
+    )
+    assert find_spread(wide, architecture="hopper", hosts=1, has_experts=True) == find_spread(
+        wide, architecture="hopper", hosts=1
+    )
+
+
+def test_one_source_is_told_as_one():
+    lone = replace(KNOWN, evidence={"hopper": replace(KNOWN.evidence["hopper"], sources=1)})
+    assert "40 runs of 1 source on" in find_spread(lone, architecture="hopper", hosts=1).sentence

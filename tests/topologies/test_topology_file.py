@@ -160,6 +160,12 @@ def test_a_fault_is_named_with_its_place(write, good, bad, complaint):
     assert "machine.yaml" in message
 
 
+def test_a_fabric_need_not_say_how_many_hosts_share_a_leaf(write):
+    fabric = load_topology(write(GOOD.replace("  leaf: {hosts: 4}\n", ""))).fabric
+
+    assert fabric.hosts_per_leaf == 32
+
+
 def test_all_faults_are_reported_at_once(write):
     text = (
         GOOD.replace("25 GB/s", "25", 1).replace("700 ns", "700").replace("hosts: 4", "hosts: no")

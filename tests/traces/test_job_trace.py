@@ -4,7 +4,13 @@ import pytest
 
 from perfmodel.base.errors import TraceError
 from tests.traces.builders import kernel, write_trace
-from traces.job_trace import TraceFormat, detect_format, load_job_trace, load_job_traces
+from traces.job_trace import (
+    TraceFormat,
+    detect_format,
+    find_recordings,
+    load_job_trace,
+    load_job_traces,
+)
 
 
 def write_job(folder, ranks, world_size=None):
@@ -29,6 +35,20 @@ def test_a_folder_of_folders_is_several_jobs(tmp_path):
     assert [job.name for job in load_job_traces(tmp_path)] == ["first", "second"]
     with pytest.raises(TraceError, match="holds 2 recordings"):
         load_job_trace(tmp_path)
+
+
+def test_a_recording_and_a_folder_of_its_execution_traces_are_one_job(tmp_path):
+    recorded = write_job(tmp_path / "kineto", [0])
+    executed = tmp_path / "executed"
+    executed.mkdir()
+    (executed / "rank0.json").write_text('{"schema": "1.1.0-chakra.0.0.4", "nodes": []}')
+
+    [by_name] = find_recordings([recorded, executed])
+    [by_folder] = find_recordings(tmp_path)
+    assert by_name.executed == by_folder.executed == (executed / "rank0.json",)
+    # Two recordings do not share one set of execution traces.
+    other = write_job(tmp_path / "other", [0])
+    assert len(find_recordings([recorded, other, executed])) == 3
 
 
 def test_ranks_come_from_file_names_where_the_file_is_silent(tmp_path):

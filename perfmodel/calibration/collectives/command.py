@@ -86,7 +86,12 @@ def _skeleton() -> Calibration:
 def _host_entries(constants: dict[str, HostConstants]) -> tuple[HostEntry, ...]:
     entries = [
         HostEntry(
-            spec.name, spec.architecture, spec.link_class, constants[spec.name], spec.machines
+            spec.name,
+            spec.architecture,
+            spec.link_class,
+            constants[spec.name],
+            spec.machines,
+            spec.is_odd,
         )
         for spec in HOST_SPECS
         if spec.name in constants

@@ -78,7 +78,9 @@ class Shifted:
 
 def shift_collectives(measurements: Sequence[CollectiveMeasurement], base: Calibration) -> Shifted:
     """*base* with blocks of their own for the machines of *measurements*."""
-    calibration, sentences = base, []
+    # Somebody else's odd host is nothing to start from.
+    usual = tuple(entry for entry in base.hosts if not entry.is_odd)
+    calibration, sentences = replace(base, hosts=usual), []
     uncertainty = dict(base.uncertainty)
     spans = list(base.spans)
     for name, several, rows in _blocks(measurements):

@@ -19,7 +19,8 @@ ALL_PROTOCOLS = tuple(Protocol)
 class HostSpec:
     """A host block: learns from one-host rows of *learns_from*.
 
-    *prior* names the block it starts from; *frozen* are constants kept at the prior.
+    *prior* names the block it starts from; *frozen* are constants kept at the prior;
+    *is_odd* keeps what was learnt for that host alone.
     """
 
     name: str
@@ -28,6 +29,7 @@ class HostSpec:
     learns_from: tuple[str, ...]
     prior: str = ""
     machines: tuple[str, ...] = ()
+    is_odd: bool = False
     # NVLS was measured above 2 MiB only, which does not tell its launch from its filling; LL128
     # below 25 MiB only, so its bandwidth stays at what it is by design, 120 of 128 bytes.
     frozen: tuple[str, ...] = ("crowding", "nvls_launch_ns", "ll128_ratio")
@@ -94,6 +96,7 @@ HOST_SPECS = (
         link_class=HostLinkClass.PCIE_HOST,
         learns_from=("l40s_pcie",),
         machines=("l40s_pcie",),
+        is_odd=True,  # eight ranks get a fourteenth of the bandwidth of two
         frozen=(),
     ),
 )

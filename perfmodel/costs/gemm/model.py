@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,9 @@ ARITHMETIC_SHARE = 0.876
 by arithmetic, which long load slows down; (1 - 0.8**4)**0.25, memory being four fifths of it."""
 SMALLEST_SIDE = 32
 """Side of the smallest product in the tables."""
+SMALLER_SIGMA = 0.12
+"""How unsure every halving of a side below the smallest fitted one makes us: libraries have kernels
+of their own for thin products. Recorded products of 16 rows were off by that much a halving."""
 OTHER_DTYPE_SIGMA = 0.12
 """How unsure the step from half precision to a dtype without measurements makes us."""
 
@@ -190,14 +194,21 @@ def _memory_apart(device: Device) -> Callable[[Entry], float]:
     """How far the memory of an entry's chip is from that of *device*, as a logarithm."""
 
     def apart(entry: Entry) -> float:
-        try:
-            other = load_device(entry.device)
-        except PerfModelError:
+        memory_bytes_per_s = _memory_bytes_per_s(entry.device)
+        if memory_bytes_per_s is None:
             return math.inf  # measured on a machine that the catalog does not have
-        ratio = other.memory_bandwidth_bytes_per_s / device.memory_bandwidth_bytes_per_s
-        return abs(math.log(ratio))
+        return abs(math.log(memory_bytes_per_s / device.memory_bandwidth_bytes_per_s))
 
     return apart
+
+
+@cache
+def _memory_bytes_per_s(device: str) -> float | None:
+    """The memory bandwidth of a *device* of the catalog."""
+    try:
+        return load_device(device).memory_bandwidth_bytes_per_s
+    except PerfModelError:
+        return None
 
 
 def _carried_floor_ns(entry: Entry, device: Device) -> float:
@@ -237,6 +248,7 @@ def price_gemms(
         log_ratio, sigma = _apply(calibration.ordered, features)
         kernel_ns = kernel_ns * np.exp(log_ratio)
         is_inside &= has_fitted_sizes(features, calibration.ordered)
+        sigma = np.hypot(sigma, SMALLER_SIGMA * _halvings_below(features, calibration.ordered))
     if calibration.steps is not None:
         steps = calibration.steps.log_ratio(gemm_step_features(shapes, machine, times))
         kernel_ns = kernel_ns * np.exp(steps)
@@ -277,6 +289,13 @@ def has_fitted_sizes(features: FloatColumn, correction: OrderedCorrection) -> ND
     sizes = features[:, SIZE_FEATURES]
     low, high = correction.low[SIZE_FEATURES], correction.high[SIZE_FEATURES]
     return np.asarray(np.all((sizes >= low - 1e-3) & (sizes <= high + 1e-3), axis=1))
+
+
+def _halvings_below(features: FloatColumn, correction: OrderedCorrection) -> FloatColumn:
+    """How often m, n, k and batch would have to be doubled to lie in the range of the fit."""
+    below = correction.low[SIZE_FEATURES] - features[:, SIZE_FEATURES]
+    halvings: FloatColumn = np.maximum(below, 0.0).sum(axis=1)
+    return halvings
 
 
 def rows_by_dtype(ops: Sequence[Gemm]) -> dict[DType, Sequence[int]]:

@@ -26,6 +26,7 @@ from perfmodel.prediction.answer import Answer, Interval, Prediction
 from perfmodel.prediction.answering import answer, answer_in_full
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.question import Asked, Question, workload_question
+from perfmodel.prediction.scenario import take_as_meant
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import load_workload
@@ -62,6 +63,7 @@ class LayoutQuestion:
     calibration: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        take_as_meant(self, "hosts")
         if not self.hosts or min(self.hosts) < 1 or self.top < 1 or self.seconds <= 0:
             raise ScenarioError(
                 "search: needs one host or more, one layout or more to show, and some time."

@@ -114,7 +114,6 @@ def build_rank_page(ranking: Ranking, question: RankQuestion | None = None) -> s
     best = ranking.plans[0]
     headings = ("", "plan", "time ms", "90 % interval ms", "beats next", "bound by", "straggler",
                 "memory GiB")  # fmt: skip
-    refused = [f"{name}: {reason}" for name, reason in ranking.refused]
     gains = [
         f"A tenth less {bound.value} would save {format_duration(gain)}."
         for bound, gain in best.gains_ns.items()
@@ -140,7 +139,7 @@ def build_rank_page(ranking: Ranking, question: RankQuestion | None = None) -> s
             Section(f"Load per rank under {best.plan.name}", [_load_matrix(best)]),
             Section(f"Where {best.plan.name} puts the tables", [_table_matrix(best)]),
             Section(f"What would make {best.plan.name} faster", [Lines(gains)]),
-            Section("Not ranked", [Lines(refused)] if refused else []),
+            Section("Not ranked", [Lines(ranking.refusals)] if ranking.refused else []),
             Section("Assumptions", [Lines(ranking.assumptions)]),
         ),
     ).render()

@@ -90,8 +90,7 @@ def _of_ranks(evidence: Evidence) -> Iterator[tuple[int, np.ndarray]]:
     if priced is None:
         return
     for rank in range(evidence.job.rank_count):
-        first = int(priced.durations.rank_offset[rank])
-        rows = slice(first, first + evidence.job.program_of(rank).task_count)
+        rows = priced.durations.rows_of(evidence.job, rank)
         yield rank, priced.durations.values_ns[rows, :1] * priced.link_use[rows]
 
 

@@ -115,6 +115,6 @@ def _print_rest(ranking: Ranking, console: Console) -> None:
         )
         + "."
     )
-    for name, reason in ranking.refused:
-        console.print(f"not ranked: {name}: {reason}")
+    for refusal in ranking.refusals:
+        console.print(f"not ranked: {refusal}")
     console.print(f"{ranking.plans_judged} plans judged.")

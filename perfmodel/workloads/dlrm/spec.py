@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from embeddings.distribution import UNIFORM, IndexDistribution, Zipf
 from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
-from embeddings.table import EmbeddingTable
+from embeddings.table import MOST_ROWS, MOST_TABLES, EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.workloads.fields import (
     CommonSpec,
@@ -28,9 +28,9 @@ from perfmodel.workloads.fields import (
     Words,
 )
 
-Widths = Annotated[tuple[Width, ...], Field(min_length=1, max_length=2**16)]
-Row = Annotated[int, Field(strict=True, ge=1, le=10**12)]
-Rows = Annotated[tuple[Row, ...], Field(min_length=1, max_length=2**16)]
+Widths = Annotated[tuple[Width, ...], Field(min_length=1, max_length=MOST_TABLES)]
+Row = Annotated[int, Field(strict=True, ge=1, le=MOST_ROWS)]
+Rows = Annotated[tuple[Row, ...], Field(min_length=1, max_length=MOST_TABLES)]
 
 
 class Interaction(Enum):

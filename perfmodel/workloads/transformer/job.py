@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
 from perfmodel.base.units import format_size
-from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.builder import JobBuilder, Tables
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
@@ -29,16 +32,42 @@ def build_transformer_job(
 
     *stack* is what issues it, as a rule the one that *spec* names.
     """
-    stack = stack or load_stack(spec.stack)
-    layout = chosen.layout
-    job, parts = JobBuilder(), StageParts(TransformerRun(spec, layout, stack))
-    for stage in range(layout.pp):
-        writer = StageWriter(job.new_program(), parts, stage=stage)
-        program = job.add_program(writer.write())
-        for _ in range(layout.ranks_of_stage):
-            job.add_rank(program)
-    add_groups(job, spec, layout)
-    return job.build(_facts(spec, chosen))
+    return next(_iter_jobs(spec, (chosen,), stack or load_stack(spec.stack)))
+
+
+def build_shorter_jobs(
+    spec: TransformerSpec,
+    chosen: ChosenLayout,
+    *,
+    stack: SoftwareStack,
+    micro_batches: tuple[int, int],
+) -> tuple[JobGraph, JobGraph]:
+    """The same with two other numbers of *micro_batches*, each beyond one.
+
+    What both do is made once.
+    """
+    shorter = [
+        replace(chosen, layout=replace(chosen.layout, micro_batches=count))
+        for count in micro_batches
+    ]
+    smaller, larger = _iter_jobs(spec, shorter, stack)
+    return smaller, larger
+
+
+def _iter_jobs(
+    spec: TransformerSpec, choices: Sequence[ChosenLayout], stack: SoftwareStack
+) -> Iterator[JobGraph]:
+    tables, parts = Tables(), StageParts(TransformerRun(spec, choices[0].layout, stack))
+    for chosen in choices:
+        layout, job = chosen.layout, JobBuilder(tables)
+        run = TransformerRun(spec, layout, stack)
+        for stage in range(layout.pp):
+            writer = StageWriter(job.new_program(), run, parts, stage=stage)
+            program = job.add_program(writer.write())
+            for _ in range(layout.ranks_of_stage):
+                job.add_rank(program)
+        add_groups(job, spec, layout)
+        yield job.build(_facts(spec, chosen))
 
 
 def _recompute_sentence(spec: TransformerSpec) -> str:

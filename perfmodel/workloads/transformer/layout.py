@@ -190,7 +190,7 @@ def _split_fault(
             spec.batch % step,
             (
                 f"batch ({spec.batch}) does not divide by dp x micro_batch = {step}; "
-                f"near: batch={near or step} or batch={near + step}"
+                f"near: batch={f'{near} or batch=' if near else ''}{near + step}"
             ),
         ),
         (

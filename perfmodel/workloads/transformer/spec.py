@@ -257,7 +257,9 @@ class ModelSection(Section):
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"heads must divide by kv_heads, got {self.heads} and {self.kv_heads}")
         if self.positions is Positions.LEARNED and self.max_positions is None:
-            raise ValueError("learned positions need max_positions")
+            raise ValueError(
+                "learned positions need max_positions: say how many, or positions: rotary"
+            )
         return self
 
     def has_window(self, layer: int) -> bool:

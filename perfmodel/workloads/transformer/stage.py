@@ -6,8 +6,9 @@ thread issues backwards and the reductions of gradients, while the main thread w
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
@@ -18,11 +19,11 @@ from perfmodel.stacks.stack import Overlap
 from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
 from perfmodel.workloads.feeding import feed_batch
 from perfmodel.workloads.reduction import BucketFill, GradientReduction, Replicas
-from perfmodel.workloads.repetition import Repetition, Stateful, Stretch
+from perfmodel.workloads.repetition import KnownStretches, Repetition, Stateful
 from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
 from perfmodel.workloads.transformer.finishing import FinishWriter
 from perfmodel.workloads.transformer.gathering import LayerGathering, WeightsReady
-from perfmodel.workloads.transformer.layers import LayerKinds
+from perfmodel.workloads.transformer.layers import LayerKind, LayerKinds
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedule import Step, StepWriter, Turn, build_schedule
 from perfmodel.workloads.transformer.shapes import LayerShapes, end_parameters
@@ -30,17 +31,45 @@ from perfmodel.workloads.transformer.slots import Slot
 from perfmodel.workloads.transformer.spec import ContextKind
 
 _ROOT = "embedding and head"
+_LAYER = "layer "
+"""What labels of a layer begin with, before its number and a slash."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerNaming:
+    """Labels of layers count from the *first* one of a stretch."""
+
+    first: int
+
+    def take_off(self, label: str) -> str:
+        """*label* with its layer counted from the first."""
+        number, slash, rest = label.removeprefix(_LAYER).partition("/")
+        if not (slash and label.startswith(_LAYER)):
+            return label
+        return f"{_LAYER}{int(number) - self.first}/{rest}"
+
+    def put_on(self, label: str) -> str:
+        """*label* with its layer counted from the model's first."""
+        return _LayerNaming(-self.first).take_off(label)
 
 
 class StageParts:
-    """What all stages of a run are made of, and what was written of it before."""
+    """What all stages of runs are made of, and what was written of them before.
+
+    The runs differ in the number of micro-batches only, and none has just one.
+    """
 
     def __init__(self, run: TransformerRun) -> None:
-        self.run = run
         self.layers = LayerKinds(run)
         self.embedding = build_embedding_steps(run)
         self.head = build_head_steps(run)
-        self.known: dict[Hashable, Stretch] = {}
+        self.known = KnownStretches()
+        self._number_of_kinds: dict[tuple[LayerKind, ...], int] = {}
+
+    def number_of_kinds(self, layers: Sequence[int]) -> int:
+        """The same number for *layers* that are of the same kinds, one by one."""
+        kinds = tuple([self.layers.steps(number).kind for number in layers])
+        return self._number_of_kinds.setdefault(kinds, len(self._number_of_kinds))
 
 
 @dataclass(slots=True)
@@ -56,10 +85,12 @@ class ExpertReductions:
 
 
 class StageWriter:
-    """Writes one program of *parts*; use it once."""
+    """Writes one program of *run*, made of *parts*; use it once."""
 
-    def __init__(self, program: ProgramBuilder, parts: StageParts, *, stage: int) -> None:
-        self._run = run = parts.run
+    def __init__(
+        self, program: ProgramBuilder, run: TransformerRun, parts: StageParts, *, stage: int
+    ) -> None:
+        self._run = run
         spec, layout = run.spec, run.layout
         self._program, self._spec, self._layout = program, spec, layout
         self._stage = stage
@@ -73,6 +104,7 @@ class StageWriter:
             runs=layout.interleaving,
         )
         self._layers, self._embedding, self._head = parts.layers, parts.embedding, parts.head
+        self._kinds = [parts.number_of_kinds(layers) for layers in self._runs]
         self._shapes = LayerShapes(spec.model, layout)
         self._root_size = end_parameters(spec.model, layout, stage=stage)
         self._trained_root = 0 if spec.training.adapters_only else self._root_size
@@ -158,18 +190,19 @@ class StageWriter:
 
     def _take(self, turn: Turn) -> None:
         """Write *turn*; equal ones, which reduce nothing, are written once."""
-        if turn.direction is Pass.FORWARD:
-            forward = (self._stage, turn.direction, turn.run, turn.micro_batch == 0)
-            self._repetition.write(forward, lambda: self._forward(turn), prefix="")
-            return
+        is_forward = turn.direction is Pass.FORWARD
         is_final = turn.micro_batch == self._layout.micro_batches - 1
-        self._active = self._reduction if is_final else self._early_reduction
-        self._experts.active = self._experts.last if is_final else self._experts.early
-        if self._is_reducing:
-            self._backward(turn)
+        if not is_forward:
+            self._active = self._reduction if is_final else self._early_reduction
+            self._experts.active = self._experts.last if is_final else self._experts.early
+        write = partial(self._forward if is_forward else self._backward, turn)
+        # The first pass also notes which kernels use which weights first.
+        if turn.micro_batch == 0 if is_forward else self._is_reducing:
+            write()
             return
-        key = (self._stage, turn.direction, turn.run)
-        self._repetition.write(key, lambda: self._backward(turn), prefix="")
+        key = (is_forward, self._kinds[turn.run], self._is_begin(turn), self._is_end(turn))
+        layers = self._runs[turn.run]
+        self._repetition.write(key, write, naming=_LayerNaming(layers[0] if layers else 0))
 
     def _is_begin(self, turn: Turn) -> bool:
         return self._is_first and turn.run == 0
@@ -182,15 +215,15 @@ class StageWriter:
             self._receive(Slot.FORWARD_IN, "receive forward")
         self._use_root()
         if self._is_begin(turn):
-            self._write(self._embedding.forward, "", part="embedding")
+            self._write_end(self._embedding.forward, "embedding")
         for number in self._runs[turn.run]:
             self._use_layer(number, number + 1)
             layer = self._layers.steps(number)
             steps = (*layer.casts, *layer.forward) if self._needs_cast(number) else layer.forward
-            self._write_layer(number, steps, (Pass.FORWARD, layer.kind, len(steps)))
+            self._write_layer(number, steps, Pass.FORWARD)
             self._release_layer()
         if self._is_end(turn):
-            self._write(self._head.forward, "", part="head")
+            self._write_end(self._head.forward, "head")
         else:
             self._send(Slot.FORWARD_OUT, "send forward")
 
@@ -199,45 +232,69 @@ class StageWriter:
             self._receive(Slot.BACKWARD_IN, "receive backward")
         self._writer.hand_over(self._writer.autograd, label="backward")
         if self._is_end(turn):
-            self._write(self._head.backward, "", part="head")
+            self._write_end(self._head.backward, "head")
         for number in reversed(self._runs[turn.run]):
             self._use_layer(number, number - 1)
             layer = self._layers.steps(number)
             steps = (*layer.recompute, *layer.backward)
-            self._write_layer(number, steps, (Pass.BACKWARD, layer.kind, len(steps)))
+            self._write_layer(number, steps, Pass.BACKWARD)
             self._release_layer(reduced=number)
         if self._is_begin(turn):
-            self._write(self._embedding.backward, "", part="embedding")
+            self._write_end(self._embedding.backward, "embedding")
         if self._is_reduced_whole and self._trained_root:
             self._reduce(self._trained_root)
         self._writer.hand_over(self._writer.main, label="forward")
         if not self._is_begin(turn):
             self._send(Slot.BACKWARD_OUT, "send backward")
 
-    def _write_layer(self, number: int, steps: tuple[Step, ...], key: Hashable) -> None:
-        """Write *steps* of layer *number*; equal layers are written once."""
-        part, prefix = f"layer {number}", f"layer {number}/"
+    def _write_layer(self, number: int, steps: tuple[Step, ...], direction: Pass) -> None:
+        """Write *steps* of layer *number*; equal stretches of equal layers are written once.
+
+        A stretch ends with the layer, or where the gradients of a step fill a bucket.
+        """
+        part, start = f"{_LAYER}{number}", 0
         if self._is_reducing and not self._is_reduced_whole:
-            self._write(steps, prefix, part=part)
-            return
-        task = self._repetition.write(key, lambda: self._write(steps, prefix), prefix=prefix)
+            for place, step in enumerate(steps):
+                if step.parameters and self._fills_bucket(step):
+                    self._write_stretch(number, steps, slice(start, place + 1), direction)
+                    start = place + 1
+                if step.parameters:
+                    self._note_gradients(step, part)
+        if start < len(steps):
+            self._write_stretch(number, steps, slice(start, len(steps)), direction)
+
+    def _write_stretch(
+        self, number: int, steps: tuple[Step, ...], stretch: slice, direction: Pass
+    ) -> None:
+        kind, part = self._layers.steps(number).kind, f"{_LAYER}{number}"
+        key = (direction.value, kind, len(steps), stretch.start, stretch.stop)
+        write = partial(self._write_steps, steps[stretch], part + "/")
+        task = self._repetition.write(key, write, naming=_LayerNaming(number))
         self._ready.note_use(part, task)
 
-    def _write(self, steps: tuple[Step, ...], prefix: str, *, part: str = "") -> int | None:
+    def _write_steps(self, steps: tuple[Step, ...], prefix: str) -> int | None:
         """Write *steps*; the first task of a kernel that works on them."""
-        first = None
+        tasks = [self._steps.write(step, prefix=prefix) for step in steps]
+        return next((task for task in tasks if task is not None), None)
+
+    def _write_end(self, steps: tuple[Step, ...], part: str) -> None:
+        """Write *steps* of the embedding or the head."""
         for step in steps:
-            task = self._steps.write(step, prefix=prefix)
-            first = task if first is None else first
-            self._ready.note_use(part, task)
+            self._ready.note_use(part, self._steps.write(step, prefix=""))
             if step.parameters and not self._is_reduced_whole:
                 self._note_gradients(step, part)
-        return first
+
+    def _fills_bucket(self, step: Step) -> bool:
+        active = self._active_for(step)
+        return active is not None and active.is_issued_by(step.parameters)
+
+    def _active_for(self, step: Step) -> GradientReduction | None:
+        is_expert = step.is_expert and self._run.has_experts_apart
+        return self._experts.active if is_expert else self._active
 
     def _note_gradients(self, step: Step, part: str) -> None:
         """Put the gradients that *step* made ready into the bucket being filled."""
-        is_expert = step.is_expert and self._run.has_experts_apart
-        active = self._experts.active if is_expert else self._active
+        active = self._active_for(step)
         if active is None:
             return
         if active is self._reduction:

@@ -1,0 +1,287 @@
+"""Questions and their answers: predict, compare, sweep, rank, search, replay, what if."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.scenario import JobScenario, Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.execution import Executor
+    from perfmodel.planning.layouts.search import LayoutQuestion, Search
+    from perfmodel.planning.question import RankQuestion
+    from perfmodel.planning.ranking import Ranking
+    from perfmodel.prediction.answer import Answer, Prediction
+    from perfmodel.prediction.changing import WhatIf
+    from perfmodel.prediction.comparing import Comparison, NamedScenario
+
+
+def open_place(
+    executor: str | None, workers: int | None, ray_address: str | None
+) -> AbstractContextManager[Executor]:
+    """The executor that was named, else Ray where an address or workers were, else this process."""
+    from perfmodel.execution import open_executor
+
+    is_far = ray_address is not None or (workers or 1) > 1
+    word = executor or ("ray" if is_far else "serial")
+    return open_executor(word, workers=workers, address=ray_address)
+
+
+def predict(
+    scenario: Scenario | JobScenario | str | Path,
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+    require_fit: bool = False,
+    keep_timelines: bool = True,
+) -> Prediction:
+    """Answer *scenario* (or the file of one), here or on Ray; the place does not change the answer.
+
+    A Transformer without a layout gets the best of the bounding stage of the
+    layout search, and the answer says so. *on_phase* is told which phase begins
+    and which share of the work is done. With *require_fit* a scenario that does not
+    fit in memory is refused before any work. Without *keep_timelines* what workers of
+    Ray know of single tasks goes with them, and the answer has neither trace nor report.
+    """
+    from perfmodel.prediction.answering import predict_scenario
+
+    asked, sentences = _fill(_load(scenario), on_phase)
+    if isinstance(asked, Scenario):
+        _check_memory(asked, on_phase, require_fit=require_fit)
+    with open_place(executor, workers, ray_address) as place:
+        found = predict_scenario(asked, executor=place, on_phase=on_phase)
+        far = found.evidence.history.replay.far
+        if far is not None and not keep_timelines:
+            far.let_go()
+    return replace(found, assumptions=(*found.assumptions, *sentences))
+
+
+def _fill(
+    scenario: Scenario | JobScenario, on_phase: OnPhase
+) -> tuple[Scenario | JobScenario, tuple[str, ...]]:
+    """*scenario* with a layout where a Transformer leaves it open, and what to say about it."""
+    from perfmodel.workloads.catalog import load_workload
+    from perfmodel.workloads.transformer.spec import TransformerSpec
+
+    if isinstance(scenario, JobScenario):
+        return scenario, ()
+    if not isinstance(load_workload(scenario.workload, scenario.overrides), TransformerSpec):
+        return scenario, ()
+    # The search of layouts is imported for those who need it.
+    from perfmodel.planning.layouts.filling import fill_layout
+
+    filled = fill_layout(scenario, on_phase=on_phase)
+    return filled.scenario, filled.sentences
+
+
+BY_FAR = 1.2
+"""A peak of so many times the memory is worth a word before the work begins."""
+
+
+def _check_memory(scenario: Scenario, on_phase: OnPhase, *, require_fit: bool) -> None:
+    from perfmodel.base.errors import ScenarioError
+    from perfmodel.prediction.fitting import find_memory
+    from perfmodel.reports.text import describe_fit
+
+    memory = find_memory(scenario)
+    if memory.fits:
+        return
+    parts = {part.name for part in memory.fullest.memory.parts}
+    verdict = describe_fit(memory, is_transformer="logits" in parts)
+    if require_fit:
+        raise ScenarioError(f"{scenario.workload} on {scenario.topology}: {verdict}")
+    if memory.peak_bytes > BY_FAR * memory.capacity_bytes:
+        on_phase(f"note: {verdict}", 0.0)
+
+
+def compare(
+    scenarios: Mapping[str, Scenario | JobScenario] | Sequence[Scenario | JobScenario | str | Path],
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> Comparison:
+    """Several *scenarios* side by side, named by their keys, files, or what they ask."""
+    from perfmodel.prediction.comparing import NamedScenario, compare_scenarios
+
+    if isinstance(scenarios, Mapping):
+        named = [NamedScenario(name, one) for name, one in scenarios.items()]
+    else:
+        named = [NamedScenario(_name(one), _load(one)) for one in scenarios]
+    filled = [_filled(one, on_phase) for one in named]
+    with open_place(executor, workers, ray_address) as place:
+        return compare_scenarios(filled, executor=place, on_phase=on_phase)
+
+
+def name_jobs(
+    folders: Sequence[str | Path], *, topology: str, stack: str | None = None
+) -> dict[str, JobScenario]:
+    """The jobs in *folders* on one machine, by the names of their folders: for `compare`."""
+    return {
+        Path(folder).name: JobScenario(str(folder), topology=topology, stack=stack)
+        for folder in folders
+    }
+
+
+def _filled(named: NamedScenario, on_phase: OnPhase) -> NamedScenario:
+    """With a layout where it is left open, as `predict` does; a fault is found when it is asked."""
+    from perfmodel.base.errors import PerfModelError
+
+    try:
+        scenario, sentences = _fill(named.scenario, on_phase)
+    except PerfModelError:
+        return named
+    return replace(named, scenario=scenario, assumed=sentences)
+
+
+def sweep(
+    scenario: Scenario | JobScenario | str | Path,
+    over: Mapping[str, Sequence[object]] | Sequence[str] | str,
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> Comparison:
+    """*scenario* with every combination of values, each key a field of it or of its workload.
+
+    *over* is `{"batch": [4096, 8192]}`, or what is typed after `--sweep`.
+    """
+    from perfmodel.prediction.comparing import (
+        SweepAxis,
+        compare_scenarios,
+        parse_axis,
+        sweep_scenario,
+    )
+
+    if isinstance(over, Mapping):
+        axes = [SweepAxis(key, tuple(map(str, values))) for key, values in over.items()]
+    else:
+        axes = [parse_axis(text) for text in ([over] if isinstance(over, str) else over)]
+    points = [_filled(one, on_phase) for one in sweep_scenario(_load(scenario), axes)]
+    with open_place(executor, workers, ray_address) as place:
+        return compare_scenarios(points, axes=axes, executor=place, on_phase=on_phase)
+
+
+def load_scenario(path: str | Path) -> Scenario | JobScenario:
+    """The question in the file *path*."""
+    from perfmodel.prediction.scenario_file import load_scenario as load
+
+    return load(path)
+
+
+def _load(scenario: Scenario | JobScenario | str | Path) -> Scenario | JobScenario:
+    """A scenario, from its file or from the folder of a job where it is one."""
+    if isinstance(scenario, Scenario | JobScenario):
+        return scenario
+    return JobScenario(str(scenario)) if Path(scenario).is_dir() else load_scenario(scenario)
+
+
+def _name(scenario: Scenario | JobScenario | str | Path) -> str:
+    if isinstance(scenario, JobScenario):
+        return scenario.job
+    if isinstance(scenario, Scenario):
+        words = (f"{scenario.hosts} x {scenario.topology}", scenario.workload, *scenario.overrides)
+        return ", ".join(words)
+    return Path(scenario).stem
+
+
+def rank(
+    question: RankQuestion,
+    *,
+    executor: str | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> Ranking:
+    """Order the sharding plans that *question* asks about, fastest first."""
+    from perfmodel.planning.rank_plans import rank_plans
+
+    with open_place(executor, workers, ray_address) as place:
+        return rank_plans(question, executor=place, on_phase=on_phase)
+
+
+def search(
+    question: LayoutQuestion,
+    *,
+    executor: str | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> Search:
+    """The fastest layouts that *question* asks about, for every number of hosts."""
+    from perfmodel.planning.layouts.search import search_layouts
+
+    with open_place(executor, workers, ray_address) as place:
+        return search_layouts(question, executor=place, on_phase=on_phase)
+
+
+def replay(
+    job: JobScenario | str | Path,
+    *,
+    executor: str | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
+    is_explained: bool = False,
+) -> Answer:
+    """The times of *job*, a folder or a scenario of one, as `predict` finds them.
+
+    With *is_explained* the answer is a Prediction, with everything it explains.
+    """
+    from perfmodel.prediction.answering import answer
+    from perfmodel.prediction.question import replay_question
+
+    question = replay_question(_as_scenario(job))
+    asked = replace(question, asked=replace(question.asked, is_explained=is_explained))
+    with open_place(executor, workers, ray_address) as place:
+        return answer(asked, executor=place)
+
+
+def whatif(
+    job: JobScenario | str | Path,
+    changes: Sequence[str] = (),
+    *,
+    sweep: str | None = None,
+    force: bool = False,
+    executor: str | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> WhatIf:
+    """*job* (a folder or a scenario of one) before and after *changes*, as typed after `--apply`.
+
+    Its machine prices jobs of shapes, and what changes do to work. *sweep* is one more
+    change with several values for a parameter. Recordings that replay themselves badly are
+    refused unless *force* is set, and so are changes that can work out less than half of the
+    time anew.
+    """
+    from perfmodel.prediction.answering import prepare_changes
+    from perfmodel.prediction.changing import NamedChange, answer_changes
+    from perfmodel.prediction.moving import about_machine, recorded_machine
+    from perfmodel.prediction.question import open_job
+    from perfmodel.whatif import parse_sweep, parse_transformation
+
+    scenario = _as_scenario(job)
+    opened = open_job(scenario)
+    topology = scenario.topology
+    if topology is None and (topology := recorded_machine(opened.job)) is not None:
+        opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
+    named = [NamedChange(text, parse_transformation(text, topology=topology)) for text in changes]
+    swept = None if sweep is None else parse_sweep(sweep, topology=topology)
+    question = prepare_changes(opened, force=force)
+    with open_place(executor, workers, ray_address) as place:
+        return answer_changes(
+            question, named, sweep=swept, executor=place, on_phase=on_phase, force=force
+        )
+
+
+def _as_scenario(job: JobScenario | str | Path) -> JobScenario:
+    return job if isinstance(job, JobScenario) else JobScenario(str(job))

@@ -1,0 +1,170 @@
+"""Stored parts: ranks of a saved job that a worker reads from its folder by itself.
+
+The driver knows the outline of such a job and no task of it. So the worker
+also sees to it that what it reads can be walked, and says what its ranks bring
+to rendezvous with others; the driver compares that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from perfmodel.base.errors import ExecutionError, GraphError
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s
+from perfmodel.engine.sieve import find_meetings, number_signatures
+from perfmodel.execution.parts import WALKED, Crossings, JobPart, take_part
+from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.program import PLAIN, Program
+from perfmodel.graph.storage import checksum_of
+from perfmodel.graph.stored_programs import StoredPrograms, loaded
+
+AGAIN = "`perfmodel predict --executor serial` reads all of it and says where."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredJob:
+    """What workers are told of a job in a *folder*: its outline, and how they know it again.
+
+    *op_signature* has for every op a number for what partners in a rendezvous must agree on.
+    """
+
+    folder: Path
+    checksum: str
+    outline: JobGraph
+    op_signature: Int64s
+    word_counts: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPart:
+    """A part as a worker has read it; *signature* is by member of its programs."""
+
+    part: JobPart
+    durations: DurationTable
+    signature: Int64s
+
+
+def store_job(job: JobGraph) -> StoredJob | None:
+    """What workers are told of *job*; None where its programs are here."""
+    programs = job.programs
+    if not isinstance(programs, StoredPrograms):
+        return None
+    folder = programs.folder.resolve()
+    outline = replace(
+        job, ops=(), labels=(), origins=(), programs=StoredPrograms(folder, programs.outlines)
+    )
+    return StoredJob(
+        folder,
+        checksum_of(folder),
+        outline,
+        number_signatures(job.ops),
+        (len(job.labels), len(job.origins)),
+    )
+
+
+def load_part(stored: StoredJob, op_ns: DurationTable, ranks: range, host: str) -> LoadedPart:
+    """The part of *stored* that *ranks* make, read on *host*; *op_ns* is by op."""
+    try:
+        found = checksum_of(stored.folder)
+    except (GraphError, OSError) as error:
+        raise _not_here(stored, host, str(error)) from None
+    if found != stored.checksum:
+        raise _not_here(stored, host, "another job is there")
+    used, place = np.unique(
+        stored.outline.rank_program[ranks.start : ranks.stop], return_inverse=True
+    )
+    try:
+        programs = [_read(stored, int(index)) for index in used]
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as fault:
+        raise GraphError(
+            f"{stored.folder}: not a readable job ({type(fault).__name__}: {fault})."
+        ) from None
+    rows = [op_ns.values_ns[program.op] for program in programs]
+    starts = np.cumsum([0, *(len(row) for row in rows[:-1])])
+    signatures = [stored.op_signature[one.op[one.slot != PLAIN]] for one in programs]
+    whole = replace(
+        stored.outline,
+        programs=programs,
+        rank_program=_renumbered(stored.outline, ranks, place),
+    )
+    return LoadedPart(
+        part=take_part(whole, ranks),
+        durations=DurationTable(np.concatenate(rows), starts[place].astype(np.int64)),
+        signature=np.concatenate(signatures),
+    )
+
+
+def find_own_meetings(loaded_part: LoadedPart, layout: FlatJob, ranks: range) -> Int64s:
+    """What *ranks* bring to rendezvous with others: rows of group, sequence, what, whether signal.
+
+    Raises where they cannot be walked.
+    """
+    met = find_meetings(layout, loaded_part.signature)
+    group = np.repeat(np.arange(len(layout.g_size)), np.diff(layout.g_rendezvous))
+    is_external = layout.g_is_external[group] > 0
+    if met is None or not (met[~is_external, 1] > 0).all():
+        raise GraphError(
+            f"ranks {ranks.start}-{ranks.stop - 1}: not a sound job, so that it cannot be walked. "
+            f"{AGAIN}"
+        )
+    sequence = np.arange(len(group)) - layout.g_rendezvous[group]
+    rows = np.column_stack([loaded_part.part.groups[group], sequence, met[:, 0], met[:, 1] > 0])
+    return rows[is_external].astype(np.int64)
+
+
+def check_meetings(said: Sequence[Int64s], crossings: Crossings, job: JobGraph) -> None:
+    """Raise unless the blocks of *job* bring the same to all rendezvous that cross them."""
+    if not any(len(rows) for rows in said):
+        return
+    rows = np.concatenate(said)
+    keys, place, counts = np.unique(rows[:, :2], axis=0, return_inverse=True, return_counts=True)
+    place, what = place.reshape(-1), rows[:, 2]
+    least, most = np.full(len(keys), what.max()), np.zeros(len(keys), dtype=np.int64)
+    np.minimum.at(least, place, what)
+    np.maximum.at(most, place, what)
+    signals = np.bincount(place, weights=rows[:, 3], minlength=len(keys))
+    expected = crossings.has_part.sum(axis=0)[keys[:, 0]]
+    wrong = np.flatnonzero((counts != expected) | (least != most) | (signals == 0))
+    if len(wrong):
+        group, sequence = keys[wrong[0]].tolist()
+        raise GraphError(
+            f"group {job.groups[group].name!r}: its members do not make the same collectives in "
+            f"the same order, with one that signals; the first that differs is #{sequence}. {AGAIN}"
+        )
+
+
+def _renumbered(job: JobGraph, ranks: range, place: Int64s) -> Int32s:
+    """Which program every rank runs, those outside *ranks* none that is here."""
+    numbers = np.zeros_like(job.rank_program)
+    numbers[ranks.start : ranks.stop] = place
+    return numbers
+
+
+def _read(stored: StoredJob, index: int) -> Program:
+    """A program with what is walked and what it costs, every number of it one of something."""
+    program = stored.outline.programs[index]
+    label_count, origin_count = stored.word_counts
+    limits = {
+        "op": (0, len(stored.op_signature)),
+        "label": (0, label_count),
+        "origin": (-1, origin_count),
+        "slot": (PLAIN, stored.outline.rank_group.shape[1]),
+    }
+    for name, (least, stop) in limits.items():
+        column = getattr(program, name)
+        if not least <= column.min() <= column.max() < stop:
+            raise ValueError(f"column {name} of program {index} must be {least} to {stop - 1}")
+    return loaded(program, (*WALKED, "op"))
+
+
+def _not_here(stored: StoredJob, host: str, why: str) -> ExecutionError:
+    return ExecutionError(
+        f"ray: the worker on {host} cannot read {stored.folder} as this process does ({why}). Put "
+        "the job where all machines see it under this name, or use --executor serial."
+    )

@@ -1,0 +1,196 @@
+"""Stored programs: those of a saved job, read from its folder when somebody looks.
+
+A column is read in pieces, of which only a few are kept, so that a job larger
+than memory can be looked through rank by rank. Whoever needs programs for long
+takes `loaded` ones.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from perfmodel.graph.program import COLUMN_TYPES, Int32s, Int64s, Lane, Program
+
+TASKS_FILE, DEPENDENCIES_FILE = "tasks.parquet", "dependencies.parquet"
+BY_TASK = ("op", "label", "origin", "slot", "sequence", "role")
+BY_DEPENDENCY = ("dep_task", "dep_anchor", "dep_distance", "dep_lag_ns")
+DEP_COUNT = "dep_count"
+PIECE_ROWS = 2**17
+"""How many rows are written, and therefore read, together."""
+MOST_PIECES = 32
+"""So many are kept: of every column a few."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """What the header of a job says of a program: its lanes, and where each begins."""
+
+    lanes: tuple[Lane, ...]
+    lane_start: Int32s
+
+
+class ColumnReader:
+    """Rows of columns of one Parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = pq.ParquetFile(path)
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+        self._bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._kept: OrderedDict[tuple[str, int], NDArray[Any]] = OrderedDict()
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the file."""
+        return list(self._file.schema_arrow.names)
+
+    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Rows *start* to *stop* of a column."""
+        if not 0 <= start <= stop <= self._bounds[-1]:
+            raise ValueError(f"column {name} has {self._bounds[-1]} rows, and {stop} are needed")
+        first = int(np.searchsorted(self._bounds, start, side="right")) - 1
+        parts = []
+        while start < stop:
+            begin, end = int(self._bounds[first]), int(self._bounds[first + 1])
+            parts.append(self._piece(name, first)[start - begin : min(stop, end) - begin])
+            start, first = end, first + 1
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+    def pieces(self, name: str) -> Iterator[NDArray[Any]]:
+        """A whole column, piece by piece."""
+        for index in range(len(self._bounds) - 1):
+            yield self._piece(name, index)
+
+    def _piece(self, name: str, index: int) -> NDArray[Any]:
+        key = (name, index)
+        if key not in self._kept:
+            table = self._file.read_row_group(index, columns=[name], use_threads=False)
+            self._kept[key] = table[name].to_numpy()
+            if len(self._kept) > MOST_PIECES:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+class StoredProgram(Program):
+    """A program that has its lanes, and reads any other column when somebody looks."""
+
+    __slots__ = ("_index", "_shelf")
+
+    _index: int
+    _shelf: StoredPrograms
+
+    @classmethod
+    def on(cls, shelf: StoredPrograms, index: int) -> StoredProgram:
+        """Program number *index* of *shelf*."""
+        program = object.__new__(cls)
+        outline = shelf.outlines[index]
+        values = {"lanes": outline.lanes, "lane_start": outline.lane_start}
+        for name, value in {**values, "_shelf": shelf, "_index": index}.items():
+            # It is frozen, as programs are.
+            object.__setattr__(program, name, value)
+        return program
+
+    @property
+    def task_count(self) -> int:
+        """Number of tasks in one iteration."""
+        return int(self.lane_start[-1])
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in COLUMN_TYPES:
+            raise AttributeError(name)
+        return self._shelf.read(name, self._index)
+
+
+class StoredPrograms(Sequence[Program]):
+    """The programs of the job in *folder*, as its header outlines them."""
+
+    def __init__(self, folder: Path, outlines: Sequence[Outline]) -> None:
+        self.folder = folder
+        self.outlines = outlines
+        counts = [int(outline.lane_start[-1]) for outline in outlines]
+        self._task_bounds: Int64s = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What was read stays here: the folder may be elsewhere, or nowhere, for who gets this.
+        return StoredPrograms, (self.folder, self.outlines)
+
+    @cached_property
+    def _tasks(self) -> ColumnReader:
+        return ColumnReader(self.folder / TASKS_FILE)
+
+    @cached_property
+    def _dependencies(self) -> ColumnReader:
+        return ColumnReader(self.folder / DEPENDENCIES_FILE)
+
+    def __len__(self) -> int:
+        return len(self.outlines)
+
+    @overload
+    def __getitem__(self, index: int) -> Program: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Program]: ...
+    def __getitem__(self, index: int | slice) -> Program | Sequence[Program]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return StoredProgram.on(self, range(len(self))[index])
+
+    def read(self, name: str, index: int) -> NDArray[Any]:
+        """A column of program number *index*."""
+        tasks = (int(self._task_bounds[index]), int(self._task_bounds[index + 1]))
+        if name == "dep_start":
+            counts = self._tasks.read(DEP_COUNT, *tasks)
+            if len(counts) and counts.min() < 0:
+                raise ValueError(f"column {DEP_COUNT} must not be negative")
+            values = np.concatenate([[0], np.cumsum(counts)])
+        elif name in BY_DEPENDENCY:
+            bounds = (int(self._dep_bounds[index]), int(self._dep_bounds[index + 1]))
+            values = self._dependencies.read(name, *bounds)
+        else:
+            # Jobs of earlier versions have their labels for origins.
+            stored = name if name in self._tasks.names else "label"
+            values = self._tasks.read(stored, *tasks)
+        return as_column(name, values)
+
+    @cached_property
+    def _dep_bounds(self) -> Int64s:
+        """Where the dependencies of every program begin, and those of the last end."""
+        bounds = np.zeros(len(self._task_bounds), dtype=np.int64)
+        first, total = 0, 0
+        for counts in self._tasks.pieces(DEP_COUNT):
+            reached = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+            places = self._task_bounds - first
+            here = (places > 0) & (places < len(reached))
+            bounds[here] = total + reached[places[here]]
+            first, total = first + len(counts), total + int(reached[-1])
+        return bounds
+
+
+def as_column(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """*values* in the type of column *name*; what does not fit it is refused, not bent."""
+    dtype: Any = COLUMN_TYPES[name]
+    bounds = np.iinfo(dtype)
+    is_whole = values.dtype.kind in "iu"
+    if not is_whole or (
+        len(values) and not bounds.min <= values.min() <= values.max() <= bounds.max
+    ):
+        raise ValueError(f"column {name} must hold whole numbers of {np.dtype(dtype)}")
+    return values.astype(dtype)
+
+
+def loaded(program: Program, names: Sequence[str]) -> Program:
+    """*program* with columns of its own, those that *names* leave out empty."""
+    columns: dict[str, Any] = {
+        name: np.array(getattr(program, name)) if name in names else np.empty(0, dtype=dtype)
+        for name, dtype in COLUMN_TYPES.items()
+    }
+    return Program(lanes=program.lanes, **columns)

@@ -1,0 +1,108 @@
+"""Which tests reach which function: a plugin of pytest that looks once and sorts ever after.
+
+A run that looks writes, for each test, the functions that it called and the
+processor time it took. A run that sorts takes the quickest tests that reach
+the function of a mutation first, then all others, so that what is noticed is
+noticed early and nothing is left out. A test that takes many times its time
+ends the run: that is a mutant noticed, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+LOOK, SORT = "MUTANTS_LOOK", "MUTANTS_SORT"
+"""Where a look is written; where one is read, the function in question and seconds of grace."""
+QUICKEST = 12
+
+
+def name_function(path: Path, line: int) -> str:
+    """The innermost function around *line* of *path*, named as a look names it."""
+    starts = [
+        min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return f"{path.as_posix()}:{max(starts, default=0)}"
+
+
+class Look:
+    """Notes what each test calls; calls only, since every line would take too long."""
+
+    def __init__(self, target: Path) -> None:
+        self._target, self._root = target, f"{Path.cwd()}{os.sep}"
+        self._seen: dict[str, tuple[float, list[str]]] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Follow the calls of a test with its fixtures."""
+        called: set[Any] = set()
+
+        def trace(frame: FrameType, what: str, about: object) -> None:
+            called.add(frame.f_code)
+
+        started_s = time.process_time()
+        sys.settrace(trace)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            places = {
+                f"{code.co_filename.removeprefix(self._root)}:{code.co_firstlineno}"
+                for code in called
+                if code.co_filename.startswith(self._root)
+            }
+            self._seen[item.nodeid] = (time.process_time() - started_s, sorted(places))
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what was seen."""
+        self._target.write_text(json.dumps(self._seen))
+
+
+class Sort:
+    """Takes first what reaches *function*, quickest first, and ends what does not end."""
+
+    def __init__(self, look: Path, function: str, grace_s: float) -> None:
+        seen = json.loads(look.read_text())
+        self._times_s = {test: took_s for test, (took_s, _) in seen.items()}
+        self._reach = {test for test, (_, places) in seen.items() if function in places}
+        self._grace_s = grace_s
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """The quickest that reach it, the others that do, the rest; each in the usual order."""
+        near = sorted(self._reach, key=lambda test: (self._times_s[test], test))
+        first = {test: place for place, test in enumerate(near[:QUICKEST])}
+        items.sort(
+            key=lambda item: (first.get(item.nodeid, QUICKEST), item.nodeid not in self._reach)
+        )
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Nobody catches this signal, so it also ends a compiled loop."""
+        limit_s = self._grace_s + 10 * self._times_s.get(item.nodeid, 0.0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look or sort, as the surroundings say."""
+    if target := os.environ.get(LOOK):
+        config.pluginmanager.register(Look(Path(target)))
+    elif told := os.environ.get(SORT):
+        look, function, grace_s = json.loads(told)
+        config.pluginmanager.register(Sort(Path(look), function, grace_s))

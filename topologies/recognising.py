@@ -1,0 +1,98 @@
+"""Recognising: the machine and the speed of a host, from the texts that drivers and files hold.
+
+A recording names its GPUs as their driver does; a machine file names its CPUs
+as their vendor does. What nobody knows is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from perfmodel.base.documents import load_yaml
+from perfmodel.base.units import parse_frequency_hz
+from topologies.device import Device
+from topologies.device_file import list_devices, load_device
+from topologies.topology import Topology
+from topologies.topology_file import CATALOG, load_topology
+
+_CPUS = Path(__file__).parent / "cpus.yaml"
+
+
+@cache
+def find_device(name: str) -> Device | None:
+    """The GPU whose model stands in *name*; drivers say PCIe and NVL, and leave out SXM."""
+    word = re.sub(r"[^a-z0-9]", "", name.lower())
+    ratings: list[tuple[int, int, int, int, str]] = []
+    for known in list_devices():
+        model, *more = known.split("_")
+        if model in ("rtx", "titan") and more:
+            model, more = model + more[0], more[1:]
+        if model in word:
+            unsaid = sum(piece in ("pcie", "nvl") and piece not in word for piece in more)
+            found = sum(piece in word for piece in more)
+            ratings.append((len(model), -unsaid, found, -len(more), known))
+    return load_device(max(ratings)[-1]) if ratings else None
+
+
+@cache
+def find_machine(name: str, gpus_per_host: int) -> Topology | None:
+    """The machine of the catalog that is most like a host with so many GPUs called *name*.
+
+    Of machines that are equally like it, one with a network of its own before a
+    shared one, the fastest of them, and the first in the order of the alphabet.
+    """
+    device = find_device(name)
+    if device is None:
+        return None
+    # Most files are not read whole: wiring up a rack takes a while.
+    device_of = {path.stem: str(load_yaml(path)["device"]) for path in CATALOG.glob("*.yaml")}
+    chips = {known: load_device(known) for known in set(device_of.values())}
+    machines = [
+        load_topology(machine)
+        for machine, known in sorted(device_of.items())
+        if _is_same_chip(chips[known], device)
+    ]
+    return max(machines, key=lambda one: _likeness(one, device, gpus_per_host), default=None)
+
+
+def _is_same_chip(one: Device, other: Device) -> bool:
+    """Whether two devices are one chip on one kind of board, whatever memory they have."""
+    return (
+        one.vendor == other.vendor
+        and one.architecture is other.architecture
+        and one.multiprocessors == other.multiprocessors
+        and one.host_link == other.host_link
+        and one.power_w == other.power_w
+    )
+
+
+def _likeness(machine: Topology, device: Device, gpus_per_host: int) -> tuple[float, ...]:
+    fabric = machine.fabric
+    return (
+        float(machine.device.name == device.name),
+        -abs(machine.gpus_per_host - gpus_per_host),
+        0.0 if fabric is None else -fabric.call_latency_ns,
+        0.0 if fabric is None else fabric.nic_bandwidth_bytes_per_s * len(set(machine.nic_of_gpu)),
+    )
+
+
+def cpu_speed(cpu: str | None) -> float | None:
+    """How much one thread of a host with *cpu* does in a second, to compare hosts with."""
+    for words, speed in _cpu_speeds():
+        if cpu is not None and words in cpu:
+            return speed
+    return None
+
+
+@cache
+def _cpu_speeds() -> tuple[tuple[str, float], ...]:
+    """Every CPU that is known, longer names first."""
+    content = load_yaml(_CPUS)
+    of_core = content["work_per_clock"]
+    speeds = [
+        (words, of_core[one["core"]] * parse_frequency_hz(one["clock"]))
+        for words, one in content["cpus"].items()
+    ]
+    return tuple(sorted(speeds, key=lambda one: -len(one[0])))
