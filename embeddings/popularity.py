@@ -133,9 +133,9 @@ class Popularity:
         if capacity_rows >= self.rows * (1 - 1e-9):
             return float("inf")
         # Distinct rows grow ever more slowly, so a tangent is above them everywhere and steps
-        # along tangents come closer from below. There are no more distinct rows than draws.
+        # along tangents come closer from below.
         log_missed = self._log_missed()
-        draws = capacity_rows
+        draws = 0.0
         for _ in range(_STEPS):
             missed = np.exp(draws * log_missed)
             lacking = capacity_rows - float(self.row_counts @ -np.expm1(draws * log_missed))

@@ -38,7 +38,9 @@ def dlrm_memory(
     sums = [pieces.by_rank(column).tolist() for column in columns]
     copied = _held(spec, plan.copied_tables)
     return tuple(
-        _rank_memory(spec, _Held(int(size), int(device), int(state), int(width), drawn), copied, samples)
+        _rank_memory(
+            spec, _Held(int(size), int(device), int(state), int(width), drawn), copied, samples
+        )
         for size, device, state, width, drawn in zip(*sums, strict=True)
     )
 
