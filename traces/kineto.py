@@ -22,6 +22,7 @@ from traces.kineto_rows import (
     RowBuffer,
     RowError,
     careful_row,
+    is_module,
     quick_rows,
 )
 from traces.packed import DEFAULT_LIMITS, Limits
@@ -78,7 +79,11 @@ class _Reader:
         """Take what is kept from a batch of objects."""
         self.objects += len(batch)
         try:
-            spans = [item for item in batch if item["ph"] == "X" and item["cat"] in CATEGORIES]
+            spans = [
+                item
+                for item in batch
+                if item["ph"] == "X" and (item["cat"] in CATEGORIES or is_module(item))
+            ]
             rows = quick_rows(spans, self.names, self.details)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             self._add_carefully(batch)
@@ -93,7 +98,7 @@ class _Reader:
                 self._add_other(item)
         if len(spans) + len(arrows) < len(batch):
             for item in batch:
-                if item["ph"] == "X" and item["cat"] not in CATEGORIES:
+                if item["ph"] == "X" and not (item["cat"] in CATEGORIES or is_module(item)):
                     self._leave_out_category(item["cat"])
 
     def _add_carefully(self, batch: list[Any]) -> None:
@@ -103,7 +108,7 @@ class _Reader:
             elif item.get("ph") != "X":
                 self._leave_out("arrows, names and marks")
                 self._add_other(item)
-            elif not _is_kept(item.get("cat")):
+            elif not _is_kept(item):
                 self._leave_out_category(item.get("cat"))
             else:
                 self._add_row(item)
@@ -200,8 +205,10 @@ class _Reader:
         return tuple(flows)
 
 
-def _is_kept(category: object) -> bool:
-    return isinstance(category, str) and category in CATEGORIES
+def _is_kept(item: dict[str, Any]) -> bool:
+    category = item.get("cat")
+    is_named = isinstance(item.get("name"), str)
+    return isinstance(category, str) and (category in CATEGORIES or (is_named and is_module(item)))
 
 
 def _rank_of(path: Path, around: dict[str, Any], stream: ObjectStream) -> tuple[int, int, bool]:

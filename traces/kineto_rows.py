@@ -35,6 +35,7 @@ CATEGORIES = {
     "gpu_user_annotation": Category.DEVICE_ANNOTATION,
     "overhead": Category.OVERHEAD,
 }
+FUNCTION, _MODULE_WORD = "python_function", "nn.Module: "
 SHAPE_FIELDS = ("Input Dims", "Input type", "Concrete Inputs")
 GEOMETRY_FIELDS = (
     "grid",
@@ -93,7 +94,9 @@ NUMBER_COLUMNS = (
 
 Stamps = np.ndarray[Any, np.dtype[np.int64]]
 # Plain numbers: looking an enum member up takes as long as parsing a field.
-_CODES = {word: int(category) for word, category in CATEGORIES.items()}
+_CODES = {word: int(category) for word, category in CATEGORIES.items()} | {
+    FUNCTION: int(Category.MODULE)
+}
 # Categories whose rows may have details; a call has them on ROCm.
 _DESCRIBED = frozenset(
     int(category)
@@ -180,6 +183,11 @@ class Rows:
     categories: list[int]
     names: list[int]
     details: list[int]
+
+
+def is_module(span: dict[str, Any]) -> bool:
+    """Whether *span* is a call of a module; other functions of Python are left out."""
+    return span["cat"] == FUNCTION and bool(span["name"].startswith(_MODULE_WORD))
 
 
 def quick_rows(spans: list[dict[str, Any]], names: Interner, details: Interner) -> Rows:

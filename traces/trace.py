@@ -29,6 +29,7 @@ class Category(IntEnum):
     SYNCHRONISATION = 6
     DEVICE_ANNOTATION = 7
     OVERHEAD = 8
+    MODULE = 9
 
 
 DEVICE_WORK = (Category.KERNEL, Category.MEMORY_COPY, Category.MEMORY_SET)

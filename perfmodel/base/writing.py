@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from perfmodel.base.errors import OutputError
@@ -148,19 +148,35 @@ def _kept_name(folder: Path) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with _told(folder):
-        lock = os.open(folder.parent / f".{folder.name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    path = folder.parent / f".{folder.name}.lock"
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputError(
-                f"{folder}: another process is writing it. Wait for it, or name another folder."
-            ) from None
+        with _told(folder):
+            lock = _take_lock(path)
+    except BlockingIOError:
+        raise OutputError(
+            f"{folder}: another process is writing it. Wait for it, or name another folder."
+        ) from None
+    try:
         yield
-        (folder.parent / f".{folder.name}.lock").unlink(missing_ok=True)
     finally:
+        path.unlink(missing_ok=True)
         os.close(lock)
+
+
+def _take_lock(path: Path) -> int:
+    """The open file at *path*, locked by this process alone."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever had it before may have removed it, and another have made it anew.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), path.stat()):
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
 
 
 def _flush(path: Path) -> None:
@@ -175,6 +191,9 @@ def _flush(path: Path) -> None:
 def _told(path: Path) -> Iterator[None]:
     try:
         yield
+    except BlockingIOError:
+        # Not that it cannot be written, but that somebody else is at it.
+        raise
     except OSError as fault:
         raise _sentence(path, fault) from None
 

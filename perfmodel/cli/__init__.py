@@ -6,6 +6,7 @@ heavy inside its functions, so that `perfmodel --help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -65,6 +66,13 @@ def _report(fault: Exception, *, is_debug: bool) -> None:
     print(f"perfmodel: {sentence}", file=sys.stderr)
 
 
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+MAKE_ROOM = (
+    "Make room on the disk: beside what was asked for, compiled code is kept next to perfmodel, or "
+    "in the folder that NUMBA_CACHE_DIR names."
+)
+
+
 def _sentence(fault: Exception) -> str | None:
     """What to tell about a fault that is not a mistake of ours, or None."""
     if isinstance(fault, PerfModelError):
@@ -73,7 +81,8 @@ def _sentence(fault: Exception) -> str | None:
         return "this needs torch, which is not installed. pip install 'perfmodel[emulate]' adds it."
     if isinstance(fault, OSError):
         where = f"{fault.filename}: " if fault.filename else ""
-        return f"{where}the system refuses ({fault.strerror or type(fault).__name__})."
+        said = f"{where}the system refuses ({fault.strerror or type(fault).__name__})."
+        return f"{said} {MAKE_ROOM}" if fault.errno in NO_ROOM else said
     if isinstance(fault, MemoryError):
         return "there is not enough memory on this machine for it. Ask for less, or use Ray."
     return None

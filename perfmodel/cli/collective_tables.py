@@ -242,7 +242,7 @@ def show(board: Scoreboard, files: ScoreFiles) -> None:
         content = orjson.dumps(board.to_json(), option=orjson.OPT_INDENT_2)
         write_output(files.json_file, content.decode() + "\n")
     if files.report_file is not None:
-        from perfmodel.reports.pages.answers import build_score_page
+        from perfmodel.reports.pages.scores import build_score_page
 
         write_file(files.report_file, build_score_page(board))
     if files.json_file != STDOUT:

@@ -96,7 +96,7 @@ def search(
     if csv_file is not None:
         write_file(csv_file, to_search_csv(found))
     if report_file is not None:
-        from perfmodel.reports.pages.answers import build_search_page
+        from perfmodel.reports.pages.plans import build_search_page
 
         write_file(report_file, build_search_page(found))
     if json_file != STDOUT:

@@ -123,7 +123,7 @@ def validate_fits(
         content = orjson.dumps(board.to_json(), option=orjson.OPT_INDENT_2)
         write_output(json_file, content.decode() + "\n")
     if report_file is not None:
-        from perfmodel.reports.pages.answers import build_fit_page
+        from perfmodel.reports.pages.scores import build_fit_page
 
         write_file(report_file, build_fit_page(board))
     if json_file != STDOUT:

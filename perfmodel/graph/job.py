@@ -47,7 +47,8 @@ class JobFacts:
 
     *stack* names the software that issues it and *peak_memory_bytes* what every rank
     allocates at most; both are empty where nobody knows. A recording names the *device*
-    that it ran on as its driver does, and how many *gpus_per_host* there were, where known.
+    that it ran on as its driver does, and how many *gpus_per_host* there were, where known; and
+    by *others_late_ns* a step was longer because of ranks that were not recorded.
     """
 
     name: str
@@ -57,6 +58,7 @@ class JobFacts:
     peak_memory_bytes: tuple[int, ...] = ()
     device: str = ""
     gpus_per_host: int = 0
+    others_late_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -175,6 +175,7 @@ def _header(job: JobGraph) -> dict[str, Any]:
         "peak_memory_bytes": list(job.facts.peak_memory_bytes),
         "device": job.facts.device,
         "gpus_per_host": job.facts.gpus_per_host,
+        "others_late_ns": job.facts.others_late_ns,
         "programs": [
             {
                 "lanes": [[lane.name, lane.kind.value] for lane in program.lanes],
@@ -251,6 +252,7 @@ def _read_facts(header: dict[str, Any]) -> JobFacts:
         peak_memory_bytes=tuple(int(size) for size in header.get("peak_memory_bytes", ())),
         device=str(header.get("device", "")),
         gpus_per_host=int(header.get("gpus_per_host", 0)),
+        others_late_ns=int(header.get("others_late_ns", 0)),
     )
 
 

@@ -7,7 +7,7 @@ clocks aligned on them, and what each rank spent waiting is told from transfer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from perfmodel.base.units import format_duration
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.program import Role
-from perfmodel.recordings.clock_faults import find_arrivals, find_clock_faults
+from perfmodel.recordings.arrivals import find_arrivals, with_waits, without_waits
+from perfmodel.recordings.clock_faults import find_clock_faults
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.executed_shapes import link_rows
 from perfmodel.recordings.host_chain import StepKind, build_host_chain
@@ -39,6 +40,7 @@ from perfmodel.recordings.rank_program import (
 )
 from perfmodel.recordings.rank_view import Int64s, RankView, view_rank
 from perfmodel.recordings.recorded_job import ImportReport, RankReport, RecordedJob
+from perfmodel.recordings.self_replay import replay_as_recorded, step_moments_ns
 from perfmodel.recordings.steps import (
     count_profiler_steps,
     last_tasks_of_profiler_steps,
@@ -75,7 +77,12 @@ def import_job(traces: JobTrace) -> RecordedJob:
     _add_arrivals(findings)
     faults = (*_job_faults(findings), *(fault for fault in impossible if fault))
     built = _build(_facts(traces, findings), findings, groups, offsets_ns, faults)
-    return replace(built, report=replace(built.report, missing=_missing(traces)))
+    if any(of_rank.arrivals for of_rank in findings):
+        held = replay_as_recorded(built.job)
+        findings = with_waits(findings, built.programs, held)
+        built = _build(_facts(traces, findings), findings, groups, offsets_ns, faults)
+        built = _with_lateness(built, findings)
+    return replace(built.job, report=replace(built.job.report, missing=_missing(traces)))
 
 
 def _check_views(name: str, views: Sequence[RankView]) -> None:
@@ -170,13 +177,34 @@ def _facts(traces: JobTrace, findings: Sequence[RankFindings]) -> JobFacts:
     )
 
 
+def _with_lateness(built: _Built, findings: Sequence[RankFindings]) -> _Built:
+    """The same job, which knows how much longer its steps are because of ranks not recorded."""
+    job = built.job
+    if len(job.step_ends) < 2:
+        return built
+    prompt = replace(job, graph=without_waits(job.graph, built.programs, findings))
+    moments = [step_moments_ns(job, replay_as_recorded(one).end_ns) for one in (job, prompt)]
+    periods_ns = [round(float(np.median(np.diff(of_job)))) for of_job in moments]
+    late_ns = max(periods_ns[0] - periods_ns[1], 0)
+    facts = replace(job.graph.facts, others_late_ns=late_ns)
+    return replace(built, job=replace(job, graph=replace(job.graph, facts=facts)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Built:
+    """A job, and the programs of its ranks as they were written."""
+
+    job: RecordedJob
+    programs: tuple[RankProgram, ...]
+
+
 def _build(
     facts: JobFacts,
     findings: Sequence[RankFindings],
     groups: Sequence[MatchedGroup],
     offsets_ns: Sequence[int],
     faults: tuple[str, ...],
-) -> RecordedJob:
+) -> _Built:
     job = JobBuilder()
     programs = []
     for rank, of_rank in enumerate(findings):
@@ -196,7 +224,7 @@ def _build(
         recorded_starts=_sum_counts([program.recorded_starts for program in programs]),
         faults=faults,
     )
-    return RecordedJob(
+    recorded = RecordedJob(
         graph=job.build(facts),
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
@@ -205,6 +233,7 @@ def _build(
         step_ends=ends,
         report=report,
     )
+    return _Built(recorded, tuple(programs))
 
 
 def _with_shared_sizes(
@@ -361,8 +390,8 @@ def _assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
     arrivals = sum(len(of_rank.arrivals) for of_rank in findings)
     if arrivals:
         sentences.append(
-            f"other ranks were not recorded: when they came to {arrivals} collectives is taken "
-            "from the recording, as time since the collective before"
+            f"other ranks were not recorded: they came later to {arrivals} collectives, and come "
+            "as much later whatever is changed, because they run the same program"
         )
     return tuple(sentences)
 

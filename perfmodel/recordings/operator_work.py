@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embeddings.table import EmbeddingTable, Lookup
+from embeddings.table import MOST_LOOKUPS, MOST_ROWS, MOST_WIDTH, EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import (
     Attention,
@@ -322,6 +322,9 @@ def lookup_of_call(call: OperatorCall, total_width: int | None = None) -> Lookup
     if not width or not 0 < tables <= width or offsets.count < 2 or not weights.count:
         return None
     batch = max((offsets.count - 1) // tables, 1)
+    # Numbers beyond all tables are damage, and say nothing.
+    if width // tables > MOST_WIDTH or weights.count > MOST_ROWS or indices.count > MOST_LOOKUPS:
+        return None
     each = EmbeddingTable(
         name="table",
         rows=max(weights.count // width, 1),

@@ -27,6 +27,7 @@ from perfmodel.recordings.work_of_rows import (
     FoundWork,
     WorkReader,
     WorkSource,
+    modules_of_calls,
     spans_of_calls,
 )
 
@@ -53,13 +54,15 @@ class Member:
 class Arrival:
     """Other ranks, not recorded, came *lag_ns* after the collective *previous* had ended.
 
-    Then the transfer took *transfer_ns*. Without a *previous* the lag counts
-    from the beginning of the window.
+    Then the transfer took *transfer_ns*. Without a *previous* the lag counts from the beginning of
+    the window. Once it is known how much later than this rank that was, *wait_ns* stands for it:
+    they run the same program, so they come that much later whatever is changed.
     """
 
     previous: int | None
     lag_ns: int
     transfer_ns: int
+    wait_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class _Writer:
         self.times: list[tuple[int, int]] = []
         self.recorded_starts = {"first call of a chain": 0, "work launched before the window": 0}
         self.spans = spans_of_calls(findings.view)
+        self.modules = modules_of_calls(findings.view)
         self.origin = self._add_origin()
         self.of_step: list[int] = []
         self.of_device: list[int] = []
@@ -133,7 +137,7 @@ class _Writer:
                 step.duration_ns,
                 work=HostWork(step.label, _HOST_PARTS[step.kind]),
             )
-            origin = Origin(step.label, span=self.spans[step.call])
+            origin = Origin(step.label, self.modules[step.call], span=self.spans[step.call])
             self.of_step.append(
                 self.builder.add_task(lanes[step.thread], op, label=step.label, origin=origin)
             )
@@ -170,7 +174,9 @@ class _Writer:
     def _origin_of(self, reader: WorkReader, task: int, label: str) -> Origin:
         row, call = reader.operator_of(task), int(self.findings.view.device.call[task])
         operator = label if row == NO_OPERATOR else self.findings.view.trace.name_of(row)
-        return Origin(operator, span=self.spans[call] if call >= 0 else "")
+        if call < 0:
+            return Origin(operator)
+        return Origin(operator, self.modules[call], span=self.spans[call])
 
     def _add_stream_lanes(self) -> dict[int, int]:
         device = self.findings.view.device
@@ -198,30 +204,44 @@ class _Writer:
             self.builder.add_dependency(task, self.of_device[awaited])
 
     def connect_device_tasks(self) -> None:
-        """A device task follows its launch, what other streams had to do, and other ranks."""
+        """A device task follows its launch, what other streams had to do, and other ranks.
+
+        Where it is known how much later those came, it starts as much later than all that.
+        """
         before = self.findings.view.is_before_window()
-        starts = self.findings.view.device.start_ns
-        for task, number in enumerate(self.of_device):
-            release = self.findings.chain.releases.get(task)
+        device = self.findings.view.device
+        arrivals = self.findings.arrivals
+        waits = {task: arrival.wait_ns or 0 for task, arrival in arrivals.items()}
+        last_on: dict[int, int] = {}
+        for task, (number, stream) in enumerate(
+            zip(self.of_device, device.stream.tolist(), strict=True)
+        ):
+            release, wait_ns = self.findings.chain.releases.get(task), waits.get(task, 0)
             if release is not None:
                 anchor = Anchor.START if release.is_from_start else Anchor.END
-                source = self.of_step[release.step]
-                self.builder.add_dependency(number, Dependency(source, anchor, release.lag_ns))
+                step = self.of_step[release.step]
+                self._wait_for(number, step, release.lag_ns + wait_ns, anchor)
             elif before[task]:
-                self._pin(number, int(starts[task]), "work launched before the window")
-            arrival = self.findings.arrivals.get(task)
-            if arrival is not None:
-                self._connect_arrival(number, arrival)
+                start_ns = int(device.start_ns[task]) + wait_ns
+                self._pin(number, start_ns, "work launched before the window")
+            if wait_ns and stream in last_on:
+                self._wait_for(number, self.of_device[last_on[stream]], wait_ns)
+            if task in arrivals and arrivals[task].wait_ns is None:
+                self._connect_arrival(number, arrivals[task])
+            last_on[stream] = task
         for edge in self.findings.edges:
-            self.builder.add_dependency(self.of_device[edge.target], self.of_device[edge.source])
+            source, target = self.of_device[edge.source], self.of_device[edge.target]
+            self._wait_for(target, source, waits.get(edge.target, 0))
+
+    def _wait_for(self, task: int, source: int, lag_ns: int, anchor: Anchor = Anchor.END) -> None:
+        self.builder.add_dependency(task, Dependency(source, anchor, lag_ns))
 
     def _connect_arrival(self, number: int, arrival: Arrival) -> None:
+        lag_ns = max(arrival.lag_ns, 0)
         if arrival.previous is None:
-            source = Dependency(self.origin, Anchor.START, max(arrival.lag_ns, 0))
+            self._wait_for(number, self.origin, lag_ns, Anchor.START)
         else:
-            previous = self.of_device[arrival.previous]
-            source = Dependency(previous, Anchor.END, max(arrival.lag_ns, 0))
-        self.builder.add_dependency(number, source)
+            self._wait_for(number, self.of_device[arrival.previous], lag_ns)
 
     def _pin(self, task: int, start_ns: int, reason: str) -> None:
         self.recorded_starts[reason] += 1

@@ -26,8 +26,13 @@ from perfmodel.recordings.recorded_job import Compared, Int64s, RecordedJob, Sel
 
 def self_replay(job: RecordedJob, *, replayer: Replayer = replay_in_process) -> SelfReplay:
     """Replay *job* with its own durations and compare."""
+    return compare(job, replay_as_recorded(job, replayer=replayer))
+
+
+def replay_as_recorded(job: RecordedJob, *, replayer: Replayer = replay_in_process) -> HeldReplay:
+    """*job* with its own durations."""
     rule = HoldRule(job.hold_ratio, job.can_be_held)
-    return compare(job, replay_held(job.graph, job.durations(), rule, replayer=replayer))
+    return replay_held(job.graph, job.durations(), rule, replayer=replayer)
 
 
 def with_score(job: RecordedJob) -> RecordedJob:

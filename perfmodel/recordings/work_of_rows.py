@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.table import Lookup
+from embeddings.table import MOST_TABLES, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import (
     Attention,
@@ -77,6 +77,33 @@ def spans_of_calls(view: RankView) -> list[str]:
     return [paths[row] for row in found.tolist()]
 
 
+def modules_of_calls(view: RankView) -> list[str]:
+    """The modules around each call as the profiler named them, outermost first, or nothing.
+
+    What backward does belongs to the module whose forward operator it is the gradient of.
+    """
+    columns = view.trace.columns
+    rows = np.flatnonzero(columns.is_in(Category.MODULE))
+    if not len(rows):
+        return [""] * len(view.calls)
+    found = _around(view, rows, view.calls.thread)
+    operators = np.flatnonzero(columns.is_in(Category.HOST_OPERATOR) & (columns.sequence >= 0))
+    is_backward = columns.forward_thread[operators] > 0
+    forward = operators[~is_backward]
+    module_of = dict(
+        zip(
+            columns.sequence[forward].tolist(),
+            _around(view, rows, columns.thread[forward], inner=forward).tolist(),
+            strict=True,
+        )
+    )
+    around = _around(view, operators[is_backward], view.calls.thread, is_outermost=True)
+    for call in np.flatnonzero((found == NO_OPERATOR) & (around != NO_OPERATOR)).tolist():
+        found[call] = module_of.get(int(columns.sequence[around[call]]), NO_OPERATOR)
+    paths = _paths(view, rows) | {NO_OPERATOR: ""}
+    return [paths[row] for row in found.tolist()]
+
+
 INSIDE = " > "
 """Stands between a range and one inside it."""
 
@@ -91,7 +118,7 @@ def _paths(view: RankView, rows: Int64s) -> dict[int, str]:
         while stack and columns.end_ns[stack[-1]] <= columns.start_ns[row]:
             stack.pop()
         around = paths[stack[-1]] + INSIDE if stack else ""
-        paths[row] = around + view.trace.name_of(row)
+        paths[row] = around + view.trace.name_of(row).removeprefix("nn.Module: ")
         stack.append(row)
     return paths
 
@@ -109,16 +136,22 @@ def _enclosing(view: RankView, *, is_outermost: bool) -> Int64s:
 
 
 def _around(
-    view: RankView, rows: Int64s, thread_of_call: Int64s, *, is_outermost: bool = False
+    view: RankView,
+    rows: Int64s,
+    thread_of: Int64s,
+    *,
+    inner: Int64s | None = None,
+    is_outermost: bool = False,
 ) -> Int64s:
-    """Of *rows*, the one around each call on the thread given for it."""
+    """Of *rows*, the one around each call, or each row of *inner*, on the thread given for it."""
     columns = view.trace.columns
     ends, starts, threads = columns.end_ns, columns.start_ns, columns.thread
-    result = np.full(len(view.calls), NO_OPERATOR, dtype=np.int64)
+    inside = view.calls.row if inner is None else inner
+    result = np.full(len(inside), NO_OPERATOR, dtype=np.int64)
     stacks: dict[int, list[int]] = {}
     place = 0
     row_list = rows.tolist()
-    for call, row in enumerate(view.calls.row.tolist()):
+    for call, row in enumerate(inside.tolist()):
         while place < len(row_list) and starts[row_list[place]] <= starts[row]:
             operator = row_list[place]
             stack = stacks.setdefault(int(threads[operator]), [])
@@ -126,7 +159,7 @@ def _around(
                 stack.pop()
             stack.append(operator)
             place += 1
-        stack = stacks.get(int(thread_of_call[call]), [])
+        stack = stacks.get(int(thread_of[call]), [])
         while stack and ends[stack[-1]] <= starts[row]:
             stack.pop()
         if stack:
@@ -374,7 +407,8 @@ def _lookup_key(call: OperatorCall, *, is_backward: bool) -> _LookupKey:
     if is_backward:
         gradient = call.tensor(0, rank=2)
         return (0, 0) if gradient is None else (gradient.shape[0], gradient.shape[1])
-    lookup = lookup_of_call(call, total_width=2**31)
+    # Any width does: the samples do not depend on it.
+    lookup = lookup_of_call(call, total_width=MOST_TABLES)
     return (0, 0) if lookup is None else (lookup.batch_size, 0)
 
 

@@ -26,7 +26,7 @@ from perfmodel.reports.comparing import (
     to_comparison_rows,
 )
 from perfmodel.reports.document import to_document
-from perfmodel.reports.pages import answers
+from perfmodel.reports.pages import answers, plans
 from perfmodel.reports.pages.page import Grid, Headline, Page, Section
 from perfmodel.reports.pages.prediction import build_page
 from perfmodel.reports.pictures import save_picture
@@ -263,21 +263,21 @@ VIEWS: dict[type[object], View] = {
         lambda ranking: to_ranking_document(ranking, None),
         to_ranking_rows,
         draw_ranking,
-        answers.build_rank_page,
+        plans.build_rank_page,
     ),
     LayoutRanking: View(
         _layout_lines,
         lambda ranking: to_search_document([ranking]),
         lambda ranking: to_search_rows([ranking]),
         _draw_layouts,
-        lambda ranking: answers.build_search_page([ranking]),
+        lambda ranking: plans.build_search_page([ranking]),
     ),
     Search: View(
         lambda found: [f"Search: {len(found)} numbers of hosts", *_layout_lines(found.best)],
         to_search_document,
         to_search_rows,
         lambda found: _draw_layouts(found.best),
-        answers.build_search_page,
+        plans.build_search_page,
     ),
     WhatIf: View(
         _whatif_lines, to_whatif_document, _whatif_rows, _draw_whatif, answers.build_whatif_page

@@ -40,7 +40,8 @@ class DataParallel:
 
     Gradients of *gradients* bytes are all-reduced in buckets of *size* as the backward pass
     makes them; tasks like *update* wait for all buckets of their step. *launch* is what
-    a host thread spends on a bucket.
+    a host thread spends on a bucket. The other ranks come *late* to the last bucket of a step: left
+    out, by what steps were longer because of others in the recording.
     """
 
     count: int
@@ -52,6 +53,7 @@ class DataParallel:
     update: Pattern = STEP
     backward: Pattern | None = None
     launch_ns: int = 50_000
+    late_ns: int = -1
     hosts: int | None = None
     stack: str = DEFAULT_STACK
 
@@ -67,7 +69,9 @@ class DataParallel:
         return (
             (
                 f"{self.count} ranks on {self.topology} do what the recorded one does, on batches "
-                "of the same size and none slower than another."
+                "of the same size; the others come to the last bucket of a step "
+                f"{format_duration(self.late_ns) if self.late_ns >= 0 else 'as much'} later"
+                f"{'' if self.late_ns >= 0 else ' as they did in the recording, if at all'}."
             ),
             (
                 f"Gradients of {format_size(self.gradients_bytes)} come evenly along the time of "
@@ -91,7 +95,8 @@ class DataParallel:
         draft, program = JobDraft(job), ProgramDraft(job.programs[0])
         found = updates.mask(job, program.program)
         lane = program.add_lane("data parallel", LaneKind.COMMUNICATION)
-        buckets = _Buckets(self, draft, program, lane)
+        late_ns = self.late_ns if self.late_ns >= 0 else job.facts.others_late_ns
+        buckets = _Buckets(self, draft, program, lane, late_ns)
         for backward, update in self._steps(job, program, np.flatnonzero(found).tolist()):
             buckets.add(backward, update)
         if not buckets.count:
@@ -155,6 +160,7 @@ class _Buckets:
     draft: JobDraft
     program: ProgramDraft
     lane: int
+    late_ns: int
     count: int = 0
 
     def add(self, backward: list[int], update: int) -> None:
@@ -169,7 +175,8 @@ class _Buckets:
             made += size_bytes
             share = made / self.wish.gradients_bytes * done_ns[-1]
             place = min(int(np.searchsorted(done_ns, share)), len(backward) - 1)
-            reduced = self._reduce(size_bytes, backward[place])
+            is_last = made >= self.wish.gradients_bytes
+            reduced = self._reduce(size_bytes, backward[place], self.late_ns if is_last else 0)
             self.program.tasks[update].dependencies.append(Dependency(reduced))
 
     def _sizes(self) -> list[int]:
@@ -180,17 +187,17 @@ class _Buckets:
             sizes.append(min(wish.size_bytes, wish.gradients_bytes - sum(sizes)))
         return sizes
 
-    def _reduce(self, size_bytes: int, kernel: int) -> int:
+    def _reduce(self, size_bytes: int, kernel: int, late_ns: int) -> int:
         wish, draft, program = self.wish, self.draft, self.program
         work = Communication(Collective(CollectiveKind.ALL_REDUCE, size_bytes, wish.dtype))
         ranks: Ranks = tuple(range(wish.count))
         machine = PricingMachine(wish.topology, wish.hosts, wish.stack)
         length_ns = round(price_ns(Effort(work, ranks), machine))
         op = draft.op(Fixed("all_reduce", length_ns, Provenance.ASSUMED, work))
-        after = [Dependency(kernel)]
+        after = [Dependency(kernel, lag_ns=late_ns)]
         launch = launch_of(program, kernel)
         if launch is not None:
-            after.append(Dependency(self._launch_behind(launch)))
+            after.append(Dependency(self._launch_behind(launch), lag_ns=late_ns))
         task = DraftTask(
             self.lane,
             op,

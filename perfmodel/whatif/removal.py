@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -130,6 +130,10 @@ def remove_tasks(
 
     def edit(draft: JobDraft, program: ProgramDraft) -> None:
         found = np.flatnonzero(selection.mask(draft.job, program.program)).tolist()
+        for number in found:
+            # How long a task itself hesitates (launch latency, other ranks) goes with it.
+            task = program.tasks[number]
+            task.after = [replace(dep, lag_ns=0) for dep in task.dependencies]
         program.remove([*found, *sorted(lone_launches(program, found))], keep_waits=keep_waits)
 
     return edit_programs(job, edit, assumptions=assumptions, ranks=ranks)

@@ -256,8 +256,13 @@ class ChangeRanks(OnMachine):
         """The changed job."""
         copies = self._copies(job)
         grown = [self._is_grown(job, group) for group in job.groups]
+        if not job.groups:
+            raise ScenarioError(
+                "the job has no collective of several ranks that more could join. "
+                "`data_parallel` makes many ranks of one."
+            )
         if not any(grown):
-            names = ", ".join(repr(group.name) for group in job.groups[:8]) or "none"
+            names = ", ".join(repr(group.name) for group in job.groups[:8])
             raise ScenarioError(
                 f"no group takes the new ranks in. Groups are {names}: say with `groups` which "
                 "of them are data-parallel."

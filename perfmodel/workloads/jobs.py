@@ -22,7 +22,7 @@ from perfmodel.workloads.dlrm.memory import dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.job import build_shorter_jobs, build_transformer_job
 from perfmodel.workloads.transformer.layout import DEFAULT_MEMORY_BYTES, ChosenLayout, choose_layout
-from perfmodel.workloads.transformer.memory import stage_memory
+from perfmodel.workloads.transformer.memory import memory_of_stages
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from perfmodel.workloads.unstated import take_over
 
@@ -143,7 +143,7 @@ def _memory(
     spec: TransformerSpec, chosen: ChosenLayout, stack: SoftwareStack
 ) -> tuple[RankMemory, ...]:
     layout = chosen.layout
-    of_stage = [stage_memory(spec, layout, stage=stage, stack=stack) for stage in range(layout.pp)]
+    of_stage = memory_of_stages(spec, layout, stack=stack)
     return tuple(memory for memory in of_stage for _ in range(layout.ranks_of_stage))
 
 

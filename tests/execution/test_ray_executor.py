@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 
+import psutil
 import pytest
 from hypothesis import given, settings
 
 from perfmodel.base.errors import ExecutionError, ReplayStalledError, WorkloadError
 from perfmodel.engine.replay import replay
-from perfmodel.execution import open_executor, ray_crew
+from perfmodel.execution import open_executor, ray_crew, ray_warden
+from tests.benchmarks.graphs import build_benchmark_job
+from tests.benchmarks.measure_ray_memory import MIB, read_status
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job, crossed_job
 from tests.execution.questions import die_once, multiply, refuse_odd
@@ -51,6 +55,50 @@ def test_the_answer_says_where_it_ran(three_workers):
         assert executor.description == "ray, 2 workers of a running cluster, 2 blocks, 11 rounds"
     assert three_workers.description.startswith("ray, 3 workers")
     assert "running cluster" not in three_workers.description
+
+
+def test_a_local_ray_listens_to_this_machine_and_to_who_knows_its_token(three_workers):
+    assert three_workers.description.startswith("ray, 3 workers")
+    found = [
+        process
+        for process in psutil.process_iter()
+        if ray_warden.MARK in environment_of(process) and process.pid != os.getpid()
+    ]
+
+    places = {
+        connection.laddr.ip
+        for process in found
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    # The second is the first, as sockets for both kinds of address write it.
+    assert places <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    assert places
+    assert {environment_of(process).get("RAY_AUTH_MODE") for process in found} == {"token"}
+
+
+def environment_of(process):
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def test_a_worker_whose_memory_does_not_hold_its_ranks_says_so(three_workers):
+    small, large = (build_benchmark_job(ranks, is_distinct=True) for ranks in (2, 400))
+    pids = []
+    with open_executor(
+        "ray",
+        workers=1,
+        on_round=lambda status: pids.extend(place.pid for place in status.places),
+    ) as executor:
+        executor.replay(small.job, small.durations)
+        most = read_status(pids[0], "VmData") + 8 * MIB
+        resource.prlimit(pids[0], resource.RLIMIT_DATA, (most, most))
+
+        # 1.6 million tasks take more than 8 MiB.
+        with pytest.raises(ExecutionError, match="does not hold ranks 0-399"):
+            executor.replay(large.job, large.durations)
 
 
 def test_a_worker_that_is_killed_half_way_costs_time_but_not_the_answer(three_workers):

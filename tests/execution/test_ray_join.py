@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 
 import psutil
 import pytest
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.replay import replay
-from perfmodel.execution import open_executor
+from perfmodel.execution import open_executor, ray_cluster
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job
 from tests.execution.questions import multiply
@@ -69,6 +71,24 @@ def test_a_process_that_is_connected_does_not_join_another_cluster(cluster):
         open_executor("ray", address="10.0.0.1:6379"),
     ):
         pass
+
+
+def test_a_machine_that_does_not_answer_while_it_is_joined_is_named(cluster, monkeypatch):
+    second = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    (raylet,) = second.all_processes["raylet"]
+    monkeypatch.setattr(ray_cluster, "PROBE_TIMEOUT_S", 3.0)
+    # It still listens, as a machine does that is about to be lost.
+    os.kill(raylet.process.pid, signal.SIGSTOP)
+    try:
+        with (
+            pytest.raises(ExecutionError, match=r"did not answer while it was.joined.*ray stop"),
+            open_executor("ray", address=cluster.address),
+        ):
+            pass
+    finally:
+        os.kill(raylet.process.pid, signal.SIGCONT)
+        cluster.remove_node(second, allow_graceful=False)
 
 
 def test_a_raylet_that_is_lost_half_way_costs_time_but_not_the_answer(cluster):

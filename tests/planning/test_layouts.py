@@ -108,6 +108,35 @@ def test_the_search_finds_what_trying_everything_finds(case):
     assert found.best.time_ns == min(times_ns)
 
 
+def test_a_search_without_time_answers_with_the_most_promising_and_says_what_is_untried():
+    phases = []
+    question = LayoutQuestion(
+        topology="dgx_a100", workload="gpt2_xl", overrides=(*SMALL, *EXPERTS), seconds=1e-3
+    )
+    [found] = search_layouts(
+        question, executor=SerialExecutor(), on_phase=lambda phase, _: phases.append(phase)
+    )
+
+    tally = found.tally
+    assert not tally.is_proven
+    assert tally.replayed == 1
+    assert tally.considered == tally.too_large + tally.replayed + tally.pruned + tally.untried
+    assert any("kinds of layer" in phase for phase in phases)
+    # Nothing is computed again and no stage is idle in the one that was tried.
+    assert found.best.candidate.overrides["training.recompute"] == "none"
+    assert found.best.split["pp"] == 1
+
+
+def test_stages_may_be_a_little_uneven_where_no_number_of_them_divides():
+    spec = load_workload("gpt2_xl", (*SMALL, "model.layers=61", "batch=64"))
+    cluster = build_cluster(load_topology("dgx_a100"), hosts=8)
+    found = iter_candidates(spec, cluster, load_stack(spec.stack), stated={"training.recompute"})
+
+    # 16 stages: the longest hold 4 layers, 64 / 61 of the mean. 64 stages would be 64 / 61, too,
+    # but have less than a layer each.
+    assert {one.chosen.layout.pp for one in found} == {1, 2, 4, 8, 16, 32}
+
+
 def test_what_is_stated_is_not_searched_over():
     [found] = search("parallel.tp=2", "parallel.pp=2", "training.recompute=full", top=3)
 

@@ -4,11 +4,14 @@ Times in the recordings are microseconds. A launch takes 5 us and its kernel
 starts 7 us after the call began, 2 us after it ended.
 """
 
+import numpy as np
 import pytest
 
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.program import Anchor
 from perfmodel.recordings.self_replay import self_replay
+from perfmodel.whatif import apply_all, parse_transformation
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from tests.recordings.builders import call, durations_of, find_tasks, held_of, import_spans
 from tests.traces.builders import kernel, launch, span
 
@@ -195,7 +198,7 @@ def test_clocks_of_another_host_are_aligned_on_collectives(tmp_path):
     assert job.report.steps == 5
 
 
-def test_other_ranks_that_were_not_recorded_arrive_as_they_did(tmp_path):
+def test_other_ranks_that_were_not_recorded_come_as_much_later_as_they_did(tmp_path):
     spans = [
         launch(1, 0), kernel(1, 7, 40, stream=20, name=NCCL),
         launch(2, 100), kernel(2, 107, 90, stream=20, name=NCCL),  # 50 us of waiting
@@ -204,10 +207,8 @@ def test_other_ranks_that_were_not_recorded_arrive_as_they_did(tmp_path):
 
     assert end_us(job, 0, "nccl") == 197
     assert any("not recorded" in sentence for sentence in job.graph.facts.assumptions)
-    # We come 30 us later and the others as before (157 us, 110 after the first ended): still 197.
-    assert end_us(job, 0, "nccl", changed(job, 0, "python", 30)) == 197
-    # 60 us later is 10 after the others.
-    assert end_us(job, 0, "nccl", changed(job, 0, "python", 60)) == 207
+    # We come 30 us later, and so do the others, who run the same program.
+    assert end_us(job, 0, "nccl", changed(job, 0, "python", 30)) == 227
 
 
 def test_a_graph_launch_releases_all_its_kernels(tmp_path):
@@ -268,3 +269,78 @@ def test_ranks_that_make_different_collectives_are_refused(tmp_path):
     second = [launch(1, 0), kernel(1, 7, 40, stream=20, name=other)]
     with pytest.raises(TraceError, match="must make the same collectives"):
         import_spans(tmp_path, first, second)
+
+
+def test_tasks_belong_to_the_module_that_calls_them_and_gradients_to_that_of_their_operator(
+    tmp_path,
+):
+    def operator(name, start, sequence, tid, forward=0):
+        more = {"Sequence number": sequence, "Fwd thread id": forward}
+        return span("cpu_op", name, start, 20, tid=tid, **more)
+
+    job = import_spans(tmp_path, [
+        span("python_function", "train.py(3): step", 0, 400),
+        span("python_function", "nn.Module: Net_0", 0, 200),
+        span("python_function", "nn.Module: Linear_0", 10, 50),
+        span("python_function", "nn.Module: Linear_1", 100, 50),
+        operator("aten::linear", 20, 7, 1), launch(1, 25), kernel(1, 40, 10, name="first"),
+        operator("aten::linear", 110, 8, 1), launch(2, 115), kernel(2, 130, 10, name="second"),
+        operator("AddmmBackward0", 300, 8, 2, 1), launch(3, 305, tid=2),
+        kernel(3, 320, 10, name="gradient"),
+        launch(4, 350), kernel(4, 360, 10, name="update"),
+    ])  # fmt: skip
+
+    graph, program = job.graph, job.graph.program_of(0)
+    modules = {
+        graph.labels[int(label)]: graph.origins[int(origin)].module
+        for label, origin in zip(program.label, program.origin, strict=True)
+        if int(origin) >= 0
+    }
+    assert modules["first"] == "Net_0 > Linear_0"
+    assert modules["second"] == modules["gradient"] == "Net_0 > Linear_1"
+    assert modules["update"] == ""
+    found = Selection(Pattern("module:Linear_1"), LaneWord.DEVICE).mask(graph, program)
+    assert [graph.labels[int(program.label[task])] for task in np.flatnonzero(found)] == [
+        "second", "gradient",
+    ]  # fmt: skip
+
+
+def lone_steps(product_us):
+    """A rank whose partner comes 300 us later, three times; a product before each collective."""
+    spans = []
+    for step in range(3):
+        at = step * 1000
+        length = 10 if step == 0 else 310  # the first time both come at once
+        spans += [
+            launch(3 * step, at), kernel(3 * step, at + 7, product_us),
+            launch(3 * step + 1, at + 5),
+            kernel(3 * step + 1, at + 7 + product_us, length, name=NCCL),
+            call("cudaStreamSynchronize", at + 10, product_us + length, 3 * step + 2),
+        ]  # fmt: skip
+    return spans
+
+
+def test_others_come_as_much_later_when_the_recorded_rank_gets_faster(tmp_path):
+    job = import_spans(tmp_path, lone_steps(200))
+    first, second, third = find_tasks(job, 0, NCCL)
+    held = held_of(job)
+    # As recorded: the transfer takes 10 us, 300 us after the product was there.
+    assert held.end_ns[[first, second, third]].tolist() == [217 * US, 1517 * US, 2517 * US]
+
+    faster = durations_of(job)
+    faster.values_ns[find_tasks(job, 0, "gemm"), 0] -= 150 * US
+    ends = held_of(job, faster).end_ns[[first, second, third]] / US
+
+    # Each step is 150 us shorter, also those in which the rank waits.
+    assert ends.tolist() == [67, 1217, 2067]
+
+
+def test_what_a_removed_collective_waited_goes_with_it(tmp_path):
+    job = import_spans(tmp_path, lone_steps(200))
+    # Of two periods, 1300 and 1000 us, both are 300 us shorter where nobody comes later.
+    assert job.graph.facts.others_late_ns == 300 * US
+
+    alone = apply_all(job.graph, [parse_transformation("remove:match=nccl,lane=device")])
+
+    program = alone.program_of(0)
+    assert max(program.dep_lag_ns) < 300 * US

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.search import LayoutQuestion, search_layouts
-from perfmodel.reports.pages.answers import build_search_page
+from perfmodel.reports.pages.plans import build_search_page
 from perfmodel.reports.search import build_flags, print_search, to_search_csv, to_search_document
 
 CHANGES = (

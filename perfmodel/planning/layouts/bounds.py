@@ -13,6 +13,7 @@ interference come on top in a replay and are left out here.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -24,7 +25,6 @@ from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.candidates import Candidate
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.jobs import build_job
-from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.shapes import LayerShapes
 from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
 from topologies import Cluster, build_cluster
@@ -46,16 +46,24 @@ class Bounds:
 
     def __init__(self, cluster: Cluster, stack: SoftwareStack) -> None:
         self._cluster, self._stack = cluster, stack
-        self._topology = cluster.topology
-        self._measured = cache(self._measure)
+        self._times_of: dict[TransformerSpec, LayerTimes] = {}
         self._gather_ns = cache(self._price_gather)
+
+    def take(self, layers: Sequence[TransformerSpec], times: Sequence[LayerTimes]) -> None:
+        """Note what was measured elsewhere."""
+        self._times_of.update(zip(layers, times, strict=True))
+
+    def _measured(self, one: TransformerSpec) -> LayerTimes:
+        if one not in self._times_of:
+            self._times_of[one] = measure_layer((self._cluster, self._stack), one)
+        return self._times_of[one]
 
     def bound_ns(self, candidate: Candidate) -> int:
         """A time that the iteration of *candidate* cannot fall below."""
         layout, spec = candidate.chosen.layout, candidate.spec
         # Dense layers before those of experts are left out: below the time, and few.
         counted = spec.model.is_expert_layer if spec.model.has_experts else _every_layer
-        times = self._measured(_one_layer(spec, layout))
+        times = self._measured(layer_of(candidate))
         stages = [
             float(times.layer_ns) * sum(counted(layer) for run in runs for layer in run)
             for stage in range(layout.pp)
@@ -74,39 +82,42 @@ class Bounds:
         layout, spec = candidate.chosen.layout, candidate.spec
         if not spec.parallel.sharding.divides_weights or layout.pp > 1 or layout.shard_ranks == 1:
             return 0.0
-        parameters = LayerShapes(spec.model, layout).dense.parameters
-        size_bytes = parameters * spec.training.precision.size_bytes
+        shapes, size_bytes = LayerShapes(spec.model, layout), spec.training.precision.size_bytes
+        ranks = layout.data_group(tensor=0, stage=0)
         # Forward and backward, but the last layer of the one is the first of the other.
-        gathers = layout.micro_batches * 2 * (spec.model.layers - 1)
-        return gathers * self._gather_ns(layout.data_group(tensor=0, stage=0), size_bytes)
+        layers_ns = sum(
+            self._gather_ns(ranks, shapes.of(layer).all_parameters * size_bytes)
+            for layer in range(spec.model.layers - 1)
+        )
+        return layout.micro_batches * 2 * layers_ns
 
     def _price_gather(self, ranks: range, size_bytes: int) -> float:
         gather = Collective(CollectiveKind.ALL_GATHER, size_bytes, DType.BF16)
         return price_collective(gather, cluster=self._cluster, ranks=ranks).duration_ns
 
-    def _measure(self, one: TransformerSpec) -> LayerTimes:
-        once, twice = self._replay(one, 1, 1), self._replay(one, 2, 1)
-        once_more, twice_more = self._replay(one, 1, 2), self._replay(one, 2, 2)
-        again = (twice_more - twice) - (once_more - once)
-        layer_ns = max(min(twice - once, again), 0)
-        return LayerTimes(layer_ns, max(min(once_more - once, once) - layer_ns, 0))
 
-    def _replay(self, one: TransformerSpec, layers: int, rounds: int) -> int:
-        """The end of a job of one tensor group with so many layers and micro-batches."""
-        spec = one.model_copy(
-            update={
-                "batch": one.batch * rounds,
-                "model": one.model.model_copy(update={"layers": layers}),
-            }
-        )
-        ranks = _fewest_ranks(spec)
-        per_host = min(ranks, self._topology.gpus_per_host)
-        hosts = -(-ranks // per_host)
-        cluster = build_cluster(self._topology, hosts=hosts, ranks_per_host=per_host)
-        job = build_job(spec, rank_count=ranks, ranks_per_host=per_host, stack=self._stack)
-        priced = price_job(job, cluster=cluster, stack=self._stack)
-        replay = SerialExecutor().replay(priced.job, priced.durations, 1)
-        return int(replay.iteration_end_ns[0, 0])
+def measure_layer(shared: tuple[Cluster, SoftwareStack], one: TransformerSpec) -> LayerTimes:
+    """The times of the layer *one*; a function of the module, so that it can run on any worker."""
+    once, twice = _replay(shared, one, 1, 1), _replay(shared, one, 2, 1)
+    once_more, twice_more = _replay(shared, one, 1, 2), _replay(shared, one, 2, 2)
+    again = (twice_more - twice) - (once_more - once)
+    layer_ns = max(min(twice - once, again), 0)
+    return LayerTimes(layer_ns, max(min(once_more - once, once) - layer_ns, 0))
+
+
+def _replay(
+    shared: tuple[Cluster, SoftwareStack], one: TransformerSpec, layers: int, rounds: int
+) -> int:
+    """The end of a job of one tensor group with so many layers and micro-batches."""
+    (whole, stack), model = shared, one.model.model_copy(update={"layers": layers})
+    spec = one.model_copy(update={"batch": one.batch * rounds, "model": model})
+    ranks = _fewest_ranks(spec)
+    per_host = min(ranks, whole.topology.gpus_per_host)
+    cluster = build_cluster(whole.topology, hosts=-(-ranks // per_host), ranks_per_host=per_host)
+    job = build_job(spec, rank_count=ranks, ranks_per_host=per_host, stack=stack)
+    priced = price_job(job, cluster=cluster, stack=stack)
+    replay = SerialExecutor().replay(priced.job, priced.durations, 1)
+    return int(replay.iteration_end_ns[0, 0])
 
 
 def _every_layer(layer: int) -> bool:
@@ -119,8 +130,9 @@ def _fewest_ranks(spec: TransformerSpec) -> int:
     return math.lcm((parallel.tp or 1) * parallel.cp, parallel.ep * parallel.etp)
 
 
-def _one_layer(spec: TransformerSpec, layout: Layout) -> TransformerSpec:
-    """*spec* cut down to what decides the time of a layer: equal for layouts that share it."""
+def layer_of(candidate: Candidate) -> TransformerSpec:
+    """*candidate* cut down to what decides the time of a layer: equal for layouts that share it."""
+    spec, layout = candidate.spec, candidate.chosen.layout
     parallel = {
         "tp": layout.tp, "pp": 1, "dp": None, "micro_batch": layout.micro_batch,
         "interleaving": 1, "sharding": StateSharding.NONE, "shard_group": None,

@@ -5,17 +5,15 @@ What the person stated with `--set` stays as it is; the rest is open.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
-from perfmodel.graph.memory import RankMemory
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout import ChosenLayout, choose_layout
-from perfmodel.workloads.transformer.memory import stage_memory
 from perfmodel.workloads.transformer.run import unfuses_attention
 from perfmodel.workloads.transformer.spec import Recompute, StateSharding, TransformerSpec
 from perfmodel.workloads.unstated import take_over
@@ -28,6 +26,11 @@ RUNS = (1, 2, 4)
 SHORTEST_SHARE = 8192
 """Tokens of a sequence that a rank has at least: shorter ones are not worth sharing."""
 MOST_EXPERT_HOSTS = 8
+MOST_UNEVEN = 1.1
+"""How much more than the mean the longest stage may hold where no number of stages divides."""
+_WORK = {Recompute.NONE: 3.0, Recompute.ATTENTION: 3.2, Recompute.OPS: 3.5, Recompute.FULL: 4.0}
+"""Forward and backward pass, and what is computed again, in forward passes."""
+_GROUP_SHARE, _GATHER_SHARE = 0.1, 0.2
 FIELDS = {
     "tp": "parallel.tp",
     "pp": "parallel.pp",
@@ -68,19 +71,28 @@ class Candidate:
             "training.recompute": self.spec.training.recompute.value,
         }
 
-    @cached_property
-    def memory_of_stage(self) -> tuple[RankMemory, ...]:
-        """The peak of a rank of every stage."""
-        layout = self.chosen.layout
-        return tuple(
-            stage_memory(self.spec, layout, stage=stage, stack=self.stack)
-            for stage in range(layout.pp)
-        )
-
     @property
     def peak_bytes(self) -> int:
         """What the fullest rank needs."""
-        return max(memory.total_bytes for memory in self.memory_of_stage)
+        return self.chosen.peak_bytes
+
+    @property
+    def promise(self) -> float:
+        """Work and idle time as a multiple of the least there could be: low ones are bounded first.
+
+        Leaves out communication, but for wide groups being dearer than narrow ones.
+        """
+        layout = self.chosen.layout
+        work = _WORK[self.spec.training.recompute]
+        longest = max(layout.layer_count(self.spec.model.layers, stage=s) for s in range(layout.pp))
+        idle = (layout.pp - 1) / (layout.interleaving * layout.micro_batches)
+        groups = math.log2(layout.tp) + math.log2(layout.cp) + math.log2(layout.ep)
+        is_gathered = self.spec.parallel.sharding.divides_weights
+        return (
+            work * (1 + idle) * (longest * layout.pp / self.spec.model.layers)
+            + _GROUP_SHARE * groups
+            + _GATHER_SHARE * layout.micro_batches * is_gathered
+        )
 
 
 def iter_candidates(
@@ -149,8 +161,14 @@ def _stage_counts(spec: TransformerSpec, rest: int, fixed: Collection[str]) -> l
     return [
         pp
         for pp in range(1, min(rest, layers, MOST_STAGES) + 1)
-        if rest % pp == 0 and (layers % pp == 0 or (layers + 2) % pp == 0)
+        if rest % pp == 0
+        and (_divides(layers, pp) or -(-layers // pp) * pp <= MOST_UNEVEN * layers)
     ]
+
+
+def _divides(layers: int, pp: int) -> bool:
+    """Whether stages are equal, with or without embedding and head counted as a layer each."""
+    return layers % pp == 0 or (layers + 2) % pp == 0
 
 
 def _micro_batches(spec: TransformerSpec, sequences: int, fixed: Collection[str]) -> list[int]:

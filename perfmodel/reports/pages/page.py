@@ -70,6 +70,11 @@ class Bars:
     bars: Sequence[tuple[str, Sequence[Piece], str]]
     is_spelt_out: bool = True
 
+    @property
+    def label_width(self) -> int:
+        """Letters of the longest name."""
+        return max((len(name) for name, _, _ in self.bars), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -90,6 +95,11 @@ class Ranges:
     kind: ClassVar[str] = "ranges"
     ranges: Sequence[Range]
     note: str = ""
+
+    @property
+    def label_width(self) -> int:
+        """Letters of the longest name."""
+        return max((len(one.name) for one in self.ranges), default=0)
 
 
 @dataclass(frozen=True, slots=True)

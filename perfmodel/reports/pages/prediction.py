@@ -174,7 +174,7 @@ def _classes(prediction: Prediction) -> list[Block]:
         (
             name_ranks(entry.ranks),
             build_pieces(entry.time),
-            format_size(entry.memory.total_bytes) if entry.memory.parts else "",
+            f"holds {format_size(entry.memory.total_bytes)}" if entry.memory.parts else "",
         )
         for entry in classes[:MAX_CLASSES]
     ]

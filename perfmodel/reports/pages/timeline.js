@@ -131,10 +131,7 @@
       const top = number * ROW - scroll;
       if (top < -ROW || top > shown - ROW) return;
       pen.fillStyle = ink.dim;
-      pen.save();
-      pen.beginPath(); pen.rect(0, top, left() - 6, ROW); pen.clip();
-      pen.fillText(row.name, 0, top + 12);
-      pen.restore();
+      pen.fillText(row.name, 0, top + 12, left() - 6);
       drawRow(row, top, width, ink, colour("--mark"), onPath, hits);
     });
     if (onPath) drawSteps(width, colour("--mark"));

@@ -34,7 +34,7 @@ class RankFiles:
         if self.csv_file is not None:
             write_file(self.csv_file, to_ranking_csv(ranking))
         if self.report_file is not None:
-            from perfmodel.reports.pages.answers import build_rank_page
+            from perfmodel.reports.pages.plans import build_rank_page
 
             write_file(self.report_file, build_rank_page(ranking, question))
         if self.plan_file is not None and ranking.fits:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.units import format_size
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.transformer.memory import stage_memory
+from perfmodel.workloads.transformer.memory import memory_of_stages
 from perfmodel.workloads.transformer.placement import Layout, deal_by_cost
 from perfmodel.workloads.transformer.shapes import multiplied_parameters
 from perfmodel.workloads.transformer.spec import StageSplit, StateSharding, TransformerSpec
@@ -28,11 +28,12 @@ _OF_ONE = ("cp", "ep", "etp")
 
 @dataclass(frozen=True, slots=True)
 class ChosenLayout:
-    """A layout, and whether it fits in the memory it was chosen for."""
+    """A layout, whether it fits in the memory it was chosen for, and the peak of its ranks."""
 
     layout: Layout
     fits: bool
     sentence: str
+    peak_bytes: int
 
 
 def choose_layout(
@@ -55,12 +56,15 @@ def choose_layout(
     if not candidates:
         raise WorkloadError(_explain(spec, rank_count, ranks_per_host))
     usable_bytes = int(memory_bytes * USABLE_SHARE)
+    needed: list[int] = []
     for layout in candidates:
-        if peak_bytes(spec, layout, stack) <= usable_bytes:
+        needed.append(peak_bytes(spec, layout, stack))
+        if needed[-1] <= usable_bytes:
             grown = _grow_micro_batch(spec, layout, stack, usable_bytes)
-            return _described(spec, grown, stack, usable_bytes)
-    smallest = min(candidates, key=lambda layout: peak_bytes(spec, layout, stack))
-    return _described(spec, smallest, stack, usable_bytes)
+            most = needed[-1] if grown is layout else peak_bytes(spec, grown, stack)
+            return _described(spec, grown, most, usable_bytes)
+    least = min(needed)
+    return _described(spec, candidates[needed.index(least)], least, usable_bytes)
 
 
 def _iter_splits(
@@ -321,8 +325,7 @@ def _divisors(number: int) -> Iterable[int]:
 
 def peak_bytes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None = None) -> int:
     """What the rank that needs most needs."""
-    stages = range(layout.pp)
-    return max(stage_memory(spec, layout, stage=stage, stack=stack).total_bytes for stage in stages)
+    return max(memory.total_bytes for memory in memory_of_stages(spec, layout, stack=stack))
 
 
 def _further(spec: TransformerSpec, layout: Layout) -> str:
@@ -332,9 +335,8 @@ def _further(spec: TransformerSpec, layout: Layout) -> str:
 
 
 def _described(
-    spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None, usable_bytes: int
+    spec: TransformerSpec, layout: Layout, needed_bytes: int, usable_bytes: int
 ) -> ChosenLayout:
-    needed_bytes = peak_bytes(spec, layout, stack)
     fits = needed_bytes <= usable_bytes
     sentence = (
         f"Layout: tp={layout.tp}, pp={layout.pp}, {_further(spec, layout)}dp={layout.dp}, "
@@ -346,4 +348,4 @@ def _described(
             f"; no layout fits in {format_size(usable_bytes)}, this one needs "
             f"{format_size(needed_bytes)}"
         )
-    return ChosenLayout(layout, fits, sentence + ".")
+    return ChosenLayout(layout, fits, sentence + ".", needed_bytes)

@@ -44,10 +44,42 @@ _FUSED_LOSS_COPIES, _LOSS_COPIES = 2, 4
 loss works in place."""
 
 
+def memory_of_stages(
+    spec: TransformerSpec, layout: Layout, *, stack: SoftwareStack | None = None
+) -> tuple[RankMemory, ...]:
+    """The peak of a rank of every stage under *stack*; without one, everything is fused."""
+    sizes = _layer_sizes(spec, layout, stack)
+    return tuple(_stage_memory(spec, layout, stage, stack, sizes) for stage in range(layout.pp))
+
+
 def stage_memory(
     spec: TransformerSpec, layout: Layout, *, stage: int, stack: SoftwareStack | None = None
 ) -> RankMemory:
-    """The peak of a rank of pipeline *stage* under *stack*; without one, everything is fused."""
+    """The same for pipeline *stage* alone."""
+    return _stage_memory(spec, layout, stage, stack, _layer_sizes(spec, layout, stack))
+
+
+_LayerSizes = dict[tuple[bool, Recompute], int]
+"""What a layer keeps for its backward pass, by whether it has experts and what is recomputed."""
+
+
+def _layer_sizes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None) -> _LayerSizes:
+    return {
+        (is_expert, way): layer_activation_bytes(
+            spec, layout, recompute=way, stack=stack, is_expert=is_expert
+        )
+        for is_expert in {False, spec.model.has_experts}
+        for way in {Recompute.NONE, spec.training.recompute}
+    }
+
+
+def _stage_memory(
+    spec: TransformerSpec,
+    layout: Layout,
+    stage: int,
+    stack: SoftwareStack | None,
+    sizes: _LayerSizes,
+) -> RankMemory:
     training, sharding = spec.training, spec.parallel.sharding
     held = stage_parameters(spec.model, layout, stage=stage)
     experts = stage_expert_parameters(spec.model, layout, stage=stage)
@@ -66,7 +98,7 @@ def stage_memory(
     if sharding.divides_weights:
         weight_bytes //= shares
     of_experts = _expert_bytes(spec, layout, experts)
-    activation_bytes = _activation_bytes(spec, layout, stage, stack)
+    activation_bytes = _activation_bytes(spec, layout, stage, sizes)
     return RankMemory(
         (
             MemoryPart("weights", weight_bytes),
@@ -145,22 +177,13 @@ def _gathered_bytes(spec: TransformerSpec, layout: Layout, held: int) -> int:
     return layer * size
 
 
-def _activation_bytes(
-    spec: TransformerSpec, layout: Layout, stage: int, stack: SoftwareStack | None
-) -> int:
+def _activation_bytes(spec: TransformerSpec, layout: Layout, stage: int, sizes: _LayerSizes) -> int:
     training, runs = spec.training, layout.interleaving
     ahead = turns_ahead(
         stage=stage, stages=layout.pp, micro_batches=layout.micro_batches, runs=runs
     )
     in_flight = min(ahead + 1, layout.micro_batches * runs)
     of_runs = layout.layer_runs(spec.model.layers, stage=stage)
-    sizes = {
-        (is_expert, way): layer_activation_bytes(
-            spec, layout, recompute=way, stack=stack, is_expert=is_expert
-        )
-        for is_expert in {False, spec.model.has_experts}
-        for way in {Recompute.NONE, training.recompute}
-    }
     ways = {True: training.recompute, False: Recompute.NONE}
     is_again = [[training.recomputes(number) for number in run] for run in of_runs]
     of_run = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 _ENDS = 2
@@ -141,6 +142,7 @@ class Layout:
             yield range(first + place, first + self.ranks_of_stage, block)
 
 
+@lru_cache(maxsize=1024)
 def split_layers(layers: int, runs: int) -> tuple[int, ...]:
     """Layers of each of *runs* parts, in order.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.spec import (
@@ -137,6 +139,7 @@ def has_adapter(training: TrainingSection, label: str) -> bool:
     return training.adapters_only and (is_everywhere or label == QKV)
 
 
+@lru_cache(maxsize=1024)
 def layer_shape(
     model: ModelSection, *, tp: int, ep: int = 1, etp: int = 1, is_expert: bool = False
 ) -> LayerShape:
@@ -206,6 +209,13 @@ class LayerShapes:
         """The shapes of all layers of *stage*."""
         runs = layout.layer_runs(self._model.layers, stage=stage)
         return [self.of(layer) for run in runs for layer in run]
+
+    def total(self, layout: Layout, stage: int, count: Callable[[LayerShape], int]) -> int:
+        """What *count* says of all layers of *stage*; equal layers are asked once."""
+        shapes = self.of_stage(layout, stage)
+        of_experts = sum(shape is self.of_experts for shape in shapes)
+        dense = len(shapes) - of_experts
+        return of_experts * count(self.of_experts) + (dense and dense * count(self.dense))
 
 
 def norm_parameters(model: ModelSection) -> int:
@@ -283,11 +293,10 @@ def end_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
 
 def stage_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
     """Elements a rank of pipeline *stage* holds, those of routed experts aside."""
-    shapes = LayerShapes(model, layout).of_stage(layout, stage)
-    return sum(shape.parameters for shape in shapes) + end_parameters(model, layout, stage=stage)
+    of_layers = LayerShapes(model, layout).total(layout, stage, lambda shape: shape.parameters)
+    return of_layers + end_parameters(model, layout, stage=stage)
 
 
 def stage_expert_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
     """Elements a rank of pipeline *stage* holds of routed experts."""
-    shapes = LayerShapes(model, layout).of_stage(layout, stage)
-    return sum(sum(shape.expert_tensors) for shape in shapes)
+    return LayerShapes(model, layout).total(layout, stage, lambda shape: sum(shape.expert_tensors))
