@@ -570,6 +570,16 @@ def _answer(reference: Any) -> Any:
     return answer
 
 
+def _worker_failed(error: RayError) -> ExecutionError:
+    """What to say of a worker that failed before or after its own work."""
+    if MemoryError.__name__ in str(error):
+        return ExecutionError(
+            "ray: the memory of a worker does not hold what it was sent. Give the job more workers "
+            "or machines, so that each has fewer ranks."
+        )
+    return ExecutionError(f"ray: a worker failed: {error}")
+
+
 def _answer_or_lost(reference: Any) -> Any:
     """What *reference* stands for. An error of the work itself is raised as it was there."""
     try:
@@ -581,8 +591,8 @@ def _answer_or_lost(reference: Any) -> Any:
             return Lost("MemoryError")
         if isinstance(error.cause, LOST):
             return Lost(type(error.cause).__name__)
-        if isinstance(error.cause, Exception):
+        if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
             raise error.cause from None
-        raise ExecutionError(f"ray: a worker failed: {error}") from error
+        raise _worker_failed(error) from error
     except RayError as error:
         raise ExecutionError(f"ray: the cluster failed: {error}") from error

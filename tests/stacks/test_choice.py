@@ -35,6 +35,15 @@ def test_a_claim_for_releases_goes_before_one_for_the_whole_framework():
     assert names == ["nemo", "nemo_2024", "nemo_2024", "nemo"]
 
 
+def test_a_claim_for_a_placement_goes_before_one_for_the_whole_framework():
+    names = [
+        choose_stack("hugectr", family=Family.DLRM, placement=placement).stack.name
+        for placement in ("", "all_keys", "hugectr_hybrid")
+    ]
+    assert names == [names[0], "hugectr_hash", "hugectr_2022"]
+    assert names[0] not in names[1:]
+
+
 @pytest.mark.parametrize("family", list(Family))
 def test_every_framework_is_served_by_a_stack_of_its_family(family):
     for framework in list_frameworks(family):
