@@ -53,7 +53,8 @@ class Collective:
 
     *byte_matrix* is for uneven all-to-all: row i is what member i sends to
     each member, in bytes. *root* is the member that sends a broadcast or
-    receives a reduction.
+    receives a reduction. A call that *is_queued* was issued behind another of its group without
+    anything to wait for in between, so whoever is late was waited for before.
     """
 
     kind: CollectiveKind
@@ -61,6 +62,7 @@ class Collective:
     dtype: DType = DType.FP32
     byte_matrix: tuple[tuple[int, ...], ...] | None = None
     root: int = 0
+    is_queued: bool = False
     # Hashed once: a matrix of a thousand ranks has a million entries. From
     # whole numbers only, so that it is the same in every process.
     _hash: int = field(init=False, repr=False, compare=False, default=0)
@@ -76,7 +78,7 @@ class Collective:
             )
         if self.byte_matrix is not None:
             self._check_byte_matrix(self.byte_matrix)
-        number = hash((self.size_bytes, self.root, self.byte_matrix or ()))
+        number = hash((self.size_bytes, self.root, self.is_queued, self.byte_matrix or ()))
         object.__setattr__(self, "_hash", number)
 
     def _check_byte_matrix(self, byte_matrix: tuple[tuple[int, ...], ...]) -> None:

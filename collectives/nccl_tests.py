@@ -44,7 +44,7 @@ def is_nccl_tests(text: str) -> bool:
 
 def read_nccl_tests(text: str, *, document: str, place: RunPlace) -> list[Record]:
     """The rows of a run, as a table of collectives has them."""
-    run = _parse_json(text, document) if text.lstrip()[:1] == "{" else _parse_print(text)
+    run = _parse_json(text, document) if text.lstrip()[:1] == "{" else _parse_print(text, document)
     kind = place.kind or run.kind or _kind_in(document)
     if place.topology is None:
         unsaid, also = ("", "") if kind else (" nor the collective", " and --kind all_reduce")
@@ -86,10 +86,16 @@ class _Run:
     rows: list[Record]
 
 
-def _parse_print(text: str) -> _Run:
+def _parse_print(text: str, document: str) -> _Run:
     lines = text.splitlines()
     found = (_RANK.search(line) for line in lines)
-    ranks = {match[1]: match[2] for match in found if match is not None}
+    ranks = {int(match[1]): match[2] for match in found if match is not None}
+    missing = sorted(set(range(max(ranks, default=-1) + 1)) - set(ranks))
+    if missing:
+        raise MeasurementError(
+            f"{document}: lists rank {max(ranks)} but not rank {missing[0]}, so that nobody knows "
+            "how many took part. Keep the lines of all ranks."
+        )
     started = re.search(r"Collective test starting:\s*(\S+)", text)
     library = _LIBRARY.search(text)
     version = ""

@@ -7,7 +7,7 @@ free. An uneven all-to-all is priced by its byte matrix, alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -63,6 +63,7 @@ def price_collective(
     _check_call(collective, wiring)
     if wiring.rank_count == 1:
         return FREE
+    wiring = _waited(collective, wiring)
     if collective.byte_matrix is not None:
         load = build_rank_load(collective.byte_matrix, ranks, cluster)
         return _price_load(load, wiring, software, constants)
@@ -74,6 +75,13 @@ def price_collective(
         _Constants(constants),
         _priced_as(collective.dtype),
     )
+
+
+def _waited(collective: Collective, wiring: Wiring) -> Wiring:
+    """*wiring* as *collective* finds it: one that queues does not wait for late hosts again."""
+    if collective.is_queued and wiring.call_latency_ns:
+        return replace(wiring, call_latency_ns=0.0)
+    return wiring
 
 
 class _Constants:
@@ -135,6 +143,7 @@ def price_collectives(
         _check_call(call.collective, wiring)
         if wiring.rank_count == 1:
             continue
+        wiring = _waited(call.collective, wiring)
         if call.collective.byte_matrix is not None:
             load = build_rank_load(call.collective.byte_matrix, call.ranks, cluster)
             costs[number] = _price_load(load, wiring, software, constants)

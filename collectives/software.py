@@ -48,7 +48,7 @@ class CollectiveSoftware:
     @property
     def is_before_2_24(self) -> bool:
         """Whether it is a release before the rewrite of channels and chunks in 2.24."""
-        return self.nccl_version[:2] < (2, 24)
+        return self.nccl_version < (2, 24)
 
 
 def parse_nccl_version(text: str) -> tuple[int, ...]:

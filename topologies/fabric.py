@@ -28,8 +28,9 @@ class Fabric:
     *nic_latency_ns* is paid on the way into and out of the network, *spine_latency_ns* on
     the way up and down again. *oversubscription* is what the NICs under a leaf can send
     over what the leaf can pass up: 1 keeps every NIC busy across the spine. *call_latency_ns* is
-    paid by every call of a training job for each doubling of the hosts that take part: on a network
-    shared with other jobs, waiting for the slowest of the group.
+    paid by every call of a training job that does not queue behind another of its group, for each
+    doubling of the hosts that take part: on a network shared with other jobs, waiting for the
+    slowest of them.
     """
 
     kind: FabricKind

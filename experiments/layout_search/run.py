@@ -192,8 +192,8 @@ def draw_order(wishes: Wishes, sets: dict[str, list[list[Run]]]) -> None:
         plot_diagonal(axis, (0.9, 20))
         for side in (axis.xaxis, axis.yaxis):
             plain_ticks(side, [1, 2, 5, 10, 20])
-        axis.set_title(kind)
-        axis.set_xlabel("measured over fastest of the set")
+        axis.set_title(kind.replace(", ", ",\n"))
+        axis.set_xlabel("measured over fastest")
     axes[0][0].set_ylabel("predicted over fastest")
     wishes.save(figure, "order.png")
 

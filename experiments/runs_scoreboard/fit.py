@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -47,6 +48,11 @@ OF_STACK = {
     Family.DLRM: ("gemm", "memory", "embedding"),
 }
 """What a stack may deviate in; `host` divides host_speed_ratio."""
+OF_RELEASE = {
+    Family.TRANSFORMER: ("gemm", "attention", "memory", "communication"),
+    Family.DLRM: OF_STACK[Family.DLRM],
+}
+"""What a stack for some releases may deviate in: libraries change with them, hosts do not."""
 OF_CHIP = {Family.TRANSFORMER: ("arithmetic", "attention", "memory"), Family.DLRM: ()}
 CARRIED_BY = {"arithmetic": "gemm"}
 MOST_OF_GROUP = 6
@@ -57,8 +63,8 @@ than others of their kind, which no constant of a stack is about."""
 PRIOR_OF_CHIP = 0.15
 PRIOR_OF_DEVICE = 0.08
 WEIGHT_OF_UNKNOWN = 0.1
-"""Frameworks without a stack of their own, and experts, whose costs are still far off, say little
-about a chip."""
+"""Frameworks without a stack of their own or known from one model on one device, and experts,
+whose costs are still far off, say little about a chip."""
 PRIOR_OF_HOST = 0.7
 PRIOR = {Family.TRANSFORMER: 0.12, Family.DLRM: 0.25}
 """Without values of chips, stacks of recommendation models carry more of their own."""
@@ -99,7 +105,7 @@ class Problem:
         """
         kept = kept & np.array([_is_asked(case) for case in self.cases])
         slopes, errors = self.slopes[kept], (self.now - self.stated)[kept]
-        known = np.array([_weight(case) for case in self.cases])[kept]
+        known = self.weights()[kept]
         power = DOUBT[self.cases[0].row.family]
         weight, value = known, np.zeros(len(self.keys))
         for _ in range(25):
@@ -109,6 +115,16 @@ class Problem:
             off = (errors + slopes @ value) / ROBUST
             weight = known / (1 + off**2) ** power
         return self._bounded(value)
+
+    def weights(self) -> NDArray[np.float64]:
+        """What a case says: little where nothing but its source, model and device speaks for it."""
+        of_stack: dict[str, set[Key]] = {}
+        for case in self.cases:
+            of_stack.setdefault(case.stack, set()).add(case.group)
+        is_lone = np.array([len(of_stack[case.stack]) == 1 for case in self.cases])
+        is_lone &= np.array([case.is_transformer for case in self.cases])
+        is_far_off = [case.stack.startswith("generic") or case.has_experts for case in self.cases]
+        return np.where(is_lone | np.array(is_far_off), WEIGHT_OF_UNKNOWN, 1.0)
 
     def _bounded(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
         is_arithmetic = np.array([key[::2] == ("chip", "arithmetic") for key in self.keys])
@@ -148,11 +164,6 @@ def build_problem(cases: list[Case], family: Family) -> Problem:
     )
 
 
-def _weight(case: Case) -> float:
-    is_far_off = case.stack.startswith("generic") or case.has_experts
-    return WEIGHT_OF_UNKNOWN if is_far_off else 1.0
-
-
 def _is_asked(case: Case) -> bool:
     return case.is_transformer or case.hosts == 1
 
@@ -161,7 +172,7 @@ def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
     found = [
         (("stack", name, word), word)
         for name in lineage(case.stack, family)
-        for word in OF_STACK[family]
+        for word in _words(name, family)
     ]
     if case.loads_long:
         found += [
@@ -172,6 +183,10 @@ def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
         if case.is_tensor and OF_CHIP[family] and not _is_reference(case.device):
             found.append((("device", case.device, "arithmetic"), "arithmetic"))
     return found
+
+
+def _words(name: str, family: Family) -> tuple[str, ...]:
+    return OF_RELEASE[family] if _is_release(name) else OF_STACK[family]
 
 
 def _stated(key: Key, case: Case) -> float:
@@ -195,13 +210,21 @@ def lineage(name: str, family: Family) -> tuple[str, ...]:
     Releases deviate from each other, so that one that nobody measured takes over constants.
     """
     found = [name]
-    while family is Family.DLRM:
-        content = yaml.safe_load((STACK_FOLDER / f"{found[-1]}.yaml").read_text(encoding="utf-8"))
-        is_release = any({"from", "before"} & set(claim) for claim in content["stands_for"])
-        if not is_release:
-            break
-        found.append(content["extends"])
+    while family is Family.DLRM and _is_release(found[-1]):
+        found.append(_profile(found[-1])["extends"])
     return tuple(found)
+
+
+def _is_release(name: str) -> bool:
+    return any({"from", "before"} & set(claim) for claim in _profile(name)["stands_for"])
+
+
+@lru_cache(maxsize=64)
+def _profile(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(
+        (STACK_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    )
+    return content
 
 
 def _deviation(name: str, architecture: str) -> float:
@@ -267,16 +290,18 @@ def find_spreads(problem: Problem) -> Spreads:
     for key in dict.fromkeys((case.stack, case.architecture) for case in cases):
         rows = np.array([(case.stack, case.architecture) == key for case in cases]) & is_dense
         groups = len({case.group for case, is_one in zip(cases, rows, strict=True) if is_one})
-        own = _beyond(left[rows], kernels[rows]) if groups > 1 else common
+        is_told = rows.any() and (groups > 1 or cases[0].is_transformer)
+        own = _beyond(left[rows], kernels[rows]) if is_told else common
         # Few groups say little: draw towards what all stacks have in common.
         drawn = math.sqrt((groups * own**2 + 4 * common**2) / (groups + 4))
         of_stack[key] = SEEN[cases[0].row.family] * drawn
     chip = problem.left_out(lambda case: (case.stack, case.architecture))
     stack = problem.left_out(lambda case: case.stack)
     other, none = (max(_beyond(one[is_dense], kernels[is_dense]), common) for one in (chip, stack))
-    # Frameworks that nobody described are further off than described ones left out.
-    unknown = [spread for (name, _), spread in of_stack.items() if name.startswith("generic")]
-    none = max(none, *unknown) if unknown else none
+    # Frameworks that nobody described, or that one source speaks for, are further off than others.
+    unknown = is_dense & (problem.weights() < 1)
+    if unknown.any():
+        none = max(none, SEEN[cases[0].row.family] * _beyond(left[unknown], kernels[unknown]))
     far = np.array([case.hosts > 4 for case in cases]) & is_dense
     beyond = problem.left_out(lambda case: (case.stack, case.hosts > 4))
     doublings = np.array([math.log2(max(case.hosts / 4, 1)) for case in cases])
@@ -381,7 +406,7 @@ def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads)
         ratios = {word: round(math.exp(one), 3) for word, one in logs.items() if abs(one) >= SMALL}
         # What is not fitted here stays as the file, or the one it extends, states it.
         kept = load_stack(name).kernel_time_ratio
-        fitted = OF_STACK[family]
+        fitted = _words(name, family)
         ratios |= {word: dict(one) for word, one in kept.items() if word not in fitted}
         text = set_key(text, "kernel_time_ratio", ratios)
         if abs(host) >= SMALL:

@@ -68,7 +68,7 @@ def draw_curves(axes: Any, wishes: Wishes, curves: dict[str, Any]) -> dict[str, 
         found[name] = line
     axes.set(xscale="log", xlabel="GPUs")
     plain_ticks(axes.xaxis, [8, 64, 512, 4096, 16384])
-    axes.legend()
+    axes.legend(loc="lower right" if "batch" in curve else "center left")
     return found
 
 
@@ -99,7 +99,7 @@ def draw_measured(axes: Any) -> dict[str, Any]:
     plain_ticks(axes.xaxis, [32, 128, 512, 1536])
     plain_ticks(axes.yaxis, [2, 5, 10, 20, 50])
     axes.set_title("published runs, GPT 1.7B to 175B")
-    axes.legend()
+    axes.legend(loc="upper left")
     return found
 
 

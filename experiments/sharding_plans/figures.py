@@ -47,7 +47,7 @@ def _draw_times(results: list[dict[str, Any]], wishes: Wishes) -> None:
     axes[-1].set_yticks(places, names, fontsize=5)
     axes[-1].invert_yaxis()
     axes[-1].set(title="named plans, all tasks", xlabel="share of tasks (%)")
-    axes[-1].legend(loc="lower right", frameon=True, framealpha=1)
+    axes[-1].legend(ncols=2, loc="upper center", bbox_to_anchor=(0.35, -0.24))
     legend_below(figure, axes[0], 6)
     wishes.save(figure, "times_by_sharder.png")
 
@@ -61,6 +61,7 @@ def _draw_regret(results: list[dict[str, Any]], wishes: Wishes) -> None:
         flierprops={"markersize": 2},
         medianprops={"color": COLOURS[1]},
     )
+    left.tick_params(axis="x", labelsize=5)
     left.set_ylabel("above the best named plan (%)")
     left.set_title("choosing by a sharder's cost")
     for (heavy, label), style in zip(((True, "heavy"), (False, "any")), ("-", "--"), strict=True):

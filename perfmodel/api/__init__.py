@@ -70,6 +70,9 @@ if TYPE_CHECKING:
     from perfmodel.reports.kernel import KernelAnswer as KernelAnswer
     from perfmodel.validation.fits import FitBoard as FitBoard
     from perfmodel.validation.scoreboard import Scoreboard as Scoreboard
+    from perfmodel.workloads import build_job as build_job
+    from perfmodel.workloads import load_workload as load_workload
+    from topologies import load_topology as load_topology
 
 _LATE = {
     "Answer": "perfmodel.prediction.answer",
@@ -96,8 +99,11 @@ _LATE = {
     "Scoreboard": "perfmodel.validation.scoreboard",
     "Search": "perfmodel.planning.layouts.search",
     "WhatIf": "perfmodel.prediction.changing",
+    "build_job": "perfmodel.workloads",
+    "load_topology": "topologies",
+    "load_workload": "perfmodel.workloads",
 }
-"""Types that are imported when somebody names them: what stands behind them takes a second."""
+"""What is imported when somebody names it: what stands behind it takes a second."""
 
 __all__ = [
     "Answer",
@@ -128,6 +134,7 @@ __all__ = [
     "Scoreboard",
     "Search",
     "WhatIf",
+    "build_job",
     "calibrate_collectives",
     "calibrate_kernels",
     "compare",
@@ -138,6 +145,8 @@ __all__ = [
     "import_traces",
     "load_job",
     "load_scenario",
+    "load_topology",
+    "load_workload",
     "name_jobs",
     "predict",
     "price_collective",

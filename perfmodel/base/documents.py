@@ -204,6 +204,14 @@ def parse_yaml(
     return content
 
 
+def parse_value(text: str) -> Any:
+    """The value that *text* says, read as strictly as a document; ValueError where it says none."""
+    try:
+        return copy.deepcopy(_parse(text))
+    except (yaml.YAMLError, RecursionError) as fault:
+        raise ValueError(str(fault)) from None
+
+
 def _one_line(fault: yaml.YAMLError) -> str:
     if isinstance(fault, yaml.MarkedYAMLError) and fault.problem_mark is not None:
         mark = fault.problem_mark

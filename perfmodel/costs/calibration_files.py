@@ -14,9 +14,13 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.reading import parse_json, quote, read_text
 from perfmodel.costs.corrections import (
     Correction,
     OrderedCorrection,
@@ -33,6 +37,8 @@ GENERATIONS = {
 }  # fmt: skip
 """Order of architectures: constants are borrowed from the nearest generation."""
 FAMILY_SIGMA = 0.04
+KINDS = ("attention", "experts", "gemm", "memory")
+MOST_BYTES = 64 * 2**20
 HEADER_KEYS = ("source", "hardware", "software", "date", "licence", "command")
 
 
@@ -107,55 +113,104 @@ def entries_for(name: str, device: Device) -> tuple[Entry, ...]:
 def _load_own(path: Path, changed_ns: int) -> Mapping[str, tuple[Entry, ...]]:
     """The entries of a person's file by kind; read again when written again at *changed_ns*."""
     del changed_ns
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
-        raise CalibrationError(f"{path}: cannot be read ({fault}).") from None
-    entries = parse_entries(text, document=str(path))
+    text = read_text(path, CalibrationError, MOST_BYTES)
+    file = _parse(text, str(path))
     # What was fitted stands in the command that made the file.
-    words = str(json.loads(text)["command"]).split()
+    words = file.command.split()
     kind = words[words.index("calibrate") + 1] if "calibrate" in words[:-1] else ""
+    if kind not in KINDS:
+        raise CalibrationError(
+            f"{path}: command must be `perfmodel calibrate KIND ...`, of a kind among "
+            f"{', '.join(KINDS)}, got {quote(file.command)}."
+        )
+    entries = _build(file, str(path))
+    for entry in entries:
+        _check_names(entry, kind, f"{path}, {entry.device}")
     return {kind: entries}
+
+
+def _check_names(entry: Entry, kind: str, place: str) -> None:
+    """Raise unless the constants of *entry* are those that perfmodel's own entries have."""
+    own = load_entries(kind)
+    known = {name for one in own for name in one.constants}
+    needed = {name for name in known if all(name in one.constants for one in own)}
+    missing, unknown = needed - set(entry.constants), set(entry.constants) - known
+    if missing or unknown:
+        words = [f"missing {quote(one)}" for one in sorted(missing)]
+        words += [f"unknown {quote(one)}" for one in sorted(unknown)]
+        raise CalibrationError(f"{place}: constants of {kind} do not fit: {', '.join(words)}.")
 
 
 def parse_entries(text: str, *, document: str) -> tuple[Entry, ...]:
     """The entries in *text*; *document* names it in errors."""
+    return _build(_parse(text, document), document)
+
+
+_Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+
+
+class _EntryForm(BaseModel):
+    """An entry as it stands in a file."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    device: str
+    architecture: str
+    compute_capability: str
+    variant: str
+    constants: dict[str, _Finite]
+    correction: dict[str, Any] | None
+    relative_sigma: Annotated[float, Field(ge=0, le=10, strict=True)]
+    curves: dict[str, list[list[_Finite]]] = {}
+    ordered: dict[str, Any] | None = None
+
+
+class _FileForm(BaseModel):
+    """A file: where it is from, and its entries."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    source: str
+    hardware: str
+    software: str
+    date: str
+    licence: str
+    command: str
+    entries: list[_EntryForm]
+
+
+def _parse(text: str, document: str) -> _FileForm:
+    content = parse_json(text, document=document, error_type=CalibrationError)
     try:
-        content = json.loads(text)
-    except ValueError as fault:
-        raise CalibrationError(f"{document}: not valid JSON ({fault}).") from None
-    if not isinstance(content, dict):
-        raise CalibrationError(f"{document}: must hold an object, got a {type(content).__name__}.")
-    missing = [key for key in (*HEADER_KEYS, "entries") if key not in content]
-    if missing:
-        raise CalibrationError(
-            f"{document}: must say {', '.join(missing)}. Make it with `perfmodel calibrate`."
+        return _FileForm.model_validate(content)
+    except ValidationError as fault:
+        faults = FaultList(document)
+        for one in fault.errors(include_url=False):
+            faults.add(".".join(map(str, one["loc"])) or "file", one["msg"])
+        faults.faults.append("Make it with `perfmodel calibrate`.")
+        faults.check(CalibrationError)
+        raise
+
+
+def _build(file: _FileForm, document: str) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(
+            **{
+                **form.model_dump(exclude={"correction", "ordered"}),
+                "correction": _correction(form.correction, f"{document}, {form.device}"),
+                "ordered": _ordered(form.ordered, f"{document}, {form.device}"),
+            }
         )
-    try:
-        return tuple(
-            Entry(
-                **{
-                    **entry,
-                    "correction": _correction(entry, document),
-                    "ordered": _ordered(entry, document),
-                }
-            )
-            for entry in content["entries"]
-        )
-    except TypeError as fault:
-        raise CalibrationError(f"{document}: an entry does not fit ({fault}).") from None
+        for form in file.entries
+    )
 
 
-def _correction(entry: Mapping[str, Any], document: str) -> Correction | None:
-    if entry.get("correction") is None:
-        return None
-    return correction_from_document(entry["correction"], place=f"{document}, {entry['device']}")
+def _correction(content: dict[str, Any] | None, place: str) -> Correction | None:
+    return None if content is None else correction_from_document(content, place=place)
 
 
-def _ordered(entry: Mapping[str, Any], document: str) -> OrderedCorrection | None:
-    if entry.get("ordered") is None:
-        return None
-    return ordered_from_document(entry["ordered"], place=f"{document}, {entry['device']}")
+def _ordered(content: dict[str, Any] | None, place: str) -> OrderedCorrection | None:
+    return None if content is None else ordered_from_document(content, place=place)
 
 
 def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:

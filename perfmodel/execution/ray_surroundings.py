@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +38,8 @@ MOST_FOLDER_LENGTH = 27
 FOLDER_PREFIX = "pm-ray-"
 OWNER = "owner"
 """The file in a folder that its driver holds locked for as long as it lives."""
+HALF_REMOVED_S = 60.0
+"""It is there within milliseconds: an older folder without it is what somebody left."""
 
 
 @contextmanager
@@ -80,9 +83,13 @@ def private_folder() -> Iterator[Path]:
 def clear_leftovers() -> None:
     """End what is left of local Rays whose driver is gone, and remove their folders."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        # A folder of somebody else, or one that is just being made, has no lock for us to take.
+        # A folder of somebody else has no lock for us to take.
         with suppress(OSError):
-            if (folder / OWNER).exists() and (owner := _lock(folder / OWNER)) is not None:
+            if not (folder / OWNER).exists():
+                # Just being made, or half removed.
+                if time.time() - folder.stat().st_mtime > HALF_REMOVED_S:
+                    ray_warden.clear(folder)
+            elif (owner := _lock(folder / OWNER)) is not None:
                 ray_warden.clear(folder)
                 os.close(owner)
 

@@ -45,9 +45,14 @@ def main(folder: str) -> int:
 
 
 def clear(folder: Path) -> None:
-    """End all processes of the local Ray in *folder*, and remove it."""
-    end_processes(str(folder))
-    shutil.rmtree(folder, ignore_errors=True)
+    """End all processes of the local Ray in *folder*, and remove it.
+
+    Who is just being ended may still write to it, so that it takes a second look.
+    """
+    until_s = time.monotonic() + PATIENCE_S
+    while folder.exists() and time.monotonic() < until_s:
+        end_processes(str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_processes(folder: str) -> None:

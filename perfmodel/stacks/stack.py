@@ -84,13 +84,15 @@ class Habit(Enum):
     SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
     fp32; FP16_GRADIENTS: so in fp16 only. ONE_REDUCTION: gradients are reduced in one piece.
     WEIGHT_BUCKETS: a bucket is full by the size of the weights, whatever gradients are reduced in.
-    DROPOUT: models are trained with dropout. UNBIASED: layers have no biases. STAGES_BY_COST: a
-    pipeline stage takes layers until it has more than its share of the multiplications.
+    DROPOUT: models without a gate are trained with dropout. UNBIASED: layers have no biases.
+    STAGES_BY_COST: a pipeline stage takes layers until it has more than its share of the
+    multiplications.
     QKV_ADAPTERS: adapters stand beside the products for queries, keys and values only.
     ALTERNATE_RECOMPUTE: of layers that are computed again, it is every second one. ALL_LOGITS: a
     model that predicts masked tokens computes the logits of all tokens.
     TOKENS_ONCE: a token travels once to each rank that has experts for it, between hosts once to
-    each host, however many of its experts are there.
+    each host, however many of its experts are there. COPIED_GATHERS: weights that were gathered
+    for a layer are copied out of the buffer that they arrived in.
     """
 
     BLOCKING_COPIES = "blocking_copies"
@@ -112,6 +114,7 @@ class Habit(Enum):
     ALTERNATE_RECOMPUTE = "alternate_recompute"
     ALL_LOGITS = "all_logits"
     TOKENS_ONCE = "tokens_once"
+    COPIED_GATHERS = "copied_gathers"
 
 
 class Family(Enum):

@@ -97,6 +97,12 @@ def _flags_apart() -> tuple[str, ...]:
     return tuple(load_yaml(COLUMNS_FILE)["apart"])
 
 
+@lru_cache(maxsize=1)
+def _flags_unpadded() -> Mapping[str, float]:
+    shares: Mapping[str, float] = load_yaml(COLUMNS_FILE)["unpadded"]
+    return shares
+
+
 @dataclass(frozen=True, slots=True)
 class RunRow:
     """One measured run; *name* is what reports call it, *measured_s* None where nothing ran."""
@@ -106,6 +112,12 @@ class RunRow:
     cells: Mapping[str, str]
     measured_s: float | None
     faults: tuple[str, ...] = ()
+
+    @property
+    def tokens_ratio(self) -> float:
+        """Share of a sequence's length that was computed: less than 1 where padding was not."""
+        shares = _flags_unpadded()
+        return min((shares.get(flag, 1.0) for flag in self.text("flag").split(";")), default=1.0)
 
     @property
     def group(self) -> str:

@@ -37,14 +37,15 @@ def build_transformer_spec(
         "source": row.text("source") or "a table of measured runs",
         "stack": stack.name,
         "batch": _batch(row, sentences),
-        "sequence_length": row.count("seq_len"),
+        "sequence_length": _length(row, sentences),
         "model": _model(row, stack, sentences),
         "parallel": _parallel(row, sentences),
         "training": _training(row, sentences),
     }
     if content["model"].get("head") == _MASKED:
-        length = row.count("seq_len") or 0
-        predicted = _PREDICTED_TOKENS.get(length, -(-length * 5 // 32))
+        length, whole = content["sequence_length"], row.count("seq_len") or 0
+        predicted = _PREDICTED_TOKENS.get(whole, -(-whole * 5 // 32))
+        predicted = -(-predicted * length // whole)
         content[_MASKED] = length if stack.has(Habit.ALL_LOGITS) else predicted
     spec = parse_workload(content, document=f"row {row.name}")
     assert isinstance(spec, TransformerSpec)
@@ -63,6 +64,15 @@ def _check_expressible(row: RunRow) -> None:
     reason = next((sentence for is_fault, sentence in reasons if is_fault), None)
     if reason is not None:
         raise WorkloadError(reason)
+
+
+def _length(row: RunRow, sentences: list[str]) -> int:
+    """Tokens of a sequence, padding aside where none was computed."""
+    length = row.count("seq_len") or 0
+    left = max(round(length * row.tokens_ratio), 1)
+    if left < length:
+        sentences.append(f"Padding is not computed: {left} of {length} tokens a sequence taken.")
+    return left
 
 
 def _batch(row: RunRow, sentences: list[str]) -> int:
@@ -86,7 +96,7 @@ def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str,
         "bias": not is_gated and not stack.has(Habit.UNBIASED),
         "positions": "rotary" if is_gated else "learned",
         "tied_embeddings": row.switch("tied_emb") is not False,
-        "dropout": stack.has(Habit.DROPOUT),
+        "dropout": not is_gated and stack.has(Habit.DROPOUT),
         **row.meaning("arch"),
         **_experts(row),
         **_latents(row, sentences),

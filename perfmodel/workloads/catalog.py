@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from perfmodel.base.documents import FaultList, find_document, load_yaml
+from perfmodel.base.documents import FaultList, find_document, load_yaml, parse_value
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.reading import quote
 from perfmodel.workloads.dlrm.spec import DlrmSpec
@@ -100,8 +99,8 @@ def _apply(
         faults.add(key, f"no such field. {_near(key, fields)}")
         return
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        value = parse_value(text)
+    except ValueError:
         faults.add(key, f"cannot be read as a value, got {quote(text)}")
         return
     *sections, name = key.split(".")

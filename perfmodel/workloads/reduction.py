@@ -56,7 +56,8 @@ class Replicas:
 class GradientReduction:
     """Issues one collective of *kind* on *stream* for every bucket that fills.
 
-    With *is_deferred* buckets are reduced only after the last gradient. Where *replicas* is
+    With *is_deferred* buckets are reduced only after the last gradient. Buckets behind the first
+    one queue: ranks do not wait for each other before every one of them. Where *replicas* is
     given, what a rank keeps of a bucket is then all-reduced over them.
     """
 
@@ -104,7 +105,7 @@ class GradientReduction:
         self.tasks.append(
             self.writer.communicate(
                 self.kind.value,
-                Collective(self.kind, size_bytes=size_bytes, dtype=self.dtype),
+                Collective(self.kind, size_bytes, self.dtype, is_queued=number > 0),
                 label=f"gradients/bucket {number} {self.kind.value}",
                 stream=self.stream,
                 slot=self.slot,

@@ -56,6 +56,19 @@ def test_a_print_says_sizes_times_ranks_hosts_and_release(tmp_path):
     assert rows[0].dtype is DType.FP16
 
 
+def test_a_single_byte_is_a_size(tmp_path):
+    rows = load(
+        tmp_path, HEADING + ranks(8) + COLUMNS + LINES.replace("        1024 ", "           1 ")
+    )
+    assert [row.size_bytes for row in rows] == [1, 4096]
+
+
+def test_a_print_that_lost_a_rank_is_refused(tmp_path):
+    text = HEADING + ranks(8).split("\n", 1)[1] + COLUMNS + LINES
+    with pytest.raises(MeasurementError, match="lists rank 7 but not rank 0"):
+        load(tmp_path, text)
+
+
 def test_an_older_print_takes_the_collective_from_its_command_or_its_file(tmp_path):
     body = (
         "# nThread 1 nGpus 8\n"

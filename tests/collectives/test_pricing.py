@@ -34,6 +34,20 @@ def time_ns(kind, size, cluster, ranks, **options):
     return price_collective(call, cluster=cluster, ranks=ranks, **options).duration_ns
 
 
+def test_a_call_that_queues_does_not_wait_for_late_hosts_again():
+    cluster = build_cluster(load_topology("aws_p5"), hosts=4)
+    alone, queued = (
+        price_collective(
+            Collective(CollectiveKind.ALL_REDUCE, 1 << 20, is_queued=is_queued),
+            cluster=cluster,
+            ranks=range(32),
+        ).duration_ns
+        for is_queued in (False, True)
+    )
+    # 500 us for each of two doublings of the hosts.
+    assert alone - queued == pytest.approx(1_000_000)
+
+
 def test_a_group_of_one_is_free():
     cost = price_collective(
         Collective(CollectiveKind.ALL_REDUCE, 1 << 30), cluster=h100(), ranks=[3]

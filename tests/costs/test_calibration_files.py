@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -6,6 +7,7 @@ from perfmodel.base.errors import CalibrationError
 from perfmodel.costs.calibration_files import (
     HEADER_KEYS,
     Entry,
+    entries_for,
     entries_to_text,
     load_entries,
     match_entry,
@@ -49,5 +51,56 @@ def test_a_file_without_origin_is_refused():
         parse_entries(json.dumps({"entries": []}), document="bare.json")
     with pytest.raises(CalibrationError, match="not valid JSON"):
         parse_entries("{", document="broken.json")
-    with pytest.raises(CalibrationError, match="does not fit"):
+    with pytest.raises(CalibrationError, match=r"entries\.0\.architecture, .*Field required"):
         parse_entries(json.dumps({**ABOUT, "entries": [{"device": "x"}]}), document="bad.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"entries": "none"}, "entries: "),
+        ({"entries": [5]}, "entries.0: "),
+        ({"source": None}, "source: "),
+        ({"colour": "red"}, "colour: "),
+        ({"command": "made by hand"}, "command must be `perfmodel calibrate KIND"),
+        ({"command": "perfmodel calibrate host x.csv"}, "a kind among attention, experts, gemm"),
+    ],
+)
+def test_a_file_of_a_person_is_checked_before_it_is_used(tmp_path, change, fault):
+    content = json.loads(entries_to_text(ABOUT, []))
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**content, "command": "perfmodel calibrate gemm x", **change}))
+    device = replace(load_device("h100_sxm"), calibrations=(str(path),))
+    with pytest.raises(CalibrationError, match=fault):
+        entries_for("gemm", device)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"constants": {}}, "missing 'floor_ns'"),
+        ({"constants": {"wheels": 4.0}}, "unknown 'wheels'"),
+        ({"constants": {"floor_ns": True}}, "constants.floor_ns: "),
+        ({"constants": {"floor_ns": "many"}}, "constants.floor_ns: "),
+        ({"relative_sigma": -1.0}, "relative_sigma: "),
+        ({"correction": {"mean": []}}, "correction must hold"),
+        ({"curves": {"a": [1]}}, "curves.a.0: "),
+    ],
+)
+def test_an_entry_of_a_person_has_the_constants_of_its_kind(tmp_path, change, fault):
+    own = next(one for one in load_entries("gemm") if one.device == "h100_sxm")
+    content = json.loads(entries_to_text(ABOUT, [own]))
+    content["command"] = "perfmodel calibrate gemm x.csv"
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(content))
+    device = replace(load_device("h100_sxm"), calibrations=(str(path),))
+    assert len(entries_for("gemm", device)) == len(load_entries("gemm")) + 1
+    content["entries"][0].update(change)
+    path.write_text(json.dumps(content))
+    with pytest.raises(CalibrationError, match=fault):
+        entries_for("gemm", device)
+
+
+def test_a_file_nested_too_deep_is_refused():
+    with pytest.raises(CalibrationError, match="nested too deep"):
+        parse_entries("[" * 100_000, document="deep.json")

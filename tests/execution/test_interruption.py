@@ -146,7 +146,20 @@ def test_what_a_killed_driver_and_its_warden_have_left_is_cleared_by_the_next_st
     with private_folder() as mine:
         assert agent.wait(timeout=PATIENCE_S) == -signal.SIGKILL
         assert sorted(tmp_path.iterdir()) == [mine]
-        # One that is in use stays.
+        # One that is in use stays, and one that is just being made.
+        (tmp_path / f"{FOLDER_PREFIX}new").mkdir()
         clear_leftovers()
         assert mine.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == [f"{FOLDER_PREFIX}new"]
+
+
+def test_a_folder_that_was_half_removed_goes_with_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / f"{FOLDER_PREFIX}half"
+    (folder / "session").mkdir(parents=True)
+    an_hour_ago_s = time.time() - 3600
+    os.utime(folder, (an_hour_ago_s, an_hour_ago_s))
+
+    clear_leftovers()
+
     assert list(tmp_path.iterdir()) == []

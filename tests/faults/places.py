@@ -49,7 +49,7 @@ def ask(words: tuple[str, ...], surroundings: dict[str, str]) -> str:
         env={**os.environ, "PYTHONPATH": str(CHECKOUT), **surroundings, **threads},
     )
     if done.returncode:
-        return f"exit {done.returncode}: {done.stderr.decode()[-300:]}"
+        return f"exit {done.returncode}: {done.stderr.decode().strip()[-300:]}"
     assert list(json.loads(done.stdout))[-1] == "run"
     return sha256(done.stdout.rpartition(b'"run":')[0]).hexdigest()[:16]
 

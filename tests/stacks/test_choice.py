@@ -27,6 +27,21 @@ def test_a_claim_for_releases_goes_before_one_for_the_whole_framework():
         for release in ("v1.x", "24.07")
     )
     assert (old, new) == ("megatron_lm", "megatron")
+    releases = ("24.07 vboost", "24.09", "26.04.01", "")
+    names = [
+        choose_stack("nemo", release=release, family=Family.TRANSFORMER).stack.name
+        for release in releases
+    ]
+    assert names == ["nemo", "nemo_2024", "nemo_2024", "nemo"]
+
+
+def test_a_claim_for_a_placement_goes_before_one_for_the_whole_framework():
+    names = [
+        choose_stack("hugectr", family=Family.DLRM, placement=placement).stack.name
+        for placement in ("", "all_keys", "hugectr_hybrid")
+    ]
+    assert names == [names[0], "hugectr_hash", "hugectr_2022"]
+    assert names[0] not in names[1:]
 
 
 @pytest.mark.parametrize("family", list(Family))

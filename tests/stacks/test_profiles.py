@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.base.dtypes import DType
@@ -147,6 +149,25 @@ def test_what_is_taken_over_is_divided_and_what_is_stated_is_not(files):
     assert stack.evidence == {}
     assert stack.kernel_time_ratio["gemm"] == {"default": 2.0}
     assert stack.name == "faster"
+
+
+def test_a_stack_that_extends_itself_is_refused(tmp_path):
+    file = tmp_path / "loop.yaml"
+    file.write_text(f"name: loop\nextends: {file}\ndescription: x\nsource: x\n...\n")
+    with pytest.raises(CalibrationError, match="is it a loop"):
+        load_stack(file)
+
+
+def test_attention_is_unfused_where_all_kernels_are_and_something_is_launched(files):
+    stack = load_stack(files[0])
+    for kernels, launch_ns, is_unfused in (
+        ({"default": "unfused", "hopper": "unfused"}, 0.5, True),
+        ({"default": "unfused", "hopper": "unfused"}, 0.0, False),
+        ({"default": "unfused", "hopper": "flash3"}, 0.5, False),
+    ):
+        host = replace(stack.host, launch_ns=launch_ns)
+        changed = replace(stack, host=host, attention_kernels=kernels)
+        assert changed.unfuses_attention is is_unfused
 
 
 def test_what_a_stack_leaves_out_it_does_not_do(tmp_path):

@@ -57,6 +57,12 @@ def test_rows_with_a_flag_of_their_own_are_reported_apart(tmp_path):
     assert list(board.groups) == ["nanotron, h100_sxm", "nanotron, h100_sxm, SLOW_SIBLING"]
 
 
+def test_rows_without_padding_are_as_long_as_sequences_are_on_average(tmp_path):
+    unpadded = predicted_s(tmp_path, flag="VARLEN_UNPADDED", gated_ffn="0")
+    # Half of the tokens, at most as many positions as before: within the width of a row of a table.
+    assert unpadded == pytest.approx(predicted_s(tmp_path, seq_len="512", gated_ffn="0"), rel=0.01)
+
+
 def test_a_table_without_ids_counts_its_rows_from_zero(tmp_path):
     row = {name: text for name, text in TRANSFORMER.items() if name != "id"}
     board = board_of(tmp_path, row, row | {"cp": "3"})

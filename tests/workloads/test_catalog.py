@@ -75,6 +75,12 @@ def test_changing_one_load_does_not_change_the_next():
     assert load_workload("llama3_8b").batch == 128
 
 
+@pytest.mark.parametrize("value", ["017", "0x10", "1:30", "&a [1]", "[*a]", "[1", "9" * 5000])
+def test_a_change_is_read_as_strictly_as_a_file(value):
+    with pytest.raises(WorkloadError, match="batch: "):
+        load_workload("llama3_8b", [f"batch={value}"])
+
+
 @pytest.mark.parametrize(
     ("override", "near"),
     [("tp=4", "parallel.tp"), ("bach=4", "batch"), ("model.layer=2", "model.layers")],

@@ -64,9 +64,11 @@ class _LayerFlops:
             return self.forward
         if way is Recompute.ATTENTION:
             return self._core
-        again = ("attention/latent", "attention/qkv", "attention/keys", "ffn/router", "ffn/up")
-        products = self._products
-        return sum(products.get(label, 0) for label in (*again, "ffn/experts up"))
+        model, products = self.spec.model, self._products
+        shape = layer_shape(model, tp=1, is_expert=model.is_expert_layer(self.layer))
+        again = shape.every_second(is_gated=model.gated_ffn).values()
+        of_experts = sum(products.get(label, 0) for label in ("ffn/router", "ffn/experts up"))
+        return of_experts + sum(_flops(self.spec, linear) for linear in again)
 
     @property
     def _products(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ from typing import Any
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.workloads.eager import EagerWriter, Stream
+from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.transformer.slots import Slot
 
 # Gradients and weights of a part (a layer, the embedding, the head) lie in the
@@ -53,7 +54,8 @@ class LayerGathering:
     """Gathers of weights in *dtype* on *stream*; *used* are the last kernels of past layers.
 
     Without *is_ahead* a gather waits for all compute issued before it. With *is_kept* what was
-    gathered stays until the iteration ends, as stages of a pipeline need it again at once.
+    gathered stays until the iteration ends, as stages of a pipeline need it again at once. With
+    *is_copied* it is copied to where each weight belongs before it is used.
     """
 
     writer: EagerWriter
@@ -61,6 +63,7 @@ class LayerGathering:
     dtype: DType
     is_ahead: bool = True
     is_kept: bool = False
+    is_copied: bool = False
     used: list[int] = field(default_factory=list)
     gathered: dict[str, int] = field(default_factory=dict)
 
@@ -89,9 +92,12 @@ class LayerGathering:
             is_behind_compute=not self.is_ahead,
         )
 
-    def use(self, name: str) -> None:
+    def use(self, name: str, parameters: int) -> None:
         """Let compute wait for the weights called *name*."""
         self.writer.hold(self.writer.compute, [self.gathered[name]])
+        if self.is_copied:
+            copy = elementwise("split", parameters, self.dtype)
+            self.writer.run("split_with_sizes_copy", [copy], label=f"{name}/weights copied out")
         if not self.is_kept:
             del self.gathered[name]
 

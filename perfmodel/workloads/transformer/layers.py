@@ -7,6 +7,7 @@ kernels are fused, a residual is added by the kernel of the norm behind it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from perfmodel.graph.ops import Pass
@@ -19,7 +20,7 @@ from perfmodel.workloads.transformer.experts import ExpertSteps
 from perfmodel.workloads.transformer.products import ProductSteps
 from perfmodel.workloads.transformer.run import TransformerRun
 from perfmodel.workloads.transformer.schedule import Step
-from perfmodel.workloads.transformer.shapes import LayerShape, LayerShapes
+from perfmodel.workloads.transformer.shapes import QKV, LayerShape, LayerShapes, Linear
 from perfmodel.workloads.transformer.spec import Positions, Recompute
 
 
@@ -115,13 +116,27 @@ class _LayerMaker:
         )
 
     def without_every_second_product(self) -> tuple[Step, ...]:
+        products = self._products
+        again = self._shape.every_second(is_gated=self._spec.model.gated_ffn)
+        steps = self._until_core() if self._shape.latent else self._keys_again(again)
         return (
-            *self._until_core(),
+            *steps,
             *self._residual("attention"),
-            *norm_steps(self._products, "ffn/norm forward"),
+            *norm_steps(products, "ffn/norm forward"),
             *(self._experts.without_down() if self._experts else ()),
-            *self._feed_forward(has_down=False),
+            *(products.wide(again["ffn/up"], "ffn/up") if "ffn/up" in again else ()),
+            *self._activation("ffn/activation forward", is_backward=False),
         )
+
+    def _keys_again(self, again: Mapping[str, Linear]) -> list[Step]:
+        """What is computed again until the projection's output, *again* the products of it."""
+        products = self._products
+        return [
+            *norm_steps(products, "attention/norm forward"),
+            *(products.wide(again[QKV], QKV) if QKV in again else ()),
+            *self._rotary("attention/rotary forward", is_backward=False),
+            *products.narrow(again["attention/projection"], "attention/projection"),
+        ]
 
     def backward(self) -> tuple[Step, ...]:
         products, shape = self._products, self._shape
@@ -161,17 +176,17 @@ class _LayerMaker:
             *products.local_backward(latent.down, "attention/latent"),
         ]
 
-    def _feed_forward(self, *, has_down: bool = True) -> list[Step]:
+    def _feed_forward(self) -> list[Step]:
         """The network that all tokens pass, if there is one."""
         up, down = self._shape.up, self._shape.down
         if up is None or down is None:
             return []
-        steps = self._products.wide(up, "ffn/up")
-        steps += self._activation("ffn/activation forward", is_backward=False)
-        if has_down:
-            steps += self._products.narrow(down, "ffn/down")
-            steps += self._add_shared("ffn/shared experts forward")
-        return steps
+        return [
+            *self._products.wide(up, "ffn/up"),
+            *self._activation("ffn/activation forward", is_backward=False),
+            *self._products.narrow(down, "ffn/down"),
+            *self._add_shared("ffn/shared experts forward"),
+        ]
 
     def _feed_forward_backward(self) -> list[Step]:
         up, down = self._shape.up, self._shape.down
@@ -212,7 +227,8 @@ class _LayerMaker:
         ]
 
     def _activation(self, label: str, *, is_backward: bool) -> list[Step]:
-        assert self._shape.down is not None
+        if self._shape.down is None:
+            return []
         elements = self._products.tokens * self._shape.down.inputs
         return chains.activation_steps(self._products, elements, label, is_backward=is_backward)
 

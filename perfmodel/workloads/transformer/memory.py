@@ -232,8 +232,10 @@ def layer_activation_bytes(
         split += _routed_bytes(spec, layout, shape.experts)
     if recompute is Recompute.OPS:
         # The core's output and every second product's; the rest follows from them.
+        again = shape.every_second(is_gated=model.gated_ffn)
+        lost = sum(one.outputs for name, one in again.items() if name != "attention/projection")
         whole = residual * numbers * 2
-        split = size * tokens * shape.projection.inputs
+        split = size * tokens * (shape.projection.inputs + shape.attention_outputs + up - lost)
     return whole // share + split + _score_bytes(spec, layout, recompute)
 
 

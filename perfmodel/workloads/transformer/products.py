@@ -166,12 +166,16 @@ class ProductSteps:
             return [Step("AccumulateGrad", label, (), parameters=parameters)]
         size, fresh = training.gradient_dtype.size_bytes, self.dtype.size_bytes
         is_single = self.layout.micro_batches == 1
+        is_scattered = self.spec.parallel.sharding.divides_weights and self.layout.pp == 1
         kernels: list[Op] = []
-        if training.is_autocast:
-            # The gradient is cast to the weight's format before it is added.
+        if training.is_autocast or (is_scattered and training.gradient_dtype is not self.dtype):
+            # The gradient is cast to the weight's format before it is added, or to the format
+            # that it is reduced in.
             kernels.append(_moved("cast", parameters * fresh, parameters, training.gradient_dtype))
             fresh = size
-        if not is_single or (training.gradient_dtype is not self.dtype and not kernels):
+        is_wider = training.gradient_dtype is not self.dtype and not kernels
+        # What is scattered at once is added to a rank's share only, which is small.
+        if not is_scattered and (not is_single or is_wider):
             add = MemoryBound(
                 "residual_add",
                 read_bytes=parameters * (fresh + size),

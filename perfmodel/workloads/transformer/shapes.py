@@ -17,6 +17,7 @@ from perfmodel.workloads.transformer.spec import (
 )
 
 QKV = "attention/qkv"
+_BEFORE_CORE = ("attention/latent", QKV, "attention/keys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,23 @@ class LayerShape:
         }
         return {label: linear for label, linear in named.items() if linear is not None}
 
+    def every_second(self, *, is_gated: bool) -> dict[str, Linear]:
+        """Products that are computed again where every second one is kept, experts aside.
+
+        Models with a gate issue queries, keys, values, projection, gate, up and down one by one;
+        others join the first three, and nobody needs their last one again. Latent attention
+        computes everything before its core again.
+        """
+        if self.latent is not None:
+            again = {name: one for name, one in self.products.items() if name in _BEFORE_CORE}
+        else:
+            again = {"attention/projection": self.projection}
+        if is_gated and self.latent is None:
+            again[QKV] = _part(self.qkv, (self.qkv.outputs - self.projection.inputs) // 2)
+        if is_gated and self.up is not None:
+            again["ffn/up"] = _part(self.up, self.up.outputs // 2)
+        return again
+
     @property
     def attention_outputs(self) -> int:
         """Numbers a token that attention's products write before its core."""
@@ -131,6 +149,10 @@ class LayerShape:
         biases = [product.bias for product in products if product.bias]
         latent = (self.latent.norms,) if self.latent else ()
         return (*weights, *biases, *latent, self.norm, self.norm)
+
+
+def _part(linear: Linear, outputs: int) -> Linear:
+    return Linear(linear.inputs, outputs, outputs if linear.bias else 0)
 
 
 def has_adapter(training: TrainingSection, label: str) -> bool:

@@ -64,8 +64,8 @@ class _Synonymous(Enum):
 class Recompute(_Synonymous):
     """Which activations the backward pass computes anew, in the layers that do so.
 
-    ATTENTION runs the attention core again, OPS all but that core and every
-    second product, FULL the whole layer.
+    ATTENTION runs the attention core again, OPS all but that core and every second product
+    (counted as scripts issue them), FULL the whole layer.
     """
 
     NONE = "none"

@@ -15,7 +15,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import LaneKind, Program
-from perfmodel.stacks.stack import Overlap
+from perfmodel.stacks.stack import Habit, Overlap
 from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
 from perfmodel.workloads.feeding import feed_batch
 from perfmodel.workloads.reduction import BucketFill, GradientReduction, Replicas
@@ -348,7 +348,12 @@ class StageWriter:
         if sharding.divides_weights:
             is_ahead = self._overlaps(Overlap.PARAMETER_GATHER)
             self._gathering = LayerGathering(
-                self._writer, self._data, training.precision, is_ahead, is_kept
+                self._writer,
+                self._data,
+                training.precision,
+                is_ahead,
+                is_kept,
+                self._run.stack.has(Habit.COPIED_GATHERS),
             )
 
     def _build_reduction(self, stream: Stream, slot: Slot) -> GradientReduction:
@@ -373,7 +378,7 @@ class StageWriter:
     def _use_root(self) -> None:
         if self._gathering is not None and self._root_size:
             self._gathering.gather(_ROOT, self._root_size)
-            self._gathering.use(_ROOT)
+            self._gathering.use(_ROOT, self._root_size)
 
     def _use_layer(self, number: int, following: int) -> None:
         if self._gathering is None:
@@ -382,7 +387,7 @@ class StageWriter:
         is_held = any(following in run for run in self._runs)
         if is_held and self._gathering.is_ahead:
             self._gathering.gather(f"layer {following}", self._layer_size(following))
-        self._gathering.use(f"layer {number}")
+        self._gathering.use(f"layer {number}", self._layer_size(number))
 
     def _release_layer(self, *, reduced: int | None = None) -> None:
         if self._gathering is None:

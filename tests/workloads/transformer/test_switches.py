@@ -262,6 +262,25 @@ def test_a_fully_sharded_job_waits_for_what_does_not_overlap(overlap):
     assert off >= on + 3 * 100
 
 
+def test_gathered_weights_are_copied_out_of_their_buffer_where_a_stack_does_so():
+    spec = tiny(parallel={"dp": 2, "micro_batch": 1, "sharding": "full"})
+    label = "layer 0/weights copied out"
+    # 3 x 8 x 8 for queries, keys and values, 8 x 8 behind them, 3 x 8 x 24 and two norms of 8, in
+    # two bytes, read and written, forward and backward.
+    assert traffic(under(spec, ranks=2), label) == (0, 0)
+    copying = under(spec, ranks=2, habits=frozenset({Habit.COPIED_GATHERS}))
+    assert traffic(copying, label) == (2, 2 * 2 * 2 * (4 * 64 + 3 * 192 + 16))
+
+
+def test_buckets_of_gradients_queue_behind_the_first_one():
+    spec = tiny(parallel={"dp": 2, "micro_batch": 1}, training={"bucket_size": "1 KiB"}, layers=4)
+    calls = [op.collective for _, op in iter_ops(under(spec, ranks=2)) if hasattr(op, "collective")]
+    queued = [call.is_queued for call in calls if call.size_bytes > 4]
+    # The norm of all gradients, 4 bytes, is no bucket.
+    assert len(queued) > 2
+    assert queued == [False, *[True] * (len(queued) - 1)]
+
+
 def test_a_stage_that_does_not_overlap_its_transfers_waits_until_they_are_sent():
     spec = tiny(parallel={"pp": 2, "micro_batch": 1}, layers=4).model_copy(update={"batch": 8})
     with_overlap, without = (
@@ -272,13 +291,21 @@ def test_a_stage_that_does_not_overlap_its_transfers_waits_until_they_are_sent()
 
 
 def test_operators_recomputed_are_all_but_the_core_and_every_second_product():
-    job = under(tiny(training={"recompute": "operators"}))
-    again = [label for label, op in iter_ops(job) if "/recompute/" in label]
-    products = {label.split("/recompute/")[1] for label in again}
-    assert "attention/qkv forward" in products
-    assert "ffn/activation forward" in products
-    assert "attention/core forward" not in products
-    assert "ffn/down forward" not in products
+    again = {True: [], False: []}
+    for is_gated, found in again.items():
+        job = under(tiny(training={"recompute": "operators"}, gated=is_gated))
+        ops = [one for one in iter_ops(job) if "/recompute/" in one[0]]
+        found += [(name.split("/recompute/")[1], op) for name, op in ops]
+        assert "ffn/activation forward" in dict(found)
+        assert "attention/core forward" not in dict(found)
+    products = [
+        [(name, op.n) for name, op in found if isinstance(op, Gemm)] for found in again.values()
+    ]
+    # Of queries, keys, values, projection, gate, up and down: keys, projection and up.
+    keys_and_others = [("attention/qkv forward", 8), ("attention/projection forward", 8)]
+    assert products[0] == [*keys_and_others, ("ffn/up forward", 24)]
+    # Queries, keys and values in one, projection, up and down, which nobody needs again.
+    assert products[1] == [("attention/projection forward", 8)]
 
 
 def test_a_compiled_loss_passes_over_the_logits_once_for_each_reduction():
