@@ -198,8 +198,10 @@ class CudaModule:
 
     def _install_random(self) -> None:
         """Random numbers on the device have no values, so that a seed changes nothing."""
-        state = torch.zeros(16, dtype=torch.uint8)
         count = self._gpu.model.count
+        generators = tuple(torch.Generator() for _ in range(count))
+        # One that the generators take, too: some scripts set it there.
+        state = torch.Generator().get_state()
         functions: dict[str, Callable[..., Any]] = dict.fromkeys(
             ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state",
              "set_rng_state_all"),
@@ -212,7 +214,7 @@ class CudaModule:
         }
         for module in (torch.cuda, torch.cuda.random):
             _replace(module, **functions)
-        torch.cuda.default_generators = tuple(torch.Generator() for _ in range(count))
+        torch.cuda.default_generators = generators
 
     def _install_accelerator(self) -> None:
         gpu, place, cuda = self._gpu, torch.accelerator, torch.cuda
