@@ -11,14 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
+import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.plan_memory import piece_bytes
 from embeddings.table import EmbeddingTable
+
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
 
 ONE_HOST_WEIGHT = 8.0
 SEVERAL_HOSTS_WEIGHT = 60.0
@@ -63,7 +69,11 @@ def exchange_weight(rank_count: int, ranks_per_host: int | None) -> float:
 
 
 def build_balanced_plan(
-    tables: Sequence[EmbeddingTable], *, rank_count: int, rule: PlacementRule | None = None
+    tables: Sequence[EmbeddingTable],
+    *,
+    rank_count: int,
+    rule: PlacementRule | None = None,
+    ranks_per_host: int | None = None,
 ) -> ShardingPlan:
     """Place *tables* on *rank_count* ranks; by rows over all ranks where nothing else fits."""
     rule = rule or PlacementRule()
@@ -72,7 +82,7 @@ def build_balanced_plan(
         for place, table in enumerate(tables)
         if rank_count > 1 and table.size_bytes < rule.data_parallel_below_bytes
     )
-    placer = _Placer(tuple(tables), rank_count, rule, frozenset(copied))
+    placer = _Placer(tuple(tables), rank_count, rule, copied)
     shards = placer.best() if len(copied) < len(tables) else []
     if shards is None:
         shards = spread_rows(tables, rank_count=rank_count, left_out=copied)
@@ -82,6 +92,7 @@ def build_balanced_plan(
         shards=tuple(sorted(shards)),
         data_parallel=copied,
         name="balanced",
+        ranks_per_host=ranks_per_host,
     )
 
 
@@ -97,8 +108,7 @@ def spread_rows(
         pieces = cut_table(place, table, columns=1, rows=min(rank_count, table.rows))
         first = 0 if len(pieces) == rank_count else next_rank
         shards += [
-            replace(piece, rank=(first + number) % rank_count)
-            for number, piece in enumerate(pieces)
+            piece.on_rank((first + number) % rank_count) for number, piece in enumerate(pieces)
         ]
         next_rank = (first + len(pieces)) % rank_count
     return shards
@@ -115,95 +125,169 @@ def cut_table(place: int, table: EmbeddingTable, *, columns: int, rows: int) -> 
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Way:
+    """By table: whether so many *columns* are open to it, and the work of a piece of them.
+
+    *fixed* is paid by every piece by rows, *lookups* are shared by them.
+    """
+
+    columns: int
+    is_open: NDArray[np.bool_]
+    fixed: Floats
+    lookups: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pieces:
+    """Shards, all on rank 0 for now, and work and bytes of each."""
+
+    shards: list[Shard]
+    work: Floats
+    sizes: Floats
+
+
 class _Placer:
-    tables: tuple[EmbeddingTable, ...]
-    rank_count: int
-    rule: PlacementRule
-    copied: frozenset[int]
+    """Cuts and places *tables*, those at *copied* aside; what they are is kept as columns."""
+
+    def __init__(
+        self,
+        tables: tuple[EmbeddingTable, ...],
+        rank_count: int,
+        rule: PlacementRule,
+        copied: tuple[int, ...],
+    ) -> None:
+        self._tables = tables
+        self._rank_count = rank_count
+        self._rule = rule
+        self._copied_bytes = sum(piece_bytes(tables[place], rule.optimizer) for place in copied)
+        self._held = sorted(set(range(len(tables))) - set(copied))
+        self._pieces_of: dict[tuple[int, int, int], _Pieces] = {}
 
     def best(self) -> list[Shard] | None:
         """The pieces of the plan whose busiest rank has least to do; None if nothing fits."""
-        held = [place for place in range(len(self.tables)) if place not in self.copied]
-        whole = sum(self._work(table.pooling_factor, table) for table in self._those(held))
-        found: list[Shard] | None = None
-        least = math.inf
+        held = [self._tables[place] for place in self._held]
+        whole = sum(self._work(table.pooling_factor, table, table.width) for table in held)
         for smaller in _SMALLER_SHARDS:
+            found: tuple[_Pieces, Int64s] | None = None
+            least = math.inf
             for limit in _LIMITS:
-                pieces = [
-                    piece
-                    for place in held
-                    for piece in self._cut(place, limit * whole / self.rank_count, smaller)
-                ]
-                placed, busiest = self._place(pieces)
-                if placed is not None and busiest < least * (1 - 1e-9):
-                    found, least = placed, busiest
+                pieces = self._cut_all(limit * whole / self._rank_count, smaller)
+                ranks, busiest = self._place(pieces)
+                if ranks is not None and busiest < least * (1 - 1e-9):
+                    found, least = (pieces, ranks), busiest
             if found is not None:
-                break
-        return found
+                placed = zip(found[0].shards, found[1].tolist(), strict=True)
+                return [shard.on_rank(rank) for shard, rank in placed]
+        return None
 
-    def _those(self, places: Sequence[int]) -> list[EmbeddingTable]:
-        return [self.tables[place] for place in places]
-
-    def _work(self, lookups: float, piece: EmbeddingTable) -> float:
+    def _work(self, lookups: float, table: EmbeddingTable, width: int) -> float:
         """Bytes that a sample makes a piece move, those that travel by their weight."""
-        row = math.hypot(piece.width * piece.dtype.size_bytes, _HANDLED_BYTES)
-        weight = self.rule.exchange_weight if self.rank_count > 1 else 0.0
-        sent = weight * _SENT_BYTES * piece.width
+        row = math.hypot(width * table.dtype.size_bytes, _HANDLED_BYTES)
+        weight = self._rule.exchange_weight if self._rank_count > 1 else 0.0
+        sent = weight * _SENT_BYTES * width
         return lookups * (_PASSES * row + weight * _INDEX_BYTES) + sent
 
-    def _cut(self, place: int, limit: float, smaller: int) -> list[Shard]:
-        """The cut with least work in all of those whose pieces keep to the limits."""
-        table = self.tables[place]
-        most_bytes = max(1, self.rule.max_shard_bytes // smaller)
-        best: tuple[bool, float, int, int, int] | None = None
-        columns = 1
-        while columns <= self.rank_count and (columns == 1 or self._is_wide(table, columns)):
-            piece = replace(table, width=table.width // columns)
-            rows = math.ceil(table.size_bytes / columns / most_bytes)
-            fixed = self._work(0.0, piece)
-            lookups = self._work(table.pooling_factor, piece) - fixed
-            if lookups > 0 and limit > fixed:
-                rows = max(rows, math.ceil(lookups / (limit - fixed)))
-            is_over = limit <= fixed or rows * columns > self.rank_count
-            # More pieces than ranks would not make a rank's part smaller.
-            rows = max(1, min(rows, table.rows, self.rank_count // columns))
-            work = columns * (rows * fixed + lookups)
-            key = (is_over, work, columns * rows, columns, rows)
-            best = key if best is None else min(best, key)
+    @cached_property
+    def _ways(self) -> list[_Way]:
+        """The numbers of columns that tables may be cut into, and what that makes of work."""
+        held = [self._tables[place] for place in self._held]
+        found, columns = [], 1
+        while columns <= self._rank_count:
+            is_open = [columns == 1 or self._is_wide(table, columns) for table in held]
+            if not any(is_open):
+                break
+            fixed = np.array([self._work(0.0, table, table.width // columns) for table in held])
+            total = [self._work(t.pooling_factor, t, t.width // columns) for t in held]
+            found.append(_Way(columns, np.array(is_open), fixed, np.array(total) - fixed))
             columns *= 2
-        assert best is not None
-        return cut_table(place, table, columns=best[3], rows=best[4])
+        return found
+
+    def _cut_all(self, limit: float, smaller: int) -> _Pieces:
+        """Every table by the cut with least work of those whose pieces keep to the limits."""
+        most_bytes = max(1, self._rule.max_shard_bytes // smaller)
+        held = [self._tables[place] for place in self._held]
+        rows = np.array([table.rows for table in held])
+        sizes = np.array([table.size_bytes for table in held], dtype=np.float64)
+        keys = []
+        for way in self._ways:
+            by_rows = np.ceil(sizes / way.columns / most_bytes)
+            is_split = (way.lookups > 0) & (limit > way.fixed)
+            room = np.where(is_split, limit - way.fixed, 1.0)
+            by_rows = np.where(is_split, np.maximum(by_rows, np.ceil(way.lookups / room)), by_rows)
+            is_over = (limit <= way.fixed) | (by_rows * way.columns > self._rank_count)
+            # More pieces than ranks would not make a rank's part smaller.
+            most = np.minimum(rows, self._rank_count // way.columns)
+            by_rows = np.maximum(1, np.minimum(by_rows, most))
+            work = way.columns * (by_rows * way.fixed + way.lookups)
+            # Of equal ones the fewest pieces, then the fewest columns, which come first.
+            key = (~way.is_open, is_over, work, way.columns * by_rows, by_rows)
+            keys.append(np.stack(np.broadcast_arrays(*key)))
+        columns = np.stack(keys)
+        order = np.lexsort([columns[:, number] for number in (3, 2, 1, 0)], axis=0)[0]
+        chosen = np.take_along_axis(columns[:, 4], order[None, :], axis=0)[0]
+        cuts = zip(self._held, order.tolist(), chosen.tolist(), strict=True)
+        parts = [
+            self._pieces_from(place, self._ways[way].columns, int(n)) for place, way, n in cuts
+        ]
+        return _Pieces(
+            [shard for part in parts for shard in part.shards],
+            np.concatenate([part.work for part in parts]),
+            np.concatenate([part.sizes for part in parts]),
+        )
 
     def _is_wide(self, table: EmbeddingTable, columns: int) -> bool:
-        return table.width % columns == 0 and table.width // columns >= self.rule.min_width
+        return table.width % columns == 0 and table.width // columns >= self._rule.min_width
 
-    def _place(self, pieces: Sequence[Shard]) -> tuple[list[Shard] | None, float]:
-        """*pieces* on ranks, and the work of the busiest; None where one finds no room."""
-        tables = [
-            self.tables[piece.table].piece(
-                first_row=piece.first_row, rows=piece.rows, width=piece.width
-            )
-            for piece in pieces
-        ]
-        work = np.array([self._work(table.pooling_factor, table) for table in tables])
-        sizes = np.array([piece_bytes(table, self.rule.optimizer) for table in tables])
-        room = self.rule.room_bytes
-        copied = sum(piece_bytes(t, self.rule.optimizer) for t in self._those(sorted(self.copied)))
-        limit = max(_ROOM * sizes.sum() / self.rank_count, sizes.max()) if room is None else room
+    def _pieces_from(self, place: int, columns: int, rows: int) -> _Pieces:
+        """The pieces of one table; those that are alike are looked at once."""
+        key = (place, columns, rows)
+        if key not in self._pieces_of:
+            table = self._tables[place]
+            shards = cut_table(place, table, columns=columns, rows=rows)
+            known: dict[tuple[int, int], tuple[float, int]] = {}
+            found = []
+            for shard in shards:
+                alike = (table.telling_row(shard.first_row, shard.rows), shard.rows)
+                if alike not in known:
+                    piece = table.piece(
+                        first_row=shard.first_row, rows=shard.rows, width=shard.width
+                    )
+                    work = self._work(piece.pooling_factor, piece, piece.width)
+                    known[alike] = (work, piece_bytes(piece, self._rule.optimizer))
+                found.append(known[alike])
+            columns_of = np.array(found, dtype=np.float64)
+            self._pieces_of[key] = _Pieces(shards, columns_of[:, 0], columns_of[:, 1])
+        return self._pieces_of[key]
+
+    def _place(self, pieces: _Pieces) -> tuple[Int64s | None, float]:
+        """A rank for each of *pieces*, and the work of the busiest; None where one has no room."""
+        work, sizes, room = pieces.work, pieces.sizes, self._rule.room_bytes
+        limit = max(_ROOM * sizes.sum() / self._rank_count, sizes.max()) if room is None else room
         shares = np.maximum(work / max(work.sum(), 1e-9), sizes / max(sizes.sum(), 1))
-        done, used = np.zeros(self.rank_count), np.zeros(self.rank_count)
-        if room is not None:
-            used += copied
-        shards = []
-        for number in np.lexsort((np.arange(len(pieces)), -shares)):
-            roomy = np.where(used + sizes[number] <= limit, done, math.inf)
-            rank = int(roomy.argmin())
-            if math.isinf(roomy[rank]):
-                if room is not None:
-                    return None, math.inf
-                rank = int(used.argmin())
-            done[rank] += work[number]
-            used[rank] += sizes[number]
-            shards.append(replace(pieces[number], rank=rank))
-        return shards, float(done.max())
+        order = np.lexsort((np.arange(len(work)), -shares))
+        used = np.full(self._rank_count, 0.0 if room is None else float(self._copied_bytes))
+        ranks, busiest = _place_in_order(order, work, sizes, used, float(limit), room is None)
+        return (None if math.isinf(busiest) else ranks), busiest
+
+
+@numba.njit(cache=True, nogil=True)
+def _place_in_order(
+    order: Int64s, work: Floats, sizes: Floats, used: Floats, limit: float, is_forced: bool
+) -> tuple[Int64s, float]:
+    """Each piece on the rank with least to do that has room; else endless, or the emptiest."""
+    done = np.zeros(len(used))
+    ranks = np.zeros(len(order), dtype=np.int64)
+    for number in order:
+        best = -1
+        for rank in range(len(used)):
+            if used[rank] + sizes[number] <= limit and (best < 0 or done[rank] < done[best]):
+                best = rank
+        if best < 0:
+            if not is_forced:
+                return ranks, np.inf
+            best = int(used.argmin())
+        ranks[number] = best
+        done[best] += work[number]
+        used[best] += sizes[number]
+    return ranks, float(done.max())

@@ -59,7 +59,7 @@ def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
     pieces, ranks = _place_even_pieces(of_place, held, 0.0 if hosts == 1 else _VECTOR_LOOKUPS)
     shards: list[Shard] = []
     for piece, rank in zip(pieces, ranks, strict=True):
-        shards += [replace(piece, rank=rank)] if hosts == 1 else _over(piece, rank, per_host)
+        shards += [piece.on_rank(rank)] if hosts == 1 else _over(piece, rank, per_host)
     plan = task.plan(shards, "hugectr_auto", data_parallel=copied)
     return replace(plan, summed_in_host=tuple(held)) if hosts > 1 else plan
 
@@ -111,11 +111,13 @@ def _over(piece: Shard, host: int, per_host: int) -> list[Shard]:
     count = min(per_host, piece.rows)
     bounds = [piece.rows * number // count for number in range(count + 1)]
     return [
-        replace(
-            piece,
-            rank=host * per_host + number,
-            first_row=piece.first_row + bounds[number],
-            rows=bounds[number + 1] - bounds[number],
+        Shard(
+            piece.table,
+            host * per_host + number,
+            piece.first_row + bounds[number],
+            bounds[number + 1] - bounds[number],
+            piece.first_column,
+            piece.width,
         )
         for number in range(count)
     ]
@@ -160,37 +162,43 @@ _NUMBER_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """One way to place a table: its pieces, and what each takes."""
+    """One way to place the table at *place*: how it is cut, and what each piece takes."""
 
+    place: int
     way: _Way
-    pieces: tuple[Shard, ...]
+    columns: int
+    rows: int
     seconds: float
     piece_bytes: int
 
     @property
+    def count(self) -> int:
+        """Number of pieces."""
+        return self.columns * self.rows
+
+    @property
     def total_s(self) -> float:
-        return self.seconds * len(self.pieces)
+        return self.seconds * self.count
 
 
 def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
     """The best of the placements that a greedy proposer goes through."""
     options = [_options(task, place) for place in range(len(task.tables))]
     chosen = [0] * len(options)
-    best: tuple[float, list[Shard], list[int]] | None = None
+    best: tuple[float, list[_Option], list[list[int]]] | None = None
     fault = PlanError("torchrec: found no placement.")
     count = sum(len(ways) for ways in options)
     at_once = -(-count // max(_PLACED // len(options), _PROPOSALS))
     for _ in range(count):
         proposal = [ways[number] for ways, number in zip(options, chosen, strict=True)]
         try:
-            shards, busiest = _partition(task, proposal)
+            ranks, busiest = _partition(task, proposal)
         except PlanError as refused:
             fault = refused
-            worst = [float(option.piece_bytes * len(option.pieces)) for option in proposal]
+            worst = [float(option.piece_bytes * option.count) for option in proposal]
         else:
             if best is None or busiest < best[0]:
-                in_host = [p for p, option in enumerate(proposal) if option.way is _Way.HOST_ROWS]
-                best = (busiest, shards, in_host)
+                best = (busiest, proposal, ranks)
             worst = [option.seconds for option in proposal]
         left = [place for place, ways in enumerate(options) if chosen[place] + 1 < len(ways)]
         if not left:
@@ -199,64 +207,68 @@ def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
             chosen[place] += 1
     if best is None:
         raise fault
-    plan = task.plan(best[1], "torchrec")
-    return replace(plan, summed_in_host=tuple(best[2]))
+    shards = [
+        piece.on_rank(rank)
+        for option, ranks in zip(best[1], best[2], strict=True)
+        for piece, rank in zip(_cut(task, option), ranks, strict=True)
+    ]
+    in_host = tuple(option.place for option in best[1] if option.way is _Way.HOST_ROWS)
+    return replace(task.plan(shards, "torchrec"), summed_in_host=in_host)
 
 
-def _partition(task: ShardingTask, proposal: Sequence[_Option]) -> tuple[list[Shard], float]:
-    """Pieces on ranks: those by rows where they must be, the others greedily behind them."""
+def _cut(task: ShardingTask, option: _Option) -> list[Shard]:
+    table = task.tables[option.place]
+    return cut_table(option.place, table, columns=option.columns, rows=option.rows)
+
+
+def _partition(task: ShardingTask, proposal: Sequence[_Option]) -> tuple[list[list[int]], float]:
+    """Ranks of all pieces: those by rows where they must be, the others greedily behind them."""
     work, used = np.zeros(task.rank_count), np.zeros(task.rank_count)
-    shards: list[Shard] = []
-    order = sorted(range(len(proposal)), key=lambda place: (-proposal[place].seconds, place))
-    for place in (p for p in order if proposal[p].way is _Way.ROWS):
+    ranks: list[list[int]] = [[] for _ in proposal]
+    order = sorted(proposal, key=lambda option: (-option.seconds, option.place))
+    for option in (o for o in order if o.way is _Way.ROWS):
         # Every rank has one piece.
-        work += proposal[place].seconds
-        used += proposal[place].piece_bytes
-        shards += proposal[place].pieces
+        work += option.seconds
+        used += option.piece_bytes
+        ranks[option.place] = list(range(task.rank_count))
     per_host = task.rank_count // task.host_count
-    for place in (p for p in order if proposal[p].way is not _Way.ROWS):
-        option = proposal[place]
-        groups = [option.pieces] if option.way is _Way.HOST_ROWS else [(p,) for p in option.pieces]
-        for group in groups:
-            span = per_host if option.way is _Way.HOST_ROWS else 1
+    for option in (o for o in order if o.way is not _Way.ROWS):
+        span = per_host if option.way is _Way.HOST_ROWS else 1
+        for _ in range(option.count // span):
             after = used.reshape(-1, span).max(axis=1) + option.piece_bytes
             if not (after <= task.room_bytes).any():
                 raise PlanError(
                     f"torchrec: no rank has room for a piece of table "
-                    f"{task.tables[place].name!r}. Take more ranks."
+                    f"{task.tables[option.place].name!r}. Take more ranks."
                 )
             busy = np.where(after <= task.room_bytes, work.reshape(-1, span).max(axis=1), np.inf)
             first = int(busy.argmin()) * span
-            for number, piece in enumerate(group):
-                work[first + number] += option.seconds
-                used[first + number] += option.piece_bytes
-                shards.append(replace(piece, rank=first + number))
+            work[first : first + span] += option.seconds
+            used[first : first + span] += option.piece_bytes
+            ranks[option.place] += range(first, first + span)
     if used.max() > task.room_bytes:
         raise PlanError("torchrec: tables by rows do not fit. Take more ranks.")
-    return shards, float(work.max())
+    return ranks, float(work.max())
 
 
 def _options(task: ShardingTask, place: int) -> list[_Option]:
     """The ways to place a table, cheapest first."""
     table, ranks = task.tables[place], task.rank_count
-    ways = {_Way.TABLE: cut_table(place, table, columns=1, rows=1)}
+    cuts = {_Way.TABLE: (1, 1)}
     columns = table.width // _MIN_COLUMNS
     if columns > 1 and table.width % columns == 0:
-        ways[_Way.COLUMNS] = cut_table(place, table, columns=columns, rows=1)
+        cuts[_Way.COLUMNS] = (columns, 1)
     if table.rows >= ranks > 1:
-        by_rows = cut_table(place, table, columns=1, rows=ranks)
-        ways[_Way.ROWS] = [replace(piece, rank=rank) for rank, piece in enumerate(by_rows)]
+        cuts[_Way.ROWS] = (1, ranks)
     per_host = ranks // task.host_count
     if task.host_count > 1 and ranks % task.host_count == 0 and table.rows >= per_host > 1:
-        ways[_Way.HOST_ROWS] = cut_table(place, table, columns=1, rows=per_host)
+        cuts[_Way.HOST_ROWS] = (1, per_host)
     found = []
-    for way, pieces in ways.items():
-        size = max(
-            piece_bytes(replace(table, rows=piece.rows, width=piece.width), task.optimizer)
-            for piece in pieces
-        )
-        seconds = _piece_seconds(task, table, way, len(pieces))
-        found.append(_Option(way, tuple(pieces), seconds, size))
+    for way, (columns, rows) in cuts.items():
+        largest = replace(table, rows=-(-table.rows // rows), width=table.width // columns)
+        size = piece_bytes(largest, task.optimizer)
+        seconds = _piece_seconds(task, table, way, columns * rows)
+        found.append(_Option(place, way, columns, rows, seconds, size))
     return sorted(found, key=lambda option: (option.total_s, list(_Way).index(option.way)))
 
 

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from embeddings.table import EmbeddingTable
 from perfmodel.base.documents import FaultList
@@ -32,9 +36,8 @@ class ShardingKind(Enum):
     DATA_PARALLEL = "data_parallel"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Shard:
-    """Rows and columns of one table that one rank holds."""
+class Shard(NamedTuple):
+    """Rows and columns of one table that one rank holds; a tuple, as plans have a million."""
 
     table: int
     rank: int
@@ -51,6 +54,29 @@ class Shard:
             and self.first_column < other.first_column + other.width
             and other.first_column < self.first_column + self.width
         )
+
+    def on_rank(self, rank: int) -> Shard:
+        """The same piece on another rank."""
+        return Shard(self.table, rank, self.first_row, self.rows, self.first_column, self.width)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanPieces:
+    """The different pieces of a plan as *tables*; shard k in order is *number*[k] on *rank*[k].
+
+    Pieces of a table that are alike are one, however many ranks hold them.
+    """
+
+    tables: tuple[EmbeddingTable, ...]
+    number: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    rank_count: int
+
+    def by_rank(self, of_piece: Sequence[float]) -> NDArray[np.float64]:
+        """What pieces add to their ranks; sums of whole numbers below 2 ** 53 are exact."""
+        weights = np.array(of_piece, dtype=np.float64)[self.number]
+        sums = np.bincount(self.rank, weights=weights, minlength=self.rank_count)
+        return sums.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -149,6 +175,39 @@ class ShardingPlan:
         """The host that *rank* is on."""
         return rank // (self.ranks_per_host or self.rank_count)
 
+    @cached_property
+    def pieces(self) -> PlanPieces:
+        """What shards are, in their order, each different piece made once."""
+        held = self.held_tables
+        number_of: dict[tuple[int, int, int, int], int] = {}
+        tables: list[EmbeddingTable] = []
+        numbers: list[int] = []
+        ranks: list[int] = []
+        for table, rank, first_row, rows, _, width in sorted(self.shards):
+            key = (table, held[table].telling_row(first_row, rows), rows, width)
+            number = number_of.setdefault(key, len(tables))
+            if number == len(tables):
+                tables.append(held[table].piece(first_row=first_row, rows=rows, width=width))
+            numbers.append(number)
+            ranks.append(rank)
+        return PlanPieces(
+            tuple(tables),
+            np.array(numbers, dtype=np.int64),
+            np.array(ranks, dtype=np.int64),
+            self.rank_count,
+        )
+
+    @cached_property
+    def tables_of_rank(self) -> tuple[tuple[EmbeddingTable, ...], ...]:
+        """The pieces every rank holds as tables of their own, in the order of its shards."""
+        held: list[list[EmbeddingTable]] = [[] for _ in range(self.rank_count)]
+        tables = self.pieces.tables
+        for rank, number in zip(
+            self.pieces.rank.tolist(), self.pieces.number.tolist(), strict=True
+        ):
+            held[rank].append(tables[number])
+        return tuple(tuple(of_rank) for of_rank in held)
+
     def table_of(self, shard: Shard) -> EmbeddingTable:
         """The piece as a table of its own; it is asked for what its rows draw."""
         return self.held_tables[shard.table].piece(
@@ -224,7 +283,7 @@ class ShardingPlan:
                     f"got {len(pieces)}. Leave them out",
                 )
             return
-        if len(pieces) == 1 and pieces[0].rows == table.rows and pieces[0].width == table.width:
+        if _is_regular(table, pieces):
             return
         placed, wanted = sum(shard.rows * shard.width for shard in pieces), table.rows * table.width
         twice = _first_overlap(pieces)
@@ -241,6 +300,24 @@ class ShardingPlan:
                 f"{word}: every number must be placed once, got {placed} places for "
                 f"{wanted} numbers",
             )
+
+
+def _is_regular(table: EmbeddingTable, pieces: Sequence[Shard]) -> bool:
+    """Whether *pieces* are columns one after the other, each cut by rows from first to last."""
+    row = column = width = 0
+    for shard in sorted(pieces, key=_by_column):
+        if row == 0:
+            width = shard.width
+        if shard.first_row != row or shard.first_column != column or shard.width != width:
+            return False
+        row += shard.rows
+        if row == table.rows:
+            row, column = 0, column + width
+    return row == 0 and column == table.width
+
+
+def _by_column(shard: Shard) -> tuple[int, int]:
+    return shard.first_column, shard.first_row
 
 
 def _first_overlap(pieces: Sequence[Shard]) -> tuple[Shard, Shard] | None:

@@ -7,7 +7,9 @@ drawn within the last T draws, where T draws touch as many rows as the cache hol
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _ALMOST_SURE = 1.0 - 1e-12
-_BISECTIONS = 60
+_STEPS = 200
+_EXACT = 1e-14
 HOT_ROWS = 64
 """Rows of a table that pieces by rows get one by one; the others are spread evenly."""
 
@@ -72,10 +75,7 @@ class Popularity:
         share = rows / whole_rows
         if len(self.row_counts) == 1:
             return self.row_counts * share
-        places = _hot_places(min(HOT_ROWS, whole_rows)) * whole_rows // HOT_ROWS
-        if whole_rows < HOT_ROWS:
-            places = _hot_places(whole_rows).argsort(kind="stable").argsort(kind="stable")
-        places = (places + where.hottest_row) % whole_rows
+        places = np.array(_hot_rows(whole_rows, where.hottest_row))
         is_inside = (places >= first_row) & (places < first_row + rows)
         order = np.argsort(-self.probabilities, kind="stable")
         counts = self.row_counts[order]
@@ -132,16 +132,18 @@ class Popularity:
             return 0.0
         if capacity_rows >= self.rows * (1 - 1e-9):
             return float("inf")
-        low, high = 0.0, capacity_rows
-        while self.distinct_rows(high) < capacity_rows:
-            low, high = high, 2 * high
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            if self.distinct_rows(middle) < capacity_rows:
-                low = middle
-            else:
-                high = middle
-        return high
+        # Distinct rows grow ever more slowly, so a tangent is above them everywhere and steps
+        # along tangents come closer from below.
+        log_missed = self._log_missed()
+        draws = 0.0
+        for _ in range(_STEPS):
+            missed = np.exp(draws * log_missed)
+            lacking = capacity_rows - float(self.row_counts @ -np.expm1(draws * log_missed))
+            step = lacking / float(self.row_counts @ (missed * -log_missed))
+            draws += step
+            if step <= _EXACT * draws:
+                break
+        return draws
 
     def lru_misses(self, draws: float, *, capacity_rows: float) -> float:
         """Expected misses of *draws* draws in an LRU cache of *capacity_rows*, empty at first.
@@ -178,7 +180,28 @@ class Popularity:
         return result
 
 
-def _hot_places(count: int) -> NDArray[np.int64]:
+def has_hot_row(where: RowRange) -> bool:
+    """Whether one of the rows that are dealt one by one lies in *where*."""
+    places = _hot_rows_in_order(where.whole_rows, where.hottest_row)
+    return bisect_left(places, where.first_row) < bisect_left(places, where.first_row + where.rows)
+
+
+@lru_cache(maxsize=65536)
+def _hot_rows_in_order(whole_rows: int, hottest_row: int) -> tuple[int, ...]:
+    return tuple(sorted(_hot_rows(whole_rows, hottest_row)))
+
+
+@lru_cache(maxsize=65536)
+def _hot_rows(whole_rows: int, hottest_row: int) -> tuple[int, ...]:
+    """Where the most popular rows lie, the hottest first."""
+    places = _spread_out(min(HOT_ROWS, whole_rows)) * whole_rows // HOT_ROWS
+    if whole_rows < HOT_ROWS:
+        places = _spread_out(whole_rows).argsort(kind="stable").argsort(kind="stable")
+    found: list[int] = ((places + hottest_row) % whole_rows).tolist()
+    return tuple(found)
+
+
+def _spread_out(count: int) -> NDArray[np.int64]:
     """Numbers 0 to HOT_ROWS - 1 in an order that is spread out from the start: bits reversed."""
     bits = HOT_ROWS.bit_length() - 1
     return np.array([int(f"{k:0{bits}b}"[::-1], 2) for k in range(count)], dtype=np.int64)

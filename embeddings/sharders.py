@@ -104,8 +104,9 @@ def _balanced(task: ShardingTask) -> ShardingPlan:
         optimizer=task.optimizer,
         exchange_weight=exchange_weight(task.rank_count, task.ranks_per_host),
     )
-    plan = build_balanced_plan(task.tables, rank_count=task.rank_count, rule=rule)
-    return task.plan(plan.shards, "balanced")
+    return build_balanced_plan(
+        task.tables, rank_count=task.rank_count, rule=rule, ranks_per_host=task.ranks_per_host
+    )
 
 
 def _row_wise(task: ShardingTask) -> ShardingPlan:

@@ -16,7 +16,7 @@ from embeddings.distribution import (
     piece_share,
     popularity_of,
 )
-from embeddings.popularity import Popularity, RowRange
+from embeddings.popularity import Popularity, RowRange, has_hot_row
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
 from perfmodel.base.reading import quote
@@ -79,7 +79,7 @@ class EmbeddingTable:
 
     *pooling_deviation* is the standard deviation of that number over samples.
     *whole_rows* is, for a piece by rows, the size of the table that
-    *distribution* describes, and *first_row* where the piece begins. A table that
+    *distribution* describes, and *first_row* where the piece begins (`telling_row`). A table that
     is not *is_pooled* hands out every row it was asked for. *cached_ratio* is the
     share of a HOST_CACHED table that the device has room for.
     """
@@ -115,6 +115,10 @@ class EmbeddingTable:
                 f"table {self.name!r}: cached ratio must be above 0 and at most 1, "
                 f"got {self.cached_ratio}."
             )
+
+    def __hash__(self) -> int:
+        """By what tells tables apart as a rule: plans ask for the terms of a million pieces."""
+        return hash((self.name, self.rows, self.width, self.first_row))
 
     @property
     def size_bytes(self) -> int:
@@ -165,12 +169,21 @@ class EmbeddingTable:
             ),
         )
 
+    def telling_row(self, first_row: int, rows: int) -> int:
+        """Where a piece by rows may be taken to begin: of equal value for pieces that are alike.
+
+        Those of a uniform table are, and of others those without any of the hottest rows; they
+        are taken to lie past the end.
+        """
+        if rows == self.rows or self.distribution == UNIFORM:
+            return 0
+        return first_row if has_hot_row(self._range(first_row, rows, self.rows)) else self.rows
+
     def piece(self, *, first_row: int, rows: int, width: int) -> EmbeddingTable:
         """A piece as a table of its own, asked for what its rows draw."""
         if rows == self.rows:
             return replace(self, width=width)
-        # Equal pieces of a uniform table are alike wherever they begin.
-        first_row = 0 if self.distribution == UNIFORM else first_row
+        first_row = self.telling_row(first_row, rows)
         share = piece_share(self.distribution, self._range(first_row, rows, self.rows))
         return replace(
             self,

@@ -31,6 +31,8 @@ def plain(value: Any) -> Any:
         return value.value
     if is_dataclass(value):
         return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
     if isinstance(value, np.ndarray | tuple | list):
         return [plain(one) for one in value]
     if isinstance(value, dict):

@@ -29,6 +29,9 @@ class DType(Enum):
     INT32 = "int32"
     INT8 = "int8"
 
+    # Members are single, so identity will do; it is asked for with every table of a plan.
+    __hash__ = object.__hash__
+
     @property
     def size_bytes(self) -> int:
         """Bytes that one stored value takes, scales left out."""

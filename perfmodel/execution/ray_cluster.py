@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import secrets
+import sys
 import time
 import warnings
 from collections import Counter
@@ -337,13 +338,29 @@ def _enter_with_token(stack: ExitStack, address: str) -> None:
         )
 
 
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Let nothing through to standard error, whoever writes."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
 def _asks_for_token(address: str) -> bool:
     inside: Any = ray._raylet
     fault: Any = getattr(ray.exceptions, "AuthenticationError", None)
     if fault is None or address == "auto" or "://" in address:
         return False
     try:
-        inside.GcsClient(address=address)
+        # Ray writes of the refusal itself, from below Python.
+        with _unheard():
+            inside.GcsClient(address=address)
     except fault:
         return True
     # Whatever else is wrong is said when it is joined.
@@ -553,6 +570,16 @@ def _answer(reference: Any) -> Any:
     return answer
 
 
+def _worker_failed(error: RayError) -> ExecutionError:
+    """What to say of a worker that failed before or after its own work."""
+    if MemoryError.__name__ in str(error):
+        return ExecutionError(
+            "ray: the memory of a worker does not hold what it was sent. Give the job more workers "
+            "or machines, so that each has fewer ranks."
+        )
+    return ExecutionError(f"ray: a worker failed: {error}")
+
+
 def _answer_or_lost(reference: Any) -> Any:
     """What *reference* stands for. An error of the work itself is raised as it was there."""
     try:
@@ -564,8 +591,8 @@ def _answer_or_lost(reference: Any) -> Any:
             return Lost("MemoryError")
         if isinstance(error.cause, LOST):
             return Lost(type(error.cause).__name__)
-        if isinstance(error.cause, Exception):
+        if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
             raise error.cause from None
-        raise ExecutionError(f"ray: a worker failed: {error}") from error
+        raise _worker_failed(error) from error
     except RayError as error:
         raise ExecutionError(f"ray: the cluster failed: {error}") from error

@@ -129,6 +129,7 @@ class PlanEvaluator:
         self.catalog = PieceCatalog(spec, cluster.device, rank_count=cluster.rank_count)
         self.pricer = PlanPricer(spec, cluster, stack)
         self._frames: dict[FrameKey, _KnownFrame] = {}
+        self._whole: tuple[ShardingPlan, PricedJob] | None = None
 
     def times(self, plans: Sequence[ShardingPlan]) -> VariantTimes:
         """Times of *plans*, in their order."""
@@ -156,7 +157,12 @@ class PlanEvaluator:
         )
 
     def price_whole(self, plan: ShardingPlan) -> PricedJob:
-        """The whole job of *plan*, priced: for plans that no frame stands for."""
+        """The whole job of *plan*, priced: for plans that no frame stands for.
+
+        The last one is kept, because several things are asked of a plan one after the other.
+        """
+        if self._whole is not None and self._whole[0] is plan:
+            return self._whole[1]
         job = build_dlrm_job(
             self.spec,
             rank_count=plan.rank_count,
@@ -164,7 +170,8 @@ class PlanEvaluator:
             stack=self.stack,
             ranks_per_host=self.cluster.ranks_per_host,
         )
-        return price_job(job, cluster=self.cluster, stack=self.stack)
+        self._whole = (plan, price_job(job, cluster=self.cluster, stack=self.stack))
+        return self._whole[1]
 
     def _measure_whole(self, plan: ShardingPlan) -> PlanMeasures:
         priced = self.price_whole(plan)

@@ -7,7 +7,7 @@ comes out at the end is a plan like any other, checked when it is built.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -131,7 +131,7 @@ class LayoutBook:
             if shards:
                 columns = len({shard.first_column for shard in shards})
                 cut = Cut(columns, len(shards) // columns)
-            if [replace(shard, rank=0) for shard in shards] != split_table(
+            if [shard.on_rank(0) for shard in shards] != split_table(
                 place, plan.tables[place], cut
             ):
                 return None
@@ -148,8 +148,7 @@ class LayoutBook:
             for shard in split_table(place, task.tables[place], cut)
         ]
         placed = [
-            replace(shard, rank=rank)
-            for shard, rank in zip(shards, layout.rank.tolist(), strict=True)
+            shard.on_rank(rank) for shard, rank in zip(shards, layout.rank.tolist(), strict=True)
         ]
         return ShardingPlan(
             tables=task.tables,

@@ -54,19 +54,20 @@ def make_plans(
         for file in question.plan_files
     ]
     refused: list[tuple[str, str]] = []
-    for name in question.sharders:
+    for number, name in enumerate(question.sharders):
+        on_phase(f"placing tables as {name}", number / len(question.sharders))
         try:
             plans.append(build_named_plan(name, setting.task))
         except PlanError as fault:
             refused.append((name, str(fault)))
     judged = 0
     if question.enumerate_limit:
-        on_phase("enumerating", 0.1)
+        on_phase("enumerating", 0.0)
         found = _enumerate(question, setting, executor)
         plans += found.plans
         judged += found.judged
     if question.search_seconds > 0:
-        on_phase(f"searching for {question.search_seconds:g} s", 0.2)
+        on_phase(f"searching for {question.search_seconds:g} s", 0.0)
         try:
             outcome = _search(question, executor, tuple(plans))
         except PlanError as fault:

@@ -1,7 +1,7 @@
 """Placements: many plans as columns, and the distinct pieces they are made of.
 
-A piece is known by its table, rows and width, and, where some rows are more
-popular than others, by where it begins. Whatever a piece adds to its rank is
+A piece is known by its table, rows and width, and, where it has some of the most
+popular rows, by where it begins. Whatever a piece adds to its rank is
 worked out once.
 """
 
@@ -14,7 +14,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from embeddings.distribution import UNIFORM
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.costs.embedding.terms import (
@@ -104,8 +103,8 @@ class PieceCatalog:
     def piece(self, plan_tables: Sequence[EmbeddingTable], shard: Shard) -> int:
         """The number of the piece that *shard* is."""
         whole = plan_tables[shard.table]
-        is_alike = shard.rows == whole.rows or whole.distribution == UNIFORM
-        key = (shard.table, 0 if is_alike else shard.first_row, shard.rows, shard.width)
+        first_row = whole.telling_row(shard.first_row, shard.rows)
+        key = (shard.table, first_row, shard.rows, shard.width)
         number = self._number_of.get(key)
         if number is None:
             number = len(self._tables)

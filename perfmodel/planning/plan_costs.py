@@ -142,9 +142,8 @@ class PlanPricer:
     @property
     def width_ns(self) -> float:
         """What a number of pooled width costs in both exchanges, on ranks of equal width."""
-        tables = self._spec.embedding.tables()
         ranks = self._cluster.rank_count
-        mean = max(1, round(sum(table.width for table in tables) / ranks))
+        mean = max(1, round(self._spec.embedding.total_width / ranks))
         size = self._spec.embedding.exchange_dtype.size_bytes
         sent = np.full((2, ranks), self._samples * mean * size, dtype=np.int64)
         sent[0] = 0

@@ -64,8 +64,7 @@ def rank_plans(
     if not made.plans:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in made.refused)
         raise PlanError(f"rank: no plan could be made. {reasons}")
-    on_phase("answering", 0.8)
-    return order_plans(evaluator, question, made, executor=executor)
+    return order_plans(evaluator, question, made, executor=executor, on_phase=on_phase)
 
 
 def order_plans(
@@ -74,15 +73,17 @@ def order_plans(
     made: MadePlans,
     *,
     executor: Executor,
+    on_phase: OnPhase = ignore_phase,
 ) -> Ranking:
     """The plans that were *made* in order of their answers, each explained."""
     plans = made.plans
     askers = _Askers(evaluator.spec, evaluator.cluster, evaluator.stack, _asked(question))
+    on_phase(f"answering {len(plans)} plan{'s' if len(plans) > 1 else ''}", 0.0)
     answered = executor.map(answer_plan, askers, plans)
-    ranked = [
-        _rank_one(evaluator, question, plan, found)
-        for plan, found in zip(plans, answered, strict=True)
-    ]
+    ranked: list[RankedPlan] = []
+    for plan, found in zip(plans, answered, strict=True):
+        on_phase(f"what would shorten {plan.name}", len(ranked) / len(plans))
+        ranked.append(_rank_one(evaluator, question, plan, found))
     ordered = _with_places(ranked, question)
     return Ranking(
         plans=ordered,
@@ -170,11 +171,8 @@ def answer_plan(askers: _Askers, plan: ShardingPlan) -> PlanAnswer:
 def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]) -> PlanLoads:
     """What every rank looks up and sends in an iteration."""
     copied = sum(table.pooling_factor for table in plan.copied_tables) * spec.batch
-    lookups = [
-        spec.batch * sum(plan.table_of(shard).pooling_factor for shard in shards)
-        + copied / plan.rank_count
-        for shards in plan.shards_of_rank
-    ]
+    held = plan.pieces.by_rank([table.pooling_factor for table in plan.pieces.tables])
+    lookups = spec.batch * held + copied / plan.rank_count
     exchanges = build_exchanges(
         plan,
         local_batch=spec.batch // plan.rank_count,
@@ -187,7 +185,7 @@ def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]
         members = slice(host * per_host, (host + 1) * per_host)
         sent[members] += np.array(steps.inside.byte_matrix, dtype=np.int64).sum(axis=1)
         sent[members] += int(np.array(steps.across.byte_matrix, dtype=np.int64)[host].sum())
-    return PlanLoads(tuple(lookups), tuple(sent.tolist()), memory_bytes)
+    return PlanLoads(tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes)
 
 
 def _asked(question: RankQuestion) -> Asked:

@@ -39,6 +39,8 @@ ANNEALINGS = 3
 ENDLESS = np.iinfo(np.int64).max
 START_SHARE = 0.06
 """Share of the time that each first assignment may take."""
+MOST_PIECES = 100_000
+"""Pieces up to which a plan is started from where another one fits: more take too long."""
 FINE = 1e-2
 """Weight of what the busiest ranks take for their parts beside the iteration time.
 
@@ -90,11 +92,21 @@ class PlanSearch:
         """The best plan from *starts* and from what is built here."""
         begin = time.monotonic()
         made = SearchStarts(self._evaluator, self._book).build(START_SHARE * limit.seconds)
-        layouts = [self._book.from_plan(plan) for plan in starts]
-        # A plan with uneven pieces is judged, but steps are not made from it.
-        uneven = [plan for plan, layout in zip(starts, layouts, strict=True) if layout is None]
-        known = [layout for layout in layouts if layout is not None] + made
-        best = self._anneal(self._best(known), begin, limit) if known else None
+        best = self._best(made) if made else None
+        uneven: list[ShardingPlan] = []
+        for plan in sorted(starts, key=lambda plan: len(plan.shards)):
+            is_found = best is not None and math.isfinite(best.score)
+            if is_found and len(plan.shards) > MOST_PIECES:
+                break
+            layout = self._book.from_plan(plan)
+            if layout is None:
+                # A plan with uneven pieces is judged, but steps are not made from it.
+                uneven.append(plan)
+                continue
+            judged = self._best([layout])
+            if best is None or judged.score < best.score:
+                best = judged
+        best = None if best is None else self._anneal(best, begin, limit)
         return self._outcome(best, uneven)
 
     def _anneal(self, best: _Judged, begin: float, limit: SearchLimit) -> _Judged:

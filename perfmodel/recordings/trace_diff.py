@@ -27,6 +27,7 @@ from perfmodel.recordings.work_of_rows import (
     INSIDE,
     NO_OPERATOR,
     WorkReader,
+    modules_of_calls,
     spans_of_calls,
 )
 from traces.job_trace import JobTrace
@@ -171,7 +172,7 @@ Part = tuple[DiffKind, str, int, int]
 
 
 def _device_parts(view: RankView) -> Iterable[Part]:
-    reader, spans = WorkReader(view), spans_of_calls(view)
+    reader, spans, modules = WorkReader(view), spans_of_calls(view), modules_of_calls(view)
     trace, device = view.trace, view.device
     for task in range(len(device)):
         row, call = reader.operator_of(task), int(device.call[task])
@@ -179,10 +180,12 @@ def _device_parts(view: RankView) -> Iterable[Part]:
         operator = kernel if row == NO_OPERATOR else trace.name_of(row)
         start_ns = int(device.start_ns[task])
         length_ns = int(device.end_ns[task]) - start_ns
-        span = (spans[call].split(INSIDE)[-1] if call >= 0 else "") or "(no range)"
+        # A module by itself, a range for all the steps that count in its name.
+        around = modules[call] or _NUMBERS.sub("*", spans[call]) if call >= 0 else ""
+        span = around.split(INSIDE)[-1] or "(no range)"
         yield DiffKind.OPERATOR, operator, start_ns, length_ns
         yield DiffKind.KERNEL, kernel, start_ns, length_ns
-        yield DiffKind.MODULE, _NUMBERS.sub("*", span), start_ns, length_ns
+        yield DiffKind.MODULE, span, start_ns, length_ns
 
 
 def _wait_parts(view: RankView) -> Iterable[Part]:

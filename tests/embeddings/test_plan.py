@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.distribution import Zipf
+from embeddings.balanced import spread_rows
+from embeddings.distribution import UNIFORM, Zipf, popularity_of
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
+from embeddings.popularity import HOT_ROWS
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 
@@ -125,3 +127,25 @@ def test_a_table_has_rows_numbers_and_a_share_that_is_cached(field, wrong, right
     with pytest.raises(PlanError, match=field.replace("_", " ")):
         EmbeddingTable("a", **{**sizes, field: wrong})
     assert EmbeddingTable("a", **{**sizes, field: right})
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.05])
+def test_pieces_that_are_alike_are_made_once_and_are_what_their_shards_are(exponent):
+    of = Zipf(exponent) if exponent else UNIFORM
+    table = EmbeddingTable("skewed", 100_000, 8, pooling_factor=20.0, distribution=of)
+    plan = ShardingPlan((table,), 512, tuple(spread_rows([table], rank_count=512)))
+    # 100,000 rows over 512 ranks are 195 or 196 each; 64 rows are dealt one by one.
+    assert len(plan.pieces.tables) <= 2 + (HOT_ROWS if exponent else 0)
+    ranks = [plan.table_of(shard) for shard in plan.shards]
+    assert [tables[0] for tables in plan.tables_of_rank] == ranks
+    asked = plan.pieces.by_rank([piece.pooling_factor for piece in plan.pieces.tables])
+    assert asked.sum() == pytest.approx(20.0)
+    assert asked.tolist() == [piece.pooling_factor for piece in ranks]
+
+
+@given(exponent=st.floats(0.3, 2.0), rows=st.integers(2, 10**7), share=st.floats(0.01, 0.999))
+def test_the_window_of_a_cache_touches_as_many_rows_as_it_holds(exponent, rows, share):
+    popularity = popularity_of(Zipf(exponent), rows)
+    capacity = share * popularity.rows
+    window = popularity.window_draws(capacity)
+    assert popularity.distinct_rows(window) == pytest.approx(capacity, rel=1e-9)

@@ -113,13 +113,18 @@ def _of_placing() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, rule in RULES.items():
         for ranks in (1, 3, 8):
-            placer = _Placer(TABLES, ranks, rule, frozenset({2}))
+            placer = _Placer(TABLES, ranks, rule, (2,))
             found[f"cuts for {name}, {ranks} ranks"] = [
-                [(piece.rows, piece.width) for piece in placer._cut(place, limit, smaller)]
+                [
+                    (piece.rows, piece.width)
+                    for piece in placer._cut_all(limit, smaller).shards
+                    if piece.table == place
+                ]
                 for place in (4, 7, 8)
                 for limit, smaller in ((300.0, 1), (9_000.0, 4), (1e9, 16))
             ]
-            found[f"placed for {name}, {ranks} ranks"] = placer.best()
+            placed = placer.best()
+            found[f"placed for {name}, {ranks} ranks"] = placed and sorted(placed)
             found[f"balanced for {name}, {ranks} ranks"] = _or_refused(
                 lambda ranks=ranks, rule=rule: _of_plan(
                     build_balanced_plan(TABLES, rank_count=ranks, rule=rule)

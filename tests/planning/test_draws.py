@@ -31,7 +31,7 @@ def _setting(count: int = 4, **changes):
 def _by_rows(task, pieces: int):
     """Every table by rows over the first ranks."""
     shards = [
-        replace(shard, rank=number % pieces)
+        shard.on_rank(number % pieces)
         for place, table in enumerate(task.tables)
         for number, shard in enumerate(split_table(place, table, Cut(1, pieces)))
     ]

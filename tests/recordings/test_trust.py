@@ -68,6 +68,7 @@ def test_missing_ranks_and_cut_files_are_refused_by_strict(tmp_path):
 
 def test_a_diff_finds_the_kernel_that_got_slower(tmp_path):
     steps = [span("user_annotation", f"ProfilerStep#{n}", 1000 * n - 5, 990) for n in range(4)]
+    steps += [span("python_function", "nn.Module: Net_0", 1000 * n - 5, 980) for n in range(4)]
     slow = some_steps()
     for event in slow:
         if event["name"] == "gemm":
@@ -79,4 +80,5 @@ def test_a_diff_finds_the_kernel_that_got_slower(tmp_path):
 
     line = found.of_kind(DiffKind.KERNEL)[0]
     assert (line.name, round(line.change_ns)) == ("gemm", 50_000)
+    assert found.of_kind(DiffKind.MODULE)[0].name == "Net_0"
     assert found.same_tasks_ratio == 1.0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from embeddings.table import Lookup
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.embedding.constants import EmbeddingConstants, constants_for
@@ -58,7 +59,12 @@ class EmbeddingModel:
     def price(self, ops: Sequence[EmbeddingOp], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device*; *stack* does not matter."""
         del stack
-        terms = np.array([lookup_terms(op, device) for op in ops]).reshape(-1, len(Term))
+        # Both directions of a rank ask for the same tables.
+        of_lookup: dict[Lookup, Int64s] = {}
+        for op in ops:
+            if op.lookup not in of_lookup:
+                of_lookup[op.lookup] = lookup_terms(op, device)
+        terms = np.array([of_lookup[op.lookup] for op in ops]).reshape(-1, len(Term))
         pricer = LookupPricer(device)
         durations = np.empty(len(ops))
         bounds: CodeColumn = np.empty(len(ops), dtype=np.int8)

@@ -66,21 +66,27 @@ def build_exchanges(
 
     Rank 0 sends *first_rank_width* numbers a sample more, and gets gradients of them.
     """
-    in_host = frozenset(plan.summed_in_host)
-    pooled_bytes = np.zeros(plan.rank_count, dtype=np.int64)
-    index_bytes = np.zeros(plan.rank_count, dtype=np.int64)
-    for rank, shards in enumerate(plan.shards_of_rank):
-        direct = (shard for shard in shards if shard.table not in in_host)
-        numbers = sent_numbers(plan, direct, samples=local_batch)
-        numbers += 0 if rank else local_batch * first_rank_width
-        pooled_bytes[rank] = numbers * exchange_dtype.size_bytes
-        # Rounded a piece, so that the sum does not depend on the order of pieces.
-        lookups = sum(round(local_batch * plan.table_of(shard).pooling_factor) for shard in shards)
-        lengths = lookups if plan.frequent_rows else local_batch * len(shards)
-        index_bytes[rank] = lookups * index_dtype.size_bytes + lengths * LENGTH_BYTES
+    in_host = plan.summed_places
+    pieces = plan.pieces
+    # Rounded a piece, so that the sum does not depend on the order of pieces.
+    lookups = pieces.by_rank([round(local_batch * table.pooling_factor) for table in pieces.tables])
+    held = np.bincount(pieces.rank, minlength=plan.rank_count)
+    lengths = lookups if plan.frequent_rows else local_batch * held
+    index_bytes = lookups * index_dtype.size_bytes + lengths * LENGTH_BYTES
+    numbers = np.array(
+        [
+            sent_numbers(
+                plan, (shard for shard in shards if shard.table not in in_host), samples=local_batch
+            )
+            for shards in plan.shards_of_rank
+        ],
+        dtype=np.int64,
+    )
+    numbers[0] += local_batch * first_rank_width
+    pooled_bytes = numbers * exchange_dtype.size_bytes
     to_others = ~np.eye(plan.rank_count, dtype=bool)
     pooled = pooled_bytes[:, np.newaxis] * to_others
-    indices = index_bytes[np.newaxis, :] * to_others
+    indices = index_bytes.astype(np.int64)[np.newaxis, :] * to_others
     return Exchanges(
         indices=_all_to_all(indices, index_dtype),
         pooled=_all_to_all(pooled, exchange_dtype),

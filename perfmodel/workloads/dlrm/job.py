@@ -142,7 +142,7 @@ def build_dlrm_job(
 
 def _without_first(plan: ShardingPlan) -> ShardingPlan:
     """*plan* moved up by one rank, so that rank 0 holds nothing but copied tables."""
-    shards = tuple(replace(shard, rank=shard.rank + 1) for shard in plan.shards)
+    shards = tuple(shard.on_rank(shard.rank + 1) for shard in plan.shards)
     return replace(plan, rank_count=plan.rank_count + 1, shards=shards)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from embeddings.plan import ShardingPlan
 from embeddings.plan_memory import piece_bytes, state_bytes
@@ -26,46 +27,73 @@ def dlrm_memory(
     """Peak memory of every rank."""
     samples = local_batch(spec, rank_count=rank_count)
     plan = build_plan(spec, rank_count=rank_count, given=plan, ranks_per_host=ranks_per_host)
-    copied = list(plan.copied_tables)
+    pieces, optimizer = plan.pieces, spec.embedding.optimizer
+    columns = (
+        [table.size_bytes for table in pieces.tables],
+        [table.device_bytes for table in pieces.tables],
+        [state_bytes(table, optimizer) for table in pieces.tables],
+        [table.width for table in pieces.tables],
+        [table.pooling_factor for table in pieces.tables],
+    )
+    sums = [pieces.by_rank(column).tolist() for column in columns]
+    copied = _held(spec, plan.copied_tables)
     return tuple(
-        _rank_memory(spec, [plan.table_of(shard) for shard in shards], copied, samples)
-        for shards in plan.shards_of_rank
+        _rank_memory(
+            spec, _Held(int(size), int(device), int(state), int(width), drawn), copied, samples
+        )
+        for size, device, state, width, drawn in zip(*sums, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What tables of a rank add up to: bytes, on the device, width, and lookups of a sample."""
+
+    size_bytes: int = 0
+    device_bytes: int = 0
+    state_bytes: int = 0
+    width: int = 0
+    lookups: float = 0.0
+
+
+def _held(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> _Held:
+    return _Held(
+        sum(table.size_bytes for table in pieces),
+        sum(table.device_bytes for table in pieces),
+        sum(state_bytes(table, spec.embedding.optimizer) for table in pieces),
+        sum(table.width for table in pieces),
+        sum(table.pooling_factor for table in pieces),
     )
 
 
 def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
     """What a rank needs more when it holds *piece*: weights, state and buffers."""
     weights_and_state = piece_bytes(piece, spec.embedding.optimizer)
-    return weights_and_state + _sent_bytes(spec, [piece])
+    return weights_and_state + _sent_bytes(spec, _held(spec, [piece]))
 
 
 def pieces_memory_bytes(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> int:
     """What a rank needs more when it holds *pieces*: weights, state and buffers."""
-    empty = _rank_memory(spec, [], [], samples=0).total_bytes
-    return _rank_memory(spec, list(pieces), [], samples=0).total_bytes - empty
+    empty = _rank_memory(spec, _Held(), _Held(), samples=0).total_bytes
+    return _rank_memory(spec, _held(spec, pieces), _Held(), samples=0).total_bytes - empty
 
 
 def base_memory_bytes(spec: DlrmSpec, copied: list[EmbeddingTable], *, samples: int) -> int:
     """What a rank needs that holds no piece, with *copied* data-parallel tables."""
-    return _rank_memory(spec, [], copied, samples).total_bytes
+    return _rank_memory(spec, _Held(), _held(spec, copied), samples).total_bytes
 
 
-def _rank_memory(
-    spec: DlrmSpec, held: list[EmbeddingTable], copied: list[EmbeddingTable], samples: int
-) -> RankMemory:
+def _rank_memory(spec: DlrmSpec, held: _Held, copied: _Held, samples: int) -> RankMemory:
     size = DType.FP32.size_bytes
     elements = dense_parameters(spec)
-    copied_bytes = sum(table.size_bytes for table in copied)
     state_tensors = _STATE_TENSORS[spec.training.optimizer]
     return RankMemory(
         (
-            MemoryPart(
-                "embedding tables", sum(table.device_bytes for table in held) + copied_bytes
-            ),
-            MemoryPart("embedding optimizer state", _table_state_bytes(spec, [*held, *copied])),
+            MemoryPart("embedding tables", held.device_bytes + copied.size_bytes),
+            MemoryPart("embedding optimizer state", held.state_bytes + copied.state_bytes),
             MemoryPart("dense weights", elements * size),
             # Gradients and the buckets they are copied to, dense ones of copied tables too.
-            MemoryPart("dense gradients", 2 * (elements * size + copied_bytes)),
+            MemoryPart("dense gradients", 2 * (elements * size + copied.size_bytes)),
             MemoryPart("dense optimizer state", state_tensors * elements * size),
             MemoryPart("activations", samples * _activation_bytes(spec)),
             MemoryPart("exchange buffers", _exchange_bytes(spec, held, samples)),
@@ -74,26 +102,21 @@ def _rank_memory(
     )
 
 
-def _table_state_bytes(spec: DlrmSpec, tables: Iterable[EmbeddingTable]) -> int:
-    return sum(state_bytes(table, spec.embedding.optimizer) for table in tables)
-
-
 def _activation_bytes(spec: DlrmSpec) -> int:
     """Bytes a sample leaves for the backward pass: input and output of every layer."""
     numbers = sum(layer.inputs + layer.outputs for layer in dense_layers(spec))
     return (numbers + 2 * spec.interaction_inputs) * spec.training.precision.size_bytes
 
 
-def _exchange_bytes(spec: DlrmSpec, held: list[EmbeddingTable], samples: int) -> int:
+def _exchange_bytes(spec: DlrmSpec, held: _Held, samples: int) -> int:
     """Pooled vectors and their gradients, sent and received, and two batches of indices."""
-    width_received = sum(table.width for table in spec.embedding.tables()) if samples else 0
+    width_received = spec.embedding.total_width if samples else 0
     return _sent_bytes(spec, held) + _vector_bytes(spec) * samples * width_received
 
 
-def _sent_bytes(spec: DlrmSpec, held: list[EmbeddingTable]) -> int:
-    vectors = _vector_bytes(spec) * spec.batch * sum(table.width for table in held)
-    lookups = sum(table.pooling_factor for table in held)
-    return vectors + 2 * round(spec.batch * lookups) * spec.embedding.index_dtype.size_bytes
+def _sent_bytes(spec: DlrmSpec, held: _Held) -> int:
+    vectors = _vector_bytes(spec) * spec.batch * held.width
+    return vectors + 2 * round(spec.batch * held.lookups) * spec.embedding.index_dtype.size_bytes
 
 
 def _vector_bytes(spec: DlrmSpec) -> int:

@@ -61,7 +61,7 @@ def build_sparse_part(
     partial_numbers: int,
 ) -> SparsePart:
     """The lookups of *rank* under *plan*, where all ranks add up *partial_numbers*."""
-    held = tuple(plan.table_of(shard) for shard in plan.shards_of_rank[rank])
+    held = plan.tables_of_rank[rank]
     copied = plan.copied_tables
     local_batch = spec.batch // plan.rank_count
     optimizer = spec.embedding.optimizer
@@ -93,11 +93,11 @@ def _bottom_samples(spec: DlrmSpec, plan: ShardingPlan, stack: SoftwareStack, ra
 def count_partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, samples: int) -> int:
     """Numbers that a rank gets as partial sums, from pieces by rows or from several hosts."""
     is_in_host = exchanges is not None and bool(exchanges.of_hosts)
+    kinds = plan.kinds
     by_rows = [
         shard
         for shard in plan.shards
-        if plan.kinds[shard.table] in _BY_ROWS
-        and not (is_in_host and shard.table in plan.summed_places)
+        if kinds[shard.table] in _BY_ROWS and not (is_in_host and shard.table in plan.summed_places)
     ]
     numbers = sent_numbers(plan, by_rows, samples=samples)
     if is_in_host and plan.frequent_rows:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Literal, Self
@@ -90,6 +91,25 @@ class EmbeddingSection(Section):
     def tables(self) -> tuple[EmbeddingTable, ...]:
         """The tables, named by their place."""
         return _build_tables(self)
+
+    @property
+    def widths(self) -> Counter[int]:
+        """How many tables there are of each width."""
+        return _count_widths(self)
+
+    @property
+    def total_width(self) -> int:
+        """Numbers that a sample gets from all tables."""
+        return sum(width * count for width, count in self.widths.items())
+
+    def __hash__(self) -> int:
+        """By a little of it: what is found of ten thousand tables is asked for all the time."""
+        return hash((len(self.rows), self.rows[0], self.dtype))
+
+
+@lru_cache(maxsize=64)
+def _count_widths(section: EmbeddingSection) -> Counter[int]:
+    return Counter(table.width for table in section.tables())
 
 
 @lru_cache(maxsize=64)
@@ -181,7 +201,7 @@ class DlrmSpec(CommonSpec):
     @model_validator(mode="after")
     def _check_interaction(self) -> Self:
         kind = self.dense.interaction
-        widths = {table.width for table in self.embedding.tables()}
+        widths = set(self.embedding.widths)
         if kind is Interaction.DOT and widths | {self.dense_width} != {self.dense_width}:
             raise ValueError(
                 "dot interaction needs tables as wide as the last bottom layer, got widths "
@@ -209,17 +229,17 @@ class DlrmSpec(CommonSpec):
         """Tables whose rows are summed up past the top layers."""
         if self.dense.interaction not in _SKIPPING:
             return 0
-        return sum(table.width == 1 for table in self.embedding.tables())
+        return self.embedding.widths[1]
 
     @property
     def deep_inputs(self) -> int:
         """Numbers a sample brings from the tables to the interaction."""
-        return sum(table.width for table in self.embedding.tables()) - self.wide_tables
+        return self.embedding.total_width - self.wide_tables
 
     @property
     def deep_width(self) -> int:
         """The width of the widest table."""
-        return max(table.width for table in self.embedding.tables())
+        return max(self.embedding.widths)
 
     @property
     def interaction_inputs(self) -> int:
