@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import secrets
+import sys
 import time
 import warnings
 from collections import Counter
@@ -337,13 +338,29 @@ def _enter_with_token(stack: ExitStack, address: str) -> None:
         )
 
 
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Let nothing through to standard error, whoever writes."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
 def _asks_for_token(address: str) -> bool:
     inside: Any = ray._raylet
     fault: Any = getattr(ray.exceptions, "AuthenticationError", None)
     if fault is None or address == "auto" or "://" in address:
         return False
     try:
-        inside.GcsClient(address=address)
+        # Ray writes of the refusal itself, from below Python.
+        with _unheard():
+            inside.GcsClient(address=address)
     except fault:
         return True
     # Whatever else is wrong is said when it is joined.

@@ -6,6 +6,12 @@ import contextlib
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +19,7 @@ import pytest
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.replay import replay
 from perfmodel.execution import open_executor, ray_cluster
+from perfmodel.execution.ray_surroundings import listens
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job
 from tests.execution.questions import multiply
@@ -52,6 +59,51 @@ def test_a_running_cluster_is_joined_by_its_address_and_left_running(cluster):
 
     assert cluster.head_node.any_processes_alive()
     assert cluster.head_node.remaining_processes_alive()
+
+
+@pytest.fixture
+def guarded(tmp_path, monkeypatch):
+    """A cluster that asks for the token which the home of its owner holds."""
+    home = tmp_path / "home"
+    (home / ".ray").mkdir(parents=True)
+    (home / ".ray" / "auth_token").write_text("5" * 64)
+    monkeypatch.setenv("HOME", str(home))
+    with socket.socket() as free, tempfile.TemporaryDirectory(dir="/tmp") as short:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        ray = Path(sys.executable).with_name("ray")
+        words = f"start --head --block --port {port} --num-cpus 1 --temp-dir {short}".split()
+        running = subprocess.Popen(
+            [ray, *words, "--include-dashboard", "false", "--disable-usage-stats"],
+            env={**os.environ, "RAY_AUTH_MODE": "token"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        while not listens(f"127.0.0.1:{port}"):
+            assert running.poll() is None
+            time.sleep(0.2)
+        yield f"127.0.0.1:{port}"
+        started = psutil.Process(running.pid).children(recursive=True)
+        for process in (psutil.Process(running.pid), *started):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(started)
+        running.wait()
+
+
+def test_a_cluster_on_this_machine_is_shown_the_token_that_it_asks_for(guarded, monkeypatch):
+    with open_executor("ray", address=guarded) as executor:
+        assert executor.map(multiply, 3, [1, 2]) == [3, 6]
+
+    assert "RAY_AUTH_MODE" not in os.environ
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with (
+        pytest.raises(ExecutionError, match=r"asks for a token\. Set RAY_AUTH_MODE=token"),
+        open_executor("ray", address=guarded),
+    ):
+        pass
 
 
 def test_a_cluster_with_another_version_of_perfmodel_is_refused(cluster, monkeypatch):

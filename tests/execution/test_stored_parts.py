@@ -41,10 +41,11 @@ def pin(job, durations):
 
 
 @settings(max_examples=25)
-@given(made=random_jobs(), block_count=st.integers(1, 4))
+@given(made=random_jobs(), block_count=st.integers(1, 4), source=st.randoms())
 def test_blocks_that_read_their_ranks_give_the_same_bits_and_reasons(
-    tmp_path_factory, made, block_count
+    tmp_path_factory, made, block_count, source
 ):
+    # By chance a block is lost, and reads its ranks again.
     folder = tmp_path_factory.mktemp("saved") / "job"
     save_job(pin(made.job, made.durations), folder)
     near, far = stated_prices(load_job(folder)), stated_prices(open_job(folder))
@@ -55,6 +56,7 @@ def test_blocks_that_read_their_ranks_give_the_same_bits_and_reasons(
         far.durations,
         iterations=made.iterations,
         block_count=block_count,
+        source=source,
         stored=store_job(far.job),
     )
 
