@@ -290,12 +290,17 @@ def parameter_count(model: ModelSection) -> int:
 
 
 def active_parameter_count(model: ModelSection) -> int:
-    """Parameters that one token passes through."""
+    """Parameters that one token passes through.
+
+    Of a table that is only looked up a token reads one row, and the table is left out.
+    """
+    looked_up = 0 if model.tied_embeddings else model.vocab * model.hidden
+    count = parameter_count(model) - looked_up
     if not model.has_experts:
-        return parameter_count(model)
+        return count
     shape = layer_shape(model, tp=1, is_expert=True)
     idle = sum(shape.expert_tensors) * (model.experts - model.top_k) // model.experts
-    return parameter_count(model) - (model.layers - model.dense_layers) * idle
+    return count - (model.layers - model.dense_layers) * idle
 
 
 def end_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
