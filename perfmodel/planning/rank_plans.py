@@ -51,6 +51,8 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster
 
 SHOWN_TABLES = 3
+AT_ONCE = 4
+"""Plans answered before progress is told: few enough to see it, enough to share out."""
 
 
 def rank_plans(
@@ -78,8 +80,10 @@ def order_plans(
     """The plans that were *made* in order of their answers, each explained."""
     plans = made.plans
     askers = _Askers(evaluator.spec, evaluator.cluster, evaluator.stack, _asked(question))
-    on_phase(f"answering {len(plans)} plan{'s' if len(plans) > 1 else ''}", 0.0)
-    answered = executor.map(answer_plan, askers, plans)
+    answered: list[PlanAnswer] = []
+    for first in range(0, len(plans), AT_ONCE):
+        on_phase(f"answering plan {first + 1} of {len(plans)}", first / len(plans))
+        answered += executor.map(answer_plan, askers, plans[first : first + AT_ONCE])
     ranked: list[RankedPlan] = []
     for plan, found in zip(plans, answered, strict=True):
         on_phase(f"what would shorten {plan.name}", len(ranked) / len(plans))

@@ -222,7 +222,9 @@ def draw_comparison(comparison: Comparison) -> Figure:
         right.plot(places, rates, marker="o", color="#3b74c4")
         right.set_ylabel(f"{_row(entries[0])['per_s_unit']} per second")
         right.set_xticks(list(places), names, rotation=30, ha="right", fontsize=8)
-        right.set_ylim(bottom=0)
+        right.set_ylim(0, 1.08 * max(rates))
+        right.set_xlabel(to_headings(comparison)[0])
+        right.yaxis.set_major_formatter("{x:,.0f}")
     else:
         right.set_axis_off()
     return figure
@@ -247,5 +249,6 @@ def _draw_parts(axis: Any, comparison: Comparison) -> None:
     names = [_name(entry, comparison).replace("$", r"\$") for entry in entries]
     axis.set_yticks(places, names, fontsize=8)
     axis.invert_yaxis()
+    axis.set_ylabel(to_headings(comparison)[0])
     axis.set_xlabel("iteration ms, with 90 % interval")
     axis.legend(fontsize=7)

@@ -68,6 +68,18 @@ def test_a_sweep_comes_on_top_of_the_changes():
     assert [step.outcome.iteration_ns for step in answer.sweep.steps] == [630, 690]
 
 
+@pytest.mark.parametrize(("sweep", "share"), [(None, 1 / 2), ("compress:ratio=0.5..1", 1 / 3)])
+def test_the_job_each_change_and_the_sweep_are_equal_pieces_of_the_work(sweep, share):
+    told = []
+    answer_changes(
+        Question(training_job(), ISOLATED),
+        changes("scale:match=gemm,factor=0.5"),
+        sweep=None if sweep is None else parse_sweep(sweep),
+        on_phase=lambda phase, done: told.append((phase, done)),
+    )
+    assert told[:2] == [("replaying the job", 0.0), ("after scale:match=gemm,factor=0.5", share)]
+
+
 def test_the_critical_path_and_the_breakdown_add_up_to_the_iteration():
     outcome = answered(Question(training_job(slow_rank=1), ISOLATED))
 
