@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.cuda.nvtx
@@ -199,9 +199,19 @@ class CudaModule:
     def _install_random(self) -> None:
         """Random numbers on the device have no values, so that a seed changes nothing."""
         count = self._gpu.model.count
-        generators = tuple(torch.Generator() for _ in range(count))
-        # One that the generators take, too: some scripts set it there.
-        state = torch.Generator().get_state()
+        # Seed and offset, as on a real device.
+        state = torch.zeros(16, dtype=torch.uint8)
+
+        class DeviceGenerator(torch.Generator):
+            """The generator of the device: some scripts ask for its state and set it here."""
+
+            def get_state(self) -> torch.Tensor:
+                return state.clone()
+
+            def set_state(self, new_state: torch.Tensor) -> Self:
+                del new_state
+                return self
+
         functions: dict[str, Callable[..., Any]] = dict.fromkeys(
             ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state",
              "set_rng_state_all"),
@@ -214,7 +224,7 @@ class CudaModule:
         }
         for module in (torch.cuda, torch.cuda.random):
             _replace(module, **functions)
-        torch.cuda.default_generators = generators
+        torch.cuda.default_generators = tuple(DeviceGenerator() for _ in range(count))
 
     def _install_accelerator(self) -> None:
         gpu, place, cuda = self._gpu, torch.accelerator, torch.cuda

@@ -64,6 +64,7 @@ assert sequence.dtype == state.dtype == torch.bfloat16
 assert rnn.weight_ih_l0.grad.dtype == torch.float32
 # Trackers of random states hand them to the generator of the device itself.
 torch.cuda.default_generators[0].set_state(torch.cuda.get_rng_state())
+assert torch.cuda.default_generators[0].get_state().numel() == 16  # as DTensor's reads it
 ones = torch.cuda.FloatTensor(2, 3).fill_(1.0)
 assert isinstance(torch.zeros(2).type("torch.cuda.FloatTensor"), torch.cuda.FloatTensor)
 assert ones.type() == "torch.cuda.FloatTensor"
