@@ -45,7 +45,7 @@ def test_a_file_may_be_as_large_as_the_bound_and_no_larger(tmp_path):
 def test_packed_text_is_bounded_by_what_it_unpacks_to(tmp_path):
     file = tmp_path / "table.csv.gz"
     file.write_bytes(gzip.compress(b"abc") + gzip.compress(b"d") + bytes(8))
-    assert read_packed_text(file, InputError, 100) == "abcd"
+    assert read_packed_text(file, InputError, 100) == "abcd\n"
     file.write_bytes(gzip.compress(b"x" * 101))
     with pytest.raises(InputError, match="must be at most 100 B, unpacks to more"):
         read_packed_text(file, InputError, 100)
@@ -91,6 +91,12 @@ def test_a_table_has_its_columns_and_full_rows(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(InputError, match=message):
         load_rows(file, InputError, ("a", "b"))
+
+
+def test_a_packed_table_needs_no_line_break_at_its_end(tmp_path):
+    file = tmp_path / "table.csv.gz"
+    file.write_bytes(gzip.compress(b"a,b\n1,2\n3,4"))
+    assert load_rows(file, InputError)[-1] == {"a": "3", "b": "4"}
 
 
 def test_rows_are_read_by_the_heading(tmp_path):
