@@ -60,7 +60,7 @@ def read_packed_text(
     """What the text file at *path* says, which may be compressed with gzip."""
     data = read_bytes(path, error_type, most_bytes)
     if data[:2] == _GZIP:
-        # Its checksum tells a whole file from one that was cut, as the last line break does elsewhere.
+        # Its checksum tells a whole file from a cut one, as the last line break does elsewhere.
         data = _unpack(data, path, error_type, most_bytes).rstrip(b"\r\n") + b"\n"
     return _decode(data, path, error_type)
 
