@@ -93,10 +93,10 @@ def draw_bars(wishes: Wishes, scores: dict[str, Any], paper: dict[str, float]) -
     ends = [*paper.values(), *map(max, values[len(paper) :], means)]
     for place, (value, end) in enumerate(zip(values, ends, strict=True)):
         axes.text(end + 0.25, place, f"{value:.1f}", fontsize=5.5, va="center")
-    axes.plot(means, list(scores), "|", color=ORANGE, ms=6, mew=1.2, label="mean, ours")
+    axes.plot(means, list(scores), "|", color=ORANGE, ms=6, mew=1.2, label="mean")
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=5.5)
-    axes.set_xlabel("geometric mean of errors (%): bars and numbers")
+    axes.set_xlabel("geometric mean of errors (%)")
     axes.legend(loc="lower right")
     axes.grid(visible=False, axis="y")
     wishes.save(figure, "kernel_table.png")

@@ -38,7 +38,7 @@ def main() -> None:
     }
     axes[0].set(title="weak scaling: batch grows with GPUs", ylabel="tokens/s a GPU")
     axes[0].set_ylim(0, None)
-    axes[1].set(title="strong scaling: the batch stays", ylabel="tokens/s", yscale="log")
+    axes[1].set(title="strong scaling: 2,048 sequences", ylabel="tokens/s", yscale="log")
     wishes.save(figure, "scaling.png")
     wishes.write_results(results)
 
@@ -60,7 +60,7 @@ def draw_curves(axes: Any, wishes: Wishes, curves: dict[str, Any]) -> dict[str, 
             tokens_per_s = batch * curve["sequence"] / (answer.iteration_ns / 1e9)
             line[ranks] = tokens_per_s / (ranks if is_weak else 1)
         style = {"color": COLOURS[number], "marker": MARKERS[number]}
-        axes.plot(line.keys(), line.values(), label=name, **style)
+        axes.plot(line.keys(), line.values(), label=name.partition(",")[0], **style)
         if "batch" in curve:
             first = next(iter(line))
             ideal = [line[first] * ranks / first for ranks in line]
@@ -68,7 +68,7 @@ def draw_curves(axes: Any, wishes: Wishes, curves: dict[str, Any]) -> dict[str, 
         found[name] = line
     axes.set(xscale="log", xlabel="GPUs")
     plain_ticks(axes.xaxis, [8, 64, 512, 4096, 16384])
-    axes.legend(loc="lower right" if "batch" in curve else "center left")
+    axes.legend(loc="upper left" if "batch" in curve else "center left")
     return found
 
 
