@@ -68,6 +68,14 @@ def test_a_sweep_comes_on_top_of_the_changes():
     assert [step.outcome.iteration_ns for step in answer.sweep.steps] == [630, 690]
 
 
+def test_what_was_touched_is_a_share_of_the_time_of_all_ranks():
+    answer = answer_changes(
+        Question(training_job(), ISOLATED), changes("scale:match=gemm,factor=0.5")
+    )
+    # Products take 100 + 200 + 100 of the 690 ns of each of two ranks.
+    assert answer.steps[0].share == pytest.approx(400 / 690)
+
+
 @pytest.mark.parametrize(("sweep", "share"), [(None, 1 / 2), ("compress:ratio=0.5..1", 1 / 3)])
 def test_the_job_each_change_and_the_sweep_are_equal_pieces_of_the_work(sweep, share):
     told = []
