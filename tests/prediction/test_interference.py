@@ -397,6 +397,45 @@ def test_nothing_is_replayed_where_nothing_can_interfere():
         assert settle_interference(run, folded).rounds == 0
     unlinked = two_collectives(NO_LINK, NO_LINK)
     assert settle_interference(run, unlinked).rounds == 0
+    # Collectives on one lane never overlap.
+    sketch = JobSketch()
+    for _ in range(2):
+        sketch.rank(wire=LaneKind.COMMUNICATION).meet("reduce", "wire", 600)
+    sketch.group(0, 1)
+    assert settle_interference(run, price(*sketch.build(), use={"reduce": NIC})).rounds == 0
+
+
+def test_what_a_collective_loses_is_not_lost_by_the_next_of_its_group():
+    sketch = JobSketch()
+    for _ in range(2):
+        rank = sketch.rank(
+            gpu=LaneKind.COMPUTE, one=LaneKind.COMMUNICATION, two=LaneKind.COMMUNICATION
+        )
+        rank.meet("first", "one", 1000, slot=0)
+        rank.meet("second", "two", 1000, slot=1)
+        rank.meet("third", "one", 1000, slot=0, after=["second"])
+        rank.meet("fourth", "one", 1000, slot=0)
+        rank.task("after", "gpu", 0, after=["fourth"])
+        rank.meet("barrier", "two", 0, slot=1, after=["after"])
+    sketch.group(0, 1, slot=0, name="first group")
+    sketch.group(0, 1, slot=1, name="second group")
+    use = dict.fromkeys(("first", "second", "third", "fourth"), NIC)
+    times = settled_ns(price(*sketch.build(), use=use))
+    assert times["0/first"] == times["1/second"] == pytest.approx(2000, rel=1e-3)
+    assert times["0/third"] == times["1/fourth"] == 1000
+
+
+def test_a_lane_of_one_kernel_is_slowed_too():
+    # 600 ns at half pace do 300 of its 1000.
+    sketch = JobSketch()
+    for _ in range(2):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
+        rank.task("work", "gpu", 1000)
+        rank.meet("reduce", "wire", 600)
+        rank.meet("barrier", "wire", 0, after=["work"])
+    sketch.group(0, 1)
+    times = settled_ns(price(*sketch.build(), slowed=slowdowns(moving=2.0)))
+    assert times["0/work"] == times["1/work"] == 1300
 
 
 def test_who_moves_bytes_outweighs_who_waits():

@@ -21,6 +21,7 @@ from perfmodel.graph.storage import save_job
 from perfmodel.prediction import question as asking
 from perfmodel.prediction.answer import Part, Prediction
 from perfmodel.prediction.answering import (
+    NO_DOUBT,
     _distrust,
     _recorded_interval,
     answer,
@@ -107,6 +108,8 @@ def test_a_single_step_is_the_longest_pass_of_a_rank_but_for_where_the_recording
     assert notes(step_ends=((4, 9),)).step_moments_ns(JOB, START, END) == [2, 200]
     # Without their first tasks: 10 to 180, and 22 to 200 if two are left out.
     assert notes(((4, 9),), starts=(0, 5, 6)).step_moments_ns(JOB, START, END) == [22, 200]
+    # The rank that ends last is not the one that takes longest: 133 to 200, and 0 to 180.
+    assert notes(((4, 9),), starts=range(5, 9)).step_moments_ns(JOB, START, END) == [0, 180]
     assert notes(starts=(0, 5)).span_ns(JOB, START, END) == 189
     assert notes(starts=range(5)).span_ns(JOB, START, END) == 198
 
@@ -193,6 +196,10 @@ def test_a_question_is_explained_if_it_asks_for_that_or_is_answered_in_full():
     question = Question(JOB, Asked(samples=0, is_explained=False))
     found = answer(question, executor=EXECUTOR)
     assert found.yardsticks is None
+    # Without samples nobody asked for an interval; with them, stated durations have none.
+    assert NO_DOUBT not in found.assumptions
+    drawn = answer(Question(JOB, Asked(samples=2, is_explained=False)), executor=EXECUTOR)
+    assert NO_DOUBT in drawn.assumptions
     full = answer_in_full(question, executor=EXECUTOR)
     assert full.iteration_ns == found.iteration_ns
     evidence = full.evidence
