@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.base.errors import ScenarioError
@@ -113,6 +115,16 @@ def test_a_job_of_shapes_needs_a_machine(tmp_path):
     scenario = JobScenario(str(tmp_path / "job"), "dgx_h100")
     stated = prepare_changes(open_job(scenario))
     assert answered(stated).iteration_ns == answered(job_question(scenario)).iteration_ns
+
+
+@pytest.mark.parametrize("named", ["", "pytorch_eager"])
+@pytest.mark.parametrize("stack", ["torch_compile", "pytorch_eager"])
+def test_eager_code_is_compiled_where_the_stack_that_is_asked_for_does(tmp_path, named, stack):
+    job = build_job(load_workload("dlrm_mlperf"), rank_count=2, ranks_per_host=2)
+    save_job(replace(job, facts=replace(job.facts, stack=named)), tmp_path / "job")
+    asked = open_job(JobScenario(str(tmp_path / "job"), "dgx_h100", stack=stack))
+    is_compiled = asked.job.task_count < job.task_count
+    assert is_compiled is (bool(named) and stack == "torch_compile")
 
 
 def test_a_fault_names_the_change_as_it_was_typed():
