@@ -70,6 +70,7 @@ def test_replays_end_when_the_next_bound_is_not_below_the_best_time():
     assert replay(bounds, [51] * len(bounds)) == ([1, count, count], True)
     assert replay(bounds, [99] * len(bounds)) == ([1, count, count, 1], True)
     # As many as are to be shown are replayed in any case.
+    assert replay(bounds, [50] * len(bounds), top=count + 1) == ([1, count], True)
     assert replay(bounds, [50] * len(bounds), top=count + 2) == ([1, count, count], True)
 
 
