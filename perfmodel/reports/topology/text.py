@@ -149,8 +149,9 @@ def _fabric_line(topology: Topology, fabric: Fabric) -> str:
     gbit = fabric.nic_bandwidth_bytes_per_s * 8 / 1e9 / fabric.nic_lanes
     lanes = f"{fabric.nic_lanes} x " if fabric.nic_lanes > 1 else ""
     kind = "rail-optimised" if fabric.kind is FabricKind.RAIL_OPTIMISED else "flat"
+    nics = "1 NIC" if topology.nics_per_host == 1 else f"{topology.nics_per_host} NICs"
     return (
-        f"{topology.nics_per_host} NICs of {lanes}{gbit:g} Gbit/s, {kind}, "
+        f"{nics} of {lanes}{gbit:g} Gbit/s, {kind}, "
         f"{fabric.hosts_per_leaf} hosts a leaf, spine {fabric.oversubscription:g} to 1"
     )
 
