@@ -15,7 +15,7 @@ from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.layouts.search import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
-from perfmodel.prediction.answer import Answer, Interval, Part, Prediction
+from perfmodel.prediction.answer import Answer, Part, Prediction
 from perfmodel.prediction.changing import WhatIf
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import JobScenario

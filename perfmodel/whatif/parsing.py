@@ -1,7 +1,8 @@
 """Parsing: transformations as people type them, `scale:match=gemm,factor=0.5`.
 
-A value without a key in front, `machine:dgx_h100`, is that of the first parameter. A parameter is called as its field, without the unit that ends the name: the
-field `to_ns` is typed `to=20.5ms`, and `size_bytes` is typed `size=25MB`.
+A value without a key in front, `machine:dgx_h100`, is that of the first parameter. A parameter is
+called as its field, without the unit that ends the name: the field `to_ns` is typed `to=20.5ms`,
+and `size_bytes` is typed `size=25MB`.
 """
 
 from __future__ import annotations
