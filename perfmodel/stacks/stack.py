@@ -247,8 +247,8 @@ class TableHandling:
     gradients in place, other optimizers take *sorted_kernel*. Every rank spends *key_ns* on every
     key of the whole batch before it is looked up. With *updates_all_rows* every rank passes over
     all rows of all tables and their optimizer state, not only over those of the batch. Where a
-    workload does not say, *sharder* places tables and keys have *key_dtype*. A rank that *has_all_keys*
-    of the batch from its own reader is sent none. Before its keys travel it makes
+    workload does not say, *sharder* places tables and keys have *key_dtype*. A rank that
+    *has_all_keys* of the batch from its own reader is sent none. Before its keys travel it makes
     *key_traffic_bytes* of memory traffic for each, and moves the vectors that it receives, and
     their gradients, *vector_passes* times more.
     """
