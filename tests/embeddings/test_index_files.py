@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from embeddings import index_files
 from embeddings.index_data import build_index_data
 from embeddings.index_files import load_index_data
 from embeddings.statistics import describe_data
@@ -75,6 +76,13 @@ def test_what_is_no_file_of_indices_is_refused(tmp_path, name):
     (tmp_path / "empty.npz").write_bytes(b"")
     with pytest.raises(InputError):
         load_index_data(tmp_path / name)
+
+
+def test_a_small_archive_that_unpacks_to_very_much_is_refused_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_files, "_SMALL_BYTES", 2**16)
+    np.savez_compressed(tmp_path / "x.npz", indices=np.zeros(2**17, np.int64), lengths=[[2**17]])
+    with pytest.raises(InputError, match=r"x.npz: unpacks to 1 MiB, more than is read from"):
+        load_index_data(tmp_path / "x.npz")
 
 
 def test_a_table_takes_over_pooling_and_distribution_but_not_indices_beyond_its_rows():
