@@ -81,8 +81,6 @@ class Tuner:
         if kind in _PAIRWISE:
             slices = sizes / (self.wiring.rank_count if kind is CollectiveKind.ALL_TO_ALL else 1)
             return candidates, (slices <= self.pair_ll_bytes).astype(np.int64)
-        if len(candidates) == 1:
-            return candidates, np.zeros(len(sizes), dtype=np.int64)
         estimates = np.stack([self._estimate_ns(kind, choice, sizes) for choice in candidates])
         return candidates, np.argmin(estimates, axis=0)
 
