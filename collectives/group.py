@@ -43,9 +43,7 @@ class GroupShape:
 def group_shape(ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster) -> GroupShape:
     """The pattern of *ranks* on *cluster*: equal for groups that are translations of each other."""
     members = _checked_ranks(ranks, cluster)
-    block, seat = np.divmod(members, cluster.ranks_per_block)
-    host = block // cluster.blocks_per_host
-    gpu = block % cluster.blocks_per_host * cluster.gpus_per_block + seat
+    host, gpu = cluster.seats_of(members)
     order = np.argsort(host, kind="stable")
     hosts, starts = np.unique(host[order], return_index=True)
     words = []

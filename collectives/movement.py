@@ -101,7 +101,7 @@ def _tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
         local_bytes=sizes / wiring.rank_count,
         nic_bytes=sizes * nic_share,
         chunk_bytes=sizes / wiring.rank_count,
-        message_bytes=sizes * 1.0,
+        message_bytes=sizes,
     )
 
 
@@ -110,7 +110,7 @@ def _nvls(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
     return Movement(
         host_hops=0,
         net_hops=0,
-        gpu_bytes=sizes * 1.0,
+        gpu_bytes=sizes,
         local_bytes=sizes * 0.0,
         nic_bytes=sizes * 0.0,
         chunk_bytes=sizes / wiring.rank_count,
@@ -124,11 +124,11 @@ def _nvls_tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Move
     return Movement(
         host_hops=0,
         net_hops=2 * math.log2(hosts),
-        gpu_bytes=sizes * 1.0,
+        gpu_bytes=sizes,
         local_bytes=sizes * 0.0,
         nic_bytes=sizes * (1.0 if hosts == 2 else 2.0),
         chunk_bytes=sizes / wiring.rank_count,
-        message_bytes=sizes * 1.0,
+        message_bytes=sizes,
     )
 
 
@@ -157,8 +157,8 @@ def _pairwise(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Moveme
             gpu_bytes=sizes * float(outside == 0),
             local_bytes=sizes * 0.0,
             nic_bytes=sizes * float(outside),
-            chunk_bytes=sizes * 1.0,
-            message_bytes=sizes * 1.0,
+            chunk_bytes=sizes,
+            message_bytes=sizes,
             peers=1 - outside,
             net_peers=outside,
         )

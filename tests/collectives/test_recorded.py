@@ -28,7 +28,7 @@ from perfmodel.base.dtypes import DType
 from tests import recorded
 from tests.collectives.machines import build_host
 from tests.recorded import plain
-from topologies import build_cluster
+from topologies import build_cluster, load_topology
 
 SIZES = np.array([40_960.0, 3e9])
 MACHINES = {
@@ -73,6 +73,8 @@ def _iter_wirings():
             cluster = build_cluster(topology, hosts=hosts)
             ranks = list(members(topology.gpus_per_host))
             yield f"{machine}, {group}", cluster, ranks
+    # Five GPUs of the hybrid cube mesh hold no ring: a chain.
+    yield "chain", build_cluster(load_topology("dgx1_v100"), hosts=2), [0, 1, 2, 3, 4, 8, 9]
     # Five trays of two GPUs: one rack of four, and a tray of the next.
     racks = build_cluster(build_host(gpus=8, nics=4, trays=4), hosts=5)
     yield "racks, all of five trays", racks, list(range(10))
