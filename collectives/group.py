@@ -177,7 +177,7 @@ def _host_wiring(gpus: tuple[int, ...], machine: _ByIdentity) -> _HostWires:
         (pack_rings(capacities), False),
         (chain_bandwidth(capacities) if _is_nvlink_only(gpus, topology) else 0.0, True),
     ):
-        if bandwidth > 0:
+        if bandwidth:
             pair, link = _pair_bandwidth(gpus, topology)
             lane = _lane_bandwidth(topology) if is_chain else bandwidth
             return _HostWires(gpus, HostLinkClass.NVLINK_MESH, lane, pair, link, is_chain)

@@ -108,8 +108,6 @@ def price_uneven(
 
 def _movement_of(load: RankLoad, wiring: Wiring) -> Movement:
     return Movement(
-        host_hops=int(wiring.ranks_per_host > 1),
-        net_hops=int(wiring.host_count > 1),
         gpu_bytes=load.inside_bytes,
         local_bytes=load.local_bytes,
         nic_bytes=load.nic_bytes * max(wiring.nic_count, 1),

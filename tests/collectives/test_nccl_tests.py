@@ -112,6 +112,9 @@ def test_json_counts_every_process_and_takes_what_was_timed(tmp_path):
     [
         (HEADING + ranks(8) + COLUMNS + LINES, RunPlace(), "--topology NAME"),
         (HEADING + COLUMNS + LINES, PLACE, "does not list its ranks"),
+        (HEADING + COLUMNS + LINES, RunPlace("dgx_a100", hosts=2), "does not list its ranks"),
+        ('{"args": [], "config": {}, "results": []}', PLACE, "does not say which collective"),
+        ('{"args": 7, "config": {}, "results": []}', PLACE, "does not say which collective"),
         (HEADING + ranks(8) + COLUMNS, PLACE, "no line with a size"),
         ('{"answer": 42}', PLACE, "not of nccl-tests"),
         ("{", PLACE, "not valid JSON"),

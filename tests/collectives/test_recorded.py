@@ -47,6 +47,7 @@ GROUPS = {
     "all of nine": (9, lambda n: range(9 * n)),
     "one each of six": (6, lambda n: range(1, 6 * n, n)),
     "pair": (1, lambda n: (0, n - 1)),
+    "pair apart": (2, lambda n: (0, n)),
     "three": (1, lambda n: range(min(3, n))),
     "two each of three": (3, lambda n: sorted([*range(0, 3 * n, n), *range(1, 3 * n, n)])),
 }
@@ -198,7 +199,7 @@ OLD = CollectiveSoftware(nccl_version=(2, 23, 4))
 def _priced(cluster: Any, ranks: Any) -> list[Any]:
     """What calls cost, with constants of our own."""
     kinds = [kind for kind in CollectiveKind if kind is not CollectiveKind.SEND_RECV]
-    calls = [Collective(kind, size) for kind in kinds for size in (0, 512, 1_000_000, 10**9)]
+    calls = [Collective(kind, size) for kind in kinds for size in (0, 1_000_000, 10**9)]
     calls.append(Collective(CollectiveKind.REDUCE_SCATTER, 10**6, DType.INT8))
     calls.append(Collective(CollectiveKind.ALL_REDUCE, 10**6, is_queued=True))
     if len(ranks) <= 8:

@@ -76,6 +76,10 @@ def test_eight_gpus_are_packed_and_not_bounded():
     wires = [[1.0 if a != b and a // 4 == b // 4 else 0.0 for b in range(8)] for a in range(8)]
     wires[0][4] = wires[4][0] = 1.0
     assert pack_rings(square(wires)) == 0
+    # Nine would take too long: three more each way round, and so it is bounded.
+    nine = [[*row, 0.0] for row in wires] + [[0.0] * 9]
+    nine[8][7] = nine[7][8] = 2.0
+    assert pack_rings(square(nine)) == 2
 
 
 @pytest.mark.parametrize(
