@@ -59,12 +59,13 @@ def test_a_rhythm_is_not_accepted_while_a_lane_is_slower():
     assert found.period_ns.tolist() == [15]
 
 
-def every_fifth_waits():
-    """A task of 1 ns that starts 100 ns after its end five iterations before, at the earliest."""
+def stepping(*waits: tuple[int, int]):
+    """A task of 1 ns that starts so long after its end so many iterations before."""
     sketch = JobSketch()
     rank = sketch.rank(gpu=LaneKind.COMPUTE)
     task = rank.task("step", "gpu", 1)
-    rank.builder.add_dependency(task, Dependency(task, lag_ns=100, distance=5))
+    for distance, lag_ns in waits:
+        rank.builder.add_dependency(task, Dependency(task, lag_ns=lag_ns, distance=distance))
     return sketch.build()
 
 
@@ -220,13 +221,23 @@ def test_ranks_of_two_kinds_take_as_long_condensed_as_replayed(ten):
                 )
 
 
-def test_a_rhythm_that_is_too_long_to_show_is_averaged_over_half_of_the_iterations():
-    job, durations = every_fifth_waits()
+@pytest.mark.parametrize(
+    ("waits", "iterations", "cyclicity", "period_ns"),
+    [
+        # Steps of 39, 60, 1 and 1 ns: 101 / 4.
+        (((3, 40), (4, 100)), 12, 4, 25),
+        # Steps of 1, 10, 30, 1 and 59 ns, too long a rhythm: iteration k ends at 101 (k // 5) and
+        # 1, 2, 12, 42 or 43, the last of 96 at 1,920 and the 48th at 921: 999 / 48.
+        (((2, 10), (3, 40), (5, 100)), 96, 0, 21),
+    ],
+)
+def test_rhythms_of_four_show_and_longer_ones_are_averaged(waits, iterations, cyclicity, period_ns):
+    job, durations = stepping(*waits)
     found, wanted = evaluate(job, durations), find_period(run, job, durations)
-    # Iteration k ends at 101 (k // 5) + k % 5 + 1: the last of 96 at 1,920, the 48th at 912.
-    assert (found.isolated_ns[0], found.period_ns[0]) == (1, (1_920 - 912) // 48)
-    assert (found.iterations[0], found.cyclicity[0]) == (96, 0)
-    assert (wanted.period_ns[0], wanted.cyclicity, wanted.is_settled) == (21, 48, False)
+    assert (found.isolated_ns[0], found.period_ns[0]) == (1, period_ns)
+    assert (found.iterations[0], found.cyclicity[0]) == (iterations, cyclicity)
+    assert wanted.period_ns.tolist() == [period_ns]
+    assert (wanted.cyclicity, wanted.is_settled) == (cyclicity or 48, cyclicity > 0)
 
 
 def test_tasks_that_are_kept_are_ready_and_end_as_in_a_replay():
@@ -263,7 +274,8 @@ def chain(*, lag_ns: int):
 
 def test_what_is_folded_becomes_a_lag_between_what_is_kept():
     found = chain(lag_ns=0)
-    assert found.tasks == (0, 2, 3, 4)
+    # Who waits for a task follows it at once.
+    assert found.tasks == (0, 4, 2, 3)
     assert found.lane_ends == (3, 4)
     end, start = Anchor.END, Anchor.START
 

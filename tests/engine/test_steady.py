@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel.engine.replay import replay
+from perfmodel.engine.replay import Replay, replay
 from perfmodel.engine.steady import (
     find_period,
     is_repeated,
@@ -83,3 +83,33 @@ def test_the_mean_is_over_the_second_half_of_the_iterations():
     assert mean_of_second_half_ns(ends_ns[:1]).tolist() == [10.0]
     # Of three it is the last one: 60 - 30.
     assert mean_of_second_half_ns(ends_ns[:3]).tolist() == [30.0]
+
+
+def in_steps_of(*steps_ns):
+    """A replay in which iterations take so long, in turn."""
+
+    def made(job, durations, iterations):
+        ends_ns = np.cumsum(np.resize(steps_ns, iterations))
+        return Replay((), ends_ns.astype(np.int64).reshape(-1, 1, 1))
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("steps_ns", "iterations", "cyclicity", "period_ns"),
+    [
+        ((7,), 6, 1, 7),
+        ((7, 4), 6, 2, 6),
+        ((1, 5, 2), 12, 3, 3),
+        ((1, 5, 2, 9), 12, 4, 4),
+        # Beyond four at a time it is the mean of 48: nine times 21, and 9 + 4 + 1.
+        ((1, 5, 2, 9, 4), 96, 48, 4),
+    ],
+)
+def test_rhythms_of_up_to_four_iterations_are_found(steps_ns, iterations, cyclicity, period_ns):
+    sketch = JobSketch()
+    sketch.rank(gpu=LaneKind.COMPUTE).task("step", "gpu", 1)
+    steady = find_period(in_steps_of(*steps_ns), *sketch.build())
+    assert steady.replay.iteration_count == iterations
+    assert (steady.cyclicity, steady.is_settled) == (cyclicity, len(steps_ns) < 5)
+    assert steady.period_ns.tolist() == [period_ns]
