@@ -121,7 +121,8 @@ def lone_block():
     sketch.group(0, 1)
     job, durations = sketch.build()
     part = take_part(job, range(1))
-    return Block(build_layout(part.job, part.external), take_durations(job, durations, range(1)))
+    layout, own = build_layout(part.job, part.external), take_durations(job, durations, range(1))
+    return Block(layout, own, kept_iterations=1)
 
 
 # Lanes are walked in their order: tasks 0-1 on the first, then 2-4, 5-7 and 8-10.

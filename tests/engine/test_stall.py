@@ -120,8 +120,8 @@ def test_tasks_that_wait_for_each_other_are_told_first_as_a_ring():
         "cycle on rank 1: task 2 'meet' on lane 'gpu' waits for task 4 'launch'.",
         "cycle on rank 1: task 4 'launch' on lane 'host' waits for task 2 'meet'.",
         (
-            "rank 0 wait in 'meet' (#0 of group 'all') for rank 1: on lane 'gpu', rank 1 is held at "
-            "'meet', which waits for 'launch'."
+            "rank 0 wait in 'meet' (#0 of group 'all') for rank 1: on lane 'gpu', rank 1 is held "
+            "at 'meet', which waits for 'launch'."
         ),
     ]
 
@@ -132,7 +132,7 @@ def test_a_task_that_waits_for_one_that_is_only_late_is_no_ring():
     lines = said(job, [0, 1, 1, 3])
     assert lines == [
         (
-            "rank 0 wait in 'meet' (#0 of group 'all') for rank 1: on lane 'gpu', rank 1 is held in "
-            "'before'. The order of collectives differs between these ranks."
+            "rank 0 wait in 'meet' (#0 of group 'all') for rank 1: on lane 'gpu', rank 1 is held "
+            "in 'before'. The order of collectives differs between these ranks."
         )
     ]

@@ -54,6 +54,8 @@ def test_two_cycles_in_a_row_must_take_the_same_time_step_by_step():
     assert not is_repeated(turned, 5, lanes_ns, rows, 2)
     # Four iterations cannot show two cycles of two.
     assert not is_repeated(repeated, 4, lanes_ns, rows, 2)
+    # Nor is what stands behind them looked at.
+    assert not is_repeated(np.array([0, 10, 30, 40, -20]), 4, lanes_ns, rows, 2)
 
 
 def test_every_vector_must_repeat_itself():
