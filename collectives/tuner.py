@@ -128,7 +128,7 @@ class Tuner:
     def _estimate_ns(self, kind: CollectiveKind, choice: Choice, sizes: FloatArray) -> FloatArray:
         algorithm, protocol = choice
         latency = self._latency_ns(kind, algorithm, protocol)
-        bandwidth = self._bandwidth(kind, algorithm, protocol)
+        bandwidth: float | FloatArray = self._bandwidth(kind, algorithm, protocol)
         if algorithm is CollectiveAlgorithm.TREE:
             steps = np.log2(np.maximum(sizes, 64.0) / 64.0).astype(np.int64)
             correction = np.array([*self.constants.tree_correction[protocol], 1.0])

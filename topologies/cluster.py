@@ -120,14 +120,6 @@ class Cluster:
             + _on_host(enter.links, host_b)
         )
 
-    def shares_leaf(self, seat_a: Seat, seat_b: Seat) -> bool:
-        """Whether the NICs of two seats (host and GPU) are plugged into one leaf switch."""
-        fabric = self._fabric()
-        leaf_a, leaf_b = (
-            fabric.leaf_of(host=host, nic=self._nic(gpu)) for host, gpu in (seat_a, seat_b)
-        )
-        return leaf_a == leaf_b
-
     def links_between(self, rank_a: int, rank_b: int) -> tuple[Link, ...]:
         """The links of the route from *rank_a* to *rank_b*."""
         return self.route(rank_a, rank_b).links

@@ -29,7 +29,7 @@ from perfmodel.reports.document import to_document
 from perfmodel.reports.pages import answers, plans
 from perfmodel.reports.pages.page import Grid, Headline, Page, Section
 from perfmodel.reports.pages.prediction import build_page
-from perfmodel.reports.pictures import save_picture
+from perfmodel.reports.pictures import as_written, save_picture
 from perfmodel.reports.rank.document import to_ranking_document, to_ranking_rows
 from perfmodel.reports.rank.page import draw_ranking
 from perfmodel.reports.rank.table import format_ranks
@@ -170,8 +170,7 @@ def _draw_bars(rows: Sequence[tuple[str, float]], label: str) -> Figure:
     figure = Figure(figsize=(8, 1.4 + 0.4 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
-    # A dollar sign in a name would be read as mathematics.
-    names = [name.replace("$", r"\$") for name, _ in rows]
+    names = [as_written(name) for name, _ in rows]
     axis.barh(range(len(rows)), [value for _, value in rows], color="#3b74c4")
     axis.set_yticks(range(len(rows)), names, fontsize=8)
     axis.invert_yaxis()

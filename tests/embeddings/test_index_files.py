@@ -80,6 +80,13 @@ def test_what_is_no_file_of_indices_is_refused(tmp_path, name):
         load_index_data(tmp_path / name)
 
 
+def test_a_small_archive_that_unpacks_to_very_much_is_refused_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_files, "_SMALL_BYTES", 2**16)
+    np.savez_compressed(tmp_path / "x.npz", indices=np.zeros(2**17, np.int64), lengths=[[2**17]])
+    with pytest.raises(InputError, match=r"x.npz: unpacks to 1 MiB, more than is read from"):
+        load_index_data(tmp_path / "x.npz")
+
+
 def test_a_table_takes_over_pooling_and_distribution_but_not_indices_beyond_its_rows():
     data = build_index_data("here", indices=INDICES, lengths=LENGTHS)
     table = data.describe_table(EmbeddingTable("t", 6, 4), 1)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -78,3 +79,9 @@ def test_routes_get_the_words_of_nvidia_smi():
     assert route_word(pcie.gpu_route(0, 1)) == "PIX"
     assert route_word(pcie.gpu_route(0, 2)) == "PHB"
     assert route_word(pcie.gpu_route(0, 7)) == "SYS"
+
+
+def test_dollar_signs_in_a_name_are_no_mathematics(tmp_path):
+    topology = replace(load_topology("quad_a100"), name="a$_{^$", description="costs $1 and $_{^")
+    write_picture(topology, tmp_path / "a.svg")
+    assert "a$_{^$" in (tmp_path / "a.svg").read_text()

@@ -31,7 +31,6 @@ FEWEST_INSIDE_PCT = 80.0
 """Of a 90 % interval: fewer rows inside are no luck of the draw."""
 MOST_RANKS, MOST_TABLES = 32, 60
 SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
-LEGEND = Legend(list(PART_COLOURS.values()))
 INTERVAL_NOTE = "The thin line is the 90 % interval."
 
 

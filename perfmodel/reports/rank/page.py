@@ -12,6 +12,7 @@ from perfmodel.base.units import NS_PER_MS
 from perfmodel.base.writing import write_file, write_output
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import Ranking
+from perfmodel.reports.pictures import as_written
 from perfmodel.reports.rank.document import to_ranking_csv, to_ranking_json
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def draw_ranking(ranking: Ranking) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    names = [plan.plan.name for plan in ranking.plans]
+    names = [as_written(plan.plan.name) for plan in ranking.plans]
     figure = Figure(figsize=(11, 0.42 * len(names) + 1.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
