@@ -173,7 +173,7 @@ def _parse_json(text: str, document: str) -> _Run:
         kind=_kind_in(program),
         hosts=len({str(one.get("hostname")) for one in devices}),
         ranks=len(devices) * each,
-        version=_dotted(_count(content.get("nccl_version"), 0)),
+        version=_dotted(_count(content.get("nccl_version"))),
         rows=[row for one in results if isinstance(one, dict) for row in _json_row(one)],
     )
 
