@@ -95,9 +95,9 @@ if TYPE_CHECKING:
     from perfmodel.reports.collective import CollectiveAnswer as CollectiveAnswer
     from perfmodel.reports.collective import SizeSweep as SizeSweep
     from perfmodel.reports.kernel import KernelAnswer as KernelAnswer
-    from perfmodel.stacks.stack import SoftwareStack as SoftwareStack
     from perfmodel.stacks.profiles import list_stacks as list_stacks
     from perfmodel.stacks.profiles import load_stack as load_stack
+    from perfmodel.stacks.stack import SoftwareStack as SoftwareStack
     from perfmodel.validation.fits import FitBoard as FitBoard
     from perfmodel.validation.scoreboard import Scoreboard as Scoreboard
     from perfmodel.workloads import build_job as build_job
