@@ -23,7 +23,7 @@ from perfmodel.base.reading import quote
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 """Updates that are fused into the backward pass."""
-KERNELS = ("fbgemm", "fbgemm_2022", "table_batched")
+KERNELS = ("fbgemm", "fbgemm_2022", "two_step", "table_batched")
 """Implementations of the fused kernel."""
 MOST_TABLES, MOST_ROWS, MOST_WIDTH, MOST_LOOKUPS = 2**16, 10**12, 2**24, 1e9
 """Far above what anybody trains; beyond them products of sizes overflow."""
@@ -35,9 +35,11 @@ class Lookup:
 
     *optimizer* is the update fused into the backward pass. *kernel* is `fbgemm`,
     which sorts the indices for it and splits rows with many updates over
-    blocks, `fbgemm_2022`, which gave every such row a block of its own, or
+    blocks, `fbgemm_2022`, which gave every such row a block of its own, `two_step`,
+    which sums the gradients of a row in one kernel and updates it in the next, or
     their predecessor `table_batched`, which sorts nothing. A lookup that
     *is_repeated* with the same indices, as benchmarks do, finds in the cache what fits.
+    Gradients of pooled vectors arrive in *gradient_dtype*.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -45,6 +47,7 @@ class Lookup:
     optimizer: str = "sgd"
     kernel: str = "fbgemm"
     is_repeated: bool = False
+    gradient_dtype: DType = DType.FP32
 
     def __post_init__(self) -> None:
         for what, word, known in (

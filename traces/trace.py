@@ -6,7 +6,7 @@ rows of one rank may be skewed against each other, and ranks against each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -124,10 +124,6 @@ class Trace:
             return {}
         detail: dict[str, Any] = orjson.loads(self.details[number])
         return detail
-
-    def with_rank(self, rank: int, *, world_size: int) -> Trace:
-        """The same recording under another *rank*."""
-        return replace(self, rank=rank, world_size=world_size)
 
     @property
     def span_ns(self) -> int:

@@ -153,7 +153,7 @@ def embedding(
     ] = 0.0,
     optimizer: Annotated[str, typer.Option(help="sgd, adagrad, rowwise_adagrad, adam.")] = "sgd",
     kernel_word: Annotated[
-        str, typer.Option("--kernel", help="fbgemm, fbgemm_2022, table_batched.")
+        str, typer.Option("--kernel", help="fbgemm, fbgemm_2022, two_step, table_batched.")
     ] = "fbgemm",
     is_warm: Annotated[
         bool, typer.Option("--warm/--cold", help="Repeated, so that the L2 holds what fits.")

@@ -69,16 +69,6 @@ class PricedJob:
             link_use=self.link_use[rows],
         )
 
-    def provenance_ns(self, rank: int) -> dict[Provenance, int]:
-        """Total duration of the tasks of *rank* by how it is known, waits left out."""
-        rows = self.rows_of_rank(rank)
-        totals = np.bincount(
-            self.provenance[rows],
-            weights=self.durations.values_ns[rows, 0],
-            minlength=len(Provenance),
-        )
-        return {kind: round(totals[kind]) for kind in Provenance if totals[kind] > 0}
-
     def sample(self, count: int, *, seed: int) -> DurationTable:
         """*count* duration vectors that the uncertainties allow."""
         # Few tasks differ in what decides their factors.

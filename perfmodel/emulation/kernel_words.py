@@ -72,11 +72,6 @@ WORDS: dict[str, str] = {
 }
 """Operator, without namespace, overload and underscore of writing in place -> word."""
 
-POINTWISE = frozenset({*_UNARY, *_BINARY, "relu", "threshold_backward", "gelu", "gelu_backward",
-                       "silu", "tanh", "pow", "native_dropout", "native_dropout_backward", "copy",
-                       "cast", "zero", "fill", "clone"})  # fmt: skip
-"""Operators that a compiler joins with their neighbours."""
-
 GATHERING = frozenset({"index_select", "gather", "index", "take", "nll_loss_forward",
                        "nll_loss2d_forward"})  # fmt: skip
 """Operators that read as much of their source as they write."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -91,8 +90,3 @@ def from_bytes(content: bytes) -> RankRecord:
         )
     }  # fmt: skip
     return RankRecord(groups=groups, calls=calls, **tuples, **words)
-
-
-def read_record(path: Path) -> RankRecord:
-    """The record in the file *path*."""
-    return from_bytes(path.read_bytes())

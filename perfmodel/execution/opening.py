@@ -160,8 +160,8 @@ def _open_ray(place: Place) -> Iterator[Executor]:
     with environment(QUIET):
         # Ray looks when it is imported, so this comes before.
         # Imported here: it takes half a second, and most questions never need it.
-        from perfmodel.execution.ray_cluster import open_cluster
         from perfmodel.execution.ray_executor import RayExecutor
+        from perfmodel.execution.ray_joining import open_cluster
 
         with open_cluster(workers=place.workers, address=place.address) as cluster:
             executor = RayExecutor(cluster, on_round=place.on_round)

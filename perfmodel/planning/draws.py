@@ -22,7 +22,7 @@ from perfmodel.planning.plan_costs import Floats
 POISSON = 1.0
 """Deviation of a bag over the square root of its mean where a table does not state one."""
 _STEP = 1.02
-_DISTINCT = (Term.READ_BYTES, Term.UPDATE_BYTES, Term.SHORT_CACHE_BYTES)
+_DISTINCT = (Term.READ_BYTES, Term.UPDATE_BYTES, Term.SHORT_CACHE_BYTES, Term.SUMMED_BYTES)
 """Terms that grow with the different rows of a batch."""
 
 

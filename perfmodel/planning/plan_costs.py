@@ -30,6 +30,7 @@ from perfmodel.planning.placements import Int64s, RankLoads
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
 from perfmodel.workloads.dlrm.job import local_batch
+from perfmodel.workloads.dlrm.sparse import arriving_dtype
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.kernels import cast, elementwise
 from topologies import Cluster
@@ -80,6 +81,7 @@ class PlanPricer:
         self._samples = local_batch(spec, rank_count=cluster.rank_count)
         self._lookups = LookupPricer(cluster.device)
         self._kernel = stack.tables.kernel_for(spec.embedding.optimizer)
+        self._gradient_dtype = arriving_dtype(spec, stack)
         architecture = cluster.device.architecture.value
         self._lookup_ratio = stack.time_ratio("embedding", architecture)
         self._exchange = ExchangePricer(
@@ -94,8 +96,7 @@ class PlanPricer:
         out = np.zeros((plans, len(CHANGING), ranks))
         terms = loads.terms.reshape(plans * ranks, -1)
         for column, direction in ((LOOKUP, Pass.FORWARD), (UPDATE, Pass.BACKWARD)):
-            times, _ = self._lookups.times(terms, direction, self._kernel)
-            out[:, column] = times.reshape(plans, ranks) * self._lookup_ratio
+            out[:, column] = self.pass_ns(terms, direction).reshape(plans, ranks)
         section = self._spec.embedding
         sent = self._samples * loads.widths * section.exchange_dtype.size_bytes
         out[:, POOLED] = out[:, GRADIENTS] = self._exchange.times_ns(sent)
@@ -132,7 +133,7 @@ class PlanPricer:
 
     def pass_ns(self, terms: Int64s, direction: Pass) -> Floats:
         """Lookups or updates of ranks x terms."""
-        times, _ = self._lookups.times(terms, direction, self._kernel)
+        times, _ = self._lookups.times(terms, direction, self._kernel, self._gradient_dtype)
         return times * self._lookup_ratio
 
     def exchange_ns(self, each_bytes: Int64s) -> Floats:

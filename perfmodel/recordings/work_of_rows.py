@@ -50,12 +50,8 @@ NO_OPERATOR = -1
 
 def innermost_operators(view: RankView) -> Int64s:
     """The row of the innermost operator or annotation around each call, or -1."""
-    return _enclosing(view, is_outermost=False)
-
-
-def outermost_operators(view: RankView) -> Int64s:
-    """The row of the outermost operator around each call, annotations left out, or -1."""
-    return _enclosing(view, is_outermost=True)
+    rows = view.trace.columns.is_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION)
+    return _around(view, np.flatnonzero(rows), view.calls.thread)
 
 
 def spans_of_calls(view: RankView) -> list[str]:
@@ -124,15 +120,6 @@ def _paths(view: RankView, rows: Int64s) -> dict[int, str]:
 
 
 _NO_RANGES = ("ProfilerStep", "nccl:", "enumerate(DataLoader)")
-
-
-def _enclosing(view: RankView, *, is_outermost: bool) -> Int64s:
-    columns = view.trace.columns
-    wanted = [Category.HOST_OPERATOR]
-    if not is_outermost:
-        wanted.append(Category.HOST_ANNOTATION)
-    rows = np.flatnonzero(columns.is_in(*wanted))
-    return _around(view, rows, view.calls.thread, is_outermost=is_outermost)
 
 
 def _around(
@@ -228,11 +215,6 @@ class WorkReader:
         for row, tasks in self._tasks_of_operators().items():
             self._find(row, tasks)
         self._lend()
-
-    def work_of(self, task: int) -> Work | None:
-        """The work of *task*, or None where nothing is known about it."""
-        found = self.found(task)
-        return None if found is None else found.work
 
     def found(self, task: int) -> FoundWork | None:
         """The work of *task* and how it is known."""

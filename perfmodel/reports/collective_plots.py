@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.reports.pictures import save_picture
+from perfmodel.reports.pictures import as_written, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,9 +53,8 @@ def plot_sizes(curves: Sequence[SizeCurve], path: Path, *, title: str) -> None:
         axes.grid(visible=True, which="major", alpha=0.3)
     left.legend(fontsize=8, loc="upper left")
     if any(curve.measured_bytes for curve in curves):
-        figure.suptitle(f"{title}  (line: predicted, dots: measured)", fontsize=11)
-    else:
-        figure.suptitle(title, fontsize=11)
+        title = f"{title}  (line: predicted, dots: measured)"
+    figure.suptitle(as_written(title), fontsize=11)
     save_picture(figure, path, dpi=110)
 
 
@@ -66,7 +65,7 @@ def _draw_time(axes: Axes, curve: SizeCurve, colour: str) -> None:
         [value / NS_PER_US for value in curve.durations_ns],
         curve.style,
         color=colour,
-        label=curve.label,
+        label=as_written(curve.label),
         linewidth=1.4,
     )
     if curve.low_ns:

@@ -11,6 +11,7 @@ from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration, form
 from perfmodel.prediction.answer import Part, Prediction
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.reports.document import to_scenario_document
+from perfmodel.reports.pictures import as_written
 from perfmodel.reports.text import printable
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
     _draw_parts(left, comparison)
     rates = [_row(entry)["per_s"] for entry in entries]
     places = range(len(entries))
-    names = [_name(entry, comparison).replace("$", r"\$") for entry in entries]
+    names = [as_written(_name(entry, comparison)) for entry in entries]
     if all(rate is not None for rate in rates):
         right.plot(places, rates, marker="o", color="#3b74c4")
         right.set_ylabel(f"{_row(entries[0])['per_s_unit']} per second")
@@ -246,7 +247,7 @@ def _draw_parts(axis: Any, comparison: Comparison) -> None:
     above = [max(row["high_ms"] - row["iteration_time_ms"], 0) for row in rows]
     times = [row["iteration_time_ms"] for row in rows]
     axis.errorbar(times, places, xerr=[below, above], fmt="none", ecolor="#333", capsize=3)
-    names = [_name(entry, comparison).replace("$", r"\$") for entry in entries]
+    names = [as_written(_name(entry, comparison)) for entry in entries]
     axis.set_yticks(places, names, fontsize=8)
     axis.invert_yaxis()
     axis.set_ylabel(to_headings(comparison)[0])

@@ -23,6 +23,11 @@ def check_picture_path(path: Path) -> None:
     check_writable("picture", path)
 
 
+def as_written(words: str) -> str:
+    """*words* of a person for a picture, where two dollar signs would make mathematics."""
+    return words.replace("$", r"\$")
+
+
 def save_picture(figure: Figure, path: Path, **options: Any) -> None:
     """Save *figure* to *path*; its ending decides the format, equal pictures have equal bytes."""
     check_picture_path(path)

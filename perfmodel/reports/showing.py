@@ -15,7 +15,7 @@ from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.layouts.search import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
-from perfmodel.prediction.answer import Answer, Interval, Part, Prediction
+from perfmodel.prediction.answer import Answer, Part, Prediction
 from perfmodel.prediction.changing import WhatIf
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import JobScenario
@@ -29,7 +29,7 @@ from perfmodel.reports.document import to_document
 from perfmodel.reports.pages import answers, plans
 from perfmodel.reports.pages.page import Grid, Headline, Page, Section
 from perfmodel.reports.pages.prediction import build_page
-from perfmodel.reports.pictures import save_picture
+from perfmodel.reports.pictures import as_written, save_picture
 from perfmodel.reports.rank.document import to_ranking_document, to_ranking_rows
 from perfmodel.reports.rank.page import draw_ranking
 from perfmodel.reports.rank.table import format_ranks
@@ -104,15 +104,11 @@ def _view(shown: object) -> View:
     raise InputError(f"{type(shown).__name__}: there is no way to show it.")
 
 
-def _interval(interval: Interval) -> str:
-    return f"{format_duration(interval.low_ns)} to {format_duration(interval.high_ns)}"
-
-
 def _answer_lines(found: Answer) -> list[str]:
     name = describe_title(found) if isinstance(found, Prediction) else found.facts.job
     lines = [f"{type(found).__name__}: {name}"]
     time = f"{format_duration(found.iteration_ns)} per iteration"
-    lines.append(f"{time}, 90 % interval {_interval(found.interval)}")
+    lines.append(f"{time}, {answers.interval_words(found.interval)}")
     if isinstance(found, Prediction):
         lines.append(describe_speed(found))
         lines.append(f"bound by {found.bound.name}, {found.bound_ratio:.0%} of the critical path")
@@ -170,8 +166,7 @@ def _draw_bars(rows: Sequence[tuple[str, float]], label: str) -> Figure:
     figure = Figure(figsize=(8, 1.4 + 0.4 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
-    # A dollar sign in a name would be read as mathematics.
-    names = [name.replace("$", r"\$") for name, _ in rows]
+    names = [as_written(name) for name, _ in rows]
     axis.barh(range(len(rows)), [value for _, value in rows], color="#3b74c4")
     axis.set_yticks(range(len(rows)), names, fontsize=8)
     axis.invert_yaxis()
@@ -255,6 +250,10 @@ def _comparison_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
+def _hosts(found: Search) -> str:
+    return ", ".join(str(one.hosts) for one in found)
+
+
 VIEWS: dict[type[object], View] = {
     Prediction: View(_answer_lines, to_document, _prediction_rows, _draw_prediction, build_page),
     Answer: View(_answer_lines, _answer_document, _answer_rows, _draw_answer, _answer_page),
@@ -273,7 +272,7 @@ VIEWS: dict[type[object], View] = {
         lambda ranking: plans.build_search_page([ranking]),
     ),
     Search: View(
-        lambda found: [f"Search: {len(found)} numbers of hosts", *_layout_lines(found.best)],
+        lambda found: [f"Search: hosts {_hosts(found)}", *_layout_lines(found.best)],
         to_search_document,
         to_search_rows,
         lambda found: _draw_layouts(found.best),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from perfmodel.reports.pictures import save_picture
+from perfmodel.reports.pictures import as_written, save_picture
 
 _COLOURS = {
     "lookup": "#d95f02",
@@ -45,5 +45,4 @@ def _draw(axis: Any, document: dict[str, Any]) -> None:
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axis.set_yticks(places, names, fontsize=7)
     axis.invert_yaxis()
-    # A dollar sign in a name would be read as mathematics.
-    axis.set_ylabel(str(document["job"]).replace("$", r"\$"), fontsize=7)
+    axis.set_ylabel(as_written(str(document["job"])), fontsize=7)

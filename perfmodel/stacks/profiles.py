@@ -43,7 +43,7 @@ _KEYS = {
     "name", "description", "source", "date", "licence", "hardware", "extends", "execution",
     "optimizer_kernels", "fusions", "overlaps", "attention_kernels", "matmul_dtypes", "loads_long",
     "kernel_time_ratio", "residency", "host", "host_speed_ratio", "habits", "tables", "loader",
-    "compiled", "evidence", "family", "stands_for", "collective_algorithm",
+    "compiled", "evidence", "family", "stands_for", "collective_algorithm", "kernel_operations",
 }  # fmt: skip
 _OWN_KEYS = {"host_speed_ratio", "stands_for", "evidence"}
 """Keys that say something of one profile only and are not taken over."""
@@ -141,7 +141,7 @@ _PART_WORDS = {
     "wait": HostPart.WAIT,
 }
 _TABLE_KEYS = {
-    "lookup_kernel", "key_time", "updates_all_rows", "key_dtype", "has_all_keys",
+    "lookup_kernel", "sorted_kernel", "key_time", "updates_all_rows", "key_dtype", "has_all_keys",
     "key_traffic", "vector_passes", "sharder",
 }  # fmt: skip
 KERNEL_FAMILIES = ("attention", "communication", "copy", "embedding", "gemm", "memory")
@@ -187,6 +187,10 @@ class _Reader:
             else None,
             "loads_long": self._switch("loads_long", self._content.get("loads_long", False)),
             "kernel_time_ratio": self._time_ratios(),
+            "kernel_operations": {
+                word: self._number(f"kernel_operations.{word}", value)
+                for word, value in self._mapping("kernel_operations").items()
+            },
             "residency": self._word("residency", Residency, default="cold"),
             "habits": frozenset(self._words("habits", Habit)),
             "tables": self._tables(),
@@ -297,17 +301,16 @@ class _Reader:
 
     def _tables(self) -> TableHandling:
         tables = self._section("tables", _TABLE_KEYS)
-        kernel = tables.get("lookup_kernel", "fbgemm")
-        if kernel not in KERNELS:
-            self._faults.add(
-                "tables.lookup_kernel", f"must be one of {', '.join(KERNELS)}, got {quote(kernel)}"
-            )
+        kernels = {
+            key: self._lookup_kernel(f"tables.{key}", tables.get(key, KERNELS[0]))
+            for key in ("lookup_kernel", "sorted_kernel")
+        }
         sharder = tables.get("sharder", DEFAULT_SHARDER)
         if sharder not in (*SHARDERS, *HYBRID_SHARDERS):
             known = ", ".join((*SHARDERS, *HYBRID_SHARDERS))
             self._faults.add("tables.sharder", f"must be one of {known}, got {sharder!r}")
         return TableHandling(
-            lookup_kernel=kernel,
+            **kernels,
             sharder=sharder,
             key_ns=self._duration("tables.key_time", tables.get("key_time", "0 ns")),
             updates_all_rows=self._switch(
@@ -322,6 +325,11 @@ class _Reader:
             ),
             vector_passes=self._number("tables.vector_passes", tables.get("vector_passes", 0.0)),
         )
+
+    def _lookup_kernel(self, place: str, value: Any) -> str:
+        if value not in KERNELS:
+            self._faults.add(place, f"must be one of {', '.join(KERNELS)}, got {quote(value)}")
+        return str(value)
 
     def _loader(self) -> Loader:
         loader = self._section("loader", {"batch", "sample"})

@@ -78,7 +78,8 @@ class Habit(Enum):
     adds up by index. LONE_BOTTOM: the bottom layers run on rank 0 alone, for the whole batch, and
     their output travels with the pooled vectors. LEAN_EXCHANGES: on several hosts exchanges and
     reductions are kernels of the framework, not of a collective library. UNRELAYED: GPUs without
-    NVLink between them exchange through the host, whatever others could pass on.
+    NVLink between them exchange through the host, whatever others could pass on. CASTS_WEIGHTS: an
+    optimizer with state leaves weights in fp32, and one kernel casts all of them for the products.
 
     What is done unless a workload says otherwise: READS_LOSS: the host waits for every iteration.
     SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
@@ -102,6 +103,7 @@ class Habit(Enum):
     LONE_BOTTOM = "lone_bottom"
     LEAN_EXCHANGES = "lean_exchanges"
     UNRELAYED = "unrelayed"
+    CASTS_WEIGHTS = "casts_weights"
     READS_LOSS = "reads_loss"
     SHORT_GRADIENTS = "short_gradients"
     FP16_GRADIENTS = "fp16_gradients"
@@ -242,16 +244,17 @@ class TableHandling:
     """How a stack treats embedding tables.
 
     *lookup_kernel* is the implementation of the fused lookup; only SGD can take one that adds
-    gradients in place. Every rank spends *key_ns* on every key of the whole batch before it is
-    looked up. With *updates_all_rows* every rank passes over all rows of all tables and their
-    optimizer state, not only over those of the batch. Where a workload does not say, *sharder*
-    places tables and keys have *key_dtype*. A rank that *has_all_keys*
-    of the batch from its own reader is sent none. Before its keys travel it makes
+    gradients in place, other optimizers take *sorted_kernel*. Every rank spends *key_ns* on every
+    key of the whole batch before it is looked up. With *updates_all_rows* every rank passes over
+    all rows of all tables and their optimizer state, not only over those of the batch. Where a
+    workload does not say, *sharder* places tables and keys have *key_dtype*. A rank that
+    *has_all_keys* of the batch from its own reader is sent none. Before its keys travel it makes
     *key_traffic_bytes* of memory traffic for each, and moves the vectors that it receives, and
     their gradients, *vector_passes* times more.
     """
 
     lookup_kernel: str = "fbgemm"
+    sorted_kernel: str = "fbgemm"
     key_ns: float = 0.0
     updates_all_rows: bool = False
     sharder: str = DEFAULT_SHARDER
@@ -262,7 +265,7 @@ class TableHandling:
 
     def kernel_for(self, optimizer: str) -> str:
         """The lookup that is taken; an optimizer with state needs sorted gradients."""
-        return self.lookup_kernel if optimizer == "sgd" else _SORTED
+        return self.lookup_kernel if optimizer == "sgd" else self.sorted_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +291,9 @@ class SoftwareStack:
     busy enough to lower its clocks. *collective_algorithm* is what runs show where NCCL's own
     choice would be another. *kernel_time_ratio* maps a family of kernels and an
     architecture to how much longer they take inside this framework than the chip's own figures
-    say: fitted to runs, where nothing else tells. *evidence* is by architecture.
+    say: fitted to runs, where nothing else tells. *kernel_operations* are, by the word of a
+    memory-bound kernel, what it executes for a byte of its traffic, where instructions and not the
+    memory hold it up. *evidence* is by architecture.
     """
 
     name: str
@@ -305,6 +310,7 @@ class SoftwareStack:
     loads_long: bool = False
     collective_algorithm: CollectiveAlgorithm | None = None
     kernel_time_ratio: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    kernel_operations: Mapping[str, float] = field(default_factory=dict)
     residency: Residency = Residency.COLD
     habits: frozenset[Habit] = frozenset()
     tables: TableHandling = TableHandling()
@@ -356,9 +362,6 @@ class SoftwareStack:
             fusions=self.fusions | self.compiled.fusions,
             host=self.host.faster(self.compiled.host_speed_ratio),
         )
-
-
-_SORTED = "fbgemm"
 
 
 def canonical_operator(operator: str) -> str:

@@ -149,13 +149,29 @@ def test_bags_of_very_different_lengths_leave_a_tail():
     )
 
 
+def test_sums_that_go_through_memory_cost_their_traffic_and_short_gradients_less():
+    lookup = Lookup((replace(TABLE, pooling_factor=20.0),), 65536, optimizer="adagrad")
+    fused, apart, short = (
+        _time_us(one, Pass.BACKWARD, A100)
+        for one in (
+            lookup,
+            replace(lookup, kernel="two_step"),
+            replace(lookup, kernel="two_step", gradient_dtype=DType.FP16),
+        )
+    )
+    assert fused < short < apart
+    assert _time_us(replace(lookup, kernel="two_step"), Pass.FORWARD, A100) == _time_us(
+        lookup, Pass.FORWARD, A100
+    )
+
+
 @given(
     batch=st.integers(1, 10**5),
     rows=st.integers(1, 10**8),
     pooling=st.floats(0.1, 200),
     width=st.integers(4, 512),
     exponent=st.floats(0.1, 3.0),
-    kernel=st.sampled_from(["fbgemm", "table_batched"]),
+    kernel=st.sampled_from(["fbgemm", "two_step", "table_batched"]),
 )
 def test_skewed_indices_are_never_slower_than_uniform_ones(
     batch, rows, pooling, width, exponent, kernel

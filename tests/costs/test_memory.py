@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,3 +68,15 @@ def test_words_with_direction_or_implementation_find_their_operator():
     assert measured_word("adam_fused") == "add"
     assert measured_word("aten::relu") == "relu"
     assert measured_word("unheard_of") is None
+
+
+def test_a_kernel_bound_by_its_instructions_takes_as_long_on_a_faster_memory():
+    op = MemoryBound("concat", 4 * 10**8, 4 * 10**8, DType.FP16)
+    slow = replace(STACK, kernel_operations={"concat": 100.0})
+    h100, h200 = load_device("h100_sxm"), load_device("h200_sxm")
+    # 8e8 bytes x 100 operations at 66.9 TFLOP/s: 1,196 us, the same vector units on both.
+    for device in (h100, h200):
+        time_ns = MemoryModel().price([op], device, slow).duration_ns[0]
+        assert time_ns == pytest.approx(1.196e6, rel=0.01)
+    plain_ns = [MemoryModel().price([op], one, STACK).duration_ns[0] for one in (h100, h200)]
+    assert plain_ns[1] < 0.8 * plain_ns[0]

@@ -99,12 +99,6 @@ def test_costs_of_all_families_but_recorded_ones_share_the_spread_of_the_stack(j
     assert inside.sum() == 18
 
 
-def test_time_is_told_apart_by_how_it_is_known(job, cluster):
-    by_kind = price_job(job, cluster=cluster, stack=STACK).provenance_ns(0)
-    assert by_kind[Provenance.RECORDED] == 777
-    assert Provenance.MEASURED in by_kind
-
-
 def test_a_cluster_too_small_for_the_job_is_refused(job):
     small = build_cluster(load_topology("dgx_h100"), hosts=1, ranks=4)
     with pytest.raises(ScenarioError, match="8 ranks"):

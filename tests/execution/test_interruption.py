@@ -95,7 +95,10 @@ def interrupt(number: int, *, after: str, tmp_path, words=(), when="") -> tuple[
     if when:
         wait_for_process(when, mark)
     running.send_signal(number)
-    printed, complaints = running.communicate(timeout=PATIENCE_S)
+    try:
+        printed, complaints = running.communicate(timeout=PATIENCE_S)
+    finally:
+        running.kill()
     assert running.returncode != 0
     _, alive = psutil.wait_procs(processes_with(mark), timeout=15)
     assert alive == []

@@ -18,7 +18,7 @@ import pytest
 
 from perfmodel.base.errors import ExecutionError
 from perfmodel.engine.replay import replay
-from perfmodel.execution import open_executor, ray_cluster
+from perfmodel.execution import open_executor, ray_joining
 from perfmodel.execution.ray_surroundings import listens
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job
@@ -129,7 +129,7 @@ def test_a_machine_that_does_not_answer_while_it_is_joined_is_named(cluster, mon
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     (raylet,) = second.all_processes["raylet"]
-    monkeypatch.setattr(ray_cluster, "PROBE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(ray_joining, "PROBE_TIMEOUT_S", 3.0)
     # It still listens, as a machine does that is about to be lost.
     os.kill(raylet.process.pid, signal.SIGSTOP)
     try:

@@ -4,7 +4,7 @@ from perfmodel.reports.collective_plots import SizeCurve, plot_sizes
 def test_a_picture_shows_curves_points_and_switches(tmp_path):
     path = tmp_path / "sizes.png"
     curve = SizeCurve(
-        label="all_reduce",
+        label="all_reduce $_{^$",
         sizes_bytes=[1e3, 1e6, 1e9],
         durations_ns=[1e4, 5e4, 5e6],
         bus_factor=1.75,
@@ -14,5 +14,5 @@ def test_a_picture_shows_curves_points_and_switches(tmp_path):
         measured_ns=[4.5e4],
         switches=[(1e6, "ring/simple")],
     )
-    plot_sizes([curve], path, title="a machine")
+    plot_sizes([curve], path, title="a $_{^$ machine")
     assert path.read_bytes()[:4] == b"\x89PNG"

@@ -37,10 +37,12 @@ attention_kernels: {default: flash2, hopper: flash3}
 matmul_dtypes: {fp32: tf32}
 loads_long: true
 kernel_time_ratio: {gemm: 2, memory: {ampere: 3, default: 4}}
+kernel_operations: {concat: 40}
 residency: rotating
 habits: [dropout]
 tables:
   lookup_kernel: table_batched
+  sorted_kernel: two_step
   key_time: 9 ns
   updates_all_rows: true
   sharder: row_wise
@@ -104,10 +106,12 @@ def test_every_key_is_read(files):
         "gemm": {"default": 2.0},
         "memory": {"ampere": 3, "default": 4},
     }
+    assert stack.kernel_operations == {"concat": 40.0}
     assert stack.residency is Residency.ROTATING
     assert stack.habits == {Habit.DROPOUT}
     assert stack.tables == TableHandling(
         lookup_kernel="table_batched",
+        sorted_kernel="two_step",
         key_ns=9.0,
         updates_all_rows=True,
         sharder="row_wise",
@@ -242,7 +246,7 @@ def test_capabilities_answer_what_they_are_asked(files):
     assert not stack.unfuses_attention
     assert stack.loader.load_ns(100) == 2_300
     assert stack.tables.kernel_for("sgd") == "table_batched"
-    assert stack.tables.kernel_for("adagrad") == "fbgemm"
+    assert stack.tables.kernel_for("adagrad") == "two_step"
 
 
 @pytest.mark.parametrize(
@@ -264,6 +268,8 @@ def test_capabilities_answer_what_they_are_asked(files):
         ("host_speed_ratio: 5", "speed: 5", "compiled.speed: unknown key"),
         ("residency: rotating", "residency: hot", "residency: must be one of"),
         ("lookup_kernel: table_batched", "lookup_kernel: [1]", "tables.lookup_kernel"),
+        ("sorted_kernel: two_step", "sorted_kernel: three", "tables.sorted_kernel"),
+        ("{concat: 40}", "{concat: fast}", "kernel_operations.concat"),
         ("key_traffic: 1 KiB", "key_traffic: 1024", "tables.key_traffic"),
         ("sharder: row_wise", "sharder: none", "tables.sharder: must be one of"),
         ("vector_passes: 1.5", "vector_passes: -1", "tables.vector_passes"),

@@ -2,8 +2,9 @@
 
 Rows come from device memory or from the L2 as the distribution of indices
 says; the launch floor is paid once, not per table. The backward pass either
-sorts the indices and updates each distinct row once (`fbgemm`), or adds every
-gradient in place (`table_batched`, its predecessor).
+sorts the indices and updates each distinct row once (`fbgemm`), writes the sum of
+its gradients to memory for a second kernel that does so (`two_step`), or adds
+every gradient in place (`table_batched`, its predecessor).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.table import Lookup
+from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.embedding.constants import EmbeddingConstants, constants_for
 from perfmodel.costs.embedding.terms import (
     CACHE_SHARE,
+    GATHER_BYTES,
     MILLI,
     SEGMENT_UPDATES,
     Int64s,
@@ -69,7 +72,9 @@ class EmbeddingModel:
         durations = np.empty(len(ops))
         bounds: CodeColumn = np.empty(len(ops), dtype=np.int8)
         for row, op in enumerate(ops):
-            times = pricer.times(terms[row : row + 1], op.direction, op.lookup.kernel)
+            times = pricer.times(
+                terms[row : row + 1], op.direction, op.lookup.kernel, op.lookup.gradient_dtype
+            )
             durations[row], bounds[row] = times[0][0], times[1][0]
         is_own = pricer.constants.is_own
         return build_estimates(
@@ -128,7 +133,11 @@ class LookupPricer:
         self._l2_bytes = device.l2_bytes
 
     def times(
-        self, terms: Int64s, direction: Pass, kernel: str
+        self,
+        terms: Int64s,
+        direction: Pass,
+        kernel: str,
+        gradient_dtype: DType = DType.FP32,
     ) -> tuple[FloatColumn, NDArray[np.int8]]:
         """Durations and what bounds them, of kernels x terms."""
         numbers = terms.astype(np.float64)
@@ -136,7 +145,7 @@ class LookupPricer:
             return self._forward(numbers)
         if kernel == "table_batched":
             return self._added(numbers)
-        return self._sorted(numbers, kernel)
+        return self._sorted(numbers, kernel, gradient_dtype)
 
     def _forward(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
         # What is written last stays in the L2 when the kernel ends.
@@ -161,16 +170,20 @@ class LookupPricer:
         """The kernels of a sorted backward pass one by one, of kernels x terms."""
         return self._update_parts(terms.astype(np.float64), kernel)
 
-    def _sorted(self, terms: FloatColumn, kernel: str) -> tuple[FloatColumn, NDArray[np.int8]]:
+    def _sorted(
+        self, terms: FloatColumn, kernel: str, gradient_dtype: DType
+    ) -> tuple[FloatColumn, NDArray[np.int8]]:
         """Indices are sorted, gradients of a row are summed, and each row is updated once."""
-        parts = self._update_parts(terms, kernel)
+        parts = self._update_parts(terms, kernel, gradient_dtype)
         memory_ns, cache_ns = self._merged_rows(terms)
         host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
         total_ns = parts.prepared_ns + parts.long_ns + parts.short_ns + host_ns
         bound = _bound(memory_ns + parts.prepared_ns, cache_ns, host_ns)
         return total_ns, bound
 
-    def _update_parts(self, terms: FloatColumn, kernel: str) -> UpdateParts:
+    def _update_parts(
+        self, terms: FloatColumn, kernel: str, gradient_dtype: DType = DType.FP32
+    ) -> UpdateParts:
         draws = terms[:, Term.DRAWS]
         bits = np.ceil(np.log2(np.maximum(terms[:, Term.ROWS], 2)))
         passes = np.ceil(bits / PASS_BITS)
@@ -182,6 +195,12 @@ class LookupPricer:
         if kernel == "fbgemm_2022":
             long_ns, short_ns = self._long_and_short(terms)
             return UpdateParts(prepared_ns, floor_ns + long_ns, floor_ns + short_ns)
+        if kernel == "two_step":
+            summed_ns = self._summed(terms, gradient_dtype.size_bytes)
+            moved = terms[:, Term.UPDATE_BYTES] + terms[:, Term.SUMMED_BYTES]
+            return UpdateParts(
+                prepared_ns, floor_ns + summed_ns, floor_ns + moved * self._memory_ns
+            )
         # Rows of any length are cut into segments alike, so a hot row holds up nobody.
         merged_ns = _norm4(*self._merged_rows(terms))
         return UpdateParts(prepared_ns, np.full_like(draws, floor_ns), floor_ns + merged_ns)
@@ -195,6 +214,15 @@ class LookupPricer:
         memory_ns, cache_ns = self._short_rows(terms)
         empty_ns = terms[:, Term.DRAWS] * (constants.block_ns / (WARPS_PER_BLOCK * self._sm_count))
         return long_ns, np.maximum(_norm4(memory_ns, cache_ns), empty_ns)
+
+    def _summed(self, terms: FloatColumn, number_bytes: int) -> FloatColumn:
+        """Gradients of every row are read through the cache, and their sum is written."""
+        shorter = number_bytes / DType.FP32.size_bytes
+        summed = terms[:, Term.SUMMED_BYTES]
+        memory_ns = (shorter * terms[:, Term.GRADIENT_BYTES] + summed) * self._memory_ns
+        narrow = GATHER_BYTES * terms[:, Term.DRAWS]
+        handled = np.hypot(number_bytes * terms[:, Term.ADDED_NUMBERS], narrow)
+        return _norm4(memory_ns, (handled + summed) * self._cache_ns)
 
     def _merged_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
         """Memory and cache time of all rows; each segment writes and reads a partial sum."""

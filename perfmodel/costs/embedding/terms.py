@@ -61,7 +61,8 @@ class Term(IntEnum):
     LONG_CACHE_BYTES = 10
     SHORT_CACHE_BYTES = 11
     WEIGHTED_DRAWS = 12
-    TAIL_ROWS = 13
+    SUMMED_BYTES = 13
+    TAIL_ROWS = 14
 
 
 FIRST_LARGEST = Term.TAIL_ROWS
@@ -117,6 +118,7 @@ def table_terms(
         Term.LONG_CACHE_BYTES: long_draws * handled,
         Term.SHORT_CACHE_BYTES: (draws - long_draws) * handled + 2 * distinct * handled,
         Term.WEIGHTED_DRAWS: draws if table.is_weighted else 0.0,
+        Term.SUMMED_BYTES: distinct * pooled_row,
         Term.TAIL_ROWS: _tail_rows(table, batch_size) * MILLI,
     }
     terms = np.array([round(max(values[term], 0.0)) for term in Term], dtype=np.int64)

@@ -26,9 +26,6 @@ SOFTNESS = 4.0
 FLOOR_NS = 2_000.0
 """Shortest time between two small kernels on one stream of a current GPU."""
 
-HALF_BANDWIDTH_NS = 1_500.0
-"""Time that a kernel's first bytes are on their way, so small ones never reach full bandwidth."""
-
 
 def soft_maximum(*terms: FloatColumn) -> FloatColumn:
     """The SOFTNESS-norm of *terms*: at least the largest, at most a little more."""

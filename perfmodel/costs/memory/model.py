@@ -155,6 +155,7 @@ def _price(
 ) -> Estimates:
     rows = [(op.read_bytes + op.write_bytes, op.flops, op.row_length) for op in ops]
     size, flops, row_length = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    flops = flops + size * stack.kernel_operations.get(ops[0].operator, 0.0)
     curve = known.curve
     memory_ns = curve.busy_ns(size, float(device.memory_bandwidth_bytes_per_s))
     memory_ns = memory_ns * interpolate_row_factor(row_length, known.row_factors)

@@ -31,7 +31,6 @@ FEWEST_INSIDE_PCT = 80.0
 """Of a 90 % interval: fewer rows inside are no luck of the draw."""
 MOST_RANKS, MOST_TABLES = 32, 60
 SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
-LEGEND = Legend(list(PART_COLOURS.values()))
 INTERVAL_NOTE = "The thin line is the 90 % interval."
 
 
@@ -104,6 +103,8 @@ def interval_ranges(rows: Sequence[tuple[str, int, Interval]], best_ns: int) -> 
 
 def interval_words(interval: Interval) -> str:
     """The *interval* as it stands beside a time."""
+    if not interval.is_known:
+        return "interval unknown from one step"
     low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
     return f"90 % interval {low} to {high}"
 

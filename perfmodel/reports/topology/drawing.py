@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.reports.pictures import check_picture_path, save_picture
+from perfmodel.reports.pictures import as_written, check_picture_path, save_picture
 from perfmodel.reports.topology.positions import (
     ROW_GAP,
     WIRE_COLOURS,
@@ -189,7 +189,14 @@ def _paint_box(axes: Axes, place: Place, kind: str, text: str) -> None:
         )
     )
     axes.text(
-        place.x, place.y - 0.01, text, ha="center", va="center", fontsize=9, color=INK, zorder=4
+        place.x,
+        place.y - 0.01,
+        as_written(text),
+        ha="center",
+        va="center",
+        fontsize=9,
+        color=INK,
+        zorder=4,
     )
 
 
@@ -220,8 +227,9 @@ def _paint_words(figure: Any, topology: Topology, plan: Plan, cluster: Cluster |
     title = topology.name
     if cluster is not None and cluster.host_count > 1:
         title += f", {cluster.host_count} hosts, {cluster.rank_count} GPUs"
+    title = as_written(title)
     figure.text(0.03, 1 - 0.16 / height, title, fontsize=15, weight="bold", color=INK, va="top")
-    words = topology.description
+    words = as_written(topology.description)
     if plan.hidden_trays:
         words += f" ({plan.hidden_trays} trays alike are not drawn)"
     figure.text(0.03, 1 - 0.47 / height, words, fontsize=9.5, color=QUIET, va="top")

@@ -26,7 +26,7 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
 from perfmodel.workloads.feeding import copy_blocking, feed_batch, feed_blocking
 from perfmodel.workloads.kernels import elementwise, row_sum
-from perfmodel.workloads.optimizers import OptimizerStep
+from perfmodel.workloads.optimizers import STATES, OptimizerStep
 from perfmodel.workloads.reduction import BucketFill, GradientReduction
 
 # How many kernels an operator launches is the optimizer's and the stack's business.
@@ -48,11 +48,12 @@ def write_step(
             kernel = elementwise("copy", size, dtype)
             writer.run("copy_bucket_to_grad", [kernel], label="gradients/copy from bucket")
     is_short = stack.fuses(Fusion.WEIGHT_CAST)
+    is_cast = STATES[name] > 0 and stack.has(Habit.CASTS_WEIGHTS)
     step = OptimizerStep(
         name,
         stack.optimizer_kernels,
         gradient_dtype=spec.training.precision if is_short else dtype,
-        weight_dtype=dtype,
+        weight_dtype=spec.training.precision if is_cast else dtype,
     )
     kernels = [kernel for call in step.iter_calls([sizes]) for kernel in call.kernels]
     writer.run(f"Optimizer.step#{name.upper()}.step", kernels, label="optimizer/step")

@@ -66,9 +66,12 @@ def build_sparse_part(
     local_batch = spec.batch // plan.rank_count
     optimizer = spec.embedding.optimizer
     kernel = stack.tables.kernel_for(optimizer)
+    dtype = arriving_dtype(spec, stack)
     return SparsePart(
-        lookup=Lookup(held, spec.batch, optimizer, kernel) if held else None,
-        copied=Lookup(copied, local_batch, optimizer, kernel) if copied else None,
+        lookup=Lookup(held, spec.batch, optimizer, kernel, gradient_dtype=dtype) if held else None,
+        copied=Lookup(copied, local_batch, optimizer, kernel, gradient_dtype=dtype)
+        if copied
+        else None,
         exchanges=exchanges,
         partial_numbers=partial_numbers,
         received_width=plan.received_width,
@@ -77,6 +80,11 @@ def build_sparse_part(
         if exchanges is not None and exchanges.of_hosts
         else None,
     )
+
+
+def arriving_dtype(spec: DlrmSpec, stack: SoftwareStack) -> DType:
+    """The format in which updates read the gradients of pooled vectors."""
+    return spec.embedding.exchange_dtype if stack.fuses(Fusion.LOOKUP_CAST) else DType.FP32
 
 
 def has_lone_bottom(stack: SoftwareStack, rank_count: int) -> bool:

@@ -60,11 +60,6 @@ class Layout:
         return self.ranks_of_stage // (self.ep * self.etp)
 
     @property
-    def expert_shard_ranks(self) -> int:
-        """Ranks that divide the state of the same experts among themselves."""
-        return max(1, min(self.expert_copies, self.shard_ranks * self.tp // (self.ep * self.etp)))
-
-    @property
     def shard_ranks(self) -> int:
         """Data-parallel ranks that divide state among themselves."""
         return self.shard or self.weight_copies

@@ -128,6 +128,31 @@ def test_without_overlap_compute_waits_for_the_exchange_before_the_bottom_layers
     assert update < bottom
 
 
+@pytest.mark.parametrize(("optimizer", "casts"), [("sgd", 0), ("adagrad", 1)])
+def test_an_optimizer_with_state_may_leave_casting_to_one_kernel(optimizer, casts):
+    stack = _with(
+        fusions=frozenset({Fusion.WEIGHT_CAST}),
+        habits=frozenset({Habit.CASTS_WEIGHTS}),
+        optimizer_kernels=OptimizerKernels.FUSED,
+    )
+    job = _build(stack, 1, "training.precision=fp16", f"training.optimizer={optimizer}")
+    found = [op for _, op in iter_ops(job) if getattr(op, "operator", "") == "master_weights"]
+    numbers = sum(sum(layer.tensors) for layer in dense_layers(load_workload("dlrm_mlperf", SMALL)))
+    # All weights at once: fp32 in, fp16 out.
+    assert [op.read_bytes for op in found] == casts * [4 * numbers]
+    assert [op.write_bytes for op in found] == casts * [2 * numbers]
+
+
+def test_gradients_are_read_as_they_travelled_where_lookups_cast_them():
+    for fusions, dtype in (
+        (frozenset({Fusion.LOOKUP_CAST}), DType.FP16),
+        (frozenset(), DType.FP32),
+    ):
+        job = _build(_with(fusions=fusions), 2, "embedding.exchange_dtype=fp16")
+        (update,) = [op for op in _labelled(job, "update") if isinstance(op, EmbeddingOp)]
+        assert update.lookup.gradient_dtype is dtype
+
+
 def test_keys_cost_their_time_on_every_rank_for_the_whole_batch():
     job = _build(_with(tables=TableHandling(key_ns=5.0)), 2)
     for rank in range(2):
