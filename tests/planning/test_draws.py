@@ -12,7 +12,7 @@ from embeddings.popularity import build_popularity
 from embeddings.sharders import build_named_plan
 from perfmodel.costs.embedding.terms import Term
 from perfmodel.planning.batches import sample_batches
-from perfmodel.planning.draws import _factors, _TableDraws, draw_shards
+from perfmodel.planning.draws import _DISTINCT, _factors, _TableDraws, draw_shards
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import Cut, split_table
 from perfmodel.planning.question import build_task
@@ -112,7 +112,7 @@ def test_terms_of_different_rows_follow_their_own_draw_too():
     drawn = _factors(
         evaluator, piece, lookups, _TableDraws(lookups, np.array([0.25, -0.5, -1.0, -3.0]))
     )
-    distinct = [Term.READ_BYTES, Term.UPDATE_BYTES, Term.SHORT_CACHE_BYTES]
+    distinct = list(_DISTINCT)
     others = [term for term in Term if term not in distinct]
     assert (drawn[:, others] == even[:, others]).all()
     times = np.array([1.25, 0.5, 0.0, 0.0])[:, None]
