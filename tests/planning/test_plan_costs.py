@@ -14,6 +14,7 @@ from perfmodel.costs.embedding.terms import Term, table_terms
 from perfmodel.graph.ops import Pass
 from perfmodel.planning import plan_costs
 from perfmodel.planning.plan_costs import ExchangePricer, PlanPricer
+from tests.planning.settings import STACK, build_spec
 from topologies import build_cluster, load_topology
 
 TABLE = EmbeddingTable("t", rows=10, width=16, pooling_factor=3.0)
@@ -21,7 +22,9 @@ TABLE = EmbeddingTable("t", rows=10, width=16, pooling_factor=3.0)
 
 def pricer(total_width: int = 20) -> PlanPricer:
     """On four ranks: exchanges cost the root of their bytes, lookups the sum of their terms."""
-    made: Any = PlanPricer.__new__(PlanPricer)
+    made: Any = PlanPricer(
+        build_spec(2, batch=64), build_cluster(load_topology("quad_a100")), STACK
+    )
     made._samples, made._kernel, made._lookup_ratio = 100, "any", 2.0
     embedding = SimpleNamespace(total_width=total_width, exchange_dtype=DType.FP16, optimizer="sgd")
     made._spec = SimpleNamespace(embedding=embedding)
@@ -31,7 +34,7 @@ def pricer(total_width: int = 20) -> PlanPricer:
         times_ns=lambda sent: 5.0 + np.sqrt(sent), reduction_ns_per_byte=0.5
     )
 
-    def times(terms: Any, direction: Pass, kernel: str) -> Any:
+    def times(terms: Any, direction: Pass, kernel: str, *further: Any) -> Any:
         longest = terms[:, Term.TAIL_ROWS] * 10.0
         total = terms.sum(axis=1) - terms[:, Term.TAIL_ROWS] + longest
         return total * (1.0 if direction is Pass.FORWARD else 3.0), None

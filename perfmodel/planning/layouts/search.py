@@ -232,7 +232,7 @@ def _search(
 class _Tried(NamedTuple):
     """How many layouts of a queue were replayed, the best time, and whether that is proof."""
 
-    count: int
+    replayed: int
     best_ns: int
     is_proven: bool
 
@@ -244,13 +244,13 @@ def _tally(
     tried: _Tried,
 ) -> Tally:
     """Bounds that are not below the best time rule layouts out, replayed or not."""
-    pruned = sum(bound_ns >= tried.best_ns for bound_ns, _ in queue[tried.count :])
+    pruned = sum(bound_ns >= tried.best_ns for bound_ns, _ in queue[tried.replayed :])
     return Tally(
         considered=len(everything),
         too_large=len(everything) - len(fitting),
-        replayed=tried.count,
+        replayed=tried.replayed,
         pruned=pruned,
-        untried=len(fitting) - tried.count - pruned,
+        untried=len(fitting) - tried.replayed - pruned,
         is_proven=tried.is_proven and len(queue) == len(fitting),
     )
 
