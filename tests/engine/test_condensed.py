@@ -310,8 +310,10 @@ def test_kept_are_meetings_ends_of_lanes_and_what_later_iterations_wait_for():
     rank.meet("meet", "comm", 1)
     rank.task("end", "comm", 1, after=[Dependency(awaited, distance=1)])
     sketch.group(0)
-    job, _ = sketch.build()
+    job, durations = sketch.build()
     changing = np.zeros(6, dtype=bool)
     changing[0] = True
     kept = choose_kept(job.program_of(0), changing)
     assert kept.tolist() == [True, False, True, True, True, True]
+    # A lane without a task has no end.
+    assert condense(job.program_of(0), durations.of_rank(job, 0), kept).lane_ends == (3, 5)
