@@ -86,6 +86,28 @@ def test_an_older_print_takes_the_collective_from_its_command_or_its_file(tmp_pa
         load(tmp_path, body)
 
 
+@pytest.mark.parametrize(
+    ("name", "busbw", "kind"),
+    [
+        # 8 ranks: a bus ratio of 2 x 7/8 is that of all_reduce alone, 7/8 with a sum to all
+        # that of reduce_scatter; of collectives that add up nothing the name has to say it.
+        ("run.log", "175.00", CollectiveKind.ALL_REDUCE),
+        ("run.log", "87.50", CollectiveKind.REDUCE_SCATTER),
+        ("alltoall-1x8.txt", "none", CollectiveKind.ALL_TO_ALL),
+        ("AllGather 8 GPUs.log", "none", CollectiveKind.ALL_GATHER),
+    ],
+)
+def test_a_print_without_its_command_tells_the_collective_by_columns_or_name(
+    tmp_path, name, busbw, kind
+):
+    line = "  4194304  1048576  float  sum  -1  41.90  100.00  175.00  0\n"
+    if busbw == "none":
+        line = line.replace("sum", "none")
+    text = "# nThread 1 nGpus 8\n" + ranks(8) + COLUMNS + line.replace("175.00", busbw)
+    [row] = load(tmp_path, text.replace(" none  0\n", " 87.50  0\n"), name=name)
+    assert row.kind is kind
+
+
 def test_json_counts_every_process_and_takes_what_was_timed(tmp_path):
     document = {
         "version": 2,

@@ -396,10 +396,11 @@ def _compare(first: Prediction, second: Prediction, name: str) -> tuple[str, ...
         return ()
     part, largest_ns = max(second.explanation.time.of_part_ns.items(), key=lambda item: item[1])
     share_pct = 100 * gap_ms / max(largest_ns / 1e6, gap_ms)
+    less = f"{share_pct:.0f}" if share_pct >= 1 else f"{share_pct:.1g}"
     word = part.value.replace("_", " ")
     return (
         f"Against {name} (+{gap_ms:.1f} ms): {', '.join(sentences)}.",
-        f"It would win if its {word} ({largest_ns / 1e6:.1f} ms) were {share_pct:.0f} % less.",
+        f"It would win if its {word} ({largest_ns / 1e6:.1f} ms) were {less} % less.",
     )
 
 
