@@ -7,6 +7,7 @@ its class of links, and says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -134,15 +135,15 @@ def regime_of(latency_ratio: float) -> str:
 _GENERATIONS = ("pascal", "volta", "ampere", "ada", "hopper", "blackwell")
 
 
-def _distance(entry: HostEntry, wiring: Wiring) -> tuple[int, int, int]:
+def _distance(entry: HostEntry, wiring: Wiring) -> tuple[float, ...]:
     """How far *entry* is from *wiring*; the smallest wins, ties by order in the file."""
     if wiring.topology_name in entry.machines and (wiring.is_of_table or not entry.is_odd):
-        return (-1, 0, 0)
+        return (-math.inf,)
     link_class = wiring.link_class
     if link_class is HostLinkClass.NONE:
         link_class = HostLinkClass.NVSWITCH
     if entry.machines:
-        return (9, 0, 0)
+        return (math.inf,)
     far_family = int(entry.link_class.is_nvlink != link_class.is_nvlink)
     far_class = int(entry.link_class is not link_class)
     if not link_class.is_nvlink:  # PCIe is the same wire in every generation of GPU

@@ -43,9 +43,7 @@ class GroupShape:
 def group_shape(ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster) -> GroupShape:
     """The pattern of *ranks* on *cluster*: equal for groups that are translations of each other."""
     members = _checked_ranks(ranks, cluster)
-    block, seat = np.divmod(members, cluster.ranks_per_block)
-    host = block // cluster.blocks_per_host
-    gpu = block % cluster.blocks_per_host * cluster.gpus_per_block + seat
+    host, gpu = cluster.seats_of(members)
     order = np.argsort(host, kind="stable")
     hosts, starts = np.unique(host[order], return_index=True)
     words = []
@@ -179,7 +177,7 @@ def _host_wiring(gpus: tuple[int, ...], machine: _ByIdentity) -> _HostWires:
         (pack_rings(capacities), False),
         (chain_bandwidth(capacities) if _is_nvlink_only(gpus, topology) else 0.0, True),
     ):
-        if bandwidth > 0:
+        if bandwidth:
             pair, link = _pair_bandwidth(gpus, topology)
             lane = _lane_bandwidth(topology) if is_chain else bandwidth
             return _HostWires(gpus, HostLinkClass.NVLINK_MESH, lane, pair, link, is_chain)

@@ -48,8 +48,8 @@ def price_lean(collective: Collective, *, cluster: Cluster, ranks: Ranks) -> Col
     elif collective.kind is CollectiveKind.ALL_REDUCE:
         inside, hosts = wiring.ranks_per_host, wiring.host_count
         moved = 2.0 * collective.size_bytes
-        gpu_ns = np.full(1, moved * (inside - 1) / inside * gpu_ns_per_byte)
-        nic_ns = np.full(1, moved * (hosts - 1) / hosts * nic_ns_per_byte)
+        gpu_ns = np.array([moved * (inside - 1) / inside * gpu_ns_per_byte])
+        nic_ns = np.array([moved * (hosts - 1) / hosts * nic_ns_per_byte])
         per_rank_ns = 3 * latency_ns + gpu_ns + nic_ns
     else:
         raise InputError(

@@ -33,13 +33,13 @@ class Movement:
     rank starts or ends it; *peers* and *net_peers* count the partners of a pairwise exchange.
     """
 
-    host_hops: Any
-    net_hops: Any
     gpu_bytes: Any
     local_bytes: Any
     nic_bytes: Any
     chunk_bytes: Any
     message_bytes: Any
+    host_hops: Any = 0.0
+    net_hops: Any = 0.0
     peers: Any = 0.0
     net_peers: Any = 0.0
     roots: int = 0
@@ -101,16 +101,14 @@ def _tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
         local_bytes=sizes / wiring.rank_count,
         nic_bytes=sizes * nic_share,
         chunk_bytes=sizes / wiring.rank_count,
-        message_bytes=sizes * 1.0,
+        message_bytes=sizes,
     )
 
 
 def _nvls(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
     """The switch adds: every GPU sends its buffer once and receives the sum."""
     return Movement(
-        host_hops=0,
-        net_hops=0,
-        gpu_bytes=sizes * 1.0,
+        gpu_bytes=sizes,
         local_bytes=sizes * 0.0,
         nic_bytes=sizes * 0.0,
         chunk_bytes=sizes / wiring.rank_count,
@@ -122,13 +120,12 @@ def _nvls_tree(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Move
     """The switch adds inside a host, a double tree between hosts, each rail a slice."""
     hosts = wiring.host_count
     return Movement(
-        host_hops=0,
         net_hops=2 * math.log2(hosts),
-        gpu_bytes=sizes * 1.0,
+        gpu_bytes=sizes,
         local_bytes=sizes * 0.0,
         nic_bytes=sizes * (1.0 if hosts == 2 else 2.0),
         chunk_bytes=sizes / wiring.rank_count,
-        message_bytes=sizes * 1.0,
+        message_bytes=sizes,
     )
 
 
@@ -136,7 +133,6 @@ def _pat(_kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Movement:
     """Parallel aggregated trees: the bytes of a ring in a logarithm of steps."""
     n = wiring.rank_count
     return Movement(
-        host_hops=0,
         net_hops=math.log2(n),
         gpu_bytes=sizes * 0.0,
         local_bytes=sizes / n,
@@ -152,19 +148,15 @@ def _pairwise(kind: CollectiveKind, sizes: FloatArray, wiring: Wiring) -> Moveme
     outside = n - inside
     if kind is CollectiveKind.SEND_RECV:
         return Movement(
-            host_hops=1 - outside,
-            net_hops=outside,
             gpu_bytes=sizes * float(outside == 0),
             local_bytes=sizes * 0.0,
             nic_bytes=sizes * float(outside),
-            chunk_bytes=sizes * 1.0,
-            message_bytes=sizes * 1.0,
+            chunk_bytes=sizes,
+            message_bytes=sizes,
             peers=1 - outside,
             net_peers=outside,
         )
     return Movement(
-        host_hops=int(inside > 1),
-        net_hops=int(outside > 0),
         gpu_bytes=sizes * (inside - 1) / n,
         local_bytes=sizes / n,
         nic_bytes=sizes * (outside / n) * inside,

@@ -1,7 +1,8 @@
 """Output of nccl-tests, as it is printed and as JSON: from a run to rows of a table.
 
-It says sizes, times, ranks and hosts. The machine it does not say, an older print not even
-which collective it was; those come from whoever ran it.
+It says sizes, times, ranks and hosts. The machine it does not say, and an older print not even
+which collective it was: that is told from the file's name or from its columns, where only one
+collective has such, or comes from whoever ran it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from perfmodel.base.errors import MeasurementError
@@ -45,7 +47,7 @@ def is_nccl_tests(text: str) -> bool:
 def read_nccl_tests(text: str, *, document: str, place: RunPlace) -> list[Record]:
     """The rows of a run, as a table of collectives has them."""
     run = _parse_json(text, document) if text.lstrip()[:1] == "{" else _parse_print(text, document)
-    kind = place.kind or run.kind or _kind_in(document)
+    kind = place.kind or run.kind or _kind_in(document) or _kind_in_name(document)
     if place.topology is None:
         unsaid, also = ("", "") if kind else (" nor the collective", " and --kind all_reduce")
         raise MeasurementError(
@@ -54,7 +56,8 @@ def read_nccl_tests(text: str, *, document: str, place: RunPlace) -> list[Record
         )
     if not kind:
         raise MeasurementError(
-            f"{document}: does not say which collective it was. Give --kind, such as all_reduce."
+            f"{document}: does not say which collective it was. Give --kind, such as all_reduce, "
+            "or name the file after it, such as all_gather.log."
         )
     hosts = place.hosts or run.hosts
     if not run.ranks or not hosts:
@@ -102,7 +105,7 @@ def _parse_print(text: str, document: str) -> _Run:
     if library is not None:
         version = _dotted(int(library[1])) if library[1] else library[2]
     return _Run(
-        kind=_kind_in(started[1] if started else text),
+        kind=_kind_in(started[1] if started else text) or _kind_by_columns(lines, len(ranks)),
         hosts=len(set(ranks.values())),
         ranks=len(ranks),
         version=version,
@@ -122,6 +125,29 @@ def _printed_rows(lines: Iterable[str]) -> Iterable[Record]:
         if int(words[0]) > 0 and _is_positive(time_us):
             dtype = words[columns.index("type")] if "type" in columns else ""
             yield {"size_bytes": words[0], "time_us": time_us, "dtype": _DTYPES.get(dtype, "")}
+
+
+def _kind_by_columns(lines: Iterable[str], ranks: int) -> str:
+    """The collective that alone reduces to all and has such a ratio of bus to plain bandwidth."""
+    columns: list[str] = []
+    ratios: list[float] = []
+    for line in lines:
+        if _is_heading(line):
+            columns = line.replace("cputime", "time").lstrip("# ").split()
+        words = line.split()
+        if not {"redop", "root", "algbw"} <= set(columns) or len(words) < len(columns):
+            continue
+        redop, root, algbw, busbw = (
+            words[columns.index(word)] for word in ("redop", "root", "algbw", "busbw")
+        )
+        if redop != "none" and root == "-1" and _is_positive(algbw) and _is_positive(busbw):
+            ratios.append(float(busbw) / float(algbw))
+    if not ratios or ranks < 2:
+        return ""
+    # Both bandwidths are printed with two digits; the last line has the largest of them.
+    share = (ranks - 1) / ranks
+    kinds = {"all_reduce": 2 * share, "reduce_scatter": share}
+    return next((kind for kind, ratio in kinds.items() if abs(ratios[-1] / ratio - 1) < 0.05), "")
 
 
 def _is_heading(line: str) -> bool:
@@ -147,7 +173,7 @@ def _parse_json(text: str, document: str) -> _Run:
         kind=_kind_in(program),
         hosts=len({str(one.get("hostname")) for one in devices}),
         ranks=len(devices) * each,
-        version=_dotted(_count(content.get("nccl_version"), 0)),
+        version=_dotted(_count(content.get("nccl_version"))),
         rows=[row for one in results if isinstance(one, dict) for row in _json_row(one)],
     )
 
@@ -177,6 +203,19 @@ def _is_positive(text: str) -> bool:
 def _kind_in(text: str) -> str:
     found = _PROGRAM.search(text)
     return found[1] if found else ""
+
+
+_NAMES = {
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
+    "alltoall": "alltoall", "broadcast": "broadcast", "sendrecv": "sendrecv",
+}  # fmt: skip
+
+
+def _kind_in_name(document: str) -> str:
+    """The one collective that the name of a file is made of: all_reduce_2x8.log."""
+    letters = re.sub(r"[^a-z]", "", PurePath(document).stem.lower())
+    named = [kind for word, kind in _NAMES.items() if word in letters]
+    return named[0] if len(named) == 1 else ""
 
 
 def _dotted(code: int) -> str:

@@ -208,7 +208,7 @@ class _Pricer:
 
     def price(self, choice: Choice, sizes: FloatArray) -> list[CollectiveCost]:
         durations = self.durations_ns(choice, sizes)
-        latency = float(self.durations_ns(choice, np.zeros(1))[0])
+        latency = float(self.durations_ns(choice, np.array([0.0]))[0])
         busy = _link_times(build_movement(self.kind, choice[0], sizes, self.wiring), self.wiring)
         return [
             self._cost(choice, float(size), float(duration), latency, wires)

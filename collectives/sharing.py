@@ -50,14 +50,7 @@ def _gpu_links(call: CollectiveCall, cluster: Cluster) -> npt.NDArray[np.int64]:
 
 def _nic_links(call: CollectiveCall, cluster: Cluster) -> npt.NDArray[np.int64]:
     """The NICs of the call's ranks, numbered through all hosts."""
-    members = np.asarray(call.ranks, dtype=np.int64)
-    nics = cluster.topology.nic_of_gpu
-    if not nics:
-        return np.zeros(0, dtype=np.int64)
-    block, seat = np.divmod(members, cluster.ranks_per_block)
-    gpu = block % cluster.blocks_per_host * cluster.gpus_per_block + seat
-    host = block // cluster.blocks_per_host
-    return np.unique(host * len(nics) + np.array(nics, dtype=np.int64)[gpu])
+    return np.unique(cluster.nics_of(np.asarray(call.ranks, dtype=np.int64)))
 
 
 def _shared_ns(

@@ -81,8 +81,6 @@ class Tuner:
         if kind in _PAIRWISE:
             slices = sizes / (self.wiring.rank_count if kind is CollectiveKind.ALL_TO_ALL else 1)
             return candidates, (slices <= self.pair_ll_bytes).astype(np.int64)
-        if len(candidates) == 1:
-            return candidates, np.zeros(len(sizes), dtype=np.int64)
         estimates = np.stack([self._estimate_ns(kind, choice, sizes) for choice in candidates])
         return candidates, np.argmin(estimates, axis=0)
 
@@ -130,7 +128,7 @@ class Tuner:
     def _estimate_ns(self, kind: CollectiveKind, choice: Choice, sizes: FloatArray) -> FloatArray:
         algorithm, protocol = choice
         latency = self._latency_ns(kind, algorithm, protocol)
-        bandwidth = self._bandwidth(kind, algorithm, protocol) * np.ones_like(sizes)
+        bandwidth: float | FloatArray = self._bandwidth(kind, algorithm, protocol)
         if algorithm is CollectiveAlgorithm.TREE:
             steps = np.log2(np.maximum(sizes, 64.0) / 64.0).astype(np.int64)
             correction = np.array([*self.constants.tree_correction[protocol], 1.0])

@@ -44,9 +44,7 @@ def build_rank_load(
     """Sum up *byte_matrix* by rank, host and NIC of the group *ranks*."""
     matrix = np.array(byte_matrix, dtype=np.float64)
     members = np.asarray(ranks, dtype=np.int64)
-    block, seat = np.divmod(members, cluster.ranks_per_block)
-    host = block // cluster.blocks_per_host
-    gpu = block % cluster.blocks_per_host * cluster.gpus_per_block + seat
+    host, _ = cluster.seats_of(members)
     own = np.diag(matrix)
     inside = np.where(host[:, None] == host[None, :], matrix, 0.0)
     sent, received = inside.sum(axis=1) - own, inside.sum(axis=0) - own
@@ -55,19 +53,16 @@ def build_rank_load(
     return RankLoad(
         inside_bytes=np.maximum(sent, received),
         local_bytes=own.copy(),
-        nic_bytes=_by_nic(host, gpu, np.stack([away_sent, away_received]), cluster),
+        nic_bytes=_by_nic(cluster.nics_of(members), np.stack([away_sent, away_received])),
         mean_slice_bytes=np.maximum(matrix.sum(axis=1), matrix.sum(axis=0)) / len(matrix),
     )
 
 
-def _by_nic(
-    host: npt.NDArray[np.int64], gpu: npt.NDArray[np.int64], away: FloatArray, cluster: Cluster
-) -> FloatArray:
-    nics = cluster.topology.nic_of_gpu
-    if not nics:
+def _by_nic(nics: npt.NDArray[np.int64], away: FloatArray) -> FloatArray:
+    """What the NIC of each rank carries of what ranks send and receive *away*."""
+    if not nics.size:
         return np.zeros(away.shape[1])
-    nic = np.array(nics, dtype=np.int64)[gpu]
-    _, place = np.unique(host * len(nics) + nic, return_inverse=True)
+    _, place = np.unique(nics, return_inverse=True)
     totals = np.stack([np.bincount(place, weights=way) for way in away])
     busier: FloatArray = totals.max(axis=0)[place]
     return busier
@@ -113,8 +108,6 @@ def price_uneven(
 
 def _movement_of(load: RankLoad, wiring: Wiring) -> Movement:
     return Movement(
-        host_hops=int(wiring.ranks_per_host > 1),
-        net_hops=int(wiring.host_count > 1),
         gpu_bytes=load.inside_bytes,
         local_bytes=load.local_bytes,
         nic_bytes=load.nic_bytes * max(wiring.nic_count, 1),

@@ -154,8 +154,3 @@ class Wiring:
                 f"wiring on {self.topology_name}: {self.host_count} hosts need a network, and "
                 "the topology has no fabric. Add one, or keep the group on one host."
             )
-
-    @property
-    def nic_share_bytes_per_s(self) -> float:
-        """What one rank gets when all ranks of the group send off-host."""
-        return self.nic_bandwidth_bytes_per_s / self.ranks_per_host

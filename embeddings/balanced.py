@@ -212,20 +212,19 @@ class _Placer:
         keys = []
         for way in self._ways:
             by_rows = np.ceil(sizes / way.columns / most_bytes)
-            is_split = (way.lookups > 0) & (limit > way.fixed)
+            is_split = limit > way.fixed
             room = np.where(is_split, limit - way.fixed, 1.0)
             by_rows = np.where(is_split, np.maximum(by_rows, np.ceil(way.lookups / room)), by_rows)
-            is_over = (limit <= way.fixed) | (by_rows * way.columns > self._rank_count)
+            is_over = ~is_split | (by_rows * way.columns > self._rank_count)
             # More pieces than ranks would not make a rank's part smaller.
             most = np.minimum(rows, self._rank_count // way.columns)
             by_rows = np.maximum(1, np.minimum(by_rows, most))
             work = way.columns * (by_rows * way.fixed + way.lookups)
-            # Of equal ones the fewest pieces, then the fewest columns, which come first.
-            key = (~way.is_open, is_over, work, way.columns * by_rows, by_rows)
-            keys.append(np.stack(np.broadcast_arrays(*key)))
-        columns = np.stack(keys)
-        order = np.lexsort([columns[:, number] for number in (3, 2, 1, 0)], axis=0)[0]
-        chosen = np.take_along_axis(columns[:, 4], order[None, :], axis=0)[0]
+            keys.append(np.stack(np.broadcast_arrays(~way.is_open, is_over, work, by_rows)))
+        is_shut, is_over, work, by_rows = np.stack(keys, axis=1)
+        # Of equal ones the fewest columns, which come first.
+        order = np.lexsort((work, is_over, is_shut), axis=0)[0]
+        chosen = np.take_along_axis(by_rows, order[None, :], axis=0)[0]
         cuts = zip(self._held, order.tolist(), chosen.tolist(), strict=True)
         parts = [
             self._pieces_from(place, self._ways[way].columns, int(n)) for place, way, n in cuts

@@ -249,7 +249,7 @@ def histogram_from_bins(
     for row_share, lookup_share, edge in zip(row_shares, lookup_shares, edges, strict=True):
         spread = max(edge * _MEAN_IN_BIN, 1.0)
         mean = lookup_share * reuse / row_share if row_share >= 0.01 else spread
-        means.append(min(max(mean, edge / 2 if edge > 1 else 1.0), edge))
+        means.append(min(max(mean, edge / 2, 1.0), edge))
     return ReuseHistogram(lookup_shares, tuple(means), draws)
 
 

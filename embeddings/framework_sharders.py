@@ -275,7 +275,7 @@ def _options(task: ShardingTask, place: int) -> list[_Option]:
 def _piece_seconds(task: ShardingTask, table: EmbeddingTable, way: _Way, count: int) -> float:
     """What the planner thinks a piece takes: lookup and exchange, forward and backward."""
     is_by_rows = way in (_Way.ROWS, _Way.HOST_ROWS)
-    width = table.width if is_by_rows or way is _Way.TABLE else table.width // count
+    width = table.width if is_by_rows else table.width // count
     lookups = task.batch_size * table.pooling_factor / (count if is_by_rows else 1)
     sent = task.batch_size * width * _NUMBER_BYTES
     read = lookups * (_INDEX_BYTES + width * table.dtype.size_bytes) + sent

@@ -95,7 +95,7 @@ def lengths_from_offsets(
     source: str, offsets: Any, *, index_count: int, table_count: int
 ) -> Int64s:
     """Bag lengths from where each bag begins; a last entry for the end may be left out."""
-    starts = whole_numbers(np.asarray(offsets).reshape(-1), where=f"{source}, offsets")
+    starts = whole_numbers(np.asarray(offsets).ravel(), where=f"{source}, offsets")
     if len(starts) % table_count == 0 or (len(starts) and starts[-1] != index_count):
         starts = np.concatenate([starts, [index_count]])
     if len(starts) < 2 or (len(starts) - 1) % table_count:

@@ -66,7 +66,7 @@ def _load_npz(path: Path) -> IndexData:
     lengths = lengths_from_offsets(
         str(path),
         content["offsets"],
-        index_count=len(np.asarray(content["indices"]).reshape(-1)),
+        index_count=np.asarray(content["indices"]).size,
         table_count=tables,
     )
     return build_index_data(str(path), indices=content["indices"], lengths=lengths)
@@ -89,7 +89,7 @@ def _check_size(path: Path, size_bytes: int) -> None:
 
 
 def _table_count(path: Path, stated: Any) -> int:
-    numbers = np.asarray(stated).reshape(-1)
+    numbers = np.asarray(stated).ravel()
     if numbers.dtype.kind not in "iu" or len(numbers) != 1 or not 1 <= int(numbers[0]) <= 2**20:
         raise InputError(f"{path}, tables: must be one whole number, at least 1, got {stated}.")
     return int(numbers[0])
@@ -109,7 +109,7 @@ def _load_npy(path: Path) -> IndexData:
         raise InputError(f"{path}: must be samples, or tables x samples, got {values.ndim} axes.")
     table_rows = np.atleast_2d(np.asarray(values))
     return build_index_data(
-        str(path), indices=table_rows.reshape(-1), lengths=np.ones(table_rows.shape, np.int64)
+        str(path), indices=table_rows.ravel(), lengths=np.ones(table_rows.shape, np.int64)
     )
 
 

@@ -65,6 +65,33 @@ def to_plan_document(plan: ShardingPlan, *, gpus_per_host: int | None = None) ->
     return {MODULE: parameters}
 
 
+def list_unrunnable(plan: ShardingPlan) -> tuple[str, ...]:
+    """Tables that TorchRec cannot run as *plan* places them.
+
+    It divides rows over all ranks or over those of one host, in order, a grid into columns that
+    are each divided so over one host, and copies whole tables only.
+    """
+    per_host = plan.ranks_per_host or plan.rank_count
+    refused = []
+    for place, table in enumerate(plan.tables):
+        kind = _type_of(plan, place)
+        columns: dict[int, list[int]] = {}
+        if kind in ("row_wise", "table_row_wise", "grid_shard"):
+            pieces = sorted(
+                (shard.first_row, shard) for shard in plan.shards if shard.table == place
+            )
+            for _, shard in pieces:
+                columns.setdefault(shard.first_column, []).append(shard.rank)
+        size = plan.rank_count if kind == "row_wise" else per_host
+        is_even = all(
+            ranks == list(range(ranks[0], ranks[0] + size)) and ranks[0] % size == 0
+            for ranks in columns.values()
+        )
+        if not is_even or any(plan.frequent_rows[place : place + 1]):
+            refused.append(table.name)
+    return tuple(refused)
+
+
 def _type_of(plan: ShardingPlan, place: int) -> str:
     """TorchRec's word; by rows of a host is said only where partial sums are added there."""
     if place in plan.summed_places:

@@ -154,9 +154,7 @@ class Popularity:
         Leaves out: sets, sectors, and that the window is not the same for all rows.
         Source: Che, Tung and Wang, IEEE JSAC 20(7), 2002.
         """
-        window = self.window_draws(capacity_rows)
-        if window >= draws:
-            return self.distinct_rows(draws)
+        window = min(self.window_draws(capacity_rows), draws)
         later = (draws - window) * self.new_row_chance(window)
         return self.distinct_rows(window) + later
 

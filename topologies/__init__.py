@@ -11,7 +11,7 @@ from topologies.link import Link, LinkKind, Vertex, VertexKind
 from topologies.recognising import cpu_speed, find_device, find_machine
 from topologies.route import Route
 from topologies.topology import Topology
-from topologies.topology_file import list_catalog, load_topology
+from topologies.topology_file import list_topologies, load_topology
 
 __all__ = [
     "Architecture",
@@ -33,8 +33,8 @@ __all__ = [
     "cpu_speed",
     "find_device",
     "find_machine",
-    "list_catalog",
     "list_devices",
+    "list_topologies",
     "load_device",
     "load_topology",
 ]

@@ -63,14 +63,26 @@ class Cluster:
     @property
     def host_of_rank(self) -> Ranks:
         """The host of every rank."""
-        blocks = np.arange(self.rank_count, dtype=np.int64) // self.ranks_per_block
-        return blocks // self.blocks_per_host
+        return self.seats_of(np.arange(self.rank_count, dtype=np.int64))[0]
 
     @property
     def gpu_of_rank(self) -> Ranks:
         """The GPU of every rank, counted inside its host."""
-        block, seat = np.divmod(np.arange(self.rank_count, dtype=np.int64), self.ranks_per_block)
-        return block % self.blocks_per_host * self.gpus_per_block + seat
+        return self.seats_of(np.arange(self.rank_count, dtype=np.int64))[1]
+
+    def seats_of(self, ranks: Ranks) -> tuple[Ranks, Ranks]:
+        """The hosts of *ranks* and their GPUs there."""
+        block, seat = np.divmod(ranks, self.ranks_per_block)
+        gpu = block % self.blocks_per_host * self.gpus_per_block + seat
+        return block // self.blocks_per_host, gpu
+
+    def nics_of(self, ranks: Ranks) -> Ranks:
+        """The NICs that *ranks* send with, counted through all hosts; none where there are none."""
+        nics = np.array(self.topology.nic_of_gpu, dtype=np.int64)
+        if not nics.size:
+            return nics
+        host, gpu = self.seats_of(ranks)
+        return host * len(nics) + nics[gpu]
 
     def host_of(self, rank: int) -> int:
         """The host of *rank*."""

@@ -30,7 +30,7 @@ DEFAULT_SPINE_LATENCY_NS = 300.0
 """Up to a spine and down again, where a file says nothing: as in the machines we ship."""
 
 
-def list_catalog() -> tuple[str, ...]:
+def list_topologies() -> tuple[str, ...]:
     """Names of the machines that come with the package."""
     return list_documents(CATALOG)
 
@@ -51,7 +51,7 @@ def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ())
 
 def _check_no_device(name: str) -> None:
     """Refuse the name of a GPU where a machine is meant, with the machines that have it."""
-    if name in list_catalog() or name not in list_devices() or Path(name).exists():
+    if name in list_topologies() or name not in list_devices() or Path(name).exists():
         return
     machines = [path.stem for path in sorted(CATALOG.glob("*.yaml"))
                 if load_yaml(path).get("device") == name]  # fmt: skip

@@ -10,6 +10,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.api.about import (
+    SchemaKind,
+    TemplateKind,
+    describe_schema,
+    examine_installation,
+    init,
+)
 from perfmodel.api.asking import (
     compare,
     load_scenario,
@@ -21,12 +28,22 @@ from perfmodel.api.asking import (
     sweep,
     whatif,
 )
-from perfmodel.api.measured import (
+from perfmodel.api.calibrating import (
     calibrate_collectives,
+    calibrate_embedding,
+    calibrate_host,
+    calibrate_interference,
     calibrate_kernels,
+    cross_validate,
+    leave_out_collectives,
+    measure_machine,
+)
+from perfmodel.api.measured import (
+    ask_collective,
     describe_indices,
     price_collective,
     price_kernel,
+    sweep_collective,
     validate,
     validate_fits,
     validate_runs,
@@ -49,8 +66,13 @@ if TYPE_CHECKING:
     from collectives.cost import CollectiveCost as CollectiveCost
     from collectives.nccl_tests import RunPlace as RunPlace
     from collectives.software import CollectiveSoftware as CollectiveSoftware
+    from embeddings.statistics import DataStatistics as DataStatistics
     from perfmodel.base.dtypes import DType as DType
+    from perfmodel.calibration.embedding.fit import EmbeddingFit as EmbeddingFit
+    from perfmodel.calibration.interference.command import FittedInterference as FittedInterference
+    from perfmodel.calibration.measure.command import MeasuredMachine as MeasuredMachine
     from perfmodel.emulation.request import Emulation as Emulation
+    from perfmodel.emulation.telling import EmulatedJob as EmulatedJob
     from perfmodel.graph.job import JobGraph as JobGraph
     from perfmodel.graph.ops import Attention as Attention
     from perfmodel.graph.ops import EmbeddingOp as EmbeddingOp
@@ -61,45 +83,74 @@ if TYPE_CHECKING:
     from perfmodel.planning.layouts.search import LayoutRanking as LayoutRanking
     from perfmodel.planning.layouts.search import Search as Search
     from perfmodel.planning.question import RankQuestion as RankQuestion
+    from perfmodel.planning.ranking import RankBy as RankBy
     from perfmodel.planning.ranking import Ranking as Ranking
     from perfmodel.prediction.answer import Answer as Answer
     from perfmodel.prediction.answer import Prediction as Prediction
     from perfmodel.prediction.changing import WhatIf as WhatIf
     from perfmodel.prediction.comparing import Comparison as Comparison
+    from perfmodel.recordings.import_files import Imported as Imported
     from perfmodel.recordings.import_files import ImportedJob as ImportedJob
+    from perfmodel.recordings.import_files import ImportWishes as ImportWishes
+    from perfmodel.reports.collective import CollectiveAnswer as CollectiveAnswer
+    from perfmodel.reports.collective import SizeSweep as SizeSweep
     from perfmodel.reports.kernel import KernelAnswer as KernelAnswer
+    from perfmodel.stacks.profiles import list_stacks as list_stacks
+    from perfmodel.stacks.profiles import load_stack as load_stack
+    from perfmodel.stacks.stack import SoftwareStack as SoftwareStack
     from perfmodel.validation.fits import FitBoard as FitBoard
     from perfmodel.validation.scoreboard import Scoreboard as Scoreboard
     from perfmodel.workloads import build_job as build_job
+    from perfmodel.workloads import list_workloads as list_workloads
     from perfmodel.workloads import load_workload as load_workload
+    from topologies import list_devices as list_devices
+    from topologies import list_topologies as list_topologies
+    from topologies import load_device as load_device
     from topologies import load_topology as load_topology
 
 _LATE = {
     "Answer": "perfmodel.prediction.answer",
     "Attention": "perfmodel.graph.ops",
+    "CollectiveAnswer": "perfmodel.reports.collective",
     "CollectiveCost": "collectives.cost",
     "CollectiveSoftware": "collectives.software",
     "Comparison": "perfmodel.prediction.comparing",
     "DType": "perfmodel.base.dtypes",
+    "DataStatistics": "embeddings.statistics",
+    "EmbeddingFit": "perfmodel.calibration.embedding.fit",
     "EmbeddingOp": "perfmodel.graph.ops",
+    "EmulatedJob": "perfmodel.emulation.telling",
     "Emulation": "perfmodel.emulation.request",
     "FitBoard": "perfmodel.validation.fits",
+    "FittedInterference": "perfmodel.calibration.interference.command",
     "Gemm": "perfmodel.graph.ops",
+    "ImportWishes": "perfmodel.recordings.import_files",
+    "Imported": "perfmodel.recordings.import_files",
     "ImportedJob": "perfmodel.recordings.import_files",
     "JobGraph": "perfmodel.graph.job",
     "KernelAnswer": "perfmodel.reports.kernel",
     "LayoutQuestion": "perfmodel.planning.layouts.search",
     "LayoutRanking": "perfmodel.planning.layouts.search",
+    "MeasuredMachine": "perfmodel.calibration.measure.command",
     "MemoryBound": "perfmodel.graph.ops",
     "Pass": "perfmodel.graph.ops",
     "Prediction": "perfmodel.prediction.answer",
+    "RankBy": "perfmodel.planning.ranking",
     "RankQuestion": "perfmodel.planning.question",
     "Ranking": "perfmodel.planning.ranking",
     "RunPlace": "collectives.nccl_tests",
     "Scoreboard": "perfmodel.validation.scoreboard",
     "Search": "perfmodel.planning.layouts.search",
+    "SizeSweep": "perfmodel.reports.collective",
+    "SoftwareStack": "perfmodel.stacks.stack",
     "WhatIf": "perfmodel.prediction.changing",
     "build_job": "perfmodel.workloads",
+    "list_devices": "topologies",
+    "list_stacks": "perfmodel.stacks.profiles",
+    "list_topologies": "topologies",
+    "list_workloads": "perfmodel.workloads",
+    "load_device": "topologies",
+    "load_stack": "perfmodel.stacks.profiles",
     "load_topology": "topologies",
     "load_workload": "perfmodel.workloads",
 }
@@ -108,14 +159,21 @@ _LATE = {
 __all__ = [
     "Answer",
     "Attention",
+    "CollectiveAnswer",
     "CollectiveCost",
     "CollectiveSoftware",
     "Comparison",
     "DType",
+    "DataStatistics",
+    "EmbeddingFit",
     "EmbeddingOp",
+    "EmulatedJob",
     "Emulation",
     "FitBoard",
+    "FittedInterference",
     "Gemm",
+    "ImportWishes",
+    "Imported",
     "ImportedJob",
     "Interference",
     "JobGraph",
@@ -123,30 +181,52 @@ __all__ = [
     "KernelAnswer",
     "LayoutQuestion",
     "LayoutRanking",
+    "MeasuredMachine",
     "MemoryBound",
     "Mode",
     "Pass",
     "Prediction",
+    "RankBy",
     "RankQuestion",
     "Ranking",
     "RunPlace",
     "Scenario",
+    "SchemaKind",
     "Scoreboard",
     "Search",
+    "SizeSweep",
+    "SoftwareStack",
+    "TemplateKind",
     "WhatIf",
+    "ask_collective",
     "build_job",
     "calibrate_collectives",
+    "calibrate_embedding",
+    "calibrate_host",
+    "calibrate_interference",
     "calibrate_kernels",
     "compare",
+    "cross_validate",
     "describe_indices",
+    "describe_schema",
     "emulate",
+    "examine_installation",
     "import_chakra",
     "import_kineto",
     "import_traces",
+    "init",
+    "leave_out_collectives",
+    "list_devices",
+    "list_stacks",
+    "list_topologies",
+    "list_workloads",
+    "load_device",
     "load_job",
     "load_scenario",
+    "load_stack",
     "load_topology",
     "load_workload",
+    "measure_machine",
     "name_jobs",
     "predict",
     "price_collective",
@@ -156,6 +236,7 @@ __all__ = [
     "save_job",
     "search",
     "sweep",
+    "sweep_collective",
     "trace_chakra",
     "trace_diff",
     "trace_extract",

@@ -116,6 +116,7 @@ def compare(
         named = [NamedScenario(name, one) for name, one in scenarios.items()]
     else:
         named = [NamedScenario(_name(one), _load(one)) for one in scenarios]
+    _check_machines(named)
     filled = [_filled(one, on_phase) for one in named]
     with open_place(executor, workers, ray_address) as place:
         return compare_scenarios(filled, executor=place, on_phase=on_phase)
@@ -129,6 +130,15 @@ def name_jobs(
         Path(folder).name: JobScenario(str(folder), topology=topology, stack=stack)
         for folder in folders
     }
+
+
+def _check_machines(named: Sequence[NamedScenario]) -> None:
+    """Raise at once where a machine cannot be read, not after the others were answered."""
+    from topologies import load_topology
+
+    for topology in dict.fromkeys(one.scenario.topology for one in named):
+        if topology is not None:
+            load_topology(topology)
 
 
 def _filled(named: NamedScenario, on_phase: OnPhase) -> NamedScenario:
@@ -166,7 +176,9 @@ def sweep(
         axes = [SweepAxis(key, tuple(map(str, values))) for key, values in over.items()]
     else:
         axes = [parse_axis(text) for text in ([over] if isinstance(over, str) else over)]
-    points = [_filled(one, on_phase) for one in sweep_scenario(_load(scenario), axes)]
+    asked = sweep_scenario(_load(scenario), axes)
+    _check_machines(asked)
+    points = [_filled(one, on_phase) for one in asked]
     with open_place(executor, workers, ray_address) as place:
         return compare_scenarios(points, axes=axes, executor=place, on_phase=on_phase)
 

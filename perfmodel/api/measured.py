@@ -1,4 +1,4 @@
-"""Single prices, and measurements: predictions beside them, and constants fitted to them."""
+"""Single prices, and predictions beside measurements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collectives.nccl_tests import RunPlace
     from collectives.software import CollectiveSoftware
     from embeddings.statistics import DataStatistics
-    from perfmodel.costs.measured_kernels import KernelTable
     from perfmodel.graph.ops import Op
+    from perfmodel.reports.collective import CollectiveAnswer, CollectiveGroup, SizeSweep
     from perfmodel.reports.kernel import KernelAnswer
     from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
@@ -38,29 +38,101 @@ def price_collective(
     *,
     topology: str,
     hosts: int = 1,
-    ranks: Sequence[int] | None = None,
+    ranks: int | Sequence[int] | None = None,
     dtype: str = "fp32",
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
 ) -> CollectiveCost:
     """What a collective takes on *ranks*, all of them if left out; *size* is bytes, or `64MiB`."""
+    return ask_collective(
+        kind,
+        size,
+        topology=topology,
+        hosts=hosts,
+        ranks=ranks,
+        dtype=dtype,
+        software=software,
+        calibration=calibration,
+    ).alone[0]
+
+
+def ask_collective(
+    kind: str,
+    size: int | str,
+    *,
+    topology: str,
+    hosts: int = 1,
+    ranks: int | Sequence[int] | None = None,
+    beside: Sequence[tuple[str, int | str, Sequence[int]]] = (),
+    byte_matrix: Sequence[Sequence[int]] | None = None,
+    dtype: str = "fp32",
+    software: CollectiveSoftware | None = None,
+    calibration: Sequence[str] = (),
+) -> CollectiveAnswer:
+    """A collective alone, and with others *beside* it (kind, size, ranks) at the same time.
+
+    *ranks* are how many, or which; *byte_matrix* says what each rank of an uneven all-to-all
+    sends to each.
+    """
     from collectives.collective import Collective, parse_kind
-    from collectives.pricing import CollectiveCall, price_collectives
+    from perfmodel.base.units import parse_size
+    from perfmodel.reports.collective import answer_calls
+
+    group = _group(topology, hosts, ranks, dtype, software, calibration)
+
+    def build(kind: str, size: int | str, matrix: Sequence[Sequence[int]] | None) -> Collective:
+        size_bytes = size if isinstance(size, int) else parse_size(size)
+        rows = None if matrix is None else tuple(tuple(row) for row in matrix)
+        return Collective(parse_kind(kind), size_bytes, group.dtype, byte_matrix=rows)
+
+    others = [(build(word, amount, None), whose) for word, amount, whose in beside]
+    return answer_calls(group, build(kind, size, byte_matrix), others)
+
+
+def sweep_collective(
+    kind: str,
+    *,
+    topology: str,
+    hosts: int = 1,
+    ranks: int | Sequence[int] | None = None,
+    measured: Sequence[str | Path] = (),
+    dtype: str = "fp32",
+    software: CollectiveSoftware | None = None,
+    calibration: Sequence[str] = (),
+) -> SizeSweep:
+    """A collective over sizes from 512 B to 1 GiB, beside tables of what was *measured*."""
+    from collectives.collective import parse_kind
+    from collectives.measurements import load_measurements
+    from perfmodel.reports.collective import answer_sizes
+
+    group = _group(topology, hosts, ranks, dtype, software, calibration)
+    rows = load_measurements([Path(table) for table in measured]) if measured else ()
+    return answer_sizes(group, parse_kind(kind), rows)
+
+
+def _group(
+    topology: str,
+    hosts: int,
+    ranks: int | Sequence[int] | None,
+    dtype: str,
+    software: CollectiveSoftware | None,
+    calibration: Sequence[str],
+) -> CollectiveGroup:
     from collectives.software import CollectiveSoftware
     from perfmodel.base.dtypes import parse_dtype
-    from perfmodel.base.units import parse_size
+    from perfmodel.reports.collective import CollectiveGroup
     from topologies import build_cluster, load_topology
 
     machine = load_topology(topology, calibrations=tuple(calibration)).idle
-    cluster = build_cluster(machine, hosts=hosts)
-    size_bytes = size if isinstance(size, int) else parse_size(size)
-    call = CollectiveCall(
-        Collective(parse_kind(kind), size_bytes, parse_dtype(dtype)),
-        tuple(range(cluster.rank_count)) if ranks is None else tuple(ranks),
+    count = ranks if isinstance(ranks, int) else None
+    cluster = build_cluster(machine, hosts=hosts, ranks=count)
+    listed = None if ranks is None or isinstance(ranks, int) else tuple(ranks)
+    return CollectiveGroup(
+        cluster=cluster,
+        ranks=tuple(range(cluster.rank_count)) if listed is None else listed,
+        software=CollectiveSoftware() if software is None else software,
+        dtype=parse_dtype(dtype),
     )
-    library = CollectiveSoftware() if software is None else software
-    [cost] = price_collectives([call], cluster=cluster, software=library)
-    return cost
 
 
 def describe_indices(file: str | Path, *, batch: int = 4096) -> DataStatistics:
@@ -131,74 +203,3 @@ def validate_runs(
         return runs.validate_tables(
             tables, executor=place, calibration=tuple(calibration), on_phase=on_phase
         )
-
-
-def calibrate_collectives(
-    tables: Sequence[str | Path], out: str | Path, *, place: RunPlace | None = None
-) -> tuple[str, ...]:
-    """Shift the shipped constants to the machines of *tables* and write them to *out*.
-
-    Tables are CSV or output of nccl-tests, of which *place* says the machine. The sentences
-    say what was found; the file is a `calibration` of scenarios.
-    """
-    from datetime import UTC, datetime
-
-    from collectives.calibration import load_default_calibration
-    from collectives.measurements import load_measurements
-    from perfmodel.calibration.collectives.rows import about_tables, write_calibration
-    from perfmodel.calibration.collectives.shift import shift_collectives
-
-    measurements = load_measurements([Path(table) for table in tables], place=place)
-    shifted = shift_collectives(measurements, load_default_calibration())
-    about = about_tables(
-        measurements,
-        command=f"perfmodel.api.calibrate_collectives, {' '.join(map(str, tables))}",
-        licence="that of the sources",
-        day=datetime.now(UTC).date(),
-    )
-    write_calibration(shifted.calibration, Path(out), about=about)
-    return shifted.sentences
-
-
-def load_kernels(kind: KernelKind, tables: Sequence[str | Path]) -> KernelTable:
-    """The measured kernels of *tables*, as constants are fitted to them."""
-    from perfmodel.calibration.kernels import join_tables, preferred_rows
-    from perfmodel.validation.kernels import KINDS
-
-    read, _ = KINDS[kind]
-    table = join_tables([read(Path(path)) for path in tables])
-    return preferred_rows(table) if kind == "gemm" else table
-
-
-def calibrate_kernels(
-    kind: KernelKind,
-    tables: Sequence[str | Path],
-    out: str | Path,
-    *,
-    on_phase: OnPhase = ignore_phase,
-) -> int:
-    """Fit kernels to *tables* and write how many sets of constants to *out*.
-
-    Into a folder goes one file per GPU. A file is a `calibration` of scenarios.
-    """
-    from datetime import UTC, datetime
-
-    from perfmodel.base.writing import check_writable, write_file
-    from perfmodel.calibration.kernels import about_tables, fit_entries
-    from perfmodel.costs.calibration_files import entries_to_text
-
-    command = f"perfmodel calibrate {kind} {' '.join(map(str, tables))} --out {out}"
-    about = about_tables(kind, command=command, day=datetime.now(UTC).date())
-    target = Path(out)
-    if not target.is_dir():
-        check_writable("--out", target)
-    entries = fit_entries(kind, load_kernels(kind, tables), on_phase=on_phase)
-    files = {target: entries}
-    if target.is_dir():
-        files = {
-            target / f"{device}.json": tuple(one for one in entries if one.device == device)
-            for device in dict.fromkeys(entry.device for entry in entries)
-        }
-    for path, chosen in files.items():
-        write_file(path, entries_to_text(about, chosen))
-    return len(entries)

@@ -14,18 +14,111 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from perfmodel import api
+from perfmodel.api.calibrating import RECORDED_LICENCE
 from perfmodel.api.measured import KernelKind
 from perfmodel.base.errors import InputError
-from perfmodel.base.writing import STDOUT, write_file, write_output
-from perfmodel.cli.collective_tables import CALIBRATE_EPILOG, calibrate_collectives_command
+from perfmodel.base.writing import STDOUT, write_output
 from perfmodel.cli.options import JsonFile, Quiet
+from perfmodel.cli.scores import (
+    CollectiveTables,
+    Limit,
+    RunHosts,
+    RunKind,
+    RunMachine,
+    ScoreFiles,
+    show,
+)
 
 if TYPE_CHECKING:
     from perfmodel.calibration.embedding.fit import CaseError
     from perfmodel.validation.scoreboard import Scoreboard
 
 
-def calibrate_embedding_command(
+class FoldColumn(Enum):
+    """The columns whose values can be dealt into folds."""
+
+    SIZE_BYTES = "size_bytes"
+    HOSTS = "hosts"
+    NRANKS = "nranks"
+
+
+CALIBRATE_EPILOG = """\b
+Examples:
+  perfmodel calibrate collectives all_reduce.log --topology dgx_h100 --out my.yaml
+  perfmodel predict --topology dgx_h100 --hosts 4 --calibration my.yaml
+  perfmodel calibrate collectives table.csv --cross-validate 5
+\b
+Few rows (six will do, small and large sizes) shift the constants that perfmodel has
+for such a machine; 200 or more of machines that it knows are fitted from scratch.
+"""
+
+
+def calibrate_collectives(
+    tables: CollectiveTables,
+    topology: RunMachine = None,
+    hosts: RunHosts = None,
+    kind: RunKind = None,
+    cross_validate: Annotated[
+        int | None,
+        typer.Option(metavar="K", min=2, help="Fit on K - 1 of K folds, score the other, e.g. 5."),
+    ] = None,
+    by: Annotated[
+        FoldColumn, typer.Option(help="Column whose values are dealt into folds.")
+    ] = FoldColumn.SIZE_BYTES,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:HOSTS]",
+            help="Fit without a machine and score it, e.g. dgx_h100:10; repeatable.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write the constants here."),
+    ] = None,
+    licence: Annotated[
+        str, typer.Option(metavar="TEXT", help="Licence of the measurements, for the file.")
+    ] = "that of the sources",
+    limit: Limit = None,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Fit the constants of collectives, or check a fit on rows it has not seen."""
+    from collectives.nccl_tests import RunPlace
+    from perfmodel.reports.progress import show_progress
+
+    files = ScoreFiles(json_file, limit)
+    files.check()
+    place = RunPlace(topology, hosts, kind)
+    if leave_out:
+        show(api.leave_out_collectives(tables, leave_out, place=place), files)
+    if cross_validate is not None:
+        with show_progress(is_quiet=quiet) as progress:
+            board = api.cross_validate(
+                "collectives",
+                tables,
+                folds=cross_validate,
+                by=[by.value],
+                place=place,
+                on_phase=progress,
+            )
+        show(board, files)
+    if output is not None:
+        with show_progress(is_quiet=quiet) as progress:
+            lines = api.calibrate_collectives(
+                tables, output, place=place, licence=licence, on_phase=progress
+            )
+        print("\n".join(lines))
+        print(f"Wrote {output}")
+        print(f"Use it: perfmodel predict --topology {topology or 'NAME'} --calibration {output}")
+    elif cross_validate is None and not leave_out:
+        raise InputError(
+            "calibrate collectives: nothing to do. Give --out FILE to write the constants, "
+            "or --cross-validate or --leave-out to check a fit."
+        )
+
+
+def calibrate_embedding(
     cases: Annotated[Path, typer.Argument(metavar="CASES.yaml", help="A file of measured cases.")],
     data: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Where the files that cases name lie.")
@@ -39,17 +132,9 @@ def calibrate_embedding_command(
 
     Every case is also predicted by constants that were fitted without it.
     """
-    from datetime import UTC, datetime
+    from perfmodel.calibration.embedding.fit import format_errors
 
-    from perfmodel.calibration.embedding.cases import load_cases
-    from perfmodel.calibration.embedding.fit import fit_embedding, format_errors, write_constants
-
-    loaded = load_cases(cases, data=data)
-    fit = fit_embedding(loaded.cases)
-    if out is not None:
-        command = f"perfmodel calibrate embedding {cases} --data {data}"
-        day = datetime.now(UTC).date().isoformat()
-        write_constants(fit, {**loaded.about, "date": day, "command": command}, out)
+    fit = api.calibrate_embedding(cases, data=data, out=out)
     if json_file is not None:
         _write_json(fit.errors, json_file)
     if json_file != STDOUT:
@@ -75,7 +160,7 @@ class DeviceChoice(Enum):
     CUDA = "cuda"
 
 
-def measure_command(
+def measure(
     device: Annotated[DeviceChoice, typer.Option(help="What to measure on this machine.")],
     out: Annotated[
         Path, typer.Option(metavar="FILE.yaml", help="Topology to write; the device goes beside.")
@@ -88,10 +173,9 @@ def measure_command(
     ] = 9,
 ) -> None:
     """Measure kernels and collectives of this machine and write files that predict accepts."""
-    from perfmodel.calibration.measure.command import MeasureRequest, measure_machine
-
-    request = MeasureRequest(device.value, out, ranks, samples)
-    found = measure_machine(request, on_phase=lambda phase: print(f"{phase} ..."))
+    found = api.measure_machine(
+        device.value, out, ranks=ranks, samples=samples, on_phase=lambda one, _: print(f"{one} ...")
+    )
     for family, error in found.errors.items():
         print(
             f"{family:<12} {error.count:>3} measured   median error {error.median_pct:5.1f} %   "
@@ -106,7 +190,7 @@ def measure_command(
     print(f"perfmodel predict --topology {found.topology} --stack {found.stack}{hosts}")
 
 
-def calibrate_host_command(
+def calibrate_host(
     table: Annotated[
         Path, typer.Argument(metavar="TABLE.csv", help="host_overheads.csv of `trace extract`.")
     ],
@@ -116,21 +200,7 @@ def calibrate_host_command(
     ] = "pytorch_eager",
 ) -> None:
     """Make a software stack of host overheads that were recorded."""
-    from datetime import UTC, datetime
-
-    from perfmodel.calibration.host import HostSource, build_host_stack, load_host_lines
-    from perfmodel.stacks.profiles import load_stack
-
-    lines = load_host_lines(table)
-    about = HostSource(
-        name=out.stem,
-        extends=extends,
-        source=f"perfmodel calibrate host {table.name}",
-        date=datetime.now(UTC).date().isoformat(),
-        licence=LICENCE,
-    )
-    write_file(out, build_host_stack(lines, about))
-    stack = load_stack(out)
+    stack = api.calibrate_host(table, out, extends=extends)
     print(
         f"Wrote {out}: {len(stack.host.operators)} operators, launch "
         f"{stack.host.launch_ns / 1e3:.1f} us, {stack.host.between_operators_ns / 1e3:.1f} us "
@@ -139,10 +209,7 @@ def calibrate_host_command(
     print(f"perfmodel predict --job JOB --topology NAME --stack {out}")
 
 
-LICENCE = "figures of the recordings under their own licences; this file Apache-2.0"
-
-
-def calibrate_interference_command(
+def calibrate_interference(
     traces: Annotated[
         list[Path],
         typer.Argument(metavar="TRACES...", help="Kineto traces: files, or folders of jobs."),
@@ -152,18 +219,15 @@ def calibrate_interference_command(
     ] = None,
     licence: Annotated[
         str, typer.Option(metavar="TEXT", help="Licence of the recorded figures.")
-    ] = LICENCE,
+    ] = RECORDED_LICENCE,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to write the constants.")
     ] = None,
 ) -> None:
     """Fit how much kernels slow down beside collectives, from recorded jobs."""
-    from datetime import UTC, datetime
-
-    from perfmodel.calibration.interference.command import about_traces, fit_interference, to_text
     from perfmodel.calibration.interference.fit import slowdown_of
 
-    fitted = fit_interference(traces, device=device)
+    fitted = api.calibrate_interference(traces, device=device, out=out, licence=licence)
     print(f"{'generation':<12}{'family':<11}{'phase':<9}{'kernels':>7}  measured (90 %)       used")
     for architecture, cells in sorted(fitted.of_architecture.items()):
         for (family, phase), cell in cells.items():
@@ -177,11 +241,6 @@ def calibrate_interference_command(
                 f"{cell.slowdown:.3f}"
             )
     if out is not None:
-        named = f" --device {device}" if device else ""
-        command = f"perfmodel calibrate interference {' '.join(map(str, traces))}{named}"
-        day = datetime.now(UTC).date()
-        about = about_traces(fitted, command=command, licence=licence, day=day)
-        write_file(out, to_text(fitted, about=about))
         print(f"Wrote {out}")
 
 
@@ -204,19 +263,15 @@ Out = Annotated[
 ]
 
 
-KERNELS: dict[KernelKind, tuple[str, str]] = {
-    "gemm": ("matrix products: physics constants and a small correction a GPU", "batch,m,n,k"),
-    "attention": (
-        "attention: physics constants and a small correction a GPU and kernel",
-        "batch_size,isl,num_heads,num_key_value_heads,head_dim",
-    ),
-    "experts": ("layers of experts: ten constants a GPU, kernel and format", "shape"),
-    "memory": ("memory-bound kernels: a traffic curve an operator and GPU", "shape"),
+KERNELS: dict[KernelKind, str] = {
+    "gemm": "matrix products: physics constants and a small correction a GPU",
+    "attention": "attention: physics constants and a small correction a GPU and kernel",
+    "experts": "layers of experts: ten constants a GPU, kernel and format",
+    "memory": "memory-bound kernels: a traffic curve an operator and GPU",
 }
-"""What is fitted, and the columns whose values keep rows together in a fold."""
 
 
-def _kernel_command(kind: KernelKind, shape: str) -> Callable[..., None]:
+def _kernel_command(kind: KernelKind) -> Callable[..., None]:
     def command(
         tables: Tables,
         folds: Folds = None,
@@ -226,7 +281,7 @@ def _kernel_command(kind: KernelKind, shape: str) -> Callable[..., None]:
         quiet: Quiet = False,
     ) -> None:
         if folds is not None:
-            columns = tuple(word.strip() for word in (by or shape).split(",") if word.strip())
+            columns = tuple(word.strip() for word in (by or "").split(",") if word.strip())
             _report(kind, tables, _Folds(folds, columns), json_file, is_quiet=quiet)
         else:
             _write(kind, tables, out, is_quiet=quiet)
@@ -234,13 +289,13 @@ def _kernel_command(kind: KernelKind, shape: str) -> Callable[..., None]:
     return command
 
 
-for _kind, (_what, _shape) in KERNELS.items():
-    app.command(_kind, help=f"Fit {_what}.")(_kernel_command(_kind, _shape))
-app.command("collectives", epilog=CALIBRATE_EPILOG)(calibrate_collectives_command)
-app.command("embedding")(calibrate_embedding_command)
-app.command("interference")(calibrate_interference_command)
-app.command("host")(calibrate_host_command)
-app.command("measure")(measure_command)
+for _kind, _what in KERNELS.items():
+    app.command(_kind, help=f"Fit {_what}.")(_kernel_command(_kind))
+app.command("collectives", epilog=CALIBRATE_EPILOG)(calibrate_collectives)
+app.command("embedding")(calibrate_embedding)
+app.command("interference")(calibrate_interference)
+app.command("host")(calibrate_host)
+app.command("measure")(measure)
 
 
 def _write(kind: KernelKind, tables: list[Path], out: Path | None, *, is_quiet: bool) -> None:
@@ -266,19 +321,12 @@ class _Folds(NamedTuple):
 def _report(
     kind: KernelKind, tables: list[Path], folds: _Folds, json_file: str | None, *, is_quiet: bool
 ) -> None:
-    from perfmodel.api.measured import load_kernels
-    from perfmodel.calibration.kernels import cross_validate
     from perfmodel.reports.progress import show_progress
-    from perfmodel.validation.kernels import build_deviations
-    from perfmodel.validation.scoreboard import Scoreboard, Unsupported
+    from perfmodel.validation.scoreboard import Scoreboard
 
-    table = load_kernels(kind, tables)
     with show_progress(is_quiet=is_quiet) as progress:
-        held_out = cross_validate(kind, table, folds=folds.number, by=folds.by, on_phase=progress)
-    deviations = build_deviations(held_out.kernels, held_out.estimates)
-    unsupported = tuple(Unsupported(row.row, row.reason) for row in table.unsupported)
-    whole = Scoreboard(kind, deviations, unsupported)
-    long_rows = tuple(one for one in deviations if one.measured * 1e6 > LONG_ROWS_NS)
+        whole = api.cross_validate(kind, tables, folds=folds.number, by=folds.by, on_phase=progress)
+    long_rows = tuple(one for one in whole.deviations if one.measured * 1e6 > LONG_ROWS_NS)
     _show(whole, Scoreboard(kind, long_rows), json_file)
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from collectives.collective import CollectiveKind, parse_kind
+from collectives.software import parse_algorithm, parse_nccl_version, parse_protocol
 from perfmodel.base.errors import InputError
+from perfmodel.base.reading import check_end, read_packed_text
+from perfmodel.base.units import parse_size
 from perfmodel.base.writing import STDOUT, write_output
 from perfmodel.cli.options import CalibrationFiles, JsonFile
 
 if TYPE_CHECKING:
-    from perfmodel.cli.collective_request import CollectiveRequest
+    from perfmodel.reports.collective import CollectiveAnswer, SizeSweep
 
 app = typer.Typer(rich_markup_mode=None)
+MAX_LISTED_RANKS = 1_000_000
 
 EPILOG = """\b
 Examples:
@@ -87,51 +93,98 @@ def collective(
     json_file: JsonFile = None,
 ) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
-    from perfmodel.cli.collective_request import build_request
+    from perfmodel import api
 
-    request = build_request(
-        topology=topology,
-        hosts=hosts,
-        ranks=ranks,
-        kind=kind,
-        software=(nccl_version, algorithm, protocol),
-        dtype=dtype,
-        calibration=tuple(calibration or ()),
+    software = api.CollectiveSoftware(
+        nccl_version=parse_nccl_version(nccl_version),
+        algorithm=None if algorithm is None else parse_algorithm(algorithm),
+        protocol=None if protocol is None else parse_protocol(protocol),
     )
+    of_whom: dict[str, Any] = {
+        "topology": topology,
+        "hosts": hosts,
+        "ranks": _read_ranks(ranks),
+        "dtype": dtype,
+        "software": software,
+        "calibration": tuple(calibration or ()),
+    }
+    answer: CollectiveAnswer | SizeSweep
     if sweep:
-        answer, lines = _sweep(request, plot, measured or [])
+        answer = api.sweep_collective(kind.value, measured=measured or (), **of_whom)
+        if plot is not None:
+            answer.plot(plot)
     else:
-        _check_single(plot, measured)
-        answer, lines = _single(request, size, beside or [], byte_matrix)
-    _put(answer, lines, json_file)
+        if plot is not None or measured:
+            raise InputError("collective: --plot and --measured go with --sweep. Add --sweep.")
+        answer = api.ask_collective(
+            kind.value,
+            _size_of(kind, size, byte_matrix),
+            beside=[_read_beside(text) for text in beside or ()],
+            byte_matrix=None if byte_matrix is None else load_byte_matrix(byte_matrix),
+            **of_whom,
+        )
+    _put(answer, json_file)
+    if plot is not None and json_file != STDOUT:
+        print(f"wrote {plot}")
 
 
-def _check_single(plot: Path | None, measured: list[Path] | None) -> None:
-    if plot is not None or measured:
-        raise InputError("collective: --plot and --measured go with --sweep. Add --sweep.")
-
-
-def _single(
-    request: CollectiveRequest, size: str | None, beside: list[str], byte_matrix: Path | None
-) -> tuple[dict[str, object], list[str]]:
-    from perfmodel.cli.collective_answer import answer_single
-
-    return answer_single(request, size=size, beside=beside, byte_matrix=byte_matrix)
-
-
-def _sweep(
-    request: CollectiveRequest, plot: Path | None, measured: list[Path]
-) -> tuple[dict[str, object], list[str]]:
-    from perfmodel.cli.collective_sweep import answer_sweep
-
-    return answer_sweep(request, plot=plot, tables=measured)
-
-
-def _put(answer: dict[str, object], lines: list[str], json_file: str | None) -> None:
+def _put(answer: CollectiveAnswer | SizeSweep, json_file: str | None) -> None:
     if json_file is not None:
         import orjson
 
-        content = orjson.dumps(answer, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
-        write_output(json_file, content.decode() + "\n")
+        options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
+        write_output(json_file, orjson.dumps(answer.to_dict(), option=options).decode() + "\n")
     if json_file != STDOUT:
-        print("\n".join(lines))
+        print("\n".join(answer.lines()))
+
+
+def _size_of(kind: CollectiveKind, size: str | None, byte_matrix: Path | None) -> int:
+    if size is not None:
+        return parse_size(size)
+    if kind is CollectiveKind.BARRIER or byte_matrix is not None:
+        return 0
+    raise InputError(f"{kind.value}: needs --size, such as 64MiB, or --sweep.")
+
+
+def _read_ranks(text: str | None) -> int | tuple[int, ...] | None:
+    """How many ranks, or which."""
+    if text is None:
+        return None
+    return int(text) if text.strip().isdecimal() else parse_ranks(text)
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Read a list of ranks such as `0-3,8-11`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()):
+            raise InputError(f"ranks: must be like 0-3,8-11, got {text!r}.")
+        low, high = int(first), int(last or first)
+        if high < low or high - low > MAX_LISTED_RANKS:
+            raise InputError(f"ranks: {part!r} must run upwards, at most {MAX_LISTED_RANKS} ranks.")
+        found.extend(range(low, high + 1))
+    return tuple(found)
+
+
+def _read_beside(text: str) -> tuple[str, int, tuple[int, ...]]:
+    """`KIND:SIZE:LIST`, another collective at the same time."""
+    parts = text.split(":")
+    if len(parts) != 3:
+        raise InputError(
+            f"--with: must be KIND:SIZE:LIST such as all_reduce:1GiB:1,9, got {text!r}."
+        )
+    return parts[0], parse_size(parts[1]), parse_ranks(parts[2])
+
+
+def load_byte_matrix(path: Path) -> tuple[tuple[int, ...], ...]:
+    """Read a byte matrix: one line a sender, bytes to each receiver, separated by commas."""
+    text = read_packed_text(path, InputError)
+    check_end(text, document=str(path), error_type=InputError)
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+        return tuple(tuple(int(cell) for cell in row) for row in rows)
+    except (csv.Error, ValueError) as fault:
+        raise InputError(
+            f"{path}: must hold whole numbers of bytes, one line a sender. {str(fault)[:200]}"
+        ) from None

@@ -29,7 +29,7 @@ Examples:
   perfmodel compare job_before/ job_after/ --csv jobs.csv
   perfmodel compare jobs/*/ --topology dgx_h100 --price 2.5
   perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_8b --hosts 2
-  perfmodel compare --topology dgx_h100 --workload llama3_8b,gpt3_13b --plot models.png
+  perfmodel compare --topology dgx_h100 --workload llama3_8b,gpt2_xl --plot models.png
 \b
 `perfmodel init scenario --out a.yaml` writes a file to start from.
 """

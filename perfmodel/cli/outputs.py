@@ -86,7 +86,9 @@ class Outputs:
 
             console = Console(width=WIDTH, highlight=False)
             print_prediction(prediction, console, self.price_per_gpu_hour)
-            self._name_files()
+            name_files(
+                self.json_file, self.trace_file, self.report_file, self.csv_file, self.plot_file
+            )
 
     def _write_json(self, prediction: Prediction) -> None:
         if self.json_file is None:
@@ -95,11 +97,12 @@ class Outputs:
 
         write_output(self.json_file, to_json(to_document(prediction, self.price_per_gpu_hour)))
 
-    def _name_files(self) -> None:
-        written = (self.json_file, self.trace_file, self.report_file, self.csv_file, self.plot_file)
-        for path in written:
-            if path is not None:
-                print(f"Wrote {path}")
+
+def name_files(*written: str | Path | None) -> None:
+    """Say which files were written; those that were not asked for are None."""
+    for path in written:
+        if path is not None:
+            print(f"Wrote {path}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +142,6 @@ class ComparisonOutputs:
 
             width = None if sys.stdout.isatty() else TABLE_WIDTH
             comparing.print_comparison(comparison, Console(width=width, highlight=False))
-            for path in (self.json_file, self.csv_file, self.plot_file, self.report_file):
-                if path is not None:
-                    print(f"Wrote {path}")
+            name_files(self.json_file, self.csv_file, self.plot_file, self.report_file)
         if len(comparison.answered) < FEWEST_COMPARED:
             raise ScenarioError("compare: fewer than two scenarios have an answer.")

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from perfmodel.cli.options import (
     CalibrationFiles,
@@ -34,30 +31,6 @@ from perfmodel.prediction.scenario import (
     Mode,
     Scenario,
 )
-from perfmodel.stacks.profiles import list_stacks, load_stack
-from perfmodel.workloads.catalog import list_workloads
-
-
-def print_workloads() -> None:
-    """Print the workloads and the software stacks that come with perfmodel."""
-    console = Console(width=80, highlight=False)
-    workloads = [(title.name, title.description) for title in list_workloads()]
-    console.print(_table("Workloads (--workload)", workloads))
-    stacks = [(name, load_stack(name).description) for name in list_stacks()]
-    console.print(_table("Software stacks (--stack)", stacks))
-    console.print(f"Without --workload it is {DEFAULT_WORKLOAD}. Own YAML files work the same way.")
-
-
-def _table(title: str, rows: list[tuple[str, str]]) -> Table:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, show_header=False
-    )
-    table.add_column(no_wrap=True, style="cyan")
-    table.add_column()
-    for name, description in rows:
-        table.add_row(Text(name), Text(" ".join(description.split())))
-    return table
-
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -200,7 +173,9 @@ def predict(
 ) -> None:
     """Predict how long one training iteration takes, and why."""
     if list_workloads:
-        print_workloads()
+        from perfmodel.cli.workload import list_models
+
+        list_models()
         return
     mode = Mode.ISOLATED if isolated else Mode.PERIOD
     interference = Interference.LEFT_OUT if no_interference else Interference.COUNTED

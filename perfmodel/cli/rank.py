@@ -19,7 +19,7 @@ from perfmodel.cli.options import (
     Workers,
     executor_word,
 )
-from perfmodel.cli.outputs import Outputs
+from perfmodel.cli.outputs import Outputs, name_files
 from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
 
 app = typer.Typer(rich_markup_mode=None)
@@ -162,12 +162,11 @@ def rank(
         from perfmodel.reports.rank.table import print_ranking
 
         print_ranking(ranking, Console(width=None if sys.stdout.isatty() else 140, highlight=False))
-        for path in (json_file, csv_file, report_file):
-            if path is not None:
-                print(f"Wrote {path}")
+        name_files(json_file, csv_file, report_file)
         if best_file is not None and ranking.fits:
-            print(f"Wrote {best_file}: {ranking.plans[0].plan.name}, in TorchRec's JSON")
-            print("  explained by: perfmodel predict --plan; its keys: perfmodel schema plan")
+            from perfmodel.reports.rank.page import to_plan_lines
+
+            print("\n".join(to_plan_lines(ranking, best_file)))
     if not ranking.fits:
         raise PlanError(
             ranking.verdict + ("" if best_file is None else f" {best_file} was not written.")

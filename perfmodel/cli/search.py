@@ -19,13 +19,14 @@ from perfmodel.cli.options import (
     Workers,
     executor_word,
 )
-from perfmodel.cli.outputs import Outputs
+from perfmodel.cli.outputs import Outputs, name_files
 
 app = typer.Typer(rich_markup_mode=None)
 
 EPILOG = """\b
 Examples:
-  perfmodel search --workload llama3_70b --topology dgx_h100 --hosts 64
+  perfmodel search --workload llama3_70b --topology dgx_h100 --hosts 8
+  perfmodel search --workload llama3_70b --topology gb200_nvl72 --ranks-per-host 64
   perfmodel search --workload llama3_8b --topology dgx_a100 --hosts 1,2,4,8 --price 1.8
   perfmodel search --workload my_gpt.yaml --topology dgx_h100 --hosts 8 --set parallel.tp=8
 """
@@ -40,6 +41,10 @@ def search(
     hosts: Annotated[
         str, typer.Option(metavar="N[,N...]", help="Hosts; several for time against GPUs.")
     ] = "1",
+    ranks_per_host: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Ranks on each host; default: one per GPU."),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,6 +79,7 @@ def search(
         workload=workload,
         overrides=tuple(overrides or ()),
         hosts=_read_hosts(hosts),
+        ranks_per_host=ranks_per_host,
         stack=stack,
         price_per_gpu_hour=price,
         top=top,
@@ -103,6 +109,7 @@ def search(
         from rich.console import Console
 
         print_search(found, Console(width=None if sys.stdout.isatty() else 160, highlight=False))
+        name_files(json_file, csv_file, report_file)
 
 
 def _read_hosts(text: str) -> tuple[int, ...]:

@@ -22,12 +22,13 @@ def list_machines() -> None:
     """
     from rich.console import Console
 
+    from perfmodel import api
     from perfmodel.reports.topology.text import build_device_list, build_machine_list
 
     console = Console(width=80, highlight=False)
-    console.print(build_machine_list())
+    console.print(build_machine_list(api.list_topologies()))
     console.print()
-    console.print(build_device_list())
+    console.print(build_device_list(api.list_devices()))
 
 
 @app.command()
@@ -42,10 +43,11 @@ def show(
 
     Example: perfmodel topology show dgx_h100 --hosts 64 --plot dgx_h100.png
     """
+    from perfmodel import api
     from perfmodel.reports.topology.text import draw_topology
-    from topologies import build_cluster, load_topology
+    from topologies import build_cluster
 
-    topology = load_topology(name)
+    topology = api.load_topology(name)
     cluster = build_cluster(topology, hosts=hosts)
     if plot is not None:
         from perfmodel.reports.topology.drawing import write_picture
@@ -64,9 +66,9 @@ def check(
 
     Example: perfmodel topology check my_cluster.yaml
     """
-    from topologies import load_topology
+    from perfmodel import api
 
-    topology = load_topology(file)
+    topology = api.load_topology(file)
     print(
         f"{file}: good. {topology.name} has {topology.gpus_per_host} GPUs "
         f"({topology.device.name}), {len(topology.vertices)} vertices, "

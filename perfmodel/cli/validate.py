@@ -9,15 +9,6 @@ from typing import Annotated
 import typer
 
 from perfmodel.api.measured import KernelKind
-from perfmodel.base.writing import STDOUT, write_file, write_output
-from perfmodel.cli.collective_tables import (
-    VALIDATE_EPILOG,
-    Limit,
-    ScoreFiles,
-    scoring,
-    show,
-    validate_collectives_command,
-)
 from perfmodel.cli.options import (
     CalibrationFiles,
     ExecutorChoice,
@@ -28,6 +19,46 @@ from perfmodel.cli.options import (
     ReportFile,
     Workers,
 )
+from perfmodel.cli.scores import (
+    CollectiveTables,
+    Limit,
+    RunHosts,
+    RunKind,
+    RunMachine,
+    ScoreFiles,
+    scoring,
+    show,
+)
+
+VALIDATE_EPILOG = """\b
+Examples:
+  perfmodel validate collectives table.csv --limit 15
+  perfmodel validate collectives all_reduce.log --topology dgx_h100 --calibration my.yaml
+"""
+
+
+def validate_collectives(
+    tables: CollectiveTables,
+    topology: RunMachine = None,
+    hosts: RunHosts = None,
+    kind: RunKind = None,
+    calibration: CalibrationFiles = None,
+    limit: Limit = None,
+    json_file: JsonFile = None,
+    report_file: ReportFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compare predicted with measured collectives, one line per group."""
+    from collectives.nccl_tests import RunPlace
+    from perfmodel import api
+
+    place = RunPlace(topology, hosts, kind)
+    files = ScoreFiles(json_file, limit, report_file)
+    files.check()
+    with scoring(quiet):
+        board = api.validate("collectives", tables, place=place, calibration=calibration or ())
+    show(board, files)
+
 
 RunsTable = Annotated[
     Path | None,
@@ -112,22 +143,13 @@ def validate_fits(
     quiet: Quiet = False,
 ) -> None:
     """Compare the memory verdict with runs that failed and those of their source that ran."""
-    import orjson
-
     from perfmodel import api
 
-    ScoreFiles(json_file, report_file=report_file).check()
+    files = ScoreFiles(json_file, report_file=report_file)
+    files.check()
     with scoring(quiet):
         board = api.validate_fits(tables)
-    if json_file is not None:
-        content = orjson.dumps(board.to_json(), option=orjson.OPT_INDENT_2)
-        write_output(json_file, content.decode() + "\n")
-    if report_file is not None:
-        from perfmodel.reports.pages.scores import build_fit_page
-
-        write_file(report_file, build_fit_page(board))
-    if json_file != STDOUT:
-        print("\n".join(board.lines()))
+    files.write(board)
 
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -138,7 +160,7 @@ def validate() -> None:
     """Compare predictions with measurements; exit 1 beyond the limit."""
 
 
-app.command("collectives", epilog=VALIDATE_EPILOG)(validate_collectives_command)
+app.command("collectives", epilog=VALIDATE_EPILOG)(validate_collectives)
 for _kind, _what in KERNELS.items():
     app.command(_kind, help=f"Compare predicted with measured {_what}.")(_kernel_command(_kind))
 app.command("runs")(validate_runs)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from perfmodel.base.writing import STDOUT, write_file
+from perfmodel.base.writing import STDOUT, write_file, write_output
 from perfmodel.cli.options import (
     CsvFile,
     JobHosts,
@@ -23,10 +22,7 @@ from perfmodel.cli.options import (
     Workers,
     executor_word,
 )
-from perfmodel.cli.outputs import Outputs
-
-if TYPE_CHECKING:
-    from perfmodel.prediction.changing import WhatIf
+from perfmodel.cli.outputs import Outputs, name_files
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -109,29 +105,18 @@ def whatif(
         answer.plot(plot_file)
     if report_file is not None:
         answer.save_report(report_file)
-    _write(answer, json_file)
+    if json_file is not None:
+        from perfmodel.reports.document import to_json
+
+        write_output(json_file, to_json(answer.to_dict()))
     if json_file != STDOUT:
-        for path in (csv_file, plot_file, report_file):
-            if path is not None:
-                print(f"Wrote {path}")
+        from rich.console import Console
 
+        from perfmodel.reports.console import WIDTH
+        from perfmodel.reports.whatif import print_whatif
 
-def _write(answer: WhatIf, json_file: str | None) -> None:
-    from rich.console import Console
-
-    from perfmodel.reports.console import WIDTH
-    from perfmodel.reports.document import to_json
-    from perfmodel.reports.whatif import print_whatif, to_whatif_document
-
-    text = to_json(to_whatif_document(answer))
-    if json_file == STDOUT:
-        sys.stdout.write(text)
-        return
-    if json_file is not None:
-        Path(json_file).write_text(text, encoding="utf-8")
-    print_whatif(answer, Console(width=WIDTH, highlight=False))
-    if json_file is not None:
-        print(f"Wrote {json_file}")
+        print_whatif(answer, Console(width=WIDTH, highlight=False))
+        name_files(json_file, csv_file, plot_file, report_file)
 
 
 def _print_list() -> None:

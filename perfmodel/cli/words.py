@@ -54,6 +54,56 @@ WORDS = (
     Word("doctor", "perfmodel.cli.doctor", "Say what this installation has and lacks."),
 )
 
+ASKS: dict[str, tuple[str, ...]] = {
+    "predict": ("predict", "sweep"),
+    "compare": ("compare", "sweep", "name_jobs"),
+    "rank": ("rank",),
+    "embeddings describe": ("describe_indices",),
+    "search": ("search",),
+    "emulate": ("emulate",),
+    "import": ("import_traces",),
+    "replay": ("replay",),
+    "whatif": ("whatif",),
+    "trace stats": ("trace_stats",),
+    "trace diff": ("trace_diff",),
+    "trace extract": ("trace_extract",),
+    "trace chakra": ("trace_chakra",),
+    "validate collectives": ("validate",),
+    "validate gemm": ("validate",),
+    "validate attention": ("validate",),
+    "validate experts": ("validate",),
+    "validate memory": ("validate",),
+    "validate runs": ("validate_runs",),
+    "validate fits": ("validate_fits",),
+    "calibrate gemm": ("calibrate_kernels", "cross_validate"),
+    "calibrate attention": ("calibrate_kernels", "cross_validate"),
+    "calibrate experts": ("calibrate_kernels", "cross_validate"),
+    "calibrate memory": ("calibrate_kernels", "cross_validate"),
+    "calibrate collectives": (
+        "calibrate_collectives",
+        "cross_validate",
+        "leave_out_collectives",
+    ),
+    "calibrate embedding": ("calibrate_embedding",),
+    "calibrate interference": ("calibrate_interference",),
+    "calibrate host": ("calibrate_host",),
+    "calibrate measure": ("measure_machine",),
+    "workload list": ("list_workloads", "list_stacks"),
+    "workload show": ("load_workload",),
+    "topology list": ("list_topologies", "list_devices"),
+    "topology show": ("load_topology",),
+    "topology check": ("load_topology",),
+    "collective": ("ask_collective", "sweep_collective"),
+    "kernel gemm": ("price_kernel",),
+    "kernel attention": ("price_kernel",),
+    "kernel memory": ("price_kernel",),
+    "kernel embedding": ("price_kernel",),
+    "init": ("init",),
+    "schema": ("describe_schema",),
+    "doctor": ("examine_installation",),
+}
+"""The functions of `perfmodel.api` that a command asks: what can be typed can be called."""
+
 EPILOG = (
     "Example: perfmodel predict --workload llama3_8b --topology dgx_h100.yaml --hosts 2\n\n"
     "Every command explains itself: perfmodel predict --help"

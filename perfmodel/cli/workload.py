@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from perfmodel.prediction.scenario import DEFAULT_WORKLOAD
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,9 +24,30 @@ def list_models() -> None:
 
     Example: perfmodel workload list
     """
-    from perfmodel.cli.predict import print_workloads
+    from rich.console import Console
 
-    print_workloads()
+    from perfmodel import api
+
+    console = Console(width=80, highlight=False)
+    workloads = [(title.name, title.description) for title in api.list_workloads()]
+    console.print(_table("Workloads (--workload)", workloads))
+    stacks = [(name, api.load_stack(name).description) for name in api.list_stacks()]
+    console.print(_table("Software stacks (--stack)", stacks))
+    console.print(f"Without --workload it is {DEFAULT_WORKLOAD}. Own YAML files work the same way.")
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, show_header=False
+    )
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column()
+    for name, description in rows:
+        table.add_row(Text(name), Text(" ".join(description.split())))
+    return table
 
 
 @app.command()
@@ -32,7 +58,8 @@ def show(
 
     Example: perfmodel workload show llama3_8b > my_gpt.yaml
     """
-    from perfmodel.workloads.catalog import find_workload, load_workload
+    from perfmodel import api
+    from perfmodel.workloads.catalog import find_workload
 
-    load_workload(name)
+    api.load_workload(name)
     print(find_workload(name).read_text(encoding="utf-8"), end="")

@@ -64,9 +64,7 @@ def join_arrivals(parts: Sequence[Arrivals]) -> Arrivals:
 class Block:
     """The replay of what is in *layout*. Its state changes only through its methods."""
 
-    def __init__(
-        self, layout: FlatJob, durations: DurationTable, *, kept_iterations: int = 1
-    ) -> None:
+    def __init__(self, layout: FlatJob, durations: DurationTable, *, kept_iterations: int) -> None:
         self.layout = layout
         self._state = _new_state(layout, durations, kept_iterations)
         self._early: list[Arrivals] = []

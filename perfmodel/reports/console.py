@@ -118,7 +118,7 @@ def _time_parts(prediction: Prediction) -> list[RenderableType]:
             Text(f"mean of {prediction.facts.rank_count} ranks; by class of ranks:", style="dim")
         )
         rows.append(_class_table(classes[:TOP_CLASSES]))
-        rows.extend(_left_out(len(classes) - TOP_CLASSES, "classes of ranks"))
+        rows.extend(_left_out(len(classes) - TOP_CLASSES, ("class of ranks", "classes of ranks")))
     return rows
 
 
@@ -181,7 +181,7 @@ def _waits(prediction: Prediction) -> list[RenderableType]:
             scale.text(crowd.mean_ns),
             scale.text(crowd.longest_ns),
         )
-    return [table, *_left_out(len(crowds) - TOP_WAITS, "waits")]
+    return [table, *_left_out(len(crowds) - TOP_WAITS, ("wait", "waits"))]
 
 
 def _few_words(ranks: Sequence[int]) -> str:
@@ -224,7 +224,9 @@ def _one_line(words: str) -> Text:
     return Text(printable(words), overflow="ellipsis", no_wrap=True)
 
 
-def _left_out(count: int, what: str) -> list[RenderableType]:
+def _left_out(count: int, words: tuple[str, str]) -> list[RenderableType]:
+    """How many are not shown; *words* are for one of them and for several."""
+    what = words[count > 1]
     return [Text(f"and {count} more {what}; all are in --json", style="dim")] if count > 0 else []
 
 

@@ -221,7 +221,7 @@ def to_layout_cells(ranking: LayoutRanking, layout: RankedLayout, number: int) -
         format_duration(layout.time_ns),
         f"{format_duration(layout.interval.low_ns)} to {format_duration(layout.interval.high_ns)}",
         f"{_tokens_per_s(ranking, layout) / ranking.rank_count:,.0f}",
-        str(spread.tp),
+        f"{spread.tp} sp" if spread.is_sequence_parallel and spread.tp > 1 else str(spread.tp),
         str(spread.pp),
         str(spread.cp),
         str(spread.ep),

@@ -15,7 +15,7 @@ from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.layouts.search import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
-from perfmodel.prediction.answer import Answer, Interval, Part, Prediction
+from perfmodel.prediction.answer import Answer, Part, Prediction
 from perfmodel.prediction.changing import WhatIf
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import JobScenario
@@ -104,15 +104,11 @@ def _view(shown: object) -> View:
     raise InputError(f"{type(shown).__name__}: there is no way to show it.")
 
 
-def _interval(interval: Interval) -> str:
-    return f"{format_duration(interval.low_ns)} to {format_duration(interval.high_ns)}"
-
-
 def _answer_lines(found: Answer) -> list[str]:
     name = describe_title(found) if isinstance(found, Prediction) else found.facts.job
     lines = [f"{type(found).__name__}: {name}"]
     time = f"{format_duration(found.iteration_ns)} per iteration"
-    lines.append(f"{time}, 90 % interval {_interval(found.interval)}")
+    lines.append(f"{time}, {answers.interval_words(found.interval)}")
     if isinstance(found, Prediction):
         lines.append(describe_speed(found))
         lines.append(f"bound by {found.bound.name}, {found.bound_ratio:.0%} of the critical path")
@@ -254,6 +250,10 @@ def _comparison_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
+def _hosts(found: Search) -> str:
+    return ", ".join(str(one.hosts) for one in found)
+
+
 VIEWS: dict[type[object], View] = {
     Prediction: View(_answer_lines, to_document, _prediction_rows, _draw_prediction, build_page),
     Answer: View(_answer_lines, _answer_document, _answer_rows, _draw_answer, _answer_page),
@@ -272,7 +272,7 @@ VIEWS: dict[type[object], View] = {
         lambda ranking: plans.build_search_page([ranking]),
     ),
     Search: View(
-        lambda found: [f"Search: {len(found)} numbers of hosts", *_layout_lines(found.best)],
+        lambda found: [f"Search: hosts {_hosts(found)}", *_layout_lines(found.best)],
         to_search_document,
         to_search_rows,
         lambda found: _draw_layouts(found.best),

@@ -27,6 +27,8 @@ from perfmodel.reports.text import build_scale, printable
 
 SCHEMA_VERSION = 1
 _EXACT = 10**9
+SMALLEST_PCT = 0.05
+"""A change below it would be printed as nothing."""
 
 
 def to_whatif_document(whatif: WhatIf) -> dict[str, Any]:
@@ -185,6 +187,8 @@ def iter_touched(whatif: WhatIf) -> Iterable[str]:
 def _change(before: Prediction, after: Prediction) -> str:
     if before.iteration_ns == after.iteration_ns:
         return "no change: what was touched is not on the path that decides"
+    if abs(change_pct(before, after)) < SMALLEST_PCT:
+        return "hardly a change: little of what was touched is on the path that decides"
     factor = before.iteration_ns / max(after.iteration_ns, 1)
     return f"{change_pct(before, after):+.1f} % ({factor:.3g} times as fast)"
 

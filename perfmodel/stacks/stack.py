@@ -376,7 +376,7 @@ def canonical_operator(operator: str) -> str:
 
     Autograd names end in a digit that counts overloads (`AddmmBackward0`).
     """
-    word = operator.rsplit("::", 1)[-1]
+    word = operator.rpartition("::")[2]
     if word.rstrip("0123456789").endswith("Backward"):
         word = word.rstrip("0123456789")
     return word

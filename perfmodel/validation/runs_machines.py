@@ -16,8 +16,8 @@ from topologies import (
     Device,
     Topology,
     build_cluster,
-    list_catalog,
     list_devices,
+    list_topologies,
     load_device,
     load_topology,
 )
@@ -67,7 +67,7 @@ def _topology(row: RunRow, sentences: list[str]) -> Topology:
         sentences.append(_UNSTATED.format(name))
     # Rows of one machine share its object, and with it what was worked out of its wiring. A file
     # of somebody's own may change from one table to the next.
-    is_ours = name in list_catalog() and device in list_devices()
+    is_ours = name in list_topologies() and device in list_devices()
     find = _find_ours if is_ours else _find_topology
     topology, said = find(name, device, row.number("power_w"))
     sentences += said
@@ -107,7 +107,7 @@ def _machine_with(device: Device, domain: int | None) -> str:
 
 @lru_cache(maxsize=1)
 def _catalog() -> dict[str, Topology]:
-    return {name: load_topology(name) for name in list_catalog()}
+    return {name: load_topology(name) for name in list_topologies()}
 
 
 def _with_network(topology: Topology, gbit_per_gpu: float | None, sentences: list[str]) -> Topology:

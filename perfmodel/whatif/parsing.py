@@ -1,7 +1,8 @@
 """Parsing: transformations as people type them, `scale:match=gemm,factor=0.5`.
 
-A parameter is called as its field, without the unit that ends the name: the
-field `to_ns` is typed `to=20.5ms`, and `size_bytes` is typed `size=25MB`.
+A value without a key in front, `machine:dgx_h100`, is that of the first parameter. A parameter is
+called as its field, without the unit that ends the name: the field `to_ns` is typed `to=20.5ms`,
+and `size_bytes` is typed `size=25MB`.
 """
 
 from __future__ import annotations
@@ -192,8 +193,11 @@ def _split(text: str) -> tuple[str, dict[str, str]]:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ScenarioError(f"what-if {name!r}: must be one of {', '.join(TRANSFORMATIONS)}.{hint}")
     given: dict[str, str] = {}
+    keys = [parameter.key for parameter in list_parameters(name)]
     for piece in filter(None, rest.split(",")):
         key, sign, value = piece.partition("=")
+        if keys and not sign and not given and key.strip() not in keys:
+            key, sign, value = keys[0], "=", piece
         if not sign or not key.strip() or not value.strip() or key.strip() in given:
             raise ScenarioError(
                 f"what-if {text!r}: parameters must be key=value, each once, separated by "
@@ -207,9 +211,11 @@ def _build(text: str, name: str, given: dict[str, str], topology: str | None) ->
     parameters = {parameter.key: parameter for parameter in list_parameters(name)}
     faults = FaultList(f"what-if {text!r}")
     values: dict[str, Any] = {}
+    wrong_keys = False
     for key, value in given.items():
         if key not in parameters:
-            faults.add(key, f"no such parameter. {_usage(name)}")
+            wrong_keys = True
+            faults.add(key, "no such parameter")
             continue
         try:
             values[parameters[key].field] = _read(parameters[key], value)
@@ -220,7 +226,10 @@ def _build(text: str, name: str, given: dict[str, str], topology: str | None) ->
         values[machine] = topology
     for parameter in parameters.values():
         if parameter.is_required and parameter.key not in given and parameter.field not in values:
-            faults.add(parameter.key, f"must be given. {_usage(name)}")
+            wrong_keys = True
+            faults.add(parameter.key, "must be given")
+    if wrong_keys:
+        faults.faults[-1] += f". {_usage(name)}"
     faults.check(ScenarioError)
     built: Transformation = TRANSFORMATIONS[name](**values)
     return built

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from perfmodel.cli import main
-from topologies import list_catalog, list_devices
+from topologies import list_devices, list_topologies
 
 COMMAND = "import sys; from perfmodel.cli import main; main(sys.argv[1:])"
 
@@ -24,11 +24,11 @@ def test_list_names_every_machine_and_gpu_in_80_columns(run):
     code, out, _ = run("list")
 
     assert code == 0
-    assert all(f" {name} " in out for name in (*list_catalog(), *list_devices()))
+    assert all(f" {name} " in out for name in (*list_topologies(), *list_devices()))
     assert max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", list_catalog())
+@pytest.mark.parametrize("name", list_topologies())
 def test_show_draws_every_machine_in_80_columns(run, name):
     code, out, _ = run("show", name)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import resource
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
+import typer.main
 
+from perfmodel import api
 from perfmodel.cli import main
-from perfmodel.cli.words import WORDS
+from perfmodel.cli.words import ASKS, WORDS, build_app
 
 HEAVY = ("numpy", "scipy", "pandas", "matplotlib", "ray", "torch", "numba", "pyarrow", "rich")
 
@@ -29,6 +33,31 @@ def test_help_names_every_installed_command(capsys):
         if word.is_installed:
             assert f"  {word.name}" in shown
     assert "perfmodel predict --workload" in shown
+
+
+def leaves(command, path=()):
+    below = getattr(command, "commands", None)
+    if below is None:
+        return [" ".join(path)]
+    return [leaf for name, one in below.items() for leaf in leaves(one, (*path, name))]
+
+
+def test_what_can_be_typed_can_be_called_and_asks_through_the_api():
+    typed = [
+        leaf
+        for word in WORDS
+        for leaf in leaves(
+            typer.main.get_command(build_app([word.name])).commands[word.name], (word.name,)
+        )
+    ]
+    assert sorted(typed) == sorted(ASKS)
+    for command, functions in ASKS.items():
+        module = {word.name: word.module for word in WORDS}[command.split()[0]]
+        source = inspect.getsource(import_module(module))
+        for function in functions:
+            assert function in api.__all__
+            assert callable(getattr(api, function))
+            assert f"api.{function}(" in source, f"{command} does not call api.{function}"
 
 
 def test_help_imports_nothing_heavy():

@@ -36,6 +36,9 @@ def build_host(
     device: str = "a100_sxm_80gb",
     reduces: bool = False,
     peer_to_peer: bool = True,
+    trays: int = 1,
+    spine_latency_ns: float = 0.0,
+    call_latency_ns: float = 0.0,
 ) -> Topology:
     """A host: GPUs on an NVSwitch, a full NVLink mesh or one PCIe switch; NICs on that switch."""
     vertices = [Vertex(VertexKind.GPU, index) for index in range(gpus)]
@@ -59,6 +62,8 @@ def build_host(
         nic_latency_ns=600.0,
         hosts_per_leaf=4,
         oversubscription=oversubscription,
+        spine_latency_ns=spine_latency_ns,
+        call_latency_ns=call_latency_ns,
     )
     return Topology(
         name="test_host",
@@ -69,6 +74,7 @@ def build_host(
         links=tuple(links),
         fabric=fabric if nics else None,
         peer_to_peer=peer_to_peer,
+        trays=trays,
     )
 
 

@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -63,7 +64,6 @@ def test_gpus_that_share_a_nic_share_its_bandwidth():
     wiring = wiring_of(range(8), cluster)
     assert wiring.nic_bandwidth_bytes_per_s == 50e9
     assert wiring.nic_sharing == 2
-    assert wiring.nic_share_bytes_per_s == 12.5e9
 
 
 def test_a_pcie_ring_through_one_switch_is_as_fast_as_a_slot():
@@ -111,3 +111,46 @@ def test_oversubscription_slows_pairs_only_where_the_group_crosses_the_spine():
 def test_nonsense_groups_are_refused(ranks, words):
     with pytest.raises(InputError, match=words):
         group_shape(ranks, h100())
+
+
+def test_the_nic_with_most_ranks_decides():
+    # Three GPUs on two NICs: one of them serves two.
+    topology = build_host(gpus=3, nics=2)
+    wiring = wiring_of(range(6), build_cluster(topology, hosts=2))
+    [(busiest, count)] = Counter(topology.nic_of_gpu).most_common(1)
+    assert (count, wiring.nic_sharing, wiring.nic_count) == (2, 2, 2)
+    assert wiring.nic_link == f"nic:{busiest} -> leaf"
+
+
+def test_equal_groups_of_one_topology_are_worked_out_once():
+    first, second = build_host(gpus=4), build_host(gpus=4, link_gb_per_s=50.0)
+    near, far = (wiring_of(range(4), build_cluster(one)) for one in (first, second))
+    assert wiring_of(range(4), build_cluster(first)) is near
+    assert far.ring_bandwidth_bytes_per_s == near.ring_bandwidth_bytes_per_s / 2
+
+
+def test_the_largest_and_among_equals_the_slowest_host_decides_inside():
+    # A host of three ranks beside one of two; on a mesh two have one wire, three two rings.
+    cluster = build_cluster(build_host(gpus=4, wires="mesh"), hosts=2)
+    wiring = wiring_of([0, 1, 2, 4, 5], cluster)
+    assert (wiring.ranks_per_host, wiring.rank_count, wiring.host_count) == (3, 5, 2)
+    assert wiring.ring_bandwidth_bytes_per_s == pytest.approx(200e9)
+
+
+def test_latency_between_hosts_is_that_of_ports_and_of_a_spine_that_is_crossed():
+    topology = build_host(spine_latency_ns=350.0, call_latency_ns=9_000.0)  # leaves of four hosts
+    alone, near, far = (
+        wiring_of(range(4 * hosts), build_cluster(topology, hosts=hosts)) for hosts in (1, 4, 8)
+    )
+    # Ports of 600 ns on both sides, up and down the spine 350 ns each.
+    assert [one.net_latency_ns for one in (alone, near, far)] == [0.0, 1200.0, 1900.0]
+    # 9 us for each doubling of the hosts.
+    assert [one.call_latency_ns for one in (alone, near, far)] == [0.0, 18_000.0, 27_000.0]
+
+
+def test_trays_of_a_rack_are_one_host():
+    racks = build_cluster(build_host(gpus=8, trays=4), hosts=5)
+    # Ten ranks: eight in the first rack, two on the first tray of the second.
+    shape = group_shape(range(10), racks)
+    assert shape.patterns == (((0, 1), 1), (tuple(range(8)), 1))
+    assert group_shape([2, 3], racks).patterns == (((2, 3), 1),)

@@ -65,3 +65,43 @@ def test_an_empty_table_is_refused(tmp_path):
 def test_a_table_that_is_not_there_is_named(tmp_path):
     with pytest.raises(MeasurementError, match=r"nothing\.csv"):
         load_measurements([tmp_path / "nothing.csv"])
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ("dgx_a100,1,8,all_reduce,8,,,0.001,", None),
+        ("dgx_a100,1,8,all_reduce,8,,,0.0009,", "time_us"),
+        ("dgx_a100,1,8,all_reduce,8,,,1e12,", None),
+        ("dgx_a100,1,8,all_reduce,8,,,1.1e12,", "time_us"),
+        ("dgx_a100,1,8,all_reduce,8,,,,", "time_us"),
+        ("dgx_a100,1,8,all_reduce,0,,,1,", None),
+        ("dgx_a100,1,8,all_reduce,1125899906842624,,,1,", None),
+        ("dgx_a100,1,8,all_reduce,1125899906842625,,,1,", "size_bytes"),
+        ("dgx_a100,1,8,all_reduce,,,,1,", "size_bytes"),
+        ("dgx_a100,1048576,1048576,all_reduce,8,,,1,", None),
+        ("dgx_a100,1,1048577,all_reduce,8,,,1,", "1048577 ranks"),
+        ("dgx_a100,,8,all_reduce,8,,,1,", "over 0 hosts"),
+        ("dgx_a100,1,,all_reduce,8,,,1,", "0 ranks"),
+        ("dgx_a100,4,2,all_reduce,8,,,1,", "2 ranks"),
+        ("dgx_a100,3,8,all_reduce,8,,,1,", "over 3 hosts"),
+    ],
+)
+def test_numbers_of_a_row_have_bounds(tmp_path, row, fault):
+    path = table(tmp_path, row)
+    if fault is None:
+        assert len(load_measurements([path])) == 1
+        return
+    with pytest.raises(MeasurementError, match=fault):
+        load_measurements([path])
+
+
+def test_a_row_is_named_by_its_id_or_its_number(tmp_path):
+    heading = "id," + HEADING
+    path = table(
+        tmp_path,
+        "first,dgx_a100,1,8,all_reduce,8,,,1.0,",
+        ",dgx_a100,1,8,all_reduce,8,,,1.0,",
+        heading=heading,
+    )
+    assert [row.row for row in load_measurements([path])] == ["first", "1"]

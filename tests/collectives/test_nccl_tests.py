@@ -8,7 +8,7 @@ import pytest
 
 from collectives.collective import CollectiveKind
 from collectives.measurements import load_measurements
-from collectives.nccl_tests import RunPlace
+from collectives.nccl_tests import RunPlace, _dotted, is_nccl_tests
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 
@@ -86,6 +86,28 @@ def test_an_older_print_takes_the_collective_from_its_command_or_its_file(tmp_pa
         load(tmp_path, body)
 
 
+@pytest.mark.parametrize(
+    ("name", "busbw", "kind"),
+    [
+        # 8 ranks: a bus ratio of 2 x 7/8 is that of all_reduce alone, 7/8 with a sum to all
+        # that of reduce_scatter; of collectives that add up nothing the name has to say it.
+        ("run.log", "175.00", CollectiveKind.ALL_REDUCE),
+        ("run.log", "87.50", CollectiveKind.REDUCE_SCATTER),
+        ("alltoall-1x8.txt", "none", CollectiveKind.ALL_TO_ALL),
+        ("AllGather 8 GPUs.log", "none", CollectiveKind.ALL_GATHER),
+    ],
+)
+def test_a_print_without_its_command_tells_the_collective_by_columns_or_name(
+    tmp_path, name, busbw, kind
+):
+    line = "  4194304  1048576  float  sum  -1  41.90  100.00  175.00  0\n"
+    if busbw == "none":
+        line = line.replace("sum", "none")
+    text = "# nThread 1 nGpus 8\n" + ranks(8) + COLUMNS + line.replace("175.00", busbw)
+    [row] = load(tmp_path, text.replace(" none  0\n", " 87.50  0\n"), name=name)
+    assert row.kind is kind
+
+
 def test_json_counts_every_process_and_takes_what_was_timed(tmp_path):
     document = {
         "version": 2,
@@ -112,6 +134,9 @@ def test_json_counts_every_process_and_takes_what_was_timed(tmp_path):
     [
         (HEADING + ranks(8) + COLUMNS + LINES, RunPlace(), "--topology NAME"),
         (HEADING + COLUMNS + LINES, PLACE, "does not list its ranks"),
+        (HEADING + COLUMNS + LINES, RunPlace("dgx_a100", hosts=2), "does not list its ranks"),
+        ('{"args": [], "config": {}, "results": []}', PLACE, "does not say which collective"),
+        ('{"args": 7, "config": {}, "results": []}', PLACE, "does not say which collective"),
         (HEADING + ranks(8) + COLUMNS, PLACE, "no line with a size"),
         ('{"answer": 42}', PLACE, "not of nccl-tests"),
         ("{", PLACE, "not valid JSON"),
@@ -136,3 +161,77 @@ def test_damaged_output_is_refused_in_a_sentence(tmp_path, text):
     file.write_text(text)
     with pytest.raises(MeasurementError):
         load_measurements([file], place=RunPlace("dgx_h100"))
+
+
+@pytest.mark.parametrize(
+    ("code", "version"),
+    [(21805, "2.18.5"), (10000, "1.0.0"), (9999, "9.9.99"), (2708, "2.7.8"), (1000, "1.0.0"),
+     (999, ""), (1, "")],
+)  # fmt: skip
+def test_the_number_of_a_release_is_read_as_nccl_writes_it(code, version):
+    assert _dotted(code) == version
+
+
+@pytest.mark.parametrize(
+    ("text", "is_print"),
+    [
+        ("# nThread 1 nGpus 8\n", True),
+        ("#  size  count  time  busbw\n", True),
+        ("#  size  count  cputime  busbw\n", True),
+        ("  {}", True),
+        ("size,count,time,busbw\n", False),
+        ("#  size  count  busbw\n", False),
+        ("topology,hosts\n", False),
+    ],
+)
+def test_output_is_told_from_a_table(text, is_print):
+    assert is_nccl_tests(text) is is_print
+
+
+def test_a_print_may_say_the_release_in_words_and_times_of_the_processor(tmp_path):
+    text = (
+        "# all_reduce_perf nGpus 8\nNCCL version 2.19.3+cuda12.2\n"
+        + ranks(8)
+        + "#  size  count  redop  cputime  algbw  busbw\n"
+        + "  2048  512  sum  9.50  1  1\n"
+        # Too short, no time, an endless and a negative one: none of them is a measurement.
+        + "  4096  512  sum  9.50\n  4096 1 sum N/A 1 1\n  4096 1 sum inf 1 1\n"
+        + "  4096  1  sum  -2.0  1  1\n  4096  1  sum  0.0  1  1\n"
+    )
+    [row] = load(tmp_path, text)
+    assert (row.size_bytes, row.duration_ns, row.nccl_version) == (2048, 9_500, (2, 19, 3))
+    assert row.dtype is DType.FP32
+    assert row.kind is CollectiveKind.ALL_REDUCE
+
+
+def test_who_ran_it_may_say_hosts_and_collective(tmp_path):
+    text = HEADING + ranks(16) + COLUMNS + LINES
+    rows = load(tmp_path, text, RunPlace("dgx_a100", hosts=4, kind="all_gather"))
+    assert {(row.hosts, row.kind) for row in rows} == {(4, CollectiveKind.ALL_GATHER)}
+
+
+def test_json_without_numbers_of_threads_and_release_has_one_thread_and_no_release(tmp_path):
+    document = {
+        "args": ["all_reduce_perf"],
+        "config": {"nthreads": 0, "devices": [{"hostname": "a"}, {"hostname": "a"}, 5]},
+        "results": [
+            {"size": 1, "type": "half", "out_of_place": {"cpu_time": 3.0}},
+            {"size": 0, "out_of_place": {"time": 3.0}},
+            {"out_of_place": {"time": 3.0}},
+            {"size": 64, "out_of_place": {"time": 0}, "in_place": {"time": 4.0}},
+            {"size": 128, "out_of_place": {}, "in_place": {"time": "x"}},
+            7,
+        ],
+    }
+    rows = load(tmp_path, json.dumps(document), name="run.json")
+    assert [(row.size_bytes, row.duration_ns) for row in rows] == [(1, 3_000), (64, 4_000)]
+    assert (rows[0].hosts, rows[0].ranks, rows[0].nccl_version) == (1, 2, None)
+    assert rows[0].dtype is DType.FP16
+
+
+@pytest.mark.parametrize("missing", ["config", "results"])
+def test_json_without_its_parts_is_refused(tmp_path, missing):
+    document = {"config": {}, "results": []}
+    del document[missing]
+    with pytest.raises(MeasurementError, match="not of nccl-tests"):
+        load(tmp_path, json.dumps(document))

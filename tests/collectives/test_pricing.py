@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from collectives import (
     price_sizes,
     wiring_of,
 )
+from collectives.calibration import load_default_calibration
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance
@@ -140,8 +143,6 @@ def test_time_does_not_jump_within_a_choice(topology, count, kind, power):
 @settings(max_examples=25)
 @given(topology=hosts(), factor=st.floats(1.1, 8.0), kind=st.sampled_from(ORDINARY))
 def test_a_slower_network_never_makes_a_forced_choice_faster(topology, factor, kind):
-    from dataclasses import replace
-
     fabric = topology.fabric
     slow = replace(
         topology,
@@ -264,3 +265,37 @@ def test_machines_nobody_measured_scale_by_their_datasheet():
     new = time_ns(CollectiveKind.ALL_GATHER, 1 << 32, blackwell, range(8))
     old = time_ns(CollectiveKind.ALL_GATHER, 1 << 32, h100(), range(8))
     assert 0.45 < new / old < 0.55
+
+
+def test_equal_questions_are_priced_once_and_by_the_constants_they_name():
+    cluster, call = h100(), Collective(CollectiveKind.ALL_GATHER, 12_345)
+    shipped = load_default_calibration()
+    slow = replace(
+        shipped,
+        hosts=tuple(
+            replace(one, constants=replace(one.constants, launch_ns=1e6)) for one in shipped.hosts
+        ),
+    )
+    first, again, other = (
+        price_collective(call, cluster=cluster, ranks=range(8), calibration=constants)
+        for constants in (shipped, shipped, slow)
+    )
+    assert again is first
+    assert other.duration_ns > 1e6 > first.duration_ns
+
+
+@pytest.mark.parametrize(("root", "is_member"), [(-1, False), (0, True), (7, True), (8, False)])
+def test_the_root_is_one_of_the_group(root, is_member):
+    call = Collective(CollectiveKind.REDUCE, 1, root=root)
+    if is_member:
+        assert price_collective(call, cluster=h100(), ranks=range(8)).duration_ns > 0
+        return
+    with pytest.raises(InputError, match=f"from 0 to 7, got {root}"):
+        price_collective(call, cluster=h100(), ranks=range(8))
+
+
+def test_send_recv_between_two_ranks_is_priced():
+    call = Collective(CollectiveKind.SEND_RECV, 1 << 20)
+    near, far = (price_collective(call, cluster=h100(2), ranks=(0, rank)) for rank in (1, 8))
+    assert 0 < near.duration_ns < far.duration_ns
+    assert far.busiest_link.startswith("nic:")

@@ -9,37 +9,46 @@ import numpy as np
 import pytest
 
 from collectives.applied import wire_speeds
-from collectives.calibration import load_default_calibration
+from collectives.calibration import Calibration, load_default_calibration
+from collectives.calibration_file import FabricEntry, HostEntry, MeasuredSpan
 from collectives.collective import Collective, CollectiveKind
-from collectives.constants import FabricConstants, HostConstants
+from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
 from collectives.cost import FREE, bus_bandwidth
 from collectives.group import group_shape, wiring_of
 from collectives.lean import CALL_NS, WIRE_RATIO, price_lean
 from collectives.movement import ALGORITHMS, build_movement
-from collectives.pricing import CollectiveCall
+from collectives.pricing import CollectiveCall, price_collective, price_collectives
 from collectives.sharing import share_links
 from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
 from collectives.timing import predict_duration_ns
 from collectives.tuner import Tuner
 from collectives.uneven import build_rank_load
-from collectives.wiring import pack_rings
+from collectives.wiring import HostLinkClass, pack_rings
+from perfmodel.base.dtypes import DType
 from tests import recorded
 from tests.collectives.machines import build_host
-from topologies import build_cluster
+from tests.recorded import plain
+from topologies import build_cluster, load_topology
 
 SIZES = np.array([40_960.0, 3e9])
 MACHINES = {
     "switch": {"gpus": 8, "reduces": True, "device": "h100_sxm"},
-    "mesh": {"gpus": 4, "wires": "mesh", "nics": 2, "oversubscription": 2.0},
+    "mesh": {
+        "gpus": 4, "wires": "mesh", "nics": 2, "oversubscription": 2.0,
+        "spine_latency_ns": 350.0, "call_latency_ns": 9_000.0,
+    },
+    "swift network": {"gpus": 4, "reduces": True, "nic_gb_per_s": 60.0},
     "pcie": {"gpus": 4, "wires": "pcie", "nics": 1},
     "no network": {"gpus": 4, "nics": 0},
     "no peers": {"gpus": 2, "wires": "pcie", "nics": 1, "peer_to_peer": False},
-}
+}  # fmt: skip
 GROUPS = {
     "all of one": (1, range),
     "all of nine": (9, lambda n: range(9 * n)),
     "one each of six": (6, lambda n: range(1, 6 * n, n)),
     "pair": (1, lambda n: (0, n - 1)),
+    "pair apart": (2, lambda n: (0, n)),
+    "three": (1, lambda n: range(min(3, n))),
     "two each of three": (3, lambda n: sorted([*range(0, 3 * n, n), *range(1, 3 * n, n)])),
 }
 
@@ -65,6 +74,12 @@ def _iter_wirings():
             cluster = build_cluster(topology, hosts=hosts)
             ranks = list(members(topology.gpus_per_host))
             yield f"{machine}, {group}", cluster, ranks
+    # Five GPUs of the hybrid cube mesh hold no ring: a chain.
+    yield "chain", build_cluster(load_topology("dgx1_v100"), hosts=2), [0, 1, 2, 3, 4, 8, 9]
+    # Five trays of two GPUs: one rack of four, and a tray of the next.
+    racks = build_cluster(build_host(gpus=8, nics=4, trays=4), hosts=5)
+    yield "racks, all of five trays", racks, list(range(10))
+    yield "racks, some of them", racks, [1, 2, 6, 7, 8]
 
 
 def values() -> dict[str, Any]:
@@ -102,7 +117,7 @@ def values() -> dict[str, Any]:
             found[f"estimates for {kind.value}, {name}"] = [
                 tuner._estimate_ns(kind, choice, SIZES) for choice in candidates
             ]
-        matrix = [[100 * a + 7 * b for b in range(len(ranks))] for a in range(len(ranks))]
+        matrix = [[10**6 * a + 7000 * b for b in range(len(ranks))] for a in range(len(ranks))]
         if len(ranks) <= 8:
             found[f"load of {name}"] = build_rank_load(matrix, ranks, cluster)
             found[f"lean exchange of {name}"] = _lean(
@@ -113,7 +128,12 @@ def values() -> dict[str, Any]:
         found[f"lean all-reduce of {name}"] = _lean(
             Collective(CollectiveKind.ALL_REDUCE, 7_000_000), cluster, ranks
         )
-    found["sharing"] = _shared()
+        found[f"costs of {name}"] = _priced(cluster, ranks)
+    found["sharing"] = [
+        _shared(build_cluster(build_host(gpus=4, nics=2), hosts=3)),
+        _shared(build_cluster(build_host(gpus=8, nics=2, trays=4), hosts=6)),
+        _shared(build_cluster(build_host(gpus=12, nics=0))),
+    ]
     found["rings"] = [
         pack_rings(tuple(tuple(float(abs(a - b) % 3) for a in range(n)) for b in range(n)))
         for n in (2, 3, 4, 5)
@@ -129,15 +149,68 @@ def values() -> dict[str, Any]:
 def _lean(call: Collective, cluster: Any, ranks: Any) -> list[Any]:
     """Wire times at the datasheet, and how often a call is paid."""
     cost = price_lean(call, cluster=cluster, ranks=ranks)
-    busiest_ns = max(cost.gpu_busy_ns, cost.nic_busy_ns)
+    crossings = 1 if call.byte_matrix else 3
     return [
         cost.gpu_busy_ns * WIRE_RATIO,
         cost.nic_busy_ns * WIRE_RATIO,
-        round((cost.duration_ns - busiest_ns) / CALL_NS),
+        (cost.duration_ns - crossings * cost.latency_ns) * WIRE_RATIO,
+        cost.bus_bandwidth_bytes_per_s * cost.duration_ns,
         cost.busiest_link,
         cost.latency_ns - CALL_NS,
         None if cost.per_rank_ns is None else (cost.per_rank_ns - cost.latency_ns) * WIRE_RATIO,
     ]
+
+
+def _calibration() -> Calibration:
+    """Constants of our own, for a machine that was measured at some sizes and groups."""
+    shipped = load_default_calibration()
+    regimes = ("latency", "middle", "bandwidth")
+    scopes = [
+        f"{machine}/{spread}/{kind}/{regime}"
+        for machine in ("unseen", "test_host")
+        for spread in ("one_host", "several_hosts")
+        for kind in ("any", "all_reduce")
+        for regime in regimes
+    ]
+    entry = HostEntry(
+        "own", "ampere", HostLinkClass.NVSWITCH, _constants(HostConstants), ("test_host",)
+    )
+    kinds = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL
+    return replace(
+        shipped,
+        hosts=(entry,),
+        fabrics=(
+            FabricEntry("own", ("test_host",), _constants(FabricConstants), pair_ll_bytes=60_000),
+        ),
+        software=_constants(SoftwareConstants),
+        uncertainty={scope: 0.1 + 0.01 * number for number, scope in enumerate(scopes)},
+        spans=tuple(
+            MeasuredSpan("test_host", kind, hosts, ranks, 512, 1_000_000)
+            for kind in kinds
+            for hosts, ranks in ((1, 4), (9, 36))
+        ),
+    )
+
+
+CALIBRATION = _calibration()
+OLD = CollectiveSoftware(nccl_version=(2, 23, 4))
+
+
+def _priced(cluster: Any, ranks: Any) -> list[Any]:
+    """What calls cost, with constants of our own."""
+    kinds = [kind for kind in CollectiveKind if kind is not CollectiveKind.SEND_RECV]
+    calls = [Collective(kind, size) for kind in kinds for size in (0, 1_000_000, 10**9)]
+    calls.append(Collective(CollectiveKind.REDUCE_SCATTER, 10**6, DType.INT8))
+    calls.append(Collective(CollectiveKind.ALL_REDUCE, 10**6, is_queued=True))
+    if len(ranks) <= 8:
+        matrix = tuple(
+            tuple(10**5 * a + 9000 * b**2 for b in range(len(ranks))) for a in range(len(ranks))
+        )
+        calls.append(Collective(CollectiveKind.ALL_TO_ALL, 0, byte_matrix=matrix))
+    here = {"cluster": cluster, "calibration": CALIBRATION}
+    new = price_collectives([CollectiveCall(call, ranks) for call in calls], **here)
+    old = [price_collective(call, ranks=ranks, software=OLD, **here) for call in calls[::5]]
+    return [list(plain(cost).values()) for cost in (*new, *old)]
 
 
 def _kinds_of(algorithm: CollectiveAlgorithm, wiring: Any) -> tuple[CollectiveKind, ...]:
@@ -152,8 +225,7 @@ def _kinds_of(algorithm: CollectiveAlgorithm, wiring: Any) -> tuple[CollectiveKi
     return (kinds.ALL_REDUCE,)
 
 
-def _shared() -> list[Any]:
-    cluster = build_cluster(build_host(gpus=4, nics=2), hosts=3)
+def _shared(cluster: Any) -> list[Any]:
     groups = ((0, 1), (1, 2), (4, 5, 6, 7), (0, 4), (5, 9), (3, 8), (10, 11))
     call = Collective(CollectiveKind.ALL_REDUCE, 1000)
     calls = [CollectiveCall(call, np.array(group)) for group in groups]
@@ -165,6 +237,7 @@ def _shared() -> list[Any]:
             gpu_busy_ns=300.0 + 70 * number,
             nic_busy_ns=(400.0 - 30 * number) * (number % 2),
             bus_bandwidth_bytes_per_s=1e9,
+            per_rank_ns=np.array([900.0, 1000.0]) if number == 3 else None,
         )
         for number in range(len(calls))
     ]

@@ -1,5 +1,11 @@
+from dataclasses import replace
+
+import pytest
+
 from collectives.group import wiring_of
-from collectives.wiring import chain_bandwidth, pack_rings
+from collectives.wiring import HostLinkClass, chain_bandwidth, pack_rings
+from perfmodel.base.errors import InputError
+from tests.collectives.machines import build_host
 from topologies import build_cluster, load_topology
 
 
@@ -56,5 +62,45 @@ def test_large_meshes_are_bounded_by_the_poorest_gpu():
     count = 9
     wires = [[0.0 if a == b else 1.0 for b in range(count)] for a in range(count)]
     wires[0] = [0.0, *[0.5] * (count - 1)]
-    # GPU 0 sends 8 x 0.5 = 4, all others 8 x 1.
+    # GPU 0 sends 8 x 0.5 = 4, all others 8 x 1; turned round it receives as little.
     assert pack_rings(square(wires)) == 4
+    assert pack_rings(square(zip(*wires, strict=True))) == 4
+
+
+def test_a_wire_that_is_thinner_one_way_bounds_the_ring_of_two():
+    assert pack_rings(square([[0, 50], [20, 0]])) == pack_rings(square([[0, 20], [50, 0]])) == 20
+
+
+def test_eight_gpus_are_packed_and_not_bounded():
+    # Two squares that one wire joins: each GPU could send, and no ring passes all of them.
+    wires = [[1.0 if a != b and a // 4 == b // 4 else 0.0 for b in range(8)] for a in range(8)]
+    wires[0][4] = wires[4][0] = 1.0
+    assert pack_rings(square(wires)) == 0
+    # Nine would take too long: three more each way round, and so it is bounded.
+    nine = [[*row, 0.0] for row in wires] + [[0.0] * 9]
+    nine[8][7] = nine[7][8] = 2.0
+    assert pack_rings(square(nine)) == 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "nic_bytes_per_s", "fault"),
+    [(0, 4, 0.0, "between 1"), (5, 4, 1e9, "between 1"), (2, 4, 0.0, "need a network")],
+)
+def test_hosts_have_ranks_and_are_joined(hosts, ranks, nic_bytes_per_s, fault):
+    wiring = wiring_of(range(4), build_cluster(build_host()))
+    with pytest.raises(InputError, match=fault):
+        replace(
+            wiring,
+            host_count=hosts,
+            rank_count=ranks,
+            nic_bandwidth_bytes_per_s=nic_bytes_per_s,
+        )
+    assert replace(wiring, host_count=4, nic_bandwidth_bytes_per_s=1.0).host_count == 4
+
+
+@pytest.mark.parametrize(
+    ("link", "is_nvlink"),
+    [("nvswitch", True), ("nvlink_mesh", True), ("pcie_peer", False), ("none", False)],
+)
+def test_links_of_hosts_are_nvlink_or_not(link, is_nvlink):
+    assert HostLinkClass(link).is_nvlink is is_nvlink

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -137,3 +139,77 @@ def test_nccl_of_volta_goes_round_two_hosts_where_later_ones_take_both_trees():
     p4d = choices("aws_p4d", 2, 16, CollectiveKind.ALL_REDUCE)
     assert volta[-1][0] is CollectiveAlgorithm.RING
     assert p4d[-1][0] is CollectiveAlgorithm.TREE
+
+
+def test_large_messages_over_hosts_are_planned_with_dearer_steps():
+    tuner = planning_tuner(hosts=2, gpus=4)
+    simple = (CollectiveAlgorithm.RING, Protocol.SIMPLE)
+    # From 64 bytes a channel and rank on: over hosts NCCL counts 16 channels at most, 8 ranks.
+    sizes = np.array([64 * 16 * 8 - 1.0, 64 * 16 * 8.0])
+    before, after = tuner._estimate_ns(CollectiveKind.ALL_REDUCE, simple, sizes)
+    latency_ns = tuner._latency_ns(CollectiveKind.ALL_REDUCE, *simple)
+    assert after - before == pytest.approx(0.4 * latency_ns, abs=1.0)
+    before, after = tuner._estimate_ns(CollectiveKind.ALL_GATHER, simple, sizes)
+    assert after - before < 1.0
+    alone = planning_tuner(hosts=1, gpus=4)
+    before, after = alone._estimate_ns(CollectiveKind.ALL_REDUCE, simple, sizes / 2)
+    assert after - before < 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"), [(CollectiveKind.ALL_TO_ALL, 4), (CollectiveKind.SEND_RECV, 1)]
+)
+def test_slices_up_to_a_limit_are_exchanged_by_ll(kind, parts):
+    tuner = replace(planning_tuner(hosts=1, gpus=4), pair_ll_bytes=1000)
+    sizes = parts * np.array([999.0, 1000.0, 1000.5])
+    candidates, chosen = tuner.choose(kind, sizes, CollectiveSoftware())
+    assert [candidates[number][1] for number in chosen] == [
+        Protocol.LL, Protocol.LL, Protocol.SIMPLE,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hosts", "possible"),
+    [
+        (2, 1, {"ring"}),
+        (3, 1, {"ring", "tree", "nvls"}),
+        (2, 2, {"ring", "tree"}),
+        (3, 2, {"ring", "tree", "nvls_tree"}),
+        (1, 3, {"ring", "tree"}),
+    ],
+)
+def test_trees_need_three_ranks_and_switches_three_on_a_host(gpus, hosts, possible):
+    cluster = build_cluster(build_host(gpus=gpus, reduces=True, device="h100_sxm"), hosts=hosts)
+    wiring = wiring_of(range(cluster.rank_count), cluster)
+    tuner = Tuner(load_default_calibration().tuner, wiring, tuple(Protocol))
+    for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER):
+        found = tuner.candidates(kind, CollectiveSoftware())
+        assert {algorithm.value for algorithm, _ in found} == possible
+    forced = CollectiveSoftware(algorithm=CollectiveAlgorithm.TREE)
+    tree = tuner.candidates(CollectiveKind.ALL_REDUCE, forced)
+    assert {algorithm for algorithm, _ in tree} == {CollectiveAlgorithm.TREE}
+
+
+@pytest.mark.parametrize(("version", "is_there"), [((2, 22, 9), False), ((2, 23), True)])
+@pytest.mark.parametrize("kind", [CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER])
+def test_parallel_trees_came_with_2_23(kind, version, is_there):
+    found = planning_tuner(hosts=3, gpus=1).candidates(kind, CollectiveSoftware(version))
+    assert ((CollectiveAlgorithm.PAT, Protocol.SIMPLE) in found) is is_there
+    shared = planning_tuner(hosts=3, gpus=2).candidates(kind, CollectiveSoftware(version))
+    assert {algorithm for algorithm, _ in shared} == {CollectiveAlgorithm.RING}
+
+
+def test_a_protocol_that_is_forced_is_taken_where_it_is_open():
+    tuner = replace(planning_tuner(hosts=2, gpus=4), tree_protocols=(Protocol.SIMPLE,))
+    ring, tree = CollectiveAlgorithm.RING, CollectiveAlgorithm.TREE
+    kind = CollectiveKind.ALL_REDUCE
+    free = tuner.candidates(kind, CollectiveSoftware())
+    assert free == [*((ring, protocol) for protocol in Protocol), (tree, Protocol.SIMPLE)]
+    forced = tuner.candidates(kind, CollectiveSoftware(protocol=Protocol.LL))
+    assert forced == [(ring, Protocol.LL)]
+    # Where it is open to nobody, and where trees have none of theirs, NCCL keeps what there is.
+    narrow = replace(tuner, protocols=(Protocol.LL128,))
+    assert narrow.candidates(kind, CollectiveSoftware(protocol=Protocol.LL)) == [
+        (ring, Protocol.LL128),
+        (tree, Protocol.LL128),
+    ]

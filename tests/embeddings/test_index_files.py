@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from embeddings import index_files
-from embeddings.index_data import build_index_data
+from embeddings.index_data import build_index_data, lengths_from_offsets
 from embeddings.index_files import load_index_data
-from embeddings.statistics import describe_data
+from embeddings.statistics import bin_reuse, describe_data
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import InputError
 
@@ -138,3 +140,113 @@ def test_a_table_that_nobody_asks_has_statistics_too():
     empty = describe_data(data, batch_size=2).tables[1]
     assert (empty.lookups, empty.largest_index, empty.distinct_rows) == (0, -1, 0)
     assert (empty.hottest_share, empty.set_distinct_ratio, empty.batch_distinct_ratio) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "fault"),
+    [([2, 1], "must be tables x samples"), (np.zeros((0, 2)), "at least one of each")],
+)
+def test_lengths_are_by_table_and_sample(lengths, fault):
+    with pytest.raises(InputError, match=fault):
+        build_index_data("here", indices=np.zeros(int(np.sum(lengths))), lengths=lengths)
+
+
+def test_indices_are_one_long_row_of_numbers_up_to_two_to_the_53():
+    with pytest.raises(InputError, match="one long row"):
+        build_index_data("here", indices=[[1, 2]], lengths=[[1]])
+    data = build_index_data("here", indices=[0, 2**53], lengths=[[1, 1]], names=("only",))
+    assert data.names == ("only",)
+    with pytest.raises(InputError, match=r"out of range.*1 such value\)"):
+        build_index_data("here", indices=[0, 2**53 + 2], lengths=[[1, 1]])
+    with pytest.raises(InputError, match=r"2 such values\)"):
+        build_index_data("here", indices=[-1, -2], lengths=[[1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("offsets", "tables", "lengths"),
+    [
+        ([0], 1, [[7]]),
+        ([0, 2], 2, [[2], [5]]),
+        ([0, 2, 3, 3], 2, [[2, 1], [0, 4]]),
+        ([0, 2, 3, 3, 7], 2, [[2, 1], [0, 4]]),
+        # A last bag that is empty begins at the end.
+        ([0, 7], 2, [[7], [0]]),
+    ],
+)
+def test_the_end_of_the_last_bag_may_be_left_out(offsets, tables, lengths):
+    found = lengths_from_offsets("here", offsets, index_count=7, table_count=tables)
+    assert found.tolist() == lengths
+
+
+@pytest.mark.parametrize(
+    ("offsets", "tables", "fault"),
+    [([], 1, "offsets"), ([0, 2], 3, "do not divide"), ([1, 7], 1, r"offsets\[0\]: must be 0")],
+)
+def test_offsets_that_are_no_bags_are_refused(offsets, tables, fault):
+    with pytest.raises(InputError, match=fault):
+        lengths_from_offsets(
+            "here", np.array(offsets, dtype=int), index_count=7, table_count=tables
+        )
+
+
+@pytest.mark.parametrize(("tables", "is_right"), [(1, True), (2**20 + 1, False), (2.0, False)])
+def test_the_number_of_tables_is_one_whole_number(tmp_path, tables, is_right):
+    np.savez(tmp_path / "x.npz", indices=INDICES, offsets=[0, 2], tables=tables)
+    if is_right:
+        assert load_index_data(tmp_path / "x.npz").lengths.shape == (1, 2)
+        return
+    with pytest.raises(InputError, match="tables: must be one whole number"):
+        load_index_data(tmp_path / "x.npz")
+
+
+def test_files_are_read_up_to_a_size_and_to_a_share_of_what_they_are(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "x.npz", indices=np.zeros(4000, int), lengths=[[4000]])
+    columns = {"u": list(range(100)), "v": list(range(100))}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "y.parquet")
+    with zipfile.ZipFile(tmp_path / "x.npz") as packed:
+        unpacked = sum(entry.file_size for entry in packed.infolist())
+    # A cell of Parquet is counted with the eight bytes that it becomes.
+    for name, size in (("x.npz", unpacked), ("y.parquet", 8 * 200)):
+        for limits in ({"MAX_FILE_BYTES": size}, {"_SMALL_BYTES": size, "_MOST_RATIO": 0}):
+            for limit, value in limits.items():
+                monkeypatch.setattr(index_files, limit, value)
+            assert load_index_data(tmp_path / name).sample_count
+            lowered = next(iter(limits))
+            monkeypatch.setattr(index_files, lowered, size - 1)
+            with pytest.raises(InputError, match="unpacks to"):
+                load_index_data(tmp_path / name)
+            monkeypatch.undo()
+    monkeypatch.setattr(index_files, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(index_files, "_MOST_RATIO", 2)
+    with pytest.raises(InputError, match="unpacks to"):
+        load_index_data(tmp_path / "x.npz")
+
+
+def test_columns_of_a_parquet_file_are_whole_numbers_or_lists_of_them(tmp_path):
+    path = tmp_path / "x.parquet"
+
+    def load(column):
+        pyarrow.parquet.write_table(pyarrow.table({"u": column}), path)
+        return load_index_data(path)
+
+    assert load([4, 5]).lengths.tolist() == [[1, 1]]
+    assert load(pyarrow.array([4.0, 5.0])).indices.tolist() == [4, 5]
+    large = pyarrow.array([[4], [5, 6]], pyarrow.large_list(pyarrow.int64()))
+    assert load(large).lengths.tolist() == [[1, 2]]
+    for wrong in ([4, None], [["a"]], ["a"], [[4, None]]):
+        with pytest.raises(InputError, match="column 'u'"):
+            load(wrong)
+    pyarrow.parquet.write_table(pyarrow.table({}), path)
+    with pytest.raises(InputError):
+        load_index_data(path)
+
+
+def test_reuse_is_counted_in_powers_of_two():
+    # 1; 2; 3 and 4; 5; 40,000 beyond the last edge of 32,768.
+    shares = bin_reuse(np.array([1, 2, 3, 4, 5, 40_000]))
+    assert (shares.of_rows * 6).tolist() == pytest.approx([1, 1, 2, 1, *[0] * 12, 1])
+    assert (shares.of_lookups * 40_015).tolist() == pytest.approx([1, 2, 7, 5, *[0] * 12, 40_000])
+    assert bin_reuse(np.array([1])).of_rows[0] == 1
+    nothing = bin_reuse(np.array([], dtype=np.int64))
+    assert len(nothing.of_rows) == len(nothing.of_lookups) == 17
+    assert nothing.of_rows.sum() == nothing.of_lookups.sum() == 0

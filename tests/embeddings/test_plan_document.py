@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.plan import ShardingKind, ShardingPlan
+from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.plan_document import from_plan_document, load_plan_document, to_plan_document
 from embeddings.sharders import SHARDERS, ShardingTask
-from embeddings.table import EmbeddingTable
+from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.errors import PlanError
 
 TABLES = (EmbeddingTable("t1", 100, 64), EmbeddingTable("t2", 8, 32), EmbeddingTable("t3", 50, 16))
@@ -151,3 +152,73 @@ def test_pieces_by_rows_inside_one_host_are_table_row_wise():
     plan = from_plan_document(content, tables=TABLES, rank_count=4, ranks_per_host=2)
     assert isinstance(plan, ShardingPlan)
     assert plan.kinds[0] is ShardingKind.TABLE_ROW_WISE
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (_change(["t3", "sharding_spec", "shards", 0, "more"], 1), "must have exactly"),
+        (_change(["t3", "sharding_spec", "shards", 0, "placement"], None), "must have exactly"),
+        (_change(["t3", "sharding_spec", "shards", 0], [1]), "must have exactly"),
+        (_change(["t3", "sharding_spec", "shards", 0, "shard_offsets"], [0, 0.0]), "two whole"),
+        (_change(["t3", "sharding_spec", "shards", 0, "shard_offsets"], "00"), "two whole"),
+        (_change(["t3", "sharding_spec", "shards"], []), "must be a list of shards"),
+        (_change(["t3", "sharding_spec"], 5), "must be a list of shards"),
+        (_change(["t3", "ranks"], 1), "t3.ranks: must be a list of ranks, got 1"),
+        (_change(["t3", "sharding_spec", "shards", 0, "placement"], {"rank": True}), "like rank"),
+        ({}, "must be a mapping of module paths"),
+    ],
+)
+def test_a_faulty_piece_is_refused(content, fault):
+    with pytest.raises(PlanError) as error:
+        from_plan_document(content, tables=TABLES, rank_count=2)
+    assert fault in str(error.value)
+    assert ": 1 fault" in str(error.value)
+
+
+def test_ranks_may_be_left_out_and_placements_may_be_mappings():
+    content = _change(["t1", "ranks"], None)
+    [parameters] = content.values()
+    parameters["t3"]["sharding_spec"]["shards"][0]["placement"] = {"rank": 1}
+    plan = from_plan_document({"plan": content}, tables=TABLES, rank_count=2)
+    assert plan == from_plan_document(_document(), tables=TABLES, rank_count=2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_host", "is_summed"),
+    [(4, 2, True), (2, 2, False), (4, None, False), (5, 2, False)],
+)
+def test_partial_sums_are_added_in_hosts_of_one_size(ranks, per_host, is_summed):
+    content = _change(["t1", "sharding_type"], "table_row_wise")
+    plan = from_plan_document(content, tables=TABLES, rank_count=ranks, ranks_per_host=per_host)
+    assert plan.summed_in_host == ((0,) if is_summed else ())
+    plain = from_plan_document(
+        _document(), tables=TABLES, rank_count=ranks, ranks_per_host=per_host
+    )
+    assert plain.summed_in_host == ()
+
+
+def test_a_document_says_kernels_devices_and_sums_of_hosts():
+    tables = (TABLES[0], replace(TABLES[1], memory=TableMemory.HOST_CACHED), TABLES[2])
+    rows = (Shard(0, 2, 0, 50, 0, 64), Shard(0, 3, 50, 50, 0, 64))
+    shards = (*rows, Shard(1, 1, 0, 8, 0, 32))
+    plan = ShardingPlan(tables, 4, shards, data_parallel=(2,), ranks_per_host=2)
+    summed = replace(plan, summed_in_host=(0,))
+    [written], [of_sums] = (to_plan_document(one).values() for one in (plan, summed))
+    assert [one["compute_kernel"] for one in written.values()] == [
+        "fused", "fused_uvm_caching", "dense",
+    ]  # fmt: skip
+    assert [one["sharding_type"] for one in written.values()] == [
+        "row_wise", "table_wise", "data_parallel",
+    ]  # fmt: skip
+    assert [one["ranks"] for one in written.values()] == [[2, 3], [1], [0, 1, 2, 3]]
+    assert of_sums["t1"]["sharding_type"] == "table_row_wise"
+    assert written["t3"]["sharding_spec"] is None
+
+    def devices(document):
+        [module] = document.values()
+        return [shard["placement"] for shard in module["t1"]["sharding_spec"]["shards"]]
+
+    assert devices(to_plan_document(plan)) == ["rank:2/cuda:0", "rank:3/cuda:1"]
+    assert devices(to_plan_document(plan, gpus_per_host=3)) == ["rank:2/cuda:2", "rank:3/cuda:0"]
+    assert devices(to_plan_document(replace(plan, ranks_per_host=None)))[1] == "rank:3/cuda:3"

@@ -7,9 +7,18 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from embeddings.distribution import ReuseHistogram, Uniform, Zipf, observe, popularity_of
+from embeddings.distribution import (
+    ObservedRows,
+    ReuseHistogram,
+    Uniform,
+    Zipf,
+    histogram_from_bins,
+    observe,
+    popularity_of,
+)
 from embeddings.popularity import Popularity, RowRange
 from embeddings.table import EmbeddingTable
+from perfmodel.base.errors import PlanError
 
 
 def _draw(popularity: Popularity, draws: int, generator: np.random.Generator) -> np.ndarray:
@@ -151,3 +160,143 @@ def test_a_piece_that_nobody_asks_for_is_thinned_by_its_rows():
     piece = seen.piece(RowRange(first_row=1, rows=25, whole_rows=100))
     assert piece.rows == pytest.approx(seen.thinned(0.25).rows)
     assert piece.probabilities == pytest.approx(seen.thinned(0.25).probabilities)
+
+
+@pytest.mark.parametrize(
+    ("shares", "reuse", "draws", "fault"),
+    [
+        ((), (), 1.0, "one mean reuse a bin"),
+        ((1.0,), (1.0, 2.0), 1.0, "got 2 for 1 bins"),
+        ((1.0, -0.1), (1.0, 2.0), 1.0, "must be finite"),
+        ((1.0, np.inf), (1.0, 2.0), 1.0, "must be finite"),
+        ((0.0, 0.0), (1.0, 2.0), 1.0, "must be above 0"),
+        ((1.0, 0.0), (1.0, 0.0), 1.0, "must be above 0"),
+        ((1.0, 0.0), (1.0, 2.0), 0.0, "must be above 0"),
+        ((0.2, 0.0), (0.5, 0.5), 0.5, None),
+    ],
+)
+def test_a_histogram_has_shares_reuse_and_draws(shares, reuse, draws, fault):
+    if fault is None:
+        assert ReuseHistogram(shares, reuse, draws).distinct_rows == pytest.approx(1.0)
+        return
+    with pytest.raises(PlanError, match=fault):
+        ReuseHistogram(shares, reuse, draws)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_right"),
+    [
+        ({"exponent": 0.0}, True),
+        ({"exponent": -0.1}, False),
+        ({"exponent": np.inf}, False),
+        ({"exponent": 1.0, "bag": 0}, False),
+        ({"exponent": 1.0, "occurring": 0}, False),
+        ({"exponent": 1.0, "bag": 1, "occurring": 1}, True),
+    ],
+)
+def test_a_zipf_law_has_an_exponent_and_rows(values, is_right):
+    if is_right:
+        assert Zipf(**values).popularity(9).rows in (1, 9)
+        return
+    with pytest.raises(PlanError, match="zipf"):
+        Zipf(**values)
+
+
+def test_a_small_table_keeps_bins_of_less_than_a_row_and_leaves_out_empty_ones():
+    histogram = ReuseHistogram((0.9, 0.0, 0.1), (1.0, 2.0, 100.0), draws=1000)
+    # 900 rows seen once, one row 100 times; over 9 rows: 9 x 900 / 901 and 9 / 901.
+    small = histogram.popularity(9)
+    assert small.row_counts.tolist() == pytest.approx([9 * 900 / 901, 9 / 901])
+    assert histogram.popularity(901).row_counts.tolist() == pytest.approx([900, 1])
+    assert histogram.scaled(2000).distinct_rows == 2 * histogram.distinct_rows
+    assert str(histogram) == "reuse histogram (mean 1.11)"
+
+
+def test_rows_that_were_never_seen_are_no_observation():
+    for times, rows in (((), ()), ((1.0,), (1, 2))):
+        with pytest.raises(PlanError, match="observed rows"):
+            ObservedRows(times, rows)
+    assert str(observe(np.array([3, 3, 8]))) == "2 observed rows"
+
+
+def test_rows_seen_often_are_merged_five_percent_wide():
+    def seen(*times):
+        found = observe(np.repeat(np.arange(len(times)), times))
+        return found.times, found.rows_seen
+
+    # Up to 64 times one by one; from there on 65 and 67 lie within 5 % of 64, 68 does not.
+    assert seen(63, 64, 65) == ((63.0, 64.0, 65.0), (1, 1, 1))
+    assert seen(65, 67) == ((66.0,), (2,))
+    assert seen(67, 68) == ((67.0, 68.0), (1, 1))
+
+
+def test_means_of_bins_lie_in_them():
+    empty = [0.0] * 13
+    found = histogram_from_bins(
+        (0.5, 0.3, 0.19, 0.009, *empty), (0.1, 0.2, 0.3, 0.4, *empty), draws=100.0, reuse=2.0
+    )
+    # 0.1 x 2 / 0.5 is below 1; 0.2 x 2 / 0.3 lies between 1 and 2; 0.3 x 2 / 0.19 between 2
+    # and 4; 0.9 % of the rows are too coarse to divide by: 8 / (2 ln 2).
+    assert found.mean_reuse[:4] == pytest.approx((1.0, 4 / 3, 0.6 / 0.19, 8 / (2 * np.log(2))))
+    assert found.mean_reuse[16] == pytest.approx(65_536 / (2 * np.log(2)))
+    exact = histogram_from_bins(
+        (0.99, 0.01, *empty, 0.0, 0.0), (0.5, 0.5, *empty, 0.0, 0.0), draws=9.0, reuse=0.02
+    )
+    assert exact.mean_reuse[1] == 1.0
+
+
+def test_the_most_popular_rows_stand_alone_and_the_others_in_bins():
+    exact = popularity_of(Zipf(1.0), 512)
+    binned = popularity_of(Zipf(1.0), 540)
+    assert exact.row_counts.tolist() == [1.0] * 512
+    # ln(540 / 512) / ln(1.05) = 1.09: two bins more, of 14 rows each.
+    assert binned.row_counts.tolist() == [1.0] * 512 + [14.0, 14.0]
+    ranks = np.arange(1, 541)
+    assert binned.probabilities[0] == pytest.approx(1 / np.sum(1 / ranks), rel=1e-6)
+    assert binned.probabilities[-1] * 14 == pytest.approx(
+        np.sum(1 / ranks[-14:]) / np.sum(1 / ranks), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("capacity", [-1.0, 0.0, 1.0, 99.0, 100.0, 1e9])
+def test_a_window_lasts_until_a_cache_is_full(capacity):
+    window = popularity_of(Uniform(), 100).window_draws(capacity)
+    if capacity <= 0:
+        assert window == 0
+    elif capacity >= 100:
+        assert window == np.inf
+    else:
+        # 100 (1 - 0.99 ** n) rows in n draws.
+        assert window == pytest.approx(np.log(1 - capacity / 100) / np.log(0.99))
+
+
+def test_draws_that_are_too_few_for_the_cache_miss_each_row_once():
+    popularity = popularity_of(Uniform(), 100)
+    window = popularity.window_draws(30)
+    for draws in (0.5 * window, window):
+        assert popularity.lru_misses(draws, capacity_rows=30) == pytest.approx(
+            popularity.distinct_rows(draws)
+        )
+    # From then on a draw finds 30 of 100 rows.
+    later = popularity.lru_misses(window + 50, capacity_rows=30)
+    assert later == pytest.approx(30 + 50 * 0.7)
+
+
+def test_all_draws_go_to_rows_that_are_drawn_at_all():
+    popularity = popularity_of(Uniform(), 10)
+    assert popularity.draws_of_rows_drawn_more_than(0, draws=40.0) == pytest.approx(40.0)
+    # Four draws a row: P(X >= 1) is 1 - exp(-4); rows hit more than once, 1 - 5 exp(-4).
+    assert popularity.draws_of_rows_drawn_more_than(1, draws=40.0) == pytest.approx(
+        40 * (1 - np.exp(-4))
+    )
+    assert popularity.rows_drawn_more_than(1, draws=40.0) == pytest.approx(
+        10 * (1 - 5 * np.exp(-4))
+    )
+
+
+def test_rows_expected_are_those_of_at_least_one_draw_each():
+    popularity = popularity_of(Zipf(1.0), 3)
+    # Shares 6, 3 and 2 of 11.
+    assert [popularity.rows_expected(draws) for draws in (1.0, 1.9, 11 / 3, 5.4, 5.6)] == [
+        0, 1, 2, 2, 3,
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,12 @@ from embeddings.distribution import (
 from embeddings.framework_sharders import _options
 from embeddings.index_data import build_index_data
 from embeddings.plan import ShardingPlan
+from embeddings.plan_memory import bytes_by_rank, state_bytes
 from embeddings.popularity import RowRange
 from embeddings.sharders import ShardingTask, build_named_plan
 from embeddings.statistics import bin_reuse, describe_data
-from embeddings.table import EmbeddingTable, Lookup
+from embeddings.table import OPTIMIZERS, EmbeddingTable, Lookup, TableMemory
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
 from tests import recorded
 
@@ -46,6 +49,9 @@ DISTRIBUTIONS = {
     "zipf of one": Zipf(1.0),
     "reuse": ReuseHistogram((0.2, 0.3, 0.5), (1.0, 4.0, 30.0), 2000.0),
     "observed": observe(SEEN),
+    "bags": Zipf(1.2, bag=3),
+    "few occur": Zipf(0.8, occurring=40),
+    "flat": Zipf(0.0),
 }
 SHARDERS = (
     "naive", "naive_chunk", "random", "size_greedy", "lookup_greedy", "norm_lookup_greedy",
@@ -68,6 +74,23 @@ TABLES = tuple(
     )
     for number in range(9)
 )
+VARIED = (
+    replace(TABLES[3], pooling_deviation=1.5, is_pooled=False),
+    replace(TABLES[4], pooling_deviation=2.5, memory=TableMemory.HOST_CACHED, cached_ratio=0.37),
+    replace(TABLES[5], pooling_deviation=0.5, pooling_factor=1.0, dtype=DType.FP16),
+    replace(TABLES[6], pooling_factor=1.01),
+)
+WIDE = tuple(
+    EmbeddingTable(
+        f"w{number}",
+        rows=(6, 900, 20_000, 20_000)[number % 4],
+        width=(128, 256, 384, 512, 640)[number % 5],
+        pooling_factor=(1.0, 40.0, 0.0, 7.5, 150.0, 1.0)[number % 6],
+        distribution=(Uniform(), Zipf(1.1))[number % 2],
+        dtype=(DType.FP32, DType.FP16)[number // 4 % 2],
+    )
+    for number in range(8)
+)
 
 
 def values() -> dict[str, Any]:
@@ -76,7 +99,7 @@ def values() -> dict[str, Any]:
     for name, distribution in DISTRIBUTIONS.items():
         for rows in (60, 50_000):
             found[f"{name} of {rows}"] = _of_popularity(distribution, rows)
-    for number, table in enumerate(TABLES):
+    for number, table in enumerate((*TABLES, *VARIED)):
         found[f"table {number}"] = _of_table(table)
     for per_host in (2, 4):
         task = ShardingTask(
@@ -85,6 +108,16 @@ def values() -> dict[str, Any]:
         )  # fmt: skip
         for name in SHARDERS:
             found[f"plan {name}, {per_host} a host"] = _of_plan(build_named_plan(name, task))
+    for ranks, per_host, room_bytes in (
+        (1, 1, 10**9), (2, None, 10**9), (4, 2, 10**9), (6, 4, 10**9), (6, 2, 25_000_000),
+        (8, 4, 12_000_000), (8, 8, 3_000_000), (12, 4, 30_000_000), (16, 4, 40_000_000),
+    ):  # fmt: skip
+        for optimizer in ("sgd", "adam"):
+            task = ShardingTask(WIDE, ranks, room_bytes, 4096, optimizer, per_host)
+            for name in ("balanced", "torchrec", "hugectr_auto", "hugectr_hybrid"):
+                found[f"{name} of wide, {ranks} by {per_host}, {room_bytes}, {optimizer}"] = (
+                    _or_refused(lambda name=name, task=task: _of_plan(build_named_plan(name, task)))
+                )
     found.update(_of_placing())
     found["rows"] = spread_rows(TABLES, rank_count=100, left_out=(2,))
     found["weights"] = [exchange_weight(8, size) for size in (None, 2, 4, 8)]
@@ -103,6 +136,8 @@ def values() -> dict[str, Any]:
     )
     found["data"] = [
         describe_data(data, batch_size=2),
+        describe_data(data, batch_size=1, batches=3),
+        describe_data(data, batch_size=9),
         data.indices_of(1, first=1, count=2),
         data.describe_table(EmbeddingTable("t", 10, 4), 0).pooling_deviation,
     ]
@@ -182,13 +217,20 @@ def _of_table(table: EmbeddingTable) -> list[Any]:
         lookup.distinct_rows(table), piece.pooling_factor, piece.size_bytes,
         piece.popularity.distinct_rows(30.0), frequent.pooling_factor, rare.pooling_factor,
         frequent.rows, rare.rows, frequent.popularity.hottest_share,
+        *(one.pooling_deviation for one in (piece, frequent, rare)),
+        *(one.is_pooled for one in (piece, frequent, rare)),
+        piece.first_row, piece.whole_rows, table.telling_row(0, table.rows),
+        [table.telling_row(row, 1) for row in (0, 7, 31)],
+        [state_bytes(one, name) for one in (table, piece) for name in OPTIMIZERS],
     ]  # fmt: skip
 
 
 def _of_plan(plan: ShardingPlan) -> list[Any]:
     return [
         [(s.table, s.rank, s.first_row, s.rows, s.first_column, s.width) for s in plan.shards],
-        plan.data_parallel, plan.summed_in_host, plan.kinds,
+        plan.data_parallel, plan.summed_in_host, plan.kinds, plan.frequent_rows,
+        plan.received_width, bytes_by_rank(plan, optimizer="adagrad"),
+        [table.pooling_factor for table in plan.pieces.tables], plan.pieces.number,
         [table.size_bytes for table in plan.held_tables],
         [plan.host_of(rank) for rank in range(plan.rank_count)],
     ]  # fmt: skip

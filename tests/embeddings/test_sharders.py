@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embeddings.distribution import Zipf
+from embeddings.framework_sharders import _even_pieces, _options, _over, _piece_seconds, _Way
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.plan_memory import bytes_by_rank, check_fits
 from embeddings.sharders import (
@@ -230,3 +231,134 @@ def test_a_tie_goes_to_the_rank_with_less_memory_used_then_to_the_lower_one():
 def test_of_pieces_that_cost_the_same_the_first_is_placed_first():
     task = _task(*FOUR, ranks=2, room=100)
     assert place_greedily([3, 3, 3], [1, 1, 1], task) == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("tables", "ranks"), [((), 1), (FOUR, 0)])
+def test_a_task_has_tables_and_ranks(tables, ranks):
+    with pytest.raises(PlanError, match="at least one table and one rank"):
+        ShardingTask(tables, ranks, 1, 1)
+
+
+@pytest.mark.parametrize(("per_host", "hosts"), [(None, 1), (1, 7), (3, 3), (4, 2), (7, 1), (8, 1)])
+def test_ranks_fill_hosts_the_last_perhaps_in_part(per_host, hosts):
+    assert replace(_task(*FOUR, ranks=7), ranks_per_host=per_host).host_count == hosts
+
+
+@pytest.mark.parametrize(("room", "pieces"), [(12_800, 1), (12_799, 2), (6_400, 2), (6_399, 4)])
+def test_tables_are_halved_until_two_pieces_fit_beside_each_other(room, pieces):
+    # 100 rows of 64 bytes, and a rank's share of lookups each.
+    task = _task(*(EmbeddingTable(f"t{n}", 100, 16, 1.0) for n in range(4)), ranks=4)
+    found = _even_pieces(replace(task, room_bytes=room), range(4), 2, 0.0)
+    assert len(found) == 4 * pieces
+
+
+@pytest.mark.parametrize(("lookups", "pieces"), [(4.3, 1), (5.0, 2), (50.0, 3)])
+def test_tables_are_halved_until_lookups_are_even_and_not_beyond_ranks(lookups, pieces):
+    # Shares are (lookups + 8) / 3; a tenth above is let be: 4.4 for 4.3 + 7.7, 4.77 for 5.
+    tables = [EmbeddingTable("t", 100, 16, lookups), EmbeddingTable("u", 100, 16, 8.0)]
+    task = _task(*tables, ranks=3, room=10**9)
+    assert [one.table for one in _even_pieces(task, (0, 1), 2, 0.0)].count(0) == pieces
+
+
+def test_a_piece_of_a_host_is_dealt_over_its_ranks():
+    piece = Shard(4, 0, 10, 5, 2, 8)
+    assert _over(piece, host=2, per_host=2) == [
+        Shard(4, 4, 10, 2, 2, 8),
+        Shard(4, 5, 12, 3, 2, 8),
+    ]
+    # Fewer rows than ranks: one each.
+    assert [one.rank for one in _over(piece._replace(rows=3), host=1, per_host=8)] == [8, 9, 10]
+
+
+def test_what_a_piece_takes_in_the_planners_eyes_by_hand():
+    table = EmbeddingTable("t", 1000, 256, 10.0)
+    task = ShardingTask((table,), 8, 10**9, 100, ranks_per_host=4)
+    sent = 100 * 256 * 4
+
+    def seconds(way, count, of=task):
+        return _piece_seconds(of, table, way, count)
+
+    def compute_s(lookups, width):
+        return 3 * (lookups * (8 + 4 * width) + 100 * width * 4) / 897e9
+
+    one_host, alone = replace(task, ranks_per_host=8), replace(task, rank_count=1)
+    whole = compute_s(1000, 256)
+    assert seconds(_Way.TABLE, 1) == pytest.approx(whole + 2 * sent / 12.5e9)
+    assert seconds(_Way.TABLE, 1, one_host) == pytest.approx(whole + 2 * sent / 600e9)
+    assert seconds(_Way.TABLE, 1, replace(alone, ranks_per_host=1)) == pytest.approx(whole)
+    half = compute_s(1000, 128)
+    assert seconds(_Way.COLUMNS, 2) == pytest.approx(half + sent / 12.5e9)
+    assert seconds(_Way.ROWS, 8) == pytest.approx(compute_s(125, 256) + 2 * sent / 12.5e9)
+    # By rows of a host: sums inside it, and of two hosts' eight ranks each sends a quarter.
+    inside = 2 * (sent / 600e9 + sent / 4 / 12.5e9)
+    assert seconds(_Way.HOST_ROWS, 4) == pytest.approx(compute_s(250, 256) + inside)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "ranks", "per_host", "ways"),
+    [
+        (1000, 128, 1, 1, {"table": (1, 1)}),
+        (1000, 256, 1, 1, {"table": (1, 1), "columns": (2, 1)}),
+        (1000, 255, 8, 8, {"table": (1, 1), "rows": (1, 8)}),
+        (1000, 257, 8, 8, {"table": (1, 1), "rows": (1, 8)}),
+        (8, 128, 8, 8, {"table": (1, 1), "rows": (1, 8)}),
+        (7, 128, 8, 8, {"table": (1, 1)}),
+        (7, 128, 8, 4, {"table": (1, 1), "host rows": (1, 4)}),
+        (4, 128, 8, 4, {"table": (1, 1), "host rows": (1, 4)}),
+        (3, 128, 8, 4, {"table": (1, 1)}),
+        (9, 128, 8, 1, {"table": (1, 1), "rows": (1, 8)}),
+        (9, 128, 8, 3, {"table": (1, 1), "rows": (1, 8)}),
+    ],
+)
+def test_the_ways_that_are_open_to_a_table(rows, width, ranks, per_host, ways):
+    task = ShardingTask((EmbeddingTable("t", rows, width),), ranks, 10**9, 64, "sgd", per_host)
+    found = _options(task, 0)
+    assert {one.way.value: (one.columns, one.rows) for one in found} == ways
+    for one in found:
+        assert one.piece_bytes == -(-rows // one.rows) * (width // one.columns) * 4
+        assert one.count == one.columns * one.rows
+    assert [one.total_s for one in found] == sorted(one.total_s for one in found)
+
+
+def test_the_planner_fills_ranks_to_the_last_byte():
+    # Two tables of 64 bytes a row; each fits a rank exactly, or not by a byte.
+    tables = [EmbeddingTable(f"t{place}", 1, 16) for place in range(2)]
+    assert _ranks(build_named_plan("torchrec", _task(*tables, room=64))) == [0, 1]
+    with pytest.raises(PlanError, match="no rank has room for a piece of table 't0'"):
+        build_named_plan("torchrec", _task(*tables, room=63))
+    rows = [EmbeddingTable("r", 2, 16, 1000.0)]
+    plan = build_named_plan("torchrec", _task(*rows, room=64))
+    assert plan.kinds[0] is ShardingKind.ROW_WISE
+
+
+@pytest.mark.parametrize(("size", "is_copied"), [(10_000_000 - 64, True), (10_000_000, False)])
+def test_small_tables_are_copied_but_never_all_of_them(size, is_copied):
+    small = EmbeddingTable("small", size // 64, 16)
+    large = EmbeddingTable("large", 10**6, 16)
+    plan = build_named_plan("hugectr_auto", _task(small, large))
+    assert plan.data_parallel == ((0,) if is_copied else ())
+    alone = build_named_plan("hugectr_auto", _task(small, large, ranks=1))
+    assert alone.data_parallel == ()
+    # The largest of them, of equals the last, is held.
+    every = build_named_plan("hugectr_auto", _task(FOUR[1], FOUR[0], FOUR[0], FOUR[3]))
+    assert every.data_parallel == (0, 1, 3)
+
+
+def test_tables_that_every_rank_expects_whole_are_copied_but_for_the_last():
+    tiny = [EmbeddingTable(f"t{place}", 4, 8) for place in range(3)]
+    task = replace(_task(*tiny), batch_size=8)
+    # Four samples a rank expect each of four rows exactly once.
+    plan = build_named_plan("hugectr_hybrid", task)
+    assert plan.frequent_rows == (4, 4, 4)
+    assert plan.data_parallel == (0, 1)
+    fewer = build_named_plan("hugectr_hybrid", replace(task, batch_size=7))
+    assert (fewer.frequent_rows, fewer.data_parallel) == ((0, 0, 0), ())
+
+
+@pytest.mark.parametrize(
+    ("per_host", "is_summed"), [(None, False), (1, False), (2, True), (4, False)]
+)
+def test_rows_over_all_ranks_are_summed_in_hosts_of_several(per_host, is_summed):
+    task = replace(_task(FOUR[0], FOUR[3], ranks=4), ranks_per_host=per_host)
+    plan = build_named_plan("hugectr_hybrid", replace(task, batch_size=1))
+    assert plan.summed_in_host == ((0, 1) if is_summed else ())

@@ -88,3 +88,46 @@ def test_switches_of_a_table_are_words(tmp_path):
     first, second = load_tables(tmp_path / "x.csv")
     assert (first.is_weighted, first.is_pooled) == (True, False)
     assert (second.is_weighted, second.is_pooled) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ("rows: 5.0", None),
+        ("rows: 5.5", "must be a whole number"),
+        ("rows: '5'", None),
+        ("rows: true", "must be a whole number"),
+        ("rows: 5, pooling_factor: true", "must be a number"),
+        ("rows: 5, pooling_factor: .inf", "must be a number"),
+        ("rows: 5, distribution: {lookup_shares: [1], mean_reuse: [2], draws: 4}", None),
+        ("rows: 5, distribution: {lookup_shares: [1], mean_reuse: [2]}", "must be uniform"),
+        ("rows: 5, distribution: {zipf: 1, more: 2}", "must be uniform"),
+        ("rows: 5, distribution: uniform", None),
+        ("rows: 5, zipf: 1.1", None),
+        ("rows: 5, zipf: -1", "exponent"),
+        ("rows: 5, memory: tape", "tables[0].memory"),
+    ],
+)
+def test_values_of_a_table_are_numbers_and_words_that_are_known(tmp_path, words, fault):
+    (tmp_path / "x.yaml").write_text(f"tables: [{{name: a, width: 4, {words}}}]")
+    if fault is None:
+        [table] = load_tables(tmp_path / "x.yaml")
+        assert table.rows == 5
+        return
+    with pytest.raises(PlanError) as error:
+        load_tables(tmp_path / "x.yaml")
+    assert fault in str(error.value)
+
+
+def test_the_most_tables_are_read_and_what_else_is_in_a_file_is_refused(tmp_path):
+    path = tmp_path / "x.yml"
+    path.write_text("description: mine\ntables: [{name: a, rows: 5, width: 4}]\n")
+    assert len(load_tables(path)) == 1
+    path.write_text("colour: red\ntables: [{name: a, rows: 5, width: 4}]\n")
+    with pytest.raises(PlanError, match="must hold `tables:`"):
+        load_tables(path)
+    (tmp_path / "i.npz").write_bytes(b"")
+    np.savez(tmp_path / "i.npz", indices=[1], lengths=[[1]])
+    (tmp_path / "y.yaml").write_text(YAML)
+    with pytest.raises(PlanError, match="must hold indices of 2 tables, got 1"):
+        load_tables(tmp_path / "y.yaml", indices=tmp_path / "i.npz")

@@ -11,7 +11,7 @@ from hypothesis import given
 from perfmodel.base.errors import GraphError
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.reference import replay_reference
-from perfmodel.engine.replay import replay
+from perfmodel.engine.replay import kept_of_reach, replay
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.program import LaneKind
 from tests.builders import JobSketch
@@ -86,3 +86,11 @@ def test_durations_for_the_wrong_number_of_ranks_are_refused():
     job, durations = sketch.build()
     with pytest.raises(GraphError, match="2 rows for 1 ranks"):
         replay(job, DurationTable(durations.values_ns, np.zeros(2, dtype=np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("reach", "iterations", "kept"),
+    [(0, 5, 2), (1, 5, 2), (2, 5, 3), (3, 5, 4), (3, 2, 2), (0, 1, 1)],
+)
+def test_as_many_iterations_are_kept_as_dependencies_reach_and_one_more(reach, iterations, kept):
+    assert kept_of_reach(reach, iterations) == kept

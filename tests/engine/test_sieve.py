@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 
+from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.errors import GraphError
 from perfmodel.engine.layout import build_layout
 from perfmodel.engine.sieve import is_sound, lay_out_sound
 from perfmodel.graph.audit import check_job
+from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.ops import Communication
+from perfmodel.graph.program import LaneKind
 from tests.execution.jobs import alternating_job
-from tests.strategies import jobs
+from tests.strategies import JobSize, jobs, random_job
 
 
 @given(made=jobs())
@@ -78,3 +84,83 @@ def test_a_meeting_where_everybody_waits_does_not_get_through():
 
     with pytest.raises(GraphError, match="nobody signals"):
         lay_out_sound(replace(job, programs=(waiting,)))
+
+
+def verdict(judge, job) -> str | None:
+    try:
+        judge(job)
+    except GraphError as fault:
+        return str(fault)
+    return None
+
+
+WRONG = ("op", "label", "slot", "sequence", "role", "dep_task", "dep_lag_ns", "dep_distance")
+
+
+def damaged(seed: int):
+    """A random job with a number in it that may be wrong."""
+    source = random.Random(seed)
+    job = random_job(seed).job
+    which = source.choice(["program", "program", "program", "lanes", "ranks", "slots", "groups"])
+    step = source.choice([-2, -1, 1, 2])
+    if which == "ranks":
+        return replace(job, rank_program=changed_at(source, job.rank_program, step))
+    if which == "slots":
+        return replace(job, rank_group=changed_at(source, job.rank_group, step))
+    if which == "groups" and job.groups:
+        place = source.randrange(len(job.groups))
+        ranks = changed_at(source, np.array(job.groups[place].ranks), step).tolist()
+        group = replace(job.groups[place], ranks=tuple(ranks))
+        return replace(job, groups=(*job.groups[:place], group, *job.groups[place + 1 :]))
+    place = source.randrange(len(job.programs))
+    program = job.programs[place]
+    if which == "lanes":
+        starts = program.lane_start.copy()
+        starts[source.choice([0, -1])] += step
+        program = replace(program, lane_start=starts)
+    else:
+        column = source.choice(WRONG)
+        values = getattr(program, column)
+        program = replace(program, **{column: changed_at(source, values, step)})
+    return replace(job, programs=(*job.programs[:place], program, *job.programs[place + 1 :]))
+
+
+def changed_at(source, values, step: int):
+    changed = values.astype(np.int64)
+    if changed.size:
+        changed.flat[source.randrange(changed.size)] += step
+    return changed.astype(values.dtype)
+
+
+@pytest.mark.parametrize("hundred", range(4))
+def test_whatever_is_wrong_the_sieve_and_the_audit_say_the_same(hundred):
+    refused = 0
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        job = damaged(seed)
+        wanted = verdict(check_job, job)
+        assert verdict(lay_out_sound, job) == wanted
+        refused += wanted is not None
+    assert 30 < refused < 95
+
+
+def test_a_job_without_ranks_or_groups_is_judged_too():
+    job, _ = alternating_job(ranks=3, meetings=2)
+    empty = replace(job, rank_program=job.rank_program[:0], rank_group=job.rank_group[:0])
+    assert verdict(lay_out_sound, empty) == verdict(check_job, empty) is not None
+    alone = random_job(3, JobSize(channels=0)).job
+    assert verdict(lay_out_sound, alone) is None
+
+
+@pytest.mark.parametrize(("sizes", "is_alike"), [((8, 8), True), ((8, 9), False)])
+def test_partners_make_the_same_call(sizes, is_alike):
+    sketch = JobBuilder()
+    for size in sizes:
+        program = sketch.new_program()
+        lane = program.add_lane("gpu", LaneKind.COMPUTE)
+        call = Communication(Collective(CollectiveKind.ALL_REDUCE, size))
+        program.add_rendezvous(lane, call, label="call", slot=0)
+        sketch.add_rank(sketch.add_program(program.build()))
+    sketch.add_group("all", range(2), slot=0)
+    job = sketch.build(JobFacts("calls"))
+    assert is_sound(job, build_layout(job)) is is_alike
+    assert (verdict(check_job, job) is None) is is_alike

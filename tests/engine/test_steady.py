@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel.engine.replay import replay
+from perfmodel.engine.replay import Replay, replay
 from perfmodel.engine.steady import (
     find_period,
     is_repeated,
@@ -54,6 +54,8 @@ def test_two_cycles_in_a_row_must_take_the_same_time_step_by_step():
     assert not is_repeated(turned, 5, lanes_ns, rows, 2)
     # Four iterations cannot show two cycles of two.
     assert not is_repeated(repeated, 4, lanes_ns, rows, 2)
+    # Nor is what stands behind them looked at.
+    assert not is_repeated(np.array([0, 10, 30, 40, -20]), 4, lanes_ns, rows, 2)
 
 
 def test_every_vector_must_repeat_itself():
@@ -83,3 +85,33 @@ def test_the_mean_is_over_the_second_half_of_the_iterations():
     assert mean_of_second_half_ns(ends_ns[:1]).tolist() == [10.0]
     # Of three it is the last one: 60 - 30.
     assert mean_of_second_half_ns(ends_ns[:3]).tolist() == [30.0]
+
+
+def in_steps_of(*steps_ns):
+    """A replay in which iterations take so long, in turn."""
+
+    def made(job, durations, iterations):
+        ends_ns = np.cumsum(np.resize(steps_ns, iterations))
+        return Replay((), ends_ns.astype(np.int64).reshape(-1, 1, 1))
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("steps_ns", "iterations", "cyclicity", "period_ns"),
+    [
+        ((7,), 6, 1, 7),
+        ((7, 4), 6, 2, 6),
+        ((1, 5, 2), 12, 3, 3),
+        ((1, 5, 2, 9), 12, 4, 4),
+        # Beyond four at a time it is the mean of 48: nine times 21, and 9 + 4 + 1.
+        ((1, 5, 2, 9, 4), 96, 48, 4),
+    ],
+)
+def test_rhythms_of_up_to_four_iterations_are_found(steps_ns, iterations, cyclicity, period_ns):
+    sketch = JobSketch()
+    sketch.rank(gpu=LaneKind.COMPUTE).task("step", "gpu", 1)
+    steady = find_period(in_steps_of(*steps_ns), *sketch.build())
+    assert steady.replay.iteration_count == iterations
+    assert (steady.cyclicity, steady.is_settled) == (cyclicity, len(steps_ns) < 5)
+    assert steady.period_ns.tolist() == [period_ns]

@@ -31,8 +31,8 @@ from perfmodel.prediction.time_parts import sum_waits
 from perfmodel.reports.document import to_document, to_json
 from perfmodel.whatif.pinning import pin_durations, stated_prices
 from tests.execution.comparison import assert_same
+from tests.execution.crew import replay_in_blocks
 from tests.execution.jobs import alternating_job
-from tests.execution.test_rounds import replay_in_blocks
 from tests.strategies import random_jobs
 
 

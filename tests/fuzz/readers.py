@@ -94,7 +94,7 @@ def _document_readers() -> list[Reader]:
         _yaml_reader("device", "topologies/devices", load_device),
         _yaml_reader("workload", "perfmodel/workloads/specs", load_workload),
         _yaml_reader("stack", "perfmodel/stacks/catalog", load_stack),
-        _yaml_reader("tables", "perfmodel/cli/templates", load_tables),
+        _yaml_reader("tables", "perfmodel/api/templates", load_tables),
         _json_reader("plan", _plan_document(), _read_plan),
     ]
 

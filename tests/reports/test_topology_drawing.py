@@ -7,10 +7,10 @@ from perfmodel.reports.topology.drawing import write_picture
 from perfmodel.reports.topology.positions import build_legend, build_plan, drawn_links, line_width
 from perfmodel.reports.topology.text import draw_topology, route_word
 from tests.topologies.machines import build_device, build_pcie_host, build_topology
-from topologies import build_cluster, list_catalog, load_topology
+from topologies import build_cluster, list_topologies, load_topology
 
 
-@pytest.mark.parametrize("name", list_catalog())
+@pytest.mark.parametrize("name", list_topologies())
 def test_boxes_of_a_row_do_not_overlap(name):
     places = sorted(build_plan(load_topology(name)).places.values(), key=lambda p: (p.y, p.x))
     for left, right in pairwise(places):
@@ -18,7 +18,7 @@ def test_boxes_of_a_row_do_not_overlap(name):
             assert left.x + left.width / 2 < right.x - right.width / 2
 
 
-@pytest.mark.parametrize("name", list_catalog())
+@pytest.mark.parametrize("name", list_topologies())
 def test_no_socket_stands_on_the_wire_of_a_nic(name):
     places = build_plan(load_topology(name)).places
     nics = [place for key, place in places.items() if key.startswith("nic")]

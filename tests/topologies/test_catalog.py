@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 import yaml
 
-from topologies import list_catalog, list_devices, load_topology
+from topologies import list_devices, list_topologies, load_topology
 from topologies.device_file import DEVICES
 from topologies.topology_file import CATALOG
 
@@ -24,7 +24,7 @@ WANTED = {
 
 
 def test_the_catalog_has_every_machine_that_was_asked_for():
-    assert set(list_catalog()) >= WANTED
+    assert set(list_topologies()) >= WANTED
 
 
 @pytest.mark.parametrize("table", ["transformer.csv.gz", "dlrm.csv", "out_of_memory.csv.gz"])
@@ -33,11 +33,11 @@ def test_every_machine_and_device_of_the_measured_runs_is_in_the_catalog(shared_
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     rows = list(csv.DictReader(io.StringIO(content.decode())))
 
-    assert {row["machine"] for row in rows} <= {*list_catalog(), ""}
+    assert {row["machine"] for row in rows} <= {*list_topologies(), ""}
     assert {row["device"] for row in rows} <= {*list_devices(), ""}
 
 
-@pytest.mark.parametrize("name", list_catalog())
+@pytest.mark.parametrize("name", list_topologies())
 def test_every_gpu_reaches_every_gpu_socket_and_nic(name):
     topology = load_topology(name)
 
@@ -51,7 +51,7 @@ def test_every_gpu_reaches_every_gpu_socket_and_nic(name):
             assert topology.nic_route(gpu).target.startswith("nic")
 
 
-@pytest.mark.parametrize("name", list_catalog())
+@pytest.mark.parametrize("name", list_topologies())
 def test_routes_there_and_back_pass_the_same_number_of_links_at_the_same_rate(name):
     topology = load_topology(name)
     for gpu in range(1, topology.gpus_per_host):
@@ -60,7 +60,7 @@ def test_routes_there_and_back_pass_the_same_number_of_links_at_the_same_rate(na
         assert there.bandwidth_bytes_per_s == back.bandwidth_bytes_per_s
 
 
-@pytest.mark.parametrize("name", list_catalog())
+@pytest.mark.parametrize("name", list_topologies())
 def test_nics_are_shared_evenly(name):
     topology = load_topology(name)
     taken = [topology.nic_of_gpu.count(nic) for nic in range(topology.nics_per_host)]
@@ -153,7 +153,7 @@ def test_hosts_send_what_their_nics_add_up_to(name, gbit_per_s):
 
 
 def test_switches_reduce_from_hopper_on():
-    reducing = {name for name in list_catalog() if load_topology(name).has_nvls}
+    reducing = {name for name in list_topologies() if load_topology(name).has_nvls}
     assert reducing == {
         "dgx_h100", "hgx_h200", "dgx_b200", "gb200_nvl72", "aws_p5", "aws_p5en",
         "dgx_b300", "gb300_nvl72", "grand_teton_h100",
@@ -208,7 +208,7 @@ def test_gpus_of_blackwell_ultra_fill_their_nics(name):
         assert topology.nic_of_gpu[gpu] == gpu
 
 
-@pytest.mark.parametrize("name", [name for name in list_catalog() if name.endswith("_nvbridge")])
+@pytest.mark.parametrize("name", [name for name in list_topologies() if name.endswith("_nvbridge")])
 def test_bridges_are_all_that_tells_a_bridged_server_from_the_bare_one(name):
     bridged, bare = load_topology(name), load_topology(name.removesuffix("_nvbridge"))
 

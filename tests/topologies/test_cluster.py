@@ -170,3 +170,13 @@ def test_a_host_without_nic_says_so():
     topology = build_topology(both_ways("gpu:0", "gpu:1"), counts={"gpu": 2})
     with pytest.raises(TopologyError, match="has no NIC"):
         build_cluster(topology).nic_of(0)
+
+
+def test_seats_and_nics_of_many_ranks_are_those_of_each():
+    cluster = build_cluster(load_topology("gb200_nvl72"), hosts=20, ranks_per_host=4)
+    ranks = np.array([3, 4, 71, 72, 79])
+    hosts, gpus = cluster.seats_of(ranks)
+    assert list(zip(hosts, gpus, strict=True)) == [cluster.seat_of(int(rank)) for rank in ranks]
+    count = len(cluster.topology.nic_of_gpu)
+    wanted = [cluster.host_of(int(r)) * count + cluster.nic_of(int(r)) for r in ranks]
+    assert cluster.nics_of(ranks).tolist() == wanted

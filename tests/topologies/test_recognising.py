@@ -1,6 +1,6 @@
 import pytest
 
-from topologies import cpu_speed, find_device, find_machine, list_catalog, load_topology
+from topologies import cpu_speed, find_device, find_machine, list_topologies, load_topology
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_threads_are_compared_by_clock_and_work_per_clock():
 
 
 def test_every_cpu_that_the_catalog_states_has_a_speed():
-    for name in list_catalog():
+    for name in list_topologies():
         cpu = load_topology(name).host_cpu
         assert "not stated" in str(cpu) or cpu_speed(cpu) is not None, (name, cpu)

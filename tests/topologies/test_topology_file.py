@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.base.errors import PerfModelError, TopologyError
-from topologies import Link, LinkKind, list_catalog, load_topology
+from topologies import Link, LinkKind, list_topologies, load_topology
 
 GOOD = """
 name: pair
@@ -261,4 +261,4 @@ def test_a_device_file_may_lie_beside_the_topology(write):
 
 
 def test_the_catalog_lists_its_machines_in_order():
-    assert list(list_catalog()) == sorted(list_catalog())
+    assert list(list_topologies()) == sorted(list_topologies())

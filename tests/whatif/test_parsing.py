@@ -7,7 +7,7 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.whatif import TRANSFORMATIONS, parse_sweep, parse_transformation
-from perfmodel.whatif.durations import ReplaceDType, Scale, SetDuration
+from perfmodel.whatif.durations import HostOverhead, ReplaceDType, Scale, SetDuration
 from perfmodel.whatif.parsing import list_parameters
 from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, RankSet
 
@@ -44,12 +44,20 @@ def test_a_sweep_is_one_transformation_a_value():
     assert [point.transformation.factor for point in sweep.points] == [0.5, 0.75, 1.0]
 
 
+def test_a_value_alone_is_that_of_the_first_parameter():
+    assert parse_transformation("host_overhead:0.5") == HostOverhead(factor=0.5)
+    assert parse_transformation("machine:dgx_h100").topology == "dgx_h100"
+    assert parse_transformation("scale:gemm,factor=2") == parse_transformation(
+        "scale:match=gemm,factor=2"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("skale", "Did you mean 'scale'?"),
         ("nothing", "must be one of scale, set, insert"),
-        ("scale", r"match: must be given. scale takes match=\.\.\., factor=\.\.\."),
+        ("scale", r"factor: must be given. scale takes match=\.\.\., factor=\.\.\."),
         ("scale:match=a,factor=fast", "factor: must be a number, got 'fast'"),
         ("scale:match=a,factor=nan", "factor: must be a number"),
         ("scale:match=a,factor=-1", "factor: must be zero or more, got -1"),

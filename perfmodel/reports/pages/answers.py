@@ -103,6 +103,8 @@ def interval_ranges(rows: Sequence[tuple[str, int, Interval]], best_ns: int) -> 
 
 def interval_words(interval: Interval) -> str:
     """The *interval* as it stands beside a time."""
+    if not interval.is_known:
+        return "interval unknown from one step"
     low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
     return f"90 % interval {low} to {high}"
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 import numpy as np
 
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
-from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking
+from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking, RankedLayout
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking
 from perfmodel.reports.pages.answers import interval_ranges, interval_words, ranges
@@ -192,6 +192,8 @@ def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
         f"perfmodel predict --workload {question.workload} --topology {question.topology} "
         f"--hosts {best.hosts} {changes}"
     )
+    if question.ranks_per_host is not None:
+        again += f" --ranks-per-host {question.ranks_per_host}"
     return Page(
         title=f"Layouts of {question.workload} on {question.topology}",
         headline=Headline(
@@ -217,13 +219,35 @@ def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
 def _search_question(question: LayoutQuestion) -> list[Block]:
     hosts = ",".join(str(one) for one in question.hosts)
     rows = [("workload", question.workload), ("topology", question.topology), ("hosts", hosts)]
+    per_host = question.ranks_per_host
+    rows += [("ranks per host", str(per_host))] if per_host else []
     rows += [("stack", question.stack)] if question.stack else []
-    words = [f"--{key} {shlex.quote(value)}" for key, value in rows]
+    words = [f"--{key.replace(' ', '-')} {shlex.quote(value)}" for key, value in rows]
     rows += [("fixed", ", ".join(question.overrides))] if question.overrides else []
     words += [f"--set {shlex.quote(change)}" for change in question.overrides]
     words += [f"--calibration {shlex.quote(file)}" for file in question.calibration]
     words.append(f"--seconds {question.seconds:g}")
     return [Grid((), rows, code=(1,)), Command(f"perfmodel search {' '.join(words)}")]
+
+
+def _names(layouts: Sequence[RankedLayout]) -> list[str]:
+    """A name each: the split, and of the rest what is not the same in all of them."""
+    further = []
+    for one in layouts:
+        spread, spec = one.candidate.chosen.layout, one.candidate.spec
+        further.append(
+            (
+                "sp" if spread.is_sequence_parallel else "no sp",
+                f"runs={spread.interleaving}",
+                spec.parallel.sharding.value if spec.parallel.sharding.value != "none" else "",
+                f"recompute {spec.training.recompute.value}",
+            )
+        )
+    told = [len(set(words)) > 1 for words in zip(*further, strict=True)]
+    return [
+        " ".join([one.name, *(word for word, is_told in zip(words, told, strict=True) if is_told)])
+        for one, words in zip(layouts, further, strict=True)
+    ]
 
 
 def _layouts(ranking: LayoutRanking) -> list[Block]:
@@ -236,8 +260,10 @@ def _layouts(ranking: LayoutRanking) -> list[Block]:
         if heading not in OFTEN_ONE or any(row[column] != "1" for row in rows)
     ]
     times = [
-        (f"{place}. {one.name}", one.time_ns, one.interval)
-        for place, one in enumerate(ranking.layouts, 1)
+        (f"{place}. {name}", one.time_ns, one.interval)
+        for place, (name, one) in enumerate(
+            zip(_names(ranking.layouts), ranking.layouts, strict=True), 1
+        )
     ]
     return [
         Lines([f"{to_tally_line(ranking)}."]),

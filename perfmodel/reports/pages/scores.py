@@ -12,6 +12,11 @@ FEWEST_INSIDE_PCT = 80.0
 SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
 
 
+def build_board_page(board: Scoreboard | FitBoard) -> str:
+    """The page of either kind of board."""
+    return build_fit_page(board) if isinstance(board, FitBoard) else build_score_page(board)
+
+
 def build_score_page(board: Scoreboard) -> str:
     """Predictions beside measurements: by group, then the rows that are furthest off."""
     overall = board.overall

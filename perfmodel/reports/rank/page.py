@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embeddings.plan_document import to_plan_document
+from embeddings.plan import ShardingPlan
+from embeddings.plan_document import list_unrunnable, to_plan_document
 from perfmodel.base.units import NS_PER_MS
 from perfmodel.base.writing import write_file, write_output
 from perfmodel.planning.question import RankQuestion
@@ -17,6 +19,8 @@ from perfmodel.reports.rank.document import to_ranking_csv, to_ranking_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class RankFiles:
     plan_file: Path | None = None
 
     def write(self, ranking: Ranking, question: RankQuestion) -> None:
-        """Write *ranking* everywhere it was asked for; a plan only if it fits."""
+        """Write *ranking* everywhere it was asked for; a plan only if one fits."""
         if self.json_file is not None:
             write_output(self.json_file, to_ranking_json(ranking, question))
         if self.csv_file is not None:
@@ -39,8 +43,39 @@ class RankFiles:
 
             write_file(self.report_file, build_rank_page(ranking, question))
         if self.plan_file is not None and ranking.fits:
-            text = json.dumps(to_plan_document(ranking.plans[0].plan), indent=1)
+            text = json.dumps(to_plan_document(plan_to_write(ranking)), indent=1)
             write_file(self.plan_file, text + "\n")
+
+
+def plan_to_write(ranking: Ranking) -> ShardingPlan:
+    """Of the plans in the first place one that TorchRec can run, if there is any."""
+    first = [one.plan for one in ranking.plans if one.place == ranking.plans[0].place and one.fits]
+    return next((plan for plan in first if not list_unrunnable(plan)), first[0])
+
+
+def to_plan_lines(ranking: Ranking, plan_file: Path) -> list[str]:
+    """What was written to *plan_file*, and whether TorchRec can run it."""
+    best, written = ranking.plans[0].plan, plan_to_write(ranking)
+    lines = [f"Wrote {plan_file}: {written.name}, in TorchRec's JSON"]
+    refused = list_unrunnable(best)
+    if written is not best:
+        lines.append(f"  as fast as {best.name}, which TorchRec cannot run: {_limits(refused)}")
+    elif refused:
+        able = [one.plan.name for one in ranking.plans if not list_unrunnable(one.plan)]
+        others = f"; it can run {', '.join(able[:MOST_NAMED])}" if able else ""
+        lines.append(f"  TorchRec cannot run it: {_limits(refused)}{others}")
+    lines.append(
+        "  in a script of yours: perfmodel schema plan; explained: perfmodel predict --plan"
+    )
+    return lines
+
+
+def _limits(tables: Sequence[str]) -> str:
+    more = f" and {len(tables) - MOST_NAMED} more" if len(tables) > MOST_NAMED else ""
+    return (
+        "it divides rows over all ranks or all of a host, and copies whole tables; not so "
+        f"{', '.join(tables[:MOST_NAMED])}{more}"
+    )
 
 
 def draw_ranking(ranking: Ranking) -> Figure:

@@ -7,7 +7,7 @@ latency and route behind every word.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 from rich.table import Table
@@ -24,18 +24,16 @@ from topologies import (
     LinkKind,
     Route,
     Topology,
-    list_catalog,
-    list_devices,
     load_device,
     load_topology,
 )
 from topologies.link import VertexKind
 
 
-def build_machine_list() -> Table:
-    """One line a machine of the catalog."""
+def build_machine_list(names: Sequence[str]) -> Table:
+    """One line a machine."""
     table = _table("Machines (--topology)", ("", "GPUs", "NVLink", ""))
-    for name in list_catalog():
+    for name in names:
         topology = load_topology(name)
         nvlink = topology.nvlink_bandwidth_bytes_per_s(0) / 1e9
         table.add_row(
@@ -47,10 +45,10 @@ def build_machine_list() -> Table:
     return table
 
 
-def build_device_list() -> Table:
+def build_device_list(names: Sequence[str]) -> Table:
     """One line a GPU, with the dense peaks and the memory bandwidth."""
     table = _table("GPUs", ("", "TFLOP/s fp32", "tf32", "fp16", "fp8", "memory", "TB/s"))
-    for name in list_devices():
+    for name in names:
         device = load_device(name)
         peaks = [
             f"{device.peak_flops[dtype] / 1e12:.4g}" if dtype in device.peak_flops else "-"
@@ -149,8 +147,9 @@ def _fabric_line(topology: Topology, fabric: Fabric) -> str:
     gbit = fabric.nic_bandwidth_bytes_per_s * 8 / 1e9 / fabric.nic_lanes
     lanes = f"{fabric.nic_lanes} x " if fabric.nic_lanes > 1 else ""
     kind = "rail-optimised" if fabric.kind is FabricKind.RAIL_OPTIMISED else "flat"
+    nics = "1 NIC" if topology.nics_per_host == 1 else f"{topology.nics_per_host} NICs"
     return (
-        f"{topology.nics_per_host} NICs of {lanes}{gbit:g} Gbit/s, {kind}, "
+        f"{nics} of {lanes}{gbit:g} Gbit/s, {kind}, "
         f"{fabric.hosts_per_leaf} hosts a leaf, spine {fabric.oversubscription:g} to 1"
     )
 

@@ -168,24 +168,3 @@ def test_collectives_in_an_order_that_blocks_are_named_with_who_waits_for_whom()
     assert "ranks 0-1 wait in 'reduce on a' (#0 of group 'a') for rank 2" in message
     assert "rank 2 is held in 'reduce on b' of group 'b'" in message
     assert "The order of collectives differs" in message
-
-
-def test_a_dependency_on_a_task_that_is_not_there_is_refused_when_it_is_built():
-    program = JobBuilder().new_program()
-    lane = program.add_lane("gpu", LaneKind.COMPUTE)
-    call = Communication(Collective(CollectiveKind.BARRIER, 0))
-    program.add_task(lane, call, label="only", after=[5])
-    with pytest.raises(GraphError, match=r"must name a task of the same rank \(0 to 0\), got 5"):
-        program.build()
-
-
-def test_two_groups_behind_one_slot_are_refused():
-    builder = JobBuilder()
-    program = builder.new_program()
-    program.add_task(program.add_lane("gpu", LaneKind.COMPUTE), Communication(
-        Collective(CollectiveKind.BARRIER, 0)), label="only")  # fmt: skip
-    builder.add_rank(builder.add_program(program.build()))
-    builder.add_group("a", [0], slot=0)
-    builder.add_group("b", [0], slot=0)
-    with pytest.raises(GraphError, match="slot 0 of rank 0 is taken by group 'a'"):
-        builder.build(JobFacts("twice"))

@@ -1,0 +1,266 @@
+"""Constants fitted to measurements, and how well such fits meet rows that they have not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from perfmodel.api.measured import KernelKind
+from perfmodel.base.writing import check_writable, write_file
+from perfmodel.prediction.phases import OnPhase, ignore_phase
+
+if TYPE_CHECKING:
+    from collectives.nccl_tests import RunPlace
+    from perfmodel.calibration.collectives.rows import HeldOut
+    from perfmodel.calibration.embedding.fit import EmbeddingFit
+    from perfmodel.calibration.interference.command import FittedInterference
+    from perfmodel.calibration.measure.command import MeasuredMachine
+    from perfmodel.costs.measured_kernels import KernelTable
+    from perfmodel.stacks.stack import SoftwareStack
+    from perfmodel.validation.scoreboard import Scoreboard
+
+FOLDS = 5
+RECORDED_LICENCE = "figures of the recordings under their own licences; this file Apache-2.0"
+FOLD_COLUMNS: dict[str, tuple[str, ...]] = {
+    "gemm": ("batch", "m", "n", "k"),
+    "attention": ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"),
+    "experts": ("shape",),
+    "memory": ("shape",),
+    "collectives": ("size_bytes",),
+}
+"""What is measured in tables, and the columns whose values keep rows together in a fold."""
+
+
+def calibrate_collectives(
+    tables: Sequence[str | Path],
+    out: str | Path,
+    *,
+    place: RunPlace | None = None,
+    licence: str = "that of the sources",
+    on_phase: OnPhase = ignore_phase,
+) -> tuple[str, ...]:
+    """Fit collectives to the machines of *tables* and write the constants to *out*.
+
+    Tables are CSV or output of nccl-tests, of which *place* says the machine. Few rows shift the
+    constants that perfmodel has; 200 or more of machines that it knows are fitted from scratch.
+    The sentences say what was found; the file is a `calibration` of scenarios.
+    """
+    from collectives.calibration import load_default_calibration
+    from collectives.measurements import load_measurements
+    from perfmodel.calibration.collectives.command import fit_with_uncertainty, is_enough
+    from perfmodel.calibration.collectives.rows import about_tables, write_calibration
+    from perfmodel.calibration.collectives.shift import shift_collectives
+
+    check_writable("--out", Path(out))
+    measurements = load_measurements([Path(table) for table in tables], place=place)
+    if is_enough(measurements):
+        fitted = fit_with_uncertainty(measurements, folds=FOLDS, on_phase=on_phase)
+        blocks = f"{len(fitted.hosts)} host and {len(fitted.fabrics)} fabric blocks"
+        sentences: tuple[str, ...] = (f"Fitted {blocks} from {len(measurements)} rows.",)
+    else:
+        shifted = shift_collectives(measurements, load_default_calibration())
+        fitted, sentences = shifted.calibration, tuple(shifted.sentences)
+    words = [str(table) for table in tables]
+    if place is not None:
+        said = (("topology", place.topology), ("hosts", place.hosts), ("kind", place.kind))
+        words += [f"--{option} {value}" for option, value in said if value is not None]
+    about = about_tables(
+        measurements,
+        command=f"perfmodel calibrate collectives {' '.join(words)} --out {out}",
+        licence=licence,
+        day=datetime.now(UTC).date(),
+    )
+    write_calibration(fitted, Path(out), about=about)
+    return sentences
+
+
+def calibrate_kernels(
+    kind: KernelKind,
+    tables: Sequence[str | Path],
+    out: str | Path,
+    *,
+    on_phase: OnPhase = ignore_phase,
+) -> int:
+    """Fit kernels to *tables* and write how many sets of constants to *out*.
+
+    Into a folder goes one file per GPU. A file is a `calibration` of scenarios.
+    """
+    from perfmodel.calibration.kernels import about_tables, fit_entries
+    from perfmodel.costs.calibration_files import entries_to_text
+
+    command = f"perfmodel calibrate {kind} {' '.join(map(str, tables))} --out {out}"
+    about = about_tables(kind, command=command, day=datetime.now(UTC).date())
+    target = Path(out)
+    if not target.is_dir():
+        check_writable("--out", target)
+    entries = fit_entries(kind, _load_kernels(kind, tables), on_phase=on_phase)
+    files = {target: entries}
+    if target.is_dir():
+        files = {
+            target / f"{device}.json": tuple(one for one in entries if one.device == device)
+            for device in dict.fromkeys(entry.device for entry in entries)
+        }
+    for path, chosen in files.items():
+        write_file(path, entries_to_text(about, chosen))
+    return len(entries)
+
+
+def calibrate_embedding(
+    cases: str | Path, *, data: str | Path, out: str | Path | None = None
+) -> EmbeddingFit:
+    """Fit lookups and updates to measured *cases*, whose files lie in *data*.
+
+    Every case is also predicted by constants that were fitted without it. Written to *out* if
+    that is given.
+    """
+    from perfmodel.calibration.embedding.cases import load_cases
+    from perfmodel.calibration.embedding.fit import fit_embedding, write_constants
+
+    if out is not None:
+        check_writable("--out", Path(out))
+    loaded = load_cases(Path(cases), data=Path(data))
+    fit = fit_embedding(loaded.cases)
+    if out is not None:
+        command = f"perfmodel calibrate embedding {cases} --data {data}"
+        day = datetime.now(UTC).date().isoformat()
+        write_constants(fit, {**loaded.about, "date": day, "command": command}, Path(out))
+    return fit
+
+
+def calibrate_interference(
+    traces: Sequence[str | Path],
+    *,
+    device: str | None = None,
+    out: str | Path | None = None,
+    licence: str = RECORDED_LICENCE,
+) -> FittedInterference:
+    """Fit how much kernels slow down beside collectives, from recorded jobs.
+
+    *device* is the GPU of traces that name none. Written to *out* if that is given.
+    """
+    from perfmodel.calibration.interference.command import about_traces, fit_interference, to_text
+
+    if out is not None:
+        check_writable("--out", Path(out))
+    fitted = fit_interference([Path(path) for path in traces], device=device)
+    if out is not None:
+        named = f" --device {device}" if device else ""
+        command = f"perfmodel calibrate interference {' '.join(map(str, traces))}{named}"
+        day = datetime.now(UTC).date()
+        about = about_traces(fitted, command=command, licence=licence, day=day)
+        write_file(Path(out), to_text(fitted, about=about))
+    return fitted
+
+
+def calibrate_host(
+    table: str | Path, out: str | Path, *, extends: str = "pytorch_eager"
+) -> SoftwareStack:
+    """Make a software stack of host overheads that `trace_extract` wrote, in the file *out*.
+
+    *extends* is the stack that says all but host times.
+    """
+    from perfmodel.calibration.host import HostSource, build_host_stack, load_host_lines
+    from perfmodel.stacks.profiles import load_stack
+
+    target = Path(out)
+    check_writable("--out", target)
+    about = HostSource(
+        name=target.stem,
+        extends=extends,
+        source=f"perfmodel calibrate host {Path(table).name}",
+        date=datetime.now(UTC).date().isoformat(),
+        licence=RECORDED_LICENCE,
+    )
+    write_file(target, build_host_stack(load_host_lines(Path(table)), about))
+    return load_stack(target)
+
+
+def measure_machine(
+    device: Literal["cpu", "cuda"],
+    out: str | Path,
+    *,
+    ranks: int = 2,
+    samples: int = 9,
+    on_phase: OnPhase = ignore_phase,
+) -> MeasuredMachine:
+    """Measure kernels and collectives of this machine, and write files that `predict` accepts.
+
+    The topology goes to *out*, the device beside it; *ranks* of 1 measure no collectives.
+    """
+    from perfmodel.calibration.measure.command import MeasureRequest
+    from perfmodel.calibration.measure.command import measure_machine as measure
+
+    request = MeasureRequest(device, Path(out), ranks, samples)
+    return measure(request, on_phase=lambda phase: on_phase(phase, 0.0))
+
+
+def cross_validate(
+    kind: Literal["collectives"] | KernelKind,
+    tables: Sequence[str | Path],
+    *,
+    folds: int = FOLDS,
+    by: Sequence[str] = (),
+    place: RunPlace | None = None,
+    on_phase: OnPhase = ignore_phase,
+) -> Scoreboard:
+    """Predict every row of *tables* by a fit that has not seen it.
+
+    Rows that are equal in the columns *by* share one of the *folds*; left out, those that make
+    the shape of a kernel or the size of a collective.
+    """
+    from perfmodel.validation.scoreboard import Scoreboard, Unsupported
+
+    columns = tuple(by) or FOLD_COLUMNS[kind]
+    if kind == "collectives":
+        from collectives.measurements import load_measurements
+        from perfmodel.calibration.collectives import command as fitting
+
+        measurements = load_measurements([Path(table) for table in tables], place=place)
+        [column] = columns
+        return _collectives_board(
+            fitting.cross_validate(measurements, folds=folds, by=column, on_phase=on_phase)
+        )
+    from perfmodel.calibration import kernels
+    from perfmodel.validation.kernels import build_deviations
+
+    table = _load_kernels(kind, tables)
+    held_out = kernels.cross_validate(kind, table, folds=folds, by=columns, on_phase=on_phase)
+    return Scoreboard(
+        kind,
+        build_deviations(held_out.kernels, held_out.estimates),
+        tuple(Unsupported(row.row, row.reason) for row in table.unsupported),
+    )
+
+
+def leave_out_collectives(
+    tables: Sequence[str | Path], machines: Sequence[str], *, place: RunPlace | None = None
+) -> Scoreboard:
+    """Predict *machines* of *tables* (`dgx_h100`, or `dgx_h100:10` hosts) by a fit without them."""
+    from collectives.measurements import load_measurements
+    from perfmodel.calibration.collectives import command as fitting
+    from perfmodel.calibration.collectives.rows import parse_left_out
+
+    measurements = load_measurements([Path(table) for table in tables], place=place)
+    left_out = [parse_left_out(text) for text in machines]
+    return _collectives_board(fitting.predict_left_out(measurements, left_out))
+
+
+def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:
+    from perfmodel.validation.collectives import deviation_of
+    from perfmodel.validation.scoreboard import Scoreboard
+
+    deviations = tuple(
+        deviation_of(one.measurement, one.predicted_ns, one.relative_sigma) for one in held
+    )
+    return Scoreboard("collectives", deviations)
+
+
+def _load_kernels(kind: KernelKind, tables: Sequence[str | Path]) -> KernelTable:
+    from perfmodel.calibration.kernels import join_tables, preferred_rows
+    from perfmodel.validation.kernels import KINDS
+
+    read, _ = KINDS[kind]
+    table = join_tables([read(Path(path)) for path in tables])
+    return preferred_rows(table) if kind == "gemm" else table

@@ -1,0 +1,138 @@
+"""A replay that can go no further says who waits for whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfmodel.base.errors import ReplayStalledError
+from perfmodel.engine.replay import replay
+from perfmodel.engine.stall import explain_stall
+from perfmodel.graph.builder import Dependency
+from perfmodel.graph.program import LaneKind
+from tests.builders import JobSketch
+
+LAST = "rank {} has no task left. The ranks do not contain the same collectives."
+
+
+def meeting(count: int):
+    """*count* ranks that all meet once, after some work."""
+    sketch = JobSketch()
+    for _ in range(count):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE)
+        rank.task("work", "gpu", 1)
+        rank.meet("meet", "gpu", 1)
+    sketch.group(*range(count))
+    return sketch.build()[0]
+
+
+def said(job, heads) -> list[str]:
+    heading, *lines = str(explain_stall(job, np.array(heads, dtype=np.int32))).splitlines()
+    assert heading == f"replay of {job.facts.name!r} stopped with tasks left:"
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("count", "waiting", "who", "whom"),
+    [
+        (2, {0}, "rank 0", "rank 1"),
+        (9, {0, 1, 2}, "ranks 0-2", "ranks 3-8"),
+        (5, {0, 2, 4}, "ranks 0, 2, 4", "ranks 1, 3"),
+        (13, {1, 3, 5, 7, 9, 11}, "ranks 1, 3, 5, 7, 9, 11", "ranks 0, 2, 4, 6, 8, 10 and 1 more"),
+        (16, {*range(0, 16, 2)}, "ranks 0, 2, 4, 6, 8, 10 and 2 more",
+         "ranks 1, 3, 5, 7, 9, 11 and 2 more"),
+    ],
+)  # fmt: skip
+def test_ranks_that_wait_and_ranks_that_miss_are_named(count, waiting, who, whom):
+    heads = [1 if rank in waiting else 2 for rank in range(count)]
+    missing = min(set(range(count)) - waiting)
+    assert said(meeting(count), heads) == [
+        f"{who} wait in 'meet' (#0 of group 'all') for {whom}: {LAST.format(missing)}"
+    ]
+
+
+def test_a_meeting_that_nobody_misses_is_one_of_ranks_that_are_not_alike():
+    assert said(meeting(2), [1, 1]) == [
+        (
+            "ranks 0-1 wait in 'meet' (#0 of group 'all') for nobody: "
+            "the ranks that folding put together are not alike."
+        )
+    ]
+
+
+@pytest.mark.parametrize("pairs", [6, 7, 9])
+def test_six_meetings_are_told_and_the_others_counted(pairs):
+    sketch = JobSketch()
+    for _ in range(2 * pairs):
+        sketch.rank(gpu=LaneKind.COMPUTE).meet("meet", "gpu", 1)
+    for pair in range(pairs):
+        sketch.group(2 * pair, 2 * pair + 1, name=f"pair {pair}")
+    lines = said(sketch.build()[0], [0, 1] * pairs)
+    assert [line.split("'")[3] for line in lines[:6]] == [f"pair {pair}" for pair in range(6)]
+    assert lines[6:] == ([f"... and {pairs - 6} more."] if pairs > 6 else [])
+
+
+def test_one_who_is_missing_may_be_held_by_another_meeting_or_by_a_task():
+    sketch = JobSketch()
+    for order in (("a", "b"), ("b", "a")):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE, host=LaneKind.HOST)
+        for name in order:
+            rank.meet(name, "gpu", 1, slot="ab".index(name))
+        rank.task("last", "host", 1)
+    sketch.group(0, 1, slot=0, name="A")
+    sketch.group(0, 1, slot=1, name="B")
+    job, durations = sketch.build()
+    with pytest.raises(ReplayStalledError) as error:
+        replay(job, durations)
+    order = "The order of collectives differs between these ranks."
+    assert str(error.value).splitlines()[1:] == [
+        (
+            "rank 0 wait in 'a' (#0 of group 'A') for rank 1: on lane 'gpu', rank 1 is held in 'b' "
+            f"of group 'B'. {order}"
+        ),
+        (
+            "rank 1 wait in 'b' (#0 of group 'B') for rank 0: on lane 'gpu', rank 0 is held in 'a' "
+            f"of group 'A'. {order}"
+        ),
+    ]
+
+
+def held_by_a_task():
+    """Rank 0 meets rank 1, whose meeting waits for a launch, and that for the meeting."""
+    sketch = JobSketch()
+    sketch.rank(gpu=LaneKind.COMPUTE).meet("meet", "gpu", 1)
+    rank = sketch.rank(free=LaneKind.COPY, gpu=LaneKind.COMPUTE, host=LaneKind.HOST)
+    rank.task("copy", "free", 1)
+    before = rank.task("before", "gpu", 1)
+    rank.meet("meet", "gpu", 1)
+    rank.task("first", "host", 1, after=[Dependency(before, distance=1), Dependency(before)])
+    rank.task("launch", "host", 1, after=["meet"])
+    rank.builder.add_dependency(rank.tasks["meet"], Dependency(rank.tasks["launch"]))
+    sketch.group(0, 1)
+    return sketch.build()
+
+
+def test_tasks_that_wait_for_each_other_are_told_first_as_a_ring():
+    job, durations = held_by_a_task()
+    with pytest.raises(ReplayStalledError) as error:
+        replay(job, durations)
+    assert str(error.value).splitlines()[1:] == [
+        "cycle on rank 1: task 2 'meet' on lane 'gpu' waits for task 4 'launch'.",
+        "cycle on rank 1: task 4 'launch' on lane 'host' waits for task 2 'meet'.",
+        (
+            "rank 0 wait in 'meet' (#0 of group 'all') for rank 1: on lane 'gpu', rank 1 is held "
+            "at 'meet', which waits for 'launch'."
+        ),
+    ]
+
+
+def test_a_task_that_waits_for_one_that_is_only_late_is_no_ring():
+    job, _ = held_by_a_task()
+    # Rank 1: nothing done on the stream, so that the host waits for what could run.
+    lines = said(job, [0, 1, 1, 3])
+    assert lines == [
+        (
+            "rank 0 wait in 'meet' (#0 of group 'all') for rank 1: on lane 'gpu', rank 1 is held "
+            "in 'before'. The order of collectives differs between these ranks."
+        )
+    ]

@@ -1,0 +1,82 @@
+"""A crew in this process: all blocks of a replay, worked off in any order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfmodel.engine.layout import max_distance
+from perfmodel.engine.replay import Replay, Timeline, kept_of_reach
+from perfmodel.engine.stall import explain_stall
+from perfmodel.execution.messages import Order, Report
+from perfmodel.execution.parts import deal_ranks, find_crossings, take_durations, take_part
+from perfmodel.execution.rank_block import Assignment, RankBlock
+from perfmodel.execution.ray_executor import FarKeeper, build_whole, gather_heads
+from perfmodel.execution.rounds import run_rounds
+
+
+class CrewHere:
+    """All blocks in this process; orders are worked off in an order that *source* draws.
+
+    By chance a block is lost and made again from its log. Of a *stored* job each reads its part.
+    """
+
+    def __init__(self, job, durations, *, blocks, iterations, source=None, stored=None):
+        kept = kept_of_reach(max_distance(job), iterations)
+        self.assignments = [Assignment(ranks, iterations, kept) for ranks in blocks]
+        self._make = lambda ranks: RankBlock(
+            take_part(job, ranks) if stored is None else stored,
+            take_durations(job, durations, ranks) if stored is None else durations,
+            Assignment(ranks, iterations, kept),
+        )
+        self._ranks = blocks
+        self._source = source
+        self.rank_blocks = [self._make(ranks) for ranks in blocks]
+        self.logs = [[] for _ in blocks]
+        self.heard = [0] * len(blocks)
+        self.rounds = 0
+
+    @property
+    def awaited(self):
+        return [block.awaited for block in self.rank_blocks]
+
+    def tell(self, orders):
+        self.rounds += any(len(news) for told in orders.values() for news in told)
+        for block, told in orders.items():
+            for news in told:
+                self.logs[block].append(Order(len(self.logs[block]), news).to_bytes())
+
+    def hear(self):
+        waiting = [block for block, log in enumerate(self.logs) if self.heard[block] < len(log)]
+        block = self._source.choice(waiting) if self._source else waiting[0]
+        if self._source and self._source.random() < 0.1:
+            self.rank_blocks[block] = self._make(self._ranks[block])
+            self.rank_blocks[block].catch_up(self.logs[block][: self.heard[block]])
+        message = self.logs[block][self.heard[block]]
+        report = self.rank_blocks[block].advance(message)
+        assert self.rank_blocks[block].advance(message) == report
+        self.heard[block] += 1
+        return [(block, Report.from_bytes(report))]
+
+    def ask(self, block, method, *words):
+        return getattr(self.rank_blocks[block], method)(*words)
+
+    def ask_all(self, method, *words):
+        return self.ask_each(method, [words] * len(self.rank_blocks))
+
+    def ask_each(self, method, words):
+        return [self.ask(block, method, *of_block) for block, of_block in enumerate(words)]
+
+
+def replay_in_blocks(job, durations, *, iterations, block_count, source=None, stored=None):
+    blocks = deal_ranks(job, block_count=block_count)
+    crew = CrewHere(
+        job, durations, blocks=blocks, iterations=iterations, source=source, stored=stored
+    )
+    vectors, crossings = durations.vector_count, find_crossings(job, blocks)
+    if not run_rounds(crew, crossings, vector_count=vectors):
+        raise explain_stall(job, gather_heads(crew.ask_all("heads")))
+    whole = build_whole(job, blocks, crossings.rendezvous, vectors)
+    keeper = FarKeeper(crew, whole, crossings)
+    kept = range(iterations - kept_of_reach(max_distance(job), iterations), iterations)
+    lane_now_ns = np.concatenate(crew.ask_all("lane_now_ns"), axis=1)
+    return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns, keeper), crew
