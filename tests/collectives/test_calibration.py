@@ -240,3 +240,10 @@ def test_without_hosts_or_fabrics_there_is_no_calibration():
     for missing in ("hosts", "fabrics"):
         with pytest.raises(CalibrationError, match="must hold host and fabric entries"):
             replace(calibration, **{missing: ()})
+
+
+@pytest.mark.parametrize("value", [{}, [5], "hosts", [[]]])
+@pytest.mark.parametrize("block", ["hosts", "fabrics"])
+def test_entries_stand_in_a_list(tmp_path, block, value):
+    with pytest.raises(CalibrationError, match=f"{block}: must be a list of mappings"):
+        load_calibration(write(tmp_path, {**shipped(), block: value}))
