@@ -15,7 +15,6 @@ from rich.text import Text
 
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankClass, TimeParts
-from perfmodel.reports.rank.table import name_ranks
 from perfmodel.reports.text import (
     build_scale,
     describe_interval,
@@ -27,6 +26,7 @@ from perfmodel.reports.text import (
     describe_utilisation,
     describe_verdict,
     gather_waits,
+    name_ranks,
     printable,
 )
 

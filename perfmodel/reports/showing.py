@@ -32,13 +32,13 @@ from perfmodel.reports.pages.prediction import build_page
 from perfmodel.reports.pictures import as_written, save_picture
 from perfmodel.reports.rank.document import to_ranking_document, to_ranking_rows
 from perfmodel.reports.rank.page import draw_ranking
-from perfmodel.reports.rank.table import format_ranks
 from perfmodel.reports.search import to_search_document, to_search_rows
 from perfmodel.reports.text import (
     describe_interval,
     describe_speed,
     describe_title,
     describe_verdict,
+    format_ranks,
 )
 from perfmodel.reports.whatif import change_pct, to_whatif_document
 

@@ -23,7 +23,6 @@ from perfmodel.reports.pages.page import (
     Section,
 )
 from perfmodel.reports.pages.timeline import build_timeline
-from perfmodel.reports.rank.table import name_ranks
 from perfmodel.reports.text import (
     build_scale,
     describe_interval,
@@ -35,6 +34,7 @@ from perfmodel.reports.text import (
     describe_utilisation,
     describe_verdict,
     gather_waits,
+    name_ranks,
     to_command,
 )
 
