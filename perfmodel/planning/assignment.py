@@ -79,7 +79,7 @@ def _assign_exactly(pieces: Pieces, rank_count: int, seconds: float) -> Int64s |
     from scipy.sparse import csr_array, eye_array, hstack, kron
 
     parts = pieces.parts_ns
-    scale = max(float(parts.sum()), 1e-9)
+    scale = float(parts.sum()) or 1.0
     count, places = parts.shape[1], parts.shape[1] * rank_count
     further = len(parts) + rank_count
     each_rank = np.eye(rank_count)
@@ -90,7 +90,7 @@ def _assign_exactly(pieces: Pieces, rank_count: int, seconds: float) -> Int64s |
     # Sums of the parts stay below their largest; a lookup has the longest tail in it.
     extra = np.zeros((len(weights), rank_count, further))
     for number in range(len(parts)):
-        extra[number, :, number] = -1
+        extra[number, :, number] = -1.0
     extra[0, :, len(parts) :] = each_rank
     extra[len(parts) :, :, len(parts) :] = -each_rank
     below = hstack([kron(weights, each_rank), csr_array(extra.reshape(-1, further))])

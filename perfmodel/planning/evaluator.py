@@ -138,8 +138,6 @@ class PlanEvaluator:
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
         """Everything that plans are compared by, in their order."""
         apart = [place for place, plan in enumerate(plans) if has_steps(plan)]
-        if not apart:
-            return self._measure_condensed(plans)
         others = [place for place, plan in enumerate(plans) if not has_steps(plan)]
         parts = [self._measure_whole(plans[place]) for place in apart]
         if others:

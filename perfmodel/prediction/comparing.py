@@ -216,13 +216,8 @@ def find_knees(comparison: Comparison) -> tuple[str, ...]:
     key = comparison.axes[0].key
     steps = [_Stretch(first, last) for first, last in pairwise(points)]
     groups = [list(group) for _, group in groupby(steps, key=lambda step: step.word)]
-    stretches = [_Stretch(group[0].first, group[-1].last) for group in groups]
-    sentences = [
-        f"From {key}={stretch.first[0]:,g} to {stretch.last[0]:,g} the time {group[0].word} "
-        f"({_times(stretch)}): {_why(stretch)}."
-        for stretch, group in zip(stretches, groups, strict=True)
-    ]
-    bends = {stretch.first[0] for stretch in stretches[1:]}
+    sentences = [_tell_stretch(key, group) for group in groups]
+    bends = {group[0].first[0] for group in groups[1:]}
     for step in steps:
         (low, before), (high, after) = step.first, step.last
         if before.bound.name != after.bound.name:
@@ -233,6 +228,14 @@ def find_knees(comparison: Comparison) -> tuple[str, ...]:
             bends -= {low, high}
     sentences += [f"The curve bends at {key}={place:,g}." for place in sorted(bends)]
     return tuple(sentences)
+
+
+def _tell_stretch(key: str, steps: Sequence[_Stretch]) -> str:
+    whole = _Stretch(steps[0].first, steps[-1].last)
+    return (
+        f"From {key}={whole.first[0]:,g} to {whole.last[0]:,g} the time {steps[0].word} "
+        f"({_times(whole)}): {_why(whole)}."
+    )
 
 
 def _points(comparison: Comparison) -> list[tuple[float, Prediction]]:
@@ -267,9 +270,8 @@ def _why(stretch: _Stretch) -> str:
         return f"mostly {first}, {times}, whatever the value"
     if abs(stretch.slope) < FLAT:
         return f"less of it is {first} and more {last}"
-    towards = 1 if after.iteration_ns > before.iteration_ns else -1
-    names = sorted({*then, *now})
-    most = max(names, key=lambda name: towards * (now.get(name, 0) - then.get(name, 0)))
+    furthest = max if after.iteration_ns > before.iteration_ns else min
+    most = furthest(sorted({*then, *now}), key=lambda name: now.get(name, 0) - then.get(name, 0))
     return (
         f"on the critical path, {most}: {format_duration(then.get(most, 0))} to "
         f"{format_duration(now.get(most, 0))}"

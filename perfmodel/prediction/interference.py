@@ -207,8 +207,9 @@ def _link_losses(board: Board, sharing: Int64s, moments: _Moments) -> Floats:
         starts = ends - np.tile(duration_ns[own], 2)
         both = overlap_losses(starts, ends, np.tile(use[own], (2, 1)))
         share[own] = both.reshape(2, -1).max(axis=0)
-    worst = np.zeros(int(calls.rendezvous.max()) + 1)
-    np.maximum.at(worst, calls.rendezvous, share)
+    met, place = np.unique(calls.rendezvous, return_inverse=True)
+    worst = np.zeros(len(met))
+    np.maximum.at(worst, place, share)
     lost = np.zeros(len(board.alone_ns))
-    lost[calls.task] = worst[calls.rendezvous]
+    lost[calls.task] = worst[place]
     return lost

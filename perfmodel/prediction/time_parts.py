@@ -56,18 +56,16 @@ def sum_waits(history: History, rank: int, window: Window) -> dict[tuple[int, in
 def _take(covered: list[tuple[int, int]], from_ns: int, to_ns: int) -> list[tuple[int, int]]:
     """The parts of a span that *covered* (in order, apart) left free; they are covered now.
 
-    Spans come in order of their ends, so that only the last ones can overlap.
+    Some may be empty. Spans come in order of their ends, so that only the last ones can overlap.
     """
     gaps = []
     begin_ns, reach_ns = from_ns, to_ns
     while covered and covered[-1][1] >= from_ns:
         before_ns, after_ns = covered.pop()
-        if after_ns < reach_ns:
-            gaps.append((after_ns, reach_ns))
+        gaps.append((after_ns, max(after_ns, reach_ns)))
         reach_ns = min(reach_ns, before_ns)
         begin_ns = min(begin_ns, before_ns)
-    if from_ns < reach_ns:
-        gaps.append((from_ns, reach_ns))
+    gaps.append((from_ns, max(from_ns, reach_ns)))
     covered.append((begin_ns, to_ns))
     return gaps
 

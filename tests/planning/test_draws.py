@@ -12,7 +12,7 @@ from embeddings.popularity import build_popularity
 from embeddings.sharders import build_named_plan
 from perfmodel.costs.embedding.terms import Term
 from perfmodel.planning.batches import sample_batches
-from perfmodel.planning.draws import draw_shards
+from perfmodel.planning.draws import _DISTINCT, _factors, _TableDraws, draw_shards
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import Cut, split_table
 from perfmodel.planning.question import build_task
@@ -101,3 +101,24 @@ def test_a_batch_without_deviation_takes_the_nominal_time():
     spread = sample_batches(evaluator, plan, mode=Mode.ISOLATED, batches=20, seed=0)
     # Only the number of different rows still varies, by less than a per cent here.
     assert spread.middle_ns == pytest.approx(nominal, rel=0.005)
+
+
+def test_terms_of_different_rows_follow_their_own_draw_too():
+    evaluator, task = _setting(1, pooling_factor=5.0)
+    plan = build_named_plan("naive", task)
+    piece = int(evaluator.catalog.placements([plan]).piece[0])
+    lookups = np.array([1.0, 1.2, 0.5, 0.0])
+    even = _factors(evaluator, piece, lookups, _TableDraws(lookups, np.zeros(4)))
+    drawn = _factors(
+        evaluator, piece, lookups, _TableDraws(lookups, np.array([0.25, -0.5, -1.0, -3.0]))
+    )
+    distinct = list(_DISTINCT)
+    others = [term for term in Term if term not in distinct]
+    assert (drawn[:, others] == even[:, others]).all()
+    times = np.array([1.25, 0.5, 0.0, 0.0])[:, None]
+    assert drawn[:, distinct] == pytest.approx(even[:, distinct] * times)
+    # Nothing changes where as much is looked up as expected, and tails never do.
+    assert (even[0] == 1).all()
+    assert (even[:, Term.TAIL_ROWS] == 1).all()
+    # Lookups themselves grow in proportion.
+    assert even[1:3, Term.DRAWS] == pytest.approx([1.2, 0.5], rel=1e-3)

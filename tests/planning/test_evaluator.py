@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import SHARDERS, ShardingTask, build_named_plan
 from perfmodel.base.errors import PlanError
-from perfmodel.planning.evaluator import PlanEvaluator
+from perfmodel.costs.models import FAMILIES
+from perfmodel.planning.evaluator import (
+    FrameKey,
+    PlanEvaluator,
+    frame_key,
+    lookups_of_ranks_ns,
+    partial_width,
+)
 from perfmodel.planning.question import build_task
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from tests.planning.settings import STACK, build_spec, predict_plan, random_plan
@@ -24,6 +34,7 @@ def _cluster(name: str, hosts: int = 1, ranks_per_host: int | None = None):
     ("topology", "hosts", "ranks_per_host", "tables", "batch", "count", "embedding"),
     [
         ("quad_a100", 1, None, 6, 16384, 60, {}),
+        ("quad_a100", 1, 2, 3, 131072, 8, {}),
         ("dgx_h100", 2, 2, 5, 32768, 30, {"optimizer": "rowwise_adagrad"}),
         ("dgx1_v100", 1, None, 12, 65536, 20, {"exchange_dtype": "fp16"}),
         ("dgx_a100", 2, None, 10, 65536, 10, {}),
@@ -55,11 +66,53 @@ def test_plans_with_exchanges_in_steps_take_the_nanoseconds_of_a_full_prediction
     plans = [build_named_plan(name, task) for name in names]
     assert plans[0].summed_in_host
     assert plans[2].frequent_rows
-    found = PlanEvaluator(spec, cluster, STACK).measure(plans)
+    evaluator = PlanEvaluator(spec, cluster, STACK)
+    found = evaluator.measure(plans)
     for place, plan in enumerate(plans):
         full = predict_plan(spec, cluster, plan)
         assert int(found.times.period_ns[place]) == full.period_ns
         assert int(found.times.isolated_ns[place]) == full.isolated_ns
+    alone = evaluator.measure(plans[1:2])
+    assert alone.busiest_ns[0] == found.busiest_ns[1]
+    assert alone.peak_bytes[0] == found.peak_bytes[1]
+    of_ranks_ns = lookups_of_ranks_ns(evaluator.price_whole(plans[0]))
+    assert found.busiest_ns[0] == max(of_ranks_ns) > min(of_ranks_ns)
+    needed = dlrm_memory(spec, rank_count=4, plan=plans[0])
+    assert found.peak_bytes[0] == max(rank.total_bytes for rank in needed)
+
+
+def test_what_ranks_take_for_lookups_is_the_sum_of_their_own():
+    lookup, gemm = FAMILIES.index("embedding"), FAMILIES.index("gemm")
+    priced: Any = SimpleNamespace(
+        job=SimpleNamespace(rank_count=2),
+        rows_of_rank=lambda rank: slice(3 * rank, 3 * rank + 3),
+        float_ns=np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0]),
+        family=np.array([lookup, gemm, lookup, gemm, gemm, lookup]),
+    )
+    assert lookups_of_ranks_ns(priced).tolist() == [5.0, 32.0]
+
+
+def test_partial_sums_are_as_wide_as_all_pieces_by_rows():
+    spec = build_spec(3, batch=64)
+    task = ShardingTask(spec.embedding.tables(), 2, 10**12, 64)
+    tables = task.tables
+    whole = [Shard(place, 0, 0, table.rows, 0, table.width) for place, table in enumerate(tables)]
+    rows = tables[1].rows
+    by_rows = [
+        Shard(1, 0, 0, rows // 2, 0, tables[1].width),
+        Shard(1, 1, rows // 2, rows - rows // 2, 0, tables[1].width),
+    ]
+    half = tables[2].width // 2
+    by_columns = [Shard(2, rank, 0, tables[2].rows, rank * half, half) for rank in range(2)]
+
+    def width(*shards: Shard) -> tuple[int, FrameKey]:
+        plan = ShardingPlan(tables, 2, tuple(shards), (), "some")
+        return partial_width(plan), frame_key(plan)
+
+    assert width(*whole) == (0, FrameKey((), has_partial_sums=False))
+    assert width(*whole[:2], *by_columns) == (0, FrameKey((), has_partial_sums=False))
+    both = 2 * tables[1].width
+    assert width(whole[0], *by_rows, whole[2]) == (both, FrameKey((), has_partial_sums=True))
 
 
 def test_memory_is_that_of_a_full_prediction():

@@ -8,18 +8,30 @@ from typing import Any
 
 import pytest
 
+from perfmodel.base.errors import PlanError
+from perfmodel.execution.serial import SerialExecutor
+from perfmodel.planning.layouts import search as searching
+from perfmodel.planning.layouts.bounds import LayerTimes
 from perfmodel.planning.layouts.search import (
-    REPLAYED_AT_ONCE,
     LayoutQuestion,
     LayoutRanking,
     RankedLayout,
     Search,
     Tally,
+    _bound,
     _compare,
+    _fitting,
+    _load,
     _order,
+    _reasons,
     _replay,
+    _Setting,
+    _tally,
+    _Tried,
+    fastest_by_bound,
+    search_layouts,
 )
-from perfmodel.prediction.answer import Part
+from perfmodel.prediction.answer import Part, Prediction
 from perfmodel.prediction.phases import ignore_phase
 
 MS = 1_000_000
@@ -51,13 +63,14 @@ def replay(bounds_ns: list[int], times_ns: list[int], *, top: int = 1, seconds: 
 
 
 def test_replays_end_when_the_next_bound_is_not_below_the_best_time():
-    count = REPLAYED_AT_ONCE
+    count = 8
     # The first one is replayed alone: it tells how long the others take.
     bounds = [10] * (1 + count) + [50] * count + [90]
     assert replay(bounds, [50] * len(bounds)) == ([1, count], True)
     assert replay(bounds, [51] * len(bounds)) == ([1, count, count], True)
     assert replay(bounds, [99] * len(bounds)) == ([1, count, count, 1], True)
     # As many as are to be shown are replayed in any case.
+    assert replay(bounds, [50] * len(bounds), top=count + 1) == ([1, count], True)
     assert replay(bounds, [50] * len(bounds), top=count + 2) == ([1, count, count], True)
 
 
@@ -65,6 +78,174 @@ def test_replays_that_would_end_too_late_are_not_begun():
     bounds = [10, 50]
     assert replay(bounds, [51, 51], seconds=0.0) == ([1], False)
     assert replay(bounds, [50, 50], top=99, seconds=0.0) == ([1], True)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Any:
+    """A clock that stands still unless it is set."""
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr(searching, "time", SimpleNamespace(monotonic=lambda: now.s))
+    return now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds"),
+    # A replay takes two seconds, and explaining the winner as long as four of them: of 16 seconds
+    # 14 are left after the first, that is time for seven, of which three may be replays.
+    [(11.9, [1]), (12.0, [1, 1]), (16.0, [1, 3]), (26.0, [1, 8]), (99.0, [1, 8, 8, 3])],
+)
+def test_what_is_replayed_at_once_ends_in_time_with_the_explanation(clock, seconds, rounds):
+    done, told = [], []
+
+    def judge_all(candidates: Any) -> list[Any]:
+        done.append(len(candidates))
+        clock.s += 2.0 * len(candidates)
+        return [answer(50 * MS) for _ in candidates]
+
+    queue = [(1, candidate(number)) for number in range(20)]
+    _, is_proven = _replay(queue, judge_all, 1, 100.0 + seconds, lambda *told_: told.append(told_))
+    assert done == rounds
+    assert is_proven is (sum(rounds) == 20)
+    assert told[0] == ("20 layouts fit: replayed 0, best so far none", 0.2)
+    if len(rounds) > 1:
+        # A twentieth of what is from 0.2 to 0.95 of the work.
+        assert told[1] == ("20 layouts fit: replayed 1, best so far 50 ms", pytest.approx(0.2375))
+
+
+@pytest.mark.parametrize(
+    ("layer_s", "until_s", "rounds"),
+    # Twice as many kinds of layer at a time while they take less than a second, 64 at most.
+    [
+        (0.001, 1e9, [2, 4, 8, 16, 32, 64, 64, 10]),
+        (0.25, 2.5, [2, 4, 4]),
+        (0.25, 2.4, [2, 4]),
+        (9.0, 0.0, [2]),
+    ],
+)
+def test_bounds_are_found_for_the_most_promising_layers_until_time_is_up(
+    clock, monkeypatch, layer_s, until_s, rounds
+):
+    asked, told = [], []
+
+    class Executor:
+        def map(self, function: Any, shared: Any, layers: Any) -> list[LayerTimes]:
+            asked.append(list(layers))
+            clock.s += layer_s * len(layers)
+            return [LayerTimes(layer % 7, 0) for layer in layers]
+
+    class Bounds:
+        def __init__(self, *given: Any) -> None:
+            self.known: dict[int, LayerTimes] = {}
+
+        def take(self, layers: Any, times: Any) -> None:
+            self.known.update(zip(layers, times, strict=True))
+
+        def bound_ns(self, one: Any) -> int:
+            return self.known[one.layer].layer_ns
+
+    monkeypatch.setattr(searching, "layer_of", lambda one: one.layer)
+    monkeypatch.setattr(searching, "Bounds", Bounds)
+    # Two layouts of each kind of layer, the least promising first.
+    fitting = [SimpleNamespace(layer=n // 2, promise=n // 2, number=n) for n in range(400)][::-1]
+    setting: Any = SimpleNamespace(cluster=None, stack=None)
+    executor: Any = Executor()
+    queue = _bound(setting, fitting, executor, 100.0 + until_s, lambda *one: told.append(one))
+
+    assert [len(layers) for layers in asked] == rounds
+    assert [layer for layers in asked for layer in layers] == list(range(sum(rounds)))
+    found = [(bound_ns, one.layer) for bound_ns, one in queue]
+    assert found == sorted((layer % 7, layer) for layer in range(sum(rounds)) for _ in range(2))
+    assert told[0] == ("400 layouts fit: bounded 0 of 200 kinds of layer", 0.05)
+    if len(rounds) > 1:
+        words = "400 layouts fit: bounded 2 of 200 kinds of layer"
+        assert told[1] == (words, pytest.approx(0.0515))
+
+
+def test_a_layout_without_a_replay_is_the_lowest_bound_of_so_many_kinds_of_layer(monkeypatch):
+    some = [SimpleNamespace(layer=n, promise=n, peak_bytes=1) for n in range(60)]
+    monkeypatch.setattr(searching, "layer_of", lambda one: one.layer)
+    monkeypatch.setattr(searching, "iter_candidates", lambda *given, stated: some[::-1])
+    bounds = SimpleNamespace(bound_ns=lambda one: 100 - one.layer)
+    monkeypatch.setattr(searching, "Bounds", lambda *given: bounds)
+    cluster: Any = SimpleNamespace(device=SimpleNamespace(memory_bytes=10))
+    found: Any = fastest_by_bound(None, cluster, None, stated=frozenset())  # type: ignore[arg-type]
+    assert found.layer == 47
+
+
+def test_a_layout_that_fills_what_is_usable_fits():
+    cluster: Any = SimpleNamespace(device=SimpleNamespace(memory_bytes=1000))
+    spec: Any = SimpleNamespace(name="any")
+    setting = _Setting(spec, cluster, None)  # type: ignore[arg-type]
+    some: Any = [SimpleNamespace(peak_bytes=size, overrides={}) for size in (901, 900, 899)]
+    assert _fitting(setting, some) == some[1:]
+    with pytest.raises(PlanError, match=r"none of 1 layouts of any fits in 900 B \(90%"):
+        _fitting(setting, some[:1])
+
+
+@pytest.mark.parametrize(("is_proven", "bounded"), [(True, 6), (True, 5), (False, 6)])
+def test_a_tally_counts_every_layout_once(is_proven, bounded):
+    # Of eight layouts six fit; two were replayed. Bounds of 50 and more are no faster than 50.
+    queue: Any = [(bound_ns, None) for bound_ns in (10, 60, 49, 50, 51, 52)][:bounded]
+    everything: Any = range(8)
+    found = _tally(everything, everything[:6], queue, _Tried(2, 50, is_proven))
+    assert (found.considered, found.too_large, found.replayed) == (8, 2, 2)
+    assert (found.pruned, found.untried) == (bounded - 3, 7 - bounded)
+    assert found.is_proven is (is_proven and bounded == 6)
+
+
+def test_the_winner_is_held_against_the_next_layout_with_another_split(monkeypatch):
+    same, other, third = (RankedLayout(candidate(n), 0, answer(1)) for n in (2, 3, 4))
+    times = {2: prediction(100, compute=90), 3: prediction(110, compute=100)}
+    monkeypatch.setattr(searching, "_question", lambda shared, one: one)
+    monkeypatch.setattr(searching, "answer_in_full", lambda one, executor: times[one.number])
+    setting: Any = SimpleNamespace(cluster=None, stack=None)
+    for ranked in ([same, other, third], [same, same, other, third]):
+        reasons = _reasons(setting, ranked)
+        assert reasons[0] == "Against tp=3 pp=2 dp=3 micro_batch=4 (+10.0 ms): compute +10.0 ms."
+    assert _reasons(setting, [same]) == _reasons(setting, [same, same]) == ()
+
+
+def test_the_time_there_is_is_shared_by_the_numbers_of_hosts(clock, monkeypatch):
+    ends_s = []
+
+    def bound(setting: Any, fitting: Any, executor: Any, until_s: float, on_phase: Any) -> Any:
+        ends_s.append(until_s)
+        return [(6, one) for one in fitting]
+
+    def replay_one(queue: Any, judge_all: Any, top: int, deadline_s: float, on_phase: Any) -> Any:
+        ends_s.append(deadline_s)
+        times = zip((9, 5, 7), queue[:3], strict=True)
+        return [RankedLayout(one, 6, answer(ns, float(ns))) for ns, (_, one) in times], False
+
+    monkeypatch.setattr(searching, "_bound", bound)
+    monkeypatch.setattr(searching, "_replay", replay_one)
+    fixed = ("batch=16", "parallel.pp=1", "parallel.sequence_parallel=false")
+    question = LayoutQuestion("dgx_a100", "gpt2_xl", fixed, hosts=(1, 2), seconds=10.0, top=2)
+    one, two = search_layouts(question, executor=SerialExecutor())
+    # Five seconds each, half of them for bounds.
+    assert ends_s == [102.5, 105.0, 102.5, 105.0]
+    assert (one.hosts, one.rank_count, two.hosts, two.rank_count) == (1, 8, 2, 16)
+    assert one.tokens == two.tokens == 16 * 1024
+    assert [layout.time_ns for layout in one.layouts] == [5, 7]
+    assert (one.tally.replayed, one.tally.untried) == (3, 0)
+    assert one.tally.pruned == one.tally.considered - one.tally.too_large - 3
+
+
+def test_what_is_set_is_not_searched_and_layouts_are_answered_without_explanation():
+    fixed = ("batch=16", "model.layers=2", "parallel.tp=1", " parallel.pp =1")
+    question = LayoutQuestion("quad_a100", "gpt2_xl", fixed, top=1, samples=2)
+    stated = {"batch", "model.layers", "parallel.tp", "parallel.pp"}
+    setting = _load(question, 1)
+    assert setting.stated == stated
+    [found] = search_layouts(question, executor=SerialExecutor())
+    assert not isinstance(found.best.found, Prediction)
+    assert len(found.best.found.drawn_ns) == 2
+
+
+def test_a_search_that_says_no_more_shows_ten_layouts_of_one_host_within_a_minute():
+    assert LayoutQuestion("dgx_a100", "gpt2_xl") == LayoutQuestion(
+        "dgx_a100", "gpt2_xl", hosts=(1,), top=10, seconds=60.0, samples=32, seed=0
+    )
 
 
 def test_the_fastest_stands_first_and_of_equals_the_smaller_one():
@@ -77,13 +258,14 @@ def test_the_fastest_stands_first_and_of_equals_the_smaller_one():
     assert [one.candidate.number for one in order] == [3, 2, 1]
     assert [one.beats_next for one in order] == [0.5, 0.75, None]
     assert [one.is_tied_with_next for one in order] == [True, False, False]
+    assert not RankedLayout(candidate(1), 0, answer(1), beats_next=0.6).is_tied_with_next
 
 
 def test_a_layout_is_called_by_how_it_splits_ranks():
     plain = RankedLayout(candidate(2), 0, answer(1))
-    split = RankedLayout(candidate(2, cp=4, ep=8), 0, answer(1))
+    split = RankedLayout(candidate(2, cp=2, ep=8), 0, answer(1))
     assert plain.name == "tp=2 pp=2 dp=3 micro_batch=4"
-    assert split.name == "tp=2 pp=2 cp=4 ep=8 dp=3 micro_batch=4"
+    assert split.name == "tp=2 pp=2 cp=2 ep=8 dp=3 micro_batch=4"
 
 
 def prediction(time_ms: float, **parts_ms: float) -> Any:
@@ -102,6 +284,13 @@ def test_the_winner_is_told_from_the_next_by_the_parts_that_differ():
         "It would win if its compute (60.0 ms) were 17 % less.",
     )
     assert _compare(first, first, "itself") == ()
+    # A fiftieth of the gap is not told, a little more is; all of a part is the most it can lose.
+    near = prediction(110, compute=80.2, exposed_communication=20.3, host_bound_idle=9.5)
+    assert _compare(first, near, "near")[0] == (
+        "Against near (+10.0 ms): exposed communication +0.3 ms, host bound idle +9.5 ms."
+    )
+    far = prediction(500, compute=200, waiting_for_other_ranks=300)
+    assert _compare(first, far, "far")[1].endswith("(300.0 ms) were 100 % less.")
 
 
 def ranking(hosts: int, time_ns: int, price: float | None = None) -> LayoutRanking:

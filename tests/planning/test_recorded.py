@@ -102,7 +102,7 @@ def values() -> dict[str, Any]:
     found["beats"] = beats_next([np.array([1.0, 2.0, 3.0, 9.0]), np.array([2.0, 2.0, 4.0, 1.0])])
     loads = PlanLoads((4.0, 1.0, 1.0), (5, 6, 7), (8, 90, 3))
     found["loads"] = [loads.peak_bytes, loads.unevenness]
-    found["scaled"] = BatchSpread(4.0, 1.0, 3.0, 9.0, 5).scaled(2.0)
+    found["scaled"] = BatchSpread(4.0, 1.5, 3.0, 9.0, 5).scaled(2.0)
     return found
 
 
@@ -157,7 +157,8 @@ def _candidates(hosts: int, changes: tuple[str, ...], stated: tuple[str, ...]) -
     stack = load_stack("pytorch_fused")
     everything = list(iter_candidates(spec, cluster, stack, stated=stated))
     shown = [" ".join(map(str, one.overrides.values())) for one in everything]
-    return [len(shown), shown[:: max(1, len(shown) // 40)]]
+    step = max(1, len(shown) // 40)
+    return [len(shown), shown[::step], [one.promise for one in everything[::step]]]
 
 
 @pytest.fixture(scope="module")

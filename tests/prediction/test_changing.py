@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.base.errors import ScenarioError
@@ -68,6 +70,14 @@ def test_a_sweep_comes_on_top_of_the_changes():
     assert [step.outcome.iteration_ns for step in answer.sweep.steps] == [630, 690]
 
 
+def test_what_was_touched_is_a_share_of_the_time_of_all_ranks():
+    answer = answer_changes(
+        Question(training_job(), ISOLATED), changes("scale:match=gemm,factor=0.5")
+    )
+    # Products take 100 + 200 + 100 of the 690 ns of each of two ranks.
+    assert answer.steps[0].share == pytest.approx(400 / 690)
+
+
 @pytest.mark.parametrize(("sweep", "share"), [(None, 1 / 2), ("compress:ratio=0.5..1", 1 / 3)])
 def test_the_job_each_change_and_the_sweep_are_equal_pieces_of_the_work(sweep, share):
     told = []
@@ -105,6 +115,16 @@ def test_a_job_of_shapes_needs_a_machine(tmp_path):
     scenario = JobScenario(str(tmp_path / "job"), "dgx_h100")
     stated = prepare_changes(open_job(scenario))
     assert answered(stated).iteration_ns == answered(job_question(scenario)).iteration_ns
+
+
+@pytest.mark.parametrize("named", ["", "pytorch_eager"])
+@pytest.mark.parametrize("stack", ["torch_compile", "pytorch_eager"])
+def test_eager_code_is_compiled_where_the_stack_that_is_asked_for_does(tmp_path, named, stack):
+    job = build_job(load_workload("dlrm_mlperf"), rank_count=2, ranks_per_host=2)
+    save_job(replace(job, facts=replace(job.facts, stack=named)), tmp_path / "job")
+    asked = open_job(JobScenario(str(tmp_path / "job"), "dgx_h100", stack=stack))
+    is_compiled = asked.job.task_count < job.task_count
+    assert is_compiled is (bool(named) and stack == "torch_compile")
 
 
 def test_a_fault_names_the_change_as_it_was_typed():

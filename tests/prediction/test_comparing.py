@@ -198,6 +198,32 @@ def test_a_knee_is_where_what_decides_changes_and_a_bend_where_only_the_slope_do
     assert "less of it is host and more gemm" in swapped[0]
 
 
+def test_a_slope_of_exactly_the_border_grows_and_not_in_proportion():
+    # The time grows by 2 ** 3, and by 2 ** 17, while the value grows by 2 ** 20.
+    first = answered("batch=1", 1e-6 * 2**4, gemm=1)
+    for power in (3, 17):
+        [told_] = told(first, answered(f"batch={2**20}", 1e-6 * 2 ** (4 + power), gemm=2))
+        assert told_.startswith("From batch=1 to 1.04858e+06 the time grows, but less than in")
+        assert told_.endswith("on the critical path, gemm: 1 ms to 2 ms.")
+    [falls] = told(first, answered(f"batch={2**20}", 1e-6 * 2, gemm=2))
+    assert "the time falls" in falls
+    # An iteration of one nanosecond doubles, and none at all counts as one.
+    for least_ms in (0.0, 1e-6):
+        [doubles] = told(answered("batch=10", least_ms), answered("batch=20", 2e-6))
+        assert "grows in proportion" in doubles
+
+
+def test_of_equal_changes_on_the_path_the_first_by_name_is_told():
+    [grows] = told(
+        answered("batch=10", 10.0, gemm=8), answered("batch=20", 20.0, gemm=8.000001, copy=1e-6)
+    )
+    assert "on the critical path, copy: " in grows
+    [falls] = told(
+        answered("batch=10", 20.0, gemm=8.000001, copy=1e-6), answered("batch=20", 10.0, gemm=8)
+    )
+    assert "on the critical path, copy: " in falls
+
+
 def test_knees_are_told_of_one_axis_of_two_numbers_or_more():
     two = (answered("batch=10", 10.0), answered("batch=20", 20.0))
     assert told(*two, keys=("batch", "hosts")) == ()

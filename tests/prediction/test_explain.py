@@ -5,6 +5,7 @@ from __future__ import annotations
 from perfmodel import api
 from perfmodel.graph.memory import MemoryPart, RankMemory
 from perfmodel.prediction.explain import fullest
+from perfmodel.prediction.fitting import find_memory
 from perfmodel.prediction.question import build_question
 
 
@@ -23,5 +24,10 @@ def test_the_memory_of_an_answer_is_that_of_the_fullest_rank_of_all():
     assert prediction.memory is not None
     assert len(set(needed)) > 1
     assert prediction.memory.peak_bytes == max(needed)
+    alone = find_memory(scenario)
+    assert alone.peak_bytes == max(needed)
+    fullest_ranks = [rank for rank, size in enumerate(needed) if size == max(needed)]
+    assert alone.fullest.ranks == tuple(fullest_ranks)
+    assert alone.capacity_bytes == prediction.memory.capacity_bytes
     for entry in prediction.explanation.rank_classes:
         assert entry.memory.total_bytes == max(needed[rank] for rank in entry.ranks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 from hypothesis import given
 
@@ -13,7 +15,7 @@ from perfmodel.graph.durations import build_durations
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
-from perfmodel.prediction.time_parts import find_exposed_waits
+from perfmodel.prediction.time_parts import _take, _waits, find_exposed_waits
 from tests.reports.predictions import build_evidence
 from tests.strategies import jobs
 
@@ -64,3 +66,42 @@ def test_exposed_waits_add_up_to_the_waiting_part_of_the_breakdown(drawn):
         waits = find_exposed_waits(history, rank, window)
         breakdown = break_down(history, rank, window)
         assert sum(wait.duration_ns for wait in waits) == breakdown.waiting_for_ranks_ns
+
+
+def test_spans_that_come_in_order_of_their_ends_take_what_is_left():
+    covered: list[tuple[int, int]] = []
+
+    def taken(from_ns: int, to_ns: int) -> list[tuple[int, int]]:
+        return [gap for gap in _take(covered, from_ns, to_ns) if gap[0] != gap[1]]
+
+    assert taken(10, 20) == [(10, 20)]
+    assert taken(12, 20) == []
+    assert taken(30, 40) == [(30, 40)]
+    # 20 to 30 and 40 to 50 are free; all of it is one span from then on.
+    assert sorted(taken(15, 50)) == [(20, 30), (40, 50)]
+    assert covered == [(10, 50)]
+    assert sorted(taken(5, 60)) == [(5, 10), (50, 60)]
+    assert taken(60, 70) == [(60, 70)]
+    assert covered == [(5, 70)]
+
+
+def test_waits_are_clipped_and_come_in_order_of_their_ends():
+    ready = {0: [0, 10, 5, 30, 30], 1: [90, 90, 95, 130, 95]}
+    start = {0: [50, 20, 5, 70, 40], 1: [99, 95, 95, 140, 95]}
+    history = SimpleNamespace(
+        iterations=[0, 1],
+        ready_ns=lambda iteration, rank: np.array(ready[iteration]),
+        start_ns=lambda iteration, rank: np.array(start[iteration]),
+    )
+    found = [
+        (from_ns, to_ns, at.iteration, at.rank, at.task)
+        for from_ns, to_ns, at in _waits(history, 3, Window(15, 96))
+    ]
+    assert found == [
+        (15, 20, 0, 3, 1),
+        (30, 40, 0, 3, 4),
+        (15, 50, 0, 3, 0),
+        (30, 70, 0, 3, 3),
+        (90, 95, 1, 3, 1),
+        (90, 96, 1, 3, 0),
+    ]

@@ -19,8 +19,9 @@ from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Anchor, LaneKind
+from perfmodel.prediction import interference as interfering
 from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
-from perfmodel.prediction.interference import settle_interference
+from perfmodel.prediction.interference import overlap_losses, settle_interference
 from perfmodel.prediction.kernel_slowdown import Spells, find_company
 from tests.builders import JobSketch
 from tests.strategies import JobSize, jobs
@@ -320,6 +321,121 @@ def test_overlaps_that_swap_places_come_to_rest_half_way():
     settled = settle_interference(run, folded)
     assert settled.is_settled
     assert settled.has_losses
+
+
+@pytest.mark.parametrize(
+    ("spans", "use", "shares"),
+    [
+        ([], [], []),
+        # Two that ask all of a link all the time get half of it each, also for a nanosecond.
+        ([(0, 10), (0, 10)], [1.0, 1.0], [0.5, 0.5]),
+        ([(0, 1), (0, 1)], [1.0, 1.0], [0.5, 0.5]),
+        # The second overlaps for a quarter of its time, and the first for half of it.
+        ([(0, 10), (5, 25)], [1.0, 1.0], [0.25, 0.125]),
+        # 0.5 + 1 is asked: a third is lost by whoever uses the link all the time, half of that
+        # by whoever uses it half of the time.
+        ([(0, 10), (0, 10)], [0.5, 1.0], [1 / 6, 1 / 3]),
+        # One that asks for twice what there is has lost half alone.
+        ([(0, 10), (20, 30)], [2.0, 1.0], [0.5, 0.0]),
+        ([(0, 10), (0, 10)], [0.4, 0.6], [0.0, 0.0]),
+        # What takes no time loses none, and whoever comes as the other goes neither.
+        ([(5, 5), (0, 10), (10, 20)], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]),
+    ],
+)
+def test_the_worst_link_decides_what_an_interval_loses(spans, use, shares):
+    moments = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    links = np.column_stack([np.array(use) / 4, np.array(use)])
+    lost = overlap_losses(moments[:, 0], moments[:, 1], links)
+    assert lost == pytest.approx(shares)
+
+
+def tailed(slowed) -> FoldedCosts:
+    """As `beside_all_reduce`, with 300 ns of host work at the end of every iteration."""
+    sketch = JobSketch()
+    for _ in range(2):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION, cpu=LaneKind.HOST)
+        rank.task("first", "gpu", 400)
+        rank.meet("reduce", "wire", 600, after=["first"])
+        rank.task("second", "gpu", 1000)
+        rank.task("tail", "cpu", 300, after=["second"])
+    sketch.group(0, 1)
+    return price(*sketch.build(), slowed=slowed)
+
+
+def test_a_round_is_the_last_when_the_third_iteration_stands_still(monkeypatch):
+    folded, replays = tailed(slowdowns(moving=2.0)), []
+
+    def count(job, durations, iterations):
+        replays.append(iterations)
+        return run(job, durations, iterations)
+
+    # The first round finds the losses, the second that they are right, the third that all is.
+    settled = settle_interference(count, folded)
+    assert (settled.rounds, settled.moved_ratio) == (3, 0.0)
+    assert replays == [3, 3, 3]
+    # Three iterations and the tail take 3 x 1400 + 300, then 3 x 1700 + 300: 900 of 5400 more.
+    monkeypatch.setattr(interfering, "MOST_ROUNDS", 2)
+    stopped = settle_interference(run, folded)
+    assert (stopped.rounds, stopped.moved_ratio) == (2, 900 / 5400)
+    assert not stopped.is_settled
+
+
+def test_no_more_than_eight_rounds_are_tried(monkeypatch):
+    monkeypatch.setattr(interfering, "STANDSTILL_RATIO", 0.0)
+    assert settle_interference(run, tailed(slowdowns(moving=2.0))).rounds == 8
+
+
+def test_nothing_is_replayed_where_nothing_can_interfere():
+    sketch = JobSketch()
+    sketch.rank(gpu=LaneKind.COMPUTE).task("alone", "gpu", 400)
+    slow = slowdowns(moving=2.0)
+    for folded in (
+        price(*sketch.build(), slowed=slow),
+        beside_all_reduce(slowed=slowdowns()),
+        beside_all_reduce(slowed=GenerationSlowdowns("none", {})),
+    ):
+        assert settle_interference(run, folded).rounds == 0
+    unlinked = two_collectives(NO_LINK, NO_LINK)
+    assert settle_interference(run, unlinked).rounds == 0
+    # Collectives on one lane never overlap.
+    sketch = JobSketch()
+    for _ in range(2):
+        sketch.rank(wire=LaneKind.COMMUNICATION).meet("reduce", "wire", 600)
+    sketch.group(0, 1)
+    assert settle_interference(run, price(*sketch.build(), use={"reduce": NIC})).rounds == 0
+
+
+def test_what_a_collective_loses_is_not_lost_by_the_next_of_its_group():
+    sketch = JobSketch()
+    for _ in range(2):
+        rank = sketch.rank(
+            gpu=LaneKind.COMPUTE, one=LaneKind.COMMUNICATION, two=LaneKind.COMMUNICATION
+        )
+        rank.meet("first", "one", 1000, slot=0)
+        rank.meet("second", "two", 1000, slot=1)
+        rank.meet("third", "one", 1000, slot=0, after=["second"])
+        rank.meet("fourth", "one", 1000, slot=0)
+        rank.task("after", "gpu", 0, after=["fourth"])
+        rank.meet("barrier", "two", 0, slot=1, after=["after"])
+    sketch.group(0, 1, slot=0, name="first group")
+    sketch.group(0, 1, slot=1, name="second group")
+    use = dict.fromkeys(("first", "second", "third", "fourth"), NIC)
+    times = settled_ns(price(*sketch.build(), use=use))
+    assert times["0/first"] == times["1/second"] == pytest.approx(2000, rel=1e-3)
+    assert times["0/third"] == times["1/fourth"] == 1000
+
+
+def test_a_lane_of_one_kernel_is_slowed_too():
+    # 600 ns at half pace do 300 of its 1000.
+    sketch = JobSketch()
+    for _ in range(2):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE, wire=LaneKind.COMMUNICATION)
+        rank.task("work", "gpu", 1000)
+        rank.meet("reduce", "wire", 600)
+        rank.meet("barrier", "wire", 0, after=["work"])
+    sketch.group(0, 1)
+    times = settled_ns(price(*sketch.build(), slowed=slowdowns(moving=2.0)))
+    assert times["0/work"] == times["1/work"] == 1300
 
 
 def test_who_moves_bytes_outweighs_who_waits():

@@ -11,6 +11,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.costs.pricing import price_job
 from perfmodel.engine.replay import replay
 from perfmodel.prediction.answer import Part, Prediction
+from perfmodel.prediction.answering import NO_DOUBT
 from perfmodel.prediction.folded_costs import fold_costs
 from perfmodel.prediction.question import build_question
 from perfmodel.prediction.scenario import Mode, Scenario
@@ -84,6 +85,8 @@ def test_an_isolated_iteration_is_answered_on_request():
     assert isolated.iteration_ns == isolated.isolated_ns == period.isolated_ns
     assert isolated.period_ns == period.period_ns
     assert isolated.explanation.time.total_ns == isolated.isolated_ns
+    assert isolated.facts.iterations_replayed == 1 < period.facts.iterations_replayed
+    assert NO_DOUBT not in period.assumptions
 
 
 def test_folding_does_not_move_the_answer_by_a_nanosecond(transformer):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from perfmodel.base.errors import ScenarioError
@@ -44,3 +46,38 @@ def test_every_fault_of_a_scenario_is_told_at_once(tmp_path):
     assert "hosts: must be a whole number, got 'two'" in message
     assert "mode: must be one of period, isolated, got 'soon'" in message
     assert "topology: must be given" in message
+
+
+def test_files_are_looked_for_beside_the_scenario_and_constants_may_be_several(tmp_path):
+    (tmp_path / "mine.yaml").write_text("")
+    path = write(
+        tmp_path,
+        "topology: mine.yaml\ncalibration: [mine.yaml, other.yaml]\nname: a\ndescription: b\n",
+    )
+    found = load_scenario(path)
+    assert found.topology == str(tmp_path / "mine.yaml")
+    assert found.calibration == (str(tmp_path / "mine.yaml"), "other.yaml")
+    # A name of the catalog is no file, whatever lies there.
+    (tmp_path / "dgx_h100").write_text("")
+    one = load_scenario(write(tmp_path, "topology: dgx_h100\ncalibration: mine.yaml\n"))
+    assert (one.topology, one.calibration) == ("dgx_h100", (str(tmp_path / "mine.yaml"),))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("topology: 5\n", "topology: must be a text, got 5"),
+        ("topology: ' '\n", "topology: must be a text, got ' '"),
+        ("topology: dgx_h100\noverrides: [batch=1]\n", "overrides: unknown key"),
+        ("job: a\nset: {batch: 1}\n", "set: unknown key"),
+        ("job: a\nforce: 1\n", "force: must be true or false, got 1"),
+        ("topology: dgx_h100\nhosts: true\n", "hosts: must be a whole number, got True"),
+        ("topology: dgx_h100\nset: [batch=1]\n", "set: must be a mapping of fields to values"),
+        ("topology: dgx_h100\nmode: 3\n", "mode: must be one of"),
+        ("topology: dgx_h100\ncalibration: [a.yaml, 3]\n", "calibration: must be a text, got 3"),
+        ("topology: dgx_h100\nzzzzz: 3\n", "zzzzz: unknown key; known: calibration, description"),
+    ],
+)
+def test_a_fault_is_named(tmp_path, text, fault):
+    with pytest.raises(ScenarioError, match=re.escape(fault)):
+        load_scenario(write(tmp_path, text))

@@ -28,3 +28,8 @@ def test_without_tokens_samples_are_counted():
     figures = Yardsticks(IterationWork(samples=10), rank_count=1, iteration_ns=10**9)
 
     assert (figures.unit, figures.per_s, figures.model_utilisation) == ("samples", 10, None)
+    for iteration_ns in (0, 1):
+        assert Yardsticks(IterationWork(samples=10), 1, iteration_ns).per_s == 10 * 10**9
+    unknown = IterationWork(samples=10, model_flops=7)
+    assert Yardsticks(unknown, 1, 10**9).model_utilisation is None
+    assert Yardsticks(unknown, 1, 10**9).model_flops_per_gpu == 7

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from perfmodel.base.errors import CalibrationError, WorkloadError
 from perfmodel.stacks.choice import Claim, _read_claim, choose_stack, list_frameworks
 from perfmodel.stacks.profiles import list_stacks, load_stack
-from perfmodel.stacks.stack import Family
+from perfmodel.stacks.stack import Family, Habit
 from perfmodel.workloads import build_job, load_workload
 
 
@@ -33,6 +34,12 @@ def test_a_claim_for_releases_goes_before_one_for_the_whole_framework():
         for release in releases
     ]
     assert names == ["nemo", "nemo_2024", "nemo_2024", "nemo"]
+
+
+def test_a_framework_of_2020_exchanges_through_the_host():
+    for release, is_old in (("0.2", True), ("0.5+", False), ("", False)):
+        stack = choose_stack("oneflow", release=release, family=Family.DLRM).stack
+        assert stack.has(Habit.UNRELAYED) is is_old
 
 
 def test_a_claim_for_a_placement_goes_before_one_for_the_whole_framework():
@@ -98,6 +105,13 @@ def test_the_generic_stack_may_be_named_and_still_says_so():
     assert "not stated" in choose_stack("", family=Family.DLRM).assumptions[0]
     assert choose_stack("nanotron", family=Family.TRANSFORMER).assumptions == ()
     assert "'abacus'" in choose_stack("abacus", family=Family.DLRM).assumptions[0]
+
+
+def test_a_claim_stays_what_a_file_says_and_a_name_may_be_one_letter():
+    claim = Claim.model_validate({"framework": "x", "from": "2", "before": "9", "placement": "y"})
+    assert (claim.since, claim.before, claim.placement) == ("2", "9", "y")
+    with pytest.raises(ValidationError, match="frozen"):
+        claim.framework = "z"  # type: ignore[misc]  # that it is refused is the point
 
 
 def test_a_claim_that_says_something_else_is_refused():

@@ -162,6 +162,17 @@ def test_a_stack_that_extends_itself_is_refused(tmp_path):
         load_stack(file)
 
 
+def test_a_stack_may_stand_on_eight_others_and_no_more(files, tmp_path):
+    below = files[0]
+    for number in range(9):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(f"name: n{number}\nextends: {below}\n...\n")
+        below = file
+    assert load_stack(tmp_path / "7.yaml").name == "n7"
+    with pytest.raises(CalibrationError, match="chain is longer than 8"):
+        load_stack(below)
+
+
 def test_attention_is_unfused_where_all_kernels_are_and_something_is_launched(files):
     stack = load_stack(files[0])
     for kernels, launch_ns, is_unfused in (
@@ -242,6 +253,8 @@ def test_capabilities_answer_what_they_are_asked(files):
     ("before", "after", "fault"),
     [
         ("default: flash2, ", "", "attention_kernels: must name a `default` kernel"),
+        ("default: flash2", "default: ' '", "attention_kernels.default: must be a name"),
+        ("hopper: flash3", "hopper: 5", "attention_kernels.hopper: must be a name"),
         ("before_launch: 20 us, ", "", "host.default: must state before_launch"),
         ("after_launch: 12 us, ", "", "host.default: must state after_launch"),
         (", between_launches: 14 us", "", "host.default: must state between_launches"),

@@ -117,7 +117,7 @@ def _replay(
     job = build_job(spec, rank_count=ranks, ranks_per_host=per_host, stack=stack)
     priced = price_job(job, cluster=cluster, stack=stack)
     replay = SerialExecutor().replay(priced.job, priced.durations, 1)
-    return int(replay.iteration_end_ns[0, 0])
+    return int(replay.iteration_end_ns[-1, 0])
 
 
 def _every_layer(layer: int) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -214,7 +215,6 @@ def _search(
         queue, _judge_with(setting, asked, executor), question.top, began_s + seconds, on_phase
     )
     ranked = _order(replayed)[: question.top]
-    above = [bound_ns for bound_ns, _ in queue[len(replayed) :] if bound_ns >= ranked[0].time_ns]
     return LayoutRanking(
         question=question,
         hosts=hosts,
@@ -222,15 +222,36 @@ def _search(
         tokens=setting.spec.batch * setting.spec.sequence_length,
         memory_bytes=setting.cluster.device.memory_bytes,
         layouts=tuple(ranked),
-        tally=Tally(
-            considered=len(everything),
-            too_large=len(everything) - len(fitting),
-            replayed=len(replayed),
-            pruned=len(above),
-            untried=len(fitting) - len(replayed) - len(above),
-            is_proven=is_proven and len(queue) == len(fitting),
+        tally=_tally(
+            everything, fitting, queue, _Tried(len(replayed), ranked[0].time_ns, is_proven)
         ),
         reasons=_reasons(setting, ranked),
+    )
+
+
+class _Tried(NamedTuple):
+    """How many layouts of a queue were replayed, the best time, and whether that is proof."""
+
+    replayed: int
+    best_ns: int
+    is_proven: bool
+
+
+def _tally(
+    everything: Sequence[Candidate],
+    fitting: Sequence[Candidate],
+    queue: Sequence[tuple[int, Candidate]],
+    tried: _Tried,
+) -> Tally:
+    """Bounds that are not below the best time rule layouts out, replayed or not."""
+    pruned = sum(bound_ns >= tried.best_ns for bound_ns, _ in queue[tried.replayed :])
+    return Tally(
+        considered=len(everything),
+        too_large=len(everything) - len(fitting),
+        replayed=tried.replayed,
+        pruned=pruned,
+        untried=len(fitting) - tried.replayed - pruned,
+        is_proven=tried.is_proven and len(queue) == len(fitting),
     )
 
 
@@ -338,17 +359,17 @@ def _replay(
 ) -> tuple[list[RankedLayout], bool]:
     """What was replayed, and whether nothing that is left can be faster than the best of it."""
     done: list[RankedLayout] = []
-    at_once, one_s = 1, 0.0
+    at_once, best, one_s = 1, "none", 0.0
     while len(done) < len(queue):
-        best_ns = min((one.time_ns for one in done), default=None)
-        if best_ns is not None and len(done) >= top and queue[len(done)][0] >= best_ns:
-            return done, True
-        # What comes next takes about as long as what came last, and must end in time, too.
         began_s = time.monotonic()
-        at_once = min(at_once, int((deadline_s - began_s) / one_s) - EXPLAINED if done else at_once)
-        if at_once < 1:
-            return done, queue[len(done)][0] >= (best_ns or 0)
-        best = "none" if best_ns is None else format_duration(best_ns)
+        if done:
+            best_ns = min(one.time_ns for one in done)
+            is_proven = queue[len(done)][0] >= best_ns
+            # What comes next takes about as long as what came last, and must end in time, too.
+            in_time = int((deadline_s - began_s) / one_s) - EXPLAINED
+            if in_time < 1 or (is_proven and len(done) >= top):
+                return done, is_proven
+            at_once, best = min(REPLAYED_AT_ONCE, in_time), format_duration(best_ns)
         share = 0.2 + 0.75 * len(done) / len(queue)
         on_phase(f"{len(queue)} layouts fit: replayed {len(done)}, best so far {best}", share)
         part = queue[len(done) : len(done) + at_once]
@@ -358,7 +379,6 @@ def _replay(
             for (bound_ns, candidate), one in zip(part, found, strict=True)
         ]
         one_s = max((time.monotonic() - began_s) / len(part), 1e-6)
-        at_once = REPLAYED_AT_ONCE
     return done, True
 
 

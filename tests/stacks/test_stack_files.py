@@ -69,13 +69,6 @@ def test_an_unknown_key_and_an_unknown_name_are_refused(tmp_path):
         load_stack("no_such_stack")
 
 
-def test_a_profile_that_extends_itself_is_refused(tmp_path):
-    file = tmp_path / "loop.yaml"
-    file.write_text(f"name: loop\nextends: {file}\n...\n")
-    with pytest.raises(CalibrationError, match="loop"):
-        load_stack(file)
-
-
 def test_a_profile_may_state_how_much_longer_a_family_takes(tmp_path):
     file = tmp_path / "slow.yaml"
     file.write_text(

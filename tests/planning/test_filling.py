@@ -1,0 +1,69 @@
+"""A scenario that leaves its layout open gets one, and says so; any other stays as it is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfmodel.base.errors import PlanError
+from perfmodel.planning.layouts import filling
+from perfmodel.planning.layouts.filling import Filled, fill_layout
+from perfmodel.prediction.scenario import JobScenario, Scenario
+
+BEST = {"parallel.tp": 2, "parallel.pp": 1, "parallel.sharding": "zero1",
+        "training.recompute": "full", "parallel.interleaving": 1}  # fmt: skip
+OPEN = Scenario("quad_a100", "gpt2_xl", ("batch=8",))
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[Any]:
+    """What the bounding stage was asked, which always finds the same layout."""
+    seen: list[Any] = []
+
+    def fastest(spec: Any, cluster: Any, stack: Any, *, stated: frozenset[str]) -> Any:
+        seen.append((cluster.rank_count, stack.name, stated))
+        return SimpleNamespace(overrides=BEST)
+
+    monkeypatch.setattr(filling, "fastest_by_bound", fastest)
+    return seen
+
+
+def test_a_layout_that_was_left_open_is_filled_in_and_told(asked):
+    phases: list[Any] = []
+    found = fill_layout(OPEN, on_phase=lambda *told: phases.append(told))
+    changes = ("parallel.tp=2", "parallel.pp=1", "parallel.interleaving=1")
+    # Sharding and recomputation are what the workload says.
+    assert found.scenario == Scenario("quad_a100", "gpt2_xl", ("batch=8", *changes))
+    assert found.sentences[0].startswith(f"The layout was left open: {', '.join(changes)} has")
+    assert phases == [("choosing a layout", 0.0)]
+    [(ranks, stack, stated)] = asked
+    assert (ranks, stack) == (4, "pytorch_fused")
+    assert stated >= {"parallel.sharding", "training.recompute", "parallel.sequence_parallel"}
+    fill_layout(Scenario("dgx_a100", "gpt2_xl", stack="generic", ranks_per_host=2, hosts=3))
+    assert asked[1][:2] == (6, "generic")
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        JobScenario("job"),
+        Scenario("quad_a100", "dlrm_dcnv2"),
+        Scenario("quad_a100", "gpt2_xl", ("parallel.tp=2",)),
+        Scenario("quad_a100", "gpt2_xl", ("parallel.dp=2",)),
+        Scenario("quad_a100", "gpt2_xl", ("parallel.micro_batch=2",)),
+        Scenario("quad_a100", "gpt2_xl", ranks_per_host=1),
+    ],
+)
+def test_a_scenario_with_a_layout_or_without_need_for_one_stays_as_it_is(asked, scenario):
+    assert fill_layout(scenario) == Filled(scenario)
+    assert asked == []
+
+
+def test_where_nothing_fits_the_scenario_stays_as_it_is(monkeypatch):
+    def refuse(*given: Any, stated: Any) -> Any:
+        raise PlanError("nothing fits")
+
+    monkeypatch.setattr(filling, "fastest_by_bound", refuse)
+    assert fill_layout(OPEN) == Filled(OPEN)

@@ -1,0 +1,231 @@
+"""Rules of making and ranking plans at their borders, by hand."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embeddings.sharders import ShardingTask
+from embeddings.table import EmbeddingTable
+from perfmodel.base.errors import PlanError, ScenarioError
+from perfmodel.planning import making, search
+from perfmodel.planning.layout import COPIED, LayoutBook
+from perfmodel.planning.making import _enumerate, _search, judge_assignments
+from perfmodel.planning.neighbours import Busy, Neighbourhood
+from perfmodel.planning.question import RankQuestion
+from perfmodel.planning.ranking import PlanBound, RankBy, Ranking
+from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
+from perfmodel.prediction.scenario import Mode
+
+
+def task_of(count: int, ranks: int = 2, **changes: Any) -> ShardingTask:
+    given: Any = {"rows": 100, "width": 16, "pooling_factor": 1, **changes}
+    tables = tuple(EmbeddingTable(f"t{number}", **given) for number in range(count))
+    return ShardingTask(tables, ranks, 10**12, 64)
+
+
+def test_plans_are_enumerated_if_there_are_no_more_than_asked_for():
+    chunks = []
+
+    class Executor:
+        def map(self, function: Any, shared: Any, items: Any) -> Any:
+            chunks.extend(len(item) for item in items)
+            # Those with most on rank 1 are fastest.
+            return [-item.sum(axis=1) for item in items]
+
+    executor: Any = Executor()
+    setting: Any = SimpleNamespace(task=task_of(10))
+    for limit in (512, 513):
+        question: Any = SimpleNamespace(enumerate_limit=limit)
+        found = _enumerate(question, setting, executor)
+        assert found.judged == 512
+        assert [plan.name for plan in found.plans] == [f"enumerated-{n}" for n in range(1, 6)]
+        assert [shard.rank for shard in found.plans[0].shards] == [0] + [1] * 9
+    assert chunks == [256, 256] * 2
+    few: Any = SimpleNamespace(enumerate_limit=511)
+    with pytest.raises(PlanError, match="more than 511 plans"):
+        _enumerate(few, setting, executor)
+
+
+def test_a_plan_that_fills_a_rank_to_the_last_byte_fits(monkeypatch):
+    found = SimpleNamespace(
+        peak_bytes=np.array([99, 100, 101]), time_ns=lambda mode: np.array([7, 8, 9])
+    )
+    evaluator = SimpleNamespace(
+        measure_assignments=lambda task, ranks: found,
+        cluster=SimpleNamespace(device=SimpleNamespace(memory_bytes=100)),
+    )
+    monkeypatch.setattr(making, "_evaluator", lambda question: evaluator)
+    monkeypatch.setattr(making, "_setting", lambda question: SimpleNamespace(task=None))
+    nothing: Any = SimpleNamespace(mode=Mode.PERIOD)
+    times = judge_assignments(nothing, np.zeros((3, 1), dtype=np.int32))
+    assert times.tolist() == [7, 8, np.iinfo(np.int64).max]
+
+
+def test_of_several_searches_the_best_counts_and_all_plans_are_counted():
+    plan: Any = None
+    outcomes = {5: SearchOutcome(plan, 30, 7), 6: SearchOutcome(plan, 20, 11)}
+    executor: Any = SimpleNamespace(
+        map=lambda function, shared, seeds: list(map(outcomes.get, seeds))
+    )
+    question: Any = SimpleNamespace(seed=5, searches=2)
+    assert _search(question, executor, ()) == SearchOutcome(plan, 20, 18)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rank_by": RankBy.MEAN, "batches": 1},
+        {"rank_by": RankBy.QUANTILE},
+        {"samples": 1},
+        {"searches": 0},
+        {"search_seconds": -0.1},
+        {"sharders": ()},
+        {"sharders": ("nobody",)},
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(changes):
+    with pytest.raises(ScenarioError, match="rank:"):
+        RankQuestion("dgx_a100", **changes)
+
+
+def test_the_least_that_a_question_may_ask():
+    assert RankQuestion("dgx_a100", rank_by=RankBy.MEAN, batches=2, samples=2, searches=1)
+    for changes in ({"search_seconds": 0.1}, {"enumerate_limit": 1}, {"plan_files": ("a",)}):
+        asked = RankQuestion("dgx_a100", sharders=(), **changes)
+        assert asked.wants_more is ("plan_files" not in changes)
+    assert RankQuestion("dgx_a100") == RankQuestion(
+        "dgx_a100", hosts=1, enumerate_limit=0, searches=1, batches=0, seed=0, samples=64
+    )
+
+
+def ranked(
+    name: str, time_ns: int, place: int, *, fits: bool = True, peak_bytes: int = 2**30
+) -> Any:
+    return SimpleNamespace(
+        plan=SimpleNamespace(name=name),
+        answer=SimpleNamespace(iteration_ns=time_ns),
+        place=place,
+        fits=fits,
+        bound=PlanBound.LOOKUP,
+        loads=SimpleNamespace(peak_bytes=peak_bytes),
+    )
+
+
+def verdict(*plans: Any) -> str:
+    nothing: Any = None
+    ranking = Ranking(plans, (), (), Mode.PERIOD, RankBy.NOMINAL, 2**30, 1, nothing)
+    assert ranking.fits is plans[0].fits
+    return ranking.verdict
+
+
+def test_the_verdict_says_what_to_take():
+    assert verdict(ranked("a", 100, 1), ranked("b", 200, 2, fits=False)) == (
+        "a is the only plan that fits."
+    )
+    assert verdict(ranked("a", 100, 1), ranked("b", 125, 2), ranked("c", 150, 3)) == (
+        "a is fastest, by 25 % before b; bound by lookup."
+    )
+    # Of a tie the smaller one stands first, but the fastest of it is ahead.
+    assert verdict(ranked("a", 101, 1), ranked("b", 100, 1), ranked("c", 150, 3)) == (
+        "a, b cannot be told apart and are fastest, by 50 % before c; bound by lookup."
+    )
+    assert verdict(ranked("a", 100, 1), ranked("b", 101, 1)).startswith(
+        "The plan does not matter here: the 2 that fit take the same time, to 1 %."
+    )
+    none = verdict(
+        ranked("a", 100, 1, fits=False, peak_bytes=3 * 2**30),
+        ranked("b", 100, 1, fits=False, peak_bytes=2 * 2**30),
+    )
+    assert none.startswith("No plan fits: a and all others need more than the 1.0 GiB of a rank")
+    assert "the smallest 2.0 GiB" in none
+
+
+def test_reasons_are_told_once_with_all_they_are_about():
+    refused = (("a", "too large"), ("b", "odd"), ("c", "too large"))
+    nothing: Any = None
+    found = Ranking((), refused, (), Mode.PERIOD, RankBy.NOMINAL, 1, 1, nothing)
+    assert found.refusals == ("a, c: too large", "b: odd")
+
+
+def searcher(evaluator: Any = None, judged: int = 0) -> PlanSearch:
+    catalog: Any = SimpleNamespace(catalog=None)
+    made = PlanSearch(evaluator or catalog, task_of(2), mode=Mode.PERIOD, seed=0)
+    made._judged = judged
+    return made
+
+
+@pytest.mark.parametrize(
+    ("seconds", "plans", "share"),
+    # Three seconds have gone by and ten plans were judged.
+    [(10.0, None, 0.3), (10.0, 50, 0.2), (10.0, 5, 2.0), (3.0, 50, 1.0), (2.0, None, 1.5),
+     (0.0, None, 1.0), (0.0, 50, 1.0)],
+)  # fmt: skip
+def test_a_search_is_done_when_its_time_or_its_plans_are_used_up(
+    monkeypatch, seconds, plans, share
+):
+    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: 103.0))
+    done = searcher(judged=10)._share_done(100.0, SearchLimit(seconds, plans))
+    assert done == pytest.approx(share)
+
+
+def test_a_layout_is_scored_by_its_time_and_a_little_of_its_busiest_ranks():
+    found = SimpleNamespace(
+        time_ns=lambda mode: np.array([1000, 900, 1000]),
+        busiest_ns=np.array([500.0, 500.0, 400.0]),
+        peak_bytes=np.array([100, 101, 100]),
+    )
+    evaluator: Any = SimpleNamespace(
+        catalog=None,
+        measure_layouts=lambda book, layouts: found,
+        cluster=SimpleNamespace(device=SimpleNamespace(memory_bytes=100)),
+    )
+    of = searcher(evaluator)
+    layouts: Any = ["a", "b", "c"]
+    assert of._score(layouts).tolist() == [1005.0, np.inf, 1004.0]
+    best = of._best(layouts)
+    assert (best.layout, best.score, of._judged) == ("c", 1004.0, 6)
+
+
+def outcome(peaks: list[int], times_ns: list[int], *, own: bool = True) -> SearchOutcome:
+    """What comes of a found layout, if there is one, and of plans beside it."""
+    found = SimpleNamespace(peak_bytes=np.array(peaks), time_ns=lambda mode: np.array(times_ns))
+    evaluator: Any = SimpleNamespace(
+        catalog=None,
+        measure=lambda plans: found,
+        cluster=SimpleNamespace(device=SimpleNamespace(memory_bytes=100)),
+    )
+    of = searcher(evaluator, judged=10)
+    of._book = SimpleNamespace(to_plan=lambda layout, name: of._task.whole([0, 0], name))  # type: ignore[assignment]
+    uneven = [of._task.whole([0, 1], f"u{n}") for n in range(len(peaks) - own)]
+    best: Any = SimpleNamespace(layout=None) if own else None
+    return of._outcome(best, uneven)
+
+
+def test_the_fastest_that_fits_is_what_a_search_found():
+    first = outcome([100, 100, 101], [50, 40, 30])
+    assert (first.time_ns, first.plans_judged, first.plan.name) == (40, 12, "searched")
+    assert [shard.rank for shard in first.plan.shards] == [0, 1]
+    assert outcome([100], [50]).time_ns == 50
+    assert outcome([100], [50], own=False).plans_judged == 11
+    with pytest.raises(PlanError, match="memory of 2 ranks"):
+        outcome([101], [50])
+
+
+def test_tables_of_sixteen_mebibytes_may_stand_on_every_rank():
+    exact, larger = task_of(1, rows=2**18), task_of(1, rows=2**18 + 1)
+    assert exact.tables[0].size_bytes == 2**24
+    for task, others in ((exact, 1), (larger, 0)):
+        small = EmbeddingTable("whole", rows=2**20, width=64, pooling_factor=1)
+        both = ShardingTask((*task.tables, small), 2, 10**12, 64)
+        numbers: Any = SimpleNamespace(piece=lambda tables, shard: shard.table)
+        book = LayoutBook(both, numbers)
+        layout = book.from_plan(both.whole([0, 1], "whole"))
+        assert layout is not None
+        near = Neighbourhood(book, random.Random(0), Busy(np.ones((2, 2))))
+        steps = near.copy_steps(layout)
+        assert [step.cuts[0] == COPIED for step in steps] == [True] * others

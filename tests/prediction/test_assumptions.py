@@ -1,0 +1,142 @@
+"""What an answer takes for granted is said where it holds, and only there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel.base.provenance import Provenance
+from perfmodel.costs.interference import GenerationSlowdowns, Phase, Slowdown
+from perfmodel.costs.priced_job import PricedJob
+from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.durations import build_shared_durations
+from perfmodel.graph.job import JobFacts
+from perfmodel.graph.ops import Fixed
+from perfmodel.graph.program import LaneKind
+from perfmodel.prediction.answer import InterferenceLoss
+from perfmodel.prediction.answering import _about_constants, about_continuing
+from perfmodel.prediction.assumptions import list_assumptions
+from perfmodel.prediction.interference import SettledCosts
+from perfmodel.prediction.question import Asked
+from perfmodel.prediction.scenario import Interference
+from perfmodel.stacks.spread import Spread
+from tests.prediction.test_interference import price
+
+SLOWED = {
+    ("gemm", Phase.MOVING): Slowdown(1.25, 3),
+    ("memory", Phase.MOVING): Slowdown(1.5, 3),
+}
+
+
+def priced(*assumed: str, alike: int = 1, **tasks_ns: int) -> PricedJob:
+    """So many ranks alike with such tasks, and one more with a task of 150 ns."""
+    builder = JobBuilder()
+    for count, tasks in ((alike, tasks_ns), (1, {"other 7": 150})):
+        program = builder.new_program()
+        gpu = program.add_lane("gpu", LaneKind.COMPUTE)
+        for name, duration_ns in tasks.items():
+            program.add_task(gpu, Fixed(name, duration_ns), label=name)
+        number = builder.add_program(program.build())
+        for _ in range(count):
+            builder.add_rank(number)
+    job = builder.build(JobFacts("some"))
+    ops = [[job.ops[op] for op in one.op] for one in job.programs]
+    rows = [np.array([op.duration_ns for op in some], dtype=np.int64) for some in ops]
+    found = price(job, build_shared_durations(job, rows)).priced
+    is_assumed = np.array([op.name in assumed for some in ops for op in some])
+    provenance = np.where(is_assumed, Provenance.ASSUMED, Provenance.RECORDED).astype(np.int8)
+    return replace(found, provenance=provenance)
+
+
+def said(
+    of: PricedJob,
+    *,
+    is_settled: bool = True,
+    settled: SettledCosts | None = None,
+    interference: Interference = Interference.COUNTED,
+    loss: InterferenceLoss | None = None,
+) -> tuple[str, ...]:
+    steady: Any = SimpleNamespace(is_settled=is_settled)
+    quiet: Any = SimpleNamespace(has_losses=False, is_settled=True)
+    return list_assumptions(of, steady, settled or quiet, Asked(interference=interference), loss)
+
+
+def test_what_is_assumed_is_named_longest_first_and_once_for_ranks_alike():
+    assert said(priced(a=100)) == ()
+    # Ranks that share their prices are counted once: 150 before 100, and numbers are left out.
+    [names] = said(priced("a", "b", "other 7", alike=2, a=100, b=40, c=900))
+    assert names == "Some durations are assumed, not modelled, in: other *, a, b."
+    [equal] = said(priced("b", "a", a=10, b=10))
+    assert equal.endswith("in: a, b.")
+    # What takes no time needs no assumption.
+    [some] = said(priced("a", "b", a=0, b=1))
+    assert some.endswith("in: b.")
+    [several] = said(priced("x 1", "x 2", "y", **{"x 1": 10, "x 2": 10, "y": 15}))
+    assert several.endswith("in: x *, y.")
+
+
+@pytest.mark.parametrize(("count", "end"), [(6, "t, u."), (7, "t, u and 1 more.")])
+def test_no_more_than_six_are_named(count, end):
+    tasks = {name: 100 - place for place, name in enumerate("pqrstuv"[:count])}
+    [names] = said(priced(*tasks, **tasks))
+    assert names.endswith(f"in: p, q, r, s, {end}")
+
+
+def test_a_loop_that_had_not_settled_says_so():
+    [sentence] = said(priced(a=1), is_settled=False)
+    assert sentence.startswith("The loop had not settled after")
+
+
+def test_the_spread_is_told_where_something_is_not_recorded():
+    spread = Spread(0.1, "All of it may be off.")
+    assert said(replace(priced(a=1), spread=spread)) == ()
+    assert said(replace(priced("a", a=1), spread=spread))[1:] == ("All of it may be off.",)
+    assert len(said(priced("a", a=1))) == 1
+
+
+def test_interference_is_told_where_it_was_left_out_or_costs_something():
+    job = priced(a=1)
+    [left_out] = said(job, interference=Interference.LEFT_OUT)
+    assert left_out.startswith("Interference is left out")
+    folded: Any = None
+    lost = SettledCosts(folded, rounds=3, moved_ratio=0.0, has_losses=True)
+    loss = InterferenceLoss(2_000, 3)
+    assert said(job, settled=replace(lost, has_losses=False), loss=loss) == ()
+    assert said(job, settled=lost) == ()
+    none = replace(job, slowdowns=GenerationSlowdowns("hopper", {}))
+    assert said(none, settled=lost, loss=loss) == (
+        "Interference adds 2 us to the iteration: collectives on one link share it.",
+    )
+    [own] = said(
+        replace(job, slowdowns=GenerationSlowdowns("hopper", SLOWED)), settled=lost, loss=loss
+    )
+    assert "products take 1.25 and memory-bound kernels 1.50 times as long, as recorded on" in own
+    other = GenerationSlowdowns("hopper", SLOWED, is_own=False)
+    [foreign] = said(replace(job, slowdowns=other), settled=lost, loss=loss)
+    assert "times as long, assumed as on hopper" in foreign
+    moving = replace(lost, moved_ratio=0.25)
+    [restless] = said(job, settled=moving)
+    assert restless == (
+        "Overlaps had not settled after 8 rounds; the last still moved the iteration by 25.00%."
+    )
+    # A round that moves exactly as much as counts as standing still is not the last.
+    assert not replace(lost, moved_ratio=1e-4).is_settled
+    assert replace(lost, moved_ratio=0.99e-4).is_settled
+
+
+def test_what_came_from_elsewhere_is_named():
+    question: Any = SimpleNamespace(cluster=None, continuation=None)
+    assert _about_constants(question) == about_continuing(question) == ()
+    for files, told in (
+        ((), ()),
+        (("a", "b"), ("Constants of a, b come before perfmodel's own.",)),
+    ):
+        device = SimpleNamespace(calibrations=files)
+        asked: Any = SimpleNamespace(cluster=SimpleNamespace(device=device))
+        assert _about_constants(asked) == told
+    some: Any = SimpleNamespace(continuation=SimpleNamespace(micro_batches=64))
+    assert about_continuing(some)[0].startswith("The 64 equal micro-batches are continued")
