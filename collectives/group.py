@@ -49,7 +49,7 @@ def group_shape(ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster) 
     words = []
     for low in range(0, int(gpu.max()) + 1, _BITS):
         inside = (gpu >= low) & (gpu < low + _BITS)
-        bits = np.where(inside, np.int64(1) << np.where(inside, gpu - low, 0), 0)
+        bits = np.where(inside, np.int64(1) << (gpu - low) % _BITS, 0)
         words.append(np.add.reduceat(bits[order], starts))
     masks, counts = np.unique(np.stack(words, axis=1), axis=0, return_counts=True)
     patterns = tuple(

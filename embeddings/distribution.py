@@ -133,7 +133,7 @@ class ReuseHistogram:
     def popularity(self, rows: int) -> Popularity:
         """One class a bin."""
         counts = np.array(self._counts())
-        shares = np.array(self.lookup_shares) / sum(self.lookup_shares)
+        shares = np.array(self.lookup_shares)
         if counts.sum() > rows:
             # The same shares over fewer rows, but no class with less than one row of it.
             counts = np.where(counts > 0, np.maximum(counts * rows / counts.sum(), 1e-9), 0.0)

@@ -71,6 +71,7 @@ def _place_even_pieces(
 
     To send a vector costs as much as *vector* lookups.
     """
+    fault = PlanError("sharder: found no placement.")
     for part in _PARTS_OF_ROOM:
         pieces = _even_pieces(task, held, part, vector)
         tables = [_piece_of(task, piece) for piece in pieces]
@@ -78,10 +79,9 @@ def _place_even_pieces(
         sizes = [piece_bytes(table, task.optimizer) for table in tables]
         try:
             return pieces, place_greedily(costs, sizes, task)
-        except PlanError:
-            if part == _PARTS_OF_ROOM[-1]:
-                raise
-    raise AssertionError("one part is the last")
+        except PlanError as refused:
+            fault = refused
+    raise fault
 
 
 def _even_pieces(task: ShardingTask, held: Sequence[int], part: int, vector: float) -> list[Shard]:

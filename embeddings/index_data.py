@@ -121,7 +121,7 @@ def whole_numbers(values: NDArray[Any], *, where: str) -> Int64s:
         raise InputError(f"{where}: must be whole numbers, got values of type {values.dtype}.")
     if values.dtype.kind == "f":
         _refuse(values, ~np.isfinite(values), where, "must be finite")
-        _refuse(values, values != np.floor(values), where, "must be a whole number")
+        _refuse(values, values != np.trunc(values), where, "must be a whole number")
     _refuse(values, values < 0, where, "must not be negative")
     _refuse(values, values > _LARGEST, where, "is out of range")
     result: Int64s = values.astype(np.int64)

@@ -149,7 +149,7 @@ def _switch(value: Any) -> bool:
 
 
 def _format(value: Any) -> DType:
-    return parse_dtype(str(value).rsplit(".", 1)[-1])
+    return parse_dtype(str(value).rpartition(".")[2])
 
 
 def _distribution(value: Any) -> IndexDistribution:

@@ -256,8 +256,9 @@ def _ranks_per_host(
             f"not {ranks}. Leave one of the three out."
         )
     if not 1 <= per_host <= gpus:
+        needed = -(-hosts * max(per_host, 1) // gpus)
+        advice = f"Ask for {needed} hosts or more" + ("." if ranks else f", with {gpus} at most.")
         raise TopologyError(
-            f"cluster: {topology.name} seats 1 to {gpus} ranks a host, got {per_host}. "
-            f"Ask for {-(-hosts * max(per_host, 1) // gpus)} hosts or more."
+            f"cluster: {topology.name} seats 1 to {gpus} ranks a host, got {per_host}. {advice}"
         )
     return per_host

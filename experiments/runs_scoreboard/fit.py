@@ -35,7 +35,7 @@ from perfmodel.costs.sustained import load_sustained, power_ratio, reference_of
 from perfmodel.prediction.question import Asked
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.spread import FILE as SPREAD_FILE
-from perfmodel.stacks.stack import Family, SoftwareStack
+from perfmodel.stacks.stack import PLAIN_GEMM, Family, SoftwareStack
 from perfmodel.validation.runs_table import load_runs
 from topologies import load_device
 
@@ -45,16 +45,17 @@ TABLES = {
 }
 OF_STACK = {
     Family.TRANSFORMER: ("host", "attention", "memory", "communication"),
-    Family.DLRM: ("gemm", "memory", "embedding"),
+    Family.DLRM: ("gemm", PLAIN_GEMM, "memory", "embedding"),
 }
-"""What a stack may deviate in; `host` divides host_speed_ratio."""
+"""What a stack may deviate in; `host` divides host_speed_ratio, and products are of one kind in a
+run, on tensor cores or outside."""
 OF_RELEASE = {
     Family.TRANSFORMER: ("gemm", "attention", "memory", "communication"),
     Family.DLRM: OF_STACK[Family.DLRM],
 }
 """What a stack for some releases may deviate in: libraries change with them, hosts do not."""
 OF_CHIP = {Family.TRANSFORMER: ("arithmetic", "attention", "memory"), Family.DLRM: ()}
-CARRIED_BY = {"arithmetic": "gemm"}
+CARRIED_BY = {"arithmetic": "gemm", PLAIN_GEMM: "gemm"}
 MOST_OF_GROUP = 6
 ROBUST = 0.10
 DOUBT = {Family.TRANSFORMER: 0.5, Family.DLRM: 1.0}
@@ -68,6 +69,10 @@ whose costs are still far off, say little about a chip."""
 PRIOR_OF_HOST = 0.7
 PRIOR = {Family.TRANSFORMER: 0.12, Family.DLRM: 0.25}
 """Without values of chips, stacks of recommendation models carry more of their own."""
+PRIOR_OF_LOOKUPS = 0.5
+"""Kernels that frameworks write themselves, some for each table, some with copies between."""
+PRIOR_OF_RELEASE = 0.5
+"""Releases of a framework differ from each other half as far as it does from none."""
 SMALL = 0.03
 """Deviations below this are left out of the files."""
 SEEN = {Family.TRANSFORMER: 1.15, Family.DLRM: 1.1}
@@ -173,6 +178,7 @@ def _constants(case: Case, family: Family) -> list[tuple[Key, str]]:
         (("stack", name, word), word)
         for name in lineage(case.stack, family)
         for word in _words(name, family)
+        if family is Family.TRANSFORMER or word != (PLAIN_GEMM if case.is_tensor else "gemm")
     ]
     if case.loads_long:
         found += [
@@ -252,6 +258,9 @@ def _load(name: str) -> SoftwareStack:
 def _prior(key: Key, family: Family) -> float:
     if key[0] in ("chip", "device"):
         return PRIOR_OF_CHIP if key[0] == "chip" else PRIOR_OF_DEVICE
+    if family is Family.DLRM:
+        own = PRIOR_OF_LOOKUPS if key[2] == "embedding" else PRIOR[family]
+        return PRIOR_OF_RELEASE * own if _is_release(key[1]) else own
     return PRIOR_OF_HOST if key[2] == "host" else PRIOR[family]
 
 
@@ -404,6 +413,9 @@ def write_stacks(problem: Problem, value: NDArray[np.float64], spreads: Spreads)
                 logs[word] = logs.get(word, 0.0) + one
         host = logs.pop("host", 0.0)
         ratios = {word: round(math.exp(one), 3) for word, one in logs.items() if abs(one) >= SMALL}
+        if "gemm" in ratios and PLAIN_GEMM in logs:
+            # Left out, they would take after those on tensor cores.
+            ratios.setdefault(PLAIN_GEMM, 1.0)
         # What is not fitted here stays as the file, or the one it extends, states it.
         kept = load_stack(name).kernel_time_ratio
         fitted = _words(name, family)

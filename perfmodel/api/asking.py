@@ -133,12 +133,16 @@ def name_jobs(
 
 
 def _check_machines(named: Sequence[NamedScenario]) -> None:
-    """Raise at once where a machine cannot be read, not after the others were answered."""
+    """Raise at once where a machine or stack cannot be read, not after others were answered."""
+    from perfmodel.stacks.profiles import load_stack
     from topologies import load_topology
 
     for topology in dict.fromkeys(one.scenario.topology for one in named):
         if topology is not None:
             load_topology(topology)
+    for stack in dict.fromkeys(one.scenario.stack for one in named):
+        if stack is not None:
+            load_stack(stack)
 
 
 def _filled(named: NamedScenario, on_phase: OnPhase) -> NamedScenario:
@@ -243,6 +247,7 @@ def replay(
     workers: int | None = None,
     ray_address: str | None = None,
     is_explained: bool = False,
+    on_phase: OnPhase = ignore_phase,
 ) -> Answer:
     """The times of *job*, a folder or a scenario of one, as `predict` finds them.
 
@@ -254,7 +259,7 @@ def replay(
     question = replay_question(_as_scenario(job))
     asked = replace(question, asked=replace(question.asked, is_explained=is_explained))
     with open_place(executor, workers, ray_address) as place:
-        return answer(asked, executor=place)
+        return answer(asked, executor=place, on_phase=on_phase)
 
 
 def whatif(

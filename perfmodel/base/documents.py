@@ -239,6 +239,9 @@ def find_document(
     if is_name:
         return folder / f"{stem}.yaml"
     near = get_close_matches(stem, known, n=3, cutoff=0.5)
+    # Who types hgx_h100 means that GPU, under whatever name its machine goes.
+    models = {part for part in stem.split("_") if any(letter.isdigit() for letter in part)}
+    near.sort(key=lambda name: models.isdisjoint(name.split("_")))
     hint = f"Near: {', '.join(near)}." if near else f"Known: {', '.join(known)}."
     if path.name != str(name_or_path):
         hint = "Check the path."

@@ -107,7 +107,9 @@ def _split(
     values = {key: expand_values(text) for key, text in given.items()}
     axes = [f"{key}={','.join(several)}" for key, several in values.items() if len(several) > 1]
     if not axes or "topology" not in values:
-        raise typer.BadParameter("needs --topology, and two values or more of something")
+        raise typer.BadParameter(
+            "give two or more of something, such as --topology dgx_a100,dgx_h100"
+        )
     first = {key: several[0] for key, several in values.items() if key != "hosts"}
     hosts = values.get("hosts", ("1",))[0]
     if not hosts.isdecimal():

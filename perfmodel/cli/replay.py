@@ -14,6 +14,7 @@ from perfmodel.cli.options import (
     JobStack,
     JsonFile,
     NearExecutorOption,
+    Quiet,
     RayAddress,
     ReportFile,
     Workers,
@@ -47,18 +48,22 @@ def replay(
     ray_address: RayAddress = None,
     json_file: JsonFile = None,
     report_file: ReportFile = None,
+    quiet: Quiet = False,
 ) -> None:
     """Replay a job; one that was recorded is compared with its recording."""
     Outputs(json_file=json_file, report_file=report_file).check()
     from perfmodel import api
+    from perfmodel.reports.progress import show_progress
 
-    found = api.replay(
-        api.JobScenario(str(job), topology, hosts, stack, samples=0),
-        executor=executor_word(executor),
-        workers=workers,
-        ray_address=ray_address,
-        is_explained=report_file is not None,
-    )
+    with show_progress(is_quiet=quiet) as progress:
+        found = api.replay(
+            api.JobScenario(str(job), topology, hosts, stack, samples=0),
+            executor=executor_word(executor),
+            workers=workers,
+            ray_address=ray_address,
+            is_explained=report_file is not None,
+            on_phase=progress,
+        )
     if report_file is not None:
         found.save_report(report_file)
     document = _to_document(found, job)

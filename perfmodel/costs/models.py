@@ -16,13 +16,14 @@ from perfmodel.costs.embedding.model import EmbeddingModel
 from perfmodel.costs.estimates import (
     Bound,
     Estimates,
+    FloatColumn,
     KernelModel,
     build_estimates,
     concatenate_estimates,
     scatter_estimates,
 )
 from perfmodel.costs.experts.model import GroupedGemmModel
-from perfmodel.costs.gemm.model import GemmModel
+from perfmodel.costs.gemm.model import GemmModel, is_on_vector_units
 from perfmodel.costs.memory.model import MemoryModel
 from perfmodel.costs.sustained import kernel_ratio
 from perfmodel.graph.ops import (
@@ -40,7 +41,7 @@ from perfmodel.graph.ops import (
     MemoryBound,
     Op,
 )
-from perfmodel.stacks.stack import Execution, SoftwareStack
+from perfmodel.stacks.stack import PLAIN_GEMM, Execution, SoftwareStack
 from topologies import Device
 
 # A pageable copy goes through a pinned staging buffer, so it reaches about half
@@ -185,6 +186,12 @@ def _price_type(
 ) -> Estimates:
     priced = MODELS[op_type].price(ops, device, stack)
     family = family_of(op_type)
-    ratio = stack.time_ratio(family, device.architecture.value)
-    ratio *= kernel_ratio(family, device, stack)
-    return priced if ratio == 1 else replace(priced, duration_ns=priced.duration_ns * ratio)
+    architecture = device.architecture.value
+    ratio: float | FloatColumn = stack.time_ratio(family, architecture)
+    if op_type is Gemm and PLAIN_GEMM in stack.kernel_time_ratio:
+        plain = stack.time_ratio(PLAIN_GEMM, architecture)
+        is_plain = [is_on_vector_units(op.dtype, device, stack) for op in ops]  # type: ignore[union-attr]  # all of one type
+        ratio = np.where(is_plain, plain, ratio)
+    ratio = ratio * kernel_ratio(family, device, stack)
+    is_stretched = np.any(ratio != 1)
+    return replace(priced, duration_ns=priced.duration_ns * ratio) if is_stretched else priced

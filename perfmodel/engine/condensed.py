@@ -48,7 +48,8 @@ class CondensedJob:
 
     Waits of slot s on a rank of kind v are rows `wait_start[v, s]` to
     `wait_start[v, s + 1]`. *changing* is the column of a variant's durations that
-    a slot takes, or FIXED; then `fixed_ns[v, s]` holds, by duration vector.
+    a slot takes, or FIXED; then `fixed_ns[v, s]` holds, by duration vector. *reach* is how many
+    iterations dependencies go back.
     """
 
     is_present: Bools
@@ -61,6 +62,7 @@ class CondensedJob:
     wait_distance: Int32s
     wait_lag_ns: Int64s
     lane_slots: Int32s
+    reach: int
 
     @property
     def vector_count(self) -> int:
@@ -178,6 +180,7 @@ def _fill(
         wait_distance=columns[:, 2].astype(np.int32),
         wait_lag_ns=np.stack(lags).astype(np.int64),
         lane_slots=np.array(lane_slots, dtype=np.int32),
+        reach=max(int(one.program.dep_distance.max(initial=0)) for one in rank_kinds),
     )
 
 
@@ -240,6 +243,7 @@ class _Columns(NamedTuple):
     wait_distance: NDArray[np.int32]
     wait_lag_ns: Int64s
     lane_slots: NDArray[np.int32]
+    reach: int
 
 
 def _columns(job: CondensedJob, vector: int) -> _Columns:
@@ -254,6 +258,7 @@ def _columns(job: CondensedJob, vector: int) -> _Columns:
         job.wait_distance,
         np.ascontiguousarray(job.wait_lag_ns[:, vector]),
         job.lane_slots,
+        job.reach,
     )
 
 
@@ -356,6 +361,6 @@ def _evaluate(kinds: Int8s, durations: Int64s, moments: _Moments, columns: _Colu
 def _cycle(totals: Int64s, count: int, moments: _Moments, columns: _Columns) -> int:
     """The shortest cycle that the last iterations repeat."""
     for cycle in range(1, LONGEST_CYCLE + 1):
-        if is_repeated(totals, count, moments.ends, columns.lane_slots, cycle):
+        if is_repeated(totals, count, moments.ends, columns.lane_slots, cycle, columns.reach):
             return cycle
     return NOT_SETTLED

@@ -69,8 +69,7 @@ def _first_colours(job: JobGraph, durations: DurationTable) -> Int64s:
 
 def _colour_groups(job: JobGraph, endpoints: Endpoints, colours: Int64s) -> Int64s:
     """Groups by the set of (colour, slot) that meet in them."""
-    slots = max(job.rank_group.shape[1], 1)
-    codes = colours[endpoints.rank] * slots + endpoints.slot
+    codes = colours[endpoints.rank] * job.rank_group.shape[1] + endpoints.slot
     bounds = endpoints.group_start
     return _number(
         np.unique(codes[bounds[group] : bounds[group + 1]]).tobytes()

@@ -65,17 +65,20 @@ def mean_of_second_half_ns(ends_ns: Int64s) -> NDArray[np.float64]:
 
 @numba.njit(cache=True, nogil=True)
 def is_repeated(
-    ends_ns: Int64s, count: int, lanes_ns: Int64s, lane_rows: Int32s, cyclicity: int
+    ends_ns: Int64s, count: int, lanes_ns: Int64s, lane_rows: Int32s, cyclicity: int, reach: int
 ) -> bool:
     """Whether two cycles in a row took the same time, and no lane is slower than that.
 
     *ends_ns* are those of *count* iterations; `lanes_ns[i % len(lanes_ns), row]` for
-    the *lane_rows* is when the lanes of iteration i were done, on all ranks.
+    the *lane_rows* is when the lanes of iteration i were done, on all ranks. All iterations that
+    dependencies *reach* back to repeat those a cycle before: what comes in bursts, as batches of
+    three loaders do, looks like a rhythm of its own within one.
     """
-    if count < 2 * cyclicity + 1:
+    span = max(cyclicity, reach)
+    if count < span + cyclicity + 1:
         return False
     length_ns = ends_ns[count - 1] - ends_ns[count - 1 - cyclicity]
-    for step in range(cyclicity):
+    for step in range(span):
         late_ns = ends_ns[count - 1 - step] - ends_ns[count - 2 - step]
         first = count - 1 - step - cyclicity
         if late_ns != ends_ns[first] - ends_ns[first - 1]:
@@ -106,6 +109,8 @@ def _is_periodic(answer: Replay, cyclicity: int) -> bool:
             np.ascontiguousarray(lanes[:, :, vector : vector + 1]),
             rows,
             cyclicity,
+            # As many iterations are kept as dependencies reach, and one for the past.
+            len(answer.timelines) - 1,
         )
         for vector in range(ends.shape[1])
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from embeddings.plan_memory import piece_bytes
 from embeddings.sharders import SHARDERS, ShardingTask
@@ -56,8 +57,11 @@ class RankQuestion:
         take_as_meant(self, "sharders", "plan_files")
         unknown = [name for name in self.sharders if name not in SHARDERS]
         if unknown:
+            near = get_close_matches(unknown[0], SHARDERS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
             raise ScenarioError(
                 f"rank: sharders must be among {', '.join(SHARDERS)}, got {', '.join(unknown)}."
+                + hint
             )
         if self.rank_by is not RankBy.NOMINAL and self.batches < 2:
             raise ScenarioError(

@@ -48,8 +48,9 @@ class ChangeStep:
 
 @dataclass(frozen=True, slots=True)
 class SweepAnswer:
-    """The outcome for every value of one parameter."""
+    """The outcome for every value of one parameter; *text* is how it was typed."""
 
+    text: str
     name: str
     key: str
     values: tuple[str, ...]
@@ -120,7 +121,7 @@ def answer_changes(
         if not any(step.touched.tasks for step in found):
             raise ScenarioError(f"sweep of {sweep.name}: touches no task at any value.")
         values = tuple(point.value for point in sweep.points)
-        swept = SweepAnswer(sweep.name, sweep.key, values, found)
+        swept = SweepAnswer(sweep.text, sweep.name, sweep.key, values, found)
     name = question.job.facts.name
     return WhatIf(name, question.score, before, tuple(steps), swept, before.assumptions)
 

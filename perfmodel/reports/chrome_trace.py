@@ -26,7 +26,7 @@ from perfmodel.graph.program import Anchor, LaneKind, Program
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.explain import find_path
-from perfmodel.reports.rank.table import format_ranks
+from perfmodel.reports.text import format_ranks
 
 # A launch points from a host task to the device task that depends on it; a wait
 # points from the member of a rendezvous that came last to each that waited.

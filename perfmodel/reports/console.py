@@ -15,9 +15,9 @@ from rich.text import Text
 
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, RankClass, TimeParts
-from perfmodel.reports.rank.table import name_ranks
 from perfmodel.reports.text import (
     build_scale,
+    describe_interval,
     describe_other_time,
     describe_rank_changes,
     describe_run,
@@ -26,6 +26,7 @@ from perfmodel.reports.text import (
     describe_utilisation,
     describe_verdict,
     gather_waits,
+    name_ranks,
     printable,
 )
 
@@ -77,10 +78,7 @@ def _heading(prediction: Prediction, price_per_gpu_hour: float | None) -> list[R
     lead = "" if prediction.memory is not None else "\n"
     answer.append(f"{lead}  {format_duration(prediction.iteration_ns)}", style="bold green")
     answer.append(" per iteration")
-    low_ns, high_ns = prediction.interval.low_ns, prediction.interval.high_ns
-    interval = f"90 % interval {format_duration(low_ns)} to {format_duration(high_ns)}"
-    is_known = prediction.interval.is_known
-    answer.append(f"    {interval if is_known else 'interval unknown from one step'}", style="cyan")
+    answer.append(f"    {describe_interval(prediction.interval)}", style="cyan")
     utilisation = describe_utilisation(prediction, price_per_gpu_hour)
     return [
         title,

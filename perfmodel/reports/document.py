@@ -23,7 +23,7 @@ from perfmodel.prediction.answer import (
 )
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 from perfmodel.recordings.documents import self_replay_document
-from perfmodel.reports.rank.table import format_ranks
+from perfmodel.reports.text import format_ranks
 
 SCHEMA_VERSION = 1
 EXACT = 10**9

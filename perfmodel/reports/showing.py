@@ -32,9 +32,14 @@ from perfmodel.reports.pages.prediction import build_page
 from perfmodel.reports.pictures import as_written, save_picture
 from perfmodel.reports.rank.document import to_ranking_document, to_ranking_rows
 from perfmodel.reports.rank.page import draw_ranking
-from perfmodel.reports.rank.table import format_ranks
 from perfmodel.reports.search import to_search_document, to_search_rows
-from perfmodel.reports.text import describe_speed, describe_title, describe_verdict
+from perfmodel.reports.text import (
+    describe_interval,
+    describe_speed,
+    describe_title,
+    describe_verdict,
+    format_ranks,
+)
 from perfmodel.reports.whatif import change_pct, to_whatif_document
 
 if TYPE_CHECKING:
@@ -108,7 +113,7 @@ def _answer_lines(found: Answer) -> list[str]:
     name = describe_title(found) if isinstance(found, Prediction) else found.facts.job
     lines = [f"{type(found).__name__}: {name}"]
     time = f"{format_duration(found.iteration_ns)} per iteration"
-    lines.append(f"{time}, {answers.interval_words(found.interval)}")
+    lines.append(f"{time}, {describe_interval(found.interval)}")
     if isinstance(found, Prediction):
         lines.append(describe_speed(found))
         lines.append(f"bound by {found.bound.name}, {found.bound_ratio:.0%} of the critical path")

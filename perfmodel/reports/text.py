@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration, format_size
-from perfmodel.prediction.answer import MemoryFit, Prediction, RankWait
+from perfmodel.prediction.answer import Interval, MemoryFit, Prediction, RankWait
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 
 TERA = 1e12
@@ -185,9 +185,13 @@ def to_command(scenario: Scenario | JobScenario, *, word: str = "predict") -> st
             value == one.default
             or value is None
             or one.name in ("overrides", "mode", "interference", "calibration")
+            # A replay draws nothing, which is not for a person to ask for.
+            or (one.name == "samples" and not value)
         ):
             continue
-        words += [f"--{one.name.replace('_', '-')}", shlex.quote(str(value))]
+        words.append(f"--{one.name.replace('_', '-')}")
+        if value is not True:
+            words.append(shlex.quote(str(value)))
     for file in scenario.calibration:
         words += ["--calibration", shlex.quote(file)]
     for change in getattr(scenario, "overrides", ()):
@@ -199,7 +203,9 @@ def to_command(scenario: Scenario | JobScenario, *, word: str = "predict") -> st
     return " ".join(words)
 
 
-def to_whatif_command(scenario: JobScenario, changes: Iterable[str]) -> str:
+def to_whatif_command(
+    scenario: JobScenario, changes: Iterable[str], sweep: str | None = None
+) -> str:
     """What to type to ask for *changes* to the job of *scenario* again."""
     words = ["perfmodel", "whatif", shlex.quote(scenario.job)]
     for name in ("topology", "hosts", "stack"):
@@ -210,7 +216,64 @@ def to_whatif_command(scenario: JobScenario, changes: Iterable[str]) -> str:
         words.append("--isolated")
     for change in changes:
         words += ["--apply", shlex.quote(change)]
+    words += [] if sweep is None else ["--sweep", shlex.quote(sweep)]
     return " ".join(words)
+
+
+MAX_PIECES = 4
+"""Of a list of ranks; beyond it stands how many are left out."""
+
+
+def format_ranks(ranks: Sequence[int], *, max_pieces: int = MAX_PIECES) -> str:
+    """*ranks* as ranges, in ascending order."""
+    pieces = _split(sorted(ranks))
+    shown = [_format_piece(piece) for piece in pieces[:max_pieces]]
+    left_out = sum(len(piece) for piece in pieces[max_pieces:])
+    if left_out:
+        shown.append(f"and {left_out} more")
+    return ", ".join(shown)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3` or `ranks 0-7`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
+
+
+def _split(ranks: list[int]) -> list[list[int]]:
+    """Longest runs with one step each; two ranks make a run only if they are neighbours."""
+    pieces: list[list[int]] = []
+    start = 0
+    while start < len(ranks):
+        stop = _run_end(ranks, start)
+        step = ranks[start + 1] - ranks[start] if stop - start > 1 else 1
+        if step > 1 and stop - start < 3:
+            stop = start + 1
+        pieces.append(ranks[start:stop])
+        start = stop
+    return pieces
+
+
+def _run_end(ranks: list[int], start: int) -> int:
+    stop = start + 1
+    while stop < len(ranks) and ranks[stop] - ranks[stop - 1] == ranks[start + 1] - ranks[start]:
+        stop += 1
+    return stop
+
+
+def _format_piece(piece: list[int]) -> str:
+    if len(piece) == 1:
+        return str(piece[0])
+    step = piece[1] - piece[0]
+    text = f"{piece[0]}-{piece[-1]}"
+    return text if step == 1 else f"{text} step {step}"
+
+
+def describe_interval(interval: Interval) -> str:
+    """The *interval* as it stands beside a time."""
+    if not interval.is_known:
+        return "interval unknown from one step"
+    low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
+    return f"90 % interval {low} to {high}"
 
 
 def describe_run(prediction: Prediction) -> str:

@@ -18,8 +18,7 @@ from perfmodel.base.units import NS_PER_MS, format_duration
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.changing import ChangeStep, SweepAnswer, WhatIf
 from perfmodel.recordings.recorded_job import SelfReplay
-from perfmodel.reports.rank.table import format_ranks
-from perfmodel.reports.text import build_scale, printable
+from perfmodel.reports.text import build_scale, format_ranks, printable
 
 # Times are those of one iteration: critical path and waits of a recording of
 # several steps are shrunk to one.

@@ -17,6 +17,7 @@ from perfmodel.base.reading import quote
 from perfmodel.base.units import format_duration, parse_duration_ns, parse_size
 from perfmodel.graph.ops import HostPart
 from perfmodel.stacks.stack import (
+    PLAIN_GEMM,
     Compiled,
     Evidence,
     Execution,
@@ -144,7 +145,9 @@ _TABLE_KEYS = {
     "lookup_kernel", "sorted_kernel", "key_time", "updates_all_rows", "key_dtype", "has_all_keys",
     "key_traffic", "vector_passes", "sharder",
 }  # fmt: skip
-KERNEL_FAMILIES = ("attention", "communication", "copy", "embedding", "gemm", "memory")
+KERNEL_FAMILIES = (
+    "attention", "communication", "copy", "embedding", "gemm", "memory", PLAIN_GEMM,
+)  # fmt: skip
 """Families of kernels that a profile may state a time ratio for."""
 
 

@@ -119,6 +119,10 @@ class Habit(Enum):
     COPIED_GATHERS = "copied_gathers"
 
 
+PLAIN_GEMM = "plain_gemm"
+"""Products outside tensor cores, among the families that a stack states a time ratio for."""
+
+
 class Family(Enum):
     """Workloads that a stack can run."""
 
@@ -291,7 +295,8 @@ class SoftwareStack:
     busy enough to lower its clocks. *collective_algorithm* is what runs show where NCCL's own
     choice would be another. *kernel_time_ratio* maps a family of kernels and an
     architecture to how much longer they take inside this framework than the chip's own figures
-    say: fitted to runs, where nothing else tells. *kernel_operations* are, by the word of a
+    say: fitted to runs, where nothing else tells; products outside tensor cores may have one of
+    their own. *kernel_operations* are, by the word of a
     memory-bound kernel, what it executes for a byte of its traffic, where instructions and not the
     memory hold it up. *evidence* is by architecture.
     """
@@ -324,6 +329,8 @@ class SoftwareStack:
 
     def time_ratio(self, family: str, architecture: str) -> float:
         """How much longer kernels of *family* take here than alone on *architecture*."""
+        if family == PLAIN_GEMM and family not in self.kernel_time_ratio:
+            family = "gemm"
         of_family = self.kernel_time_ratio.get(family, {})
         return of_family.get(architecture, of_family.get("default", 1.0))
 

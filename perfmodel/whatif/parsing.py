@@ -131,8 +131,9 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A transformation for each of several values of one parameter."""
+    """A transformation for each of several values of one parameter, and how it was typed."""
 
+    text: str
     name: str
     key: str
     points: tuple[SweepPoint, ...]
@@ -168,7 +169,7 @@ def parse_sweep(text: str, *, topology: str | None = None) -> Sweep:
     points = tuple(
         SweepPoint(value, _build(text, name, given | {key: value}, topology)) for value in values
     )
-    return Sweep(name, key, points)
+    return Sweep(text, name, key, points)
 
 
 _COMMA = ";"

@@ -13,7 +13,15 @@ from collectives.calibration import (
     load_default_calibration,
     regime_of,
 )
-from collectives.calibration_file import _FABRIC_KEYS, _HOST_KEYS
+from collectives.calibration_file import (
+    _FABRIC_KEYS,
+    _HOST_KEYS,
+    MeasuredSpan,
+    parse_fabric,
+    parse_host,
+    parse_uncertainty,
+    to_document,
+)
 from collectives.collective import CollectiveKind
 from collectives.cost import FREE
 from collectives.measurements import wiring_of_run
@@ -192,3 +200,50 @@ def test_where_latency_has_no_time_to_be_a_share_of_it_is_all():
     assert replace(FREE, latency_ns=3.0, duration_ns=12.0).latency_ratio == 0.25
     assert replace(FREE, latency_ns=3.0, duration_ns=0.5).latency_ratio == 6
     assert FREE.latency_ratio == 1.0
+
+
+def test_entries_are_written_as_they_are_read():
+    calibration = load_default_calibration()
+    document = to_document(calibration.hosts, calibration.fabrics)
+    assert tuple(parse_host(one) for one in document["hosts"]) == calibration.hosts
+    assert tuple(parse_fabric(one) for one in document["fabrics"]) == calibration.fabrics
+    assert [one.get("is_odd", False) for one in document["hosts"]] == [
+        entry.is_odd for entry in calibration.hosts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "is_right"),
+    [({"a/b": 0}, True), ({"a": 9.9}, True), ({"a": 10}, False), ({"a": -1}, False), ([], False),
+     ({"a": "x"}, False)],
+)  # fmt: skip
+def test_deviations_are_numbers_from_zero_to_ten(content, is_right):
+    if is_right:
+        assert parse_uncertainty(content) == content
+        return
+    with pytest.raises(CalibrationError, match="from 0 to 10"):
+        parse_uncertainty(content)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "size", "is_held"),
+    [(2, 16, 512, True), (2, 16, 1024, True), (2, 16, 511.9, False), (2, 16, 1024.1, False),
+     (1, 16, 600, False), (2, 8, 600, False)],
+)  # fmt: skip
+def test_a_span_holds_its_group_from_its_first_to_its_last_size(hosts, ranks, size, is_held):
+    span = MeasuredSpan("here", CollectiveKind.ALL_REDUCE, 2, 16, 512, 1024)
+    assert span.holds(hosts, ranks, size) is is_held
+
+
+def test_without_hosts_or_fabrics_there_is_no_calibration():
+    calibration = load_default_calibration()
+    for missing in ("hosts", "fabrics"):
+        with pytest.raises(CalibrationError, match="must hold host and fabric entries"):
+            replace(calibration, **{missing: ()})
+
+
+@pytest.mark.parametrize("value", [{}, [5], "hosts", [[]]])
+@pytest.mark.parametrize("block", ["hosts", "fabrics"])
+def test_entries_stand_in_a_list(tmp_path, block, value):
+    with pytest.raises(CalibrationError, match=f"{block}: must be a list of mappings"):
+        load_calibration(write(tmp_path, {**shipped(), block: value}))

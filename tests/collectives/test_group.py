@@ -6,11 +6,11 @@ import pytest
 
 from collectives.calibration import load_default_calibration
 from collectives.collective import CollectiveKind
-from collectives.group import group_shape, wiring_of
+from collectives.group import _lane_bandwidth, group_shape, wiring_of
 from collectives.wiring import HostLinkClass
 from perfmodel.base.errors import InputError
 from tests.collectives.machines import build_host
-from topologies import build_cluster, load_topology
+from topologies import LinkKind, build_cluster, load_topology
 
 
 def h100(hosts=4):
@@ -104,6 +104,7 @@ def test_oversubscription_slows_pairs_only_where_the_group_crosses_the_spine():
     [
         ([], "at least one rank"),
         ([0, 1, 0], "rank 0 stands twice"),
+        ([3, 1, 2, 3], "rank 3 stands twice"),
         ([0, 32], "got rank 32"),
         ([-1, 0], "got rank -1"),
     ],
@@ -154,3 +155,15 @@ def test_trays_of_a_rack_are_one_host():
     shape = group_shape(range(10), racks)
     assert shape.patterns == (((0, 1), 1), (tuple(range(8)), 1))
     assert group_shape([2, 3], racks).patterns == (((2, 3), 1),)
+
+
+def test_a_chain_runs_over_one_lane_of_the_thinnest_wire():
+    topology = build_host(gpus=3, wires="mesh")
+    links = tuple(
+        replace(link, lanes=4 if "gpu:0" in (link.source, link.target) else 5)
+        if link.kind is LinkKind.NVLINK
+        else link
+        for link in topology.links
+    )
+    # 100 GB/s in four lanes or in five.
+    assert _lane_bandwidth(replace(topology, links=links)) == 20e9

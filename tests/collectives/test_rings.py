@@ -29,6 +29,11 @@ def test_wires_of_hundreds_of_gigabytes_are_packed_like_thin_ones():
     assert round(pack_rings(wires) / 1e9, 6) == 400
 
 
+def test_a_ring_goes_the_way_its_wires_go():
+    assert round(pack_rings(square([[0, 5, 0], [0, 0, 5], [5, 0, 0]])), 6) == 5
+    assert pack_rings(square([[0, 5, 0], [0, 0, 5], [0, 0, 0]])) == 0
+
+
 def test_the_thinnest_wire_bounds_every_ring_of_a_triangle():
     # Each direction must take 0 <-> 1 once: 10 each way, whatever the others carry.
     wires = square([[0, 10, 90], [10, 0, 90], [90, 90, 0]])

@@ -139,6 +139,21 @@ def test_a_profiles_ratios_stretch_their_families_and_nothing_else(job, cluster)
         assert ratio == pytest.approx(wanted[FAMILIES[code]])
 
 
+def test_products_outside_tensor_cores_may_have_a_ratio_of_their_own():
+    device = load_device("v100_sxm2_16gb")
+    # A V100 has no tensor cores for tf32 either.
+    ops = [Gemm(4096, 4096, 1024, dtype) for dtype in (DType.FP16, DType.FP32, DType.TF32)]
+    alone = price_ops(ops, device=device, stack=STACK).duration_ns
+    for ratios, wanted in (
+        ({"gemm": {"default": 2.0}, "plain_gemm": {"default": 3.0}}, [2.0, 3.0, 3.0]),
+        ({"plain_gemm": {"default": 3.0}}, [1.0, 3.0, 3.0]),
+        ({"gemm": {"default": 2.0}}, [2.0, 2.0, 2.0]),
+    ):
+        stack = replace(STACK, kernel_time_ratio=ratios)
+        found = price_ops(ops, device=device, stack=stack).duration_ns
+        assert (found / alone).tolist() == pytest.approx(wanted)
+
+
 def test_members_of_an_uneven_exchange_end_when_their_own_bytes_are_through(cluster):
     # Rank 0 sends 64 MiB to everybody, the others next to nothing.
     matrix = tuple(

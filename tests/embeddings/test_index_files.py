@@ -72,11 +72,23 @@ def test_pickled_objects_are_not_loaded(tmp_path):
             load_index_data(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["none.npz", "words.txt", "", "empty.npz"])
-def test_what_is_no_file_of_indices_is_refused(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("none.npz", "none.npz"),
+        ("words.txt", "must end in one of .npz"),
+        ("words", "got 'no ending'"),
+        (".", "folder|directory|file"),
+        ("empty.npz", "holds nothing"),
+        ("short.npz", "not a readable"),
+    ],
+)
+def test_what_is_no_file_of_indices_is_refused(tmp_path, name, fault):
     (tmp_path / "words.txt").write_text("1 2 3")
+    (tmp_path / "words").write_text("1 2 3")
     (tmp_path / "empty.npz").write_bytes(b"")
-    with pytest.raises(InputError):
+    (tmp_path / "short.npz").write_bytes(b"P")
+    with pytest.raises(InputError, match=fault):
         load_index_data(tmp_path / name)
 
 
@@ -242,10 +254,10 @@ def test_columns_of_a_parquet_file_are_whole_numbers_or_lists_of_them(tmp_path):
 
 
 def test_reuse_is_counted_in_powers_of_two():
-    # 1; 2; 3 and 4; 5; 40,000 beyond the last edge of 32,768.
-    shares = bin_reuse(np.array([1, 2, 3, 4, 5, 40_000]))
+    # 1; 2; 3 and 4; 5; 200,000 is far beyond the last edge of 32,768.
+    shares = bin_reuse(np.array([1, 2, 3, 4, 5, 200_000]))
     assert (shares.of_rows * 6).tolist() == pytest.approx([1, 1, 2, 1, *[0] * 12, 1])
-    assert (shares.of_lookups * 40_015).tolist() == pytest.approx([1, 2, 7, 5, *[0] * 12, 40_000])
+    assert (shares.of_lookups * 200_015).tolist() == pytest.approx([1, 2, 7, 5, *[0] * 12, 200_000])
     assert bin_reuse(np.array([1])).of_rows[0] == 1
     nothing = bin_reuse(np.array([], dtype=np.int64))
     assert len(nothing.of_rows) == len(nothing.of_lookups) == 17

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
-from embeddings.plan_document import from_plan_document, load_plan_document, to_plan_document
+from embeddings.plan_document import (
+    from_plan_document,
+    list_unrunnable,
+    load_plan_document,
+    to_plan_document,
+)
 from embeddings.sharders import SHARDERS, ShardingTask
 from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.errors import PlanError
@@ -222,3 +227,23 @@ def test_a_document_says_kernels_devices_and_sums_of_hosts():
     assert devices(to_plan_document(plan)) == ["rank:2/cuda:0", "rank:3/cuda:1"]
     assert devices(to_plan_document(plan, gpus_per_host=3)) == ["rank:2/cuda:2", "rank:3/cuda:0"]
     assert devices(to_plan_document(replace(plan, ranks_per_host=None)))[1] == "rank:3/cuda:3"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "frequent", "is_refused"),
+    [
+        ((0, 1, 2, 3), (), False),
+        ((1, 0, 2, 3), (), True),
+        ((0, 1, 2), (), True),
+        ((0, 1, 2, 3), (0,), False),
+        ((0, 1, 2, 3), (5,), True),
+        ((0,), (5,), True),
+        ((3,), (), False),
+    ],
+)
+def test_rows_in_order_over_all_ranks_and_whole_copies_can_be_run(ranks, frequent, is_refused):
+    table = EmbeddingTable("t", 12, 4)
+    size = 12 // len(ranks)
+    shards = tuple(Shard(0, rank, size * n, size, 0, 4) for n, rank in enumerate(ranks))
+    plan = ShardingPlan((table,), 4, shards, frequent_rows=frequent)
+    assert list_unrunnable(plan) == (("t",) if is_refused else ())

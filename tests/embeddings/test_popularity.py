@@ -16,7 +16,7 @@ from embeddings.distribution import (
     observe,
     popularity_of,
 )
-from embeddings.popularity import Popularity, RowRange
+from embeddings.popularity import Popularity, RowRange, build_popularity
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 
@@ -300,3 +300,10 @@ def test_rows_expected_are_those_of_at_least_one_draw_each():
     assert [popularity.rows_expected(draws) for draws in (1.0, 1.9, 11 / 3, 5.4, 5.6)] == [
         0, 1, 2, 2, 3,
     ]  # fmt: skip
+
+
+def test_rows_that_are_never_drawn_and_classes_without_rows_are_left_out():
+    found = build_popularity(np.array([5.0, 7.0, 0.0]), np.array([1.0, 0.0, 4.0]))
+    assert (found.row_counts.tolist(), found.probabilities.tolist()) == ([5.0], [0.2])
+    # One row that has all draws is almost sure.
+    assert 0.999 < build_popularity(np.array([1.0]), np.array([3.0])).hottest_share < 1

@@ -92,6 +92,11 @@ WIDE = tuple(
     for number in range(8)
 )
 
+TASKS = (
+    (2, None, 10**9), (4, 2, 10**9), (6, 4, 10**9), (12, 4, 30_000_000), (6, 2, 25_000_000),
+    (16, 4, 40_000_000), (8, 8, 3_000_000), (1, 1, 10**9), (12, 4, 30_000_001),
+)  # fmt: skip
+
 
 def values() -> dict[str, Any]:
     """All that is recorded."""
@@ -108,16 +113,13 @@ def values() -> dict[str, Any]:
         )  # fmt: skip
         for name in SHARDERS:
             found[f"plan {name}, {per_host} a host"] = _of_plan(build_named_plan(name, task))
-    for ranks, per_host, room_bytes in (
-        (1, 1, 10**9), (2, None, 10**9), (4, 2, 10**9), (6, 4, 10**9), (6, 2, 25_000_000),
-        (8, 4, 12_000_000), (8, 8, 3_000_000), (12, 4, 30_000_000), (16, 4, 40_000_000),
-    ):  # fmt: skip
-        for optimizer in ("sgd", "adam"):
-            task = ShardingTask(WIDE, ranks, room_bytes, 4096, optimizer, per_host)
-            for name in ("balanced", "torchrec", "hugectr_auto", "hugectr_hybrid"):
-                found[f"{name} of wide, {ranks} by {per_host}, {room_bytes}, {optimizer}"] = (
-                    _or_refused(lambda name=name, task=task: _of_plan(build_named_plan(name, task)))
-                )
+    for number, (ranks, per_host, room_bytes) in enumerate(TASKS):
+        optimizer = ("sgd", "adam")[number % 2]
+        task = ShardingTask(WIDE, ranks, room_bytes, 4096, optimizer, per_host)
+        for name in ("balanced", "torchrec", "hugectr_auto", "hugectr_hybrid"):
+            found[f"{name} of wide, {ranks} by {per_host}, {room_bytes}, {optimizer}"] = (
+                _or_refused(lambda name=name, task=task: _of_plan(build_named_plan(name, task)))
+            )
     found.update(_of_placing())
     found["rows"] = spread_rows(TABLES, rank_count=100, left_out=(2,))
     found["weights"] = [exchange_weight(8, size) for size in (None, 2, 4, 8)]

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embeddings.balanced import spread_rows
 from embeddings.distribution import Zipf
-from embeddings.framework_sharders import _even_pieces, _options, _over, _piece_seconds, _Way
+from embeddings.framework_sharders import (
+    _even_pieces,
+    _Option,
+    _options,
+    _over,
+    _partition,
+    _piece_seconds,
+    _Way,
+)
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.plan_memory import bytes_by_rank, check_fits
 from embeddings.sharders import (
@@ -308,6 +317,7 @@ def test_what_a_piece_takes_in_the_planners_eyes_by_hand():
         (3, 128, 8, 4, {"table": (1, 1)}),
         (9, 128, 8, 1, {"table": (1, 1), "rows": (1, 8)}),
         (9, 128, 8, 3, {"table": (1, 1), "rows": (1, 8)}),
+        (3, 128, 4, 2, {"table": (1, 1), "host rows": (1, 2)}),
     ],
 )
 def test_the_ways_that_are_open_to_a_table(rows, width, ranks, per_host, ways):
@@ -362,3 +372,86 @@ def test_rows_over_all_ranks_are_summed_in_hosts_of_several(per_host, is_summed)
     task = replace(_task(FOUR[0], FOUR[3], ranks=4), ranks_per_host=per_host)
     plan = build_named_plan("hugectr_hybrid", replace(task, batch_size=1))
     assert plan.summed_in_host == ((0, 1) if is_summed else ())
+
+
+def _option(place: int, way: _Way, seconds: float, size: int, count: int = 1) -> _Option:
+    return _Option(place, way, 1, count, seconds, size)
+
+
+def test_the_planner_gives_the_next_piece_to_the_least_busy_rank_with_room():
+    proposal = [
+        _option(0, _Way.TABLE, 10.0, 64),
+        _option(1, _Way.TABLE, 5.0, 6400),
+        _option(2, _Way.TABLE, 1.0, 3200),
+    ]
+    task = _task(*FOUR[:3])
+    # The third would go to rank 1, where 6,400 + 3,200 bytes are too many.
+    assert _partition(replace(task, room_bytes=8000), proposal) == ([[0], [1], [0]], 11.0)
+    assert _partition(replace(task, room_bytes=9600), proposal) == ([[0], [1], [1]], 10.0)
+
+
+def test_the_planner_keeps_pieces_of_a_host_together_behind_those_of_all_ranks():
+    proposal = [
+        _option(0, _Way.HOST_ROWS, 3.0, 100, 2),
+        _option(1, _Way.HOST_ROWS, 2.0, 100, 2),
+        _option(2, _Way.ROWS, 1.0, 50, 4),
+        _option(3, _Way.TABLE, 4.0, 10),
+    ]
+    task = replace(_task(*FOUR, ranks=4, room=160), ranks_per_host=2)
+    # By rows 1 everywhere; the table to rank 0 (5); then the host of ranks 2 and 3 (4 each); the
+    # last to it as well, were there room: to ranks 0 and 1 (7 and 3).
+    ranks, busiest = _partition(task, proposal)
+    assert ranks == [[2, 3], [0, 1], [0, 1, 2, 3], [0]]
+    assert busiest == 7.0
+    with pytest.raises(PlanError, match="no rank has room for a piece of table 'b'"):
+        _partition(replace(task, room_bytes=159), proposal)
+    with pytest.raises(PlanError, match="tables by rows do not fit"):
+        _partition(replace(task, room_bytes=49), [replace(proposal[2], place=0)])
+    assert _partition(replace(task, room_bytes=50), [replace(proposal[2], place=0)])[1] == 1.0
+
+
+def test_tables_with_fewer_rows_than_ranks_go_to_the_next_ranks_in_turn():
+    sizes = (2, 2, 7, 3, 2)
+    tables = [EmbeddingTable(f"t{place}", rows, 4) for place, rows in enumerate(sizes)]
+    found = spread_rows(tables, rank_count=5, left_out=(3,))
+    ranks = [[shard.rank for shard in found if shard.table == place] for place in range(5)]
+    # One with rows for all begins at rank 0, and the next after it there again.
+    assert ranks == [[0, 1], [2, 3], [0, 1, 2, 3, 4], [], [0, 1]]
+    assert [shard.rows for shard in found if shard.table == 2] == [1, 1, 2, 1, 2]
+
+
+def test_what_sharders_count_by_hand():
+    # One row that 1,024 samples ask for three times each: 8 numbers of it are read a batch.
+    table = EmbeddingTable("t", 1, 8, 3.0)
+    assert norm_lookup_cost(table, _task(table)) == pytest.approx(8 / 1024)
+    # Below ten rows, as for ten: log10 is 1.
+    assert size_lookup_cost(table, _task(table)) == pytest.approx(24)
+    assert size_lookup_cost(replace(table, rows=100), _task(table)) == pytest.approx(48)
+
+
+@pytest.mark.parametrize(
+    ("shards", "ranks", "advice"),
+    [
+        ((Shard(0, 0, 0, 10, 0, 64),), 1, "Take more ranks, or keep that table in host memory."),
+        ((Shard(0, 0, 0, 10, 0, 64),), 2, "Shard that table row-wise or column-wise over more"),
+        ((Shard(0, 0, 0, 10, 0, 63), Shard(0, 1, 0, 10, 63, 1)), 2, "column-wise, .*row-wise over"),
+        ((Shard(0, 0, 0, 6, 0, 64), Shard(0, 1, 6, 4, 0, 64)), 2, "Give that table more ranks"),
+    ],
+)
+def test_what_to_do_about_a_piece_that_is_too_large(shards, ranks, advice):
+    plan = ShardingPlan((EmbeddingTable("t", 10, 64),), ranks, shards)
+    with pytest.raises(PlanError, match=advice):
+        check_fits(plan, room_bytes=1000, optimizer="sgd")
+    small = EmbeddingTable("copied", 1000, 64)
+    copied = ShardingPlan((small,), 2, (), data_parallel=(0,))
+    with pytest.raises(PlanError, match="Data-parallel tables alone take that much"):
+        check_fits(copied, room_bytes=1000, optimizer="sgd")
+
+
+def test_the_largest_piece_of_a_full_rank_is_named():
+    tables = (EmbeddingTable("small", 10, 64), EmbeddingTable("large", 20, 64))
+    shards = (Shard(0, 0, 0, 10, 0, 64), Shard(1, 0, 0, 20, 0, 64))
+    plan = ShardingPlan(tables, 2, shards)
+    with pytest.raises(PlanError, match="table 'large', table-wise"):
+        check_fits(plan, room_bytes=7679, optimizer="sgd")
+    check_fits(plan, room_bytes=7680, optimizer="sgd")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.engine.block import Arrivals, Block, join_arrivals, no_arrivals
 from perfmodel.engine.breakdown import Window, break_down
 from perfmodel.engine.critical_path import critical_path
-from perfmodel.engine.history import History, first_of_each
+from perfmodel.engine.history import History, first_of_each, last_signals
 from perfmodel.engine.layout import build_layout
 from perfmodel.engine.replay import replay
 from perfmodel.execution import rank_block
@@ -163,6 +163,7 @@ def test_lanes_that_were_let_go_come_before_others():
     block.advance(0)
     block.resolve(Arrivals(np.array([[0, 0, 0]]), np.array([[40]])))
     assert block.heads.tolist() == [1, 2, 5, 8]
+    assert not block._early
     block.advance(0)
     # Nothing to tell, so it walked to the end; the word for another iteration is kept.
     assert block.heads.tolist() == [2, 5, 8, 11]
@@ -197,3 +198,43 @@ def test_of_those_who_came_last_together_the_lowest_rank_and_task_is_named():
     assert first_of_each(rows).tolist() == wanted
     assert first_of_each(rows[::-1]).tolist() == wanted
     assert first_of_each(rows[:0]).shape == (0, 5)
+
+
+@given(made=random_jobs())
+def test_lanes_go_from_their_first_task_to_past_their_last(made):
+    job = made.job
+    block = Block(build_layout(job), made.durations, kept_iterations=5)
+    programs = [job.program_of(rank) for rank in range(job.rank_count)]
+    firsts = [first for one in programs for first in one.lane_start[:-1]]
+    stops = [stop for one in programs for stop in one.lane_start[1:]]
+    for iteration in range(2):
+        block.begin_iteration()
+        assert (block.iteration, block.heads.tolist()) == (iteration, firsts)
+        assert block.stops.tolist() == stops
+        assert not block.awaited().any()
+        assert len(block.advance()) == 0
+        assert block.heads.tolist() == stops
+        assert block.is_done
+        assert not block.can_walk
+
+
+@given(made=random_jobs(), source=st.randoms(use_true_random=False))
+def test_those_who_came_last_to_meetings_with_others_are_found(made, source):
+    job = made.job
+    first = source.randrange(job.rank_count)
+    part = take_part(job, range(first, job.rank_count))
+    layout = build_layout(part.job, part.external)
+    ready_ns = np.array([source.randint(0, 3) for _ in range(int(layout.g_member[-1]))])
+    last: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for place in range(part.job.rank_count):
+        program = part.job.program_of(place)
+        for task in np.flatnonzero(program.slot >= 0):
+            slot, sequence = program.slot[task], int(program.sequence[task])
+            group = int(part.job.rank_group[place, slot])
+            member = layout.g_member[group] + sequence * layout.g_size[group]
+            moment_ns = int(ready_ns[member + layout.r_position[place, slot]])
+            if part.external[group] and program.role[task] & Role.SIGNALS:
+                here = (-moment_ns, first + place, int(task))
+                last[group, sequence] = min(last.get((group, sequence), here), here)
+    wanted = [[*key, -late, rank, task] for key, (late, rank, task) in sorted(last.items())]
+    assert last_signals(layout, ready_ns, first).tolist() == wanted

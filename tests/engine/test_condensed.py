@@ -224,11 +224,11 @@ def test_ranks_of_two_kinds_take_as_long_condensed_as_replayed(ten):
 @pytest.mark.parametrize(
     ("waits", "iterations", "cyclicity", "period_ns"),
     [
-        # Steps of 39, 60, 1 and 1 ns: 101 / 4.
-        (((3, 40), (4, 100)), 12, 4, 25),
-        # Steps of 1, 10, 30, 1 and 59 ns, too long a rhythm: iteration k ends at 101 (k // 5) and
-        # 1, 2, 12, 42 or 43, the last of 96 at 1,920 and the 48th at 921: 999 / 48.
-        (((2, 10), (3, 40), (5, 100)), 96, 0, 21),
+        (((3, 100),), 12, 3, 34),
+        (((4, 100),), 12, 4, 25),
+        # Too long a rhythm: iteration k ends at 101 (k // 5) + k % 5 + 1, the last of 96 at 1,920
+        # and the 48th at 912: 1,008 / 48.
+        (((5, 100),), 96, 0, 21),
     ],
 )
 def test_rhythms_of_four_show_and_longer_ones_are_averaged(waits, iterations, cyclicity, period_ns):
@@ -310,8 +310,10 @@ def test_kept_are_meetings_ends_of_lanes_and_what_later_iterations_wait_for():
     rank.meet("meet", "comm", 1)
     rank.task("end", "comm", 1, after=[Dependency(awaited, distance=1)])
     sketch.group(0)
-    job, _ = sketch.build()
+    job, durations = sketch.build()
     changing = np.zeros(6, dtype=bool)
     changing[0] = True
     kept = choose_kept(job.program_of(0), changing)
     assert kept.tolist() == [True, False, True, True, True, True]
+    # A lane without a task has no end.
+    assert condense(job.program_of(0), durations.of_rank(job, 0), kept).lane_ends == (3, 5)

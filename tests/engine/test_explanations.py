@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 
-from perfmodel.engine.breakdown import Breakdown, Window, break_down
+from perfmodel.engine.breakdown import Breakdown, Window, break_down, union_length_ns
 from perfmodel.engine.critical_path import critical_path
-from perfmodel.engine.history import History, Hop, Occurrence
+from perfmodel.engine.history import Binding, History, Hop, Occurrence
 from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import Dependency
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.program import Anchor, LaneKind
 from tests.builders import JobSketch
 from tests.strategies import random_jobs
 
@@ -115,3 +116,62 @@ def test_the_breakdown_adds_up_to_its_window(made):
         parts = break_down(history, rank, window)
         assert parts.total_ns == window.length_ns
         assert min(parts.compute_ns, parts.waiting_for_ranks_ns, parts.host_bound_idle_ns) >= 0
+
+
+def test_the_first_task_of_a_lane_is_bound_by_its_last_in_the_iteration_before():
+    sketch = JobSketch()
+    rank = sketch.rank(idle=LaneKind.HOST, gpu=LaneKind.COMPUTE, other=LaneKind.COMPUTE)
+    rank.task("first", "gpu", 10)
+    rank.task("last", "gpu", 5)
+    rank.task("beside", "other", 1)
+    job, durations = sketch.build()
+    history = History(job, durations, replay(job, durations, iterations=2))
+    assert history.binding(Occurrence(0, 0, 0)) == Binding(Hop.NOTHING, None, 0)
+    assert history.binding(Occurrence(1, 0, 0)) == Binding(Hop.LANE, Occurrence(0, 0, 1), 15)
+    assert history.binding(Occurrence(1, 0, 1)) == Binding(Hop.LANE, Occurrence(1, 0, 0), 25)
+    assert history.binding(Occurrence(1, 0, 2)) == Binding(Hop.LANE, Occurrence(0, 0, 2), 1)
+
+
+def test_a_dependency_binds_with_its_own_moment_and_only_where_its_lag_ends():
+    sketch = JobSketch()
+    rank = sketch.rank(gpu=LaneKind.COMPUTE, other=LaneKind.COMPUTE)
+    first = rank.task("first", "gpu", 10)
+    second = rank.task("second", "gpu", 6)
+    after = [
+        Dependency(first, lag_ns=3),
+        Dependency(second, anchor=Anchor.START, lag_ns=4),
+        Dependency(second, lag_ns=2, distance=1),
+    ]
+    rank.task("late", "other", 1, after=after)
+    job, durations = sketch.build()
+    history = History(job, durations, replay(job, durations, iterations=2))
+    # 10 + 3 against 10 + 4: the start of the second binds, at 10.
+    late = Occurrence(0, 0, 2)
+    assert history.moment_ready_ns(late) == 14
+    assert history.binding(late) == Binding(Hop.DEPENDENCY, Occurrence(0, 0, 1), 10)
+    # A round later 26 + 3 against 26 + 4; what was there 16 + 2 before does not count.
+    assert history.binding(Occurrence(1, 0, 2)) == Binding(Hop.DEPENDENCY, Occurrence(1, 0, 1), 26)
+    assert history.moment_ns(Occurrence(1, 0, 1), Anchor.START) == 26
+    assert history.moment_ns(Occurrence(1, 0, 1), Anchor.END) == 32
+
+
+def test_copies_and_waits_count_only_while_nothing_else_runs():
+    sketch = JobSketch()
+    for compute_ns in (10, 60):
+        rank = sketch.rank(gpu=LaneKind.COMPUTE, comm=LaneKind.COMMUNICATION, copy=LaneKind.COPY)
+        rank.task("compute", "gpu", compute_ns)
+        rank.meet("meet", "comm", 20, after=["compute"])
+        rank.task("copy", "copy", 30)
+    sketch.group(0, 1)
+    job, durations = sketch.build()
+    history = History(job, durations, replay(job, durations))
+    # Rank 0 computes 0-10, copies 0-30, waits 10-60, meets 60-80, and has nothing to do 80-100.
+    assert break_down(history, 0, Window(0, 100)) == Breakdown(10, 20, 20, 30, 20)
+    assert break_down(history, 0, Window(5, 65)) == Breakdown(5, 5, 20, 30, 0)
+    assert break_down(history, 1, Window(0, 100)) == Breakdown(60, 20, 0, 0, 20)
+
+
+def test_spans_that_overlap_touch_or_hide_in_others_are_counted_once():
+    spans = np.array([[5, 9], [0, 3], [3, 4], [6, 7], [8, 12], [20, 20]])
+    assert union_length_ns(spans) == 4 + 7
+    assert union_length_ns(spans[:0]) == 0

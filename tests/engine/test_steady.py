@@ -40,7 +40,7 @@ def test_a_lane_may_be_as_slow_as_the_iteration_and_no_slower(lane_ns, is_accept
     ends_ns = np.array([100, 110, 120], dtype=np.int64)
     lanes_ns = np.array([[[0]], [[0]], [[lane_ns]]], dtype=np.int64)
     rows = np.zeros(1, dtype=np.int32)
-    assert is_repeated(ends_ns, 3, lanes_ns, rows, 1) is is_accepted
+    assert is_repeated(ends_ns, 3, lanes_ns, rows, 1, 1) is is_accepted
 
 
 def test_two_cycles_in_a_row_must_take_the_same_time_step_by_step():
@@ -50,12 +50,12 @@ def test_two_cycles_in_a_row_must_take_the_same_time_step_by_step():
     rows = np.zeros(1, dtype=np.int32)
     repeated = np.array([0, 10, 30, 40, 60], dtype=np.int64)
     turned = np.array([0, 10, 30, 50, 60], dtype=np.int64)
-    assert is_repeated(repeated, 5, lanes_ns, rows, 2)
-    assert not is_repeated(turned, 5, lanes_ns, rows, 2)
+    assert is_repeated(repeated, 5, lanes_ns, rows, 2, 1)
+    assert not is_repeated(turned, 5, lanes_ns, rows, 2, 1)
     # Four iterations cannot show two cycles of two.
-    assert not is_repeated(repeated, 4, lanes_ns, rows, 2)
+    assert not is_repeated(repeated, 4, lanes_ns, rows, 2, 1)
     # Nor is what stands behind them looked at.
-    assert not is_repeated(np.array([0, 10, 30, 40, -20]), 4, lanes_ns, rows, 2)
+    assert not is_repeated(np.array([0, 10, 30, 40, -20]), 4, lanes_ns, rows, 2, 1)
 
 
 def test_every_vector_must_repeat_itself():
@@ -85,6 +85,28 @@ def test_the_mean_is_over_the_second_half_of_the_iterations():
     assert mean_of_second_half_ns(ends_ns[:1]).tolist() == [10.0]
     # Of three it is the last one: 60 - 30.
     assert mean_of_second_half_ns(ends_ns[:3]).tolist() == [30.0]
+
+
+@pytest.mark.parametrize(("reach", "is_accepted"), [(2, True), (3, False), (4, False)])
+def test_all_that_dependencies_reach_must_repeat_itself(reach, is_accepted):
+    # Steps of 9, 9, 50, 1, 1 and 1: the last three are a rhythm where nobody looks further back.
+    ends_ns = np.cumsum([9, 9, 50, 1, 1, 1])
+    lanes_ns, rows = np.zeros((6, 1, 1), dtype=np.int64), np.zeros(1, dtype=np.int32)
+    assert is_repeated(ends_ns, 6, lanes_ns, rows, 1, reach) is is_accepted
+
+
+@pytest.mark.parametrize(
+    ("loaders", "cyclicity", "period_ns"), [(1, 1, 100), (2, 2, 50), (3, 3, 33), (4, 4, 25)]
+)
+def test_batches_that_come_in_bursts_have_the_rhythm_of_all_loaders(loaders, cyclicity, period_ns):
+    sketch = JobSketch()
+    rank = sketch.rank(loader=LaneKind.LOADER, gpu=LaneKind.COMPUTE)
+    batch = rank.task("batch", "loader", 0)
+    rank.task("step", "gpu", 1, after=["batch"])
+    # Each loader takes 100 ns for a batch, and they take turns.
+    rank.builder.add_dependency(batch, Dependency(batch, lag_ns=100, distance=loaders))
+    steady = find_period(run, *sketch.build())
+    assert (steady.period_ns.tolist(), steady.cyclicity) == ([period_ns], cyclicity)
 
 
 def in_steps_of(*steps_ns):

@@ -12,9 +12,12 @@ from html import unescape
 
 import pytest
 
+from perfmodel.api import search
+from perfmodel.planning.layouts.search import LayoutQuestion
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import Scenario
 from perfmodel.reports.pages.answers import build_comparison_page
+from perfmodel.reports.pages.plans import build_search_page
 from perfmodel.reports.pages.prediction import build_page
 from tests.reports.predictions import build_prediction, build_wide_evidence
 
@@ -131,3 +134,40 @@ def test_a_comparison_is_as_narrow_as_a_telephone(tmp_path):
     assert found["requests"] == []
     assert found["wide"] <= found["width"]
     assert "To ask again" in found["sections"]
+
+
+SEARCHED = """<script>
+const out = { faults, width: innerWidth, wide: document.documentElement.scrollWidth };
+const bars = [...document.querySelectorAll(".line > span:first-child")];
+out.names = bars.map((one) => one.textContent.replace(/^[0-9]+[.] /, ""));
+out.command = document.querySelector("code.command").textContent;
+out.broken = [...document.querySelectorAll("code.command span")]
+  .filter((one) => one.textContent.length < 30 && one.getClientRects().length > 1).length;
+out.requests = performance.getEntriesByType("resource").map((one) => one.name);
+const ground = () => getComputedStyle(document.body).backgroundColor;
+const light = ground(); document.getElementById("theme").click(); out.themes = [light, ground()];
+const shown = document.createElement("pre");
+shown.id = "probe"; shown.textContent = JSON.stringify(out);
+document.body.append(shown);
+</script></body>"""
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_search_is_narrow_names_every_bar_apart_and_keeps_options_whole(tmp_path, width):
+    question = LayoutQuestion(
+        topology="quad_a100",
+        workload="transformer_small",
+        overrides=("batch=8", "parallel.pp=1", "parallel.tp=2"),
+        seconds=20,
+        top=4,
+    )
+    found = probe(tmp_path, build_search_page(search(question)), width=width, script=SEARCHED)
+
+    assert found["faults"] == []
+    assert found["requests"] == []
+    assert found["wide"] <= found["width"]
+    assert len(found["names"]) > 1
+    assert len(set(found["names"])) == len(found["names"])
+    assert found["command"].startswith("perfmodel search --workload transformer_small --topology")
+    assert found["broken"] == 0
+    assert found["themes"][0] != found["themes"][1]

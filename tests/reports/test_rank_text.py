@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.plan_document import list_unrunnable
 from embeddings.table import EmbeddingTable
-from perfmodel.reports.rank.table import format_ranks, name_ranks
+from perfmodel.reports.text import format_ranks, name_ranks
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,12 @@ def variant_of(dtype: DType) -> str:
     return TENSOR if dtype in _TENSOR_DTYPES else VECTOR
 
 
+def is_on_vector_units(stored: DType, device: Device, stack: SoftwareStack) -> bool:
+    """Whether products of numbers *stored* so run outside tensor cores on *device*."""
+    dtype = stack.matmul_dtypes.get(stored, stored)
+    return machine_rates(device, dtype).peak_flops <= device.vector_flops
+
+
 def machine_rates(device: Device, dtype: DType) -> MachineRates:
     """What the datasheet of *device* says about products of *dtype*.
 

@@ -8,6 +8,7 @@ from perfmodel.base.units import format_duration
 from perfmodel.prediction.answer import Answer, Interval, Prediction
 from perfmodel.prediction.changing import WhatIf
 from perfmodel.prediction.comparing import Comparison
+from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.comparing import describe_fastest, to_cells, to_headings
 from perfmodel.reports.pages.page import (
     Bars,
@@ -23,8 +24,8 @@ from perfmodel.reports.pages.page import (
     Section,
 )
 from perfmodel.reports.pages.prediction import PART_COLOURS, build_pieces, iter_sections
-from perfmodel.reports.text import to_command
-from perfmodel.reports.whatif import change_pct, iter_touched
+from perfmodel.reports.text import to_command, to_whatif_command
+from perfmodel.reports.whatif import SMALLEST_PCT, change_pct, iter_touched
 
 MAX_ROWS = 200
 FEWEST_INSIDE_PCT = 80.0
@@ -101,14 +102,6 @@ def interval_ranges(rows: Sequence[tuple[str, int, Interval]], best_ns: int) -> 
     )
 
 
-def interval_words(interval: Interval) -> str:
-    """The *interval* as it stands beside a time."""
-    if not interval.is_known:
-        return "interval unknown from one step"
-    low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
-    return f"90 % interval {low} to {high}"
-
-
 def build_whatif_page(whatif: WhatIf) -> str:
     """A job before and after its changes, and the changed one in full."""
     before, after = whatif.before, whatif.after
@@ -119,7 +112,7 @@ def build_whatif_page(whatif: WhatIf) -> str:
     return Page(
         title=f"What if: {whatif.job}",
         headline=Headline(
-            verdict="no change" if not change else f"{change:+.1f} %",
+            verdict=_verdict(change),
             is_good=change <= 0,
             answer=format_duration(after.iteration_ns),
             beside=f"per iteration, before {format_duration(before.iteration_ns)}",
@@ -131,6 +124,20 @@ def build_whatif_page(whatif: WhatIf) -> str:
             Section("Where the time goes, before and after", _parts([*steps, *swept])),
             Section("What the changes touched", [Lines(tuple(iter_touched(whatif)))]),
             Section("What the changes assume", [Lines(whatif.assumptions)]),
-            *iter_sections(after, [step.text for step in whatif.steps]),
+            *iter_sections(after, _command(whatif)),
         ),
     ).render()
+
+
+def _verdict(change: float) -> str:
+    if abs(change) < SMALLEST_PCT:
+        return "hardly a change" if change else "no change"
+    return f"{abs(change):.1f} % {'longer' if change > 0 else 'shorter'}"
+
+
+def _command(whatif: WhatIf) -> str | None:
+    scenario = whatif.after.scenario
+    if not isinstance(scenario, JobScenario):
+        return None
+    swept = None if whatif.sweep is None else whatif.sweep.text
+    return to_whatif_command(scenario, [step.text for step in whatif.steps], swept)

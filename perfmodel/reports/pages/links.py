@@ -12,7 +12,7 @@ from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.explain import merge_numbers
 from perfmodel.reports.pages.page import Block, Grid, Lines, Range, Ranges
-from perfmodel.reports.rank.table import name_ranks
+from perfmodel.reports.text import name_ranks
 from topologies import Topology, load_topology
 
 INSIDE, BETWEEN = "links inside the host", "network card"

@@ -12,7 +12,7 @@ from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.planning.layouts.search import LayoutQuestion, LayoutRanking, RankedLayout
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking
-from perfmodel.reports.pages.answers import interval_ranges, interval_words, ranges
+from perfmodel.reports.pages.answers import interval_ranges, ranges
 from perfmodel.reports.pages.page import (
     Block,
     Command,
@@ -30,6 +30,7 @@ from perfmodel.reports.search import (
     to_layout_cells,
     to_tally_line,
 )
+from perfmodel.reports.text import describe_interval
 
 MOST_RANKS, MOST_TABLES = 32, 60
 OFTEN_ONE = ("cp", "ep", "runs")
@@ -54,7 +55,7 @@ def build_rank_page(ranking: Ranking, question: RankQuestion | None = None) -> s
             verdict=f"{best.plan.name} fits" if ranking.fits else "No plan fits in memory",
             is_good=ranking.fits,
             answer=format_duration(best.answer.iteration_ns),
-            beside=f"per iteration, {interval_words(best.answer.interval)}",
+            beside=f"per iteration, {describe_interval(best.answer.interval)}",
             facts=(
                 ranking.verdict,
                 f"{ranking.plans_judged} plans judged by their {ranking.mode.value}",
@@ -201,7 +202,8 @@ def build_search_page(rankings: Sequence[LayoutRanking]) -> str:
             + ("fastest" if best.tally.is_proven else "the fastest found"),
             is_good=True,
             answer=format_duration(best.best.time_ns),
-            beside=f"per iteration on {best.rank_count} GPUs, {interval_words(best.best.interval)}",
+            beside=f"per iteration on {best.rank_count} GPUs, "
+            + describe_interval(best.best.interval),
             facts=best.reasons,
         ),
         sections=(
@@ -235,17 +237,18 @@ def _names(layouts: Sequence[RankedLayout]) -> list[str]:
     further = []
     for one in layouts:
         spread, spec = one.candidate.chosen.layout, one.candidate.spec
+        sharding, recompute = spec.parallel.sharding.value, spec.training.recompute.value
         further.append(
             (
-                "sp" if spread.is_sequence_parallel else "no sp",
-                f"runs={spread.interleaving}",
-                spec.parallel.sharding.value if spec.parallel.sharding.value != "none" else "",
-                f"recompute {spec.training.recompute.value}",
+                "sp" if spread.is_sequence_parallel else "",
+                f"runs={spread.interleaving}" if spread.interleaving > 1 else "",
+                "" if sharding == "none" else sharding,
+                "" if recompute == "none" else f"recompute {recompute}",
             )
         )
     told = [len(set(words)) > 1 for words in zip(*further, strict=True)]
     return [
-        " ".join([one.name, *(word for word, is_told in zip(words, told, strict=True) if is_told)])
+        " ".join([one.name, *(word for word, one in zip(words, told, strict=True) if word and one)])
         for one, words in zip(layouts, further, strict=True)
     ]
 

@@ -8,7 +8,6 @@ from typing import Any
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.prediction.answer import Part, PathShare, Prediction, TimeParts
-from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.document import to_scenario_document
 from perfmodel.reports.pages.links import build_links
 from perfmodel.reports.pages.page import (
@@ -24,9 +23,9 @@ from perfmodel.reports.pages.page import (
     Section,
 )
 from perfmodel.reports.pages.timeline import build_timeline
-from perfmodel.reports.rank.table import name_ranks
 from perfmodel.reports.text import (
     build_scale,
+    describe_interval,
     describe_other_time,
     describe_rank_changes,
     describe_run,
@@ -35,8 +34,8 @@ from perfmodel.reports.text import (
     describe_utilisation,
     describe_verdict,
     gather_waits,
+    name_ranks,
     to_command,
-    to_whatif_command,
 )
 
 MAX_CLASSES = 16
@@ -75,31 +74,28 @@ def build_page(prediction: Prediction, price_per_gpu_hour: float | None = None) 
 
 
 def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headline:
-    interval = prediction.interval
-    low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
-    width = (
-        f"90 % interval {low} to {high}" if interval.is_known else "interval unknown from one step"
-    )
-    memory, bound = prediction.memory, prediction.bound
+    memory = prediction.memory
+    bound = f"bound by {prediction.bound.name}, {prediction.bound_ratio:.0%} of the critical path"
+    verdict = describe_verdict(prediction)
     facts = (
         describe_speed(prediction),
         describe_utilisation(prediction, price_per_gpu_hour),
-        f"bound by {bound.name}, {prediction.bound_ratio:.0%} of the critical path",
+        bound if verdict else "",
         describe_other_time(prediction),
     )
     return Headline(
-        verdict=describe_verdict(prediction) or f"bound by {bound.name}",
+        verdict=verdict or bound,
         is_good=memory is None or memory.fits,
         answer=format_duration(prediction.iteration_ns),
-        beside=f"per iteration, {width}",
+        beside=f"per iteration, {describe_interval(prediction.interval)}",
         facts=tuple(fact for fact in facts if fact),
     )
 
 
-def iter_sections(prediction: Prediction, changes: Sequence[str] = ()) -> Iterator[Section]:
-    """What stands under the headline of a prediction, of a job after *changes* too."""
+def iter_sections(prediction: Prediction, command: str | None = None) -> Iterator[Section]:
+    """What stands under the headline of a prediction; *command* asks for it, if not `predict`."""
     why = prediction.explanation
-    yield Section("The question", _question(prediction, changes))
+    yield Section("The question", _question(prediction, command))
     yield Section("Where the time goes", [build_parts_block(why.time), *_classes(prediction)])
     yield Section("Timeline", [build_timeline(prediction.evidence)])
     yield Section("What decides it: the critical path", _path(prediction))
@@ -110,7 +106,7 @@ def iter_sections(prediction: Prediction, changes: Sequence[str] = ()) -> Iterat
     yield Section("What we assume", [Lines(prediction.assumptions)])
 
 
-def _question(prediction: Prediction, changes: Sequence[str]) -> list[Block]:
+def _question(prediction: Prediction, command: str | None) -> list[Block]:
     scenario = prediction.scenario
     rows = [] if scenario is None else _words(to_scenario_document(scenario))
     facts = prediction.facts
@@ -120,11 +116,9 @@ def _question(prediction: Prediction, changes: Sequence[str]) -> list[Block]:
     rows += [("layout", text.removeprefix("Layout: ")) for text in layout]
     rows += [("GPU", facts.device)] if facts.device else []
     blocks: list[Block] = [Grid((), rows, code=(1,))] if rows else []
-    if isinstance(scenario, JobScenario) and changes:
-        blocks.append(Command(to_whatif_command(scenario, changes)))
-    elif scenario is not None:
-        blocks.append(Command(to_command(scenario)))
-    return blocks
+    if command is None and scenario is not None:
+        command = to_command(scenario)
+    return blocks if command is None else [*blocks, Command(command)]
 
 
 def _provenance(prediction: Prediction) -> Bars:

@@ -33,8 +33,8 @@ def build_score_page(board: Scoreboard) -> str:
     ]
     worst = sorted(board.deviations, key=lambda one: -abs(one.error_pct))[:MAX_ROWS]
     far = [
-        (one.group, str(one.row), _number(one.measured), _number(one.predicted),
-         f"{one.error_pct:+.1f} %")
+        (str(one.row), f"{one.error_pct:+.1f} %", _number(one.measured), _number(one.predicted),
+         one.group)
         for one in worst
     ]  # fmt: skip
     left_out = [f"{one.row}: {one.reason}" for one in board.unsupported[:MAX_ROWS]]
@@ -56,10 +56,10 @@ def build_score_page(board: Scoreboard) -> str:
                 "Furthest off",
                 [
                     Grid(
-                        ("group", "row", f"measured {unit}", f"predicted {unit}", "error"),
+                        ("row", "error", f"measured {unit}", f"predicted {unit}", "group"),
                         far,
-                        (2, 3, 4),
-                        (1,),
+                        (1, 2, 3),
+                        (0,),
                     )
                 ],
             ),
@@ -84,24 +84,26 @@ def build_fit_page(board: FitBoard) -> str:
     ]
     wrong = [one for one in board.verdicts if one.ran != one.fits][:MAX_ROWS]
     misses = [
-        (one.group, one.row, "ran" if one.ran else "failed", one.reason or "fits") for one in wrong
+        ("ran" if one.ran else "failed", one.reason or "fits", one.row, one.group) for one in wrong
     ]
-    accuracy = board.scores[0].balanced_accuracy_pct
+    whole = board.scores[0]
+    right = whole.caught + whole.ran - whole.false_alarms
+    accuracy = whole.balanced_accuracy_pct
     return Page(
         title="Fits or not, said and seen",
         headline=Headline(
             verdict="",
             is_good=True,
-            answer=_percent(accuracy) or "not known",
-            beside="balanced accuracy"
-            + ("" if accuracy is not None else ": some must have run, and some failed"),
-            facts=(f"{len(board.verdicts)} configurations that ran or failed",),
+            answer=_percent(accuracy) or f"{right} of {len(board.verdicts)}",
+            beside="balanced accuracy" if accuracy is not None else "told rightly",
+            facts=(f"{whole.failed} configurations failed, {whole.ran} ran",),
         ),
         sections=(
             Section("By group", [Grid(headings, rows, range(1, len(headings)))]),
-            Section("Told wrongly", [Grid(("group", "row", "seen", "said"), misses, (), (1,))])
-            if misses
-            else Section("Told wrongly", []),
+            Section(
+                "Told wrongly",
+                [Grid(("seen", "said", "row", "group"), misses, (), (2,))] if misses else [],
+            ),
         ),
     ).render()
 

@@ -13,7 +13,7 @@ from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.explain import find_path
 from perfmodel.reports.chrome_trace import choose_ranks
 from perfmodel.reports.pages.page import Canvas
-from perfmodel.reports.rank.table import format_ranks
+from perfmodel.reports.text import format_ranks
 
 MAX_TASKS = 600_000
 _ON_PATH = 1 << 31
