@@ -98,14 +98,22 @@ def _enter_with_token(stack: ExitStack, address: str) -> None:
     `ray start` asks for it where there is one, and Ray shows it by itself at the address `auto`
     only; elsewhere it is for a person to say whom to trust.
     """
-    near = is_here(address)
-    if near and _asks_for_token(address):
+    keeps_token = _keeps_token()
+    # Ray ends a process that is to show a token and has none.
+    is_bare = os.environ.get("RAY_AUTH_MODE") == "token" and not keeps_token
+    if keeps_token and is_here(address) and _asks_for_token(address):
         stack.enter_context(_showing_token({}))
-    if _asks_for_token(address):
+    if is_bare or _asks_for_token(address):
         raise ExecutionError(
             f"ray: the cluster at {address!r} asks for a token. Set RAY_AUTH_MODE=token, and "
             "RAY_AUTH_TOKEN to what `ray get-auth-token` prints where it was started."
         )
+
+
+def _keeps_token() -> bool:
+    """Whether there is a token to show, in the surroundings or in the home of who asks."""
+    loader = getattr(ray._raylet, "AuthenticationTokenLoader", None)
+    return loader is not None and bool(loader.instance().has_token(ignore_auth_mode=True))
 
 
 @contextmanager

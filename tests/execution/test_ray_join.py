@@ -106,6 +106,19 @@ def test_a_cluster_on_this_machine_is_shown_the_token_that_it_asks_for(guarded, 
         pass
 
 
+@pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}])
+def test_who_has_no_token_for_a_cluster_on_this_machine_is_told_so(guarded, mode):
+    script = "from perfmodel.execution import open_executor as open_\n"
+    asked = subprocess.run(
+        [sys.executable, "-c", f"{script}with open_('ray', address={guarded!r}): pass"],
+        env={**os.environ, "HOME": "/nonexistent", **mode},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "asks for a token. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN" in asked.stderr
+
+
 def test_a_cluster_with_another_version_of_perfmodel_is_refused(cluster, monkeypatch):
     monkeypatch.setattr("perfmodel.__version__", "99.0")
 
