@@ -64,6 +64,8 @@ def _iter_code(tree: ast.AST) -> Iterator[ast.AST]:
         if isinstance(tree, ast.keyword) and tree.arg == "strict":
             continue
         for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                continue
             if isinstance(child, ast.AST) and not isinstance(child, ast.JoinedStr | ast.Assert):
                 yield child
                 yield from _iter_code(child)

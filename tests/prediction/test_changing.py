@@ -12,6 +12,8 @@ from perfmodel.graph.storage import save_job
 from perfmodel.prediction.answering import answer_in_full, prepare_changes
 from perfmodel.prediction.changing import NamedChange, answer_changes
 from perfmodel.prediction.question import (
+    NO_MEMORY,
+    STATED_MEMORY,
     Asked,
     Question,
     job_question,
@@ -113,6 +115,7 @@ def test_a_job_of_shapes_needs_a_machine(tmp_path):
     with pytest.raises(ScenarioError, match="--topology"):
         job_question(JobScenario(str(tmp_path / "job")))
     scenario = JobScenario(str(tmp_path / "job"), "dgx_h100")
+    assert NO_MEMORY in open_job(scenario).assumptions
     stated = prepare_changes(open_job(scenario))
     assert answered(stated).iteration_ns == answered(job_question(scenario)).iteration_ns
 
@@ -121,10 +124,13 @@ def test_a_job_of_shapes_needs_a_machine(tmp_path):
 @pytest.mark.parametrize("stack", ["torch_compile", "pytorch_eager"])
 def test_eager_code_is_compiled_where_the_stack_that_is_asked_for_does(tmp_path, named, stack):
     job = build_job(load_workload("dlrm_mlperf"), rank_count=2, ranks_per_host=2)
-    save_job(replace(job, facts=replace(job.facts, stack=named)), tmp_path / "job")
+    facts = replace(job.facts, stack=named, peak_memory_bytes=(5, 7))
+    save_job(replace(job, facts=facts), tmp_path / "job")
     asked = open_job(JobScenario(str(tmp_path / "job"), "dgx_h100", stack=stack))
     is_compiled = asked.job.task_count < job.task_count
     assert is_compiled is (bool(named) and stack == "torch_compile")
+    assert [memory.total_bytes for memory in asked.memory_of_rank] == [5, 7]
+    assert STATED_MEMORY in asked.assumptions
 
 
 def test_a_fault_names_the_change_as_it_was_typed():

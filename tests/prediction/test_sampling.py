@@ -35,12 +35,18 @@ def test_every_vector_has_its_own_time():
 
 def test_samples_replayed_a_few_at_a_time_have_the_same_times(monkeypatch):
     job = build_job()
-    at_once = replay_samples(replay_here, job, build_samples(job), iterations=4)
+    counts = []
 
-    monkeypatch.setattr(sampling, "MAX_MOMENTS", 2 * job.task_count)
+    def replay_counted(job: JobGraph, durations: DurationTable, iterations: int) -> Replay:
+        counts.append(durations.vector_count)
+        return replay_here(job, durations, iterations)
 
-    a_few = replay_samples(replay_here, job, build_samples(job), iterations=4)
-    assert a_few.tolist() == at_once.tolist()
+    at_once = replay_samples(replay_counted, job, build_samples(job), iterations=4)
+    for room in (2 * job.task_count, job.task_count - 1):
+        monkeypatch.setattr(sampling, "MAX_MOMENTS", room)
+        a_few = replay_samples(replay_counted, job, build_samples(job), iterations=4)
+        assert a_few.tolist() == at_once.tolist()
+    assert counts == [4, 2, 2, 1, 1, 1, 1]
 
 
 def test_the_interval_is_the_middle_90_percent():
