@@ -107,11 +107,11 @@ def test_a_cluster_on_this_machine_is_shown_the_token_that_it_asks_for(guarded, 
 
 
 @pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}])
-def test_who_has_no_token_for_a_cluster_on_this_machine_is_told_so(guarded, mode):
+def test_who_has_no_token_for_a_cluster_on_this_machine_is_told_so(guarded, mode, tmp_path):
     script = "from perfmodel.execution import open_executor as open_\n"
     asked = subprocess.run(
         [sys.executable, "-c", f"{script}with open_('ray', address={guarded!r}): pass"],
-        env={**os.environ, "HOME": "/nonexistent", **mode},
+        env={**os.environ, "HOME": str(tmp_path), **mode},
         capture_output=True,
         text=True,
         check=False,
