@@ -177,4 +177,6 @@ def _ramp(ratio: Any) -> Any:
 
 def _norm(first: Any, second: Any, power: float) -> Any:
     """Between the sum (power 1) and the larger (power without bound) of two times."""
-    return (first**power + second**power) ** (1.0 / power)
+    # Divided first: powers of long times are beyond what a number holds.
+    larger = np.maximum(np.maximum(first, second), 1e-9)
+    return larger * ((first / larger) ** power + (second / larger) ** power) ** (1.0 / power)

@@ -10,7 +10,7 @@ from collectives.measurements import wiring_of_run
 from collectives.movement import build_movement
 from collectives.pricing import price_sizes
 from collectives.software import CollectiveAlgorithm, Protocol
-from collectives.timing import WireSpeeds, predict_duration_ns
+from collectives.timing import WireSpeeds, _norm, predict_duration_ns
 
 PLAIN = HostConstants(
     **{field.name: 0.0 for field in fields(HostConstants)}
@@ -143,3 +143,10 @@ def test_a_network_of_endless_bandwidth_still_costs_latency():
     far = price_sizes(CollectiveKind.ALL_REDUCE, sizes, wiring=endless, calibration=calibration)
     near = price_sizes(CollectiveKind.ALL_REDUCE, sizes, wiring=alone, calibration=calibration)
     assert far[0].duration_ns > near[0].duration_ns
+
+
+def test_long_times_are_joined_by_any_power():
+    # An hour and a second: the larger decides, and the 64th power of it is beyond all numbers.
+    assert _norm(3.6e12, 1e9, 64.0) == pytest.approx(3.6e12)
+    assert _norm(3.0, 4.0, 2.0) == pytest.approx(5.0)
+    assert _norm(0.0, 0.0, 4.0) == pytest.approx(0.0, abs=1e-8)
