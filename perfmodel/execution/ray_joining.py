@@ -98,10 +98,9 @@ def _enter_with_token(stack: ExitStack, address: str) -> None:
     `ray start` asks for it where there is one, and Ray shows it by itself at the address `auto`
     only; elsewhere it is for a person to say whom to trust.
     """
-    keeps_token = _keeps_token()
     # Ray ends a process that is to show a token and has none.
-    is_bare = os.environ.get("RAY_AUTH_MODE") == "token" and not keeps_token
-    if keeps_token and is_here(address) and _asks_for_token(address):
+    is_bare = os.environ.get("RAY_AUTH_MODE") == "token" and not _keeps_token()
+    if not is_bare and is_here(address) and _asks_for_token(address) and _keeps_token():
         stack.enter_context(_showing_token({}))
     if is_bare or _asks_for_token(address):
         raise ExecutionError(
@@ -112,8 +111,15 @@ def _enter_with_token(stack: ExitStack, address: str) -> None:
 
 def _keeps_token() -> bool:
     """Whether there is a token to show, in the surroundings or in the home of who asks."""
-    loader = getattr(ray._raylet, "AuthenticationTokenLoader", None)
-    return loader is not None and bool(loader.instance().has_token(ignore_auth_mode=True))
+    inside: Any = ray._raylet
+    loader = getattr(inside, "AuthenticationTokenLoader", None)
+    if loader is None:
+        return False
+    try:
+        return bool(loader.instance().has_token(ignore_auth_mode=True))
+    finally:
+        # Else Ray would show it to those who do not ask, too.
+        loader.instance().reset_cache()
 
 
 @contextmanager
