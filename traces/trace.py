@@ -78,11 +78,6 @@ class ReadReport:
     left_out: dict[str, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
 
-    @property
-    def dropped_by_fault(self) -> int:
-        """Objects that were left out because something in them was wrong."""
-        return self.left_out.get("faulty", 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:

@@ -159,7 +159,7 @@ def test_a_faulty_row_is_left_out_and_named(tmp_path, change, word):
     trace = load_kineto(write_trace(tmp_path / "a.json", rows))
 
     assert trace.report.kept == 40
-    assert trace.report.dropped_by_fault == 1
+    assert trace.report.left_out["faulty"] == 1
     assert word in trace.report.faults[0]
 
 
