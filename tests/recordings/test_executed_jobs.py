@@ -12,7 +12,7 @@ from perfmodel.graph.ops import Communication, Copy, Fixed, Gemm, HostSpan, Memo
 from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.executed_jobs import build_executed_job
 from perfmodel.recordings.import_files import ImportedShapes, ImportWishes, import_traces
-from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace, write_chakra
+from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace, load_chakra, write_chakra
 from traces.chakra_messages import MESSAGES, split_bytes
 from traces.execution_trace import load_execution_trace
 from traces.packed import open_chunks
@@ -212,7 +212,7 @@ def test_the_json_form_of_a_chakra_trace_gives_the_same_job(tmp_path):
     (tmp_path / "a.json").write_text("".join(texts))
 
     assert content
-    assert reader.load_chakra(tmp_path / "a.json").operations == chakra()
+    assert load_chakra(tmp_path / "a.json").operations == chakra()
 
 
 def test_a_job_that_is_there_is_replaced_only_on_request(tmp_path):
