@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Any
 
 import perfmodel
@@ -87,16 +85,6 @@ def to_comparison_document(comparison: Comparison) -> dict[str, Any]:
         ],
         "findings": list(comparison.findings),
     }
-
-
-def to_comparison_csv(comparison: Comparison) -> str:
-    """One line per scenario."""
-    rows = to_comparison_rows(comparison)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

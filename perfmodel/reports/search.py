@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,16 +127,6 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
         )
         for trainer, words in said.items()
     }
-
-
-def to_search_csv(rankings: Sequence[LayoutRanking]) -> str:
-    """A line per layout."""
-    rows = to_search_rows(rankings)
-    target = io.StringIO()
-    writer = csv.DictWriter(target, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return target.getvalue()
 
 
 def to_search_rows(rankings: Sequence[LayoutRanking]) -> list[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from typing import Any
 
@@ -40,16 +38,6 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
 def to_ranking_json(ranking: Ranking, question: RankQuestion) -> str:
     """The document as text."""
     return json.dumps(to_ranking_document(ranking, question), indent=1) + "\n"
-
-
-def to_ranking_csv(ranking: Ranking) -> str:
-    """One line per plan, fastest first."""
-    rows = to_ranking_rows(ranking)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def to_ranking_rows(ranking: Ranking) -> list[dict[str, Any]]:

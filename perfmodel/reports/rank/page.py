@@ -1,21 +1,15 @@
-"""A ranking as files: JSON, CSV, a page, a plan, and a picture of times and what bounds them."""
+"""A ranking beside its table: words about the plan written, and a picture of times and bounds."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embeddings.plan import ShardingPlan
-from embeddings.plan_document import list_unrunnable, to_plan_document
+from embeddings.plan_document import list_unrunnable
 from perfmodel.base.units import NS_PER_MS
-from perfmodel.base.writing import write_file, write_output
-from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import Ranking
 from perfmodel.reports.pictures import as_written
-from perfmodel.reports.rank.document import to_ranking_csv, to_ranking_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,39 +17,9 @@ if TYPE_CHECKING:
 MOST_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class RankFiles:
-    """The files that were asked for; `-` for JSON is standard output."""
-
-    json_file: str | None = None
-    csv_file: Path | None = None
-    report_file: Path | None = None
-    plan_file: Path | None = None
-
-    def write(self, ranking: Ranking, question: RankQuestion) -> None:
-        """Write *ranking* everywhere it was asked for; a plan only if one fits."""
-        if self.json_file is not None:
-            write_output(self.json_file, to_ranking_json(ranking, question))
-        if self.csv_file is not None:
-            write_file(self.csv_file, to_ranking_csv(ranking))
-        if self.report_file is not None:
-            from perfmodel.reports.pages.plans import build_rank_page
-
-            write_file(self.report_file, build_rank_page(ranking, question))
-        if self.plan_file is not None and ranking.fits:
-            text = json.dumps(to_plan_document(plan_to_write(ranking)), indent=1)
-            write_file(self.plan_file, text + "\n")
-
-
-def plan_to_write(ranking: Ranking) -> ShardingPlan:
-    """Of the plans in the first place one that TorchRec can run, if there is any."""
-    first = [one.plan for one in ranking.plans if one.place == ranking.plans[0].place and one.fits]
-    return next((plan for plan in first if not list_unrunnable(plan)), first[0])
-
-
 def to_plan_lines(ranking: Ranking, plan_file: Path) -> list[str]:
     """What was written to *plan_file*, and whether TorchRec can run it."""
-    best, written = ranking.plans[0].plan, plan_to_write(ranking)
+    best, written = ranking.plans[0].plan, ranking.plan_to_write
     lines = [f"Wrote {plan_file}: {written.name}, in TorchRec's JSON"]
     refused = list_unrunnable(best)
     if written is not best:
