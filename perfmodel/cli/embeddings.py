@@ -18,7 +18,6 @@ from perfmodel.cli.outputs import Outputs
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 SCHEMA_VERSION = 1
-SHOWN = 20
 
 
 @app.callback()

@@ -159,7 +159,12 @@ def _read_order(by: str) -> RankBy:
 def _write(files: Outputs, ranking: Ranking, question: RankQuestion) -> None:
     """Write and print *ranking* where it was asked for; an error if no plan fits."""
     from perfmodel.reports.document import to_csv
-    from perfmodel.reports.rank.document import to_ranking_json, to_ranking_rows
+    from perfmodel.reports.rank import (
+        print_ranking,
+        to_plan_lines,
+        to_ranking_json,
+        to_ranking_rows,
+    )
 
     if files.json_file is not None:
         write_output(files.json_file, to_ranking_json(ranking, question))
@@ -173,15 +178,11 @@ def _write(files: Outputs, ranking: Ranking, question: RankQuestion) -> None:
     if is_shown:
         from rich.console import Console
 
-        from perfmodel.reports.rank.table import print_ranking
-
         print_ranking(ranking, Console(width=None if sys.stdout.isatty() else 140, highlight=False))
         name_files(files.json_file, files.csv_file, files.report_file)
     if files.plan_file is not None:
         ranking.save_plan(files.plan_file)
         if is_shown:
-            from perfmodel.reports.rank.page import to_plan_lines
-
             print("\n".join(to_plan_lines(ranking, files.plan_file)))
     if not ranking.fits:
         raise PlanError(ranking.verdict)

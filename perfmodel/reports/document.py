@@ -18,6 +18,7 @@ from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
 from perfmodel.prediction.answer import (
     CriticalPath,
     Facts,
+    Interval,
     PathShare,
     Prediction,
     RankClass,
@@ -40,9 +41,7 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
         "iteration_time_ms": _ms(prediction.iteration_ns),
-        "interval_ms": [_ms(prediction.interval.low_ns), _ms(prediction.interval.high_ns)]
-        if prediction.interval.is_known
-        else None,
+        "interval_ms": interval_ms(prediction.interval),
         "mode": prediction.mode.value,
         "period_ms": _ms(prediction.period_ns),
         "isolated_ms": None if prediction.isolated_ns is None else _ms(prediction.isolated_ns),
@@ -123,6 +122,11 @@ def to_csv(rows: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def interval_ms(interval: Interval) -> list[float] | None:
+    """The ends of *interval*, where it is known."""
+    return [_ms(interval.low_ns), _ms(interval.high_ns)] if interval.is_known else None
 
 
 def _ms(duration_ns: int) -> float:

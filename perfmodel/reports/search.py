@@ -10,6 +10,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 from perfmodel.planning.layouts import search as searching
 from perfmodel.planning.layouts.search import LayoutRanking, RankedLayout, pareto
+from perfmodel.reports.document import interval_ms
 from perfmodel.workloads.transformer.spec import ContextKind
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _entry(ranking: LayoutRanking, layout: RankedLayout) -> dict[str, Any]:
     return {
         **_numbers(layout),
         "iteration_time_ms": layout.time_ns / NS_PER_MS,
-        "interval_ms": [layout.interval.low_ns / NS_PER_MS, layout.interval.high_ns / NS_PER_MS],
+        "interval_ms": interval_ms(layout.interval),
         "bound_ms": layout.bound_ns / NS_PER_MS,
         "tokens_per_s": _tokens_per_s(ranking, layout),
         "tokens_per_s_per_gpu": _tokens_per_s(ranking, layout) / ranking.rank_count,
