@@ -301,7 +301,9 @@ def test_the_command_line_writes_all_files_and_its_plan_can_be_ranked_again(tabl
     again = _run([*common, "--sharder", "none", "--plan", files["plan.json"], "--json", "-"])
     assert again.exit_code == 0, again.output
     first = json.loads(again.stdout)["plans"][0]
-    assert first["period_ns"] == document["plans"][0]["period_ns"]
+    # Of those that share the first place one that TorchRec can run was written.
+    fastest = {plan["period_ns"] for plan in document["plans"] if plan["place"] == 1}
+    assert first["period_ns"] in fastest
 
 
 def test_a_plan_whose_name_looks_like_mathematics_is_drawn(tables, tmp_path):
