@@ -34,7 +34,8 @@ from perfmodel.recordings.operator_calls import whole_number
 from perfmodel.recordings.operator_work import work_of_call
 from perfmodel.recordings.peer_groups import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
-from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace
+from traces.chakra import ChakraOperation, ChakraTrace
+from traces.chakra_messages import ChakraKind
 from traces.execution_trace import ExecutedOperator, ExecutionTrace
 
 _NS_PER_US = 1000
