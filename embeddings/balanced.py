@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeVar
 
 import numba
 import numpy as np
@@ -42,6 +43,9 @@ _LIMITS = (0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 8.0, 16.0, 64.0)
 """Work of a piece at most, over the mean of a rank."""
 _ROOM = 1.6
 _SMALLER_SHARDS = (1, 4, 16)
+
+
+_Lookups = TypeVar("_Lookups", float, Floats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ class _Placer:
                 return [shard.on_rank(rank) for shard, rank in placed]
         return None
 
-    def _work(self, lookups: float, table: EmbeddingTable, width: int) -> float:
+    def _work(self, lookups: _Lookups, table: EmbeddingTable, width: int) -> _Lookups:
         """Bytes that a sample makes a piece move, those that travel by their weight."""
         row = math.hypot(width * table.dtype.size_bytes, _HANDLED_BYTES)
         weight = self._rule.exchange_weight if self._rank_count > 1 else 0.0
@@ -239,24 +243,20 @@ class _Placer:
         return table.width % columns == 0 and table.width // columns >= self._rule.min_width
 
     def _pieces_from(self, place: int, columns: int, rows: int) -> _Pieces:
-        """The pieces of one table; those that are alike are looked at once."""
+        """The pieces of one table."""
         key = (place, columns, rows)
         if key not in self._pieces_of:
             table = self._tables[place]
             shards = cut_table(place, table, columns=columns, rows=rows)
-            known: dict[tuple[int, int], tuple[float, int]] = {}
-            found = []
-            for shard in shards:
-                alike = (table.telling_row(shard.first_row, shard.rows), shard.rows)
-                if alike not in known:
-                    piece = table.piece(
-                        first_row=shard.first_row, rows=shard.rows, width=shard.width
-                    )
-                    work = self._work(piece.pooling_factor, piece, piece.width)
-                    known[alike] = (work, piece_bytes(piece, self._rule.optimizer))
-                found.append(known[alike])
-            columns_of = np.array(found, dtype=np.float64)
-            self._pieces_of[key] = _Pieces(shards, columns_of[:, 0], columns_of[:, 1])
+            first_row, held = np.array([(shard.first_row, shard.rows) for shard in shards]).T
+            lookups = table.pooling_factor * table.shares_of(first_row, held)
+            width = shards[0].width
+            size_of = {
+                count: piece_bytes(replace(table, rows=count, width=width), self._rule.optimizer)
+                for count in set(held.tolist())
+            }
+            sizes = np.array([size_of[count] for count in held.tolist()], dtype=np.float64)
+            self._pieces_of[key] = _Pieces(shards, self._work(lookups, table, width), sizes)
         return self._pieces_of[key]
 
     def _place(self, pieces: _Pieces) -> tuple[Int64s | None, float]:
