@@ -113,9 +113,10 @@ class _Numbers:
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
-    def piece(self, tables: Any, shard: Any) -> int:
+    def pieces(self, tables: Any, shards: Any) -> Any:
         del tables
-        return self._known.setdefault(shard, len(self._known))
+        numbers = [self._known.setdefault(shard, len(self._known)) for shard in shards]
+        return np.array(numbers, dtype=np.int32)
 
 
 def _steps(book: LayoutBook, task: ShardingTask) -> list[Any]:
