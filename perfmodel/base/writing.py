@@ -8,6 +8,7 @@ permission) becomes one sentence, and nothing half-written stays.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from perfmodel.base.errors import OutputError
 
@@ -98,6 +100,17 @@ def write_output(target: str | None, text: str) -> None:
         sys.stdout.write(text)
     elif target is not None:
         write_file(Path(target), text)
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """*document* as text, the same bytes for the same values."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_json(target: str | None, document: Mapping[str, Any]) -> None:
+    """Write *document* where `write_output` writes text."""
+    if target is not None:
+        write_output(target, to_json(document))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import PlanError
-from perfmodel.base.writing import STDOUT, write_file, write_output
+from perfmodel.base.writing import STDOUT, write_file, write_json
 from perfmodel.cli.options import (
     CalibrationFiles,
     CsvFile,
@@ -162,12 +162,12 @@ def _write(files: Outputs, ranking: Ranking, question: RankQuestion) -> None:
     from perfmodel.reports.rank import (
         print_ranking,
         to_plan_lines,
-        to_ranking_json,
+        to_ranking_document,
         to_ranking_rows,
     )
 
     if files.json_file is not None:
-        write_output(files.json_file, to_ranking_json(ranking, question))
+        write_json(files.json_file, to_ranking_document(ranking, question))
     if files.csv_file is not None:
         write_file(files.csv_file, to_csv(to_ranking_rows(ranking)))
     if files.report_file is not None:

@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from perfmodel import api
-from perfmodel.base.writing import STDOUT
+from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.recorded_outputs import (
     FileProgress,
     print_diff,
     print_stream_parts,
-    write_json,
 )
 from perfmodel.reports.text import printable
 

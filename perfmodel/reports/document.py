@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -107,11 +106,6 @@ def from_scenario_document(document: dict[str, Any]) -> Scenario | JobScenario:
     if "job" in document:
         return JobScenario(**words)
     return Scenario(**{**words, "overrides": tuple(document["overrides"])})
-
-
-def to_json(document: dict[str, Any]) -> str:
-    """*document* as text, the same bytes for the same values."""
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:
