@@ -281,28 +281,32 @@ class _Placer:
                 return fitting
         return []
 
-    def _own_work(self, table: EmbeddingTable, width: int, fresh: float) -> float:
-        """Bytes that lookups in *table* move, *fresh* of them in rows that nobody asked for yet.
+    def _own_work(
+        self, table: EmbeddingTable, width: int, lookups: Floats | float, fresh: Floats | float
+    ) -> Floats | float:
+        """Bytes that *lookups* move, *fresh* of them in rows that nobody asked for before.
 
         Those of keys, which travel, count by their weight.
         """
         row = math.hypot(width * table.dtype.size_bytes, _HANDLED_BYTES)
-        moved = _LOOKUP_PASSES * table.pooling_factor + (_PASSES - _LOOKUP_PASSES) * fresh
-        return moved * row + self._weight * _INDEX_BYTES * table.pooling_factor
-
-    def _fresh(self, table: EmbeddingTable) -> float:
-        """Different rows of *table* that a batch asks for, over its samples."""
-        samples = self._rule.batch_size or _MANY
-        return table.popularity.distinct_rows(samples * table.pooling_factor) / samples
+        moved = _LOOKUP_PASSES * lookups + (_PASSES - _LOOKUP_PASSES) * fresh
+        return moved * row + self._weight * _INDEX_BYTES * lookups
 
     @cached_property
-    def _fresh_of(self) -> list[float]:
-        return [self._fresh(table) for table in self._tables]
+    def _fresh(self) -> list[float]:
+        """By table: different rows that a batch asks for, over its samples."""
+        samples = self._rule.batch_size or _MANY
+        return [
+            table.popularity.distinct_rows(samples * table.pooling_factor) / samples
+            for table in self._tables
+        ]
 
     def _shared_work(self, widths: Sequence[int]) -> Floats:
         """The same of all tables at *widths*, shared by the ranks of a place."""
-        known = zip(self._tables, widths, self._fresh_of, strict=True)
-        works = [self._own_work(table, width, fresh) for table, width, fresh in known]
+        known = zip(self._tables, widths, self._fresh, strict=True)
+        works = [
+            self._own_work(table, width, table.pooling_factor, new) for table, width, new in known
+        ]
         return np.array(works) / self._per_place
 
     def _sent_work(self, width: int) -> float:
@@ -410,29 +414,32 @@ class _Placer:
         return _Found(cuts, places, self._per_place, copied, busiest + float(shared) + launches)
 
     def _pieces(self, cut: _Cut) -> _Pieces:
-        """The pieces of one table; those that are alike are looked at once."""
+        """The pieces of one table; of the ranks of a place the one with most to do counts."""
         if cut not in self._pieces_of:
             place, columns, rows = cut
             table = self._tables[place]
-            known: dict[tuple[int, int], tuple[float, int]] = {}
-            found = []
-            for piece in cut_table(place, table, columns=columns, rows=rows):
-                parts = []
-                for shard in spread_over(piece, 0, self._per_place):
-                    alike = (table.telling_row(shard.first_row, shard.rows), shard.rows)
-                    if alike not in known:
-                        known[alike] = self._part(table, shard)
-                    parts.append(known[alike])
-                own, size = np.max(parts, axis=0)
-                found.append((own, self._sent_work(piece.width), size))
-            self._pieces_of[cut] = _Pieces(*np.array(found, dtype=np.float64).T)
+            pieces = cut_table(place, table, columns=columns, rows=rows)
+            shards = [spread_over(piece, 0, self._per_place) for piece in pieces]
+            first_row, held = np.array(
+                [(shard.first_row, shard.rows) for of_piece in shards for shard in of_piece]
+            ).T
+            width = pieces[0].width
+            lookups = table.pooling_factor * table.shares_of(first_row, held)
+            # Rows that are asked for once lie everywhere, whatever the hot ones draw.
+            fresh = self._fresh[place] * held / table.rows
+            own = np.asarray(self._own_work(table, width, lookups, fresh))
+            size_of = {
+                count: piece_bytes(replace(table, rows=count, width=width), self._rule.optimizer)
+                for count in np.unique(held).tolist()
+            }
+            sizes = np.array([size_of[count] for count in held.tolist()], dtype=np.float64)
+            starts = np.cumsum([0, *map(len, shards[:-1])])
+            self._pieces_of[cut] = _Pieces(
+                np.maximum.reduceat(own, starts),
+                np.full(len(pieces), self._sent_work(width)),
+                np.maximum.reduceat(sizes, starts),
+            )
         return self._pieces_of[cut]
-
-    def _part(self, table: EmbeddingTable, shard: Shard) -> tuple[float, int]:
-        """Lookups and bytes of what one rank holds."""
-        piece = table.piece(first_row=shard.first_row, rows=shard.rows, width=shard.width)
-        own = self._own_work(piece, piece.width, self._fresh(piece))
-        return own, piece_bytes(piece, self._rule.optimizer)
 
 
 @numba.njit(cache=True, nogil=True)
