@@ -21,7 +21,8 @@ from perfmodel.planning.batches import BatchSpread
 from perfmodel.planning.draws import _draw_table
 from perfmodel.planning.layout import LayoutBook
 from perfmodel.planning.layouts.candidates import iter_candidates
-from perfmodel.planning.layouts.search import LayoutQuestion, _fitting, _Setting, pareto
+from perfmodel.planning.layouts.ranking import LayoutQuestion, pareto
+from perfmodel.planning.layouts.search import _fitting, _Setting
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.neighbours import Busy, Neighbourhood
 from perfmodel.planning.plan_costs import AloneCosts
