@@ -167,7 +167,8 @@ class PlanPricer:
         filled = 3 * self._samples * numbers * DType.FP32.size_bytes
         moved_ns = (GRADIENT_PASSES * size_bytes + filled) * NS_PER_S
         moved_ns = moved_ns / device.memory_bandwidth_bytes_per_s
-        return lookup_ns + moved_ns + self._exchange.reduction_ns_per_byte * size_bytes
+        total_ns: Floats = lookup_ns + moved_ns
+        return total_ns + self._exchange.reduction_ns_per_byte * size_bytes
 
     def _by_width(self, widths: Int64s, source: DType, target: DType) -> Floats:
         distinct, place = np.unique(widths, return_inverse=True)
