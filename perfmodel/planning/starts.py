@@ -61,7 +61,7 @@ class SearchStarts:
         pricer = self._evaluator.pricer
         widths = np.array([table.width for table in self._tables])
         spread = (self._alone.total_ns + pricer.width_ns * widths) / self._book.task.rank_count
-        gains = spread - np.array([pricer.copied_ns(table) for table in self._tables])
+        gains = spread - pricer.copied_ns(self._tables)
         return [int(place) for place in np.argsort(-gains, kind="stable") if gains[place] > 0]
 
     def _cuts(self, share: float) -> list[Cut]:
