@@ -258,7 +258,7 @@ class _Placer:
         self._rows = np.array([table.rows for table in tables])
         self._sizes = np.array([table.size_bytes for table in tables]) / per_place
         self._copy_bytes = np.array([piece_bytes(table, rule.optimizer) for table in tables])
-        self._own = self._shared_work([table.width for table in tables])
+        self._own = self._shared_work(1)
         self._sent = np.array([self._sent_work(table.width) for table in tables])
         self._pieces_of: dict[_Cut, _Pieces] = {}
         self.always_copied = tuple(
@@ -281,33 +281,26 @@ class _Placer:
                 return fitting
         return []
 
-    def _own_work(
-        self, table: EmbeddingTable, width: int, lookups: Floats | float, fresh: Floats | float
-    ) -> Floats | float:
+    def _own_work(self, widths: Floats, lookups: Floats, fresh: Floats) -> Floats:
         """Bytes that *lookups* move, *fresh* of them in rows that nobody asked for before.
 
-        Those of keys, which travel, count by their weight.
+        *widths* are bytes of a row. Keys, which travel, count by their weight.
         """
-        row = math.hypot(width * table.dtype.size_bytes, _HANDLED_BYTES)
         moved = _LOOKUP_PASSES * lookups + (_PASSES - _LOOKUP_PASSES) * fresh
-        return moved * row + self._weight * _INDEX_BYTES * lookups
+        return moved * np.hypot(widths, _HANDLED_BYTES) + self._weight * _INDEX_BYTES * lookups
 
     @cached_property
-    def _fresh(self) -> list[float]:
+    def _fresh(self) -> Floats:
         """By table: different rows that a batch asks for, over its samples."""
         samples = self._rule.batch_size or _MANY
-        return [
-            table.popularity.distinct_rows(samples * table.pooling_factor) / samples
-            for table in self._tables
-        ]
+        drawn = [t.popularity.distinct_rows(samples * t.pooling_factor) for t in self._tables]
+        return np.array(drawn) / samples
 
-    def _shared_work(self, widths: Sequence[int]) -> Floats:
-        """The same of all tables at *widths*, shared by the ranks of a place."""
-        known = zip(self._tables, widths, self._fresh, strict=True)
-        works = [
-            self._own_work(table, width, table.pooling_factor, new) for table, width, new in known
-        ]
-        return np.array(works) / self._per_place
+    def _shared_work(self, columns: int) -> Floats:
+        """The same of all tables cut into *columns*, shared by the ranks of a place."""
+        widths = [t.width // columns * t.dtype.size_bytes for t in self._tables]
+        lookups = np.array([table.pooling_factor for table in self._tables])
+        return self._own_work(np.array(widths), lookups, self._fresh) / self._per_place
 
     def _sent_work(self, width: int) -> float:
         """Bytes of a vector of *width* numbers that travels, by their weight.
@@ -353,10 +346,9 @@ class _Placer:
             is_open = [columns == 1 or self._is_wide(table, columns) for table in self._tables]
             if not any(is_open):
                 break
-            widths = [table.width // columns for table in self._tables]
-            lookups = self._shared_work(widths)
-            sent = np.array([self._sent_work(width) for width in widths])
-            found.append(_Way(columns, np.array(is_open), lookups, sent))
+            sent = [self._sent_work(table.width // columns) for table in self._tables]
+            lookups = self._shared_work(columns)
+            found.append(_Way(columns, np.array(is_open), lookups, np.array(sent)))
             columns *= 2
         return found
 
@@ -427,7 +419,7 @@ class _Placer:
             lookups = table.pooling_factor * table.shares_of(first_row, held)
             # Rows that are asked for once lie everywhere, whatever the hot ones draw.
             fresh = self._fresh[place] * held / table.rows
-            own = np.asarray(self._own_work(table, width, lookups, fresh))
+            own = self._own_work(np.array(width * table.dtype.size_bytes), lookups, fresh)
             size_of = {
                 count: piece_bytes(replace(table, rows=count, width=width), self._rule.optimizer)
                 for count in np.unique(held).tolist()
