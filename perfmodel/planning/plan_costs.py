@@ -16,7 +16,7 @@ from collectives.collective import CollectiveKind
 from collectives.cost import CollectiveCost
 from collectives.group import wiring_of
 from collectives.pricing import DEFAULT_SOFTWARE, price_sizes
-from collectives.uneven import RankLoad, price_uneven
+from collectives.uneven import RankLoad, price_uneven, shared_bytes
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.base.units import NS_PER_S
@@ -236,9 +236,8 @@ class ExchangePricer:
             even=self._some_cost,
         )
         assert cost.per_rank_ns is not None
-        times_ns = np.asarray(cost.per_rank_ns, dtype=np.float64) * self._time_ratio
-        result: Floats = times_ns.reshape(each.shape)
-        return result
+        own_ns = np.asarray(cost.per_rank_ns, dtype=np.float64).reshape(each.shape)
+        return _wait_for_all(own_ns, each) * self._time_ratio
 
     @property
     def reduction_ns_per_byte(self) -> float:
@@ -262,6 +261,22 @@ class ExchangePricer:
             software=DEFAULT_SOFTWARE,
             calibration=self._calibration,
         )[0]
+
+
+def _wait_for_all(own_ns: Floats, each: Floats) -> Floats:
+    """`collectives.uneven.wait_for_partners` for ranks that send every other *each* bytes.
+
+    All messages of a rank end together there, and every other rank gets one.
+    """
+    is_sending = each > 0
+    longest = np.where(is_sending, own_ns, 0.0).max(axis=1, keepdims=True)
+    done: Floats = np.maximum(own_ns, longest)
+    silent = np.where(is_sending, 0.0, own_ns).max(axis=1, keepdims=True)
+    if (silent > longest).any():
+        # What a rank without messages of its own takes in, it takes from small senders first.
+        carried = shared_bytes(each) / np.maximum(each.sum(axis=1, keepdims=True), 1.0)
+        done = np.maximum(done, np.where(is_sending, silent * carried, 0.0))
+    return done
 
 
 class _Sums:
