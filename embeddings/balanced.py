@@ -1,10 +1,15 @@
 """Balanced placement: a first plan that gives every rank its share of work and of bytes.
 
-Work is what a sample makes a piece read, write and send. Tables are cut until
-no piece has more than a limit of it, by rows or by columns, whichever makes
-less work in all; several limits are tried and the one whose busiest rank has
-least to do is kept. Dearest pieces first, each goes to the rank with least
-work among those with room for it; a tie goes to the lower rank.
+Ranks look up, then all of them exchange, so the rank with most lookups and the
+one that sends most are waited for one after the other: the plan is sought for
+which both together are least. Small tables are copied to every rank where summing
+their gradients costs less than sending their vectors to other hosts. The others
+are cut, by rows or by columns, until no piece has more than a limit of lookups and
+of vectors; several limits are tried. Dearest pieces first, each goes to the rank
+with room that makes the two least.
+
+On several hosts the same is tried with hosts in place of ranks: the ranks of a
+host share every piece by rows and add up their sums before these travel.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numba
 import numpy as np
@@ -22,6 +27,7 @@ from numpy.typing import NDArray
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.plan_memory import piece_bytes
 from embeddings.table import EmbeddingTable
+from perfmodel.base.dtypes import DType
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -38,23 +44,37 @@ _HANDLED_BYTES = 150
 _INDEX_BYTES = 8
 _SENT_BYTES = 4
 """A number that is sent in half precision, and its gradient that comes back."""
-_LIMITS = (0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 8.0, 16.0, 64.0)
-"""Work of a piece at most, over the mean of a rank."""
+_OWN_LIMITS = (0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 8.0, 16.0, 64.0)
+_SENT_LIMITS = (0.5, 1.0, 2.0, 64.0)
+"""Lookups and vectors of a piece at most, over the mean of a rank."""
+_COPY_LIMITS = (0.0, 1.0, 2.0, 4.0)
+"""What copying a table may cost at most, over a rank's share of what it saves."""
 _ROOM = 1.6
 _SMALLER_SHARDS = (1, 4, 16)
+_LITTLE = 1e-9
+_COPY_BYTES, _STEP_BYTES = 5e8, 2e8
+"""What a second lookup and its update, and a second step of the exchanges, take to launch: some
+0.17 and 0.07 ms, in bytes of device memory."""
+_ADDED_WEIGHT = 4.0
+"""What a byte costs that is added up inside a host, beside its way there: written and read, and
+both again on the way back."""
+_MANY = 2**16
+"""Samples of a batch where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRule:
     """When a table is copied to every rank, and how tables are split.
 
-    Tables below *data_parallel_below_bytes* are data-parallel. Pieces have at
-    least *min_width* columns and at most *max_shard_bytes* of weights.
-    *room_bytes*, where it is known, is what a rank has for weights and the
-    state of *optimizer*. *exchange_weight* is what a byte that travels costs.
+    Tables below *data_parallel_below_bytes* are data-parallel; where *batch_size* is
+    known, so are others that this makes faster. Pieces have at least *min_width*
+    columns and at most *max_shard_bytes* of weights. *room_bytes*, where it is known,
+    is what a rank has for weights and the state of *optimizer*. *exchange_weight* is
+    what a byte that travels costs.
     """
 
     data_parallel_below_bytes: int = 0
+    batch_size: int | None = None
     min_width: int = 32
     max_shard_bytes: int = 24 * 2**30
     room_bytes: int | None = None
@@ -77,15 +97,18 @@ def build_balanced_plan(
 ) -> ShardingPlan:
     """Place *tables* on *rank_count* ranks; by rows over all ranks where nothing else fits."""
     rule = rule or PlacementRule()
-    copied = tuple(
-        place
-        for place, table in enumerate(tables)
-        if rank_count > 1 and table.size_bytes < rule.data_parallel_below_bytes
-    )
-    placer = _Placer(tuple(tables), rank_count, rule, copied)
-    shards = placer.best() if len(copied) < len(tables) else []
-    if shards is None:
+    per_places = [1]
+    if ranks_per_host is not None and 1 < ranks_per_host < rank_count:
+        per_places += [ranks_per_host] if rank_count % ranks_per_host == 0 else []
+    placers = [_Placer(tuple(tables), rank_count, rule, per_place=ranks) for ranks in per_places]
+    plans = [plan for plan in (placer.best() for placer in placers) if plan is not None]
+    if plans:
+        best = min(plans, key=lambda plan: plan.work)
+        copied, shards, per_place = best.copied, best.shards(tables), best.per_place
+    else:
+        copied, per_place = placers[0].always_copied, 1
         shards = spread_rows(tables, rank_count=rank_count, left_out=copied)
+    in_host = {shard.table for shard in shards} if per_place > 1 else ()
     return ShardingPlan(
         tables=tuple(tables),
         rank_count=rank_count,
@@ -93,6 +116,7 @@ def build_balanced_plan(
         data_parallel=copied,
         name="balanced",
         ranks_per_host=ranks_per_host,
+        summed_in_host=tuple(sorted(in_host)),
     )
 
 
@@ -125,168 +149,305 @@ def cut_table(place: int, table: EmbeddingTable, *, columns: int, rows: int) -> 
     ]
 
 
+def spread_over(piece: Shard, place: int, count: int) -> list[Shard]:
+    """*piece* by rows over the *count* ranks of *place*; fewer where it has fewer rows."""
+    pieces = min(count, piece.rows)
+    bounds = [piece.rows * number // pieces for number in range(pieces + 1)]
+    return [
+        Shard(
+            piece.table,
+            place * count + number,
+            piece.first_row + first,
+            after - first,
+            piece.first_column,
+            piece.width,
+        )
+        for number, (first, after) in enumerate(pairwise(bounds))
+    ]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Way:
-    """By table: whether so many *columns* are open to it, and the work of a piece of them.
+    """By table: whether so many *columns* are open to it, and what a sample costs a piece of them.
 
-    *fixed* is paid by every piece by rows, *lookups* are shared by them.
+    Pieces by rows share the *lookups*; the vector, *sent*, leaves each of them.
     """
 
     columns: int
     is_open: NDArray[np.bool_]
-    fixed: Floats
     lookups: Floats
+    sent: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pieces:
-    """Shards, all on rank 0 for now, and work and bytes of each."""
+    """By piece: what a sample makes it look up and send, and its bytes."""
 
-    shards: list[Shard]
-    work: Floats
+    own: Floats
+    sent: Floats
     sizes: Floats
 
 
+_Cut = tuple[int, int, int]
+"""A table, into how many columns it is cut, and into how many pieces by rows each of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """How tables are cut, where pieces are, the tables that all ranks have, and the work.
+
+    A place is *per_place* ranks that share its pieces by rows.
+    """
+
+    cuts: tuple[_Cut, ...]
+    places: Int64s
+    per_place: int
+    copied: tuple[int, ...]
+    work: float
+
+    def shards(self, tables: Sequence[EmbeddingTable]) -> list[Shard]:
+        """The pieces of *tables*, each on its rank."""
+        pieces = [
+            piece
+            for place, columns, rows in self.cuts
+            for piece in cut_table(place, tables[place], columns=columns, rows=rows)
+        ]
+        placed = zip(pieces, self.places.tolist(), strict=True)
+        return [
+            part for piece, place in placed for part in spread_over(piece, place, self.per_place)
+        ]
+
+
 class _Placer:
-    """Cuts and places *tables*, those at *copied* aside; what they are is kept as columns."""
+    """Copies, cuts and places *tables*; what they are is kept as columns.
+
+    A place is *per_place* ranks, and work and bytes are those of one of them.
+    """
 
     def __init__(
         self,
         tables: tuple[EmbeddingTable, ...],
         rank_count: int,
         rule: PlacementRule,
-        copied: tuple[int, ...],
+        *,
+        per_place: int = 1,
     ) -> None:
         self._tables = tables
         self._rank_count = rank_count
         self._rule = rule
-        self._copied_bytes = sum(piece_bytes(tables[place], rule.optimizer) for place in copied)
-        self._held = sorted(set(range(len(tables))) - set(copied))
-        self._pieces_of: dict[tuple[int, int, int], _Pieces] = {}
+        self._per_place = per_place
+        self._place_count = rank_count // per_place
+        self._weight = rule.exchange_weight if rank_count > 1 else 0.0
+        self._rows = np.array([table.rows for table in tables])
+        self._sizes = np.array([table.size_bytes for table in tables]) / per_place
+        self._copy_bytes = np.array([piece_bytes(table, rule.optimizer) for table in tables])
+        self._own = self._shared_work(tables, [table.width for table in tables])
+        self._sent = np.array([self._sent_work(table.width) for table in tables])
+        self._pieces_of: dict[_Cut, _Pieces] = {}
+        self.always_copied = tuple(
+            place
+            for place, table in enumerate(tables)
+            if rank_count > 1 and table.size_bytes < rule.data_parallel_below_bytes
+        )
 
-    def best(self) -> list[Shard] | None:
-        """The pieces of the plan whose busiest rank has least to do; None if nothing fits."""
-        held = [self._tables[place] for place in self._held]
-        whole = sum(self._work(table.pooling_factor, table, table.width) for table in held)
+    def best(self) -> _Found | None:
+        """The plan that has least to do where most is to do; None if nothing fits."""
+        if len(self.always_copied) == len(self._tables):
+            return _Found((), np.zeros(0, dtype=np.int64), 1, self.always_copied, 0.0)
         for smaller in _SMALLER_SHARDS:
-            found: tuple[_Pieces, Int64s] | None = None
-            least = math.inf
-            for limit in _LIMITS:
-                pieces = self._cut_all(limit * whole / self._rank_count, smaller)
-                ranks, busiest = self._place(pieces)
-                if ranks is not None and busiest < least * (1 - 1e-9):
-                    found, least = (pieces, ranks), busiest
+            found: _Found | None = None
+            tried: set[tuple[_Cut, ...]] = set()
+            for copied in self._copies:
+                held = np.setdiff1d(np.arange(len(self._tables)), copied)
+                for own_limit, sent_limit in product(_OWN_LIMITS, _SENT_LIMITS):
+                    cuts = self._cut(held, own_limit, sent_limit, smaller)
+                    if cuts in tried:
+                        continue
+                    tried.add(cuts)
+                    plan = self._place(cuts, copied)
+                    if plan and (found is None or plan.work < found.work * (1 - 1e-9)):
+                        found = plan
             if found is not None:
-                placed = zip(found[0].shards, found[1].tolist(), strict=True)
-                return [shard.on_rank(rank) for shard, rank in placed]
+                return found
         return None
 
-    def _work(self, lookups: float, table: EmbeddingTable, width: int) -> float:
-        """Bytes that a sample makes a piece move, those that travel by their weight."""
+    def _own_work(self, lookups: float, table: EmbeddingTable, width: int) -> float:
+        """Bytes that *lookups* move, those of their keys, which travel, by their weight."""
         row = math.hypot(width * table.dtype.size_bytes, _HANDLED_BYTES)
-        weight = self._rule.exchange_weight if self._rank_count > 1 else 0.0
-        sent = weight * _SENT_BYTES * width
-        return lookups * (_PASSES * row + weight * _INDEX_BYTES) + sent
+        return lookups * (_PASSES * row + self._weight * _INDEX_BYTES)
+
+    def _shared_work(self, tables: Sequence[EmbeddingTable], widths: Sequence[int]) -> Floats:
+        """The same for all lookups of *tables* at *widths*, shared by the ranks of a place."""
+        paired = zip(tables, widths, strict=True)
+        works = [self._own_work(table.pooling_factor, table, width) for table, width in paired]
+        return np.array(works) / self._per_place
+
+    def _sent_work(self, width: int) -> float:
+        """Bytes of a vector of *width* numbers that travels, by their weight.
+
+        Ranks of a place hand each other their sums first, and each sends its share of them.
+        """
+        inside = ONE_HOST_WEIGHT + _ADDED_WEIGHT if self._per_place > 1 else 0.0
+        return (inside + self._weight / self._per_place) * _SENT_BYTES * width
+
+    @cached_property
+    def _copies(self) -> list[tuple[int, ...]]:
+        """Sets of tables that may be copied to every rank, the smallest first.
+
+        Inside one host vectors cost too little for it to pay.
+        """
+        found = [self.always_copied]
+        if self._rule.batch_size is not None and self._weight > ONE_HOST_WEIGHT:
+            for limit in _COPY_LIMITS:
+                pays = self._summed_work < limit * self._sent / self._place_count
+                also = np.union1d(np.flatnonzero(pays), self.always_copied)
+                copied = tuple(int(place) for place in also)
+                if copied not in found and len(copied) < len(self._tables):
+                    found.append(copied)
+        return found
+
+    @cached_property
+    def _summed_work(self) -> Floats:
+        """By table: what its gradient, summed over all ranks, costs each of them, over the batch.
+
+        It is exchanged inside each host first, so that of a host's ranks each sends a part
+        to the others.
+        """
+        outside = (self._weight - ONE_HOST_WEIGHT) / USUAL_HOST
+        weight = _PASSES + 2 * (ONE_HOST_WEIGHT + outside)
+        numbers = np.array([table.rows * table.width for table in self._tables])
+        return weight * DType.FP32.size_bytes * numbers / (self._rule.batch_size or _MANY)
 
     @cached_property
     def _ways(self) -> list[_Way]:
         """The numbers of columns that tables may be cut into, and what that makes of work."""
-        held = [self._tables[place] for place in self._held]
         found, columns = [], 1
-        while columns <= self._rank_count:
-            is_open = [columns == 1 or self._is_wide(table, columns) for table in held]
+        while columns <= self._place_count:
+            is_open = [columns == 1 or self._is_wide(table, columns) for table in self._tables]
             if not any(is_open):
                 break
-            fixed = np.array([self._work(0.0, table, table.width // columns) for table in held])
-            total = [self._work(t.pooling_factor, t, t.width // columns) for t in held]
-            found.append(_Way(columns, np.array(is_open), fixed, np.array(total) - fixed))
+            widths = [table.width // columns for table in self._tables]
+            lookups = self._shared_work(self._tables, widths)
+            sent = np.array([self._sent_work(width) for width in widths])
+            found.append(_Way(columns, np.array(is_open), lookups, sent))
             columns *= 2
         return found
-
-    def _cut_all(self, limit: float, smaller: int) -> _Pieces:
-        """Every table by the cut with least work of those whose pieces keep to the limits."""
-        most_bytes = max(1, self._rule.max_shard_bytes // smaller)
-        held = [self._tables[place] for place in self._held]
-        rows = np.array([table.rows for table in held])
-        sizes = np.array([table.size_bytes for table in held], dtype=np.float64)
-        keys = []
-        for way in self._ways:
-            by_rows = np.ceil(sizes / way.columns / most_bytes)
-            is_split = limit > way.fixed
-            room = np.where(is_split, limit - way.fixed, 1.0)
-            by_rows = np.where(is_split, np.maximum(by_rows, np.ceil(way.lookups / room)), by_rows)
-            is_over = ~is_split | (by_rows * way.columns > self._rank_count)
-            # More pieces than ranks would not make a rank's part smaller.
-            most = np.minimum(rows, self._rank_count // way.columns)
-            by_rows = np.maximum(1, np.minimum(by_rows, most))
-            work = way.columns * (by_rows * way.fixed + way.lookups)
-            keys.append(np.stack(np.broadcast_arrays(~way.is_open, is_over, work, by_rows)))
-        is_shut, is_over, work, by_rows = np.stack(keys, axis=1)
-        # Of equal ones the fewest columns, which come first.
-        order = np.lexsort((work, is_over, is_shut), axis=0)[0]
-        chosen = np.take_along_axis(by_rows, order[None, :], axis=0)[0]
-        cuts = zip(self._held, order.tolist(), chosen.tolist(), strict=True)
-        parts = [
-            self._pieces_from(place, self._ways[way].columns, int(n)) for place, way, n in cuts
-        ]
-        return _Pieces(
-            [shard for part in parts for shard in part.shards],
-            np.concatenate([part.work for part in parts]),
-            np.concatenate([part.sizes for part in parts]),
-        )
 
     def _is_wide(self, table: EmbeddingTable, columns: int) -> bool:
         return table.width % columns == 0 and table.width // columns >= self._rule.min_width
 
-    def _pieces_from(self, place: int, columns: int, rows: int) -> _Pieces:
+    def _cut(
+        self, held: Int64s, own_limit: float, sent_limit: float, smaller: int
+    ) -> tuple[_Cut, ...]:
+        """Tables at *held* by the cut with least work of those that keep to the limits best."""
+        most_own = max(own_limit * self._own[held].sum() / self._place_count, _LITTLE)
+        most_sent = max(sent_limit * self._sent[held].sum() / self._place_count, _LITTLE)
+        most_bytes = max(1, self._rule.max_shard_bytes // smaller)
+        keys = []
+        for way in self._ways:
+            lookups, sent = way.lookups[held], way.sent[held]
+            sizes = self._sizes[held] / way.columns
+            # More pieces than places would not make a rank's part smaller.
+            most = np.minimum(self._rows[held], self._place_count // way.columns)
+            by_rows = np.ceil(np.maximum(lookups / most_own, sizes / most_bytes))
+            by_rows = np.maximum(1, np.minimum(by_rows, most))
+            over = np.maximum(lookups / most_own, sizes / most_bytes) / by_rows
+            over = np.maximum(np.maximum(over, sent / most_sent), 1.0)
+            work = way.columns * (by_rows * sent + lookups)
+            keys.append(np.stack([~way.is_open[held], over, work, by_rows]))
+        is_shut, over, work, by_rows = np.stack(keys, axis=1)
+        # Of equal ones the fewest columns, which come first.
+        chosen = np.lexsort((work, over, is_shut), axis=0)[0]
+        rows = np.take_along_axis(by_rows, chosen[None, :], axis=0)[0]
+        columns = np.array([way.columns for way in self._ways])[chosen]
+        cuts = zip(held.tolist(), columns.tolist(), rows.astype(np.int64).tolist(), strict=True)
+        return tuple(cuts)
+
+    def _place(self, cuts: tuple[_Cut, ...], copied: tuple[int, ...]) -> _Found | None:
+        """A rank for each piece of *cuts*; None where one has no room."""
+        parts = [self._pieces(cut) for cut in cuts]
+        own, sent, sizes = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("own", "sent", "sizes")
+        )
+        room, count = self._rule.room_bytes, self._place_count
+        limit = max(_ROOM * sizes.sum() / count, sizes.max()) if room is None else room
+        copied_bytes = 0.0 if room is None else float(self._copy_bytes[list(copied)].sum())
+        loads = [values / max(values.sum(), _LITTLE) for values in (own + sent, sizes)]
+        order = np.lexsort((np.arange(len(own)), -np.maximum(*loads)))
+        places, busiest = _place_in_order(
+            order, own, sent, sizes, np.full(count, copied_bytes), float(limit), room is None
+        )
+        if math.isinf(busiest):
+            return None
+        everywhere = list(copied)
+        shared = self._own[everywhere].sum() / count + self._summed_work[everywhere].sum()
+        launches = bool(copied) * _COPY_BYTES + (self._per_place > 1) * _STEP_BYTES
+        launches /= self._rule.batch_size or _MANY
+        return _Found(cuts, places, self._per_place, copied, busiest + float(shared) + launches)
+
+    def _pieces(self, cut: _Cut) -> _Pieces:
         """The pieces of one table; those that are alike are looked at once."""
-        key = (place, columns, rows)
-        if key not in self._pieces_of:
+        if cut not in self._pieces_of:
+            place, columns, rows = cut
             table = self._tables[place]
-            shards = cut_table(place, table, columns=columns, rows=rows)
             known: dict[tuple[int, int], tuple[float, int]] = {}
             found = []
-            for shard in shards:
-                alike = (table.telling_row(shard.first_row, shard.rows), shard.rows)
-                if alike not in known:
-                    piece = table.piece(
-                        first_row=shard.first_row, rows=shard.rows, width=shard.width
-                    )
-                    work = self._work(piece.pooling_factor, piece, piece.width)
-                    known[alike] = (work, piece_bytes(piece, self._rule.optimizer))
-                found.append(known[alike])
-            columns_of = np.array(found, dtype=np.float64)
-            self._pieces_of[key] = _Pieces(shards, columns_of[:, 0], columns_of[:, 1])
-        return self._pieces_of[key]
+            for piece in cut_table(place, table, columns=columns, rows=rows):
+                parts = []
+                for shard in spread_over(piece, 0, self._per_place):
+                    alike = (table.telling_row(shard.first_row, shard.rows), shard.rows)
+                    if alike not in known:
+                        known[alike] = self._part(table, shard)
+                    parts.append(known[alike])
+                own, size = np.max(parts, axis=0)
+                found.append((own, self._sent_work(piece.width), size))
+            self._pieces_of[cut] = _Pieces(*np.array(found, dtype=np.float64).T)
+        return self._pieces_of[cut]
 
-    def _place(self, pieces: _Pieces) -> tuple[Int64s | None, float]:
-        """A rank for each of *pieces*, and the work of the busiest; None where one has no room."""
-        work, sizes, room = pieces.work, pieces.sizes, self._rule.room_bytes
-        limit = max(_ROOM * sizes.sum() / self._rank_count, sizes.max()) if room is None else room
-        shares = np.maximum(work / max(work.sum(), 1e-9), sizes / max(sizes.sum(), 1))
-        order = np.lexsort((np.arange(len(work)), -shares))
-        used = np.full(self._rank_count, 0.0 if room is None else float(self._copied_bytes))
-        ranks, busiest = _place_in_order(order, work, sizes, used, float(limit), room is None)
-        return (None if math.isinf(busiest) else ranks), busiest
+    def _part(self, table: EmbeddingTable, shard: Shard) -> tuple[float, int]:
+        """Lookups and bytes of what one rank holds."""
+        piece = table.piece(first_row=shard.first_row, rows=shard.rows, width=shard.width)
+        own = self._own_work(piece.pooling_factor, piece, piece.width)
+        return own, piece_bytes(piece, self._rule.optimizer)
 
 
 @numba.njit(cache=True, nogil=True)
 def _place_in_order(
-    order: Int64s, work: Floats, sizes: Floats, used: Floats, limit: float, is_forced: bool
+    order: Int64s,
+    own: Floats,
+    sent: Floats,
+    sizes: Floats,
+    used: Floats,
+    limit: float,
+    is_forced: bool,
 ) -> tuple[Int64s, float]:
-    """Each piece on the rank with least to do that has room; else endless, or the emptiest."""
-    done = np.zeros(len(used))
+    """Ranks of pieces, and the most lookups and vectors of any; endless where one has no room.
+
+    Each goes where the two are least afterwards, of such ranks to the one with
+    least to do; without room to the emptiest if *is_forced*.
+    """
+    lookups, vectors = np.zeros(len(used)), np.zeros(len(used))
+    most_lookups, most_vectors = 0.0, 0.0
     ranks = np.zeros(len(order), dtype=np.int64)
     for number in order:
-        best = -1
+        best, least, load = -1, np.inf, np.inf
         for rank in range(len(used)):
-            if used[rank] + sizes[number] <= limit and (best < 0 or done[rank] < done[best]):
-                best = rank
+            if used[rank] + sizes[number] > limit:
+                continue
+            after = max(most_lookups, lookups[rank] + own[number])
+            after += max(most_vectors, vectors[rank] + sent[number])
+            done = lookups[rank] + vectors[rank]
+            if after < least or (after == least and done < load):
+                best, least, load = rank, after, done
         if best < 0:
             if not is_forced:
                 return ranks, np.inf
             best = int(used.argmin())
         ranks[number] = best
-        done[best] += work[number]
         used[best] += sizes[number]
-    return ranks, float(done.max())
+        lookups[best] += own[number]
+        vectors[best] += sent[number]
+        most_lookups = max(most_lookups, lookups[best])
+        most_vectors = max(most_vectors, vectors[best])
+    return ranks, most_lookups + most_vectors

@@ -19,7 +19,7 @@ from enum import Enum
 
 import numpy as np
 
-from embeddings.balanced import cut_table, spread_rows
+from embeddings.balanced import cut_table, spread_over, spread_rows
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.plan_memory import piece_bytes
 from embeddings.sharding_task import ShardingTask, place_greedily
@@ -59,7 +59,7 @@ def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
     pieces, ranks = _place_even_pieces(of_place, held, 0.0 if hosts == 1 else _VECTOR_LOOKUPS)
     shards: list[Shard] = []
     for piece, rank in zip(pieces, ranks, strict=True):
-        shards += [piece.on_rank(rank)] if hosts == 1 else _over(piece, rank, per_host)
+        shards += [piece.on_rank(rank)] if hosts == 1 else spread_over(piece, rank, per_host)
     plan = task.plan(shards, "hugectr_auto", data_parallel=copied)
     return replace(plan, summed_in_host=tuple(held)) if hosts > 1 else plan
 
@@ -104,23 +104,6 @@ def _piece_of(task: ShardingTask, piece: Shard) -> EmbeddingTable:
     return task.tables[piece.table].piece(
         first_row=piece.first_row, rows=piece.rows, width=piece.width
     )
-
-
-def _over(piece: Shard, host: int, per_host: int) -> list[Shard]:
-    """A piece by rows over the ranks of *host*."""
-    count = min(per_host, piece.rows)
-    bounds = [piece.rows * number // count for number in range(count + 1)]
-    return [
-        Shard(
-            piece.table,
-            host * per_host + number,
-            piece.first_row + bounds[number],
-            bounds[number + 1] - bounds[number],
-            piece.first_column,
-            piece.width,
-        )
-        for number in range(count)
-    ]
 
 
 def shard_as_hybrid(task: ShardingTask) -> ShardingPlan:

@@ -92,11 +92,22 @@ def build_index_data(
 
 
 def lengths_from_offsets(
-    source: str, offsets: Any, *, index_count: int, table_count: int
+    source: str,
+    offsets: Any,
+    *,
+    index_count: int,
+    table_count: int,
+    sample_count: int | None = None,
 ) -> Int64s:
-    """Bag lengths from where each bag begins; a last entry for the end may be left out."""
+    """Bag lengths from where each bag begins, with or without a last entry for the end.
+
+    A last entry that is the number of indices is the end, unless the bags before it do not
+    divide by the tables or are not *sample_count* a table: then an empty bag begins there.
+    """
     starts = whole_numbers(np.asarray(offsets).ravel(), where=f"{source}, offsets")
-    if len(starts) % table_count == 0 or (len(starts) and starts[-1] != index_count):
+    samples, remainder = divmod(len(starts) - 1, table_count)
+    is_complete = samples > 0 and not remainder and samples == (sample_count or samples)
+    if not is_complete or starts[-1] != index_count:
         starts = np.concatenate([starts, [index_count]])
     if len(starts) < 2 or (len(starts) - 1) % table_count:
         raise InputError(

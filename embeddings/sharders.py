@@ -97,8 +97,27 @@ def _random(task: ShardingTask) -> ShardingPlan:
     return task.whole(ranks, "random")
 
 
+def _size_even(task: ShardingTask) -> ShardingPlan:
+    """Largest first, to the rank with fewest bytes of those with less than their share of tables.
+
+    As NVIDIA's DLRM examples do it, which look at room no more than this does.
+    """
+    share = -(-len(task.tables) // task.rank_count)
+    sizes = [piece_bytes(table, task.optimizer) for table in task.tables]
+    used, held = [0] * task.rank_count, [0] * task.rank_count
+    ranks = [0] * len(sizes)
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        is_open = (rank for rank in range(task.rank_count) if held[rank] < share)
+        rank = min(is_open, key=lambda rank: used[rank])
+        ranks[place] = rank
+        used[rank] += sizes[place]
+        held[rank] += 1
+    return task.whole(ranks, "size_even")
+
+
 def _balanced(task: ShardingTask) -> ShardingPlan:
     rule = PlacementRule(
+        batch_size=task.batch_size,
         max_shard_bytes=max(1, task.room_bytes // 2),
         room_bytes=task.room_bytes,
         optimizer=task.optimizer,
@@ -123,6 +142,7 @@ SHARDERS: dict[str, Sharder] = {
     "size_lookup_greedy": _greedy("size_lookup_greedy", size_lookup_cost),
     "balanced": _balanced,
     "row_wise": _row_wise,
+    "size_even": _size_even,
     "torchrec": shard_as_torchrec,
     "hugectr_auto": shard_as_hugectr,
 }

@@ -63,7 +63,11 @@ def load_torch_indices(path: Path) -> IndexData:
     indices, offsets, lengths = (part.numpy() for part in content)
     data = build_index_data(str(path), indices=indices, lengths=lengths)
     bags = lengths_from_offsets(
-        str(path), offsets, index_count=len(data.indices), table_count=len(data.lengths)
+        str(path),
+        offsets,
+        index_count=len(data.indices),
+        table_count=len(data.lengths),
+        sample_count=data.sample_count,
     )
     if bags.shape != data.lengths.shape or (bags != data.lengths).any():
         raise InputError(f"{path}: ragged: offsets and lengths do not say the same bags.")

@@ -121,13 +121,3 @@ class Device:
     def supports(self, dtype: DType) -> bool:
         """Whether a matrix product of *dtype* has its own rate."""
         return dtype in self.peak_flops
-
-    def gemm_flops(self, dtype: DType) -> float:
-        """The dense peak of a matrix product of *dtype*."""
-        if dtype not in self.peak_flops:
-            known = ", ".join(known.value for known in self.peak_flops)
-            raise TopologyError(
-                f"device {self.name}: cannot multiply {dtype.value}; it has {known}. "
-                "Choose one of these precisions, or another GPU."
-            )
-        return self.peak_flops[dtype]

@@ -2,11 +2,10 @@
 
 from traces.job_trace import JobTrace, load_job_trace, load_job_traces
 from traces.kineto import load_kineto
-from traces.trace import Category, Flow, ReadReport, Trace, TraceColumns
+from traces.trace import Category, ReadReport, Trace, TraceColumns
 
 __all__ = [
     "Category",
-    "Flow",
     "JobTrace",
     "ReadReport",
     "Trace",

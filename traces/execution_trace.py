@@ -88,11 +88,6 @@ class ExecutedOperator:
     outputs: tuple[Argument, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def input_shapes(self) -> tuple[Any, ...]:
-        """The shapes of the inputs."""
-        return tuple(argument.shape for argument in self.inputs)
-
 
 @dataclass(frozen=True, slots=True)
 class ExecutionTrace:

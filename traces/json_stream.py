@@ -69,7 +69,6 @@ class ObjectStream:
     limits: Limits = DEFAULT_LIMITS
     faults: StreamFaults = field(default_factory=StreamFaults)
     surroundings: dict[str, Any] = field(default_factory=dict)
-    is_truncated: bool = False
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield the objects in order, a list at a time."""
@@ -190,7 +189,6 @@ class ObjectStream:
         return piece
 
     def _note_truncation(self, rest: bytes, offset: int) -> None:
-        self.is_truncated = True
         lost = len(rest.strip())
         self.faults.add(
             f"file ends early; {lost} bytes of an unfinished object left out", f"byte {offset}"
@@ -198,7 +196,6 @@ class ObjectStream:
 
     def _truncated_gzip(self, chunks: Chunks, offset: int) -> None:
         if chunks.fault:
-            self.is_truncated = True
             self.faults.add(f"compressed file is damaged: {chunks.fault}", f"byte {offset}")
 
     def _parse_surroundings(self, head: bytes, tail: bytes) -> dict[str, Any]:

@@ -26,15 +26,14 @@ from traces.kineto_rows import (
     quick_rows,
 )
 from traces.packed import DEFAULT_LIMITS, Limits
-from traces.trace import Flow, ReadReport, Trace
+from traces.trace import ReadReport, Trace
 
 MOST_RANKS = 2**20
 """No job has more ranks; a larger number is damage."""
 _LARGEST_BASE_NS = 2**61
 MAX_FAULTY_RATIO = 0.05
-_FLOW_CATEGORY = "fwdbwd"
 # A tuple: a damaged phase need not be hashable.
-_ARROWS_AND_MARKS = ("s", "f", "t", "i")
+_ARROWS_NAMES_AND_MARKS = ("s", "f", "t", "i", "M")
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[_.-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -71,9 +70,6 @@ class _Reader:
         self.rows = RowBuffer()
         self.objects = 0
         self.left_out: dict[str, int] = {}
-        self.threads: dict[int, str] = {}
-        self.flow_starts: dict[Any, tuple[int, int]] = {}
-        self.flow_ends: dict[Any, tuple[int, int]] = {}
 
     def add(self, batch: list[Any]) -> None:
         """Take what is kept from a batch of objects."""
@@ -94,8 +90,8 @@ class _Reader:
         arrows = [item for item in batch if item["ph"] != "X"]
         self._leave_out("arrows, names and marks", len(arrows))
         for item in arrows:
-            if item.get("cat") == _FLOW_CATEGORY or item["ph"] not in _ARROWS_AND_MARKS:
-                self._add_other(item)
+            if item["ph"] not in _ARROWS_NAMES_AND_MARKS:
+                self._check_phase(item)
         if len(spans) + len(arrows) < len(batch):
             for item in batch:
                 if item["ph"] == "X" and not (item["cat"] in CATEGORIES or is_module(item)):
@@ -107,7 +103,7 @@ class _Reader:
                 self._fault("something that is no object")
             elif item.get("ph") != "X":
                 self._leave_out("arrows, names and marks")
-                self._add_other(item)
+                self._check_phase(item)
             elif not _is_kept(item):
                 self._leave_out_category(item.get("cat"))
             else:
@@ -123,29 +119,11 @@ class _Reader:
             self.stream.faults.add(oddity, f"object {self.objects}")
         self.rows.add(row)
 
-    def _add_other(self, item: dict[str, Any]) -> None:
+    def _check_phase(self, item: dict[str, Any]) -> None:
         phase = item.get("ph")
         if not isinstance(phase, str) or len(phase) != 1:
             self._leave_out("arrows, names and marks", -1)
             self._fault("object without a phase `ph`")
-        elif phase in ("s", "f") and item.get("cat") == _FLOW_CATEGORY:
-            self._add_flow(item)
-        elif phase == "M" and item.get("name") == "thread_name":
-            self._add_thread_name(item)
-
-    def _add_flow(self, item: dict[str, Any]) -> None:
-        try:
-            stamp = (int(item["tid"]), round(float(item["ts"]) * 1000))
-            ends = self.flow_starts if item["ph"] == "s" else self.flow_ends
-            ends[item["id"]] = stamp
-        except (KeyError, TypeError, ValueError, OverflowError):
-            self.stream.faults.add("flow without id, thread or stamp", f"object {self.objects}")
-
-    def _add_thread_name(self, item: dict[str, Any]) -> None:
-        arguments = item.get("args")
-        thread = item.get("tid")
-        if isinstance(arguments, dict) and isinstance(thread, int):
-            self.threads[thread] = str(arguments.get("name", ""))
 
     def _leave_out_category(self, category: object) -> None:
         if isinstance(category, str):
@@ -182,8 +160,6 @@ class _Reader:
             columns=columns,
             names=tuple(self.names),
             details=tuple(self.details),
-            thread_names=self.threads,
-            flows=self._flows(base_ns),
             devices=_devices_of(around),
             properties={k: v for k, v in around.items() if k != "deviceProperties"},
             report=report,
@@ -195,14 +171,6 @@ class _Reader:
             return value
         self.stream.faults.add("baseTimeNanoseconds is no possible moment; read as 0", "the head")
         return 0
-
-    def _flows(self, base_ns: int) -> tuple[Flow, ...]:
-        flows = []
-        for key, (thread, stamp_ns) in self.flow_starts.items():
-            if key in self.flow_ends:
-                target, target_ns = self.flow_ends[key]
-                flows.append(Flow(thread, base_ns + stamp_ns, target, base_ns + target_ns))
-        return tuple(flows)
 
 
 def _is_kept(item: dict[str, Any]) -> bool:

@@ -40,55 +40,42 @@ SHAPE_FIELDS = ("Input Dims", "Input type", "Concrete Inputs")
 GEOMETRY_FIELDS = (
     "grid",
     "block",
-    "blocks per SM",
-    "warps per SM",
     "registers per thread",
     "shared memory",
-    "est. achieved occupancy %",
-    "priority",
 )
 COLLECTIVE_FIELDS = (
     "Collective name",
     "In msg nelems",
     "Out msg nelems",
-    "Group size",
     "dtype",
-    "In split size",
-    "Out split size",
     "Process Group Name",
     "Process Group Description",
     "Process Group Ranks",
     "Src Rank",
     "Dst Rank",
-    "Seq",
 )
 WAIT_FIELDS = (
     "cuda_sync_kind",
     "wait_on_stream",
     "wait_on_cuda_event_record_corr_id",
-    "wait_on_cuda_event_id",
 )
 ARGUMENT_FIELDS = (
     "correlation",
-    "External id",
     "stream",
     "device",
     "Sequence number",
     "Fwd thread id",
     "bytes",
-    "graph node id",
 )
 # The columns that `tid` and then ARGUMENT_FIELDS become, in that order.
 NUMBER_COLUMNS = (
     "thread",
     "correlation",
-    "external",
     "stream",
     "device",
     "sequence",
     "forward_thread",
     "size_bytes",
-    "graph_task",
 )
 
 
@@ -254,13 +241,11 @@ def _quick_numbers(spans: list[dict[str, Any]], arguments: list[dict[str, Any]])
         (
             span["tid"],
             take("correlation", ABSENT),
-            take("External id", ABSENT),
             take("stream", ABSENT),
             take("device", ABSENT),
             take("Sequence number", ABSENT),
             take("Fwd thread id", ABSENT),
             take("bytes", ABSENT),
-            take("graph node id", ABSENT),
         )
         for span, take in zip(spans, [argument.get for argument in arguments], strict=True)
     ]

@@ -45,13 +45,11 @@ class TraceColumns:
     name: np.ndarray[Any, np.dtype[np.int32]]
     thread: Int64Column
     correlation: Int64Column
-    external: Int64Column
     stream: Int64Column
     device: Int64Column
     sequence: Int64Column
     forward_thread: Int64Column
     size_bytes: Int64Column
-    graph_task: Int64Column
     detail: np.ndarray[Any, np.dtype[np.int32]]
 
     def __len__(self) -> int:
@@ -72,16 +70,6 @@ class TraceColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
-    """An arrow from a forward operator to its backward operator, by thread and time."""
-
-    source_thread: int
-    source_ns: int
-    target_thread: int
-    target_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReadReport:
     """What a reader did with a file: counts, and every fault it met."""
 
@@ -90,15 +78,10 @@ class ReadReport:
     left_out: dict[str, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
 
-    @property
-    def dropped_by_fault(self) -> int:
-        """Objects that were left out because something in them was wrong."""
-        return self.left_out.get("faulty", 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one rank did. `names`, `details` and `thread_names` are looked up by number."""
+    """What one rank did. `names` and `details` are looked up by number."""
 
     document: str
     rank: int
@@ -106,8 +89,6 @@ class Trace:
     columns: TraceColumns
     names: tuple[str, ...]
     details: tuple[bytes, ...]
-    thread_names: dict[int, str]
-    flows: tuple[Flow, ...]
     devices: tuple[dict[str, Any], ...]
     properties: dict[str, Any]
     report: ReadReport

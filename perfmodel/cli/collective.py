@@ -15,13 +15,12 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.reading import check_end, read_packed_text
 from perfmodel.base.units import parse_size
 from perfmodel.base.writing import STDOUT, write_output
-from perfmodel.cli.options import CalibrationFiles, JsonFile
+from perfmodel.cli.options import CalibrationFiles, JsonFile, Machine, parse_ranks
 
 if TYPE_CHECKING:
     from perfmodel.reports.collective import CollectiveAnswer, SizeSweep
 
 app = typer.Typer(rich_markup_mode=None)
-MAX_LISTED_RANKS = 1_000_000
 
 EPILOG = """\b
 Examples:
@@ -35,10 +34,7 @@ Examples:
 
 @app.command(epilog=EPILOG)
 def collective(
-    topology: Annotated[
-        str,
-        typer.Option(metavar="NAME|FILE", help="Machine: a file or a name of the catalog."),
-    ],
+    topology: Machine,
     kind: Annotated[
         CollectiveKind,
         typer.Option(
@@ -151,20 +147,6 @@ def _read_ranks(text: str | None) -> int | tuple[int, ...] | None:
     if text is None:
         return None
     return int(text) if text.strip().isdecimal() else parse_ranks(text)
-
-
-def parse_ranks(text: str) -> tuple[int, ...]:
-    """Read a list of ranks such as `0-3,8-11`."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
-            raise InputError(f"ranks: must be like 0-3,8-11, got {text!r}.")
-        low, high = int(first), int(last or first)
-        if high < low or high - low > MAX_LISTED_RANKS:
-            raise InputError(f"ranks: {part!r} must run upwards, at most {MAX_LISTED_RANKS} ranks.")
-        found.extend(range(low, high + 1))
-    return tuple(found)
 
 
 def _read_beside(text: str) -> tuple[str, int, tuple[int, ...]]:

@@ -12,6 +12,7 @@ from perfmodel.cli.options import (
     ExecutorChoice,
     ExecutorOption,
     JsonFile,
+    Overrides,
     PlotFile,
     Quiet,
     RayAddress,
@@ -51,10 +52,7 @@ def compare(
     hosts: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Hosts of those machines.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a workload field; repeatable."),
-    ] = None,
+    overrides: Overrides = None,
     stack: Annotated[
         str | None, typer.Option(metavar="NAME[,NAME...]", help="Software stacks.")
     ] = None,

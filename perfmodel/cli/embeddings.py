@@ -12,12 +12,12 @@ import typer
 
 from perfmodel import api
 from perfmodel.base.writing import STDOUT, write_file, write_output
+from perfmodel.cli.options import JsonFile
 from perfmodel.cli.outputs import Outputs
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 SCHEMA_VERSION = 1
-SHOWN = 20
 
 
 @app.callback()
@@ -29,9 +29,7 @@ def embeddings() -> None:
 def describe(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="npz, npy, parquet, pt or pth.")],
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of a batch.")] = 4096,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - is stdout.")
-    ] = None,
+    json_file: JsonFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw reuse and pooling.")
     ] = None,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfmodel.cli.options import JobOut, Overwrite, Workers
+
 if TYPE_CHECKING:
     from perfmodel.emulation.telling import EmulatedJob
 
@@ -38,7 +40,7 @@ def emulate(
     device: Annotated[
         str, typer.Option(metavar="NAME", help="GPU, e.g. h100_sxm or a100_sxm_80gb.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="JOB", help="Folder to write the job to.")],
+    out: JobOut,
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,9 +52,7 @@ def emulate(
         int | None,
         typer.Option(metavar="N", min=1, help="GPUs of a host: 8, or as many as there are ranks."),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a job that is in the folder already.")
-    ] = False,
+    overwrite: Overwrite = False,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Run every rank, not a few that prove the others.")
     ] = False,
@@ -75,7 +75,7 @@ def emulate(
     executor: Annotated[
         str, typer.Option(help="Where crews of ranks run: serial, ray or auto.")
     ] = "auto",
-    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Ray workers.")] = None,
+    workers: Workers = None,
 ) -> None:
     """Run a torch training script on virtual GPUs and write what it asks of them as a job."""
     from perfmodel import api

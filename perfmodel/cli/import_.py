@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.base.writing import STDOUT
-from perfmodel.cli.options import Quiet
+from perfmodel.cli.options import JobOut, JsonFile, Overwrite, Quiet
 from perfmodel.cli.recorded_outputs import (
     FileProgress,
     limits_of,
@@ -39,21 +39,16 @@ def import_traces(
             "a folder of such. What a file is, is told by its content.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="JOB", help="Folder to write the job to.")],
+    out: JobOut,
     strict: Annotated[
         bool, typer.Option("--strict", help="Any fault of the traces is an error.")
     ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a job that is in the folder already.")
-    ] = False,
+    overwrite: Overwrite = False,
     limits_factor: Annotated[
         float,
         typer.Option(metavar="FACTOR", help="Times as much as usual that a file may unpack to."),
     ] = 1.0,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write what was found as JSON; - is stdout."),
-    ] = None,
+    json_file: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Turn recorded traces of all ranks into a job, and replay it once to score it."""

@@ -128,7 +128,9 @@ class ComparisonOutputs:
         from perfmodel.reports import comparing
 
         if self.csv_file is not None:
-            write_file(self.csv_file, comparing.to_comparison_csv(comparison))
+            from perfmodel.reports.document import to_csv
+
+            write_file(self.csv_file, to_csv(comparing.to_comparison_rows(comparison)))
         if self.plot_file is not None:
             comparison.plot(self.plot_file)
         if self.report_file is not None:

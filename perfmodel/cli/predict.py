@@ -15,12 +15,22 @@ from perfmodel.cli.options import (
     CsvFile,
     ExecutorChoice,
     ExecutorOption,
+    IndicesFile,
+    Isolated,
     JsonFile,
+    Overrides,
     PlotFile,
+    Price,
     Quiet,
+    RanksPerHost,
     RayAddress,
     ReportFile,
+    Samples,
+    Seed,
+    Stack,
+    TablesFile,
     Workers,
+    parse_ranks,
 )
 from perfmodel.cli.outputs import ComparisonOutputs, Outputs
 from perfmodel.prediction.scenario import (
@@ -52,123 +62,106 @@ Examples:
 """
 
 
+AnyMachine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE", help="Machine: a file or a name from `perfmodel topology list`."
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help=f"Model: a file or a name from --list; default: {DEFAULT_WORKLOAD}.",
+    ),
+]
+JobFolder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JOB", help="Instead of a model: a folder that `import` or `save_job` wrote."
+    ),
+]
+ScenarioFile = Annotated[
+    Path | None,
+    typer.Option("--scenario", metavar="FILE", help="The whole question from a file."),
+]
+Sweeps = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUES",
+        help="Ask over several values, e.g. batch=4096:65536:x2; repeatable.",
+    ),
+]
+ListModels = Annotated[
+    bool, typer.Option("--list", help="List the workloads and stacks that come along.")
+]
+Hosts = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Number of hosts, e.g. 16; default: 1.")
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Sharding plan as JSON, e.g. from `rank --plan-out`."),
+]
+OldMachine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="With --job and --topology: the machine of a recording; default: by its GPUs.",
+    ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="With --job and --topology: answer doubtful ones, too.")
+]
+NoInterference = Annotated[
+    bool,
+    typer.Option("--no-interference", help="Let what overlaps take as long as alone."),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option("--trace-out", metavar="FILE", help="Write a timeline for Perfetto."),
+]
+TraceRanks = Annotated[
+    str | None,
+    typer.Option("--ranks", metavar="N[,N...]", help="Ranks of that timeline, e.g. 0,8-15."),
+]
+RequireFit = Annotated[
+    bool, typer.Option("--require-fit", help="Exit 1 if it does not fit in memory.")
+]
+
+
 @app.command(epilog=EPILOG)
 def predict(
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE", help="Machine: a file or a name from `perfmodel topology list`."
-        ),
-    ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help=f"Model: a file or a name from --list; default: {DEFAULT_WORKLOAD}.",
-        ),
-    ] = None,
-    job: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JOB", help="Instead of a model: a folder that `import` or `save_job` wrote."
-        ),
-    ] = None,
-    scenario_file: Annotated[
-        Path | None,
-        typer.Option("--scenario", metavar="FILE", help="The whole question from a file."),
-    ] = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUES",
-            help="Ask over several values, e.g. batch=4096:65536:x2; repeatable.",
-        ),
-    ] = None,
-    list_workloads: Annotated[
-        bool, typer.Option("--list", help="List the workloads and stacks that come along.")
-    ] = False,
-    hosts: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Number of hosts, e.g. 16; default: 1.")
-    ] = None,
-    ranks_per_host: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Ranks on each host, e.g. 4; default: one per GPU."),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a workload field, e.g. batch=4096; repeatable.",
-        ),
-    ] = None,
-    tables: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Tables instead of the model's: YAML, CSV or JSON."),
-    ] = None,
-    indices: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Real indices of those tables: npz, parquet or pt."),
-    ] = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Sharding plan as JSON, e.g. from `rank --plan-out`."),
-    ] = None,
-    stack: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE", help="Software stack, e.g. pytorch_eager; default: the workload's."
-        ),
-    ] = None,
-    was: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="With --job and --topology: the machine of a recording; default: by its GPUs.",
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="With --job and --topology: answer doubtful ones, too.")
-    ] = False,
+    topology: AnyMachine = None,
+    workload: Model = None,
+    job: JobFolder = None,
+    scenario_file: ScenarioFile = None,
+    sweep: Sweeps = None,
+    list_workloads: ListModels = False,
+    hosts: Hosts = None,
+    ranks_per_host: RanksPerHost = None,
+    overrides: Overrides = None,
+    tables: TablesFile = None,
+    indices: IndicesFile = None,
+    plan: PlanFile = None,
+    stack: Stack = None,
+    was: OldMachine = None,
+    force: Force = False,
     calibration: CalibrationFiles = None,
-    isolated: Annotated[
-        bool,
-        typer.Option("--isolated", help="Answer with one iteration that starts at a barrier."),
-    ] = False,
-    no_interference: Annotated[
-        bool,
-        typer.Option("--no-interference", help="Let what overlaps take as long as alone."),
-    ] = False,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Seed of the interval's samples.")
-    ] = 0,
-    samples: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=2, help="How often uncertain costs are drawn for the interval."
-        ),
-    ] = DEFAULT_SAMPLES,
+    isolated: Isolated = False,
+    no_interference: NoInterference = False,
+    seed: Seed = 0,
+    samples: Samples = DEFAULT_SAMPLES,
     executor: ExecutorOption = ExecutorChoice.AUTO,
     workers: Workers = None,
     ray_address: RayAddress = None,
     json_file: JsonFile = None,
-    trace_file: Annotated[
-        Path | None,
-        typer.Option("--trace-out", metavar="FILE", help="Write a timeline for Perfetto."),
-    ] = None,
-    trace_ranks: Annotated[
-        str | None,
-        typer.Option("--ranks", metavar="N[,N...]", help="Ranks of that timeline, e.g. 0,8-15."),
-    ] = None,
+    trace_file: TraceFile = None,
+    trace_ranks: TraceRanks = None,
     report_file: ReportFile = None,
     csv_file: CsvFile = None,
     plot_file: PlotFile = None,
-    price: Annotated[
-        float | None, typer.Option(metavar="MONEY", min=0, help="Price of a GPU for an hour.")
-    ] = None,
-    require_fit: Annotated[
-        bool, typer.Option("--require-fit", help="Exit 1 if it does not fit in memory.")
-    ] = False,
+    price: Price = None,
+    require_fit: RequireFit = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict how long one training iteration takes, and why."""
@@ -177,42 +170,47 @@ def predict(
 
         list_models()
         return
-    mode = Mode.ISOLATED if isolated else Mode.PERIOD
-    interference = Interference.LEFT_OUT if no_interference else Interference.COUNTED
-    constants = tuple(calibration or ())
+    of_model = {
+        "workload": workload,
+        "set": overrides,
+        "ranks_per_host": ranks_per_host,
+        "tables": tables,
+        "indices": indices,
+        "plan": plan,
+    }
+    how: dict[str, Any] = {
+        "stack": stack,
+        "mode": Mode.ISOLATED if isolated else Mode.PERIOD,
+        "seed": seed,
+        "samples": samples,
+        "interference": Interference.LEFT_OUT if no_interference else Interference.COUNTED,
+        "calibration": tuple(calibration or ()),
+    }
     scenario: Scenario | JobScenario
     if scenario_file is not None:
-        _check_alone("--scenario", "the file is the question", topology=topology, job=job)
-        _check_alone("--scenario", "the file is the question", workload=workload, set=overrides)
-        _check_alone("--scenario", "the file is the question", hosts=hosts, stack=stack)
-        _check_alone("--scenario", "the file is the question", calibration=calibration)
         from perfmodel.prediction.scenario_file import load_scenario
 
+        why = "the file is the question"
+        _check_alone("--scenario", why, topology=topology, job=job, hosts=hosts, **of_model)
+        _check_alone("--scenario", why, stack=stack, calibration=calibration, isolated=isolated)
+        _check_alone("--scenario", why, no_interference=no_interference, was=was, force=force)
+        _check_alone("--scenario", why, seed=seed, samples=samples != DEFAULT_SAMPLES)
         scenario = load_scenario(scenario_file)
     elif job is not None:
-        told = {"workload": workload, "set": overrides, "ranks_per_host": ranks_per_host}
-        _check_alone("--job", "the job says what runs", **told)
-        _check_alone("--job", "the job says what runs", tables=tables, indices=indices, plan=plan)
-        scenario = JobScenario(
-            job, topology, hosts, stack, mode, seed, samples, interference, constants, was, force
-        )
+        _check_alone("--job", "the job says what runs", **of_model)
+        scenario = JobScenario(job, topology, hosts, was=was, force=force, **how)
     else:
         _check_alone("a model", "they are about recorded jobs", was=was, force=force)
         scenario = Scenario(
-            topology=_first(topology, sweep),
+            topology=_first_machine(topology, sweep),
             workload=workload or DEFAULT_WORKLOAD,
             overrides=tuple(overrides or ()),
             hosts=hosts or 1,
             ranks_per_host=ranks_per_host,
-            stack=stack,
-            mode=mode,
-            seed=seed,
-            samples=samples,
             tables=_text(tables),
             indices=_text(indices),
             plan=_text(plan),
-            interference=interference,
-            calibration=constants,
+            **how,
         )
     place: dict[str, Any] = {
         "executor": executor.value,
@@ -220,7 +218,9 @@ def predict(
         "ray_address": ray_address,
     }
     if sweep:
-        _check_alone("--sweep", "it has several answers", trace_out=trace_file, price=price)
+        why = "it has several answers"
+        _check_alone("--sweep", why, trace_out=trace_file, ranks=trace_ranks, price=price)
+        _check_alone("--sweep", why, require_fit=require_fit)
         files = ComparisonOutputs(json_file, csv_file, plot_file, report_file)
         _sweep(scenario, sweep, files, quiet, place)
         return
@@ -231,8 +231,18 @@ def predict(
         csv_file=csv_file,
         plot_file=plot_file,
         price_per_gpu_hour=price,
-        trace_ranks=_read_ranks(trace_ranks),
+        trace_ranks=None if trace_ranks is None else parse_ranks(trace_ranks),
     )
+    _predict(scenario, outputs, require_fit, quiet, place)
+
+
+def _predict(
+    scenario: Scenario | JobScenario,
+    outputs: Outputs,
+    require_fit: bool,
+    quiet: bool,
+    place: dict[str, Any],
+) -> None:
     outputs.check()
     from perfmodel import api
     from perfmodel.reports.progress import show_progress
@@ -266,39 +276,23 @@ def _sweep(
     files.write(comparison)
 
 
-def _first(topology: str | None, sweep: list[str] | None) -> str:
+def _first_machine(topology: str | None, sweep: list[str] | None) -> str:
     """The machine; where machines are swept, the first of them stands for it."""
+    if topology is not None:
+        return topology
     for text in sweep or ():
         key, _, values = text.partition("=")
-        if key.strip() == "topology" and topology is None:
+        if key.strip() == "topology":
             return values.split(",")[0]
-    return _check_machine(topology)
-
-
-def _read_ranks(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    ranks: list[int] = []
-    for piece in text.split(","):
-        first, _, last = piece.strip().partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
-            raise typer.BadParameter("must be like 0,8-15", param_hint="--ranks")
-        ranks += range(int(first), int(last or first) + 1)
-    return tuple(ranks)
+    raise typer.BadParameter(
+        "say which machine, for example --topology dgx_h100.yaml; "
+        "`perfmodel topology list` shows them",
+        param_hint="--topology",
+    )
 
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
-
-
-def _check_machine(topology: str | None) -> str:
-    if topology is None:
-        raise typer.BadParameter(
-            "say which machine, for example --topology dgx_h100.yaml; "
-            "`perfmodel topology list` shows them",
-            param_hint="--topology",
-        )
-    return topology
 
 
 def _check_alone(beside: str, why: str, **options: object) -> None:

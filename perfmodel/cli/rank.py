@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.base.errors import PlanError
-from perfmodel.base.writing import STDOUT
+from perfmodel.base.writing import STDOUT, write_file, write_output
 from perfmodel.cli.options import (
     CalibrationFiles,
+    CsvFile,
+    IndicesFile,
+    Isolated,
     JsonFile,
+    Machine,
     NearExecutorOption,
+    Overrides,
     Quiet,
+    RanksPerHost,
     RayAddress,
+    ReportFile,
+    Samples,
+    Seed,
+    Stack,
+    TablesFile,
     Workers,
     executor_word,
 )
 from perfmodel.cli.outputs import Outputs, name_files
 from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
+
+if TYPE_CHECKING:
+    from perfmodel.planning.question import RankQuestion
+    from perfmodel.planning.ranking import RankBy, Ranking
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -35,36 +50,21 @@ Examples:
 
 @app.command(epilog=EPILOG)
 def rank(
-    topology: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Machine: a file or a catalog name.")
-    ],
+    topology: Machine,
     workload: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Recommendation model to train.")
     ] = DEFAULT_WORKLOAD,
-    tables: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Tables instead of the model's: YAML, CSV or JSON."),
-    ] = None,
-    indices: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Real indices of those tables: npz, parquet or pt."),
-    ] = None,
+    tables: TablesFile = None,
+    indices: IndicesFile = None,
     batch: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Samples an iteration, all ranks.")
     ] = None,
     hosts: Annotated[int, typer.Option(metavar="N", min=1, help="Number of hosts.")] = 1,
-    ranks_per_host: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Ranks on each host.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a workload field; repeatable."),
-    ] = None,
-    stack: Annotated[str | None, typer.Option(metavar="NAME", help="Software stack.")] = None,
+    ranks_per_host: RanksPerHost = None,
+    overrides: Overrides = None,
+    stack: Stack = None,
     calibration: CalibrationFiles = None,
-    isolated: Annotated[
-        bool, typer.Option("--isolated", help="Judge one iteration that starts at a barrier.")
-    ] = False,
+    isolated: Isolated = False,
     sharder: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A sharder; repeatable; default: all; `none` for none."),
@@ -86,62 +86,47 @@ def rank(
     by: Annotated[
         str, typer.Option(metavar="nominal|mean|p95", help="What the order is by.")
     ] = "nominal",
-    samples: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=2, help="How often uncertain costs are drawn for the interval."
-        ),
-    ] = DEFAULT_SAMPLES,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of all draws.")] = 0,
+    samples: Samples = DEFAULT_SAMPLES,
+    seed: Seed = 0,
     executor: NearExecutorOption = None,
     workers: Workers = None,
     ray_address: RayAddress = None,
     json_file: JsonFile = None,
-    csv_file: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write CSV.")
-    ] = None,
-    report_file: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE.html", help="Write a web page.")
-    ] = None,
-    best_file: Annotated[
+    csv_file: CsvFile = None,
+    report_file: ReportFile = None,
+    plan_file: Annotated[
         Path | None,
         typer.Option("--plan-out", metavar="FILE.json", help="Write the first plan as JSON."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Order sharding plans of a recommendation model, fastest first; exit 1 if none fits."""
-    from embeddings.sharders import SHARDERS
     from perfmodel import api
     from perfmodel.planning.question import RankQuestion
-    from perfmodel.planning.ranking import RankBy
     from perfmodel.reports.progress import show_progress
 
-    Outputs(
-        json_file=json_file, csv_file=csv_file, report_file=report_file, plan_file=best_file
-    ).check()
-    words = [known.value for known in RankBy]
-    if by not in words:
-        raise typer.BadParameter(f"must be one of {', '.join(words)}", param_hint="--by")
-    changes = tuple(overrides or ()) + (() if batch is None else (f"batch={batch}",))
-    named = tuple(SHARDERS) if not sharder else tuple(name for name in sharder if name != "none")
+    files = Outputs(
+        json_file=json_file, csv_file=csv_file, report_file=report_file, plan_file=plan_file
+    )
+    files.check()
     question = RankQuestion(
         topology=topology,
         workload=workload,
-        overrides=changes,
+        overrides=(*(overrides or ()), *(() if batch is None else (f"batch={batch}",))),
         tables=None if tables is None else str(tables),
         indices=None if indices is None else str(indices),
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         stack=stack,
         mode=Mode.ISOLATED if isolated else Mode.PERIOD,
-        sharders=named,
+        sharders=_name_sharders(sharder),
         plan_files=tuple(plan or ()),
         enumerate_limit=enumerate_limit,
         search_seconds=search,
         searches=workers or 1,
         samples=samples,
         batches=batches,
-        rank_by=RankBy(by),
+        rank_by=_read_order(by),
         seed=seed,
         calibration=tuple(calibration or ()),
     )
@@ -153,21 +138,51 @@ def rank(
             ray_address=ray_address,
             on_phase=progress,
         )
-    from perfmodel.reports.rank.page import RankFiles
+    _write(files, ranking, question)
 
-    RankFiles(json_file, csv_file, report_file, best_file).write(ranking, question)
-    if json_file != STDOUT:
+
+def _name_sharders(words: list[str] | None) -> tuple[str, ...]:
+    from embeddings.sharders import SHARDERS
+
+    return tuple(word for word in words if word != "none") if words else tuple(SHARDERS)
+
+
+def _read_order(by: str) -> RankBy:
+    from perfmodel.planning.ranking import RankBy
+
+    words = [known.value for known in RankBy]
+    if by not in words:
+        raise typer.BadParameter(f"must be one of {', '.join(words)}", param_hint="--by")
+    return RankBy(by)
+
+
+def _write(files: Outputs, ranking: Ranking, question: RankQuestion) -> None:
+    """Write and print *ranking* where it was asked for; an error if no plan fits."""
+    from perfmodel.reports.document import to_csv
+    from perfmodel.reports.rank import (
+        print_ranking,
+        to_plan_lines,
+        to_ranking_json,
+        to_ranking_rows,
+    )
+
+    if files.json_file is not None:
+        write_output(files.json_file, to_ranking_json(ranking, question))
+    if files.csv_file is not None:
+        write_file(files.csv_file, to_csv(to_ranking_rows(ranking)))
+    if files.report_file is not None:
+        from perfmodel.reports.pages.plans import build_rank_page
+
+        write_file(files.report_file, build_rank_page(ranking, question))
+    is_shown = files.json_file != STDOUT
+    if is_shown:
         from rich.console import Console
 
-        from perfmodel.reports.rank.table import print_ranking
-
         print_ranking(ranking, Console(width=None if sys.stdout.isatty() else 140, highlight=False))
-        name_files(json_file, csv_file, report_file)
-        if best_file is not None and ranking.fits:
-            from perfmodel.reports.rank.page import to_plan_lines
-
-            print("\n".join(to_plan_lines(ranking, best_file)))
+        name_files(files.json_file, files.csv_file, files.report_file)
+    if files.plan_file is not None:
+        ranking.save_plan(files.plan_file)
+        if is_shown:
+            print("\n".join(to_plan_lines(ranking, files.plan_file)))
     if not ranking.fits:
-        raise PlanError(
-            ranking.verdict + ("" if best_file is None else f" {best_file} was not written.")
-        )
+        raise PlanError(ranking.verdict)

@@ -55,10 +55,13 @@ class ScoreFiles:
     json_file: str | None = None
     limit_pct: float | None = None
     report_file: Path | None = None
+    csv_file: Path | None = None
 
     def check(self) -> None:
         """Raise unless every file can be written, before any work is done for it."""
-        Outputs(json_file=self.json_file, report_file=self.report_file).check()
+        Outputs(
+            json_file=self.json_file, report_file=self.report_file, csv_file=self.csv_file
+        ).check()
 
     def write(self, board: Scoreboard | FitBoard) -> None:
         """Write *board* where it was asked for, and print it unless its JSON is."""
@@ -71,6 +74,10 @@ class ScoreFiles:
             from perfmodel.reports.pages.scores import build_board_page
 
             write_file(self.report_file, build_board_page(board))
+        if self.csv_file is not None:
+            from perfmodel.reports.document import to_csv
+
+            write_file(self.csv_file, to_csv(board.to_rows()))
         if self.json_file != STDOUT:
             print("\n".join(board.lines()))
 

@@ -12,10 +12,15 @@ from perfmodel.cli.options import (
     CalibrationFiles,
     CsvFile,
     JsonFile,
+    Machine,
     NearExecutorOption,
+    Price,
     Quiet,
+    RanksPerHost,
     RayAddress,
     ReportFile,
+    Seed,
+    Stack,
     Workers,
     executor_word,
 )
@@ -35,30 +40,23 @@ Examples:
 @app.command(epilog=EPILOG)
 def search(
     workload: Annotated[str, typer.Option(metavar="NAME|FILE", help="Transformer to train.")],
-    topology: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Machine: a file or a catalog name.")
-    ],
+    topology: Machine,
     hosts: Annotated[
         str, typer.Option(metavar="N[,N...]", help="Hosts; several for time against GPUs.")
     ] = "1",
-    ranks_per_host: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Ranks on each host; default: one per GPU."),
-    ] = None,
+    ranks_per_host: RanksPerHost = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
             "--set", metavar="KEY=VALUE", help="Fix a field; what is fixed is not searched."
         ),
     ] = None,
-    stack: Annotated[str | None, typer.Option(metavar="NAME", help="Software stack.")] = None,
+    stack: Stack = None,
     calibration: CalibrationFiles = None,
-    price: Annotated[
-        float | None, typer.Option(metavar="MONEY", min=0, help="Price of a GPU for an hour.")
-    ] = None,
+    price: Price = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Layouts to show.")] = 10,
     seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Time to search.")] = 60.0,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of all draws.")] = 0,
+    seed: Seed = 0,
     executor: NearExecutorOption = None,
     workers: Workers = None,
     ray_address: RayAddress = None,
@@ -70,8 +68,9 @@ def search(
     """Find the fastest layout: tp, sp, pp, cp, ep, dp, micro-batch, sharding, recompute, runs."""
     from perfmodel import api
     from perfmodel.planning.layouts.search import LayoutQuestion
+    from perfmodel.reports.document import to_csv, to_json
     from perfmodel.reports.progress import show_progress
-    from perfmodel.reports.search import print_search, to_search_csv, to_search_document
+    from perfmodel.reports.search import print_search, to_search_document, to_search_rows
 
     Outputs(json_file=json_file, csv_file=csv_file, report_file=report_file).check()
     question = LayoutQuestion(
@@ -96,11 +95,9 @@ def search(
             on_phase=progress,
         )
     if json_file is not None:
-        from perfmodel.reports.document import to_json
-
         write_output(json_file, to_json(to_search_document(found)))
     if csv_file is not None:
-        write_file(csv_file, to_search_csv(found))
+        write_file(csv_file, to_csv(to_search_rows(found)))
     if report_file is not None:
         from perfmodel.reports.pages.plans import build_search_page
 

@@ -11,6 +11,7 @@ import typer
 from perfmodel.api.measured import KernelKind
 from perfmodel.cli.options import (
     CalibrationFiles,
+    CsvFile,
     ExecutorChoice,
     ExecutorOption,
     JsonFile,
@@ -32,7 +33,7 @@ from perfmodel.cli.scores import (
 
 VALIDATE_EPILOG = """\b
 Examples:
-  perfmodel validate collectives table.csv --limit 15
+  perfmodel validate collectives table.csv --limit 15 --csv rows.csv
   perfmodel validate collectives all_reduce.log --topology dgx_h100 --calibration my.yaml
 """
 
@@ -46,6 +47,7 @@ def validate_collectives(
     limit: Limit = None,
     json_file: JsonFile = None,
     report_file: ReportFile = None,
+    csv_file: CsvFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare predicted with measured collectives, one line per group."""
@@ -53,7 +55,7 @@ def validate_collectives(
     from perfmodel import api
 
     place = RunPlace(topology, hosts, kind)
-    files = ScoreFiles(json_file, limit, report_file)
+    files = ScoreFiles(json_file, limit, report_file, csv_file)
     files.check()
     with scoring(quiet):
         board = api.validate("collectives", tables, place=place, calibration=calibration or ())
@@ -82,12 +84,13 @@ def validate_runs(
     workers: Workers = None,
     ray_address: RayAddress = None,
     report_file: ReportFile = None,
+    csv_file: CsvFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare predicted with measured training iterations, one line per framework and GPU."""
     from perfmodel import api
 
-    files = ScoreFiles(json_file, limit, report_file)
+    files = ScoreFiles(json_file, limit, report_file, csv_file)
     files.check()
     with scoring(quiet) as progress:
         board = api.validate_runs(
@@ -120,11 +123,12 @@ def _kernel_command(kind: KernelKind) -> Callable[..., None]:
         limit: Limit = None,
         json_file: JsonFile = None,
         report_file: ReportFile = None,
+        csv_file: CsvFile = None,
         quiet: Quiet = False,
     ) -> None:
         from perfmodel import api
 
-        files = ScoreFiles(json_file, limit, report_file)
+        files = ScoreFiles(json_file, limit, report_file, csv_file)
         files.check()
         with scoring(quiet):
             board = api.validate(kind, [table], calibration=calibration or ())
@@ -140,12 +144,13 @@ def validate_fits(
     ],
     json_file: JsonFile = None,
     report_file: ReportFile = None,
+    csv_file: CsvFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare the memory verdict with runs that failed and those of their source that ran."""
     from perfmodel import api
 
-    files = ScoreFiles(json_file, report_file=report_file)
+    files = ScoreFiles(json_file, report_file=report_file, csv_file=csv_file)
     files.check()
     with scoring(quiet):
         board = api.validate_fits(tables)

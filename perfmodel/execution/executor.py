@@ -78,7 +78,6 @@ class RoundStatus:
     """
 
     number: int
-    asked_blocks: int
     places: tuple[WorkerPlace, ...]
 
 

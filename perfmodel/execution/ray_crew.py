@@ -81,7 +81,7 @@ class RayCrew:
         has_news = any(len(resolved) for of_block in orders.values() for resolved in of_block)
         if has_news or not self.rounds:
             places = tuple(place for place in self._places if place is not None)
-            self._on_round(RoundStatus(self.rounds, len(orders), places))
+            self._on_round(RoundStatus(self.rounds, places))
             self.rounds += 1
         for block, of_block in orders.items():
             for message in self._logs[block][-len(of_block) :]:

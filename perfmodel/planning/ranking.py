@@ -6,17 +6,22 @@ the chance of one plan beating the next is about their difference alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
+from embeddings.plan_document import list_unrunnable, to_plan_document
+from perfmodel.base.errors import PlanError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import BYTES_PER_GIB
+from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.batches import BatchSpread
 from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.scenario import Mode
@@ -113,6 +118,21 @@ class Ranking(Shown):
     def fits(self) -> bool:
         """Whether any plan fits in memory."""
         return self.plans[0].fits
+
+    @property
+    def plan_to_write(self) -> ShardingPlan:
+        """Of the plans in the first place one that TorchRec can run, if there is any."""
+        first = [one.plan for one in self.plans if one.place == self.plans[0].place and one.fits]
+        return next((plan for plan in first if not list_unrunnable(plan)), first[0])
+
+    def save_plan(self, path: str | Path) -> Path:
+        """Write the plan that `--plan-out` writes; gives *path* back. Refused if none fits."""
+        target = Path(path)
+        if not self.fits:
+            raise PlanError(f"{self.verdict} {target} was not written.")
+        check_writable("plan", target)
+        write_file(target, json.dumps(to_plan_document(self.plan_to_write), indent=1) + "\n")
+        return target
 
     @property
     def refusals(self) -> tuple[str, ...]:

@@ -1,13 +1,17 @@
 """Starts: first layouts of a search, from costs that add up.
 
-Of whole tables, of tables cut until none exceeds a rank's share, and of what
-is left when small tables stand on every rank.
+Of whole tables, of tables cut until none exceeds a rank's share, of what is
+left when small tables stand on every rank, and the balanced placement without
+steps inside hosts, which are judged but not sought.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
 from perfmodel.planning.assignment import Pieces, assign
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout, split_table
@@ -40,6 +44,8 @@ class SearchStarts:
                 cuts = self._cuts(1.0)
                 chosen = [COPIED if place in copied else cut for place, cut in enumerate(cuts)]
                 found.append(self._start(chosen, 0.0))
+        direct = build_named_plan(DEFAULT_SHARDER, replace(self._book.task, ranks_per_host=None))
+        found.append(self._book.from_plan(direct))
         return [layout for layout in found if layout is not None]
 
     def worth_copying(self) -> list[int]:

@@ -26,7 +26,6 @@ from traces.chakra import (
     ChakraKind,
     ChakraOperation,
     ChakraTrace,
-    load_chakra,
     write_chakra,
 )
 
@@ -43,11 +42,6 @@ def write_chakra_job(job: RecordedJob, folder: Path) -> tuple[Path, ...]:
         paths.append(folder / f"rank{rank}.et")
         write_chakra(_trace_of(job, rank), paths[-1])
     return tuple(paths)
-
-
-def load_chakra_job(paths: Sequence[Path]) -> RecordedJob:
-    """Read a job that `write_chakra_job` wrote, one path a rank."""
-    return assemble_chakra_job([load_chakra(path) for path in paths], paths[0].parent)
 
 
 def is_own(trace: ChakraTrace) -> bool:

@@ -28,7 +28,6 @@ DEVICE_ROW_NS = 4_000
 # least that share of a call stays its own.
 OWN_RATIO = 0.4
 _LONGEST_GAP_NS = 200_000
-_NO_OPERATOR = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ class MatchedGroup:
     name: str
     members: tuple[int, ...]
     calls: tuple[tuple[CollectiveCall, ...], ...]
-    leading: tuple[int, ...]
 
     @property
     def count(self) -> int:
@@ -73,7 +72,6 @@ def _match(name: str, members: dict[int, list[CollectiveCall]]) -> MatchedGroup 
         name=name,
         members=ranks,
         calls=tuple(tuple(members[rank][len(members[rank]) - count :]) for rank in ranks),
-        leading=tuple(len(members[rank]) - count for rank in ranks),
     )
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.reports.pictures import as_written, save_picture
+from perfmodel.base.units import NS_PER_US
+from perfmodel.reports.pictures import as_written, build_figure, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NS_PER_US = 1e3
 BYTES_PER_GB = 1e9
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 
@@ -33,14 +33,11 @@ class SizeCurve:
     measured_bytes: Sequence[float] = ()
     measured_ns: Sequence[float] = ()
     switches: Sequence[tuple[float, str]] = field(default=())
-    style: str = "-"
 
 
 def plot_sizes(curves: Sequence[SizeCurve], path: Path, *, title: str) -> None:
     """Draw *curves* twice: time against size, and bus bandwidth against size."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = build_figure(11, 4.6)
     left, right = figure.subplots(1, 2)
     for number, curve in enumerate(curves):
         colour = COLOURS[number % len(COLOURS)]
@@ -63,7 +60,6 @@ def _draw_time(axes: Axes, curve: SizeCurve, colour: str) -> None:
     axes.plot(
         sizes,
         [value / NS_PER_US for value in curve.durations_ns],
-        curve.style,
         color=colour,
         label=as_written(curve.label),
         linewidth=1.4,
@@ -103,7 +99,6 @@ def _draw_bandwidth(axes: Axes, curve: SizeCurve, colour: str) -> None:
     axes.plot(
         list(curve.sizes_bytes),
         _bandwidths(curve.sizes_bytes, curve.durations_ns, curve.bus_factor),
-        curve.style,
         color=colour,
         linewidth=1.4,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Any
 
 import perfmodel
@@ -11,7 +9,7 @@ from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration, form
 from perfmodel.prediction.answer import Part, Prediction
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.reports.document import to_scenario_document
-from perfmodel.reports.pictures import as_written
+from perfmodel.reports.pictures import as_written, build_figure
 from perfmodel.reports.text import printable
 
 if TYPE_CHECKING:
@@ -87,16 +85,6 @@ def to_comparison_document(comparison: Comparison) -> dict[str, Any]:
         ],
         "findings": list(comparison.findings),
     }
-
-
-def to_comparison_csv(comparison: Comparison) -> str:
-    """One line per scenario."""
-    rows = to_comparison_rows(comparison)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -208,12 +196,8 @@ def _most_done(comparison: Comparison) -> str:
 
 def draw_comparison(comparison: Comparison) -> Figure:
     """Times with intervals, cut into parts; a curve of throughput beside a sweep of numbers."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     entries = comparison.answered
-    figure = Figure(figsize=(11, 1.8 + 0.42 * len(entries)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = build_figure(11, 1.8 + 0.42 * len(entries))
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_parts(left, comparison)
     rates = [_row(entry)["per_s"] for entry in entries]

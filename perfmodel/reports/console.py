@@ -54,18 +54,19 @@ def print_prediction(
     console.print(
         Group(
             *_heading(prediction, price_per_gpu_hour),
-            *_section("Where the time goes", _time_parts(prediction)),
-            *_section("What decides it: the critical path", _critical_path(prediction)),
-            *_section("Who waits for whom", _waits(prediction)),
-            *_section("Memory", _memory(prediction)),
-            *_section("How we know", _provenance(prediction)),
-            *_section("Assumptions", _assumptions(prediction)),
+            *section("Where the time goes", _time_parts(prediction)),
+            *section("What decides it: the critical path", _critical_path(prediction)),
+            *section("Who waits for whom", _waits(prediction)),
+            *section("Memory", _memory(prediction)),
+            *section("How we know", _provenance(prediction)),
+            *section("Assumptions", _assumptions(prediction)),
         )
     )
     console.print(Text(f"\nWhere it ran: {describe_run(prediction)}", style="dim"))
 
 
-def _section(title: str, body: Iterable[RenderableType]) -> list[RenderableType]:
+def section(title: str, body: Iterable[RenderableType]) -> list[RenderableType]:
+    """*body* under its *title*, set in; nothing where there is none."""
     parts = list(body)
     if not parts:
         return []
@@ -123,7 +124,7 @@ def _time_parts(prediction: Prediction) -> list[RenderableType]:
 def _class_table(classes: Sequence[RankClass]) -> Table:
     table = _grid(2, left=2)
     for entry in classes:
-        table.add_row(_one_line(name_ranks(entry.ranks)), draw_bar(entry.time, 40))
+        table.add_row(one_line(name_ranks(entry.ranks)), draw_bar(entry.time, 40))
     return table
 
 
@@ -157,7 +158,7 @@ def _share_table(shares: Sequence[PathShare], total_ns: int) -> Table:
     scale = build_scale(total_ns)
     for share in shares:
         table.add_row(
-            _one_line(share.name),
+            one_line(share.name),
             scale.text(share.duration_ns),
             f"{share.duration_ns / max(total_ns, 1):.1%}",
             f"{share.task_count} task{'' if share.task_count == 1 else 's'}",
@@ -174,7 +175,7 @@ def _waits(prediction: Prediction) -> list[RenderableType]:
     table.add_row(*(Text(words, style="dim") for words in ("in", "who", "each loses", "at most")))
     for crowd in crowds[:TOP_WAITS]:
         table.add_row(
-            _one_line(crowd.label),
+            one_line(crowd.label),
             f"{_few_words(crowd.waiting_ranks)} for rank {crowd.awaited_rank}",
             scale.text(crowd.mean_ns),
             scale.text(crowd.longest_ns),
@@ -212,13 +213,19 @@ def _provenance(prediction: Prediction) -> list[RenderableType]:
 
 
 def _assumptions(prediction: Prediction) -> list[RenderableType]:
+    return [sentences(prediction.assumptions)] if prediction.assumptions else []
+
+
+def sentences(lines: Iterable[str]) -> Table:
+    """A list of sentences."""
     table = Table.grid(padding=(0, 1))
-    for sentence in prediction.assumptions:
-        table.add_row("-", Text(printable(sentence)))
-    return [table] if prediction.assumptions else []
+    for line in lines:
+        table.add_row("-", Text(printable(line)))
+    return table
 
 
-def _one_line(words: str) -> Text:
+def one_line(words: str) -> Text:
+    """*words*, cut where the line ends."""
     return Text(printable(words), overflow="ellipsis", no_wrap=True)
 
 

@@ -6,7 +6,10 @@ scenarios give equal bytes.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +18,7 @@ from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
 from perfmodel.prediction.answer import (
     CriticalPath,
     Facts,
+    Interval,
     PathShare,
     Prediction,
     RankClass,
@@ -37,9 +41,7 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
         "iteration_time_ms": _ms(prediction.iteration_ns),
-        "interval_ms": [_ms(prediction.interval.low_ns), _ms(prediction.interval.high_ns)]
-        if prediction.interval.is_known
-        else None,
+        "interval_ms": interval_ms(prediction.interval),
         "mode": prediction.mode.value,
         "period_ms": _ms(prediction.period_ns),
         "isolated_ms": None if prediction.isolated_ns is None else _ms(prediction.isolated_ns),
@@ -110,6 +112,21 @@ def from_scenario_document(document: dict[str, Any]) -> Scenario | JobScenario:
 def to_json(document: dict[str, Any]) -> str:
     """*document* as text, the same bytes for the same values."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """*rows* as lines with a column for every key; empty where a row does not have it."""
+    text = io.StringIO()
+    keys = dict.fromkeys(key for row in rows for key in row)
+    writer = csv.DictWriter(text, fieldnames=list(keys), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def interval_ms(interval: Interval) -> list[float] | None:
+    """The ends of *interval*, where it is known."""
+    return [_ms(interval.low_ns), _ms(interval.high_ns)] if interval.is_known else None
 
 
 def _ms(duration_ns: int) -> float:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from embeddings.statistics import BIN_COUNT, DataStatistics
+from perfmodel.reports.pictures import build_figure
 
 SHOWN = 20
 
@@ -46,11 +47,7 @@ HEAVY = 20
 
 def draw_statistics(found: DataStatistics) -> bytes:
     """Cumulative shares by reuse, and a histogram of pooling factors, as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = build_figure(11, 4)
     left, right = figure.subplots(1, 2)
     edges = 2.0 ** np.arange(BIN_COUNT)
     for label, shares, style in (

@@ -1,4 +1,4 @@
-"""Pictures: which files a picture can become, and saving it whole or not at all."""
+"""Pictures: drawn without a window, saved whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
+
+
+def build_figure(width: float, height: float) -> Figure:
+    """An empty picture of so many inches, drawn without a window."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def check_picture_path(path: Path) -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 DELAY_S = 2.0
 LINE_EVERY_S = 10.0
 NOTE = "note:"
-
-OnPhase = Callable[[str, float], None]
-"""Told the name of the phase that begins and the share (0..1) that is done."""
 
 
 @contextmanager
@@ -26,7 +25,7 @@ def show_progress(
 ) -> Iterator[OnPhase]:
     """Yield what is to be told of phases; the bar appears after *delay_s*."""
     if is_quiet:
-        yield _ignore
+        yield ignore_phase
     elif not sys.stderr.isatty():
         with _lines(line_every_s) as told:
             yield told
@@ -107,7 +106,3 @@ def describe_left(seconds: float, done: float, *, since_s: float = 0.0) -> str:
     if left_s <= 0:
         return ""
     return f", about {left_s:.0f} s left" if left_s < 90 else f", about {left_s / 60:.0f} min left"
-
-
-def _ignore(phase: str, done: float) -> None:
-    """Nobody is watching."""

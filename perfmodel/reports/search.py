@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +10,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 from perfmodel.planning.layouts import search as searching
 from perfmodel.planning.layouts.search import LayoutRanking, RankedLayout, pareto
+from perfmodel.reports.document import interval_ms
 from perfmodel.workloads.transformer.spec import ContextKind
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _entry(ranking: LayoutRanking, layout: RankedLayout) -> dict[str, Any]:
     return {
         **_numbers(layout),
         "iteration_time_ms": layout.time_ns / NS_PER_MS,
-        "interval_ms": [layout.interval.low_ns / NS_PER_MS, layout.interval.high_ns / NS_PER_MS],
+        "interval_ms": interval_ms(layout.interval),
         "bound_ms": layout.bound_ns / NS_PER_MS,
         "tokens_per_s": _tokens_per_s(ranking, layout),
         "tokens_per_s_per_gpu": _tokens_per_s(ranking, layout) / ranking.rank_count,
@@ -129,16 +128,6 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
         )
         for trainer, words in said.items()
     }
-
-
-def to_search_csv(rankings: Sequence[LayoutRanking]) -> str:
-    """A line per layout."""
-    rows = to_search_rows(rankings)
-    target = io.StringIO()
-    writer = csv.DictWriter(target, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return target.getvalue()
 
 
 def to_search_rows(rankings: Sequence[LayoutRanking]) -> list[dict[str, Any]]:

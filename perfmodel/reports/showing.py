@@ -29,9 +29,8 @@ from perfmodel.reports.document import to_document
 from perfmodel.reports.pages import answers, plans
 from perfmodel.reports.pages.page import Grid, Headline, Page, Section
 from perfmodel.reports.pages.prediction import build_page
-from perfmodel.reports.pictures import as_written, save_picture
-from perfmodel.reports.rank.document import to_ranking_document, to_ranking_rows
-from perfmodel.reports.rank.page import draw_ranking
+from perfmodel.reports.pictures import as_written, build_figure, save_picture
+from perfmodel.reports.rank import draw_ranking, to_ranking_document, to_ranking_rows
 from perfmodel.reports.search import to_search_document, to_search_rows
 from perfmodel.reports.text import (
     describe_interval,
@@ -165,11 +164,7 @@ def _answer_rows(found: Answer) -> list[dict[str, Any]]:
 
 
 def _draw_bars(rows: Sequence[tuple[str, float]], label: str) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 1.4 + 0.4 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = build_figure(8, 1.4 + 0.4 * len(rows))
     axis = figure.subplots()
     names = [as_written(name) for name, _ in rows]
     axis.barh(range(len(rows)), [value for _, value in rows], color="#3b74c4")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from perfmodel.reports.pictures import as_written, save_picture
+from perfmodel.reports.pictures import as_written, build_figure, save_picture
 
 _COLOURS = {
     "lookup": "#d95f02",
@@ -20,12 +20,8 @@ _COLOURS = {
 
 def plot_stream_parts(documents: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw the streams of every job to *path*; the ending decides the format."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     heights = [max(len(document["streams"]), 2) for document in documents]
-    figure = Figure(figsize=(9, 1.2 + 0.28 * sum(heights)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = build_figure(9, 1.2 + 0.28 * sum(heights))
     axes = figure.subplots(len(documents), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, document in zip(axes, documents, strict=True):
         _draw(axis, document)

@@ -176,9 +176,9 @@ def advise_memory(purpose: str, *, is_transformer: bool) -> str:
     return "Take more hosts, or ask `perfmodel search` for layouts that fit."
 
 
-def to_command(scenario: Scenario | JobScenario, *, word: str = "predict") -> str:
+def to_command(scenario: Scenario | JobScenario) -> str:
     """What to type to ask *scenario* again."""
-    words = ["perfmodel", word]
+    words = ["perfmodel", "predict"]
     for one in fields(scenario):
         value = getattr(scenario, one.name)
         if (

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +17,8 @@ from perfmodel.base.units import NS_PER_MS, format_duration
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.changing import ChangeStep, SweepAnswer, WhatIf
 from perfmodel.recordings.recorded_job import SelfReplay
+from perfmodel.reports.console import one_line, section, sentences
+from perfmodel.reports.document import EXACT, interval_ms
 from perfmodel.reports.text import build_scale, format_ranks, printable
 
 # Times are those of one iteration: critical path and waits of a recording of
@@ -25,7 +26,6 @@ from perfmodel.reports.text import build_scale, format_ranks, printable
 
 
 SCHEMA_VERSION = 1
-_EXACT = 10**9
 SMALLEST_PCT = 0.05
 """A change below it would be printed as nothing."""
 
@@ -40,7 +40,7 @@ def to_whatif_document(whatif: WhatIf) -> dict[str, Any]:
         "job": whatif.job,
         "self_replay": None if score is None else _score(score),
         "iteration_time_ms": _ms(whatif.after.iteration_ns),
-        "interval_ms": _interval(whatif.after),
+        "interval_ms": interval_ms(whatif.after.interval),
         "before": _outcome(whatif.before),
         "after": _outcome(whatif.after),
         "change_pct": change_pct(whatif.before, whatif.after),
@@ -76,7 +76,7 @@ def _outcome(outcome: Prediction) -> dict[str, Any]:
         },
         "waits": [
             {
-                "waiting_ranks": format_ranks(wait.waiting_ranks, max_pieces=_EXACT),
+                "waiting_ranks": format_ranks(wait.waiting_ranks, max_pieces=EXACT),
                 "awaited_rank": wait.awaited_rank,
                 "label": wait.label,
                 "ms": _ms(wait.duration_ns),
@@ -94,15 +94,10 @@ def _step(step: ChangeStep, before: Prediction) -> dict[str, Any]:
         "apply": step.text,
         "iteration_time_ms": _ms(step.outcome.iteration_ns),
         "change_pct": change_pct(before, step.outcome),
-        "interval_ms": _interval(step.outcome),
+        "interval_ms": interval_ms(step.outcome.interval),
         "touched": _touched(step),
         "assumptions": list(step.assumptions),
     }
-
-
-def _interval(outcome: Prediction) -> list[float] | None:
-    interval = outcome.interval
-    return [_ms(interval.low_ns), _ms(interval.high_ns)] if interval.is_known else None
 
 
 def _touched(step: ChangeStep) -> dict[str, Any]:
@@ -143,17 +138,15 @@ BAR_WIDTH = 30
 def print_whatif(whatif: WhatIf, console: Console) -> None:
     """Print *whatif*, most important first."""
     parts: list[RenderableType] = [*_heading(whatif)]
-    parts += _section(
-        "What was changed", [_sentences(iter_touched(whatif))] if whatif.steps else []
-    )
-    parts += _section("Step by step", _steps(whatif))
+    parts += section("What was changed", [sentences(iter_touched(whatif))] if whatif.steps else [])
+    parts += section("Step by step", _steps(whatif))
     if whatif.sweep is not None:
-        parts += _section(_sweep_title(whatif.sweep), _sweep(whatif))
-    parts += _section("Where the time goes", [_time_parts(whatif)])
-    parts += _section("What decides it: the critical path", [_paths(whatif)])
-    parts += _section("Who waits for whom", _waits(whatif))
-    sentences = (*whatif.own_assumptions, *whatif.assumptions)
-    parts += _section("Assumptions", [_sentences(sentences)] if sentences else [])
+        parts += section(_sweep_title(whatif.sweep), _sweep(whatif))
+    parts += section("Where the time goes", [_time_parts(whatif)])
+    parts += section("What decides it: the critical path", [_paths(whatif)])
+    parts += section("Who waits for whom", _waits(whatif))
+    assumed = (*whatif.own_assumptions, *whatif.assumptions)
+    parts += section("Assumptions", [sentences(assumed)] if assumed else [])
     console.print(Group(*parts))
 
 
@@ -198,7 +191,7 @@ def _steps(whatif: WhatIf) -> list[RenderableType]:
     table = _table("after", "iteration", "change")
     for step in whatif.steps:
         table.add_row(
-            _one_line(step.text),
+            one_line(step.text),
             format_duration(step.outcome.iteration_ns),
             f"{change_pct(whatif.before, step.outcome):+.1f} %",
         )
@@ -218,7 +211,7 @@ def _sweep(whatif: WhatIf) -> list[RenderableType]:
     for value, step in zip(sweep.values, sweep.steps, strict=True):
         iteration_ns = step.outcome.iteration_ns
         table.add_row(
-            _one_line(value),
+            one_line(value),
             format_duration(iteration_ns),
             f"{change_pct(base, step.outcome):+.1f} %",
             Text("█" * round(BAR_WIDTH * iteration_ns / longest_ns), style="green"),
@@ -245,7 +238,7 @@ def _side_by_side(before: Mapping[str, int], after: Mapping[str, int], whatif: W
     for name in dict.fromkeys([*before, *after]):
         if before.get(name) or after.get(name):
             table.add_row(
-                _one_line(name), scale.text(before.get(name, 0)), scale.text(after.get(name, 0))
+                one_line(name), scale.text(before.get(name, 0)), scale.text(after.get(name, 0))
             )
     return table
 
@@ -279,27 +272,9 @@ def _waits_of(outcome: Prediction) -> dict[str, int]:
     return totals
 
 
-def _sentences(sentences: Iterable[str]) -> Table:
-    table = Table.grid(padding=(0, 1))
-    for sentence in sentences:
-        table.add_row("-", Text(printable(sentence)))
-    return table
-
-
-def _section(title: str, body: Iterable[RenderableType]) -> list[RenderableType]:
-    parts = list(body)
-    if not parts:
-        return []
-    return [Text(f"\n{title}", style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts)]
-
-
 def _table(first: str, *numbers: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(first, max_width=40)
     for name in numbers:
         table.add_column(name, justify="right")
     return table
-
-
-def _one_line(words: str) -> Text:
-    return Text(printable(words), overflow="ellipsis", no_wrap=True)

@@ -73,6 +73,11 @@ class FitBoard:
         unread = [f"not judged: row {one.row}: {one.reason}" for one in self.unsupported]
         return [head, *(_line(score) for score in self.scores), *unread]
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A flat row per run: its verdict, or the reason why it could not be judged."""
+        judged = [asdict(verdict) for verdict in self.verdicts]
+        return judged + [asdict(one) for one in self.unsupported]
+
     def to_json(self) -> dict[str, Any]:
         """The table and every verdict as plain values."""
         return {

@@ -13,7 +13,6 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 
 _STORED = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16"}
 _BYTES_PER_GB = 1e9
-_WHOLE = "whole"
 _ALIKE, _ALIKE_SHARE = 1.3, 0.75
 """Tables of one data set: so many of them differ by no more than this factor."""
 
@@ -43,20 +42,13 @@ def build_dlrm_spec(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> 
         "batch": row.count("gbs"),
         "embedding": _embedding(row, sentences)
         | {"optimizer": optimizer, "exchange_dtype": precision},
-        "sharding": _sharding(row),
+        "sharding": row.meaning("placement"),
         "dense": _dense(row),
         "training": {"precision": precision, "optimizer": optimizer},
     }
     spec = parse_workload(content, document=f"row {row.name}")
     assert isinstance(spec, DlrmSpec)
     return spec
-
-
-def _sharding(row: RunRow) -> dict[str, Any]:
-    changes = row.meaning("placement")
-    return {
-        name: row.count("emb_dim") if value == _WHOLE else value for name, value in changes.items()
-    }
 
 
 def _embedding(row: RunRow, sentences: list[str]) -> dict[str, Any]:

@@ -120,6 +120,11 @@ class Scoreboard:
             "rows": [_row_of(deviation) for deviation in self.deviations],
         }
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A flat row per measurement: its numbers, or the reason why it could not be predicted."""
+        predicted = [{**_row_of(one), "group": one.group} for one in self.deviations]
+        return predicted + [asdict(one) for one in self.unsupported]
+
     def lines(self) -> list[str]:
         """The scoreboard for people: one line a group, the overall, then what was left out."""
         width = max([len(name) for name in self.groups] + [len("overall")])

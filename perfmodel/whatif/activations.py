@@ -126,7 +126,7 @@ class Offload(_Kept):
             users = sorted({user for _, user in pairs})
             sent = {}
             for maker, _ in pairs:
-                size_bytes = made_bytes(draft.op_at(program.tasks[maker].op))
+                size_bytes = made_bytes(draft.op_of(program, maker))
                 op = draft.op(self._copy(CopyRoute.DEVICE_TO_HOST, size_bytes))
                 task = DraftTask(away, op, draft.label("offload"), after=[Dependency(maker)])
                 [sent[maker]] = program.insert([task])
@@ -134,7 +134,7 @@ class Offload(_Kept):
                 place = users.index(user)
                 # Fetched while the one before runs; the first as soon as it may.
                 ahead = [Dependency(users[place - 1], Anchor.START)] if place else []
-                size_bytes = made_bytes(draft.op_at(program.tasks[maker].op))
+                size_bytes = made_bytes(draft.op_of(program, maker))
                 op = draft.op(self._copy(CopyRoute.HOST_TO_DEVICE, size_bytes))
                 waits = [Dependency(sent[maker]), *ahead]
                 task = DraftTask(home, op, draft.label("prefetch"), after=waits)
@@ -170,7 +170,7 @@ class EncodeActivations(_Kept):
 
         def edit(draft: JobDraft, program: ProgramDraft) -> None:
             for maker, user in self._pairs(job, program):
-                size_bytes = made_bytes(draft.op_at(program.tasks[maker].op))
+                size_bytes = made_bytes(draft.op_of(program, maker))
                 op = draft.op(Fixed("codec", self._length_ns(size_bytes), Provenance.ASSUMED))
                 lane = program.tasks[maker].lane
                 insert_after(program, maker, DraftTask(lane, op, draft.label("pack")))

@@ -21,7 +21,7 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Communication, Op
 from perfmodel.graph.program import PLAIN, LaneKind, Program
 from perfmodel.whatif.cuda_graphs import launch_of, lone_launches
-from perfmodel.whatif.job_draft import JobDraft, Ranks, retime
+from perfmodel.whatif.job_draft import JobDraft, Ranks, edit_programs, retime
 from perfmodel.whatif.program_draft import ProgramDraft
 from perfmodel.whatif.recosting import Effort, OnMachine
 from perfmodel.whatif.selection import Pattern, Selection, duration_of
@@ -125,18 +125,13 @@ class ChangeBuckets(OnMachine):
         """The changed job."""
         selection = Selection(self.match)
         selection.check_found(job)
-        draft = JobDraft(job)
 
-        def edit(program: Program, rank: int) -> Program:
-            found = selection.mask(job, program) & (program.slot != PLAIN)
-            tasks = np.flatnonzero(found).tolist()
-            waits = awaited_sequences(program, tasks)
-            pouring = _Pouring(self, draft, ProgramDraft(program), rank, waits)
-            pouring.pour(tasks)
-            return pouring.program.build()
+        def edit(draft: JobDraft, program: ProgramDraft) -> None:
+            tasks = selection.collectives(job, program.program)
+            waits = awaited_sequences(program.program, tasks)
+            _Pouring(self, draft, program, waits).pour(tasks)
 
-        draft.edit(edit)
-        return draft.build(self.assumptions)
+        return edit_programs(job, edit, assumptions=self.assumptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +141,6 @@ class _Pouring:
     wish: ChangeBuckets
     draft: JobDraft
     program: ProgramDraft
-    rank: int
     waits: Mapping[int, int]
 
     def pour(self, found: Sequence[int]) -> None:
@@ -260,7 +254,7 @@ class _Pouring:
         return max(kernels, default=None)
 
     def _op(self, number: int) -> Op:
-        return self.draft.op_at(self.program.tasks[number].op)
+        return self.draft.op_of(self.program, number)
 
     def _collective(self, number: int) -> Collective:
         return collective_of(self._op(number))
@@ -268,7 +262,7 @@ class _Pouring:
     def _ratio(self, old: Sequence[Collective], new: Sequence[Collective], number: int) -> float:
         """How many times as long the *new* collectives take together as the *old*."""
         job, slot = self.draft.job, self.program.tasks[number].slot
-        ranks: Ranks = job.groups[int(job.rank_group[self.rank, slot])].ranks
+        ranks: Ranks = job.groups[int(job.rank_group[self.program.rank, slot])].ranks
         reference = Effort(Communication(old[0]), ranks)
 
         def together(collectives: Sequence[Collective]) -> float:

@@ -91,7 +91,7 @@ def _edit(draft: JobDraft, program: ProgramDraft) -> None:
     ]
     chains = []
     for run in find_runs(program, found, program.program):
-        works = [draft.op_at(program.tasks[number].op) for number in run]
+        works = [draft.op_of(program, number) for number in run]
         for chain in join_works([work for work in works if isinstance(work, MemoryBound)]):
             chains.append([run[place] for place in chain.places])
             program.tasks[chains[-1][0]].op = draft.op(chain.work)

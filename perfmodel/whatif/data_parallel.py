@@ -8,7 +8,6 @@ launches the update, or those that match.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from perfmodel.graph.job import Group, JobGraph
 from perfmodel.graph.ops import Communication, Fixed
 from perfmodel.graph.program import PLAIN, LaneKind, Role
 from perfmodel.whatif.cuda_graphs import launch_of
+from perfmodel.whatif.hooks import made_at
 from perfmodel.whatif.job_draft import JobDraft, Ranks
 from perfmodel.whatif.ordering import UPDATE
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine
@@ -92,12 +92,11 @@ class DataParallel:
             )
         updates = Selection(self.update, LaneWord.COMPUTE)
         updates.check_found(job)
-        draft, program = JobDraft(job), ProgramDraft(job.programs[0])
-        found = updates.mask(job, program.program)
+        draft, program = JobDraft(job), ProgramDraft(job.programs[0], rank=0)
         lane = program.add_lane("data parallel", LaneKind.COMMUNICATION)
         late_ns = self.late_ns if self.late_ns >= 0 else job.facts.others_late_ns
         buckets = _Buckets(self, draft, program, lane, late_ns)
-        for backward, update in self._steps(job, program, np.flatnonzero(found).tolist()):
+        for backward, update in self._steps(job, program, updates.tasks(job, program.program)):
             buckets.add(backward, update)
         if not buckets.count:
             raise ScenarioError(
@@ -168,15 +167,11 @@ class _Buckets:
         if not backward:
             return
         sizes = self._sizes()
-        lengths = [duration_of(self.draft.op_at(self.program.tasks[one].op)) for one in backward]
-        done_ns = list(accumulate(lengths))
-        made = 0
-        for size_bytes in sizes:
-            made += size_bytes
-            share = made / self.wish.gradients_bytes * done_ns[-1]
-            place = min(int(np.searchsorted(done_ns, share)), len(backward) - 1)
-            is_last = made >= self.wish.gradients_bytes
-            reduced = self._reduce(size_bytes, backward[place], self.late_ns if is_last else 0)
+        late_ns = [0] * (len(sizes) - 1) + [self.late_ns]
+        lengths_ns = [duration_of(self.draft.op_of(self.program, one)) for one in backward]
+        places = made_at(lengths_ns, sizes)
+        for size_bytes, place, late in zip(sizes, places, late_ns, strict=True):
+            reduced = self._reduce(size_bytes, backward[place], late)
             self.program.tasks[update].dependencies.append(Dependency(reduced))
 
     def _sizes(self) -> list[int]:
@@ -213,9 +208,6 @@ class _Buckets:
     def _launch_behind(self, launch: int) -> int:
         """The host task that launches a bucket, right behind the launch of a kernel."""
         program, lane = self.program, self.program.tasks[launch].lane
-        of_lane = program.lane_tasks[lane]
-        place = of_lane.index(launch) + 1
         op = self.draft.op(Fixed("launch", self.wish.launch_ns, Provenance.ASSUMED))
         task = DraftTask(lane, op, self.draft.label("launch of a bucket"), slot=PLAIN)
-        following = of_lane[place] if place < len(of_lane) else None
-        return program.insert([task], before=following)[0]
+        return program.insert([task], before=program.next_on_lane(launch))[0]

@@ -13,10 +13,9 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S, format_bandwidth
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
 from perfmodel.graph.ops import Communication, Fixed
-from perfmodel.graph.program import PLAIN, Program
 from perfmodel.whatif.durations import check_factor
 from perfmodel.whatif.inserting import insert_after
-from perfmodel.whatif.job_draft import JobDraft, Ranks, retime
+from perfmodel.whatif.job_draft import JobDraft, Ranks, edit_programs, retime
 from perfmodel.whatif.program_draft import DraftTask, ProgramDraft
 from perfmodel.whatif.recosting import Effort, OnMachine
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
@@ -61,22 +60,17 @@ class SparsifyGradients(OnMachine):
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
-        draft = JobDraft(job)
         chosen = _all_reduces(job, self.match)
 
-        def edit(program: Program, rank: int) -> Program:
-            of_program = ProgramDraft(program)
-            found = chosen.mask(job, program) & (program.slot != PLAIN)
-            for number in np.flatnonzero(found).tolist():
-                self._sparsify(draft, of_program, number, _members(job, program, rank, number))
-            return of_program.build()
+        def edit(draft: JobDraft, program: ProgramDraft) -> None:
+            for number in chosen.collectives(job, program.program):
+                self._sparsify(draft, program, number)
 
-        draft.edit(edit)
-        return draft.build(self.assumptions)
+        return edit_programs(job, edit, assumptions=self.assumptions)
 
-    def _sparsify(self, draft: JobDraft, program: ProgramDraft, number: int, ranks: Ranks) -> None:
-        task = program.tasks[number]
-        op, whole = draft.op_at(task.op), collective_of(draft.op_at(task.op))
+    def _sparsify(self, draft: JobDraft, program: ProgramDraft, number: int) -> None:
+        task, op = program.tasks[number], draft.op_of(program, number)
+        ranks, whole = _members(draft.job, program.rank, task.slot), collective_of(op)
         sent = whole.size_bytes * self.ratio * _INDEX_AND_VALUE * len(ranks)
         sparse = Collective(CollectiveKind.ALL_GATHER, round(sent), whole.dtype)
         old, new = Effort(Communication(whole), ranks), Effort(Communication(sparse), ranks)
@@ -119,22 +113,16 @@ class ByLevels(OnMachine):
             {
                 int(slot)
                 for program in job.programs
-                for slot in np.unique(program.slot[chosen.mask(job, program)])
-                if slot != PLAIN
+                for slot in program.slot[chosen.collectives(job, program)]
             }
         )
         split, levels = self._split_groups(job, slots)
-        draft = JobDraft(split)
 
-        def edit(program: Program, rank: int) -> Program:
-            of_program = ProgramDraft(program)
-            found = chosen.mask(job, program) & (program.slot != PLAIN)
-            for number in np.flatnonzero(found).tolist():
-                self._split(draft, of_program, number, rank, levels)
-            return of_program.build()
+        def edit(draft: JobDraft, program: ProgramDraft) -> None:
+            for number in chosen.collectives(job, program.program):
+                self._split(draft, program, number, levels)
 
-        draft.edit(edit)
-        return draft.build(self.assumptions)
+        return edit_programs(split, edit, assumptions=self.assumptions)
 
     def _split_groups(
         self, job: JobGraph, slots: Iterable[int]
@@ -179,14 +167,12 @@ class ByLevels(OnMachine):
         draft: JobDraft,
         program: ProgramDraft,
         number: int,
-        rank: int,
         levels: dict[int, tuple[int, int]],
     ) -> None:
-        job, task = draft.job, program.tasks[number]
-        op, slot = draft.op_at(task.op), task.slot
+        job, task, op = draft.job, program.tasks[number], draft.op_of(program, number)
         whole = collective_of(op)
-        old = Effort(Communication(whole), job.groups[int(job.rank_group[rank, slot])].ranks)
-        beside, across = levels[slot]
+        old = Effort(Communication(whole), _members(job, program.rank, task.slot))
+        beside, across = levels[task.slot]
         piece_bytes = -(-whole.size_bytes // self.inner)
         # Order within a slot: the reduce-scatter of a call, then its all-gather.
         parts = (
@@ -197,9 +183,9 @@ class ByLevels(OnMachine):
         last = number
         label = draft.label_at(task.label)
         for place, (kind, size_bytes, level, order) in enumerate(parts):
-            group = job.groups[int(job.rank_group[rank, level])]
             work = Communication(Collective(kind, size_bytes, whole.dtype))
-            duration_ns = duration_of(op) * self.time_ratio(old, Effort(work, group.ranks))
+            new = Effort(work, _members(job, program.rank, level))
+            duration_ns = duration_of(op) * self.time_ratio(old, new)
             part = replace(
                 task,
                 op=draft.op(retime(op, duration_ns, work=work)),
@@ -218,5 +204,5 @@ def _all_reduces(job: JobGraph, match: Pattern) -> Selection:
     return chosen
 
 
-def _members(job: JobGraph, program: Program, rank: int, task: int) -> Ranks:
-    return job.groups[int(job.rank_group[rank, int(program.slot[task])])].ranks
+def _members(job: JobGraph, rank: int, slot: int) -> Ranks:
+    return job.groups[int(job.rank_group[rank, slot])].ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,13 +47,7 @@ class Scale:
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
-        return change_ops(
-            job,
-            self.selection,
-            lambda op, _: retime(op, duration_of(op) * self.factor),
-            assumptions=self.assumptions,
-            ranks=self.rank,
-        )
+        return _retimed(job, self, lambda op: duration_of(op) * self.factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +75,7 @@ class SetDuration:
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
-        return change_ops(
-            job,
-            self.selection,
-            lambda op, _: retime(op, self.to_ns),
-            assumptions=self.assumptions,
-            ranks=self.rank,
-        )
+        return _retimed(job, self, lambda _: self.to_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +106,19 @@ class HostOverhead:
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
-        return change_ops(
-            job,
-            self.selection,
-            lambda op, _: retime(op, duration_of(op) * self.factor),
-            assumptions=self.assumptions,
-            ranks=self.rank,
-        )
+        return _retimed(job, self, lambda op: duration_of(op) * self.factor)
+
+
+def _retimed(
+    job: JobGraph, wish: Scale | SetDuration | HostOverhead, length_ns: Callable[[Op], float]
+) -> JobGraph:
+    return change_ops(
+        job,
+        wish.selection,
+        lambda op, _: retime(op, length_ns(op)),
+        assumptions=wish.assumptions,
+        ranks=wish.rank,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +220,7 @@ class ScaleBatch:
         """The tasks that are meant."""
         return Selection(None, LaneWord.DEVICE)
 
-    def _change(self, op: Op, ranks: Ranks) -> Op:
-        del ranks
+    def _change(self, op: Op, _: Ranks) -> Op:
         duration_ns = duration_of(op)
         beyond_ns = max(duration_ns - self.floor_ns, 0)
         return retime(op, duration_ns + beyond_ns * (self.factor - 1))

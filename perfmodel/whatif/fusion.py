@@ -187,7 +187,7 @@ def _join_runs(
     draft: JobDraft, program: ProgramDraft, runs: Sequence[Sequence[int]], join: Join
 ) -> None:
     for run in runs:
-        parts = [draft.op_at(program.tasks[number].op) for number in run]
+        parts = [draft.op_of(program, number) for number in run]
         for part in parts:
             duration_of(part)
         fixed = [part for part in parts if isinstance(part, Fixed)]
@@ -230,7 +230,7 @@ def _waits_for_stream(draft: ProgramDraft, number: int) -> bool:
 def _by_name(draft: JobDraft, program: ProgramDraft, run: Sequence[int]) -> list[list[int]]:
     named: dict[str, list[int]] = {}
     for number in run:
-        op = draft.op_at(program.tasks[number].op)
+        op = draft.op_of(program, number)
         duration_of(op)
         assert isinstance(op, Fixed)
         named.setdefault(op.name, []).append(number)

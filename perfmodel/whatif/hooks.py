@@ -6,6 +6,7 @@ that another host thread launched: the backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -54,10 +55,9 @@ class HookCollectives:
         chosen.check_found(job)
 
         def edit(draft: JobDraft, program: ProgramDraft) -> None:
-            found = np.flatnonzero(chosen.mask(job, program.program)).tolist()
             stretches: dict[tuple[int, ...], list[int]] = {}
             kernel: int | None = None
-            for number in found:
+            for number in chosen.tasks(job, program.program):
                 kernel = _kernel_before(program, number) or kernel
                 launch = launch_of(program, number)
                 if kernel is None or launch is None:
@@ -101,20 +101,22 @@ def _backward_before(program: ProgramDraft, kernel: int, thread: int) -> tuple[i
 def _spread(
     draft: JobDraft, program: ProgramDraft, backward: tuple[int, ...], collectives: list[int]
 ) -> None:
-    lengths = [duration_of(draft.op_at(program.tasks[one].op)) for one in backward]
-    done_ns = list(accumulate(lengths))
-    sizes = [bytes_of(draft.op_at(program.tasks[one].op)) for one in collectives]
+    sizes = [bytes_of(draft.op_of(program, one)) for one in collectives]
     if not all(sizes):
         raise ScenarioError(
             "a collective that matches does not say what it carries, so nobody knows when that is "
             "made. Narrow the pattern."
         )
-    made = 0.0
-    for number, size_bytes in zip(collectives, sizes, strict=True):
-        made += size_bytes
-        share = made / sum(sizes) * done_ns[-1]
-        place = min(int(np.searchsorted(done_ns, share)), len(backward) - 1)
+    lengths_ns = [duration_of(draft.op_of(program, one)) for one in backward]
+    for number, place in zip(collectives, made_at(lengths_ns, sizes), strict=True):
         _begin_with(program, number, backward[place])
+
+
+def made_at(lengths_ns: Sequence[int], sizes: Sequence[float]) -> list[int]:
+    """The places of kernels of *lengths_ns* that finish *sizes*, made evenly along their time."""
+    done_ns = list(accumulate(lengths_ns))
+    shares = [made / sum(sizes) * done_ns[-1] for made in accumulate(sizes)]
+    return [min(int(np.searchsorted(done_ns, share)), len(done_ns) - 1) for share in shares]
 
 
 def _begin_with(program: ProgramDraft, number: int, kernel: int) -> None:

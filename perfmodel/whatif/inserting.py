@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration
@@ -48,14 +46,12 @@ class Insert:
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
-        if self.rank is not None:
-            self.rank.check(job)
         selection = Selection(self.after if self.before is None else self.before, self.lane)
         selection.check_found(job, self.rank)
 
         def edit(draft: JobDraft, program: ProgramDraft) -> None:
             op = draft.op(Fixed(self.name, self.takes_ns, Provenance.ASSUMED))
-            for number in np.flatnonzero(selection.mask(job, program.program)).tolist():
+            for number in selection.tasks(job, program.program):
                 new = DraftTask(program.tasks[number].lane, op, draft.label(self.name))
                 if self.before is None:
                     insert_after(program, number, new)
@@ -68,10 +64,7 @@ class Insert:
 
 def insert_after(program: ProgramDraft, number: int, new: DraftTask) -> int:
     """Put *new* right behind a task of its lane; whoever waited for that waits for *new*."""
-    of_lane = program.lane_tasks[program.tasks[number].lane]
-    place = of_lane.index(number) + 1
-    following = of_lane[place] if place < len(of_lane) else None
-    [added] = program.insert([new], before=following)
+    [added] = program.insert([new], before=program.next_on_lane(number))
     program.redirect({number: added})
     return added
 
@@ -123,14 +116,11 @@ class Move:
         if goals is not None:
             goals.check_found(job)
 
-        def edit(draft: JobDraft, program: ProgramDraft) -> None:
-            del draft
-            found = np.flatnonzero(selection.mask(job, program.program)).tolist()
-            near: set[int] = set()
-            if goals is not None:
-                near.update(np.flatnonzero(goals.mask(job, program.program)).tolist())
+        def edit(_: JobDraft, program: ProgramDraft) -> None:
+            found = selection.tasks(job, program.program)
+            near = [] if goals is None else goals.tasks(job, program.program)
             for number in found:
-                self._move(program, number, near - set(found))
+                self._move(program, number, set(near).difference(found))
 
         return edit_programs(job, edit, assumptions=self.assumptions)
 

@@ -47,6 +47,10 @@ class JobDraft:
         """The op with that *index*."""
         return self._ops[index]
 
+    def op_of(self, program: ProgramDraft, number: int) -> Op:
+        """The op of a task of *program*."""
+        return self._ops[program.tasks[number].op]
+
     def label(self, label: str) -> int:
         """The index of *label*, added if it is new."""
         if label not in self._label_index:
@@ -97,8 +101,7 @@ def edit_programs(
     draft = JobDraft(job)
 
     def edit_one(program: Program, rank: int) -> Program:
-        del rank
-        of_program = ProgramDraft(program)
+        of_program = ProgramDraft(program, rank)
         edit(draft, of_program)
         return of_program.build()
 
@@ -115,8 +118,6 @@ def change_ops(
     ranks: RankSet | None = None,
 ) -> JobGraph:
     """*job* with other ops for the tasks of *selection*, which must not be empty."""
-    if ranks is not None:
-        ranks.check(job)
     selection.check_found(job, ranks)
     draft = JobDraft(job)
 

@@ -6,11 +6,9 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.program import PLAIN, Anchor, LaneKind
+from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.whatif.cuda_graphs import is_device, launch_of
 from perfmodel.whatif.job_draft import JobDraft, edit_programs
 from perfmodel.whatif.program_draft import ProgramDraft
@@ -46,9 +44,8 @@ class PrefetchData:
         selection = Selection(self.match)
         selection.check_found(job)
 
-        def edit(draft: JobDraft, program: ProgramDraft) -> None:
-            del draft
-            found = np.flatnonzero(selection.mask(job, program.program)).tolist()
+        def edit(_: JobDraft, program: ProgramDraft) -> None:
+            found = selection.tasks(job, program.program)
             launches = {launch_of(program, number) for number in found}
             _prefetch(program, [number for number in found if number not in launches])
 
@@ -121,11 +118,9 @@ class Overlap:
         chosen.check_found(job)
         users.check_found(job)
 
-        def edit(draft: JobDraft, program: ProgramDraft) -> None:
-            del draft
-            found = chosen.mask(job, program.program) & (program.program.slot != PLAIN)
-            until = np.flatnonzero(users.mask(job, program.program)).tolist()
-            _release(program, set(np.flatnonzero(found).tolist()), until)
+        def edit(_: JobDraft, program: ProgramDraft) -> None:
+            found = chosen.collectives(job, program.program)
+            _release(program, set(found), users.tasks(job, program.program))
 
         return edit_programs(job, edit, assumptions=self.assumptions)
 
@@ -195,10 +190,8 @@ class Serialise:
         chosen = Selection(self.match, LaneWord.DEVICE)
         chosen.check_found(job)
 
-        def edit(draft: JobDraft, program: ProgramDraft) -> None:
-            del draft
-            found = chosen.mask(job, program.program) & (program.program.slot != PLAIN)
-            _take_turns(program, set(np.flatnonzero(found).tolist()))
+        def edit(_: JobDraft, program: ProgramDraft) -> None:
+            _take_turns(program, set(chosen.collectives(job, program.program)))
 
         return edit_programs(job, edit, assumptions=self.assumptions)
 

@@ -19,16 +19,14 @@ from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import PLAIN, Program
-from perfmodel.whatif.cuda_graphs import lone_launches
-from perfmodel.whatif.job_draft import JobDraft
+from perfmodel.whatif.cuda_graphs import is_device, lone_launches
+from perfmodel.whatif.data_parallel import STEP
+from perfmodel.whatif.job_draft import JobDraft, edit_programs
 from perfmodel.whatif.pinning import stated_durations
 from perfmodel.whatif.program_draft import DraftTask, ProgramDraft
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
 from perfmodel.whatif.touching import bytes_of
 from perfmodel.whatif.traffic import ALL_REDUCE
-
-STEP = Pattern("range:Optimizer.step|optimizer/|adam|sgd|adagrad|multi_tensor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,24 +63,23 @@ class Prioritise:
         chosen.check_found(job)
         updates.check_found(job)
         ready_ns = _ready_ns(job, chosen)
-        draft = JobDraft(job)
 
-        def edit(program: Program, rank: int) -> Program:
-            of_program = ProgramDraft(program)
-            collectives = chosen.mask(job, program) & (program.slot != PLAIN)
+        def edit(draft: JobDraft, program: ProgramDraft) -> None:
             mine = {
-                task: ready_ns[
-                    int(job.rank_group[rank, program.slot[task]]), int(program.sequence[task])
-                ]
-                for task in np.flatnonzero(collectives).tolist()
+                task: ready_ns[_rendezvous(job, program.rank, task)]
+                for task in chosen.collectives(job, program.program)
             }
-            steps = np.flatnonzero(updates.mask(job, program)).tolist()
             if mine:
-                _Scheduling(draft, of_program, mine, steps).schedule()
-            return of_program.build()
+                steps = updates.tasks(job, program.program)
+                _Scheduling(draft, program, mine, steps).schedule()
 
-        draft.edit(edit)
-        return draft.build(self.assumptions)
+        return edit_programs(job, edit, assumptions=self.assumptions)
+
+
+def _rendezvous(job: JobGraph, rank: int, task: int) -> tuple[int, int]:
+    """Group and sequence of a collective."""
+    program = job.program_of(rank)
+    return int(job.rank_group[rank, program.slot[task]]), int(program.sequence[task])
 
 
 def _ready_ns(job: JobGraph, chosen: Selection) -> dict[tuple[int, int], int]:
@@ -92,12 +89,12 @@ def _ready_ns(job: JobGraph, chosen: Selection) -> dict[tuple[int, int], int]:
     ready: dict[tuple[int, int], int] = {}
     for rank in range(job.rank_count):
         program, first = job.program_of(rank), int(offsets[rank])
-        for task in np.flatnonzero(chosen.mask(job, program) & (program.slot != PLAIN)).tolist():
+        for task in chosen.collectives(job, program):
             rows = slice(program.dep_start[task], program.dep_start[task + 1])
             is_now = program.dep_distance[rows] == 0
             sources = program.dep_task[rows][is_now]
             ends = played.end_ns[first + sources] + program.dep_lag_ns[rows][is_now]
-            key = (int(job.rank_group[rank, program.slot[task]]), int(program.sequence[task]))
+            key = _rendezvous(job, rank, task)
             ready[key] = max(ready.get(key, 0), int(ends.max(initial=0)))
     return ready
 
@@ -113,18 +110,15 @@ class _Scheduling:
 
     def schedule(self) -> None:
         """Reorder the collectives, take updates apart, and let forward wait for its own."""
-        updates = [one for one in self.updates if self._is_device(one)]
+        updates = [one for one in self.updates if is_device(self.program, one)]
         if not updates:
             raise ScenarioError("no update runs on the device, so nothing can wait for less.")
         forward = self._forward(updates)
         made = self._update_behind(self._order(), updates)
         self._wait_for_own(forward, made)
 
-    def _is_device(self, number: int) -> bool:
-        return self.program.lanes[self.program.tasks[number].lane].kind.is_device
-
     def _length_ns(self, number: int) -> int:
-        return duration_of(self.draft.op_at(self.program.tasks[number].op))
+        return duration_of(self.draft.op_of(self.program, number))
 
     def _forward(self, updates: Sequence[int]) -> list[int]:
         """Kernels ahead of the first one whose gradient a collective carries."""
@@ -132,7 +126,7 @@ class _Scheduling:
             dep.task
             for number in self.ready_ns
             for dep in self.program.tasks[number].dependencies
-            if self._is_device(dep.task) and dep.task not in self.ready_ns
+            if is_device(self.program, dep.task) and dep.task not in self.ready_ns
         ]
         if not sources:
             raise ScenarioError("no collective waits for a kernel, so no forward pass is known.")
@@ -166,7 +160,7 @@ class _Scheduling:
         """Put collectives in *order*, each with its piece of the update behind; those pieces."""
         program, draft = self.program, self.draft
         total_ns = sum(self._length_ns(number) for number in updates)
-        sizes = {one: bytes_of(draft.op_at(program.tasks[one].op)) for one in order}
+        sizes = {one: bytes_of(draft.op_of(program, one)) for one in order}
         if not all(sizes.values()):
             raise ScenarioError("a collective does not say what it carries. Narrow the pattern.")
         # What the updates waited for no longer holds up the forward pass behind them.
@@ -187,7 +181,7 @@ class _Scheduling:
 
     def _wait_for_own(self, forward: Sequence[int], made: dict[int, int]) -> None:
         """Let stretches of *forward* wait for the pieces they use, the last made first."""
-        sizes = {one: bytes_of(self.draft.op_at(self.program.tasks[one].op)) for one in made}
+        sizes = {one: bytes_of(self.draft.op_of(self.program, one)) for one in made}
         used = sorted(made, reverse=True)
         needed = list(accumulate(sizes[one] for one in used))
         lengths = [self._length_ns(number) for number in forward]

@@ -40,10 +40,11 @@ class DraftTask:
 
 
 class ProgramDraft:
-    """Tasks by number, and the order of numbers on every lane."""
+    """Tasks by number, and the order of numbers on every lane; *rank* is one that runs them."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, rank: int) -> None:
         self.program = program
+        self.rank = rank
         self.lanes = list(program.lanes)
         self.tasks: dict[int, DraftTask] = dict(enumerate(_read_tasks(program)))
         self.lane_tasks = [
@@ -69,6 +70,12 @@ class ProgramDraft:
         place = len(of_lane) if before is None else of_lane.index(before)
         of_lane[place:place] = numbers
         return numbers
+
+    def next_on_lane(self, number: int) -> int | None:
+        """The task right behind another one on its lane."""
+        of_lane = self.lane_tasks[self.tasks[number].lane]
+        place = of_lane.index(number) + 1
+        return of_lane[place] if place < len(of_lane) else None
 
     def move(self, number: int, lane: int) -> None:
         """Put a task at the end of another *lane*; its old neighbours close up."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from perfmodel.graph.job import JobGraph
 from perfmodel.whatif.cuda_graphs import lone_launches
 from perfmodel.whatif.job_draft import JobDraft, edit_programs
@@ -124,12 +122,10 @@ def remove_tasks(
     keep_waits: bool = True,
 ) -> JobGraph:
     """*job* without the tasks of *selection* and the launches that serve only them."""
-    if ranks is not None:
-        ranks.check(job)
     selection.check_found(job, ranks)
 
-    def edit(draft: JobDraft, program: ProgramDraft) -> None:
-        found = np.flatnonzero(selection.mask(draft.job, program.program)).tolist()
+    def edit(_: JobDraft, program: ProgramDraft) -> None:
+        found = selection.tasks(job, program.program)
         for number in found:
             # How long a task itself hesitates (launch latency, other ranks) goes with it.
             task = program.tasks[number]

@@ -146,8 +146,7 @@ class ChangeMachine:
         # A pause may be work after all, so that the fastest end is that of a faster host.
         factor_of_pauses = min(factor, 1.0) if self.doubt is Doubt.FASTEST else 1.0
 
-        def scale_host(op: Op, ranks: Ranks) -> Op:
-            del ranks
+        def scale_host(op: Op, _: Ranks) -> Op:
             by = factor_of_pauses if _is_pause(op) else factor
             return retime(op, duration_of(op) * by)
 
@@ -173,8 +172,7 @@ class ChangeMachine:
 
         scaled = change_ops(job, self.selection, scale, assumptions=self.assumptions)
 
-        def scale_rest(op: Op, ranks: Ranks) -> Op:
-            del ranks
+        def scale_rest(op: Op, _: Ranks) -> Op:
             if _device_work(op) is not None:
                 return op
             return retime(op, duration_of(op) * mean.ratio * self._doubt_of(op))
@@ -216,9 +214,8 @@ class _MeanRatio:
         return self._after_ns / self._before_ns if self._before_ns else 1.0
 
 
-def _release(op: Op, ranks: Ranks) -> Op:
+def _release(op: Op, _: Ranks) -> Op:
     """The work of a task instead of the duration it stated."""
-    del ranks
     return _device_work(op) or op
 
 

@@ -35,7 +35,7 @@ from perfmodel.graph.ops import (
     MemoryBound,
     Op,
 )
-from perfmodel.graph.program import NO_ORIGIN, LaneKind, Program
+from perfmodel.graph.program import NO_ORIGIN, PLAIN, LaneKind, Program
 
 Mask = NDArray[np.bool_]
 
@@ -190,8 +190,19 @@ class Selection:
             found[places[picked]] = True
         return found
 
+    def tasks(self, job: JobGraph, program: Program) -> list[int]:
+        """The tasks of *program* that are meant, in order."""
+        found: list[int] = np.flatnonzero(self.mask(job, program)).tolist()
+        return found
+
+    def collectives(self, job: JobGraph, program: Program) -> list[int]:
+        """Those of them that meet other ranks."""
+        return [task for task in self.tasks(job, program) if program.slot[task] != PLAIN]
+
     def check_found(self, job: JobGraph, ranks: RankSet | None = None) -> None:
-        """Raise unless some task of *ranks* is meant."""
+        """Raise unless *job* has *ranks*, and some task of them is meant."""
+        if ranks is not None:
+            ranks.check(job)
         chosen = range(job.rank_count) if ranks is None else ranks.ranks
         programs = dict.fromkeys(int(job.rank_program[rank]) for rank in chosen)
         if not any(self.mask(job, job.programs[program]).any() for program in programs):

@@ -6,8 +6,6 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-import numpy as np
-
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration
@@ -57,13 +55,11 @@ class SetGap:
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
-        if self.rank is not None:
-            self.rank.check(job)
         self.selection.check_found(job, self.rank)
 
         def edit(draft: JobDraft, program: ProgramDraft) -> None:
             waiters = program.waiters()
-            found = np.flatnonzero(self.selection.mask(job, program.program)).tolist()
+            found = self.selection.tasks(job, program.program)
             hosts = [_host_task(program, number) for number in found]
             for task in dict.fromkeys(hosts):
                 self._set(draft, program, task, waiters)
@@ -134,8 +130,7 @@ class RemoveStraggler:
                 known[key].append(duration_of(job.ops[int(program.op[task])]))
         draft = JobDraft(job)
 
-        def edit(program: Program, rank: int) -> Program:
-            del rank
+        def edit(program: Program, _: int) -> Program:
             chosen = lane_mask(program, self.lane)
             column = program.op.copy()
             for key, task in _keys(job, program):

@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.balanced import PlacementRule, build_balanced_plan, exchange_weight
+from embeddings.balanced import (
+    SEVERAL_HOSTS_WEIGHT,
+    PlacementRule,
+    build_balanced_plan,
+    exchange_weight,
+)
 from embeddings.plan import ShardingKind
 from embeddings.plan_memory import check_fits
 from embeddings.table import EmbeddingTable
@@ -55,6 +60,47 @@ def test_no_few_ranks_do_all_the_work():
         for shards in plan.shards_of_rank
     ]
     assert max(numbers) < 3 * sum(numbers) / 64
+
+
+def test_vectors_are_dealt_as_evenly_as_lookups():
+    # One rank may look ten times as much up as others if all send the same; 26 vectors on 13
+    # ranks are two each, however the lookups lie.
+    lookups = [20.0, 1.0] * 13
+    tables = [EmbeddingTable(f"t{p}", 10**6, 64, n) for p, n in enumerate(lookups)]
+    rule = PlacementRule(min_width=64, exchange_weight=SEVERAL_HOSTS_WEIGHT)
+    plan = build_balanced_plan(tables, rank_count=13, rule=rule)
+    widths = [sum(shard.width for shard in shards) for shards in plan.shards_of_rank]
+    assert max(widths) == min(widths) == 128
+
+
+def test_small_tables_are_copied_where_their_vectors_cost_more_than_their_gradients():
+    small = [EmbeddingTable(f"small{place}", 100, 128) for place in range(20)]
+    large = [EmbeddingTable(f"large{place}", 10**6, 128) for place in range(4)]
+
+    def copied(batch_size: int | None) -> tuple[int, ...]:
+        rule = PlacementRule(batch_size=batch_size, exchange_weight=SEVERAL_HOSTS_WEIGHT)
+        return build_balanced_plan([*small, *large], rank_count=16, rule=rule).data_parallel
+
+    # The gradients of 20 x 100 rows are those of 2,000 samples, however large the batch is.
+    assert copied(2**20) == tuple(range(20))
+    assert copied(64) == ()
+    assert copied(None) == ()
+
+
+def test_few_busy_tables_are_summed_inside_their_hosts():
+    tables = [EmbeddingTable(f"t{place}", 10**6, 64, 100.0) for place in range(4)]
+    rule = PlacementRule(batch_size=2**18, exchange_weight=exchange_weight(16, 4))
+    plan = build_balanced_plan(tables, rank_count=16, rule=rule, ranks_per_host=4)
+    assert plan.summed_in_host == (0, 1, 2, 3)
+    # A table a host, by rows over its four ranks.
+    hosts = [
+        {plan.host_of(shard.rank) for shard in plan.shards if shard.table == t} for t in range(4)
+    ]
+    assert sorted(hosts, key=min) == [{0}, {1}, {2}, {3}]
+    assert len(plan.shards) == 16
+    # Hosts that do not divide the ranks are none.
+    odd = build_balanced_plan(tables, rank_count=16, rule=rule, ranks_per_host=5)
+    assert odd.summed_in_host == ()
 
 
 def test_tables_that_fit_only_by_rows_are_spread_by_rows():

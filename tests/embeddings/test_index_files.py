@@ -183,11 +183,30 @@ def test_indices_are_one_long_row_of_numbers_up_to_two_to_the_53():
         ([0, 2, 3, 3, 7], 2, [[2, 1], [0, 4]]),
         # A last bag that is empty begins at the end.
         ([0, 7], 2, [[7], [0]]),
+        # Of one table both layouts divide; where the last entry is the end, it is no bag.
+        ([0, 3], 1, [[3, 4]]),
+        ([0, 3, 7], 1, [[3, 4]]),
+        ([0, 3, 7, 7], 1, [[3, 4, 0]]),
     ],
 )
 def test_the_end_of_the_last_bag_may_be_left_out(offsets, tables, lengths):
     found = lengths_from_offsets("here", offsets, index_count=7, table_count=tables)
     assert found.tolist() == lengths
+
+
+def test_a_known_number_of_samples_tells_an_empty_last_bag_from_the_end():
+    seven = {"index_count": 7, "table_count": 1}
+    assert lengths_from_offsets("here", [0, 3, 7], **seven, sample_count=2).tolist() == [[3, 4]]
+    assert lengths_from_offsets("here", [0, 3, 7], **seven, sample_count=3).tolist() == [[3, 4, 0]]
+    assert lengths_from_offsets("here", [0], index_count=0, table_count=1).tolist() == [[0]]
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 7], [0, 3, 7, 7]])
+def test_a_torch_file_may_end_in_an_empty_bag_of_one_table(tmp_path, offsets):
+    torch = pytest.importorskip("torch")
+    parts = (INDICES, offsets, [[3, 4, 0]])
+    torch.save([torch.tensor(one) for one in parts], tmp_path / "x.pt")
+    assert load_index_data(tmp_path / "x.pt").lengths.tolist() == [[3, 4, 0]]
 
 
 @pytest.mark.parametrize(

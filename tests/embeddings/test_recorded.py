@@ -12,7 +12,6 @@ import pytest
 from embeddings.balanced import (
     SEVERAL_HOSTS_WEIGHT,
     PlacementRule,
-    _Placer,
     build_balanced_plan,
     cut_table,
     exchange_weight,
@@ -63,6 +62,10 @@ RULES = {
     "narrow": PlacementRule(min_width=4, max_shard_bytes=3_000),
     "little room": PlacementRule(min_width=8, room_bytes=60_000, optimizer="adagrad"),
     "copied": PlacementRule(data_parallel_below_bytes=20_000, room_bytes=400_000),
+    "large batch": PlacementRule(batch_size=10**6, exchange_weight=SEVERAL_HOSTS_WEIGHT),
+    "larger batch": PlacementRule(
+        batch_size=10**7, exchange_weight=SEVERAL_HOSTS_WEIGHT, room_bytes=900_000, min_width=4
+    ),
 }
 TABLES = tuple(
     EmbeddingTable(
@@ -149,22 +152,12 @@ def values() -> dict[str, Any]:
 def _of_placing() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, rule in RULES.items():
-        for ranks in (1, 3, 8):
-            placer = _Placer(TABLES, ranks, rule, (2,))
-            found[f"cuts for {name}, {ranks} ranks"] = [
-                [
-                    (piece.rows, piece.width)
-                    for piece in placer._cut_all(limit, smaller).shards
-                    if piece.table == place
-                ]
-                for place in (4, 7, 8)
-                for limit, smaller in ((300.0, 1), (9_000.0, 4), (1e9, 16))
-            ]
-            placed = placer.best()
-            found[f"placed for {name}, {ranks} ranks"] = placed and sorted(placed)
-            found[f"balanced for {name}, {ranks} ranks"] = _or_refused(
-                lambda ranks=ranks, rule=rule: _of_plan(
-                    build_balanced_plan(TABLES, rank_count=ranks, rule=rule)
+        for ranks, per_host in ((1, None), (3, None), (8, 8), (8, 2), (8, 3)):
+            found[f"balanced for {name}, {ranks} ranks by {per_host}"] = _or_refused(
+                lambda ranks=ranks, rule=rule, per_host=per_host: _of_plan(
+                    build_balanced_plan(
+                        TABLES, rank_count=ranks, rule=rule, ranks_per_host=per_host
+                    )
                 )
             )
     for ranks, per_host in ((1, 1), (4, 4), (8, 4), (6, 1)):

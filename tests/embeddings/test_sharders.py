@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embeddings.balanced import spread_rows
+from embeddings.balanced import spread_over, spread_rows
 from embeddings.distribution import Zipf
 from embeddings.framework_sharders import (
     _even_pieces,
     _Option,
     _options,
-    _over,
     _partition,
     _piece_seconds,
     _Way,
@@ -271,12 +270,12 @@ def test_tables_are_halved_until_lookups_are_even_and_not_beyond_ranks(lookups, 
 
 def test_a_piece_of_a_host_is_dealt_over_its_ranks():
     piece = Shard(4, 0, 10, 5, 2, 8)
-    assert _over(piece, host=2, per_host=2) == [
+    assert spread_over(piece, place=2, count=2) == [
         Shard(4, 4, 10, 2, 2, 8),
         Shard(4, 5, 12, 3, 2, 8),
     ]
     # Fewer rows than ranks: one each.
-    assert [one.rank for one in _over(piece._replace(rows=3), host=1, per_host=8)] == [8, 9, 10]
+    assert [one.rank for one in spread_over(piece._replace(rows=3), place=1, count=8)] == [8, 9, 10]
 
 
 def test_what_a_piece_takes_in_the_planners_eyes_by_hand():

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import build_named_plan
 from perfmodel import api
-from perfmodel.base.errors import PlanError, ScenarioError
+from perfmodel.base.errors import OutputError, PlanError, ScenarioError
 from perfmodel.cli.words import build_app
 from perfmodel.planning.assignment import Pieces, assign, assign_greedily
 from perfmodel.planning.batches import sample_batches
@@ -116,6 +116,19 @@ def test_nothing_that_fits_is_an_error_and_writes_no_plan(tmp_path):
     assert "No plan fits" in str(result.exception)
     assert not plan.exists()
     assert json.loads(answer.read_text())["fits"] is False
+
+
+def test_a_ranking_saves_the_plan_that_the_command_line_writes(tables, tmp_path):
+    ranking = api.rank(_question(tables, sharders=("row_wise", "naive")))
+    saved = ranking.save_plan(tmp_path / "plan.json")
+    again = api.rank(_question(tables, sharders=(), plan_files=(str(saved),)))
+    assert again.plans[0].answer.period_ns == ranking.plans[0].answer.period_ns
+    with pytest.raises(OutputError, match="Make it first"):
+        ranking.save_plan(tmp_path / "nowhere" / "plan.json")
+    cramped = replace(ranking, plans=tuple(replace(one, fits=False) for one in ranking.plans))
+    with pytest.raises(PlanError, match=r"No plan fits.*other.json was not written"):
+        cramped.save_plan(tmp_path / "other.json")
+    assert not (tmp_path / "other.json").exists()
 
 
 def test_the_search_is_never_worse_than_what_it_starts_from(tables):
@@ -288,7 +301,9 @@ def test_the_command_line_writes_all_files_and_its_plan_can_be_ranked_again(tabl
     again = _run([*common, "--sharder", "none", "--plan", files["plan.json"], "--json", "-"])
     assert again.exit_code == 0, again.output
     first = json.loads(again.stdout)["plans"][0]
-    assert first["period_ns"] == document["plans"][0]["period_ns"]
+    # Of those that share the first place one that TorchRec can run was written.
+    fastest = {plan["period_ns"] for plan in document["plans"] if plan["place"] == 1}
+    assert first["period_ns"] in fastest
 
 
 def test_a_plan_whose_name_looks_like_mathematics_is_drawn(tables, tmp_path):

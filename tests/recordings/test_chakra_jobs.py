@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 
 from perfmodel.base.errors import TraceError
-from perfmodel.recordings.chakra_jobs import load_chakra_job, write_chakra_job
+from perfmodel.recordings.chakra_jobs import assemble_chakra_job, write_chakra_job
 from perfmodel.recordings.self_replay import self_replay
 from tests.recordings.builders import held_of
+from traces.chakra import load_chakra
+
+
+def load_chakra_job(paths):
+    return assemble_chakra_job([load_chakra(path) for path in paths], paths[0].parent)
 
 
 def test_out_and_in_again_gives_the_same_replay(recorded, tmp_path):

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.search import LayoutQuestion, search_layouts
+from perfmodel.reports.document import to_csv
 from perfmodel.reports.pages.plans import build_search_page
-from perfmodel.reports.search import build_flags, print_search, to_search_csv, to_search_document
+from perfmodel.reports.search import build_flags, print_search, to_search_document, to_search_rows
 
 CHANGES = (
     "batch=8", "sequence_length=16384", "model.max_positions=16384", "model.layers=4",
@@ -62,7 +63,7 @@ def test_every_trainer_is_told_about_sequences_and_experts(found):
 
 
 def test_the_csv_has_a_line_a_layout_with_the_words_of_the_document(found):
-    lines = list(csv.DictReader(io.StringIO(to_search_csv(found))))
+    lines = list(csv.DictReader(io.StringIO(to_csv(to_search_rows(found)))))
 
     assert len(lines) == sum(len(one.layouts) for one in found)
     assert {"hosts", "gpus", "tp", "pp", "cp", "ep", "dp", "low_ms", "high_ms"} <= set(lines[0])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.prediction.comparing import Compared, Comparison, SweepAxis
-from perfmodel.reports.comparing import to_comparison_csv, to_comparison_rows
+from perfmodel.reports.comparing import to_comparison_rows
+from perfmodel.reports.document import to_csv
 from perfmodel.reports.pages.answers import build_comparison_page
 from tests.reports.predictions import build_prediction
 
@@ -38,7 +39,7 @@ def test_names_in_a_notebook_are_text():
 
 
 def test_a_table_of_scenarios_has_a_line_each_and_says_why_one_has_no_answer():
-    lines = to_comparison_csv(build_comparison()).splitlines()
+    lines = to_csv(to_comparison_rows(build_comparison())).splitlines()
 
     assert len(lines) == 4
     assert lines[3].endswith("batch must divide")

@@ -75,7 +75,7 @@ def test_the_vector_rate_is_lanes_times_two_times_clock(name):
 def test_devices_have_the_figures_of_their_datasheets(name, dtype, tera, memory_gb_per_s):
     device = load_device(name)
 
-    assert device.gemm_flops(dtype) == pytest.approx(tera * TERA)
+    assert device.peak_flops[dtype] == pytest.approx(tera * TERA)
     assert device.memory_bandwidth_bytes_per_s == memory_gb_per_s * 1e9
 
 
@@ -109,10 +109,10 @@ def test_four_bits_are_multiplied_from_blackwell_on_and_eight_bit_floats_from_ad
 def test_tensor_rates_are_operations_a_clock_times_multiprocessors():
     # A100: 108 x 2048 FLOP a clock x 1.41 GHz = 311.9 TFLOP/s.
     device = load_device("a100_sxm_80gb")
-    assert device.gemm_flops(DType.BF16) == pytest.approx(108 * 2048 * 1.41e9, rel=0.01)
+    assert device.peak_flops[DType.BF16] == pytest.approx(108 * 2048 * 1.41e9, rel=0.01)
     # A40, with half the tensor cores a multiprocessor: 84 x 1024 x 1.74 GHz = 149.7 TFLOP/s.
     device = load_device("a40")
-    assert device.gemm_flops(DType.BF16) == pytest.approx(84 * 1024 * 1.74e9, rel=0.01)
+    assert device.peak_flops[DType.BF16] == pytest.approx(84 * 1024 * 1.74e9, rel=0.01)
 
 
 def test_volta_has_neither_bf16_nor_tf32():

@@ -22,7 +22,7 @@ def test_both_schemas_give_the_same_operators(tmp_path):
     second = load_execution_trace(tmp_path / "new")
 
     assert first.operators == second.operators
-    assert first.operators[0].input_shapes == ([2, 3],)
+    assert [one.shape for one in first.operators[0].inputs] == [[2, 3]]
     assert first.operators[0].record == 9
 
 

@@ -38,7 +38,6 @@ def test_rows_are_kept_with_their_links(tmp_path):
     assert trace.columns.correlation.tolist() == [-1, 9, 9]
     assert trace.detail_of(0)["Input Dims"] == [[2, 3], [3, 4]]
     assert trace.detail_of(2)["grid"] == [4, 1, 1]
-    assert trace.thread_names == {1: "main"}
     assert trace.report.left_out == {"arrows, names and marks": 1, "category python_function": 1}
 
 
@@ -160,7 +159,7 @@ def test_a_faulty_row_is_left_out_and_named(tmp_path, change, word):
     trace = load_kineto(write_trace(tmp_path / "a.json", rows))
 
     assert trace.report.kept == 40
-    assert trace.report.dropped_by_fault == 1
+    assert trace.report.left_out["faulty"] == 1
     assert word in trace.report.faults[0]
 
 

@@ -38,3 +38,4 @@ def test_a_row_that_cannot_be_read_is_named_and_not_judged(tmp_path):
     assert board.verdicts == ()
     assert [one.row for one in board.unsupported] == ["id" if "id" in heading.split(",") else "0"]
     assert "not judged: row" in board.lines()[-1]
+    assert [set(row) for row in board.to_rows()] == [{"row", "reason"}]

@@ -1,5 +1,6 @@
 import pytest
 
+from perfmodel.reports.document import to_csv
 from perfmodel.validation.scoreboard import (
     Deviation,
     Scoreboard,
@@ -52,6 +53,15 @@ def test_json_has_every_row_and_what_was_left_out():
         "rows", "mape_pct", "median_pct", "geomean_pct", "p90_pct", "bias_pct",
         "inside_interval_pct",
     }  # fmt: skip
+
+
+def test_a_csv_has_a_line_per_row_with_its_numbers_or_its_reason():
+    board = Scoreboard("x", (deviation(10, 11, row="r7"),), (Unsupported("r8", "no such GPU"),))
+    lines = to_csv(board.to_rows()).splitlines()
+    assert lines[0] == "row,measured,predicted,low,high,error_pct,group,reason"
+    assert lines[1].startswith("r7,10,11,")
+    assert lines[1].endswith(",g,")
+    assert lines[2] == "r8,,,,,,,no such GPU"
 
 
 def test_a_board_without_predictions_exceeds_every_limit():

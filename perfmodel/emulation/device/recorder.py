@@ -21,7 +21,7 @@ import torch
 from perfmodel.emulation.device.native import NativeDevice, ThreadState
 from perfmodel.emulation.device.native_code import LOG_ENTRIES
 from perfmodel.emulation.device.places import script_line
-from perfmodel.emulation.rank_record import CallType
+from perfmodel.emulation.rank_record import DEVICE_SHIFT, CallType
 
 _LOGGED = {
     1: CallType.RECORD,
@@ -75,7 +75,7 @@ class Recorder:
     def stream(self) -> int:
         """The stream of this thread, with its device above bit 32."""
         state = self.state()
-        return int(state.stream.value) | state.device << 32
+        return int(state.stream.value) | state.device << DEVICE_SHIFT
 
     def add_kind(self, description: dict[str, Any]) -> int:
         """The number that calls refer to *description* by."""
@@ -97,7 +97,7 @@ class Recorder:
             return
         thread = get_ident()
         state = self._states.get(thread) or self.state()
-        stream = state.stream.value | device << 32
+        stream = state.stream.value | device << DEVICE_SHIFT
         operator = self._operator(thread, kind, depth + 1)
         self.flush()
         self.calls.append((CallType.KERNEL, kind, thread, stream, operator))

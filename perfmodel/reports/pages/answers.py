@@ -1,4 +1,4 @@
-"""Pages of answers to more than one question: comparisons, rankings, searches, what-ifs, scores."""
+"""Pages of answers to more than one question: comparisons and what-ifs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ from perfmodel.reports.text import to_command, to_whatif_command
 from perfmodel.reports.whatif import SMALLEST_PCT, change_pct, iter_touched
 
 MAX_ROWS = 200
-FEWEST_INSIDE_PCT = 80.0
-"""Of a 90 % interval: fewer rows inside are no luck of the draw."""
-MOST_RANKS, MOST_TABLES = 32, 60
-SCORE_HEADINGS = ("group", "rows", "mean error", "median", "bias", "inside interval")
 INTERVAL_NOTE = "The thin line is the 90 % interval."
 
 

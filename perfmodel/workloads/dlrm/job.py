@@ -56,12 +56,18 @@ def build_plan(
         return _build_named(spec, rank_count, ranks_per_host)
     rule = PlacementRule(
         data_parallel_below_bytes=spec.sharding.data_parallel_below,
+        batch_size=spec.batch,
         min_width=spec.sharding.min_width,
         max_shard_bytes=spec.sharding.max_shard,
         optimizer=spec.embedding.optimizer,
         exchange_weight=exchange_weight(rank_count, ranks_per_host),
     )
-    return build_balanced_plan(spec.embedding.tables(), rank_count=rank_count, rule=rule)
+    return build_balanced_plan(
+        spec.embedding.tables(),
+        rank_count=rank_count,
+        rule=rule,
+        ranks_per_host=ranks_per_host or USUAL_HOST,
+    )
 
 
 def _build_named(spec: DlrmSpec, rank_count: int, ranks_per_host: int | None) -> ShardingPlan:
@@ -141,9 +147,12 @@ def build_dlrm_job(
 
 
 def _without_first(plan: ShardingPlan) -> ShardingPlan:
-    """*plan* moved up by one rank, so that rank 0 holds nothing but copied tables."""
+    """*plan* moved up by one rank, so that rank 0 holds nothing but copied tables.
+
+    Its hosts are out of step then, so nothing is summed inside them.
+    """
     shards = tuple(shard.on_rank(shard.rank + 1) for shard in plan.shards)
-    return replace(plan, rank_count=plan.rank_count + 1, shards=shards)
+    return replace(plan, rank_count=plan.rank_count + 1, shards=shards, summed_in_host=())
 
 
 def _add_groups(job: JobBuilder, rank_count: int) -> None:

@@ -147,8 +147,8 @@ class ShardingSection(Section):
     """How tables are placed when no plan is given.
 
     *sharder* is one of those that `rank` knows, by name. The balanced one copies
-    tables below *data_parallel_below* to every rank and cuts tables into pieces of at
-    least *min_width* columns and at most *max_shard*.
+    tables below *data_parallel_below* to every rank, larger ones where that pays, and
+    cuts tables into pieces of at least *min_width* columns and at most *max_shard*.
     """
 
     sharder: Words = DEFAULT_SHARDER

@@ -52,13 +52,6 @@ def memory_of_stages(
     return tuple(_stage_memory(spec, layout, stage, stack, sizes) for stage in range(layout.pp))
 
 
-def stage_memory(
-    spec: TransformerSpec, layout: Layout, *, stage: int, stack: SoftwareStack | None = None
-) -> RankMemory:
-    """The same for pipeline *stage* alone."""
-    return _stage_memory(spec, layout, stage, stack, _layer_sizes(spec, layout, stack))
-
-
 _LayerSizes = dict[tuple[bool, Recompute], int]
 """What a layer keeps for its backward pass, by whether it has experts and what is recomputed."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_workload, load_workload
-from perfmodel.workloads.transformer.memory import layer_activation_bytes, stage_memory
+from perfmodel.workloads.transformer.memory import layer_activation_bytes, memory_of_stages
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.shapes import parameter_count
 
@@ -33,7 +33,7 @@ def test_sequence_parallelism_divides_all_of_them():
 
 def test_mixed_precision_adam_takes_eighteen_bytes_a_parameter_with_fp32_gradients():
     spec = load_workload("gpt2_xl")
-    memory = stage_memory(spec, ONE_RANK, stage=0)
+    memory = memory_of_stages(spec, ONE_RANK)[0]
     elements = parameter_count(spec.model)
     state = sum(_part(memory, name) for name in ("weights", "gradients", "optimizer state"))
     # 2 weight + 4 gradient + 4 master weight + 8 moments.
@@ -43,7 +43,7 @@ def test_mixed_precision_adam_takes_eighteen_bytes_a_parameter_with_fp32_gradien
 def test_full_sharding_divides_weights_gradients_and_state():
     layout = Layout(tp=1, pp=1, dp=4, micro_batch=1, micro_batches=1)
     spec = load_workload("gpt2_xl", ["parallel.sharding=full"])
-    memory = stage_memory(spec, layout, stage=0)
+    memory = memory_of_stages(spec, layout)[0]
     elements = parameter_count(spec.model)
     assert _part(memory, "weights") == 2 * elements // 4
     assert _part(memory, "optimizer state") == 12 * elements // 4
@@ -52,13 +52,12 @@ def test_full_sharding_divides_weights_gradients_and_state():
 
 def test_recompute_saves_memory():
     needs = {
-        recompute: stage_memory(
+        recompute: memory_of_stages(
             load_workload(
                 "gpt2_xl", [f"training.recompute={recompute}", "training.attention=unfused"]
             ),
             ONE_RANK,
-            stage=0,
-        ).total_bytes
+        )[0].total_bytes
         for recompute in ("none", "selective", "full")
     }
     assert needs["full"] < needs["selective"] < needs["none"]
@@ -67,7 +66,7 @@ def test_recompute_saves_memory():
 def test_early_stages_hold_more_micro_batches():
     spec = load_workload("gpt3_175b")
     layout = Layout(tp=8, pp=8, dp=1, micro_batch=1, micro_batches=16, is_sequence_parallel=True)
-    first, last = (stage_memory(spec, layout, stage=stage) for stage in (0, 7))
+    first, *_, last = memory_of_stages(spec, layout)
     assert _part(first, "activations") == 8 * _part(last, "activations")
 
 
@@ -82,7 +81,7 @@ def test_every_rank_is_listed_and_names_its_largest_part(name):
 
 def test_a_loss_that_is_not_fused_keeps_four_copies_of_the_logits():
     spec, stack = load_workload("gpt2_xl"), load_stack("nanotron")
-    fused, apart = (stage_memory(spec, ONE_RANK, stage=0, stack=one) for one in (None, stack))
+    fused, apart = (memory_of_stages(spec, ONE_RANK, stack=one)[0] for one in (None, stack))
     logits = spec.sequence_length * spec.model.vocab
     # Logits in bf16 beside two copies in fp32, or beside four.
     assert _part(fused, "logits") == (2 + 8) * logits
@@ -92,5 +91,5 @@ def test_a_loss_that_is_not_fused_keeps_four_copies_of_the_logits():
 def test_what_a_sequence_parallel_layer_gathers_is_not_divided():
     spec = load_workload("gpt2_xl")
     layout = Layout(tp=5, pp=1, dp=1, micro_batch=1, micro_batches=1, is_sequence_parallel=True)
-    gathered = _part(stage_memory(spec, layout, stage=0), "gathered activations")
+    gathered = _part(memory_of_stages(spec, layout)[0], "gathered activations")
     assert gathered == 3 * spec.sequence_length * spec.model.hidden * 2

@@ -1,1 +1,0 @@
-"""How a ranking is shown."""
