@@ -156,7 +156,17 @@ def _host_rows(table: EmbeddingTable, draws: float) -> float:
 
 
 def _tail_rows(table: EmbeddingTable, batch_size: int) -> float:
-    """How far the longest of *batch_size* bags exceeds the mean, for normal lengths."""
-    if table.pooling_deviation == 0 or batch_size < 2:
+    """How far the longest of *batch_size* bags exceeds the mean.
+
+    Lengths are never negative, so they follow a gamma distribution: near to normal where they differ
+    little, exponential where they differ as much as they are long.
+    """
+    if table.pooling_deviation == 0 or table.pooling_factor == 0 or batch_size < 2:
         return 0.0
-    return table.pooling_deviation * math.sqrt(2 * math.log(batch_size))
+    # Only tables that state a deviation need it.
+    from scipy.special import gammainccinv
+
+    mean, deviation = table.pooling_factor, table.pooling_deviation
+    shape = (mean / deviation) ** 2
+    longest = float(gammainccinv(shape, 1 / batch_size)) * deviation**2 / mean
+    return max(longest - mean, 0.0)
