@@ -16,7 +16,7 @@ from collectives.collective import Collective, CollectiveKind
 from collectives.cost import FREE, CollectiveCost, bus_bandwidth
 from collectives.group import wiring_of
 from collectives.pricing import Ranks
-from collectives.uneven import build_rank_load, wait_for_partners
+from collectives.uneven import build_rank_load
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
@@ -45,8 +45,6 @@ def price_lean(collective: Collective, *, cluster: Cluster, ranks: Ranks) -> Col
         gpu_ns = load.inside_bytes * gpu_ns_per_byte
         nic_ns = load.nic_bytes * max(wiring.nic_count, 1) * nic_ns_per_byte
         per_rank_ns = latency_ns + np.maximum(gpu_ns, nic_ns)
-        if load.matrix is not None:
-            per_rank_ns = wait_for_partners(per_rank_ns, load.matrix)
     elif collective.kind is CollectiveKind.ALL_REDUCE:
         inside, hosts = wiring.ranks_per_host, wiring.host_count
         moved = 2.0 * collective.size_bytes

@@ -1,9 +1,9 @@
 """Uneven all-to-all: the whole byte matrix in, one end time a rank out.
 
 A rank is done when it has sent and received everything, and not before its NIC has
-carried what all ranks that share it move. Messages of a rank travel side by side and share
-its wires alike, so what a busy rank sends or takes reaches its partners late, and ends late for
-them, too. The even matrix gives exactly the even cost.
+carried what all ranks that share it move. Messages of a rank travel side by side and share its
+wires alike, so what a busy rank sends or takes ends late for its partners, too. The even matrix
+gives exactly the even cost.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from topologies import Cluster
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """What each rank moves, in bytes, the larger of sending and receiving.
+    """What is moved, in bytes, until each rank has sent and received everything.
 
-    *nic_bytes* is what goes through the NIC of the rank, by all ranks that share it. *matrix* is
-    what each sends each, where partners are to wait for each other.
+    *inside_bytes* go through the wires of the rank or of a partner in its host, the busier of them;
+    *nic_bytes* through the NIC of the rank or of a partner, by all ranks that share it.
     """
 
     inside_bytes: FloatArray
     local_bytes: FloatArray
     nic_bytes: FloatArray
     mean_slice_bytes: FloatArray
-    matrix: FloatArray | None = None
 
 
 def build_rank_load(
@@ -50,48 +49,43 @@ def build_rank_load(
     members = np.asarray(ranks, dtype=np.int64)
     host, _ = cluster.seats_of(members)
     own = np.diag(matrix)
-    inside = np.where(host[:, None] == host[None, :], matrix, 0.0)
+    is_inside = host[:, None] == host[None, :]
+    inside = np.where(is_inside, matrix, 0.0)
     sent, received = inside.sum(axis=1) - own, inside.sum(axis=0) - own
     away_sent = matrix.sum(axis=1) - own - sent
     away_received = matrix.sum(axis=0) - own - received
+    nic = _by_nic(cluster.nics_of(members), np.stack([away_sent, away_received]))
+    is_partner = ((matrix > 0) | (matrix.T > 0)) & ~is_inside
+    held = np.empty(len(matrix))
+    for members_of_host in (np.flatnonzero(host == one) for one in np.unique(host)):
+        held[members_of_host] = _held_bytes(matrix[np.ix_(members_of_host, members_of_host)])
     return RankLoad(
-        inside_bytes=np.maximum(sent, received),
+        inside_bytes=np.maximum(held, np.maximum(sent, received)),
         local_bytes=own.copy(),
-        nic_bytes=_by_nic(cluster.nics_of(members), np.stack([away_sent, away_received])),
+        nic_bytes=np.maximum(nic, (nic[:, None] * is_partner).max(axis=0)),
         mean_slice_bytes=np.maximum(matrix.sum(axis=1), matrix.sum(axis=0)) / len(matrix),
-        matrix=matrix,
     )
 
 
-def wait_for_partners(own_ns: FloatArray, matrix: FloatArray) -> FloatArray:
-    """When ranks are done that would be after *own_ns*, were all partners as fast as they are.
-
-    A message is through when the busier of its two ends has carried it beside all its others.
-    """
+def _held_bytes(matrix: FloatArray) -> FloatArray:
+    """What the busiest partner of each rank has carried when their message is through."""
     sent = matrix - np.diag(np.diag(matrix))
-    held = np.maximum(_carried_ratio(sent), _carried_ratio(sent.T))
-    done: FloatArray = np.maximum(own_ns, (own_ns[:, None] * held).max(axis=0))
-    return done
+    held = np.maximum(_carried_bytes(sent), _carried_bytes(sent.T))
+    busiest: FloatArray = held.max(axis=0)
+    return busiest
 
 
-def shared_bytes(sizes: FloatArray) -> FloatArray:
-    """Bytes that a wire has carried when each of the messages in the last axis is through.
+def _carried_bytes(sizes: FloatArray) -> FloatArray:
+    """What the wire of a row has carried when each of its messages is through.
 
-    Messages share it alike: a small one is through when every other has sent as much or all.
+    They share it alike: a small one is through when every other has sent as much, or all it has.
     """
-    order = np.argsort(sizes, axis=-1, kind="stable")
-    ordered = np.take_along_axis(sizes, order, axis=-1)
-    left = np.arange(sizes.shape[-1])[::-1]
+    order = np.argsort(sizes, axis=1, kind="stable")
+    ordered = np.take_along_axis(sizes, order, axis=1)
+    longer = np.arange(sizes.shape[1])[::-1]
     carried = np.empty_like(sizes)
-    np.put_along_axis(carried, order, np.cumsum(ordered, axis=-1) + ordered * left, axis=-1)
-    return carried
-
-
-def _carried_ratio(sizes: FloatArray) -> FloatArray:
-    """The part of a row's bytes that is carried when each of its messages is through."""
-    total = sizes.sum(axis=1, keepdims=True)
-    ratio: FloatArray = np.where(sizes > 0, shared_bytes(sizes) / np.maximum(total, 1.0), 0.0)
-    return ratio
+    np.put_along_axis(carried, order, np.cumsum(ordered, axis=1) + ordered * longer, axis=1)
+    return np.where(sizes > 0, carried, 0.0)
 
 
 def _by_nic(nics: npt.NDArray[np.int64], away: FloatArray) -> FloatArray:
@@ -128,8 +122,6 @@ def price_uneven(
         host=host_constants_for(software, calibration, wiring),
         fabric=calibration.fabric_constants(wiring),
     )
-    if load.matrix is not None:
-        per_rank = wait_for_partners(per_rank, load.matrix)
     worst = float(per_rank.max())
     return replace(
         even,

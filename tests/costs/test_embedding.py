@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.embedding.constants import parse_constants
 from perfmodel.costs.embedding.model import EmbeddingModel, lookup_terms
-from perfmodel.costs.embedding.terms import Term
+from perfmodel.costs.embedding.terms import Term, table_terms
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
@@ -147,6 +148,21 @@ def test_bags_of_very_different_lengths_leave_a_tail():
     assert _time_us(Lookup((uneven,), 8192), Pass.FORWARD) > _time_us(
         Lookup((TABLE,), 8192), Pass.FORWARD
     )
+
+
+def test_the_longest_of_bags_that_differ_as_much_as_they_are_long_is_exponential():
+    # Of 1,000 exponential lengths with a mean of 10 one is beyond 10 ln 1000 = 69.1.
+    uneven = replace(TABLE, pooling_factor=10.0, pooling_deviation=10.0)
+    arguments = {"optimizer": "sgd", "l2_bytes": 1, "at_once": 1}
+    terms = table_terms(uneven, batch_size=1000, **arguments)
+    assert terms[Term.TAIL_ROWS] == round(1000 * (10 * math.log(1000) - 10))
+    # Lengths that differ little are all but normal: the one-in-a-thousand quantile is 3.09.
+    even = replace(TABLE, pooling_factor=10_000.0, pooling_deviation=100.0)
+    assert table_terms(even, batch_size=1000, **arguments)[Term.TAIL_ROWS] == pytest.approx(
+        309_000, rel=0.02
+    )
+    empty = table_terms(replace(uneven, pooling_factor=0.0), batch_size=9, **arguments)
+    assert empty[Term.TAIL_ROWS] == 0
 
 
 def test_sums_that_go_through_memory_cost_their_traffic_and_short_gradients_less():
