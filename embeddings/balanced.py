@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 
@@ -387,29 +387,30 @@ class _Placer:
         return _Found(cuts, places, self._per_place, copied, busiest + float(shared) + launches)
 
     def _pieces(self, cut: _Cut) -> _Pieces:
-        """The pieces of one table; those that are alike are looked at once."""
+        """The pieces of one table; of the ranks of a place the one with most to do counts."""
         if cut not in self._pieces_of:
             place, columns, rows = cut
             table = self._tables[place]
-            known: dict[tuple[int, int], tuple[float, int]] = {}
-            found = []
-            for piece in cut_table(place, table, columns=columns, rows=rows):
-                parts = []
-                for shard in spread_over(piece, 0, self._per_place):
-                    alike = (table.telling_row(shard.first_row, shard.rows), shard.rows)
-                    if alike not in known:
-                        known[alike] = self._part(table, shard)
-                    parts.append(known[alike])
-                own, size = np.max(parts, axis=0)
-                found.append((own, self._sent_work(piece.width), size))
-            self._pieces_of[cut] = _Pieces(*np.array(found, dtype=np.float64).T)
+            pieces = cut_table(place, table, columns=columns, rows=rows)
+            shards = [spread_over(piece, 0, self._per_place) for piece in pieces]
+            first_row, held = np.array(
+                [(shard.first_row, shard.rows) for of_piece in shards for shard in of_piece]
+            ).T
+            width = pieces[0].width
+            lookups = table.pooling_factor * table.shares_of(first_row, held)
+            own = self._own_work(1.0, table, width) * lookups
+            size_of = {
+                count: piece_bytes(replace(table, rows=count, width=width), self._rule.optimizer)
+                for count in np.unique(held).tolist()
+            }
+            sizes = np.array([size_of[count] for count in held.tolist()], dtype=np.float64)
+            starts = np.cumsum([0, *map(len, shards[:-1])])
+            self._pieces_of[cut] = _Pieces(
+                np.maximum.reduceat(own, starts),
+                np.full(len(pieces), self._sent_work(width)),
+                np.maximum.reduceat(sizes, starts),
+            )
         return self._pieces_of[cut]
-
-    def _part(self, table: EmbeddingTable, shard: Shard) -> tuple[float, int]:
-        """Lookups and bytes of what one rank holds."""
-        piece = table.piece(first_row=shard.first_row, rows=shard.rows, width=shard.width)
-        own = self._own_work(piece.pooling_factor, piece, piece.width)
-        return own, piece_bytes(piece, self._rule.optimizer)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from embeddings.popularity import Floats, Popularity, RowRange, build_popularity
+from embeddings.popularity import Floats, Popularity, build_popularity
 from perfmodel.base.errors import PlanError
 
 HISTOGRAM_EDGES = tuple(2.0**power for power in range(16))
@@ -215,25 +215,10 @@ UNIFORM = Uniform()
 IndexDistribution = Uniform | Zipf | ReuseHistogram | ObservedRows | FrequentRows | RareRows
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def popularity_of(distribution: IndexDistribution, rows: int) -> Popularity:
     """The classes of rows of a table of *rows* rows."""
     return distribution.popularity(rows)
-
-
-@lru_cache(maxsize=65536)
-def piece_popularity(distribution: IndexDistribution, where: RowRange) -> Popularity:
-    """The classes of rows of a piece by rows."""
-    return popularity_of(distribution, where.whole_rows).piece(where)
-
-
-@lru_cache(maxsize=65536)
-def piece_share(distribution: IndexDistribution, where: RowRange) -> float:
-    """The share of a table's lookups that go to a piece by rows."""
-    if distribution == UNIFORM:
-        return where.rows / where.whole_rows
-    whole = popularity_of(distribution, where.whole_rows)
-    return float(whole.rows_inside(where) @ whole.probabilities)
 
 
 def histogram_from_bins(

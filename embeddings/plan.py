@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import chain, count, groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embeddings.popularity import Int64s
 from embeddings.table import EmbeddingTable
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import PlanError
@@ -60,23 +63,52 @@ class Shard(NamedTuple):
         return Shard(self.table, rank, self.first_row, self.rows, self.first_column, self.width)
 
 
+PieceKey = tuple[int, int, int, int]
+"""What tells pieces apart: place of the table, telling row, rows and width."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanPieces:
-    """The different pieces of a plan as *tables*; shard k in order is *number*[k] on *rank*[k].
+    """The different pieces among shards: *keys* and *tables*; shard k is *number*[k] on *rank*[k].
 
     Pieces of a table that are alike are one, however many ranks hold them.
     """
 
+    keys: tuple[PieceKey, ...]
     tables: tuple[EmbeddingTable, ...]
-    number: NDArray[np.int64]
-    rank: NDArray[np.int64]
-    rank_count: int
+    number: Int64s
+    rank: Int64s
 
-    def by_rank(self, of_piece: Sequence[float]) -> NDArray[np.float64]:
-        """What pieces add to their ranks; sums of whole numbers below 2 ** 53 are exact."""
-        weights = np.array(of_piece, dtype=np.float64)[self.number]
-        sums = np.bincount(self.rank, weights=weights, minlength=self.rank_count)
-        return sums.astype(np.float64)
+
+def find_pieces(tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> PlanPieces:
+    """What *shards* of *tables* are, each different piece made once."""
+    number_of: dict[PieceKey, int] = {}
+    made: list[EmbeddingTable] = []
+    numbers: list[int] = []
+    for place, of_table in groupby(shards, itemgetter(0)):
+        table, group = tables[place], list(of_table)
+        _, _, _, held, _, width = group[0]
+        if len(group) == 1 and held == table.rows:
+            # Most plans are of whole tables, and thousands of plans are compared.
+            number = number_of.setdefault((place, 0, held, width), len(made))
+            if number == len(made):
+                made.append(table.of_width(width))
+            numbers.append(number)
+            continue
+        first_row, rows, _, widths = _columns(group)[:, 2:].T
+        telling = table.telling_rows(first_row, rows)
+        cuts = zip(telling.tolist(), rows.tolist(), widths.tolist(), strict=True)
+        keys: list[PieceKey] = [(place, *cut) for cut in cuts]
+        fresh = [key for key in dict.fromkeys(keys) if key not in number_of]
+        number_of.update(zip(fresh, count(len(made)), strict=False))
+        made += table.pieces([key[1:] for key in fresh])
+        numbers += map(number_of.__getitem__, keys)
+    ranks = np.array([shard[1] for shard in shards], dtype=np.int64)
+    return PlanPieces(tuple(number_of), tuple(made), np.array(numbers, dtype=np.int64), ranks)
+
+
+def _columns(shards: Sequence[Shard]) -> Int64s:
+    return np.fromiter(chain.from_iterable(shards), np.int64).reshape(-1, len(Shard._fields))
 
 
 @dataclass(frozen=True)
@@ -177,25 +209,24 @@ class ShardingPlan:
 
     @cached_property
     def pieces(self) -> PlanPieces:
-        """What shards are, in their order, each different piece made once."""
-        held = self.held_tables
-        number_of: dict[tuple[int, int, int, int], int] = {}
-        tables: list[EmbeddingTable] = []
-        numbers: list[int] = []
-        ranks: list[int] = []
-        for table, rank, first_row, rows, _, width in sorted(self.shards):
-            key = (table, held[table].telling_row(first_row, rows), rows, width)
-            number = number_of.setdefault(key, len(tables))
-            if number == len(tables):
-                tables.append(held[table].piece(first_row=first_row, rows=rows, width=width))
-            numbers.append(number)
-            ranks.append(rank)
-        return PlanPieces(
-            tuple(tables),
-            np.array(numbers, dtype=np.int64),
-            np.array(ranks, dtype=np.int64),
-            self.rank_count,
-        )
+        """What shards are, in their order."""
+        return find_pieces(self.held_tables, sorted(self.shards))
+
+    def by_rank(self, of_piece: Sequence[float]) -> NDArray[np.float64]:
+        """What pieces add to their ranks; sums of whole numbers below 2 ** 53 are exact."""
+        weights = np.array(of_piece, dtype=np.float64)[self.pieces.number]
+        sums = np.bincount(self.pieces.rank, weights=weights, minlength=self.rank_count)
+        return sums.astype(np.float64)
+
+    @cached_property
+    def lookups_of_shards(self) -> dict[Shard, float]:
+        """Rows of every shard that a sample asks for."""
+        lookups = [table.pooling_factor for table in self.pieces.tables]
+        numbers = self.pieces.number.tolist()
+        return {
+            shard: lookups[number]
+            for shard, number in zip(sorted(self.shards), numbers, strict=True)
+        }
 
     @cached_property
     def tables_of_rank(self) -> tuple[tuple[EmbeddingTable, ...], ...]:

@@ -31,7 +31,7 @@ def piece_bytes(table: EmbeddingTable, optimizer: str) -> int:
 def bytes_by_rank(plan: ShardingPlan, *, optimizer: str) -> NDArray[np.int64]:
     """Bytes of tables and their optimizer state on every rank."""
     copied = sum(piece_bytes(table, optimizer) for table in plan.copied_tables)
-    held = plan.pieces.by_rank([piece_bytes(table, optimizer) for table in plan.pieces.tables])
+    held = plan.by_rank([piece_bytes(table, optimizer) for table in plan.pieces.tables])
     used: NDArray[np.int64] = copied + held.astype(np.int64)
     return used
 

@@ -7,7 +7,7 @@ drawn within the last T draws, where T draws touch as many rows as the cache hol
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,20 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
 
 _ALMOST_SURE = 1.0 - 1e-12
 _STEPS = 200
 _EXACT = 1e-14
+_ALMOST_NEVER, _LOG_NOTHING = 1e-300, -42.0
 HOT_ROWS = 64
 """Rows of a table that pieces by rows get one by one; the others are spread evenly."""
+_SPREAD_OUT = np.array([int(f"{place:06b}"[::-1], 2) for place in range(HOT_ROWS)], dtype=np.int64)
+"""Numbers 0 to HOT_ROWS - 1 in an order that is spread out from the start: bits reversed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RowRange:
-    """*rows* rows from *first_row* on, of *whole_rows* of which *hottest_row* is the hottest."""
+    """*rows* rows from *first_row* on, of *whole_rows* of which *hottest_row* is the hottest.
 
-    first_row: int
-    rows: int
+    Several pieces of a table are one range whose *first_row* and *rows* are columns.
+    """
+
+    first_row: int | Int64s
+    rows: int | Int64s
     whole_rows: int
     hottest_row: int = 0
 
@@ -37,16 +44,24 @@ class RowRange:
 class Popularity:
     """Classes of rows: *row_counts* rows that a draw hits with *probabilities* each.
 
-    Counts are expectations and need not be whole.
+    Counts are expectations and need not be whole. Those of several pieces of a table are pieces x
+    classes, and everything asked of them is one number a piece. A piece has some of the rows and
+    sees all draws of its table, most of which hit none of its rows: so what pieces find
+    adds up to what the table does.
     """
 
     row_counts: Floats
     probabilities: Floats
 
     @property
-    def rows(self) -> float:
+    def rows(self) -> Floats:
         """Rows that are ever asked for."""
-        return float(self.row_counts.sum())
+        return self._sum(1.0)
+
+    @property
+    def share(self) -> Floats:
+        """The share of draws that hit one of the rows."""
+        return self._sum(self.probabilities)
 
     @property
     def hottest_share(self) -> float:
@@ -65,87 +80,76 @@ class Popularity:
         hot[order] = np.clip(count - before, 0.0, self.row_counts[order])
         return hot, self.row_counts - hot
 
-    def rows_inside(self, where: RowRange) -> Floats:
-        """Rows of each class that lie in a piece by rows.
+    def piece(self, where: RowRange) -> Popularity:
+        """The rows that lie in a piece by rows, or in each of several.
 
         The most popular rows are dealt over the table one by one, so that any
         number of equal pieces gets them in turn; all others are spread evenly.
         """
-        first_row, rows, whole_rows = where.first_row, where.rows, where.whole_rows
-        share = rows / whole_rows
-        if len(self.row_counts) == 1:
-            return self.row_counts * share
-        places = np.array(_hot_rows(whole_rows, where.hottest_row))
-        is_inside = (places >= first_row) & (places < first_row + rows)
+        first_row, rows = np.asarray(where.first_row)[..., None], np.asarray(where.rows)[..., None]
+        share = rows / where.whole_rows
+        if len(self.probabilities) == 1:
+            return Popularity(self.row_counts * share, self.probabilities)
+        places = _hot_rows(where.whole_rows, where.hottest_row)
+        dealt = np.zeros((*first_row.shape[:-1], len(places) + 1))
+        np.cumsum((places >= first_row) & (places < first_row + rows), axis=-1, out=dealt[..., 1:])
         order = np.argsort(-self.probabilities, kind="stable")
-        counts = self.row_counts[order]
-        before = np.concatenate([[0.0], np.cumsum(counts)[:-1]])
-        dealt = np.concatenate([[0.0], np.cumsum(is_inside)])
+        after = np.cumsum(self.row_counts[order])
+        before = np.concatenate([[0.0], after[:-1]])
+        found = np.maximum(after - np.maximum(before, len(places)), 0.0) * share
         # Places of a class are those from its first to its last row; fractions in proportion.
-        ends = np.arange(len(places) + 1)
-        hot = np.interp(before + counts, ends, dealt) - np.interp(before, ends, dealt)
-        cold = np.maximum(before + counts - np.maximum(before, len(places)), 0.0) * share
-        inside: Floats = np.empty_like(counts)
-        inside[order] = hot + cold
-        return inside
+        hot = int(np.searchsorted(before, len(places)))
+        edges = np.minimum(np.append(before[:hot], after[hot - 1]), len(places))
+        low = np.minimum(edges.astype(np.int64), len(places) - 1)
+        of_edges = dealt[..., low] + (edges - low) * (dealt[..., low + 1] - dealt[..., low])
+        found[..., :hot] += np.diff(of_edges, axis=-1)
+        return Popularity(found, self.probabilities[order])
 
-    def piece(self, where: RowRange) -> Popularity:
-        """How often the rows of a piece are asked for, of the draws that go to it."""
-        inside = self.rows_inside(where)
-        mass = float(inside @ self.probabilities)
-        if mass <= 0:
-            return self.thinned(where.rows / where.whole_rows)
-        kept = inside > 0
-        chances = np.minimum(self.probabilities[kept] / mass, _ALMOST_SURE)
-        return Popularity(inside[kept], chances)
-
-    def thinned(self, share: float) -> Popularity:
-        """The rows of a random piece of the table that holds *share* of them."""
-        return Popularity(
-            self.row_counts * share, np.minimum(self.probabilities / share, _ALMOST_SURE)
-        )
-
-    def distinct_rows(self, draws: float) -> float:
-        """Expected number of different rows in *draws* draws.
-
-        A row is missed by every draw with probability (1 - p) ** draws.
-        """
-        return float(self.row_counts @ -np.expm1(draws * self._log_missed()))
+    def distinct_rows(self, draws: float | Floats) -> Floats:
+        """Expected number of different rows in *draws* draws."""
+        return self._sum(self._hit(draws))
 
     def distinct_deviation(self, draws: float) -> float:
         """Standard deviation of the different rows in *draws* draws, over their mean.
 
         Rows are hit independently of each other, as when the number of draws is not fixed.
         """
-        hit = -np.expm1(draws * self._log_missed())
-        mean = float(self.row_counts @ hit)
-        return float(np.sqrt(self.row_counts @ (hit * (1 - hit)))) / mean if mean > 0 else 0.0
+        hit = self._hit(draws)
+        mean = float(self._sum(hit))
+        return math.sqrt(self._sum(hit * (1 - hit))) / mean if mean > 0 else 0.0
 
-    def new_row_chance(self, draws: float) -> float:
+    def new_row_chance(self, draws: float | Floats) -> Floats:
         """The chance that a draw goes to a row that none of the last *draws* draws went to."""
-        weights = self.row_counts * self.probabilities
-        return float(weights @ np.exp(draws * self._log_missed()))
+        return self._sum(self.probabilities * (1 - self._hit(draws)))
 
-    def window_draws(self, capacity_rows: float) -> float:
+    def window_draws(self, capacity_rows: float | Floats) -> Floats:
         """How many draws touch *capacity_rows* rows; infinite if all rows together are fewer."""
-        if capacity_rows <= 0:
-            return 0.0
-        if capacity_rows >= self.rows * (1 - 1e-9):
-            return float("inf")
+        capacity, rows = np.broadcast_arrays(np.asarray(capacity_rows, dtype=float), self.rows)
+        is_open = (capacity > 0) & (capacity < rows * (1 - 1e-9))
+        window = np.where(capacity > 0, np.inf, 0.0)
+        if is_open.any():
+            window[is_open] = self._take(is_open)._draws_to_touch(capacity[is_open])
+        return window[()]
+
+    def _draws_to_touch(self, capacity: Floats) -> Floats:
+        log_missed = self._log_missed()
+        if len(log_missed) == 1:
+            return np.log1p(-capacity / self.rows) / log_missed
         # Distinct rows grow ever more slowly, so a tangent is above them everywhere and steps
         # along tangents come closer from below.
-        log_missed = self._log_missed()
-        draws = 0.0
+        draws = np.zeros_like(capacity)
+        left = np.arange(len(capacity))
         for _ in range(_STEPS):
-            missed = np.exp(draws * log_missed)
-            lacking = capacity_rows - float(self.row_counts @ -np.expm1(draws * log_missed))
-            step = lacking / float(self.row_counts @ (missed * -log_missed))
-            draws += step
-            if step <= _EXACT * draws:
+            part = self._take(left)
+            hit = part._hit(draws[left])
+            step = (capacity[left] - part._sum(hit)) / part._sum((hit - 1) * log_missed)
+            draws[left] += step
+            left = left[step > _EXACT * draws[left]]
+            if not len(left):
                 break
         return draws
 
-    def lru_misses(self, draws: float, *, capacity_rows: float) -> float:
+    def lru_misses(self, draws: float | Floats, *, capacity_rows: float | Floats) -> Floats:
         """Expected misses of *draws* draws in an LRU cache of *capacity_rows*, empty at first.
 
         Until the cache is full every distinct row is missed once; from then on a
@@ -154,55 +158,77 @@ class Popularity:
         Leaves out: sets, sectors, and that the window is not the same for all rows.
         Source: Che, Tung and Wang, IEEE JSAC 20(7), 2002.
         """
-        window = min(self.window_draws(capacity_rows), draws)
-        later = (draws - window) * self.new_row_chance(window)
-        return self.distinct_rows(window) + later
+        window, misses, drawn = np.broadcast_arrays(
+            self.window_draws(capacity_rows), self.distinct_rows(draws), draws
+        )
+        is_full = window < drawn
+        if not is_full.any():
+            return misses[()]
+        part, full = self._take(is_full), window[is_full]
+        later = (drawn[is_full] - full) * part.new_row_chance(full)
+        misses = misses.copy()
+        misses[is_full] = part.distinct_rows(full) + later
+        return misses[()]
 
-    def rows_drawn_more_than(self, times: int, *, draws: float) -> float:
+    def rows_drawn_more_than(self, times: int, *, draws: float) -> Floats:
         """Expected rows that *draws* draws hit more than *times* times (Poisson)."""
-        from scipy.special import gammainc
+        return self._sum(_chance_of_at_least(times + 1, draws * self.probabilities))
 
-        return float(self.row_counts @ gammainc(times + 1, draws * self.probabilities))
-
-    def draws_of_rows_drawn_more_than(self, times: int, *, draws: float) -> float:
+    def draws_of_rows_drawn_more_than(self, times: int, *, draws: float) -> Floats:
         """Expected draws that go to those rows."""
-        from scipy.special import gammainc
-
         means = draws * self.probabilities
-        # Sum of x Pois(x; m) over x > k is m P(X >= k), and P(X >= 0) is 1.
-        reached = gammainc(times, means) if times > 0 else np.ones_like(means)
-        return float(self.row_counts @ (means * reached))
+        # Sum of x Pois(x; m) over x > k is m P(X >= k).
+        return self._sum(means * _chance_of_at_least(times, means))
+
+    def _take(self, chosen: NDArray[np.bool_] | Int64s) -> Popularity:
+        """The pieces that were *chosen*; what is not of several pieces is the same for all."""
+        several = self.row_counts.ndim > 1
+        return Popularity(self.row_counts[chosen], self.probabilities) if several else self
+
+    def _sum(self, of_class: float | Floats) -> Floats:
+        """Over all rows; the same for a piece whether it is asked alone or with others."""
+        return np.asarray((self.row_counts * of_class).sum(axis=-1))[()]
+
+    def _hit(self, draws: float | Floats) -> Floats:
+        """The chance that *draws* draws hit a row: each misses it with probability 1 - p."""
+        result: Floats = -np.expm1(np.multiply.outer(draws, self._log_missed()))
+        return result
 
     def _log_missed(self) -> Floats:
         result: Floats = np.log1p(-np.minimum(self.probabilities, _ALMOST_SURE))
         return result
 
 
-def has_hot_row(where: RowRange) -> bool:
+def _chance_of_at_least(times: int, means: Floats) -> Floats:
+    """The chance that a Poisson number of each of *means* is *times* or more."""
+    from scipy.special import gammainc
+
+    if times == 0:
+        return np.ones_like(means)
+    # Chernoff's bound of the lesser of both chances: where it is nothing, the other is 1.
+    ratio = means / times
+    is_near = times * (1 - ratio + np.log(np.maximum(ratio, _ALMOST_NEVER))) > _LOG_NOTHING
+    chance: Floats = (means > times).astype(np.float64)
+    chance[is_near] = gammainc(times, means[is_near])
+    return chance
+
+
+def has_hot_row(where: RowRange) -> NDArray[np.bool_]:
     """Whether one of the rows that are dealt one by one lies in *where*."""
-    places = _hot_rows_in_order(where.whole_rows, where.hottest_row)
-    return bisect_left(places, where.first_row) < bisect_left(places, where.first_row + where.rows)
+    places = np.sort(_hot_rows(where.whole_rows, where.hottest_row))
+    first, after = np.asarray(where.first_row), np.add(where.first_row, where.rows)
+    return np.asarray(np.searchsorted(places, first) < np.searchsorted(places, after))
 
 
 @lru_cache(maxsize=65536)
-def _hot_rows_in_order(whole_rows: int, hottest_row: int) -> tuple[int, ...]:
-    return tuple(sorted(_hot_rows(whole_rows, hottest_row)))
-
-
-@lru_cache(maxsize=65536)
-def _hot_rows(whole_rows: int, hottest_row: int) -> tuple[int, ...]:
+def _hot_rows(whole_rows: int, hottest_row: int) -> Int64s:
     """Where the most popular rows lie, the hottest first."""
-    places = _spread_out(min(HOT_ROWS, whole_rows)) * whole_rows // HOT_ROWS
+    places = _SPREAD_OUT * whole_rows // HOT_ROWS
     if whole_rows < HOT_ROWS:
-        places = _spread_out(whole_rows).argsort(kind="stable").argsort(kind="stable")
-    found: list[int] = ((places + hottest_row) % whole_rows).tolist()
-    return tuple(found)
-
-
-def _spread_out(count: int) -> NDArray[np.int64]:
-    """Numbers 0 to HOT_ROWS - 1 in an order that is spread out from the start: bits reversed."""
-    bits = HOT_ROWS.bit_length() - 1
-    return np.array([int(f"{k:0{bits}b}"[::-1], 2) for k in range(count)], dtype=np.int64)
+        places = _SPREAD_OUT[:whole_rows].argsort(kind="stable").argsort(kind="stable")
+    found: Int64s = (places + hottest_row) % whole_rows
+    found.setflags(write=False)
+    return found
 
 
 def build_popularity(row_counts: Floats, weights: Floats) -> Popularity:

@@ -73,7 +73,7 @@ def norm_lookup_cost(table: EmbeddingTable, task: ShardingTask) -> float:
     The paper's scripts name this cost and do not define it.
     """
     draws = task.batch_size * table.pooling_factor
-    return table.width * table.popularity.distinct_rows(draws) / task.batch_size
+    return table.width * float(table.popularity.distinct_rows(draws)) / task.batch_size
 
 
 def size_lookup_cost(table: EmbeddingTable, task: ShardingTask) -> float:

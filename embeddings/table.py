@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from zlib import crc32
+
+import numpy as np
 
 from embeddings.distribution import (
     UNIFORM,
     FrequentRows,
     IndexDistribution,
     RareRows,
-    piece_popularity,
-    piece_share,
     popularity_of,
 )
-from embeddings.popularity import Popularity, RowRange, has_hot_row
+from embeddings.popularity import Floats, Int64s, Popularity, RowRange, has_hot_row
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
 from perfmodel.base.reading import quote
@@ -57,13 +58,17 @@ class Lookup:
             if word not in known:
                 raise PlanError(f"lookup: {what} must be one of {', '.join(known)}, got {word!r}.")
 
+    def __hash__(self) -> int:
+        """By what tells lookups apart as a rule: a rank may have ten thousand tables."""
+        return hash((len(self.tables), self.tables[:1], self.tables[-1:], self.batch_size))
+
     def lookup_count(self, table: EmbeddingTable) -> float:
         """Rows of *table* read for the batch, repeats counted."""
         return self.batch_size * table.pooling_factor
 
     def distinct_rows(self, table: EmbeddingTable) -> float:
         """Expected number of different rows of *table* in the batch."""
-        return table.popularity.distinct_rows(self.lookup_count(table))
+        return float(table.popularity.distinct_rows(self.lookup_count(table.whole)))
 
 
 class TableMemory(Enum):
@@ -81,10 +86,9 @@ class EmbeddingTable:
     """A table of *rows* x *width* numbers; a sample looks up *pooling_factor* rows on average.
 
     *pooling_deviation* is the standard deviation of that number over samples.
-    *whole_rows* is, for a piece by rows, the size of the table that
-    *distribution* describes, and *first_row* where the piece begins (`telling_row`). A table that
-    is not *is_pooled* hands out every row it was asked for. *cached_ratio* is the
-    share of a HOST_CACHED table that the device has room for.
+    A piece by rows is *piece_of* the table that *distribution* describes, and *first_row* is where
+    it begins (`telling_rows`). A table that is not *is_pooled* hands out every row it was asked
+    for. *cached_ratio* is the share of a HOST_CACHED table that the device has room for.
     """
 
     name: str
@@ -94,7 +98,7 @@ class EmbeddingTable:
     dtype: DType = DType.FP32
     distribution: IndexDistribution = UNIFORM
     pooling_deviation: float = 0.0
-    whole_rows: int | None = None
+    piece_of: EmbeddingTable | None = None
     first_row: int = 0
     is_weighted: bool = False
     is_pooled: bool = True
@@ -136,17 +140,25 @@ class EmbeddingTable:
         return math.ceil(self.size_bytes * self.cached_ratio)
 
     @property
-    def popularity(self) -> Popularity:
-        """How often each row is asked for."""
-        if self.whole_rows is None or self.whole_rows == self.rows:
-            return popularity_of(self.distribution, self.rows)
-        where = self._range(self.first_row, self.rows, self.whole_rows)
-        return piece_popularity(self.distribution, where)
+    def whole(self) -> EmbeddingTable:
+        """The table that this is a piece by rows of, or is itself."""
+        return self.piece_of or self
 
-    def _range(self, first_row: int, rows: int, whole_rows: int) -> RowRange:
-        """Where a piece lies; which row is the hottest nobody knows, so the name decides."""
-        hottest = 0 if self.distribution == UNIFORM else crc32(self.name.encode()) % whole_rows
-        return RowRange(first_row, rows, whole_rows, hottest)
+    @property
+    def popularity(self) -> Popularity:
+        """How often each row is hit by a draw of the whole table."""
+        of_whole = popularity_of(self.distribution, self.whole.rows)
+        return of_whole if self.piece_of is None else of_whole.piece(self.row_range)
+
+    @property
+    def row_range(self) -> RowRange:
+        """Where in the whole table the rows lie."""
+        return self.whole.range_of(self.first_row, self.rows)
+
+    def range_of(self, first_row: int | Int64s, rows: int | Int64s) -> RowRange:
+        """Where pieces lie; which row is the hottest nobody knows, so the name decides."""
+        hottest = 0 if self.distribution == UNIFORM else crc32(self.name.encode()) % self.rows
+        return RowRange(first_row, rows, self.rows, hottest)
 
     def split_by_popularity(self, count: int) -> tuple[EmbeddingTable, EmbeddingTable]:
         """The *count* most popular rows, to be copied to every rank, and the table without them."""
@@ -172,28 +184,48 @@ class EmbeddingTable:
             ),
         )
 
-    def telling_row(self, first_row: int, rows: int) -> int:
-        """Where a piece by rows may be taken to begin: of equal value for pieces that are alike.
+    def telling_rows(self, first_row: Int64s, rows: Int64s) -> Int64s:
+        """Where pieces by rows may be taken to begin: of equal value for pieces that are alike.
 
         Those of a uniform table are, and of others those without any of the hottest rows; they
         are taken to lie past the end.
         """
-        if rows == self.rows or self.distribution == UNIFORM:
-            return 0
-        return first_row if has_hot_row(self._range(first_row, rows, self.rows)) else self.rows
+        is_whole = rows == self.rows
+        if self.distribution == UNIFORM or is_whole.all():
+            return np.zeros_like(first_row)
+        is_hot = has_hot_row(self.range_of(first_row, rows))
+        return np.where(is_whole, 0, np.where(is_hot, first_row, self.rows))
 
     def piece(self, *, first_row: int, rows: int, width: int) -> EmbeddingTable:
         """A piece as a table of its own, asked for what its rows draw."""
-        if rows == self.rows:
-            return replace(self, width=width)
-        first_row = self.telling_row(first_row, rows)
-        share = piece_share(self.distribution, self._range(first_row, rows, self.rows))
-        return replace(
-            self,
-            rows=rows,
-            width=width,
-            pooling_factor=self.pooling_factor * share,
-            pooling_deviation=self.pooling_deviation * share,
-            whole_rows=self.rows,
-            first_row=first_row,
-        )
+        (telling,) = self.telling_rows(np.array([first_row]), np.array([rows])).tolist()
+        return self.pieces([(telling, rows, width)])[0]
+
+    def pieces(self, cuts: Sequence[tuple[int, int, int]]) -> list[EmbeddingTable]:
+        """Tables of their own from telling row, rows and width of each piece."""
+        first_row, rows, _ = np.array(cuts, dtype=np.int64).reshape(-1, 3).T
+        shares = self.shares_of(first_row, rows).tolist()
+        return [
+            self.of_width(width)
+            if held == self.rows
+            else replace(
+                self,
+                rows=held,
+                width=width,
+                pooling_factor=self.pooling_factor * share,
+                pooling_deviation=self.pooling_deviation * share,
+                piece_of=self,
+                first_row=first,
+            )
+            for (first, held, width), share in zip(cuts, shares, strict=True)
+        ]
+
+    def of_width(self, width: int) -> EmbeddingTable:
+        """A piece by columns; all columns are the table."""
+        return self if width == self.width else replace(self, width=width)
+
+    def shares_of(self, first_row: Int64s, rows: Int64s) -> Floats:
+        """The shares of lookups that go to pieces by rows."""
+        if self.distribution == UNIFORM or (rows == self.rows).all():
+            return rows / self.rows
+        return self.popularity.piece(self.range_of(first_row, rows)).share

@@ -27,8 +27,8 @@ from experiments.figures import (
 from perfmodel.calibration.embedding.cases import EmbeddingCase, load_cases
 from perfmodel.calibration.embedding.fit import CaseError, fit_embedding
 from perfmodel.costs.embedding.constants import load_constants
-from perfmodel.costs.embedding.model import LookupPricer, lookup_terms
-from perfmodel.graph.ops import EmbeddingOp, Pass
+from perfmodel.costs.embedding.model import LookupPricer, lookups_terms
+from perfmodel.graph.ops import Pass
 from topologies import load_device
 
 SAMPLES_IN_FILE, SAMPLES_IN_BATCH = 65536, 512
@@ -88,7 +88,7 @@ def _row(error: CaseError) -> dict[str, Any]:
 
 def _time_us(lookup: Lookup, direction: Pass, device: str) -> float:
     machine = load_device(device)
-    terms = lookup_terms(EmbeddingOp(lookup, direction), machine)[None, :]
+    terms = lookups_terms([lookup], machine)
     times, _ = LookupPricer(machine).times(terms, direction, lookup.kernel)
     return round(float(times[0]) / 1e3, 1)
 

@@ -31,7 +31,13 @@ import numpy as np
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.costs.embedding.constants import constants_for
-from perfmodel.costs.embedding.terms import MILLI, Term, most_tables_at_once, table_terms
+from perfmodel.costs.embedding.terms import (
+    MILLI,
+    Term,
+    TermsSetting,
+    most_tables_at_once,
+    tables_terms,
+)
 from perfmodel.engine.condensed import evaluate_variants
 from perfmodel.graph.ops import Pass
 from perfmodel.planning.evaluator import PlanEvaluator
@@ -244,19 +250,10 @@ class Bounder:
     def _piece_terms(self, place: int, cut: Cut) -> Any:
         tables = self._task.tables
         plan = self._task.whole([0] * len(tables), "whole")
-        return np.sum(
-            [
-                table_terms(
-                    plan.table_of(shard),
-                    batch_size=self._evaluator.spec.batch,
-                    optimizer=self._evaluator.spec.embedding.optimizer,
-                    l2_bytes=self._evaluator.cluster.device.l2_bytes,
-                    at_once=self._levels,
-                )
-                for shard in split_table(place, tables[place], cut)
-            ],
-            axis=0,
-        )
+        spec, device = self._evaluator.spec, self._evaluator.cluster.device
+        setting = TermsSetting(spec.batch, spec.embedding.optimizer, device.l2_bytes, self._levels)
+        shards = split_table(place, tables[place], cut)
+        return tables_terms([plan.table_of(shard) for shard in shards], setting).sum(axis=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -79,9 +79,9 @@ if TYPE_CHECKING:
     from perfmodel.graph.ops import Gemm as Gemm
     from perfmodel.graph.ops import MemoryBound as MemoryBound
     from perfmodel.graph.ops import Pass as Pass
-    from perfmodel.planning.layouts.search import LayoutQuestion as LayoutQuestion
-    from perfmodel.planning.layouts.search import LayoutRanking as LayoutRanking
-    from perfmodel.planning.layouts.search import Search as Search
+    from perfmodel.planning.layouts.ranking import LayoutQuestion as LayoutQuestion
+    from perfmodel.planning.layouts.ranking import LayoutRanking as LayoutRanking
+    from perfmodel.planning.layouts.ranking import Search as Search
     from perfmodel.planning.question import RankQuestion as RankQuestion
     from perfmodel.planning.ranking import RankBy as RankBy
     from perfmodel.planning.ranking import Ranking as Ranking
@@ -129,8 +129,8 @@ _LATE = {
     "ImportedJob": "perfmodel.recordings.import_files",
     "JobGraph": "perfmodel.graph.job",
     "KernelAnswer": "perfmodel.reports.kernel",
-    "LayoutQuestion": "perfmodel.planning.layouts.search",
-    "LayoutRanking": "perfmodel.planning.layouts.search",
+    "LayoutQuestion": "perfmodel.planning.layouts.ranking",
+    "LayoutRanking": "perfmodel.planning.layouts.ranking",
     "MeasuredMachine": "perfmodel.calibration.measure.command",
     "MemoryBound": "perfmodel.graph.ops",
     "Pass": "perfmodel.graph.ops",
@@ -140,7 +140,7 @@ _LATE = {
     "Ranking": "perfmodel.planning.ranking",
     "RunPlace": "collectives.nccl_tests",
     "Scoreboard": "perfmodel.validation.scoreboard",
-    "Search": "perfmodel.planning.layouts.search",
+    "Search": "perfmodel.planning.layouts.ranking",
     "SizeSweep": "perfmodel.reports.collective",
     "SoftwareStack": "perfmodel.stacks.stack",
     "WhatIf": "perfmodel.prediction.changing",

@@ -35,12 +35,13 @@ class DType(Enum):
     @property
     def size_bytes(self) -> int:
         """Bytes that one stored value takes, scales left out."""
-        if self.size_bits % BITS_PER_BYTE:
+        size_bytes = _SIZE_BYTES.get(self)
+        if size_bytes is None:
             raise InputError(
                 f"number format {self.value}: its values take less than a byte, so they have no "
                 "whole number of bytes each. Count many at once, or store in a wider format."
             )
-        return self.size_bits // BITS_PER_BYTE
+        return size_bytes
 
     @property
     def size_bits(self) -> int:
@@ -72,6 +73,9 @@ _SIZE_BITS = {
     DType.INT64: 64,
     DType.INT32: 32,
     DType.INT8: 8,
+}
+_SIZE_BYTES = {
+    dtype: bits // BITS_PER_BYTE for dtype, bits in _SIZE_BITS.items() if bits % BITS_PER_BYTE == 0
 }
 
 _SCALE_BITS = {

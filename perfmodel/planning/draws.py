@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from embeddings.plan import ShardingPlan
-from perfmodel.costs.embedding.terms import Term, table_terms
+from perfmodel.costs.embedding.terms import Term, TermsSetting, tables_terms
 from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.placements import DrawnShards
+from perfmodel.planning.placements import DrawnShards, Int32s
 from perfmodel.planning.plan_costs import Floats
 
 POISSON = 1.0
@@ -41,26 +41,24 @@ def draw_shards(
 
     Draws are made from *seed* and the place of a table, so that all plans see the same batches.
     """
-    pieces = evaluator.catalog.placements([plan]).piece
-    columns = evaluator.catalog.columns
-    expected = columns.terms[:, pieces]
-    terms = np.repeat(expected[np.newaxis].astype(np.float64), batches, axis=0)
+    placements = evaluator.catalog.placements([plan])
+    pieces, columns = placements.piece, evaluator.catalog.columns
+    growth = _growth(evaluator, pieces)
+    terms = np.repeat(columns.terms[:, pieces][np.newaxis].astype(np.float64), batches, axis=0)
     indices = np.ones((batches, len(pieces)))
     tables: dict[int, _TableDraws] = {}
-    for number, shard in enumerate(plan.shards):
+    for number, shard in enumerate(sorted(plan.shards)):
         place = shard.table
         if place not in tables:
             tables[place] = _draw_table(evaluator, plan, place, batches, seed)
         drawn = tables[place]
-        lookups = drawn.lookups
-        factors = _factors(evaluator, int(pieces[number]), lookups, drawn)
-        terms[:, :, number] *= factors[:, None, :]
-        indices[:, number] = lookups
+        terms[:, :, number] *= _factors(growth[number], drawn)[:, None, :]
+        indices[:, number] = drawn.lookups
     return DrawnShards(
         np.rint(np.maximum(terms, 0.0)).astype(np.int64),
         np.rint(columns.index_counts[pieces] * indices).astype(np.int64),
         columns.widths[pieces],
-        np.array([shard.rank for shard in plan.shards], dtype=np.int32),
+        placements.rank,
     )
 
 
@@ -80,25 +78,27 @@ def _draw_table(
     )
 
 
-def _factors(evaluator: PlanEvaluator, piece: int, lookups: Floats, drawn: _TableDraws) -> Floats:
-    """How terms of a piece change with its lookups, batches x terms.
+def _growth(evaluator: PlanEvaluator, pieces: Int32s) -> Floats:
+    """The powers of its lookups that terms of each piece grow by, pieces x terms.
 
-    Each grows by its own power of them, found by asking for two per cent more.
+    Found by asking for two per cent more.
     """
-    table, spec = evaluator.catalog.table(piece), evaluator.spec
-    device = evaluator.cluster.device
-    here, more = (
-        table_terms(
-            replace(table, pooling_factor=table.pooling_factor * step),
-            batch_size=spec.batch,
-            optimizer=spec.embedding.optimizer,
-            l2_bytes=device.l2_bytes,
-            at_once=1,
-        )
-        for step in (1.0, _STEP)
+    tables = [evaluator.catalog.table(piece) for piece in pieces.tolist()]
+    setting = TermsSetting(
+        evaluator.spec.batch,
+        evaluator.spec.embedding.optimizer,
+        evaluator.cluster.device.l2_bytes,
     )
+    here = tables_terms(tables, setting)
+    more = tables_terms(tables, replace(setting, lookup_ratio=_STEP))
     growth = np.log(np.maximum(more, 1) / np.maximum(here, 1)) / np.log(_STEP)
-    growth[Term.TAIL_ROWS] = 0.0
-    factors: Floats = np.maximum(lookups, 1e-9)[:, None] ** np.clip(growth, 0.0, 1.0)[None, :]
+    growth[:, Term.TAIL_ROWS] = 0.0
+    powers: Floats = np.clip(growth, 0.0, 1.0)
+    return powers
+
+
+def _factors(growth: Floats, drawn: _TableDraws) -> Floats:
+    """How terms of a piece change with its lookups and its different rows, batches x terms."""
+    factors: Floats = np.maximum(drawn.lookups, 1e-9)[:, None] ** growth[None, :]
     factors[:, _DISTINCT] *= np.maximum(1 + drawn.distinct, 0.0)[:, None]
     return factors

@@ -295,12 +295,12 @@ class PlanEvaluator:
 
     def pieces_bytes(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int64s:
         """Memory that each piece takes on its rank, buffers for it included."""
-        pieces = [self.catalog.piece(tables, shard) for shard in shards]
+        pieces = self.catalog.pieces(tables, shards)
         return self.catalog.columns.memory_bytes[pieces]
 
     def pieces_alone(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> AloneCosts:
         """What lookup and update of each piece would take alone, without the floor."""
-        pieces = [self.catalog.piece(tables, shard) for shard in shards]
+        pieces = self.catalog.pieces(tables, shards)
         return self.pricer.alone(self.catalog.columns.terms[0][pieces])
 
 

@@ -88,8 +88,7 @@ class LayoutBook:
         if key not in self._pieces:
             tables = self.task.tables
             shards = split_table(place, tables[place], cut)
-            numbers = [self._catalog.piece(tables, shard) for shard in shards]
-            self._pieces[key] = np.array(numbers, dtype=np.int32)
+            self._pieces[key] = self._catalog.pieces(tables, shards)
         return self._pieces[key]
 
     def build(self, cuts: Sequence[Cut], ranks: Sequence[int]) -> PlanLayout:

@@ -14,13 +14,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from embeddings.plan import Shard, ShardingPlan
+from embeddings.plan import PieceKey, PlanPieces, Shard, ShardingPlan, find_pieces
 from embeddings.table import EmbeddingTable
 from perfmodel.costs.embedding.terms import (
     FIRST_LARGEST,
     Term,
+    TermsSetting,
     most_tables_at_once,
-    table_terms,
+    tables_terms,
 )
 from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.memory import piece_memory_bytes
@@ -95,38 +96,42 @@ class PieceCatalog:
         self._device = device
         self._local_batch = local_batch(spec, rank_count=rank_count)
         self._levels = most_tables_at_once(device, spec.batch)
-        self._number_of: dict[tuple[int, int, int, int], int] = {}
+        self._number_of: dict[PieceKey, int] = {}
         self._tables: list[EmbeddingTable] = []
         self._columns: _PieceColumns | None = None
         self.rank_count = rank_count
 
-    def piece(self, plan_tables: Sequence[EmbeddingTable], shard: Shard) -> int:
-        """The number of the piece that *shard* is."""
-        whole = plan_tables[shard.table]
-        first_row = whole.telling_row(shard.first_row, shard.rows)
-        key = (shard.table, first_row, shard.rows, shard.width)
-        number = self._number_of.get(key)
-        if number is None:
-            number = len(self._tables)
-            table = whole.piece(first_row=shard.first_row, rows=shard.rows, width=shard.width)
-            self._tables.append(table)
-            self._number_of[key] = number
-        return number
+    def pieces(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int32s:
+        """The numbers of the pieces that *shards* of *tables* are."""
+        return self._numbers(find_pieces(tables, shards))
+
+    def _numbers(self, pieces: PlanPieces) -> Int32s:
+        """By shard; pieces that are not known yet get the next numbers."""
+        number_of = self._number_of
+        for key, table in zip(pieces.keys, pieces.tables, strict=True):
+            if key not in number_of:
+                number_of[key] = len(number_of)
+                self._tables.append(table)
+        return np.array([number_of[key] for key in pieces.keys], dtype=np.int32)[pieces.number]
 
     def table(self, piece: int) -> EmbeddingTable:
         """The piece as a table of its own."""
         return self._tables[piece]
 
     def placements(self, plans: Sequence[ShardingPlan]) -> Placements:
-        """*plans* as columns."""
-        shards = [shard for plan in plans for shard in plan.shards]
-        pieces = [self.piece(plan.tables, shard) for plan in plans for shard in plan.shards]
-        counts = [len(plan.shards) for plan in plans]
-        return Placements(
-            np.array(pieces, dtype=np.int32),
-            np.array([shard.rank for shard in shards], dtype=np.int32),
-            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        """*plans* as columns, the shards of each sorted."""
+        shards = [sorted(plan.shards) for plan in plans]
+        return join_placements(
+            [self._numbers_of(*of_plan) for of_plan in zip(plans, shards, strict=True)],
+            [np.array([shard.rank for shard in of_plan], dtype=np.int32) for of_plan in shards],
         )
+
+    def _numbers_of(self, plan: ShardingPlan, shards: Sequence[Shard]) -> Int32s:
+        # Telling rows are first rows or none, so a shard that is found as it stands is right.
+        known = [self._number_of.get((s[0], s[2], s[3], s[5])) for s in shards]
+        if None in known:
+            return self._numbers(plan.pieces)
+        return np.array(known, dtype=np.int32)
 
     @property
     def columns(self) -> _PieceColumns:
@@ -199,16 +204,10 @@ class PieceCatalog:
     def _build_columns(self, tables: Sequence[EmbeddingTable]) -> _PieceColumns:
         spec, device = self._spec, self._device
         terms = [
-            [
-                table_terms(
-                    table,
-                    batch_size=spec.batch,
-                    optimizer=spec.embedding.optimizer,
-                    l2_bytes=device.l2_bytes,
-                    at_once=level + 1,
-                )
-                for table in tables
-            ]
+            tables_terms(
+                tables,
+                TermsSetting(spec.batch, spec.embedding.optimizer, device.l2_bytes, level + 1),
+            )
             for level in range(self._levels)
         ]
         return _PieceColumns(

@@ -21,7 +21,7 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.embedding.model import LookupPricer
-from perfmodel.costs.embedding.terms import Term, table_terms
+from perfmodel.costs.embedding.terms import Term, TermsSetting, tables_terms
 from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
 from perfmodel.costs.pricing import cluster_seen_by
 from perfmodel.graph.ops import MemoryBound, Pass
@@ -158,14 +158,9 @@ class PlanPricer:
         filled, reduced, copied and applied.
         """
         device = self._cluster.device
-        local = table_terms(
-            table,
-            batch_size=self._samples,
-            optimizer=self._spec.embedding.optimizer,
-            l2_bytes=device.l2_bytes,
-            at_once=1,
-        )
-        lookup, _ = self._lookups.times(local[None, :], Pass.FORWARD, self._kernel)
+        setting = TermsSetting(self._samples, self._spec.embedding.optimizer, device.l2_bytes)
+        local = tables_terms([table], setting)
+        lookup, _ = self._lookups.times(local, Pass.FORWARD, self._kernel)
         numbers = self._samples * table.pooling_factor * table.width
         moved = GRADIENT_PASSES * table.size_bytes + 3 * numbers * DType.FP32.size_bytes
         reduced = self._exchange.reduction_ns_per_byte * table.size_bytes

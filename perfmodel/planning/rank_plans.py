@@ -175,7 +175,7 @@ def answer_plan(askers: _Askers, plan: ShardingPlan) -> PlanAnswer:
 def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]) -> PlanLoads:
     """What every rank looks up and sends in an iteration."""
     copied = sum(table.pooling_factor for table in plan.copied_tables) * spec.batch
-    held = plan.pieces.by_rank([table.pooling_factor for table in plan.pieces.tables])
+    held = plan.by_rank([table.pooling_factor for table in plan.pieces.tables])
     lookups = spec.batch * held + copied / plan.rank_count
     exchanges = build_exchanges(
         plan,

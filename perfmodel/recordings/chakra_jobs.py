@@ -23,11 +23,11 @@ from perfmodel.graph.program import PLAIN, Lane, LaneKind, Program
 from perfmodel.recordings.recorded_job import RecordedJob, report_from_words
 from traces.chakra import (
     SCHEMA_VERSION,
-    ChakraKind,
     ChakraOperation,
     ChakraTrace,
     write_chakra,
 )
+from traces.chakra_messages import ChakraKind
 
 _HEADER = "perfmodel"
 _TASK_COLUMNS = ("slot", "sequence", "role")

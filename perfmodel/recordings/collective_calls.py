@@ -16,9 +16,9 @@ import numpy as np
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
-from perfmodel.recordings.operator_work import OperatorCall
+from perfmodel.recordings.operator_calls import OperatorCall, call_of_detail
 from perfmodel.recordings.rank_view import RankView
-from perfmodel.recordings.work_of_rows import NO_OPERATOR, call_of_detail, innermost_operators
+from perfmodel.recordings.surroundings import NO_OPERATOR, innermost_operators
 
 WORLD = "world"
 _KIND_WORDS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.recordings.operator_work import OperatorCall, Tensor, parse_tensors
+from perfmodel.recordings.operator_calls import OperatorCall, Tensor, parse_tensors
 from perfmodel.recordings.rank_view import RankView
 from traces.execution_trace import Argument, ExecutedOperator, ExecutionTrace
 from traces.trace import Category

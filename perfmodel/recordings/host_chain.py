@@ -15,9 +15,9 @@ import numpy as np
 
 from perfmodel.recordings.calls import CallKind
 from perfmodel.recordings.rank_view import RankView
+from perfmodel.recordings.surroundings import NO_OPERATOR, innermost_operators
 from perfmodel.recordings.turns import ALLOCATION
 from perfmodel.recordings.waits import Awaited, WaitFinder
-from perfmodel.recordings.work_of_rows import NO_OPERATOR, innermost_operators
 
 _NO_STEP = -1
 # Calls of threads that hand over to each other do not overlap, but stamps are rounded.

@@ -13,15 +13,19 @@ import numpy as np
 
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
-from perfmodel.base.units import format_duration
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.program import Role
 from perfmodel.recordings.arrivals import find_arrivals, with_waits, without_waits
-from perfmodel.recordings.clock_faults import find_clock_faults
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.executed_shapes import link_rows
 from perfmodel.recordings.host_chain import StepKind, build_host_chain
+from perfmodel.recordings.import_report import (
+    describe_missing,
+    find_job_faults,
+    list_assumptions,
+    report_rank,
+)
 from perfmodel.recordings.kernel_estimates import estimate_collective, estimating_device
 from perfmodel.recordings.matching import (
     MatchedGroup,
@@ -39,7 +43,7 @@ from perfmodel.recordings.rank_program import (
     places,
 )
 from perfmodel.recordings.rank_view import Int64s, RankView, view_rank
-from perfmodel.recordings.recorded_job import ImportReport, RankReport, RecordedJob
+from perfmodel.recordings.recorded_job import ImportReport, RecordedJob
 from perfmodel.recordings.self_replay import replay_as_recorded, step_moments_ns
 from perfmodel.recordings.steps import (
     count_profiler_steps,
@@ -49,11 +53,8 @@ from perfmodel.recordings.steps import (
 from perfmodel.recordings.stream_edges import find_stream_edges
 from perfmodel.recordings.turns import alone_ns, host_of
 from traces.job_trace import JobTrace
-from traces.trace import Category
 
 MIN_LINKED_RATIO = 0.5
-_LEAST_RANK_RATIO = 0.3
-_MOST_LONE_RATIO = 0.25
 
 
 def import_job(traces: JobTrace) -> RecordedJob:
@@ -75,14 +76,14 @@ def import_job(traces: JobTrace) -> RecordedJob:
     _add_members(findings, views, groups)
     groups = tuple(_estimated_sizes(views, group) for group in groups)
     _add_arrivals(findings)
-    faults = (*_job_faults(findings), *(fault for fault in impossible if fault))
+    faults = (*find_job_faults(findings), *(fault for fault in impossible if fault))
     built = _build(_facts(traces, findings), findings, groups, offsets_ns, faults)
     if any(of_rank.arrivals for of_rank in findings):
         held = replay_as_recorded(built.job)
         findings = with_waits(findings, built.programs, held)
         built = _build(_facts(traces, findings), findings, groups, offsets_ns, faults)
         built = _with_lateness(built, findings)
-    return replace(built.job, report=replace(built.job.report, missing=_missing(traces)))
+    return replace(built.job, report=replace(built.job.report, missing=describe_missing(traces)))
 
 
 def _check_views(name: str, views: Sequence[RankView]) -> None:
@@ -171,7 +172,7 @@ def _facts(traces: JobTrace, findings: Sequence[RankFindings]) -> JobFacts:
     return JobFacts(
         traces.name,
         source="recorded traces",
-        assumptions=_assumptions(findings),
+        assumptions=list_assumptions(findings),
         device=named[0] if named else "",
         gpus_per_host=_gpus_per_host(traces),
     )
@@ -216,7 +217,7 @@ def _build(
     ends = _step_ends(findings, groups, programs)
     report = ImportReport(
         ranks=tuple(
-            _rank_report(of_rank, offset)
+            report_rank(of_rank, offset)
             for of_rank, offset in zip(findings, offsets_ns, strict=True)
         ),
         rendezvous=sum(group.count for group in groups),
@@ -307,119 +308,6 @@ def _step_ends(
     tasks = [first.collectives[end].task for end in ends]
     tasks = tasks or last_tasks_of_profiler_steps(first.view)
     return tuple(places(programs[0], [task]) for task in tasks) if len(tasks) > 1 else ()
-
-
-def _rank_report(of_rank: RankFindings, offset_ns: int) -> RankReport:
-    view, trace = of_rank.view, of_rank.view.trace
-    before = int(view.is_before_window().sum())
-    lost = len(view.device) - view.linked_count - before
-    faults = [*trace.report.faults, *find_clock_faults(view)]
-    if view.repeated_correlations:
-        faults.append(
-            f"{view.repeated_correlations} calls repeat the correlation of an earlier call; "
-            "the earlier one was taken"
-        )
-    if lost:
-        faults.append(f"{lost} device tasks have no launching call; only stream order holds them")
-    return RankReport(
-        rank=trace.rank,
-        objects=trace.report.objects,
-        rows_kept=trace.report.kept,
-        device_tasks=len(view.device),
-        launches_linked=view.linked_count,
-        launched_before=before,
-        launch_lost=lost,
-        collectives=len(of_rank.collectives),
-        collectives_matched=len(of_rank.members),
-        stream_edges=len(of_rank.edges),
-        hidden_waits=of_rank.chain.hidden_waits,
-        skew_ns=view.skew_ns,
-        offset_ns=offset_ns,
-        faults=tuple(faults),
-    )
-
-
-def _missing(traces: JobTrace) -> str:
-    if not traces.missing_count:
-        return ""
-    named = ", ".join(map(str, traces.missing_ranks[:8]))
-    more = ", ..." if traces.missing_count > 8 else ""
-    return f"{traces.missing_count} of {traces.world_size} ranks are not recorded ({named}{more})"
-
-
-def _job_faults(findings: Sequence[RankFindings]) -> tuple[str, ...]:
-    """What no rank shows alone: kernels or partners that others have and it has not."""
-    sentences = []
-    counts = [len(of_rank.view.device) for of_rank in findings]
-    for of_rank, count in zip(findings, counts, strict=True):
-        rank, device = of_rank.view.trace.rank, of_rank.view.device
-        category = of_rank.view.trace.columns.category[device.row]
-        if not (category == Category.KERNEL).any():
-            sentences.append(f"rank {rank} runs no kernel at all")
-        elif count < _LEAST_RANK_RATIO * float(np.median(counts)):
-            sentences.append(
-                f"rank {rank} has {count} device tasks where others have "
-                f"{round(float(np.median(counts)))}: its trace is not whole"
-            )
-        sentences.extend(_unmatched(of_rank) if len(findings) > 1 else ())
-    return tuple(sentences)
-
-
-def _unmatched(of_rank: RankFindings) -> list[str]:
-    """Collectives without a partner beyond the few that the edge of the window cuts off."""
-    own = [call for call in of_rank.collectives if call.ranks is None or len(call.ranks) > 1]
-    lone = sum(1 for call in own if call.task not in of_rank.members)
-    if lone <= max(_MOST_LONE_RATIO * len(own), 2) and (lone < len(own) or not own):
-        return []
-    rank = of_rank.view.trace.rank
-    sentence = (
-        f"{lone} of {len(own)} collectives of rank {rank} have no partner on another recorded "
-        "rank: the traces are of different steps or of different jobs"
-    )
-    return [sentence]
-
-
-def _assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
-    sentences = [
-        "kernels of several waves hold back other streams until their last wave",
-        "an allocation waits for the device only where all launched work had ended by its return",
-    ]
-    if sum(any(s.kind is StepKind.ALLOCATION for s in one.chain.steps) for one in findings) > 1:
-        sentences.append("allocations at the same time on several GPUs of a host share its driver")
-    sentences.extend(_about_waits(findings))
-    arrivals = sum(len(of_rank.arrivals) for of_rank in findings)
-    if arrivals:
-        sentences.append(
-            f"other ranks were not recorded: they came later to {arrivals} collectives, and come "
-            "as much later whatever is changed, because they run the same program"
-        )
-    return tuple(sentences)
-
-
-def _about_waits(findings: Sequence[RankFindings]) -> list[str]:
-    """What blocking calls took, and where that time is booked."""
-    waits = [
-        step
-        for of_rank in findings
-        for step in of_rank.chain.steps
-        if step.kind in (StepKind.WAIT, StepKind.ALLOCATION) and step.end_ns > step.start_ns
-    ]
-    total_ns = sum(step.end_ns - step.start_ns for step in waits)
-    own_ns = sum(step.duration_ns for step in waits)
-    sentences = []
-    if total_ns:
-        sentences.append(
-            f"blocking calls took {format_duration(total_ns)} on all ranks; "
-            f"{format_duration(total_ns - own_ns)} of it was waiting and is booked on what they "
-            f"waited for, {format_duration(own_ns)} is their own"
-        )
-    cut_ns = max(of_rank.chain.cut_ns for of_rank in findings)
-    if cut_ns:
-        sentences.append(
-            f"the last synchronisation is the profiler's: up to {format_duration(cut_ns)} of it, "
-            "after the last recorded device work, is left out"
-        )
-    return sentences
 
 
 def _sum_counts(counts: Sequence[dict[str, int]]) -> dict[str, int]:

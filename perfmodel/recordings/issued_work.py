@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from collectives.collective import CollectiveKind
 from perfmodel.graph.ops import (
@@ -20,7 +19,8 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.recordings.collective_calls import WORLD, kind_of_name, size_of_dtype
 from perfmodel.recordings.executed_shapes import call_of_operator
-from perfmodel.recordings.operator_work import OperatorCall, gradient_of_weights, work_of_call
+from perfmodel.recordings.operator_calls import OperatorCall, whole_number
+from perfmodel.recordings.operator_work import gradient_of_weights, work_of_call
 from perfmodel.recordings.peer_groups import PeerCall
 from traces.execution_trace import ExecutedOperator, ExecutionTrace
 
@@ -232,8 +232,8 @@ def _communication(operator: ExecutedOperator) -> Launched | None:
         return None
     peer = PeerCall(
         group=_group_of(operator),
-        group_size=_whole(stated.get("pg_size")),
-        stride=_whole(stated.get("global_rank_stride")) or 1,
+        group_size=whole_number(stated.get("pg_size")),
+        stride=whole_number(stated.get("global_rank_stride")) or 1,
         kind=kind,
         size_bytes=_size_bytes(operator, call),
         dtype=call.tensors[0].dtype if call.tensors else size_of_dtype(stated.get("dtype")),
@@ -260,7 +260,7 @@ def _size_bytes(operator: ExecutedOperator, call: OperatorCall) -> int:
     out_of = sum(tensor.size_bytes for tensor in call.results or ())
     dtype = size_of_dtype(operator.attributes.get("dtype"))
     stated = max(
-        _whole(operator.attributes.get(key)) for key in ("in_msg_nelems", "out_msg_nelems")
+        whole_number(operator.attributes.get(key)) for key in ("in_msg_nelems", "out_msg_nelems")
     )
     return stated * dtype.size_bytes if stated else max(into, out_of)
 
@@ -283,8 +283,3 @@ def _sent_bytes(operator: ExecutedOperator, call: OperatorCall) -> tuple[int, ..
     # Splits count rows; a row is as wide as the tensor has values for each.
     width_bytes = first.size_bytes // total
     return tuple(rows * width_bytes for rows in lists[0])
-
-
-def _whole(value: Any) -> int:
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**48
-    return value if is_whole else 0

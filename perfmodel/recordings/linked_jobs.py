@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
@@ -31,10 +30,12 @@ from perfmodel.recordings.kernel_estimates import (
     estimating_device,
     is_product,
 )
+from perfmodel.recordings.operator_calls import whole_number
 from perfmodel.recordings.operator_work import work_of_call
 from perfmodel.recordings.peer_groups import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
-from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace
+from traces.chakra import ChakraOperation, ChakraTrace
+from traces.chakra_messages import ChakraKind
 from traces.execution_trace import ExecutedOperator, ExecutionTrace
 
 _NS_PER_US = 1000
@@ -111,13 +112,14 @@ def _peer_of_executed(one: ExecutedOperator) -> PeerCall | None:
         return None
     dtype = size_of_dtype(one.attributes.get("dtype"))
     values = max(
-        _whole(one.attributes.get("in_msg_nelems")), _whole(one.attributes.get("out_msg_nelems"))
+        whole_number(one.attributes.get("in_msg_nelems")),
+        whole_number(one.attributes.get("out_msg_nelems")),
     )
     tensors = call_of_operator(one).tensors
     size_bytes = values * dtype.size_bytes or sum(tensor.size_bytes for tensor in tensors[:1])
     return PeerCall(
         group=str(one.attributes.get("pg_name") or WORLD),
-        group_size=_whole(one.attributes.get("pg_size")),
+        group_size=whole_number(one.attributes.get("pg_size")),
         kind=kind,
         size_bytes=size_bytes,
         dtype=tensors[0].dtype if tensors else dtype,
@@ -168,7 +170,9 @@ def _chakra_work(one: ChakraOperation) -> Work | None:
         work = work_of_call(call_of_operator(executed))
         is_main = isinstance(work, MemoryBound) or is_product(one.name)
         return work if is_main else None
-    flops, moved_bytes = (_whole(one.attributes.get(key)) for key in ("num_ops", "tensor_size"))
+    flops, moved_bytes = (
+        whole_number(one.attributes.get(key)) for key in ("num_ops", "tensor_size")
+    )
     if flops or moved_bytes:
         return MemoryBound("compute", moved_bytes, 0, DType.FP32, flops=flops)
     return None
@@ -182,7 +186,7 @@ def _operator_name(one: ChakraOperation) -> str:
 
 def _peer_of_chakra(one: ChakraOperation) -> PeerCall | None:
     attributes = one.attributes
-    size_bytes = _whole(attributes.get("comm_size"))
+    size_bytes = whole_number(attributes.get("comm_size"))
     if one.kind is ChakraKind.COLLECTIVE:
         stated = attributes.get("comm_type", -1)
         kind = _COLLECTIVE_KINDS.get(stated) if isinstance(stated, int) else None
@@ -190,16 +194,11 @@ def _peer_of_chakra(one: ChakraOperation) -> PeerCall | None:
         group = str(attributes.get("pg_name", attributes.get("pg_id", WORLD)))
     else:
         kind = CollectiveKind.SEND_RECV
-        ends = sorted(_whole(attributes.get(key)) for key in ("comm_src", "comm_dst"))
+        ends = sorted(whole_number(attributes.get(key)) for key in ("comm_src", "comm_dst"))
         group = f"{ends[0]}-{ends[1]}"
     if kind is None:
         return None
     return PeerCall(group, 0, kind, size_bytes, DType.FP32)
-
-
-def _whole(value: Any) -> int:
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**48
-    return value if is_whole else 0
 
 
 def build_linked_job(name: str, traces: Sequence[LinkedTrace], source: str) -> ExecutedJob:

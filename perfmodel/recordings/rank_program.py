@@ -19,17 +19,11 @@ from perfmodel.graph.program import Anchor, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
 from perfmodel.recordings.host_chain import HostChain, HostStep, StepKind
-from perfmodel.recordings.operator_work import OperatorCall
+from perfmodel.recordings.operator_calls import OperatorCall
 from perfmodel.recordings.rank_view import Int64s, RankView
 from perfmodel.recordings.stream_edges import StreamEdge
-from perfmodel.recordings.work_of_rows import (
-    NO_OPERATOR,
-    FoundWork,
-    WorkReader,
-    WorkSource,
-    modules_of_calls,
-    spans_of_calls,
-)
+from perfmodel.recordings.surroundings import NO_OPERATOR, modules_of_calls, spans_of_calls
+from perfmodel.recordings.work_of_rows import FoundWork, WorkReader, WorkSource
 
 _HOST_PARTS = {
     StepKind.FIRST: HostPart.BETWEEN_OPERATORS,

@@ -23,13 +23,13 @@ from perfmodel.recordings.steps import (
     last_tasks_of_profiler_steps,
     step_ends,
 )
-from perfmodel.recordings.work_of_rows import (
+from perfmodel.recordings.surroundings import (
     INSIDE,
     NO_OPERATOR,
-    WorkReader,
     modules_of_calls,
     spans_of_calls,
 )
+from perfmodel.recordings.work_of_rows import WorkReader
 from traces.job_trace import JobTrace
 
 _TEMPLATE = re.compile(r"<.*>|\(.*\)", re.DOTALL)

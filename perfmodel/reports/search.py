@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration, format_size
-from perfmodel.planning.layouts import search as searching
-from perfmodel.planning.layouts.search import LayoutRanking, RankedLayout, pareto
+from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, pareto
 from perfmodel.reports.document import interval_ms
 from perfmodel.workloads.transformer.spec import ContextKind
 
@@ -23,7 +22,7 @@ HEADINGS = (
     "", "time", "90 % interval", "tokens/s/GPU", "tp", "pp", "cp", "ep", "dp", "micro-batch",
     "runs", "sharding", "recompute", "memory", "beats next",
 )  # fmt: skip
-FLAGS = Path(searching.__file__).parent / "flags.yaml"
+FLAGS = Path(__file__).parent / "flags.yaml"
 _CONTEXT_WORDS = {ContextKind.RING: "p2p", ContextKind.ALL_GATHER: "all_gather"}
 
 

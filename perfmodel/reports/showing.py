@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.base.writing import check_writable, write_file
-from perfmodel.planning.layouts.search import LayoutRanking, Search
+from perfmodel.planning.layouts.ranking import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
 from perfmodel.prediction.answer import Answer, Part, Prediction
 from perfmodel.prediction.changing import WhatIf

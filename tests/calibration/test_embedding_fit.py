@@ -14,8 +14,8 @@ from perfmodel.calibration.embedding.cases import EmbeddingCase, load_cases, rea
 from perfmodel.calibration.embedding.fit import FITTED, fit_embedding, to_text
 from perfmodel.cli.words import build_app
 from perfmodel.costs.embedding.constants import constants_for, load_constants, parse_constants
-from perfmodel.costs.embedding.model import LookupPricer, lookup_terms
-from perfmodel.graph.ops import EmbeddingOp, Pass
+from perfmodel.costs.embedding.model import LookupPricer, lookups_terms
+from perfmodel.graph.ops import Pass
 from topologies import load_device
 
 CASES = Path(__file__).parents[2] / "experiments" / "embedding_kernels" / "cases.yaml"
@@ -27,7 +27,7 @@ def _case(name: str, table: EmbeddingTable, count: int, **truth: float) -> Embed
     """A V100 case that takes what constants with *truth* give."""
     lookup = Lookup((table,) * count, 2048, kernel="table_batched")
     constants = replace(constants_for(V100), **truth)
-    terms = lookup_terms(EmbeddingOp(lookup, Pass.FORWARD), V100)[None, :]
+    terms = lookups_terms([lookup], V100)
     pricer = LookupPricer(V100, constants)
     measured = {
         direction.value: float(pricer.times(terms, direction, "table_batched")[0][0])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import math
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +18,8 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.embedding.constants import parse_constants
-from perfmodel.costs.embedding.model import EmbeddingModel, lookup_terms
-from perfmodel.costs.embedding.terms import Term, table_terms
+from perfmodel.costs.embedding.model import EmbeddingModel, lookups_terms
+from perfmodel.costs.embedding.terms import Term, TermsSetting, _find_terms, tables_terms
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
@@ -151,18 +153,16 @@ def test_bags_of_very_different_lengths_leave_a_tail():
 
 
 def test_the_longest_of_bags_that_differ_as_much_as_they_are_long_is_exponential():
+    def tail_rows(mean: float, deviation: float) -> float:
+        uneven = replace(TABLE, pooling_factor=mean, pooling_deviation=deviation)
+        setting = TermsSetting(batch_size=1000, optimizer="sgd", l2_bytes=1)
+        return tables_terms([uneven], setting)[0, Term.TAIL_ROWS] / 1000
+
     # Of 1,000 exponential lengths with a mean of 10 one is beyond 10 ln 1000 = 69.1.
-    uneven = replace(TABLE, pooling_factor=10.0, pooling_deviation=10.0)
-    arguments = {"optimizer": "sgd", "l2_bytes": 1, "at_once": 1}
-    terms = table_terms(uneven, batch_size=1000, **arguments)
-    assert terms[Term.TAIL_ROWS] == round(1000 * (10 * math.log(1000) - 10))
-    # Lengths that differ little are all but normal: the one-in-a-thousand quantile is 3.09.
-    even = replace(TABLE, pooling_factor=10_000.0, pooling_deviation=100.0)
-    assert table_terms(even, batch_size=1000, **arguments)[Term.TAIL_ROWS] == pytest.approx(
-        309_000, rel=0.02
-    )
-    empty = table_terms(replace(uneven, pooling_factor=0.0), batch_size=9, **arguments)
-    assert empty[Term.TAIL_ROWS] == 0
+    assert tail_rows(10.0, 10.0) == pytest.approx(10 * math.log(1000) - 10, rel=1e-5)
+    # Lengths that differ little are all but normal, and one of 1,000 is 3.09 deviations above.
+    assert tail_rows(10_000.0, 100.0) == pytest.approx(309, rel=0.02)
+    assert tail_rows(0.0, 10.0) == tail_rows(10.0, 0.0) == 0
 
 
 def test_sums_that_go_through_memory_cost_their_traffic_and_short_gradients_less():
@@ -204,7 +204,7 @@ def test_skewed_indices_are_never_slower_than_uniform_ones(
 
 def test_rows_with_many_updates_held_up_the_kernels_of_2022():
     mild = replace(TABLE, pooling_factor=100.0, distribution=Zipf(0.9))
-    long_rows = lookup_terms(EmbeddingOp(Lookup((mild,), 65536)), A100)[Term.LONG_ROWS]
+    long_rows = lookups_terms([Lookup((mild,), 65536)], A100)[0][Term.LONG_ROWS]
     assert long_rows > 10_000 * 1000
     old, new = (
         _time_us(Lookup((mild,), 65536, kernel=kernel), Pass.BACKWARD, A100)
@@ -215,9 +215,9 @@ def test_rows_with_many_updates_held_up_the_kernels_of_2022():
 
 def test_a_repeated_lookup_that_fits_in_the_cache_is_not_read_from_memory():
     small = Lookup((EmbeddingTable("t", 1000, 64, 8.0),), 128, is_repeated=True)
-    assert lookup_terms(EmbeddingOp(small), V100)[Term.READ_BYTES] == 0
+    assert lookups_terms([small], V100)[0][Term.READ_BYTES] == 0
     large = Lookup((EmbeddingTable("t", 10**6, 64, 80.0),), 4096, is_repeated=True)
-    assert lookup_terms(EmbeddingOp(large), V100)[Term.READ_BYTES] > V100.l2_bytes
+    assert lookups_terms([large], V100)[0][Term.READ_BYTES] > V100.l2_bytes
 
 
 @given(
@@ -251,3 +251,26 @@ def test_a_calibration_file_with_faults_is_refused_with_all_of_them():
         parse_constants(text, document="x.yaml")
     assert "generations.ampere.floor" in str(error.value)
     assert "memory_ratio: must be above zero" in str(error.value)
+
+
+@pytest.mark.parametrize("memory", TableMemory)
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_a_piece_has_the_same_terms_alone_and_with_others(memory, is_pooled):
+    table = EmbeddingTable(
+        "t", 300_000, 64, 20.0, distribution=Zipf(1.1), memory=memory, is_pooled=is_pooled
+    )
+    bounds = [table.rows * number // 16 for number in range(17)]
+    pieces = [
+        table.piece(first_row=first, rows=after - first, width=64)
+        for first, after in pairwise(bounds)
+    ]
+    # Whole, it does not fit in the cache; some of the pieces do.
+    setting = TermsSetting(4096, "adagrad", l2_bytes=18_800 * 64 * 4)
+    together = tables_terms([*pieces[:3], table, *pieces], setting)
+    assert (together[:3] == together[4:7]).all()
+    for piece, found in zip(pieces, together[4:], strict=True):
+        assert (_find_terms(table, [piece], setting) == found).all()
+    # Pieces look up what the table does, and update the rows that it does.
+    for term in (Term.DRAWS, Term.ROWS, Term.UPDATE_BYTES, Term.LONG_ROWS):
+        assert together[4:, term].sum() == pytest.approx(together[3, term], abs=16)
+    assert len(np.unique(together[4:, Term.DRAWS])) == 16

@@ -25,8 +25,6 @@ from embeddings.distribution import (
     Zipf,
     histogram_from_bins,
     observe,
-    piece_popularity,
-    piece_share,
     popularity_of,
 )
 from embeddings.framework_sharders import _options
@@ -184,7 +182,7 @@ def _or_refused(answer: Callable[[], Any]) -> Any:
 def _of_popularity(distribution: Any, rows: int) -> list[Any]:
     popularity = popularity_of(distribution, rows)
     part = RowRange(first_row=rows // 5, rows=rows // 3, whole_rows=rows)
-    piece = piece_popularity(distribution, part)
+    piece = popularity.piece(part)
     return [
         popularity.rows, popularity.hottest_share, popularity.rows_expected(500.0),
         [part.sum() for part in popularity.split(7.5)],
@@ -195,8 +193,7 @@ def _of_popularity(distribution: Any, rows: int) -> list[Any]:
         [popularity.lru_misses(300.0, capacity_rows=room) for room in (1.0, 20.0, 1e6)],
         [popularity.rows_drawn_more_than(times, draws=300.0) for times in (1, 3)],
         [popularity.draws_of_rows_drawn_more_than(times, draws=300.0) for times in (1, 3)],
-        piece_share(distribution, part), piece.rows, piece.hottest_share,
-        piece.distinct_rows(50.0), popularity.thinned(0.3).distinct_rows(50.0),
+        piece.share, piece.rows, piece.distinct_rows(50.0),
         FrequentRows(distribution, rows, 9).lookup_share,
         FrequentRows(distribution, rows, 9).popularity(9).distinct_rows(40.0),
         RareRows(distribution, 9).popularity(rows).distinct_rows(40.0),
@@ -214,8 +211,8 @@ def _of_table(table: EmbeddingTable) -> list[Any]:
         frequent.rows, rare.rows, frequent.popularity.hottest_share,
         *(one.pooling_deviation for one in (piece, frequent, rare)),
         *(one.is_pooled for one in (piece, frequent, rare)),
-        piece.first_row, piece.whole_rows, table.telling_row(0, table.rows),
-        [table.telling_row(row, 1) for row in (0, 7, 31)],
+        piece.first_row, piece.whole.rows,
+        table.telling_rows(np.array([0, 0, 7, 31]), np.array([table.rows, 1, 1, 1])).tolist(),
         [state_bytes(one, name) for one in (table, piece) for name in OPTIMIZERS],
     ]  # fmt: skip
 

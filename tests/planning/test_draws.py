@@ -12,7 +12,7 @@ from embeddings.popularity import build_popularity
 from embeddings.sharders import build_named_plan
 from perfmodel.costs.embedding.terms import Term
 from perfmodel.planning.batches import sample_batches
-from perfmodel.planning.draws import _DISTINCT, _factors, _TableDraws, draw_shards
+from perfmodel.planning.draws import _DISTINCT, _factors, _growth, _TableDraws, draw_shards
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import Cut, split_table
 from perfmodel.planning.question import build_task
@@ -106,12 +106,10 @@ def test_a_batch_without_deviation_takes_the_nominal_time():
 def test_terms_of_different_rows_follow_their_own_draw_too():
     evaluator, task = _setting(1, pooling_factor=5.0)
     plan = build_named_plan("naive", task)
-    piece = int(evaluator.catalog.placements([plan]).piece[0])
+    (growth,) = _growth(evaluator, evaluator.catalog.placements([plan]).piece)
     lookups = np.array([1.0, 1.2, 0.5, 0.0])
-    even = _factors(evaluator, piece, lookups, _TableDraws(lookups, np.zeros(4)))
-    drawn = _factors(
-        evaluator, piece, lookups, _TableDraws(lookups, np.array([0.25, -0.5, -1.0, -3.0]))
-    )
+    even = _factors(growth, _TableDraws(lookups, np.zeros(4)))
+    drawn = _factors(growth, _TableDraws(lookups, np.array([0.25, -0.5, -1.0, -3.0])))
     distinct = list(_DISTINCT)
     others = [term for term in Term if term not in distinct]
     assert (drawn[:, others] == even[:, others]).all()

@@ -12,12 +12,14 @@ from perfmodel.base.errors import PlanError
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts import search as searching
 from perfmodel.planning.layouts.bounds import LayerTimes
-from perfmodel.planning.layouts.search import (
+from perfmodel.planning.layouts.ranking import (
     LayoutQuestion,
     LayoutRanking,
     RankedLayout,
     Search,
     Tally,
+)
+from perfmodel.planning.layouts.search import (
     _bound,
     _compare,
     _fitting,

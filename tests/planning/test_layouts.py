@@ -4,7 +4,8 @@ from perfmodel.base.errors import PlanError
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
 from perfmodel.planning.layouts.candidates import iter_candidates
-from perfmodel.planning.layouts.search import LayoutQuestion, judge, pareto, search_layouts
+from perfmodel.planning.layouts.ranking import LayoutQuestion, pareto
+from perfmodel.planning.layouts.search import judge, search_layouts
 from perfmodel.prediction.question import Asked
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload

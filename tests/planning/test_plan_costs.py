@@ -11,7 +11,7 @@ import pytest
 from collectives import Collective, CollectiveKind, price_collective
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.embedding.terms import Term, table_terms
+from perfmodel.costs.embedding.terms import Term, TermsSetting, tables_terms
 from perfmodel.graph.ops import Pass
 from perfmodel.planning import plan_costs
 from perfmodel.planning.plan_costs import ExchangePricer, PlanPricer
@@ -53,7 +53,7 @@ def test_a_number_of_width_costs_its_share_of_both_exchanges():
 
 
 def test_a_copied_table_is_looked_up_and_its_gradient_moved_and_reduced():
-    local = table_terms(TABLE, batch_size=100, optimizer="sgd", l2_bytes=2**20, at_once=1)
+    (local,) = tables_terms([TABLE], TermsSetting(100, "sgd", 2**20))
     lookup_ns = local.sum() + 9.0 * local[Term.TAIL_ROWS]
     # 640 bytes eight times, and 100 x 3 x 16 numbers of four bytes three times, at a byte a ns;
     # half a nanosecond for each of the 640 bytes that are reduced.

@@ -21,7 +21,8 @@ from perfmodel.planning.batches import BatchSpread
 from perfmodel.planning.draws import _draw_table
 from perfmodel.planning.layout import LayoutBook
 from perfmodel.planning.layouts.candidates import iter_candidates
-from perfmodel.planning.layouts.search import LayoutQuestion, _fitting, _Setting, pareto
+from perfmodel.planning.layouts.ranking import LayoutQuestion, pareto
+from perfmodel.planning.layouts.search import _fitting, _Setting
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.neighbours import Busy, Neighbourhood
 from perfmodel.planning.plan_costs import AloneCosts
@@ -112,9 +113,10 @@ class _Numbers:
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
-    def piece(self, tables: Any, shard: Any) -> int:
+    def pieces(self, tables: Any, shards: Any) -> Any:
         del tables
-        return self._known.setdefault(shard, len(self._known))
+        numbers = [self._known.setdefault(shard, len(self._known)) for shard in shards]
+        return np.array(numbers, dtype=np.int32)
 
 
 def _steps(book: LayoutBook, task: ShardingTask) -> list[Any]:

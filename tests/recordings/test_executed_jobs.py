@@ -12,8 +12,10 @@ from perfmodel.graph.ops import Communication, Copy, Fixed, Gemm, HostSpan, Memo
 from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.executed_jobs import build_executed_job
 from perfmodel.recordings.import_files import ImportedShapes, ImportWishes, import_traces
-from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace, write_chakra
+from traces.chakra import ChakraOperation, ChakraTrace, load_chakra, write_chakra
+from traces.chakra_messages import MESSAGES, ChakraKind, split_bytes
 from traces.execution_trace import load_execution_trace
+from traces.packed import open_chunks
 
 F32 = "Tensor(float)"
 
@@ -198,21 +200,19 @@ def test_a_chakra_trace_of_another_program_becomes_a_job_with_its_durations(tmp_
 def test_the_json_form_of_a_chakra_trace_gives_the_same_job(tmp_path):
     from google.protobuf import json_format
 
-    from traces import chakra as reader
-
     write_chakra(ChakraTrace("x", "0.0.4", chakra()), tmp_path / "a.et")
     content = (tmp_path / "a.et").read_bytes()
-    with reader.open_chunks(tmp_path / "a.et") as chunks:
-        head, *nodes = list(reader._split(chunks, chunks.next()))
-    texts = [json_format.MessageToJson(reader._MESSAGES["GlobalMetadata"].FromString(head))]
+    with open_chunks(tmp_path / "a.et") as chunks:
+        head, *nodes = list(split_bytes(chunks, chunks.next()))
+    texts = [json_format.MessageToJson(MESSAGES["GlobalMetadata"].FromString(head))]
     for node in nodes:
-        words = json.loads(json_format.MessageToJson(reader._MESSAGES["Node"].FromString(node)))
+        words = json.loads(json_format.MessageToJson(MESSAGES["Node"].FromString(node)))
         kind = {4: "COMP_NODE", 7: "COMM_COLL_NODE"}[words["type"]]
         texts.append(json.dumps({**words, "type": kind}, indent=1))
     (tmp_path / "a.json").write_text("".join(texts))
 
     assert content
-    assert reader.load_chakra(tmp_path / "a.json").operations == chakra()
+    assert load_chakra(tmp_path / "a.json").operations == chakra()
 
 
 def test_a_job_that_is_there_is_replaced_only_on_request(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.planning.layouts.search import LayoutQuestion, search_layouts
+from perfmodel.planning.layouts.ranking import LayoutQuestion
+from perfmodel.planning.layouts.search import search_layouts
 from perfmodel.reports.document import to_csv
 from perfmodel.reports.pages.plans import build_search_page
 from perfmodel.reports.search import build_flags, print_search, to_search_document, to_search_rows

@@ -19,7 +19,7 @@ from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.bounded_fit import Limit
 from perfmodel.calibration.embedding.cases import EmbeddingCase
 from perfmodel.costs.embedding.constants import HEADER, EmbeddingConstants
-from perfmodel.costs.embedding.model import LookupPricer, lookup_terms
+from perfmodel.costs.embedding.model import LookupPricer, lookups_terms
 from perfmodel.costs.embedding.terms import Int64s
 from perfmodel.graph.ops import EmbeddingOp, Pass
 
@@ -175,7 +175,7 @@ class _Case:
         self.case = case
         self.generation = case.device.architecture.value
         op = EmbeddingOp(case.lookup, Pass.FORWARD)
-        self._terms: Int64s = lookup_terms(op, case.device)[None, :]
+        self._terms: Int64s = lookups_terms([op.lookup], case.device)
 
     def predict_ns(self, constants: EmbeddingConstants) -> dict[str, float]:
         """Every part of the case."""

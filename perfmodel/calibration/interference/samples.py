@@ -17,7 +17,7 @@ from perfmodel.costs.interference import Phase
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.matching import match_collectives, transfer_ns
 from perfmodel.recordings.rank_view import Int64s, RankView, view_rank
-from perfmodel.recordings.work_of_rows import NO_OPERATOR, innermost_operators
+from perfmodel.recordings.surroundings import NO_OPERATOR, innermost_operators
 from traces.job_trace import JobTrace
 
 SHORTEST_NS = 5_000

@@ -27,9 +27,10 @@ from perfmodel.costs.embedding.terms import (
     SEGMENT_UPDATES,
     Int64s,
     Term,
+    TermsSetting,
     add_terms,
     most_tables_at_once,
-    table_terms,
+    tables_terms,
 )
 from perfmodel.costs.estimates import Bound, CodeColumn, Estimates, FloatColumn, build_estimates
 from perfmodel.graph.ops import EmbeddingOp, Pass
@@ -63,11 +64,9 @@ class EmbeddingModel:
         """Predict *ops* on *device*; *stack* does not matter."""
         del stack
         # Both directions of a rank ask for the same tables.
-        of_lookup: dict[Lookup, Int64s] = {}
-        for op in ops:
-            if op.lookup not in of_lookup:
-                of_lookup[op.lookup] = lookup_terms(op, device)
-        terms = np.array([of_lookup[op.lookup] for op in ops]).reshape(-1, len(Term))
+        lookups = list(dict.fromkeys(op.lookup for op in ops))
+        number_of = {lookup: number for number, lookup in enumerate(lookups)}
+        terms = lookups_terms(lookups, device)[[number_of[op.lookup] for op in ops]]
         pricer = LookupPricer(device)
         durations = np.empty(len(ops))
         bounds: CodeColumn = np.empty(len(ops), dtype=np.int8)
@@ -85,21 +84,28 @@ class EmbeddingModel:
         )
 
 
-def lookup_terms(op: EmbeddingOp, device: Device) -> Int64s:
-    """The terms of all tables of *op* together."""
-    lookup = op.lookup
-    at_once = min(len(lookup.tables), most_tables_at_once(device, lookup.batch_size))
-    of_tables = [
-        table_terms(
-            table,
-            batch_size=lookup.batch_size,
-            optimizer=lookup.optimizer,
-            l2_bytes=device.l2_bytes,
-            at_once=max(at_once, 1),
+def lookups_terms(lookups: Sequence[Lookup], device: Device) -> Int64s:
+    """Lookups x terms, those of all tables of a lookup together."""
+    settings: dict[TermsSetting, list[int]] = {}
+    for number, lookup in enumerate(lookups):
+        at_once = min(len(lookup.tables), most_tables_at_once(device, lookup.batch_size))
+        setting = TermsSetting(
+            lookup.batch_size, lookup.optimizer, device.l2_bytes, max(at_once, 1)
         )
-        for table in lookup.tables
-    ]
-    terms = add_terms(np.array(of_tables, dtype=np.int64).reshape(-1, len(Term)))
+        settings.setdefault(setting, []).append(number)
+    found = np.empty((len(lookups), len(Term)), dtype=np.int64)
+    for setting, numbers in settings.items():
+        tables = [table for number in numbers for table in lookups[number].tables]
+        bounds = np.cumsum([len(lookups[number].tables) for number in numbers])[:-1]
+        for number, terms in zip(
+            numbers, np.split(tables_terms(tables, setting), bounds), strict=True
+        ):
+            found[number] = _add_repeated(terms, lookups[number], device)
+    return found
+
+
+def _add_repeated(of_tables: Int64s, lookup: Lookup, device: Device) -> Int64s:
+    terms = add_terms(of_tables)
     if lookup.is_repeated and terms[Term.READ_BYTES] <= CACHE_SHARE * device.l2_bytes:
         terms[Term.READ_BYTES] = 0
     return terms

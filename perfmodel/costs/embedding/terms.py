@@ -11,14 +11,18 @@ several tables run at once and share the L2.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.distribution import UNIFORM, popularity_of
-from embeddings.table import EmbeddingTable, TableMemory
+from embeddings.popularity import Floats, Popularity
+from embeddings.table import MOST_TABLES, EmbeddingTable, TableMemory
 from perfmodel.base.dtypes import DType
 from topologies import Device
 
@@ -42,6 +46,7 @@ SEGMENT_UPDATES = 1024
 """Updates that one block takes; a row with more of them is summed by several blocks."""
 QUANTISED_ROW_BYTES = 8
 """Scale and bias of an int8 row."""
+_ENDLESS = 1e300
 _STATE_TENSORS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
 
 
@@ -75,55 +80,122 @@ def most_tables_at_once(device: Device, batch_size: int) -> int:
     return max(1, math.ceil(WARPS_PER_SM * device.sm_count / max(batch_size, 1)))
 
 
-def row_bytes(table: EmbeddingTable) -> int:
-    """Bytes of a row in whole sectors."""
-    stored = table.width * table.dtype.size_bytes
-    if table.dtype is DType.INT8:
-        stored += QUANTISED_ROW_BYTES
-    return -(-stored // SECTOR_BYTES) * SECTOR_BYTES
+@dataclass(frozen=True, slots=True)
+class TermsSetting:
+    """What terms depend on beside the table: it shares *l2_bytes* with *at_once* - 1 others.
+
+    Samples ask for *lookup_ratio* times as many rows as its pooling factor says.
+    """
+
+    batch_size: int
+    optimizer: str
+    l2_bytes: int
+    at_once: int = 1
+    lookup_ratio: float = 1.0
+
+    @property
+    def share_bytes(self) -> float:
+        """The table's part of the L2."""
+        return CACHE_SHARE * self.l2_bytes / self.at_once
 
 
-@lru_cache(maxsize=200_000)
-def table_terms(
-    table: EmbeddingTable, *, batch_size: int, optimizer: str, l2_bytes: int, at_once: int
+def tables_terms(tables: Sequence[EmbeddingTable], setting: TermsSetting) -> Int64s:
+    """Tables x terms; pieces of the same table are worked out together, and each once."""
+    members: dict[tuple[int, bool], list[int]] = {}
+    for number, table in enumerate(tables):
+        members.setdefault((id(table.whole), table.piece_of is None), []).append(number)
+    terms = np.empty((len(tables), len(Term)), dtype=np.int64)
+    for numbers in members.values():
+        pieces = [tables[number] for number in numbers]
+        terms[numbers] = _known_terms(pieces[0].whole, setting).of(pieces)
+    return terms
+
+
+class _KnownTerms:
+    """Terms of *whole* and its pieces as far as somebody asked for them."""
+
+    def __init__(self, whole: EmbeddingTable, setting: TermsSetting) -> None:
+        self._whole = whole
+        self._setting = setting
+        self._number_of: dict[tuple[int, int, int], int] = {}
+        self._terms: Int64s = np.empty((0, len(Term)), dtype=np.int64)
+
+    def of(self, pieces: Sequence[EmbeddingTable]) -> Int64s:
+        """Pieces x terms, of the whole or of pieces by rows."""
+        keys = [(piece.first_row, piece.rows, piece.width) for piece in pieces]
+        number_of = self._number_of
+        fresh = {
+            key: piece for key, piece in zip(keys, pieces, strict=True) if key not in number_of
+        }
+        if fresh:
+            number_of.update(zip(fresh, count(len(number_of)), strict=False))
+            terms = _find_terms(self._whole, list(fresh.values()), self._setting)
+            self._terms = np.concatenate([self._terms, terms])
+        return self._terms[[number_of[key] for key in keys]]
+
+
+@lru_cache(maxsize=MOST_TABLES)
+def _known_terms(whole: EmbeddingTable, setting: TermsSetting) -> _KnownTerms:
+    return _KnownTerms(whole, setting)
+
+
+def _find_terms(
+    whole: EmbeddingTable, pieces: Sequence[EmbeddingTable], setting: TermsSetting
 ) -> Int64s:
-    """The terms of *table* when it shares *l2_bytes* with *at_once* - 1 others."""
-    draws = batch_size * table.pooling_factor
-    row = row_bytes(table)
-    moved = max(row, BURST_BYTES)
-    handled = math.hypot(row, GATHER_BYTES)
-    pooled_row = table.width * DType.FP32.size_bytes
-    bags = batch_size if table.is_pooled else draws
-    popularity = table.popularity
-    share_bytes = CACHE_SHARE * l2_bytes / at_once
-    misses = popularity.lru_misses(draws, capacity_rows=share_bytes / row)
-    distinct = popularity.distinct_rows(draws)
-    long_rows = popularity.rows_drawn_more_than(LONG_ROW_UPDATES, draws=draws)
-    long_draws = popularity.draws_of_rows_drawn_more_than(LONG_ROW_UPDATES, draws=draws)
-    index_bytes = draws * (INDEX_BYTES + (4 if table.is_weighted else 0))
-    state = 2 * _STATE_TENSORS[optimizer] * pooled_row
-    if optimizer == "rowwise_adagrad":
-        state = 2 * SECTOR_BYTES
+    """The terms of *whole* itself or of *pieces* by rows of it."""
+    batch_size = setting.batch_size
+    rows, width, first_row = (
+        np.array(column)
+        for column in zip(*((t.rows, t.width, t.first_row) for t in pieces), strict=True)
+    )
+    popularity = whole.popularity
+    if pieces[0].piece_of is not None:
+        popularity = popularity.piece(whole.range_of(first_row, rows))
+    asked = batch_size * setting.lookup_ratio
+    whole_draws = asked * whole.pooling_factor
+    draws = asked * np.array([piece.pooling_factor for piece in pieces])
+    row = _row_bytes(width, whole.dtype)
+    moved = np.maximum(row, BURST_BYTES)
+    handled = np.hypot(row, GATHER_BYTES)
+    pooled_row = width * DType.FP32.size_bytes
+    bags = np.full_like(draws, batch_size) if whole.is_pooled else draws
+    misses = popularity.lru_misses(whole_draws, capacity_rows=setting.share_bytes / row)
+    distinct = popularity.distinct_rows(whole_draws)
+    long_rows = popularity.rows_drawn_more_than(LONG_ROW_UPDATES, draws=whole_draws)
+    long_draws = popularity.draws_of_rows_drawn_more_than(LONG_ROW_UPDATES, draws=whole_draws)
+    index_bytes = draws * (INDEX_BYTES + (4 if whole.is_weighted else 0))
+    state = 2 * _STATE_TENSORS[setting.optimizer] * pooled_row
+    if setting.optimizer == "rowwise_adagrad":
+        state = np.full_like(width, 2 * SECTOR_BYTES)
+    deviation = np.array([piece.pooling_deviation for piece in pieces])
     values = {
         Term.DRAWS: draws,
-        Term.ROWS: table.rows,
-        Term.READ_BYTES: misses * moved + index_bytes + min(bags, batch_size) * OFFSET_BYTES,
+        Term.ROWS: rows,
+        Term.READ_BYTES: misses * moved + index_bytes + np.minimum(bags, batch_size) * OFFSET_BYTES,
         Term.OUTPUT_BYTES: bags * pooled_row,
         Term.CACHE_BYTES: draws * handled + index_bytes + bags * pooled_row,
-        Term.HOST_BYTES: _host_rows(table, draws) * moved,
-        Term.GRADIENT_BYTES: _gradient_rows(table, draws, bags, share_bytes) * pooled_row,
+        Term.HOST_BYTES: _host_rows(whole, popularity, rows, whole_draws) * moved,
+        Term.GRADIENT_BYTES: _gradient_rows(whole, draws, setting, pooled_row) * pooled_row,
         Term.UPDATE_BYTES: distinct * (2 * moved + state),
-        Term.ADDED_NUMBERS: draws * table.width,
+        Term.ADDED_NUMBERS: draws * width,
         Term.LONG_ROWS: long_rows * MILLI,
         Term.LONG_CACHE_BYTES: long_draws * handled,
         Term.SHORT_CACHE_BYTES: (draws - long_draws) * handled + 2 * distinct * handled,
-        Term.WEIGHTED_DRAWS: draws if table.is_weighted else 0.0,
+        Term.WEIGHTED_DRAWS: draws if whole.is_weighted else 0.0,
         Term.SUMMED_BYTES: distinct * pooled_row,
-        Term.TAIL_ROWS: _tail_rows(table, batch_size) * MILLI,
+        Term.TAIL_ROWS: deviation * _longest_bag(whole, batch_size) * MILLI,
     }
-    terms = np.array([round(max(values[term], 0.0)) for term in Term], dtype=np.int64)
-    terms.setflags(write=False)
-    return terms
+    terms = np.zeros((len(pieces), len(Term)))
+    for term, column in values.items():
+        terms[:, term] = column
+    with np.errstate(invalid="raise"):
+        return np.rint(np.maximum(terms, 0.0)).astype(np.int64)
+
+
+def _row_bytes(width: Int64s, dtype: DType) -> Int64s:
+    """Bytes of rows in whole sectors."""
+    stored = width * dtype.size_bytes + (QUANTISED_ROW_BYTES if dtype is DType.INT8 else 0)
+    return -(-stored // SECTOR_BYTES) * SECTOR_BYTES
 
 
 def add_terms(of_tables: Int64s) -> Int64s:
@@ -136,37 +208,39 @@ def add_terms(of_tables: Int64s) -> Int64s:
     )
 
 
-def _gradient_rows(table: EmbeddingTable, draws: float, bags: float, share_bytes: float) -> float:
+def _gradient_rows(
+    whole: EmbeddingTable, draws: Floats, setting: TermsSetting, pooled_row: Int64s
+) -> Floats:
     """Gradients read from memory; those of a bag are read for each of its rows."""
-    if not table.is_pooled or bags < 1:
+    if not whole.is_pooled or setting.batch_size < 1:
         return draws
-    capacity = share_bytes / (table.width * DType.FP32.size_bytes)
-    return popularity_of(UNIFORM, max(1, round(bags))).lru_misses(draws, capacity_rows=capacity)
+    capacity = setting.share_bytes / pooled_row
+    return popularity_of(UNIFORM, setting.batch_size).lru_misses(draws, capacity_rows=capacity)
 
 
-def _host_rows(table: EmbeddingTable, draws: float) -> float:
+def _host_rows(
+    whole: EmbeddingTable, popularity: Popularity, rows: Int64s, draws: float
+) -> float | Floats:
     """Rows of a batch that the device cache of a host table does not hold."""
-    if table.memory is not TableMemory.HOST_CACHED:
+    if whole.memory is not TableMemory.HOST_CACHED:
         return 0.0
-    popularity = table.popularity
-    window = popularity.window_draws(table.cached_ratio * table.rows)
-    if math.isinf(window):
-        return 0.0
-    return popularity.distinct_rows(window + draws) - popularity.distinct_rows(window)
+    window = popularity.window_draws(whole.cached_ratio * rows.astype(np.float64))
+    # Where all rows have room the window has no end, and no batch is new to it.
+    before = np.minimum(window, _ENDLESS)
+    return popularity.distinct_rows(before + draws) - popularity.distinct_rows(before)
 
 
-def _tail_rows(table: EmbeddingTable, batch_size: int) -> float:
-    """How far the longest of *batch_size* bags exceeds the mean.
+def _longest_bag(whole: EmbeddingTable, batch_size: int) -> float:
+    """By how many standard deviations the longest of *batch_size* bags exceeds the mean.
 
     Lengths are never negative, so they follow a gamma distribution: near to normal where they differ
     little, exponential where they differ as much as they are long.
     """
-    if table.pooling_deviation == 0 or table.pooling_factor == 0 or batch_size < 2:
+    mean, deviation = whole.pooling_factor, whole.pooling_deviation
+    if deviation == 0 or mean == 0 or batch_size < 2:
         return 0.0
     # Only tables that state a deviation need it.
     from scipy.special import gammainccinv
 
-    mean, deviation = table.pooling_factor, table.pooling_deviation
-    shape = (mean / deviation) ** 2
-    longest = float(gammainccinv(shape, 1 / batch_size)) * deviation**2 / mean
-    return max(longest - mean, 0.0)
+    ratio = mean / deviation
+    return max(float(gammainccinv(ratio**2, 1 / batch_size)) / ratio - ratio, 0.0)

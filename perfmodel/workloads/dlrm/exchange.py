@@ -69,7 +69,7 @@ def build_exchanges(
     in_host = plan.summed_places
     pieces = plan.pieces
     # Rounded a piece, so that the sum does not depend on the order of pieces.
-    lookups = pieces.by_rank([round(local_batch * table.pooling_factor) for table in pieces.tables])
+    lookups = plan.by_rank([round(local_batch * table.pooling_factor) for table in pieces.tables])
     held = np.bincount(pieces.rank, minlength=plan.rank_count)
     lengths = lookups if plan.frequent_rows else local_batch * held
     index_bytes = lookups * index_dtype.size_bytes + lengths * LENGTH_BYTES
@@ -104,8 +104,7 @@ def sent_numbers(plan: ShardingPlan, shards: Iterable[Shard], *, samples: int) -
     if not plan.frequent_rows:
         return samples * sum(shard.width for shard in shards)
     return sum(
-        round(samples * min(1.0, plan.table_of(shard).pooling_factor)) * shard.width
-        for shard in shards
+        round(samples * min(1.0, plan.lookups_of_shards[shard])) * shard.width for shard in shards
     )
 
 
@@ -162,7 +161,7 @@ def _asked_ratio(plan: ShardingPlan, shards: Iterable[Shard]) -> float:
     """
     if not plan.frequent_rows:
         return 1.0
-    return min(1.0, sum(plan.table_of(shard).pooling_factor for shard in shards))
+    return min(1.0, sum(plan.lookups_of_shards[shard] for shard in shards))
 
 
 def _all_to_all(matrix: NDArray[np.int64], dtype: DType) -> Collective:

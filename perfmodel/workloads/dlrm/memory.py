@@ -35,7 +35,7 @@ def dlrm_memory(
         [table.width for table in pieces.tables],
         [table.pooling_factor for table in pieces.tables],
     )
-    sums = [pieces.by_rank(column).tolist() for column in columns]
+    sums = [plan.by_rank(column).tolist() for column in columns]
     copied = _held(spec, plan.copied_tables)
     return tuple(
         _rank_memory(
@@ -69,7 +69,7 @@ def _held(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> _Held:
 def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
     """What a rank needs more when it holds *piece*: weights, state and buffers."""
     weights_and_state = piece_bytes(piece, spec.embedding.optimizer)
-    return weights_and_state + _sent_bytes(spec, _held(spec, [piece]))
+    return weights_and_state + _sent_bytes(spec, piece.width, piece.pooling_factor)
 
 
 def pieces_memory_bytes(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> int:
@@ -111,12 +111,14 @@ def _activation_bytes(spec: DlrmSpec) -> int:
 def _exchange_bytes(spec: DlrmSpec, held: _Held, samples: int) -> int:
     """Pooled vectors and their gradients, sent and received, and two batches of indices."""
     width_received = spec.embedding.total_width if samples else 0
-    return _sent_bytes(spec, held) + _vector_bytes(spec) * samples * width_received
+    return (
+        _sent_bytes(spec, held.width, held.lookups) + _vector_bytes(spec) * samples * width_received
+    )
 
 
-def _sent_bytes(spec: DlrmSpec, held: _Held) -> int:
-    vectors = _vector_bytes(spec) * spec.batch * held.width
-    return vectors + 2 * round(spec.batch * held.lookups) * spec.embedding.index_dtype.size_bytes
+def _sent_bytes(spec: DlrmSpec, width: int, lookups: float) -> int:
+    vectors = _vector_bytes(spec) * spec.batch * width
+    return vectors + 2 * round(spec.batch * lookups) * spec.embedding.index_dtype.size_bytes
 
 
 def _vector_bytes(spec: DlrmSpec) -> int:

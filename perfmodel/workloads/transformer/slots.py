@@ -29,6 +29,11 @@ class Slot(IntEnum):
     EXPERT_TENSOR = 13
     EXPERT_DATA = 14
 
+    @property
+    def stream_name(self) -> str:
+        """What the stream of its collectives is called."""
+        return f"{self.name.lower().replace('_', ' ')} stream"
+
 
 def add_groups(job: JobBuilder, spec: TransformerSpec, layout: Layout) -> None:
     """Add every group of two ranks or more."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from collectives.collective import Collective, CollectiveKind
+from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Pass
@@ -29,6 +29,7 @@ from perfmodel.workloads.transformer.schedule import Step, StepWriter, Turn, bui
 from perfmodel.workloads.transformer.shapes import LayerShapes, end_parameters
 from perfmodel.workloads.transformer.slots import Slot
 from perfmodel.workloads.transformer.spec import ContextKind
+from perfmodel.workloads.transformer.transfers import Transfers
 
 _ROOT = "embedding and head"
 _LAYER = "layer "
@@ -73,15 +74,30 @@ class StageParts:
 
 
 @dataclass(slots=True)
-class ExpertReductions:
-    """Reductions over the ranks with the same experts.
+class _Reductions:
+    """Reductions over one set of ranks: of the last micro-batch, of earlier ones, and the active.
 
-    Of the last micro-batch, of earlier ones, and the one at work.
+    *ready* knows the kernels that use the weights whose gradients these are.
     """
 
+    ready: WeightsReady
     last: GradientReduction | None = None
     early: GradientReduction | None = None
     active: GradientReduction | None = None
+
+    def note(self, elements: int, part: str) -> None:
+        """Put gradients of *part* that were just made into the bucket being filled."""
+        if self.active is None:
+            return
+        if self.active is self.last:
+            self.ready.note_bucket(part, self.active.fill.closed)
+        self.active.add(elements)
+
+    def finish(self) -> None:
+        """Reduce what is left."""
+        for reduction in (self.early, self.last):
+            if reduction is not None:
+                reduction.finish()
 
 
 class StageWriter:
@@ -111,16 +127,13 @@ class StageWriter:
         self._writer = EagerWriter(program, issuing_under(run.stack))
         self._steps = StepWriter(self._writer, self._add_group_streams())
         self._data = self._add_stream("data stream") if layout.weight_copies > 1 else None
-        self._transfers = self._add_transfers()
-        self._reduction: GradientReduction | None = None
-        self._early_reduction: GradientReduction | None = None
-        self._active: GradientReduction | None = None
-        self._experts = ExpertReductions()
+        self._transfers = Transfers(run, self._writer, self._steps, stage=stage)
+        self._ready = WeightsReady()
+        self._dense = _Reductions(self._ready)
+        self._experts = _Reductions(WeightsReady(first_task=self._ready.first_task))
         self._gathering: LayerGathering | None = None
         self._build_sharing()
         self._cast_layers: set[int] = set()
-        self._ready = WeightsReady()
-        self._experts_ready = WeightsReady(first_task=self._ready.first_task)
         states: list[Stateful] = [self._writer, self._steps]
         if self._gathering is not None:
             states.append(self._gathering)
@@ -144,27 +157,21 @@ class StageWriter:
             self._take(turn)
         if self._is_first or self._is_last:
             finish.reduce_tied_weight(is_sole_end=self._is_first and self._is_last)
-        reductions = (self._early_reduction, self._reduction)
-        for reduction in (*reductions, self._experts.early, self._experts.last):
-            if reduction is not None:
-                reduction.finish()
+        for reductions in (self._dense, self._experts):
+            reductions.finish()
         finish.step(groups, experts)
-        self._gather_updated(finish, self._reduction, self._ready, first_task)
-        self._gather_updated(finish, self._experts.last, self._experts_ready, first_task)
+        for reductions in (self._dense, self._experts):
+            self._gather_updated(finish, reductions, first_task)
         if self._spec.sync_each_iteration:
             last = writer.compute.last_task
             writer.block([] if last is None else [last], label="loss/read on the host")
         return writer.finish()
 
     def _gather_updated(
-        self,
-        finish: FinishWriter,
-        reduction: GradientReduction | None,
-        ready: WeightsReady,
-        first_task: int,
+        self, finish: FinishWriter, reductions: _Reductions, first_task: int
     ) -> None:
-        """Gather the weights of *reduction*, and let the next iteration wait for them."""
-        gathers = finish.gather_weights(reduction)
+        """Gather the weights of *reductions*, and let the next iteration wait for them."""
+        gathers, ready = finish.gather_weights(reductions.last), reductions.ready
         if not self._overlaps(Overlap.PARAMETER_GATHER):
             ready = WeightsReady(users={number: [first_task] for number in gathers})
         for task, gather in ready.iter_waits(gathers):
@@ -186,15 +193,15 @@ class StageWriter:
 
     @property
     def _is_reducing(self) -> bool:
-        return self._active is not None or self._experts.active is not None
+        return self._dense.active is not None or self._experts.active is not None
 
     def _take(self, turn: Turn) -> None:
         """Write *turn*; equal ones, which reduce nothing, are written once."""
         is_forward = turn.direction is Pass.FORWARD
         is_final = turn.micro_batch == self._layout.micro_batches - 1
         if not is_forward:
-            self._active = self._reduction if is_final else self._early_reduction
-            self._experts.active = self._experts.last if is_final else self._experts.early
+            for reductions in (self._dense, self._experts):
+                reductions.active = reductions.last if is_final else reductions.early
         write = partial(self._forward if is_forward else self._backward, turn)
         # The first pass also notes which kernels use which weights first.
         if turn.micro_batch == 0 if is_forward else self._is_reducing:
@@ -212,7 +219,7 @@ class StageWriter:
 
     def _forward(self, turn: Turn) -> None:
         if not self._is_begin(turn):
-            self._receive(Slot.FORWARD_IN, "receive forward")
+            self._transfers.receive(Slot.FORWARD_IN, "receive forward")
         self._use_root()
         if self._is_begin(turn):
             self._write_end(self._embedding.forward, "embedding")
@@ -225,11 +232,11 @@ class StageWriter:
         if self._is_end(turn):
             self._write_end(self._head.forward, "head")
         else:
-            self._send(Slot.FORWARD_OUT, "send forward")
+            self._transfers.send(Slot.FORWARD_OUT, "send forward")
 
     def _backward(self, turn: Turn) -> None:
         if not self._is_end(turn):
-            self._receive(Slot.BACKWARD_IN, "receive backward")
+            self._transfers.receive(Slot.BACKWARD_IN, "receive backward")
         self._writer.hand_over(self._writer.autograd, label="backward")
         if self._is_end(turn):
             self._write_end(self._head.backward, "head")
@@ -245,7 +252,7 @@ class StageWriter:
             self._reduce(self._trained_root)
         self._writer.hand_over(self._writer.main, label="forward")
         if not self._is_begin(turn):
-            self._send(Slot.BACKWARD_OUT, "send backward")
+            self._transfers.send(Slot.BACKWARD_OUT, "send backward")
 
     def _write_layer(self, number: int, steps: tuple[Step, ...], direction: Pass) -> None:
         """Write *steps* of layer *number*; equal stretches of equal layers are written once.
@@ -259,7 +266,7 @@ class StageWriter:
                     self._write_stretch(number, steps, slice(start, place + 1), direction)
                     start = place + 1
                 if step.parameters:
-                    self._note_gradients(step, part)
+                    self._reductions_of(step).note(step.parameters, part)
         if start < len(steps):
             self._write_stretch(number, steps, slice(start, len(steps)), direction)
 
@@ -282,31 +289,20 @@ class StageWriter:
         for step in steps:
             self._ready.note_use(part, self._steps.write(step, prefix=""))
             if step.parameters and not self._is_reduced_whole:
-                self._note_gradients(step, part)
+                self._reductions_of(step).note(step.parameters, part)
 
     def _fills_bucket(self, step: Step) -> bool:
-        active = self._active_for(step)
+        active = self._reductions_of(step).active
         return active is not None and active.is_issued_by(step.parameters)
 
-    def _active_for(self, step: Step) -> GradientReduction | None:
-        is_expert = step.is_expert and self._run.has_experts_apart
-        return self._experts.active if is_expert else self._active
-
-    def _note_gradients(self, step: Step, part: str) -> None:
-        """Put the gradients that *step* made ready into the bucket being filled."""
-        active = self._active_for(step)
-        if active is None:
-            return
-        if active is self._reduction:
-            self._ready.note_bucket(part, active.fill.closed)
-        elif active is self._experts.last:
-            self._experts_ready.note_bucket(part, active.fill.closed)
-        active.add(step.parameters)
+    def _reductions_of(self, step: Step) -> _Reductions:
+        is_apart = step.is_expert and self._run.has_experts_apart
+        return self._experts if is_apart else self._dense
 
     @property
     def _is_reduced_whole(self) -> bool:
         """Whether gradients are reduced a layer at a time, because weights are gathered so."""
-        return self._gathering is not None and self._active is not None
+        return self._gathering is not None and self._dense.active is not None
 
     def _needs_cast(self, number: int) -> bool:
         """Whether weights of layer *number* must be cast for this micro-batch.
@@ -322,10 +318,11 @@ class StageWriter:
 
     def _reduce(self, elements: int) -> None:
         """Reduce the gradients of a sharded layer; without overlap, compute waits for it."""
-        assert self._active is not None
-        self._active.add(elements)
+        active = self._dense.active
+        assert active is not None
+        active.add(elements)
         if not self._overlaps(Overlap.GRADIENT_REDUCTION):
-            self._writer.hold(self._writer.compute, self._active.tasks[-1:])
+            self._writer.hold(self._writer.compute, active.tasks[-1:])
 
     def _overlaps(self, overlap: Overlap) -> bool:
         return self._run.overlaps(overlap)
@@ -342,9 +339,9 @@ class StageWriter:
                 self._experts.early = self._build_reduction(stream, Slot.EXPERT_DATA)
         if self._data is None:
             return
-        self._reduction = self._build_reduction(self._data, Slot.DATA)
+        self._dense.last = self._build_reduction(self._data, Slot.DATA)
         if is_early:
-            self._early_reduction = self._build_reduction(self._data, Slot.DATA)
+            self._dense.early = self._build_reduction(self._data, Slot.DATA)
         if sharding.divides_weights:
             is_ahead = self._overlaps(Overlap.PARAMETER_GATHER)
             self._gathering = LayerGathering(
@@ -413,60 +410,5 @@ class StageWriter:
             Slot.EXPERT_TENSOR: has_experts and layout.etp > 1,
         }
         return {
-            slot: self._add_stream(slot.name.lower().replace("_", " ") + " stream")
-            for slot, is_used in slots.items()
-            if is_used
+            slot: self._add_stream(slot.stream_name) for slot, is_used in slots.items() if is_used
         }
-
-    def _add_transfers(self) -> dict[Slot, Stream]:
-        is_round = self._layout.interleaving > 1
-        slots = [Slot.FORWARD_IN, Slot.BACKWARD_OUT] if is_round or not self._is_first else []
-        slots += [Slot.FORWARD_OUT, Slot.BACKWARD_IN] if is_round or not self._is_last else []
-        return {
-            slot: self._add_stream(slot.name.lower().replace("_", " ") + " stream")
-            for slot in slots
-        }
-
-    def _receive(self, slot: Slot, label: str) -> None:
-        writer = self._writer
-        task = self._transfer(slot, label, is_behind_compute=False)
-        writer.hold(writer.compute, [task])
-        self._collect(label)
-        if self._overlaps(Overlap.PIPELINE_TRANSFER):
-            return
-        # The host waits for the device, too.
-        last = writer.compute.last_task
-        awaited = [task] if last is None else [task, last]
-        writer.block(awaited, label=f"pipeline/{label} on the host")
-
-    def _collect(self, label: str) -> None:
-        """Put the parts of a transfer together where every rank needs the whole."""
-        layout, dtype = self._layout, self._spec.training.precision
-        if layout.tp == 1 or layout.is_sequence_parallel:
-            return
-        kind = CollectiveKind.ALL_GATHER
-        size_bytes = self._run.tokens * self._spec.model.hidden * dtype.size_bytes
-        collective = Collective(kind, size_bytes=size_bytes, dtype=dtype)
-        step = Step(kind.value, f"{label} {kind.value}", collective=collective)
-        self._steps.write(step, prefix="pipeline/")
-
-    def _send(self, slot: Slot, label: str) -> None:
-        task = self._transfer(slot, label, is_behind_compute=True)
-        # Stages of several runs send to a stage that may itself wait to send: that never blocks.
-        is_round = self._layout.interleaving > 1
-        if not (is_round or self._overlaps(Overlap.PIPELINE_TRANSFER)):
-            self._writer.hold(self._writer.compute, [task])
-
-    def _transfer(self, slot: Slot, label: str, *, is_behind_compute: bool) -> int:
-        layout, dtype = self._layout, self._spec.training.precision
-        tokens = self._run.tokens
-        # Every rank of the tensor group sends its part, whether or not it holds the whole.
-        size_bytes = tokens * self._spec.model.hidden * dtype.size_bytes // layout.tp
-        return self._writer.communicate(
-            "send_recv",
-            Collective(CollectiveKind.SEND_RECV, size_bytes=size_bytes, dtype=dtype),
-            label=f"pipeline/{label}",
-            stream=self._transfers[slot],
-            slot=slot,
-            is_behind_compute=is_behind_compute,
-        )
