@@ -80,8 +80,6 @@ class Habit(Enum):
     reductions are kernels of the framework, not of a collective library. UNRELAYED: GPUs without
     NVLink between them exchange through the host, whatever others could pass on. CASTS_WEIGHTS: an
     optimizer with state leaves weights in fp32, and one kernel casts all of them for the products.
-    DENSE_FIRST: all layers run as one piece, forward and backward; gradients of tables travel and
-    are summed behind it.
 
     What is done unless a workload says otherwise: READS_LOSS: the host waits for every iteration.
     SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
@@ -106,7 +104,6 @@ class Habit(Enum):
     LEAN_EXCHANGES = "lean_exchanges"
     UNRELAYED = "unrelayed"
     CASTS_WEIGHTS = "casts_weights"
-    DENSE_FIRST = "dense_first"
     READS_LOSS = "reads_loss"
     SHORT_GRADIENTS = "short_gradients"
     FP16_GRADIENTS = "fp16_gradients"

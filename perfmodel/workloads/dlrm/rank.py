@@ -1,8 +1,7 @@
 """RankWriter: one rank's iteration of a recommendation model, from input to optimizer.
 
 Autograd runs what was recorded last first: the exchange of embedding
-gradients starts, the bottom layers run meanwhile, then the tables are updated. Where the layers
-are one piece, nothing but updates is left to run beside that exchange.
+gradients starts, the bottom layers run meanwhile, then the tables are updated.
 """
 
 from __future__ import annotations
@@ -231,25 +230,17 @@ class RankWriter:
         self._dense.run_backward(top_layers(spec))
         self._dense.run_cross_backward(cross_layers(spec))
         self._interaction.run_backward()
-        if self._stack.has(Habit.DENSE_FIRST):
-            self._run_bottom_backward()
-            gradients = self._sparse.return_gradients()
-            is_hidden = True
-        else:
-            gradients = self._sparse.return_gradients()
-            is_beside = self._stack.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
-            is_hidden = gradients is not None and is_beside and not self._has_lone_bottom
-            if not is_hidden:
-                self._sparse.update(gradients)
-            self._run_bottom_backward()
+        gradients = self._sparse.return_gradients()
+        is_beside = self._stack.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
+        is_hidden = gradients is not None and is_beside and not self._has_lone_bottom
+        if not is_hidden:
+            self._sparse.update(gradients)
+        if self._bottom.samples:
+            self._bottom.run_backward(bottom_layers(spec))
+        self._sparse.reduce_copied()
         if self._reduction is not None:
             self._reduction.flush()
         if is_hidden:
             self._sparse.update(gradients)
         if self._reduction is not None:
             self._reduction.finish()
-
-    def _run_bottom_backward(self) -> None:
-        if self._bottom.samples:
-            self._bottom.run_backward(bottom_layers(self._spec))
-        self._sparse.reduce_copied()

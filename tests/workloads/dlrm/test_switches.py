@@ -201,19 +201,12 @@ def test_gradients_in_one_piece_are_reduced_once_and_beside_the_update_of_tables
     assert not any("all_reduce" in labels[source] for source in sources)
 
 
-def test_gradients_of_tables_travel_behind_a_dense_part_that_is_one_piece():
+def test_copied_tables_are_looked_up_while_pooled_vectors_travel():
     small = "sharding.data_parallel_below=1 MB"
-    for habits, is_behind in ((frozenset({Habit.DENSE_FIRST}), True), (frozenset(), False)):
-        job = _build(_with(habits=habits), 2, "embedding.rows=[1000, 2000, 900000]", small)
-        program = job.program_of(0)
-        labels = [job.label_of(0, task) for task in range(program.task_count)]
-        exchange = labels.index("embedding/gradients all_to_all backward")
-        layer = labels.index("bottom mlp/layer 0 backward")
-        copied = labels.index("embedding/data-parallel gradients backward")
-        assert (layer < exchange) is (copied < exchange) is is_behind
-        # Copied tables are looked up while pooled vectors travel.
-        forward = labels.index("embedding/pooled all_to_all forward")
-        assert forward < labels.index("embedding/data-parallel lookup forward")
+    job = _build(EAGER, 2, "embedding.rows=[1000, 2000, 900000]", small)
+    labels = [job.label_of(0, task) for task in range(job.program_of(0).task_count)]
+    exchange = labels.index("embedding/pooled all_to_all forward")
+    assert exchange < labels.index("embedding/data-parallel lookup forward")
 
 
 def test_an_optimizer_may_pass_over_all_rows_whoever_holds_them():
