@@ -23,13 +23,17 @@ _CPUS = Path(__file__).parent / "cpus.yaml"
 @cache
 def find_device(name: str) -> Device | None:
     """The GPU whose model stands in *name*; drivers say PCIe and NVL, and leave out SXM."""
-    word = re.sub(r"[^a-z0-9]", "", name.lower())
+    said = name.lower()
+    word = re.sub(r"[^a-z0-9]", "", said)
     ratings: list[tuple[int, int, int, int, str]] = []
     for known in list_devices():
         model, *more = known.split("_")
+        joined = model
         if model in ("rtx", "titan") and more:
+            joined = rf"{model}[^a-z0-9]*{more[0]}"
             model, more = model + more[0], more[1:]
-        if model in word:
+        # An A40 is no A4000.
+        if re.search(rf"{joined}(?!\d)", said):
             unsaid = sum(piece in ("pcie", "nvl") and piece not in word for piece in more)
             found = sum(piece in word for piece in more)
             ratings.append((len(model), -unsaid, found, -len(more), known))

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import CalibrationError
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
-from perfmodel.calibration.networks import TrainingPlan, fit_spread, fit_steps, train_ordered
+from perfmodel.calibration.networks import (
+    TrainingPlan,
+    fit_spread,
+    fit_steps,
+    on_one_thread,
+    train_ordered,
+)
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Correction, Matrix, OrderedCorrection, OrderedNetwork
 from perfmodel.costs.gemm.features import gemm_features, gemm_step_features
@@ -70,18 +75,13 @@ class Learned:
 
 
 def fit_learned(rows: LearnedRows, learning: Learning) -> Learned:
-    """Corrections of the kernels in *rows*.
-
-    One thread: the networks are so small that several only wait for each other.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        mean, scale = rows.rising.mean(axis=0), rows.rising.std(axis=0) + 1e-6
-        scaled = replace(rows, rising=(rows.rising - mean) / scale)
-        order = np.random.default_rng(learning.ordered.seed).permutation(len(rows.log_time))
-        is_out = order % HELD_OUT_EVERY == 0
-        rest = scaled.take(is_out)
+    """Corrections of the kernels in *rows*."""
+    mean, scale = rows.rising.mean(axis=0), rows.rising.std(axis=0) + 1e-6
+    scaled = replace(rows, rising=(rows.rising - mean) / scale)
+    order = np.random.default_rng(learning.ordered.seed).permutation(len(rows.log_time))
+    is_out = order % HELD_OUT_EVERY == 0
+    rest = scaled.take(is_out)
+    with on_one_thread():
         trial = _fit(scaled.take(~is_out), learning)
         # As an error of what was timed: only its share that is the kernel counts.
         errors = rest.share * (rest.log_time - trial.answer(rest))
@@ -95,8 +95,6 @@ def fit_learned(rows: LearnedRows, learning: Learning) -> Learned:
             spread=fit_spread(rest.rising, np.abs(errors), learning.spread),
         )
         return Learned(ordered, whole.steps)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,8 @@ interval that it makes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,15 +39,10 @@ USUAL_ORDERED_ERROR = 0.02
 
 
 def fit_ordered(features: Matrix, log_time: Matrix, plan: TrainingPlan) -> OrderedCorrection:
-    """The ordered network that gives *log_time* of *features*, and its spread.
-
-    One thread: the networks are so small that several only wait for each other.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-6
-        inputs = (features - mean) / scale
+    """The ordered network that gives *log_time* of *features*, and its spread."""
+    mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-6
+    inputs = (features - mean) / scale
+    with on_one_thread():
         errors = _held_out_errors(inputs, log_time, plan)
         is_known = np.isfinite(errors)
         return OrderedCorrection(
@@ -61,6 +57,15 @@ def fit_ordered(features: Matrix, log_time: Matrix, plan: TrainingPlan) -> Order
                 replace(plan, learning_rate=SPREAD_RATE),
             ),
         )
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """The networks are so small that several threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
 
@@ -108,25 +113,13 @@ def train_ordered(
     share = _tensor(np.ones(len(inputs)) if weight is None else weight)
     centre, width = float(log_time.mean()), float(log_time.std()) + 1e-6
     network = _Trained(inputs.shape[1], plan.hidden, plan.seed)
-    rows = torch.tensor(inputs, dtype=torch.float32)
-    wanted = torch.tensor((log_time - centre) / width, dtype=torch.float32)
-    chooser = torch.Generator().manual_seed(plan.seed)
-    optimizer = torch.optim.AdamW(
-        network.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay
-    )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, plan.learning_rate, total_steps=plan.steps
-    )
-    for _ in range(plan.steps):
-        chosen = torch.randint(0, len(rows), (min(plan.batch, len(rows)),), generator=chooser)
+    rows, wanted = _tensor(inputs), _tensor((log_time - centre) / width)
+
+    def loss(chosen: torch.Tensor) -> torch.Tensor:
         error = share[chosen] * width * (network(rows[chosen]) - wanted[chosen])
-        loss = nn.functional.smooth_l1_loss(
-            error, torch.zeros_like(error), beta=USUAL_ORDERED_ERROR
-        )
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        optimizer.step()
-        schedule.step()
+        return _size_of(error, usual=USUAL_ORDERED_ERROR)
+
+    _train(network, loss, len(rows), plan, steps=plan.steps)
     return _to_ordered_network(network, centre, width)
 
 
@@ -182,7 +175,7 @@ def fit_steps(features: Matrix, log_ratio: Matrix, plan: TrainingPlan) -> Correc
         scale=scale,
         low=features.min(axis=0),
         high=features.max(axis=0),
-        shift=_to_network(_train((features - mean) / scale, wanted, plan)),
+        shift=_to_network(_train_shift((features - mean) / scale, wanted, plan)),
     )
 
 
@@ -199,20 +192,20 @@ def _build(inputs: int, hidden: int, seed: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-def _train(inputs: Matrix, target: Matrix, plan: TrainingPlan) -> nn.Sequential:
+def _train_shift(inputs: Matrix, target: Matrix, plan: TrainingPlan) -> nn.Sequential:
     network = _build(inputs.shape[1], plan.hidden, plan.seed)
     rows, wanted = _tensor(inputs), _tensor(target)
-    chooser = torch.Generator().manual_seed(plan.seed)
-    optimizer, schedule = _optimizer(network, plan)
-    for _ in range(plan.steps):
-        chosen = torch.randint(0, len(rows), (min(plan.batch, len(rows)),), generator=chooser)
-        error = network(rows[chosen]).squeeze(1) - wanted[chosen]
-        loss = nn.functional.smooth_l1_loss(error, torch.zeros_like(error), beta=USUAL_ERROR)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        optimizer.step()
-        schedule.step()
+
+    def loss(chosen: torch.Tensor) -> torch.Tensor:
+        return _size_of(network(rows[chosen]).squeeze(1) - wanted[chosen], usual=USUAL_ERROR)
+
+    _train(network, loss, len(rows), plan, steps=plan.steps)
     return network
+
+
+def _size_of(error: torch.Tensor, *, usual: float) -> torch.Tensor:
+    """How large *error* is: its square up to the *usual* one, itself beyond."""
+    return nn.functional.smooth_l1_loss(error, torch.zeros_like(error), beta=usual)
 
 
 def _train_spread(inputs: Matrix, sizes: Matrix, plan: TrainingPlan) -> nn.Sequential:
@@ -228,30 +221,38 @@ def _train_spread(inputs: Matrix, sizes: Matrix, plan: TrainingPlan) -> nn.Seque
         last.weight.zero_()
         last.bias.fill_(float(torch.quantile(wanted, INTERVAL_SHARE)))
     rows = _tensor(inputs)
-    chooser = torch.Generator().manual_seed(plan.seed)
-    optimizer, schedule = _optimizer(network, plan)
-    steps = plan.steps // 3 if len(sizes) >= FEWEST_SPREAD_ROWS else 0
-    for _ in range(steps):
-        chosen = torch.randint(0, len(rows), (min(plan.batch, len(rows)),), generator=chooser)
+
+    def loss(chosen: torch.Tensor) -> torch.Tensor:
         error = wanted[chosen] - network(rows[chosen]).squeeze(1)
-        loss = torch.maximum(INTERVAL_SHARE * error, (INTERVAL_SHARE - 1) * error).mean()
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        optimizer.step()
-        schedule.step()
+        return torch.maximum(INTERVAL_SHARE * error, (INTERVAL_SHARE - 1) * error).mean()
+
+    steps = plan.steps // 3 if len(sizes) >= FEWEST_SPREAD_ROWS else 0
+    _train(network, loss, len(rows), plan, steps=steps)
     return network
 
 
-def _optimizer(
-    network: nn.Sequential, plan: TrainingPlan
-) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.OneCycleLR]:
+def _train(
+    network: nn.Module,
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    row_count: int,
+    plan: TrainingPlan,
+    *,
+    steps: int,
+) -> None:
+    """Lower the *loss* of rows that are drawn anew in each of *steps*."""
+    chooser = torch.Generator().manual_seed(plan.seed)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, plan.learning_rate, total_steps=plan.steps
     )
-    return optimizer, schedule
+    for _ in range(steps):
+        chosen = torch.randint(0, row_count, (min(plan.batch, row_count),), generator=chooser)
+        optimizer.zero_grad()
+        loss(chosen).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        optimizer.step()
+        schedule.step()
 
 
 def _tensor(values: Matrix) -> torch.Tensor:

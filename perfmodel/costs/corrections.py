@@ -94,7 +94,7 @@ class Corrected:
 def correction_to_document(correction: Correction) -> dict[str, Any]:
     """*correction* as plain lists, five digits, for a calibration file."""
     return {
-        **{name: _rounded_network(getattr(correction, name)) for name in _NETWORK_RANGE},
+        **{name: _rounded(getattr(correction, name), digits=5) for name in _RANGE},
         "shift": network_to_document(correction.shift),
     }
 
@@ -103,26 +103,25 @@ def correction_from_document(document: Mapping[str, Any], *, place: str) -> Corr
     """The correction in *document*; *place* names it in errors."""
     try:
         return Correction(
-            **{name: np.array(document[name], dtype=np.float64) for name in _NETWORK_RANGE},
+            **{name: np.array(document[name], dtype=np.float64) for name in _RANGE},
             shift=network_from_document(document["shift"]),
         )
     except (KeyError, TypeError, ValueError) as fault:
         raise CalibrationError(
-            f"{place}: correction must hold {', '.join(_NETWORK_RANGE)} and shift as numbers "
+            f"{place}: correction must hold {', '.join(_RANGE)} and shift as numbers "
             f"({fault}). Make the file again with `perfmodel calibrate`."
         ) from None
 
 
-_NETWORK_RANGE = ("mean", "scale", "low", "high")
+_RANGE = ("mean", "scale", "low", "high")
 
 
 def network_to_document(network: Network) -> list[dict[str, Any]]:
-    """The layers of *network* as plain lists."""
-    return [_layer_document(layer) for layer in network.layers]
-
-
-def _layer_document(layer: Layer) -> dict[str, Any]:
-    return {"weight": _rounded_network(layer.weight), "bias": _rounded_network(layer.bias)}
+    """The layers of *network* as plain lists, five digits."""
+    return [
+        {"weight": _rounded(layer.weight, digits=5), "bias": _rounded(layer.bias, digits=5)}
+        for layer in network.layers
+    ]
 
 
 def network_from_document(layers: list[Mapping[str, Any]]) -> Network:
@@ -138,8 +137,8 @@ def network_from_document(layers: list[Mapping[str, Any]]) -> Network:
     )
 
 
-def _rounded_network(values: Matrix | NDArray[np.float32]) -> Any:
-    flat = [float(f"{value:.5g}") for value in values.ravel()]
+def _rounded(values: Matrix | NDArray[np.float32], *, digits: int) -> Any:
+    flat = [float(f"{value:.{digits}g}") for value in values.ravel()]
     return np.array(flat).reshape(values.shape).tolist()
 
 
@@ -211,7 +210,7 @@ class OrderedCorrection:
 def ordered_to_document(correction: OrderedCorrection) -> dict[str, Any]:
     """*correction* as plain lists, six digits, for a calibration file."""
     return {
-        **{name: _rounded(getattr(correction, name)) for name in _RANGE},
+        **{name: _rounded(getattr(correction, name), digits=6) for name in _RANGE},
         "order": {
             one.name: _rounded_weights(getattr(correction.order, one.name))
             for one in fields(OrderedNetwork)
@@ -242,18 +241,12 @@ def ordered_from_document(document: Mapping[str, Any], *, place: str) -> Ordered
 
 LARGE_MATRIX = 1000
 TINY_WEIGHT = 1e-4
-_RANGE = ("mean", "scale", "low", "high")
-
-
-def _rounded(values: NDArray[np.float64]) -> Any:
-    flat = [float(f"{value:.6g}") for value in values.ravel()]
-    return np.array(flat).reshape(values.shape).tolist()
 
 
 def _rounded_weights(values: NDArray[np.float64]) -> Any:
     """Weights for a file; in large matrices three digits do, and the many tiny ones add nothing."""
     if values.size < LARGE_MATRIX:
-        return _rounded(values)
+        return _rounded(values, digits=6)
     flat = [
         float(f"{value:.3g}") if value > TINY_WEIGHT else 0 for value in values.ravel().tolist()
     ]

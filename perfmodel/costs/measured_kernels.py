@@ -9,33 +9,32 @@ from __future__ import annotations
 import io
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError, MeasurementError
 from perfmodel.base.reading import iter_even_lines, quote, read_packed_text
 from perfmodel.base.units import NS_PER_MS
-from perfmodel.costs.estimates import FloatColumn
-from perfmodel.stacks.stack import Residency
-from topologies import Device, load_device
-
-if TYPE_CHECKING:
-    import pandas as pd
-from dataclasses import replace
-
-from perfmodel.base.dtypes import DType
 from perfmodel.costs.estimates import (
     Estimates,
+    FloatColumn,
     KernelModel,
     concatenate_estimates,
     scatter_estimates,
 )
 from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import Residency
+from topologies import find_device, list_devices, load_device
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Half-precision products were timed in replays of a CUDA graph over rotating
 # weights; fp32 operators from the host, again and again on the same operands.
@@ -71,26 +70,6 @@ def price_measured(
         parts.append(model.price(ops, measured_on, replace(stack, residency=residency)))
         places.append(np.array(rows, dtype=np.intp))
     return scatter_estimates(parts, places) if parts else concatenate_estimates(())
-
-
-DEVICE_OF_MARKETING_NAME = {
-    "NVIDIA A100-SXM4-80GB": "a100_sxm_80gb",
-    "NVIDIA A100-SXM4-40GB": "a100_sxm_40gb",
-    "NVIDIA A100 80GB PCIe": "a100_pcie_80gb",
-    "NVIDIA A100-PCIE-40GB": "a100_pcie_40gb",
-    "NVIDIA H100 80GB HBM3": "h100_sxm",
-    "NVIDIA H100 PCIe": "h100_pcie",
-    "NVIDIA H200": "h200_sxm",
-    "NVIDIA GH200 480GB": "gh200",
-    "NVIDIA B200": "b200_sxm",
-    "NVIDIA GB200": "gb200",
-    "NVIDIA L40S": "l40s",
-    "NVIDIA L40": "l40",
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx_pro_6000_server",
-    "Tesla V100-PCIE-32GB": "v100_pcie_32gb",
-    "Tesla V100-SXM2-32GB": "v100_sxm2_32gb",
-    "Tesla V100-SXM2-16GB": "v100_sxm2_16gb",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +176,27 @@ def row_names(frame: pd.DataFrame) -> list[str]:
     return [str(number) for number in range(len(frame))]
 
 
-def device_of(marketing_name: str) -> Device:
-    """The device that a table calls *marketing_name*."""
-    return load_device(DEVICE_OF_MARKETING_NAME.get(marketing_name, marketing_name))
+ReadRow = Callable[[str, Mapping[Any, Any]], Iterable[MeasuredKernel]]
+
+
+def read_rows(frame: pd.DataFrame, read: ReadRow) -> KernelTable:
+    """The kernels that *read* finds in each row; rows that it refuses are listed with reasons."""
+    kernels: list[MeasuredKernel] = []
+    unsupported: list[UnsupportedRow] = []
+    for name, row in zip(row_names(frame), frame.to_dict("records"), strict=True):
+        try:
+            kernels.extend(read(name, row))
+        except InputError as fault:
+            unsupported.append(UnsupportedRow(name, str(fault)))
+        except KeyError as fault:
+            unsupported.append(UnsupportedRow(name, f"{fault} must be given"))
+    return KernelTable(tuple(kernels), tuple(unsupported))
+
+
+@cache
+def device_called(words: str) -> str:
+    """The device that a table calls *words*: its own name, a file, or what drivers call it."""
+    if words in list_devices() or Path(words).suffix:
+        return words
+    found = find_device(words)
+    return words if found is None else found.name

@@ -23,6 +23,9 @@ def test_the_name_of_a_gpu_and_their_number_tell_the_machine(name, gpus, machine
 
 def test_an_unknown_gpu_is_no_machine():
     assert find_device("Quadro 600") is None
+    # An A40 and an A30 are in the catalog, these are not.
+    assert find_device("NVIDIA RTX A4000") is None
+    assert find_device("NVIDIA RTX A3000 Laptop GPU") is None
     assert find_machine("Quadro 600", 8) is None
 
 

@@ -12,9 +12,10 @@ def test_a_device_nobody_knows_is_listed_and_the_others_are_scored(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text(
         "device,m,n,k,latency_ms\nNVIDIA H200,4096,4096,4096,0.2\nWarp9,64,64,64,0.01\n"
+        "NVIDIA B300 SXM6 AC,8192,8192,8192,0.7\nl4,4096,4096,4096,1.6\n"
     )
     board = validate_table("gemm", path)
-    assert [one.row for one in board.deviations] == ["0"]
+    assert [one.row for one in board.deviations] == ["0", "2", "3"]
     assert [one.row for one in board.unsupported] == ["1"]
 
 

@@ -6,27 +6,23 @@ heads have as many as query heads and no causal mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
 from perfmodel.base.reading import quote
 from perfmodel.costs.measured_kernels import (
-    DEVICE_OF_MARKETING_NAME,
     KernelTable,
     MeasuredKernel,
-    UnsupportedRow,
+    device_called,
     measured_ns,
     read_columns,
-    row_names,
+    read_rows,
     whole,
 )
 from perfmodel.graph.ops import Attention, Pass
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SHORT_LENGTH = 512
 """Shorter sequences are scored apart: they are mostly launch, and training seldom has them."""
@@ -40,24 +36,13 @@ def load_attention_table(path: Path) -> KernelTable:
     if "fwd_time_ms" in frame.columns:
         needed = ("q_seqlen", "kv_seqlen", "num_q_heads", "num_kv_heads", "head_dim_qk")
         read_columns(path, ("bwd_time_ms", "data_type", "attn_mask", "gpu_name", *needed))
-        return _table(frame, _both_passes)
+        return read_rows(frame, _both_passes)
     read_columns(path, ("device", "kernel_source", "batch_size", "isl", "num_heads", "head_dim",
                         "latency_ms"))  # fmt: skip
-    return _table(frame, _forward)
+    return read_rows(frame, _forward)
 
 
-def _table(frame: pd.DataFrame, read: Any) -> KernelTable:
-    kernels: list[MeasuredKernel] = []
-    unsupported: list[UnsupportedRow] = []
-    for name, row in zip(row_names(frame), frame.to_dict("records"), strict=True):
-        try:
-            kernels.extend(read(name, row))
-        except InputError as fault:
-            unsupported.append(UnsupportedRow(name, str(fault)))
-    return KernelTable(tuple(kernels), tuple(unsupported))
-
-
-def _forward(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
+def _forward(name: str, row: Mapping[Any, Any]) -> Iterator[MeasuredKernel]:
     heads = whole("num_heads", row["num_heads"])
     is_causal = "num_key_value_heads" in row
     op = Attention(
@@ -77,12 +62,12 @@ def _forward(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
         group=(str(row.get("collector", "")), str(row["device"]), _kind(op)),
         columns=_columns(op),
         op=op,
-        device=DEVICE_OF_MARKETING_NAME.get(str(row["device"]), str(row["device"])),
+        device=device_called(str(row["device"])),
         measured_ns=measured_ns(row["latency_ms"]),
     )
 
 
-def _both_passes(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
+def _both_passes(name: str, row: Mapping[Any, Any]) -> Iterator[MeasuredKernel]:
     window = row.get("sliding_window_size")
     if window == window and window:  # noqa: PLR0124  an empty cell is NaN, unequal to itself
         raise InputError(f"sliding window of {quote(window)} keys: windows are not modelled")
@@ -111,7 +96,7 @@ def _both_passes(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
             ),
             columns=_columns(op),
             op=op,
-            device=DEVICE_OF_MARKETING_NAME.get(str(row["gpu_name"]), str(row["gpu_name"])),
+            device=device_called(str(row["gpu_name"])),
             measured_ns=measured_ns(row[column]),
         )
 

@@ -9,7 +9,7 @@ have the other kernels of the table for the same model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ from typing import Any
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
 from perfmodel.costs.measured_kernels import (
-    DEVICE_OF_MARKETING_NAME,
     KernelTable,
     MeasuredKernel,
-    UnsupportedRow,
+    device_called,
     measured_ns,
     read_columns,
-    row_names,
+    read_rows,
     whole,
 )
 from perfmodel.graph.routing import hottest_loads
@@ -56,29 +55,21 @@ class ExpertLayer:
 def load_expert_table(path: Path) -> KernelTable:
     """The layers of experts measured in the file at *path*."""
     frame = read_columns(path, _COLUMNS)
-    kernels: list[MeasuredKernel] = []
-    unsupported: list[UnsupportedRow] = []
     rows = frame.to_dict("records")
     plain = {_model(row) for row in rows if str(row["kernel_source"]).endswith(_PLAIN)}
-    for name, row in zip(row_names(frame), rows, strict=True):
-        try:
-            layer = _layer(row, is_gated=_model(row) not in plain)
-            time_ns = measured_ns(row["latency_ms"])
-        except InputError as fault:
-            unsupported.append(UnsupportedRow(name, str(fault)))
-            continue
-        device = str(row["device"])
-        kernels.append(
-            MeasuredKernel(
-                row=name,
-                group=(str(row.get("collector", "")), device, f"{layer.dtype.value} experts"),
-                columns=dict(zip(_MODEL, _model(row), strict=True)),
-                op=layer,
-                device=DEVICE_OF_MARKETING_NAME.get(device, device),
-                measured_ns=time_ns,
-            )
+
+    def read(name: str, row: Mapping[Any, Any]) -> Iterator[MeasuredKernel]:
+        layer, device = _layer(row, is_gated=_model(row) not in plain), str(row["device"])
+        yield MeasuredKernel(
+            row=name,
+            group=(str(row.get("collector", "")), device, f"{layer.dtype.value} experts"),
+            columns=dict(zip(_MODEL, _model(row), strict=True)),
+            op=layer,
+            device=device_called(device),
+            measured_ns=measured_ns(row["latency_ms"]),
         )
-    return KernelTable(tuple(kernels), tuple(unsupported))
+
+    return read_rows(frame, read)
 
 
 def _model(row: Mapping[Any, Any]) -> tuple[Any, ...]:

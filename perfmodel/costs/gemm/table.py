@@ -9,19 +9,20 @@ a bmm is B products.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.base.dtypes import DType, parse_dtype
+from perfmodel.base.dtypes import parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
 from perfmodel.costs.measured_kernels import (
-    DEVICE_OF_MARKETING_NAME,
     KernelTable,
     MeasuredKernel,
-    UnsupportedRow,
+    device_called,
     measured_ns,
     read_columns,
-    row_names,
+    read_rows,
     whole,
 )
 from perfmodel.graph.ops import Gemm
@@ -35,104 +36,66 @@ def load_gemm_table(path: Path) -> KernelTable:
     """The matrix products measured in the file at *path*."""
     frame = read_columns(path, ("device", "latency_ms"))
     if {"m", "n", "k"} <= set(frame.columns):
-        return _read(frame, _bf16_rows(frame))
-    if {"op", "B", "M", "N", "K"} <= set(frame.columns):
-        return _read(frame, _fp32_rows(frame))
-    raise MeasurementError(
-        f"{path}: a table of products has columns m, n, k or op, B, M, N, K; "
-        f"got {', '.join(frame.columns)}."
-    )
-
-
-def _bf16_rows(frame: pd.DataFrame) -> list[tuple[str, Gemm | str]]:
-    collectors = frame["collector"] if "collector" in frame.columns else ["gemm"] * len(frame)
-    dtypes = frame["dtype"] if "dtype" in frame.columns else ["bf16"] * len(frame)
-    batches = frame["batch"] if "batch" in frame.columns else [1] * len(frame)
-    rows: list[tuple[str, Gemm | str]] = []
-    for collector, dtype, batch, m, n, k in zip(
-        collectors, dtypes, batches, frame["m"], frame["n"], frame["k"], strict=True
-    ):
-        rows.append((str(collector), _product(batch, m, n, k, dtype)))
-    return rows
-
-
-def _fp32_rows(frame: pd.DataFrame) -> list[tuple[str, Gemm | str]]:
-    rows: list[tuple[str, Gemm | str]] = []
-    for word, batch, m, k, n in zip(
-        frame["op"], frame["B"], frame["M"], frame["N"], frame["K"], strict=True
-    ):
-        if word == "linear":
-            rows.append(("linear", _linear(batch, m, n, k)))
-        elif word == "bmm":
-            rows.append(("bmm", _product(batch, m, n, k, "fp32")))
-        else:
-            rows.append((str(word), f"operator {word!r} is not a matrix product"))
-    return rows
-
-
-def _linear(batch: Any, m: Any, n: Any, k: Any) -> Gemm | str:
-    try:
-        return _product(1, whole("B", batch) * whole("M", m), n, k, "fp32")
-    except InputError as fault:
-        return f"shape or dtype not readable ({fault})"
-
-
-def _product(batch: Any, m: Any, n: Any, k: Any, dtype: str) -> Gemm | str:
-    try:
-        kind: DType = parse_dtype(str(dtype))
-        return Gemm(
-            m=whole("m", m),
-            n=whole("n", n),
-            k=whole("k", k),
-            dtype=kind,
-            batch=whole("batch", batch),
+        find: FindProduct = _narrow_product
+    elif {"op", "B", "M", "N", "K"} <= set(frame.columns):
+        find = _fp32_product
+    else:
+        raise MeasurementError(
+            f"{path}: a table of products has columns m, n, k or op, B, M, N, K; "
+            f"got {', '.join(frame.columns)}."
         )
+    _check_residency(frame)
+
+    def read(name: str, row: Mapping[Any, Any]) -> Iterator[MeasuredKernel]:
+        (source, op), device = find(row), str(row["device"])
+        yield MeasuredKernel(
+            row=name,
+            group=(source, device, _kind(op)),
+            columns={"batch": op.batch, "m": op.m, "n": op.n, "k": op.k},
+            op=op,
+            device=device_called(device),
+            measured_ns=measured_ns(row["latency_ms"]),
+            residency=Residency(row["residency"]) if "residency" in row else None,
+        )
+
+    return read_rows(frame, read)
+
+
+FindProduct = Callable[[Mapping[Any, Any]], tuple[str, Gemm]]
+"""From a row to its source and its product."""
+
+
+def _narrow_product(row: Mapping[Any, Any]) -> tuple[str, Gemm]:
+    sizes = {"batch": row.get("batch", 1), **{key: row[key] for key in ("m", "n", "k")}}
+    return str(row.get("collector", "gemm")), _product(sizes, row.get("dtype", "bf16"))
+
+
+def _fp32_product(row: Mapping[Any, Any]) -> tuple[str, Gemm]:
+    if row["op"] not in ("linear", "bmm"):
+        raise InputError(f"operator {row['op']!r} is not a matrix product")
+    sizes = {"batch": row["B"], "m": row["M"], "n": row["K"], "k": row["N"]}
+    op = _product(sizes, "fp32")
+    return row["op"], op if row["op"] == "bmm" else replace(op, m=op.batch * op.m, batch=1)
+
+
+def _product(sizes: Mapping[str, Any], dtype: Any) -> Gemm:
+    try:
+        kind = parse_dtype(str(dtype))
+        return Gemm(dtype=kind, **{key: whole(key, value) for key, value in sizes.items()})
     except InputError as fault:
-        return f"shape or dtype not readable ({fault})"
+        raise InputError(f"shape or dtype not readable ({fault})") from None
 
 
-def _residency(frame: pd.DataFrame) -> list[Residency | None]:
-    """Where operands were, by row; None where the table does not say."""
+def _check_residency(frame: pd.DataFrame) -> None:
+    """Raise unless the table says where operands were in words that we know, or not at all."""
     if "residency" not in frame.columns:
-        return [None] * len(frame)
+        return
     words = {residency.value for residency in Residency}
     strange = sorted({str(word) for word in frame["residency"]} - words)
     if strange:
         raise MeasurementError(
             f"column residency: must be one of {', '.join(sorted(words))}, got {strange[0]!r}."
         )
-    return [Residency(word) for word in frame["residency"]]
-
-
-def _read(frame: pd.DataFrame, rows: list[tuple[str, Gemm | str]]) -> KernelTable:
-    kernels: list[MeasuredKernel] = []
-    unsupported: list[UnsupportedRow] = []
-    for name, device, latency_ms, residency, (source, op) in zip(
-        row_names(frame),
-        frame["device"],
-        frame["latency_ms"],
-        _residency(frame),
-        rows,
-        strict=True,
-    ):
-        if isinstance(op, str):
-            unsupported.append(UnsupportedRow(name, op))
-            continue
-        try:
-            kernels.append(
-                MeasuredKernel(
-                    row=name,
-                    group=(source, str(device), _kind(op)),
-                    columns={"batch": op.batch, "m": op.m, "n": op.n, "k": op.k},
-                    op=op,
-                    device=DEVICE_OF_MARKETING_NAME.get(str(device), str(device)),
-                    measured_ns=measured_ns(latency_ms),
-                    residency=residency,
-                )
-            )
-        except InputError as fault:
-            unsupported.append(UnsupportedRow(name, str(fault)))
-    return KernelTable(tuple(kernels), tuple(unsupported))
 
 
 def _kind(op: Gemm) -> str:

@@ -7,26 +7,22 @@ the tensor it works on; how often it is passed over is for the curve to say.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError, MeasurementError
 from perfmodel.costs.measured_kernels import (
-    DEVICE_OF_MARKETING_NAME,
     KernelTable,
     MeasuredKernel,
-    UnsupportedRow,
+    device_called,
     measured_ns,
     read_columns,
-    row_names,
+    read_rows,
     whole,
 )
 from perfmodel.graph.ops import MemoryBound
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _FP32_WORDS = {"ln": "layer_norm"}
 _BINARY = frozenset({"add", "mul", "div", "sub", "pow"})
@@ -40,28 +36,15 @@ def load_memory_table(path: Path) -> KernelTable:
     frame = read_columns(path, ())
     columns = set(frame.columns)
     if {"op", "device", "latency_ms", "B", "H"} <= columns:
-        return _table(frame, _fp32)
+        return read_rows(frame, _fp32)
     if {"norm_type", "backend", "N", "C", "fwd_time_ms", "bwd_time_ms"} <= columns:
-        return _table(frame, _norm)
+        return read_rows(frame, _norm)
     if {"kernel_name", "kernel_provider", "x_name", "y_value_50"} <= columns:
-        return _table(frame, _training)
+        return read_rows(frame, _training)
     raise MeasurementError(
         f"{path}: a table of memory-bound kernels has columns op, B, H (fp32), norm_type, N, C "
         f"(norms) or kernel_name, x_name, y_value_50; got {', '.join(frame.columns)}."
     )
-
-
-def _table(frame: pd.DataFrame, read: Any) -> KernelTable:
-    kernels: list[MeasuredKernel] = []
-    unsupported: list[UnsupportedRow] = []
-    for name, row in zip(row_names(frame), frame.to_dict("records"), strict=True):
-        try:
-            kernels.extend(read(name, row))
-        except InputError as fault:
-            unsupported.append(UnsupportedRow(name, str(fault)))
-        except KeyError as fault:
-            unsupported.append(UnsupportedRow(name, f"{fault} must be given"))
-    return KernelTable(tuple(kernels), tuple(unsupported))
 
 
 def _kernel(
@@ -72,12 +55,12 @@ def _kernel(
         group=(op.dtype.value, gpu, op.operator),
         columns=columns,
         op=op,
-        device=DEVICE_OF_MARKETING_NAME.get(gpu, gpu),
+        device=device_called(gpu),
         measured_ns=measured_ns(measured_ms),
     )
 
 
-def _fp32(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
+def _fp32(name: str, row: Mapping[Any, Any]) -> Iterator[MeasuredKernel]:
     word = str(row["op"])
     rows, length = whole("B", row["B"]), whole("H", row["H"])
     tensor_bytes = rows * length * DType.FP32.size_bytes
@@ -95,7 +78,7 @@ def _fp32(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
     yield _kernel(name, str(row["device"]), op, row["latency_ms"], columns)
 
 
-def _norm(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
+def _norm(name: str, row: Mapping[Any, Any]) -> Iterator[MeasuredKernel]:
     dtype = parse_dtype(str(row["data_type"]))
     rows, length = whole("N", row["N"]), whole("C", row["C"])
     tensor_bytes = rows * length * dtype.size_bytes
@@ -112,7 +95,7 @@ def _norm(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
         yield _kernel(f"{name} {direction}", str(row["gpu_name"]), op, measured_ms, columns)
 
 
-def _training(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
+def _training(name: str, row: Mapping[Any, Any]) -> Iterator[MeasuredKernel]:
     sizes = {**_configuration(row), str(row["x_name"]): row["x_value"]}
     dtype = parse_dtype(str(sizes.get("dtype", "float32")))
     tokens = 1
@@ -138,7 +121,7 @@ def _training(name: str, row: dict[str, Any]) -> Iterator[MeasuredKernel]:
     yield _kernel(name, str(row["gpu_name"]), op, row["y_value_50"], columns)
 
 
-def _configuration(row: dict[str, Any]) -> dict[str, Any]:
+def _configuration(row: Mapping[Any, Any]) -> dict[str, Any]:
     try:
         content = json.loads(row["extra_benchmark_config_str"])
     except (TypeError, ValueError, RecursionError):
