@@ -217,7 +217,8 @@ class ExchangePricer:
             nic = np.maximum(self._by_nic.sum(away[0]), self._by_nic.sum(away[1]))
             is_sending = each > 0
             of_all, of_senders = (
-                self._by_host.largest_elsewhere(one) for one in (nic, np.where(is_sending, nic, 0.0))
+                self._by_host.largest_elsewhere(one)
+                for one in (nic, np.where(is_sending, nic, 0.0))
             )
             nic = np.maximum(nic, np.where(is_sending, of_all, of_senders))
         load = RankLoad(

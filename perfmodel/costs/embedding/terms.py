@@ -233,8 +233,8 @@ def _host_rows(
 def _longest_bag(whole: EmbeddingTable, batch_size: int) -> float:
     """By how many standard deviations the longest of *batch_size* bags exceeds the mean.
 
-    Lengths are never negative, so they follow a gamma distribution: near to normal where they differ
-    little, exponential where they differ as much as they are long.
+    Lengths are never negative, so they follow a gamma distribution: near to normal where they
+    differ little, exponential where they differ as much as they are long.
     """
     mean, deviation = whole.pooling_factor, whole.pooling_deviation
     if deviation == 0 or mean == 0 or batch_size < 2:
