@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -313,6 +313,17 @@ class JobBuilder:
         """Add a finished program and return its number."""
         self._programs.append(program)
         return len(self._programs) - 1
+
+    def swap_ops(self, program: Program, swapped: Iterable[tuple[Op, Op]]) -> Program | None:
+        """*program* with other ops, each in the place of one; None if that is in several places."""
+        ops = program.op.copy()
+        for before, after in swapped:
+            places = np.flatnonzero(program.op == self.tables.op_index.get(before, PLAIN))
+            if len(places) > 1:
+                return None
+            if len(places):
+                ops[places] = self.tables.op(after)
+        return replace(program, op=ops)
 
     def add_rank(self, program: int) -> int:
         """Add a rank that runs *program* and return it; ranks count from 0."""

@@ -6,6 +6,7 @@ a frame only; the durations are those of `price_job` to the nanosecond.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,20 +152,23 @@ class PlanPricer:
         nothing, something = self._exchange.times_ns(sent)
         return float(2 * (something.max() - nothing.max()) / mean)
 
-    def copied_ns(self, table: EmbeddingTable) -> float:
-        """About what a data-parallel table adds on every rank; for choosing, not for judging.
+    def copied_ns(self, tables: Sequence[EmbeddingTable]) -> Floats:
+        """About what data-parallel tables add on every rank; for choosing, not for judging.
 
         A lookup of the rank's own samples, a dense gradient that is cleared,
         filled, reduced, copied and applied.
         """
         device = self._cluster.device
         setting = TermsSetting(self._samples, self._spec.embedding.optimizer, device.l2_bytes)
-        local = tables_terms([table], setting)
-        lookup, _ = self._lookups.times(local, Pass.FORWARD, self._kernel)
-        numbers = self._samples * table.pooling_factor * table.width
-        moved = GRADIENT_PASSES * table.size_bytes + 3 * numbers * DType.FP32.size_bytes
-        reduced = self._exchange.reduction_ns_per_byte * table.size_bytes
-        return float(lookup[0]) + moved * NS_PER_S / device.memory_bandwidth_bytes_per_s + reduced
+        local = tables_terms(tables, setting)
+        lookup_ns, _ = self._lookups.times(local, Pass.FORWARD, self._kernel)
+        numbers = np.array([table.pooling_factor * table.width for table in tables])
+        size_bytes = np.array([table.size_bytes for table in tables], dtype=np.float64)
+        filled = 3 * self._samples * numbers * DType.FP32.size_bytes
+        moved_ns = (GRADIENT_PASSES * size_bytes + filled) * NS_PER_S
+        moved_ns = moved_ns / device.memory_bandwidth_bytes_per_s
+        total_ns: Floats = lookup_ns + moved_ns
+        return total_ns + self._exchange.reduction_ns_per_byte * size_bytes
 
     def _by_width(self, widths: Int64s, source: DType, target: DType) -> Floats:
         distinct, place = np.unique(widths, return_inverse=True)

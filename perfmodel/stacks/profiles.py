@@ -17,6 +17,7 @@ from perfmodel.base.reading import quote
 from perfmodel.base.units import format_duration, parse_duration_ns, parse_size
 from perfmodel.graph.ops import HostPart
 from perfmodel.stacks.stack import (
+    KERNEL_WORDS,
     PLAIN_GEMM,
     Compiled,
     Evidence,
@@ -190,10 +191,7 @@ class _Reader:
             else None,
             "loads_long": self._switch("loads_long", self._content.get("loads_long", False)),
             "kernel_time_ratio": self._time_ratios(),
-            "kernel_operations": {
-                word: self._number(f"kernel_operations.{word}", value)
-                for word, value in self._mapping("kernel_operations").items()
-            },
+            "kernel_operations": self._operations(),
             "residency": self._word("residency", Residency, default="cold"),
             "habits": frozenset(self._words("habits", Habit)),
             "tables": self._tables(),
@@ -250,6 +248,16 @@ class _Reader:
             self._faults.add(key, f"must be a mapping, got {quote(value)}")
             return {}
         return value
+
+    def _operations(self) -> Mapping[str, float]:
+        found = {}
+        for word, value in self._mapping("kernel_operations").items():
+            if word.removesuffix("_backward") not in KERNEL_WORDS:
+                known = ", ".join(KERNEL_WORDS)
+                rule = f"unknown kernel. Take one of {known}, or one with `_backward` behind it"
+                self._faults.add(f"kernel_operations.{word}", rule)
+            found[word] = self._number(f"kernel_operations.{word}", value)
+        return found
 
     def _attention(self) -> Mapping[str, str]:
         kernels = self._mapping("attention_kernels")

@@ -30,6 +30,20 @@ class Residency(Enum):
     REPEATED = "repeated"
 
 
+KERNEL_WORDS = (
+    "accumulate", "adagrad", "adam", "adamw", "add", "batch_norm", "bce_loss", "bias_add",
+    "bias_dropout_add", "bias_gelu", "binary_cross_entropy", "cast", "concat", "copy",
+    "cross_entropy", "div", "dropout", "dropout_residual", "embedding", "fill", "gather", "geglu",
+    "gelu", "gradient_accumulation", "gradient_clip", "gradient_norm", "index", "interaction",
+    "interaction_tril", "l2_norm", "lamb", "layer_norm", "log_softmax", "mask", "master_weights",
+    "momentum", "mse_loss", "mul", "pow", "prepare_keys", "rearrange_vectors", "reduce_sum",
+    "reduction", "relu", "residual_add", "rms_norm", "rope", "rotary", "scale", "scale_mask",
+    "scale_mask_softmax", "sgd", "sigmoid", "silu", "slice", "softmax", "split", "sub", "sum",
+    "swiglu", "tanh", "transpose", "zero",
+)  # fmt: skip
+"""Memory-bound kernels of workloads; `_backward` behind a word is the kernel of that pass."""
+
+
 class Fusion(Enum):
     """Chains of operators that a stack may run as one kernel.
 

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.memory.curves import TrafficCurve, interpolate_row_factor
-from perfmodel.costs.memory.model import MemoryModel, measured_word
+from perfmodel.costs.memory.model import RESEMBLES, MemoryModel, measured_word
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import KERNEL_WORDS
 from tests.costs.devices import load_device
 
 STACK = load_stack("pytorch_eager")
@@ -19,6 +20,11 @@ STACK = load_stack("pytorch_eager")
 def price(operator: str, size_bytes: int, device: str = "a100_sxm_80gb", row_length: int = 0):
     op = MemoryBound(operator, size_bytes, size_bytes, DType.BF16, row_length=row_length)
     return MemoryModel().price([op], load_device(device), STACK)
+
+
+def test_a_stack_may_name_every_kernel_that_a_curve_is_known_for():
+    # Names of the framework for `concat` and for kernels in place are found in traces only.
+    assert set(RESEMBLES) - set(KERNEL_WORDS) == {"add_", "zero_", "cat", "conv"}
 
 
 def test_slopes_add_up_from_knot_to_knot():

@@ -8,7 +8,7 @@ from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.errors import GraphError
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
-from perfmodel.graph.ops import Communication
+from perfmodel.graph.ops import Communication, Fixed
 from perfmodel.graph.program import LaneKind
 
 
@@ -31,3 +31,19 @@ def test_two_groups_behind_one_slot_are_refused():
     builder.add_group("b", [0], slot=0)
     with pytest.raises(GraphError, match="slot 0 of rank 0 is taken by group 'a'"):
         builder.build(JobFacts("twice"))
+
+
+def test_an_op_is_swapped_where_it_stands_once():
+    job = JobBuilder()
+    builder = job.new_program()
+    lane = builder.add_lane("s", LaneKind.COMPUTE)
+    once, twice, other = (Fixed(word, 1) for word in ("once", "twice", "other"))
+    for op in (once, twice, twice):
+        builder.add_task(lane, op, label="x")
+    program = builder.build()
+    absent = Fixed("absent", 1)
+    swapped = job.swap_ops(program, [(once, other), (absent, twice)])
+    assert swapped is not None
+    assert swapped.op.tolist() == [2, 1, 1]
+    assert program.op.tolist() == [0, 1, 1]
+    assert job.swap_ops(program, [(twice, other)]) is None

@@ -57,7 +57,7 @@ def test_a_copied_table_is_looked_up_and_its_gradient_moved_and_reduced():
     lookup_ns = local.sum() + 9.0 * local[Term.TAIL_ROWS]
     # 640 bytes eight times, and 100 x 3 x 16 numbers of four bytes three times, at a byte a ns;
     # half a nanosecond for each of the 640 bytes that are reduced.
-    assert pricer().copied_ns(TABLE) == pytest.approx(lookup_ns + 5_120 + 57_600 + 320)
+    assert pricer().copied_ns([TABLE]) == pytest.approx([lookup_ns + 5_120 + 57_600 + 320])
 
 
 def test_pieces_alone_cost_what_they_add_to_the_rows_of_a_kernel():

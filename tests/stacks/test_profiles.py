@@ -270,6 +270,7 @@ def test_capabilities_answer_what_they_are_asked(files):
         ("lookup_kernel: table_batched", "lookup_kernel: [1]", "tables.lookup_kernel"),
         ("sorted_kernel: two_step", "sorted_kernel: three", "tables.sorted_kernel"),
         ("{concat: 40}", "{concat: fast}", "kernel_operations.concat"),
+        ("{concat: 40}", "{cat: 40}", "kernel_operations.cat: unknown kernel.* cast, concat"),
         ("key_traffic: 1 KiB", "key_traffic: 1024", "tables.key_traffic"),
         ("sharder: row_wise", "sharder: none", "tables.sharder: must be one of"),
         ("vector_passes: 1.5", "vector_passes: -1", "tables.vector_passes"),

@@ -12,9 +12,11 @@ from embeddings.balanced import (
 )
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import DEFAULT_SHARDER, ShardingTask, build_named_plan
+from embeddings.table import Lookup
 from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
+from perfmodel.graph.program import Program
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_exchanges
@@ -27,6 +29,7 @@ from perfmodel.workloads.dlrm.sparse import (
     build_sparse_part,
     count_partial_numbers,
     has_lone_bottom,
+    own_ops,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.feeding import input_assumption
@@ -129,6 +132,7 @@ def build_dlrm_job(
             first_rank_width=spec.dense_width if is_lone else 0,
         )
     job = JobBuilder()
+    programs = _Programs(job, spec, stack, rank_count)
     program_of_part: dict[SparsePart, int] = {}
     partial = count_partial_numbers(plan, exchanges, samples=samples)
     for rank in range(rank_count):
@@ -136,14 +140,40 @@ def build_dlrm_job(
             spec, plan, stack, rank=rank, exchanges=exchanges, partial_numbers=partial
         )
         if part not in program_of_part:
-            program = RankWriter(job.new_program(), spec, part, rank_count, stack).write()
-            program_of_part[part] = job.add_program(program)
+            program_of_part[part] = job.add_program(programs.program(part))
         job.add_rank(program_of_part[part])
     _add_groups(job, rank_count)
     if exchanges is not None and exchanges.of_hosts:
         _add_host_groups(job, plan)
     facts = _facts(spec, plan, exchanges)
     return job.build(replace(facts, assumptions=facts.assumptions + _LONE) if is_lone else facts)
+
+
+class _Programs:
+    """Programs of ranks; one that differs in its lookup alone is made from the one before."""
+
+    def __init__(
+        self, job: JobBuilder, spec: DlrmSpec, stack: SoftwareStack, rank_count: int
+    ) -> None:
+        self._job, self._spec, self._stack, self._rank_count = job, spec, stack, rank_count
+        self._written: dict[SparsePart, tuple[Lookup, Program]] = {}
+
+    def program(self, part: SparsePart) -> Program:
+        """What ranks with *part* run."""
+        others, lookup = replace(part, lookup=None), part.lookup
+        if lookup is not None and others in self._written:
+            before, written = self._written[others]
+            pairs = zip(own_ops(self._spec, before), own_ops(self._spec, lookup), strict=True)
+            program = self._job.swap_ops(written, pairs)
+            if program is not None:
+                return program
+        writer = RankWriter(
+            self._job.new_program(), self._spec, part, self._rank_count, self._stack
+        )
+        program = writer.write()
+        if lookup is not None:
+            self._written[others] = (lookup, program)
+        return program
 
 
 def _without_first(plan: ShardingPlan) -> ShardingPlan:

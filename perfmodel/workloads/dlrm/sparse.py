@@ -14,7 +14,7 @@ from embeddings.plan import ShardingKind, ShardingPlan
 from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
-from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Pass
+from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Op, Pass
 from perfmodel.stacks.stack import Fusion, Habit, SoftwareStack
 from perfmodel.workloads.dlrm.exchange import (
     Exchanges,
@@ -79,6 +79,18 @@ def build_sparse_part(
         in_host=exchanges.of_hosts[plan.host_of(rank)]
         if exchanges is not None and exchanges.of_hosts
         else None,
+    )
+
+
+def own_ops(spec: DlrmSpec, lookup: Lookup) -> tuple[Op, ...]:
+    """What a rank runs for *lookup* alone, in that order; casts only where there are any."""
+    numbers = spec.batch * sum(table.width for table in lookup.tables)
+    sent = spec.embedding.exchange_dtype
+    return (
+        EmbeddingOp(lookup, Pass.FORWARD),
+        cast(numbers, DType.FP32, sent),
+        cast(numbers, sent, DType.FP32),
+        EmbeddingOp(lookup, Pass.BACKWARD),
     )
 
 

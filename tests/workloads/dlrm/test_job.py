@@ -8,6 +8,7 @@ from collectives.collective import CollectiveKind
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.audit import check_job
+from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.ops import Communication, EmbeddingOp, Gemm, HostSpan, Pass
 from perfmodel.workloads import build_job, build_workload, load_workload
 from perfmodel.workloads.dlrm.dense import dense_parameters
@@ -44,6 +45,22 @@ def test_cross_layers_are_of_low_rank():
         if isinstance(op, Gemm) and label.startswith("cross") and label.endswith("forward")
     }
     assert shapes == {(6912, 512, 3456), (6912, 3456, 512)}
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("sharder", ["balanced", "row_wise", "hugectr_auto"])
+def test_a_program_is_the_same_whether_its_lookup_is_swapped_or_written(
+    monkeypatch, dtype, sharder
+):
+    changes = [f"embedding.exchange_dtype={dtype}", f"sharding.sharder={sharder}"]
+    swapped = _build("dlrm_mlperf", 16, *changes)
+    monkeypatch.setattr(JobBuilder, "swap_ops", lambda *_: None)
+    written = _build("dlrm_mlperf", 16, *changes)
+    assert (swapped.ops, swapped.labels) == (written.ops, written.labels)
+    assert len(swapped.programs) == len(written.programs) > 8
+    for one, other in zip(swapped.programs, written.programs, strict=True):
+        for column, values in one.columns().items():
+            assert (values == other.columns()[column]).all(), column
 
 
 @pytest.mark.parametrize("name", ["dlrm_mlperf", "dlrm_dcnv2"])
