@@ -14,8 +14,8 @@ from embeddings.balanced import (
     PlacementRule,
     exchange_weight,
     iter_balanced_plans,
-    spread_rows,
 )
+from embeddings.cutting import spread_rows
 from embeddings.framework_sharders import shard_as_hugectr, shard_as_hybrid, shard_as_torchrec
 from embeddings.plan import ShardingPlan
 from embeddings.plan_memory import piece_bytes

@@ -1,9 +1,10 @@
 """Search: the fastest plan that can be found in a given time.
 
-It starts from the named sharders and from assignments by costs that add up,
-then moves, swaps and cuts pieces of the busiest ranks. A step is kept if it
-makes the replayed iteration shorter, and early on now and then if it does not
-(annealing). Every plan is judged by the evaluator, none by a stand-in.
+It starts from the named sharders, from what the balanced one thinks of and from
+assignments by costs that add up, then moves, swaps and cuts pieces of the busiest
+ranks. A step is kept if it makes the replayed iteration shorter, and early on now
+and then if it does not (annealing). Every plan is judged by the evaluator, none
+by a stand-in.
 """
 
 from __future__ import annotations

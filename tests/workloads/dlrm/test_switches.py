@@ -201,6 +201,14 @@ def test_gradients_in_one_piece_are_reduced_once_and_beside_the_update_of_tables
     assert not any("all_reduce" in labels[source] for source in sources)
 
 
+def test_copied_tables_are_looked_up_while_pooled_vectors_travel():
+    small = "sharding.data_parallel_below=1 MB"
+    job = _build(EAGER, 2, "embedding.rows=[1000, 2000, 900000]", small)
+    labels = [job.label_of(0, task) for task in range(job.program_of(0).task_count)]
+    exchange = labels.index("embedding/pooled all_to_all forward")
+    assert exchange < labels.index("embedding/data-parallel lookup forward")
+
+
 def test_an_optimizer_may_pass_over_all_rows_whoever_holds_them():
     stack = _with(tables=TableHandling(updates_all_rows=True))
     job = _build(stack, 2, "embedding.optimizer=adam")
