@@ -7,13 +7,15 @@ permission) becomes one sentence, and nothing half-written stays.
 
 from __future__ import annotations
 
+import csv
 import fcntl
+import io
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,16 @@ def write_json(target: str | None, document: Mapping[str, Any]) -> None:
     """Write *document* where `write_output` writes text."""
     if target is not None:
         write_output(target, to_json(document))
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write *rows* to *path*, a column for every key; empty where a row does not have it."""
+    text = io.StringIO()
+    keys = dict.fromkeys(key for row in rows for key in row)
+    writer = csv.DictWriter(text, fieldnames=list(keys), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(path, text.getvalue())
 
 
 @contextmanager

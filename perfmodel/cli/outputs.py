@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.base.errors import OutputError, ScenarioError
-from perfmodel.base.writing import STDOUT, check_apart, check_writable, write_file, write_json
+from perfmodel.base.writing import (
+    STDOUT,
+    check_apart,
+    check_writable,
+    write_csv,
+    write_file,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from perfmodel.prediction.answer import Prediction
@@ -124,9 +131,7 @@ class ComparisonOutputs:
         from perfmodel.reports import comparing
 
         if self.csv_file is not None:
-            from perfmodel.reports.document import to_csv
-
-            write_file(self.csv_file, to_csv(comparing.to_comparison_rows(comparison)))
+            write_csv(self.csv_file, comparing.to_comparison_rows(comparison))
         if self.plot_file is not None:
             comparison.plot(self.plot_file)
         if self.report_file is not None:
