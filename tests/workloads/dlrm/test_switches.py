@@ -177,6 +177,14 @@ def test_ranks_that_have_all_keys_are_sent_none():
     assert not _labelled(job, "embedding/indices")
 
 
+def test_activations_may_run_inside_products_forward_only():
+    words = _memory_words(_build(_with(fusions=frozenset({Fusion.ACTIVATION_FORWARD}))))
+    plain = _memory_words(_build(EAGER))
+    # Eight layers: their activations backward are left, the sums for their biases are not.
+    assert sum(word in ("relu", "sigmoid") for word in words) == 8
+    assert len(plain) - len(words) == 8 + 8
+
+
 def test_exchanges_of_indices_and_reductions_may_have_streams_of_their_own():
     apart = frozenset({Overlap.INDEX_EXCHANGE, Overlap.EXCHANGE_AND_REDUCTION})
     job = _build(_with(overlaps=EAGER.overlaps | apart), 2)
