@@ -218,12 +218,7 @@ class ExchangePricer:
         nic = np.zeros_like(each)
         if self._by_nic is not None and self._wiring.host_count > 1:
             nic = np.maximum(self._by_nic.sum(away[0]), self._by_nic.sum(away[1]))
-            is_sending = each > 0
-            of_all, of_senders = (
-                self._by_host.largest_elsewhere(one)
-                for one in (nic, np.where(is_sending, nic, 0.0))
-            )
-            nic = np.maximum(nic, np.where(is_sending, of_all, of_senders))
+            nic = np.maximum(nic, self._nic_of_partners(nic, each > 0))
         load = RankLoad(
             # All ranks of a host get something from the one that sends most.
             inside_bytes=(self._by_host.largest(each) * (self._host_size - 1)).reshape(-1),
@@ -242,6 +237,15 @@ class ExchangePricer:
         assert cost.per_rank_ns is not None
         times_ns = np.asarray(cost.per_rank_ns, dtype=np.float64) * self._time_ratio
         result: Floats = times_ns.reshape(each.shape)
+        return result
+
+    def _nic_of_partners(self, nic: Floats, is_sending: NDArray[np.bool_]) -> Floats:
+        """The largest of *nic* among ranks of other hosts that a rank sends to or gets from."""
+        of_all = self._by_host.largest_elsewhere(nic)
+        if is_sending.all():
+            return of_all
+        of_senders = self._by_host.largest_elsewhere(np.where(is_sending, nic, 0.0))
+        result: Floats = np.where(is_sending, of_all, of_senders)
         return result
 
     @property
