@@ -30,9 +30,8 @@ from perfmodel.planning.frame import CHANGING
 from perfmodel.planning.placements import Int64s, RankLoads
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
-from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.sparse import arriving_dtype
-from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.kernels import cast, elementwise
 from topologies import Cluster
 
