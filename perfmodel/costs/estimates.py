@@ -7,10 +7,10 @@ duration x exp(-1.645 sigma) to duration x exp(+1.645 sigma).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from perfmodel.base.provenance import Provenance
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
+
+Kind = TypeVar("Kind")
 
 
 class KernelModel(Protocol):
@@ -122,10 +124,26 @@ def concatenate_estimates(parts: Sequence[Estimates]) -> Estimates:
     )
 
 
-def scatter_estimates(parts: Sequence[Estimates], rows: Sequence[NDArray[np.intp]]) -> Estimates:
-    """The rows of all *parts*, row j of part i going to place rows[i][j]."""
-    together = concatenate_estimates(parts)
-    order = np.argsort(np.concatenate([*rows, np.empty(0, dtype=np.intp)]), kind="stable")
+def rows_of_kinds(kinds: Iterable[Kind]) -> dict[Kind, list[int]]:
+    """Where each of *kinds* stands."""
+    rows_of: dict[Kind, list[int]] = {}
+    for row, kind in enumerate(kinds):
+        rows_of.setdefault(kind, []).append(row)
+    return rows_of
+
+
+def price_by_kind(
+    ops: Sequence[Any],
+    rows_of: Mapping[Kind, Sequence[int]],
+    price: Callable[[Kind, Sequence[Any]], Estimates],
+) -> Estimates:
+    """Predict *ops* in order, those in the rows of one kind together."""
+    if len(rows_of) == 1:
+        return price(next(iter(rows_of)), ops)
+    together = concatenate_estimates(
+        [price(kind, [ops[row] for row in rows]) for kind, rows in rows_of.items()]
+    )
+    order = np.argsort([row for rows in rows_of.values() for row in rows], kind="stable")
     return Estimates(
         duration_ns=together.duration_ns[order],
         relative_sigma=together.relative_sigma[order],

@@ -26,8 +26,8 @@ from perfmodel.costs.estimates import (
     Estimates,
     FloatColumn,
     KernelModel,
-    concatenate_estimates,
-    scatter_estimates,
+    price_by_kind,
+    rows_of_kinds,
 )
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import Residency
@@ -59,17 +59,15 @@ def price_measured(
 ) -> Estimates:
     """Predict *kernels*, in order, each on its own device; *calibration* names its files."""
     stack = load_stack(BENCHMARK_STACK)
-    rows_of: dict[tuple[str, Residency], list[int]] = {}
-    for row, kernel in enumerate(kernels):
-        key = (kernel.device, residency_of(kernel))
-        rows_of.setdefault(key, []).append(row)
-    parts, places = [], []
-    for (device, residency), rows in rows_of.items():
-        ops = [kernels[row].op for row in rows]
+
+    def price(kind: tuple[str, Residency], alike: Sequence[MeasuredKernel]) -> Estimates:
+        device, residency = kind
         measured_on = replace(load_device(device), calibrations=tuple(calibration))
-        parts.append(model.price(ops, measured_on, replace(stack, residency=residency)))
-        places.append(np.array(rows, dtype=np.intp))
-    return scatter_estimates(parts, places) if parts else concatenate_estimates(())
+        ops = [kernel.op for kernel in alike]
+        return model.price(ops, measured_on, replace(stack, residency=residency))
+
+    kinds = ((kernel.device, residency_of(kernel)) for kernel in kernels)
+    return price_by_kind(kernels, rows_of_kinds(kinds), price)
 
 
 @dataclass(frozen=True, slots=True)

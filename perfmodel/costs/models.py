@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,8 +18,8 @@ from perfmodel.costs.estimates import (
     FloatColumn,
     KernelModel,
     build_estimates,
-    concatenate_estimates,
-    scatter_estimates,
+    price_by_kind,
+    rows_of_kinds,
 )
 from perfmodel.costs.experts.model import GroupedGemmModel
 from perfmodel.costs.gemm.model import GemmModel, is_on_vector_units
@@ -168,17 +167,11 @@ def price_ops(ops: Sequence[Op], *, device: Device, stack: SoftwareStack) -> Est
     A Communication has no price without the group that carries it out; ask
     `price_job`.
     """
-    rows_of_type: dict[type[object], list[int]] = defaultdict(list)
-    for row, op in enumerate(ops):
-        rows_of_type[type(op)].append(row)
-    parts = [
-        _price_type(op_type, [ops[row] for row in rows], device, stack)
-        for op_type, rows in rows_of_type.items()
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    places = [np.array(rows, dtype=np.intp) for rows in rows_of_type.values()]
-    return scatter_estimates(parts, places) if parts else concatenate_estimates(())
+    return price_by_kind(
+        ops,
+        rows_of_kinds(type(op) for op in ops),
+        lambda op_type, chosen: _price_type(op_type, chosen, device, stack),
+    )
 
 
 def _price_type(

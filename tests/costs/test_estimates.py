@@ -8,7 +8,8 @@ from perfmodel.costs.estimates import (
     Bound,
     build_estimates,
     concatenate_estimates,
-    scatter_estimates,
+    price_by_kind,
+    rows_of_kinds,
 )
 
 
@@ -29,9 +30,16 @@ def test_the_interval_is_symmetric_in_the_logarithm():
 
 
 def test_rows_come_back_in_the_order_they_were_asked_for():
-    places = [np.array([2, 0]), np.array([1])]
-    together = scatter_estimates([some(30.0, 10.0), some(20.0)], places)
+    asked = []
+
+    def price(kind, chosen):
+        asked.append((kind, [*chosen]))
+        return some(*chosen)
+
+    together = price_by_kind([10.0, 20.0, 30.0], rows_of_kinds("aba"), price)
+    assert asked == [("a", [10.0, 30.0]), ("b", [20.0])]
     assert together.duration_ns.tolist() == [10.0, 20.0, 30.0]
+    assert len(price_by_kind([], {}, price)) == 0
 
 
 def test_nothing_concatenated_is_nothing():

@@ -24,7 +24,13 @@ from perfmodel.costs.attention.physics import (
 from perfmodel.costs.attention.unfused import UNFUSED, price_unfused
 from perfmodel.costs.calibration_files import Entry, entries_for
 from perfmodel.costs.corrections import Corrected
-from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
+from perfmodel.costs.estimates import (
+    Bound,
+    Estimates,
+    build_estimates,
+    price_by_kind,
+    rows_of_kinds,
+)
 from perfmodel.costs.gemm.model import machine_rates
 from perfmodel.costs.gemm.physics import MachineRates
 from perfmodel.costs.sustained import arithmetic_slowdown
@@ -47,14 +53,11 @@ class AttentionModel:
 
     def price(self, ops: Sequence[Attention], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
-        kinds = [_kind(op, device, stack) for op in ops]
-        parts, places = [], []
-        for kind in dict.fromkeys(kinds):
-            rows = [row for row, other in enumerate(kinds) if other == kind]
-            chosen = [ops[row] for row in rows]
-            parts.append(self._price_kind(chosen, kind, device, stack))
-            places.append(np.array(rows, dtype=np.intp))
-        return parts[0] if len(parts) == 1 else scatter_estimates(parts, places)
+        return price_by_kind(
+            ops,
+            rows_of_kinds(_kind(op, device, stack) for op in ops),
+            lambda kind, chosen: self._price_kind(chosen, kind, device, stack),
+        )
 
     def describe(self, op: Attention, device: Device, stack: SoftwareStack) -> str:
         """The kernel that runs *op* and whose constants price it."""

@@ -19,7 +19,8 @@ from perfmodel.costs.estimates import (
     Estimates,
     FloatColumn,
     build_estimates,
-    scatter_estimates,
+    price_by_kind,
+    rows_of_kinds,
 )
 from perfmodel.costs.experts.physics import (
     ExpertConstants,
@@ -80,19 +81,16 @@ class ExpertLayerModel:
     def price(self, ops: Sequence[ExpertLayer], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device*; *stack* does not matter, benchmarks have none."""
         del stack
-        rows_of: dict[str, list[int]] = {}
-        for row, op in enumerate(ops):
-            rows_of.setdefault(variant_of(op), []).append(row)
-        parts, places = [], []
         entries = entries_for("experts", device) if self._entries is None else tuple(self._entries)
-        for variant, rows in rows_of.items():
-            dtype = ops[rows[0]].dtype
+
+        def price(variant: str, layers: Sequence[ExpertLayer]) -> Estimates:
+            dtype = layers[0].dtype
             match = _match_kernel(entries, device, variant, dtype)
-            shapes = layer_shapes([ops[row] for row in rows])
-            duration_ns = _predict_ns(match.entry, shapes, machine_rates(device, dtype))
-            parts.append(_estimates(duration_ns, match, np.full(len(rows), Bound.COMPUTE)))
-            places.append(np.array(rows, dtype=np.intp))
-        return scatter_estimates(parts, places)
+            machine = machine_rates(device, dtype)
+            duration_ns = _predict_ns(match.entry, layer_shapes(layers), machine)
+            return _estimates(duration_ns, match, np.full(len(layers), Bound.COMPUTE))
+
+        return price_by_kind(ops, rows_of_kinds(variant_of(op) for op in ops), price)
 
 
 def _predict_ns(entry: Entry, shapes: ExpertShapes, machine: MachineRates) -> FloatColumn:
@@ -113,15 +111,11 @@ class GroupedGemmModel:
 
     def price(self, ops: Sequence[GroupedGemm], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
-        rows_of: dict[DType, list[int]] = {}
-        for row, op in enumerate(ops):
-            rows_of.setdefault(stack.matmul_dtypes.get(op.dtype, op.dtype), []).append(row)
-        parts, places = [], []
-        for dtype, rows in rows_of.items():
+
+        def price(dtype: DType, chosen: Sequence[GroupedGemm]) -> Estimates:
             check_multiplies(device, dtype)
             match = _nearest(entries_for("experts", device), device, dtype)
-            columns = stack_shapes([(ops[row].groups, ops[row].m, ops[row].n, ops[row].k)
-                                    for row in rows])  # fmt: skip
+            columns = stack_shapes([(op.groups, op.m, op.n, op.k) for op in chosen])
             times = predict_grouped_times(
                 GroupedShapes(*columns),
                 machine_rates(device, dtype),
@@ -131,9 +125,10 @@ class GroupedGemmModel:
             )
             is_memory = times.memory_ns > times.arithmetic_ns
             bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
-            parts.append(_estimates(times.duration_ns, match, bound))
-            places.append(np.array(rows, dtype=np.intp))
-        return scatter_estimates(parts, places)
+            return _estimates(times.duration_ns, match, bound)
+
+        dtypes = (stack.matmul_dtypes.get(op.dtype, op.dtype) for op in ops)
+        return price_by_kind(ops, rows_of_kinds(dtypes), price)
 
 
 def _match_kernel(entries: Sequence[Entry], device: Device, variant: str, dtype: DType) -> Match:

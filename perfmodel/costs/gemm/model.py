@@ -31,7 +31,7 @@ from perfmodel.costs.estimates import (
     Estimates,
     FloatColumn,
     build_estimates,
-    scatter_estimates,
+    price_by_kind,
 )
 from perfmodel.costs.gemm.features import SIZE_FEATURES, gemm_features, gemm_step_features
 from perfmodel.costs.gemm.physics import (
@@ -104,13 +104,12 @@ class GemmModel:
 
     def price(self, ops: Sequence[Gemm], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
-        parts, places = [], []
-        for stored, rows in rows_by_dtype(ops).items():
-            chosen = ops if len(rows) == len(ops) else [ops[row] for row in rows]
+
+        def price(stored: DType, chosen: Sequence[Gemm]) -> Estimates:
             dtype = stack.matmul_dtypes.get(stored, stored)
-            parts.append(self._price_dtype(gemm_shapes(chosen), dtype, device, stack))
-            places.append(np.array(rows, dtype=np.intp))
-        return scatter_estimates(parts, places) if len(parts) != 1 else parts[0]
+            return self._price_dtype(gemm_shapes(chosen), dtype, device, stack)
+
+        return price_by_kind(ops, rows_by_dtype(ops), price)
 
     def _price_dtype(
         self, shapes: GemmShapes, dtype: DType, device: Device, stack: SoftwareStack

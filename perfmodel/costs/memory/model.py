@@ -15,7 +15,13 @@ import numpy as np
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.calibration_files import Entry, entries_for, match_entry
-from perfmodel.costs.estimates import Bound, Estimates, build_estimates, scatter_estimates
+from perfmodel.costs.estimates import (
+    Bound,
+    Estimates,
+    build_estimates,
+    price_by_kind,
+    rows_of_kinds,
+)
 from perfmodel.costs.memory.curves import (
     CACHE_SPEED,
     TrafficCurve,
@@ -117,15 +123,12 @@ class MemoryModel:
 
     def price(self, ops: Sequence[MemoryBound], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
-        rows_of: dict[str, list[int]] = {}
-        for row, op in enumerate(ops):
-            rows_of.setdefault(op.operator, []).append(row)
-        parts, places = [], []
-        for operator, rows in rows_of.items():
+
+        def price(operator: str, chosen: Sequence[MemoryBound]) -> Estimates:
             known = self._known(implementation_word(operator, stack), device)
-            parts.append(_price([ops[row] for row in rows], known, device, stack))
-            places.append(np.array(rows, dtype=np.intp))
-        return parts[0] if len(parts) == 1 else scatter_estimates(parts, places)
+            return _price(chosen, known, device, stack)
+
+        return price_by_kind(ops, rows_of_kinds(op.operator for op in ops), price)
 
     def _known(self, operator: str, device: Device) -> _Known:
         entries = entries_for("memory", device) if self._entries is None else tuple(self._entries)
