@@ -1,7 +1,9 @@
 """Uneven all-to-all: the whole byte matrix in, one end time a rank out.
 
 A rank is done when it has sent and received everything, and not before its NIC has
-carried what all ranks that share it move. The even matrix gives exactly the even cost.
+carried what all ranks that share it move. Messages of a rank travel side by side and share its
+wires alike, so what a busy rank sends or takes ends late for its partners, too. The even matrix
+gives exactly the even cost.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from topologies import Cluster
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """What each rank moves, in bytes, the larger of sending and receiving.
+    """What is moved, in bytes, until each rank has sent and received everything.
 
-    *nic_bytes* is what goes through the NIC of the rank, by all ranks that share it.
+    *inside_bytes* go through the wires of the rank or of a partner in its host, the busier of them;
+    *nic_bytes* through the NIC of the rank or of a partner, by all ranks that share it.
     """
 
     inside_bytes: FloatArray
@@ -46,16 +49,43 @@ def build_rank_load(
     members = np.asarray(ranks, dtype=np.int64)
     host, _ = cluster.seats_of(members)
     own = np.diag(matrix)
-    inside = np.where(host[:, None] == host[None, :], matrix, 0.0)
+    is_inside = host[:, None] == host[None, :]
+    inside = np.where(is_inside, matrix, 0.0)
     sent, received = inside.sum(axis=1) - own, inside.sum(axis=0) - own
     away_sent = matrix.sum(axis=1) - own - sent
     away_received = matrix.sum(axis=0) - own - received
+    nic = _by_nic(cluster.nics_of(members), np.stack([away_sent, away_received]))
+    is_partner = ((matrix > 0) | (matrix.T > 0)) & ~is_inside
+    held = np.empty(len(matrix))
+    for members_of_host in (np.flatnonzero(host == one) for one in np.unique(host)):
+        held[members_of_host] = _held_bytes(matrix[np.ix_(members_of_host, members_of_host)])
     return RankLoad(
-        inside_bytes=np.maximum(sent, received),
+        inside_bytes=np.maximum(held, np.maximum(sent, received)),
         local_bytes=own.copy(),
-        nic_bytes=_by_nic(cluster.nics_of(members), np.stack([away_sent, away_received])),
+        nic_bytes=np.maximum(nic, (nic[:, None] * is_partner).max(axis=0)),
         mean_slice_bytes=np.maximum(matrix.sum(axis=1), matrix.sum(axis=0)) / len(matrix),
     )
+
+
+def _held_bytes(matrix: FloatArray) -> FloatArray:
+    """What the busiest partner of each rank has carried when their message is through."""
+    sent = matrix - np.diag(np.diag(matrix))
+    held = np.maximum(_carried_bytes(sent), _carried_bytes(sent.T))
+    busiest: FloatArray = held.max(axis=0)
+    return busiest
+
+
+def _carried_bytes(sizes: FloatArray) -> FloatArray:
+    """What the wire of a row has carried when each of its messages is through.
+
+    They share it alike: a small one is through when every other has sent as much, or all it has.
+    """
+    order = np.argsort(sizes, axis=1, kind="stable")
+    ordered = np.take_along_axis(sizes, order, axis=1)
+    longer = np.arange(sizes.shape[1])[::-1]
+    carried = np.empty_like(sizes)
+    np.put_along_axis(carried, order, np.cumsum(ordered, axis=1) + ordered * longer, axis=1)
+    return np.where(sizes > 0, carried, 0.0)
 
 
 def _by_nic(nics: npt.NDArray[np.int64], away: FloatArray) -> FloatArray:
@@ -79,8 +109,9 @@ def price_uneven(
     """Predict when each rank of an all-to-all by byte matrix is done.
 
     Leaves out: packets of different sizes that wait for each other inside a NIC.
-    Source: the pairwise cost with the bytes of each rank put in. Only one uneven measurement is
-    public, so the spread between ranks could not be verified. *even* is the cost of the same
+    Source: the pairwise cost with the bytes of each rank put in; that partners wait follows from
+    messages that share a wire alike. Only one uneven measurement is public, so the spread between
+    ranks could not be verified. *even* is the cost of the same
     bytes spread evenly: algorithm, provenance and uncertainty are taken from it.
     """
     per_rank = predict_duration_ns(

@@ -15,15 +15,16 @@ host share every piece by rows and add up their sums before these travel.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from embeddings.cutting import cut_table, spread_over, spread_rows
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.plan_memory import piece_bytes
 from embeddings.table import EmbeddingTable
@@ -37,8 +38,9 @@ SEVERAL_HOSTS_WEIGHT = 60.0
 """What a byte that travels costs, in bytes of device memory: 3 TB/s over 400 and over 50 GB/s."""
 USUAL_HOST = 8
 """Ranks of a host where nobody says."""
-_PASSES = 4
-"""How often a row that is looked up is moved: read, and in the update read and written twice."""
+_PASSES, _LOOKUP_PASSES = 4, 1
+"""How often a row is moved: read, and in the update read and written twice; and how much of that
+a row costs that another sample of the batch has brought already."""
 _HANDLED_BYTES = 150
 """Width below which a row costs its handling rather than its bytes."""
 _INDEX_BYTES = 8
@@ -55,9 +57,6 @@ _LITTLE = 1e-9
 _COPY_BYTES, _STEP_BYTES = 5e8, 2e8
 """What a second lookup and its update, and a second step of the exchanges, take to launch: some
 0.17 and 0.07 ms, in bytes of device memory."""
-_ADDED_WEIGHT = 4.0
-"""What a byte costs that is added up inside a host, beside its way there: written and read, and
-both again on the way back."""
 _MANY = 2**16
 """Samples of a batch where nobody says."""
 
@@ -83,9 +82,10 @@ class PlacementRule:
 
 
 def exchange_weight(rank_count: int, ranks_per_host: int | None) -> float:
-    """What a byte that travels between *rank_count* ranks costs."""
+    """What a byte that travels between *rank_count* ranks costs, some of them in its host."""
     per_host = USUAL_HOST if ranks_per_host is None else ranks_per_host
-    return ONE_HOST_WEIGHT if rank_count <= per_host else SEVERAL_HOSTS_WEIGHT
+    away = max(rank_count - per_host, 0) / max(rank_count - 1, 1)
+    return ONE_HOST_WEIGHT + away * (SEVERAL_HOSTS_WEIGHT - ONE_HOST_WEIGHT)
 
 
 def build_balanced_plan(
@@ -96,74 +96,46 @@ def build_balanced_plan(
     ranks_per_host: int | None = None,
 ) -> ShardingPlan:
     """Place *tables* on *rank_count* ranks; by rows over all ranks where nothing else fits."""
+    return next(
+        iter_balanced_plans(tables, rank_count=rank_count, rule=rule, ranks_per_host=ranks_per_host)
+    )
+
+
+def iter_balanced_plans(
+    tables: Sequence[EmbeddingTable],
+    *,
+    rank_count: int,
+    rule: PlacementRule | None = None,
+    ranks_per_host: int | None = None,
+) -> Iterator[ShardingPlan]:
+    """All plans that are thought of and fit, least work first; the last is by rows, fit or not."""
     rule = rule or PlacementRule()
     per_places = [1]
     if ranks_per_host is not None and 1 < ranks_per_host < rank_count:
         per_places += [ranks_per_host] if rank_count % ranks_per_host == 0 else []
     placers = [_Placer(tuple(tables), rank_count, rule, per_place=ranks) for ranks in per_places]
-    plans = [plan for plan in (placer.best() for placer in placers) if plan is not None]
-    if plans:
-        best = min(plans, key=lambda plan: plan.work)
-        copied, shards, per_place = best.copied, best.shards(tables), best.per_place
-    else:
-        copied, per_place = placers[0].always_copied, 1
-        shards = spread_rows(tables, rank_count=rank_count, left_out=copied)
-    in_host = {shard.table for shard in shards} if per_place > 1 else ()
-    return ShardingPlan(
+    plan = ShardingPlan(
         tables=tuple(tables),
         rank_count=rank_count,
-        shards=tuple(sorted(shards)),
-        data_parallel=copied,
+        shards=(),
+        data_parallel=tuple(range(len(tables))),
         name="balanced",
         ranks_per_host=ranks_per_host,
-        summed_in_host=tuple(sorted(in_host)),
     )
-
-
-def spread_rows(
-    tables: Sequence[EmbeddingTable], *, rank_count: int, left_out: Sequence[int] = ()
-) -> list[Shard]:
-    """Every table by rows over all ranks; those with fewer rows over the next ranks in turn."""
-    shards: list[Shard] = []
-    next_rank, absent = 0, frozenset(left_out)
-    for place, table in enumerate(tables):
-        if place in absent:
-            continue
-        pieces = cut_table(place, table, columns=1, rows=min(rank_count, table.rows))
-        first = 0 if len(pieces) == rank_count else next_rank
-        shards += [
-            piece.on_rank((first + number) % rank_count) for number, piece in enumerate(pieces)
-        ]
-        next_rank = (first + len(pieces)) % rank_count
-    return shards
-
-
-def cut_table(place: int, table: EmbeddingTable, *, columns: int, rows: int) -> list[Shard]:
-    """The pieces of the table at *place*, by columns and then by rows, all on rank 0 for now."""
-    bounds = [table.rows * piece // rows for piece in range(rows + 1)]
-    width = table.width // columns
-    return [
-        Shard(place, 0, first, after - first, column * width, width)
-        for column in range(columns)
-        for first, after in pairwise(bounds)
-    ]
-
-
-def spread_over(piece: Shard, place: int, count: int) -> list[Shard]:
-    """*piece* by rows over the *count* ranks of *place*; fewer where it has fewer rows."""
-    pieces = min(count, piece.rows)
-    bounds = [piece.rows * number // pieces for number in range(pieces + 1)]
-    return [
-        Shard(
-            piece.table,
-            place * count + number,
-            piece.first_row + first,
-            after - first,
-            piece.first_column,
-            piece.width,
+    found = [one for placer in placers for one in placer.found()]
+    # Of equal ones, but for rounding, the first, which copies and sums less.
+    for one in sorted(found, key=lambda one: float(f"{one.work:.9g}")):
+        shards = one.shards(tables)
+        in_host = {shard.table for shard in shards} if one.per_place > 1 else ()
+        yield replace(
+            plan,
+            shards=tuple(sorted(shards)),
+            data_parallel=one.copied,
+            summed_in_host=tuple(sorted(in_host)),
         )
-        for number, (first, after) in enumerate(pairwise(bounds))
-    ]
+    copied = placers[0].always_copied
+    shards = spread_rows(tables, rank_count=rank_count, left_out=copied)
+    yield replace(plan, shards=tuple(sorted(shards)), data_parallel=copied)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +213,7 @@ class _Placer:
         self._rows = np.array([table.rows for table in tables])
         self._sizes = np.array([table.size_bytes for table in tables]) / per_place
         self._copy_bytes = np.array([piece_bytes(table, rule.optimizer) for table in tables])
-        self._own = self._shared_work(tables, [table.width for table in tables])
+        self._own = self._shared_work(1)
         self._sent = np.array([self._sent_work(table.width) for table in tables])
         self._pieces_of: dict[_Cut, _Pieces] = {}
         self.always_copied = tuple(
@@ -250,44 +222,47 @@ class _Placer:
             if rank_count > 1 and table.size_bytes < rule.data_parallel_below_bytes
         )
 
-    def best(self) -> _Found | None:
-        """The plan that has least to do where most is to do; None if nothing fits."""
-        if len(self.always_copied) == len(self._tables):
-            return _Found((), np.zeros(0, dtype=np.int64), 1, self.always_copied, 0.0)
+    def found(self) -> list[_Found]:
+        """One plan for every way of copying and cutting that fits."""
         for smaller in _SMALLER_SHARDS:
-            found: _Found | None = None
-            tried: set[tuple[_Cut, ...]] = set()
+            found: dict[tuple[_Cut, ...], _Found | None] = {}
             for copied in self._copies:
                 held = np.setdiff1d(np.arange(len(self._tables)), copied)
                 for own_limit, sent_limit in product(_OWN_LIMITS, _SENT_LIMITS):
                     cuts = self._cut(held, own_limit, sent_limit, smaller)
-                    if cuts in tried:
-                        continue
-                    tried.add(cuts)
-                    plan = self._place(cuts, copied)
-                    if plan and (found is None or plan.work < found.work * (1 - 1e-9)):
-                        found = plan
-            if found is not None:
-                return found
-        return None
+                    if cuts not in found:
+                        found[cuts] = self._place(cuts, copied)
+            if fitting := [one for one in found.values() if one is not None]:
+                return fitting
+        return []
 
-    def _own_work(self, lookups: float, table: EmbeddingTable, width: int) -> float:
-        """Bytes that *lookups* move, those of their keys, which travel, by their weight."""
-        row = math.hypot(width * table.dtype.size_bytes, _HANDLED_BYTES)
-        return lookups * (_PASSES * row + self._weight * _INDEX_BYTES)
+    def _own_work(self, widths: Floats, lookups: Floats, fresh: Floats) -> Floats:
+        """Bytes that *lookups* move, *fresh* of them in rows that nobody asked for before.
 
-    def _shared_work(self, tables: Sequence[EmbeddingTable], widths: Sequence[int]) -> Floats:
-        """The same for all lookups of *tables* at *widths*, shared by the ranks of a place."""
-        paired = zip(tables, widths, strict=True)
-        works = [self._own_work(table.pooling_factor, table, width) for table, width in paired]
-        return np.array(works) / self._per_place
+        *widths* are bytes of a row. Keys, which travel, count by their weight.
+        """
+        moved = _LOOKUP_PASSES * lookups + (_PASSES - _LOOKUP_PASSES) * fresh
+        return moved * np.hypot(widths, _HANDLED_BYTES) + self._weight * _INDEX_BYTES * lookups
+
+    @cached_property
+    def _fresh(self) -> Floats:
+        """By table: different rows that a batch asks for, over its samples."""
+        samples = self._rule.batch_size or _MANY
+        drawn = [t.popularity.distinct_rows(samples * t.pooling_factor) for t in self._tables]
+        return np.array(drawn) / samples
+
+    def _shared_work(self, columns: int) -> Floats:
+        """The same of all tables cut into *columns*, shared by the ranks of a place."""
+        widths = [t.width // columns * t.dtype.size_bytes for t in self._tables]
+        lookups = np.array([table.pooling_factor for table in self._tables])
+        return self._own_work(np.array(widths), lookups, self._fresh) / self._per_place
 
     def _sent_work(self, width: int) -> float:
         """Bytes of a vector of *width* numbers that travels, by their weight.
 
         Ranks of a place hand each other their sums first, and each sends its share of them.
         """
-        inside = ONE_HOST_WEIGHT + _ADDED_WEIGHT if self._per_place > 1 else 0.0
+        inside = ONE_HOST_WEIGHT if self._per_place > 1 else 0.0
         return (inside + self._weight / self._per_place) * _SENT_BYTES * width
 
     @cached_property
@@ -302,9 +277,9 @@ class _Placer:
                 pays = self._summed_work < limit * self._sent / self._place_count
                 also = np.union1d(np.flatnonzero(pays), self.always_copied)
                 copied = tuple(int(place) for place in also)
-                if copied not in found and len(copied) < len(self._tables):
+                if copied not in found:
                     found.append(copied)
-        return found
+        return [copied for copied in found if len(copied) < len(self._tables)]
 
     @cached_property
     def _summed_work(self) -> Floats:
@@ -326,10 +301,9 @@ class _Placer:
             is_open = [columns == 1 or self._is_wide(table, columns) for table in self._tables]
             if not any(is_open):
                 break
-            widths = [table.width // columns for table in self._tables]
-            lookups = self._shared_work(self._tables, widths)
-            sent = np.array([self._sent_work(width) for width in widths])
-            found.append(_Way(columns, np.array(is_open), lookups, sent))
+            sent = [self._sent_work(table.width // columns) for table in self._tables]
+            lookups = self._shared_work(columns)
+            found.append(_Way(columns, np.array(is_open), lookups, np.array(sent)))
             columns *= 2
         return found
 
@@ -398,7 +372,9 @@ class _Placer:
             ).T
             width = pieces[0].width
             lookups = table.pooling_factor * table.shares_of(first_row, held)
-            own = self._own_work(1.0, table, width) * lookups
+            # Rows that are asked for once lie everywhere, whatever the hot ones draw.
+            fresh = self._fresh[place] * held / table.rows
+            own = self._own_work(np.array(width * table.dtype.size_bytes), lookups, fresh)
             size_of = {
                 count: piece_bytes(replace(table, rows=count, width=width), self._rule.optimizer)
                 for count in np.unique(held).tolist()

@@ -19,7 +19,7 @@ from enum import Enum
 
 import numpy as np
 
-from embeddings.balanced import cut_table, spread_over, spread_rows
+from embeddings.cutting import cut_table, spread_over, spread_rows
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.plan_memory import piece_bytes
 from embeddings.sharding_task import ShardingTask, place_greedily

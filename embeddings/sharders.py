@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from embeddings.balanced import (
     PlacementRule,
-    build_balanced_plan,
     exchange_weight,
-    spread_rows,
+    iter_balanced_plans,
 )
+from embeddings.cutting import spread_rows
 from embeddings.framework_sharders import shard_as_hugectr, shard_as_hybrid, shard_as_torchrec
 from embeddings.plan import ShardingPlan
 from embeddings.plan_memory import piece_bytes
@@ -30,6 +30,7 @@ __all__ = [
     "SHARDERS",
     "ShardingTask",
     "build_named_plan",
+    "iter_balanced",
     "place_greedily",
 ]
 
@@ -116,6 +117,11 @@ def _size_even(task: ShardingTask) -> ShardingPlan:
 
 
 def _balanced(task: ShardingTask) -> ShardingPlan:
+    return next(iter_balanced(task))
+
+
+def iter_balanced(task: ShardingTask) -> Iterator[ShardingPlan]:
+    """All plans that the balanced sharder thinks of, the one it takes first."""
     rule = PlacementRule(
         batch_size=task.batch_size,
         max_shard_bytes=max(1, task.room_bytes // 2),
@@ -123,7 +129,7 @@ def _balanced(task: ShardingTask) -> ShardingPlan:
         optimizer=task.optimizer,
         exchange_weight=exchange_weight(task.rank_count, task.ranks_per_host),
     )
-    return build_balanced_plan(
+    return iter_balanced_plans(
         task.tables, rank_count=task.rank_count, rule=rule, ranks_per_host=task.ranks_per_host
     )
 

@@ -8,7 +8,7 @@ from topologies.device import Architecture, Device, HostLink, HostLinkKind, Mult
 from topologies.device_file import list_devices, load_device
 from topologies.fabric import Fabric, FabricKind
 from topologies.link import Link, LinkKind, Vertex, VertexKind
-from topologies.recognising import cpu_speed, find_device, find_machine
+from topologies.recognising import cpu_speed, find_device, find_machine, name_devices
 from topologies.route import Route
 from topologies.topology import Topology
 from topologies.topology_file import list_topologies, load_topology
@@ -37,4 +37,5 @@ __all__ = [
     "list_topologies",
     "load_device",
     "load_topology",
+    "name_devices",
 ]

@@ -22,22 +22,33 @@ _CPUS = Path(__file__).parent / "cpus.yaml"
 
 @cache
 def find_device(name: str) -> Device | None:
-    """The GPU whose model stands in *name*; drivers say PCIe and NVL, and leave out SXM."""
-    said = name.lower()
-    word = re.sub(r"[^a-z0-9]", "", said)
-    ratings: list[tuple[int, int, int, int, str]] = []
+    """The GPU whose model stands in *name*; of several that could be meant, the last by name."""
+    found = name_devices(name)
+    return load_device(found[-1]) if found else None
+
+
+@cache
+def name_devices(words: str) -> tuple[str, ...]:
+    """The GPUs of the catalog that *words* of a driver could mean, in order.
+
+    Drivers say PCIe and NVL, and leave out SXM.
+    """
+    said = words.lower()
+    together = re.sub(r"[^a-z0-9]", "", said)
+    rating_of: dict[str, tuple[int, int, int, int]] = {}
     for known in list_devices():
         model, *more = known.split("_")
-        joined = model
+        pattern = model
         if model in ("rtx", "titan") and more:
-            joined = rf"{model}[^a-z0-9]*{more[0]}"
+            pattern = rf"{model}[^a-z0-9]*{more[0]}"
             model, more = model + more[0], more[1:]
         # An A40 is no A4000.
-        if re.search(rf"{joined}(?!\d)", said):
-            unsaid = sum(piece in ("pcie", "nvl") and piece not in word for piece in more)
-            found = sum(piece in word for piece in more)
-            ratings.append((len(model), -unsaid, found, -len(more), known))
-    return load_device(max(ratings)[-1]) if ratings else None
+        if re.search(rf"{pattern}(?!\d)", said):
+            unsaid = sum(piece in ("pcie", "nvl") and piece not in together for piece in more)
+            found = sum(piece in together for piece in more)
+            rating_of[known] = (len(model), -unsaid, found, -len(more))
+    best = max(rating_of.values(), default=None)
+    return tuple(known for known in sorted(rating_of) if rating_of[known] == best)
 
 
 @cache

@@ -3,7 +3,8 @@
 Decided by a written rule, never by chance. NVLink goes first: a route of NVLinks
 alone wins over any other, through other GPUs only where the machine says that its GPUs
 forward. Among routes of a sort: fewest links, then the highest bandwidth of
-the slowest link, then the order in which the file has the links.
+the slowest link, then of the last link, as NCCL finds them (it searches from the target, wide
+links first), then the order in which the file has the links.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class RoutesTo:
     target: str
     hops: dict[str, int]
     width: dict[str, float]
+    last_width: dict[str, float]
     leaving: dict[str, list[Link]]
 
     def route(self, source: str) -> Route | None:
@@ -32,15 +34,22 @@ class RoutesTo:
         chosen: list[Link] = []
         place = source
         while place != self.target:
-            link = next(
+            links = [
                 link
                 for link in self.leaving[place]
                 if self.hops.get(link.target) == self.hops[place] - 1
                 and min(link.bandwidth_bytes_per_s, self.width[link.target]) >= self.width[source]
-            )
+            ]
+            # Of equals max takes the first.
+            link = max(links, key=self._last_width)
             chosen.append(link)
             place = link.target
         return Route(tuple(chosen))
+
+    def _last_width(self, link: Link) -> float:
+        """The last link of the best route over *link*."""
+        is_last = link.target == self.target
+        return link.bandwidth_bytes_per_s if is_last else self.last_width[link.target]
 
 
 def build_routes_to(
@@ -55,6 +64,7 @@ def build_routes_to(
             arriving.setdefault(link.target, []).append(link)
     hops = {target: 0}
     width = {target: float("inf")}
+    last_width = {target: 0.0}
     waiting = deque([target])
     while waiting:
         place = waiting.popleft()
@@ -66,8 +76,10 @@ def build_routes_to(
                 waiting.append(before)
             if hops[before] == hops[place] + 1:
                 through = min(link.bandwidth_bytes_per_s, width[place])
-                width[before] = max(width[before], through)
-    return RoutesTo(target, hops, width, leaving)
+                last = last_width[place] if hops[place] else link.bandwidth_bytes_per_s
+                if (through, last) > (width[before], last_width.get(before, 0.0)):
+                    width[before], last_width[before] = through, last
+    return RoutesTo(target, hops, width, last_width, leaving)
 
 
 @dataclass(frozen=True, slots=True)

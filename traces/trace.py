@@ -94,6 +94,11 @@ class Trace:
     report: ReadReport
     is_rank_stated: bool = True
 
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """What the driver calls the GPUs of the process, where it says so."""
+        return tuple(str(device["name"]) for device in self.devices if device.get("name"))
+
     def name_of(self, row: int) -> str:
         """The name of the interval in *row*."""
         return self.names[int(self.columns.name[row])]

@@ -7,14 +7,18 @@ permission) becomes one sentence, and nothing half-written stays.
 
 from __future__ import annotations
 
+import csv
 import fcntl
+import io
+import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from perfmodel.base.errors import OutputError
 
@@ -98,6 +102,27 @@ def write_output(target: str | None, text: str) -> None:
         sys.stdout.write(text)
     elif target is not None:
         write_file(Path(target), text)
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """*document* as text, the same bytes for the same values."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_json(target: str | None, document: Mapping[str, Any]) -> None:
+    """Write *document* where `write_output` writes text."""
+    if target is not None:
+        write_output(target, to_json(document))
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write *rows* to *path*, a column for every key; empty where a row does not have it."""
+    text = io.StringIO()
+    keys = dict.fromkeys(key for row in rows for key in row)
+    writer = csv.DictWriter(text, fieldnames=list(keys), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(path, text.getvalue())
 
 
 @contextmanager

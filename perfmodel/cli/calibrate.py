@@ -17,7 +17,7 @@ from perfmodel import api
 from perfmodel.api.calibrating import RECORDED_LICENCE
 from perfmodel.api.measured import KernelKind
 from perfmodel.base.errors import InputError
-from perfmodel.base.writing import STDOUT, write_output
+from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.options import JsonFile, Quiet
 from perfmodel.cli.scores import (
     CollectiveTables,
@@ -145,12 +145,10 @@ def calibrate_embedding(
 
 
 def _write_json(errors: tuple[CaseError, ...], json_file: str) -> None:
-    import json
     from dataclasses import asdict
 
     rows = [asdict(error) for error in errors]
-    text = json.dumps({"schema_version": 1, "kind": "embedding", "rows": rows}) + "\n"
-    write_output(json_file, text)
+    write_json(json_file, {"schema_version": 1, "kind": "embedding", "rows": rows})
 
 
 class DeviceChoice(Enum):
@@ -331,10 +329,7 @@ def _report(
 
 
 def _show(whole: Scoreboard, long_rows: Scoreboard, json_file: str | None) -> None:
-    import json
-
-    document = {**whole.to_json(), "above_10_us": long_rows.to_json()}
-    write_output(json_file, json.dumps(document) + "\n")
+    write_json(json_file, {**whole.to_json(), "above_10_us": long_rows.to_json()})
     if json_file == STDOUT:
         return
     print("Held-out rows above 10 us:")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfmodel.base.writing import STDOUT, write_output
+from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.options import JsonFile
 
 app = typer.Typer(rich_markup_mode=None)
@@ -23,10 +23,7 @@ def doctor(
     from perfmodel import api
 
     found = api.examine_installation(try_ray=is_thorough)
-    if json_file is not None:
-        import json
-
-        write_output(json_file, json.dumps(found, indent=2) + "\n")
+    write_json(json_file, found)
     if json_file != STDOUT:
         print("\n".join(tell(found)))
     if found["faults"]:

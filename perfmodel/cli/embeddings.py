@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from perfmodel import api
-from perfmodel.base.writing import STDOUT, write_file, write_output
+from perfmodel.base.writing import STDOUT, write_file, write_json
 from perfmodel.cli.options import JsonFile
 from perfmodel.cli.outputs import Outputs
 
@@ -50,7 +49,7 @@ def describe(
         "set_reuse_lookup_shares": found.set_reuse.of_lookups.tolist(),
         "batch_reuse_lookup_shares": found.batch_reuse.of_lookups.tolist(),
     }
-    write_output(json_file, json.dumps(document, indent=1) + "\n")
+    write_json(json_file, document)
     if json_file == STDOUT:
         return
     from rich.console import Console

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.base.writing import STDOUT
+from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.options import JobOut, JsonFile, Overwrite, Quiet
 from perfmodel.cli.recorded_outputs import (
     FileProgress,
     limits_of,
     print_import,
-    write_json,
 )
 
 app = typer.Typer(rich_markup_mode=None)

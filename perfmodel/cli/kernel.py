@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.writing import STDOUT, write_output
+from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.options import JsonFile
 
 if TYPE_CHECKING:
@@ -189,8 +189,6 @@ def _machine(context: typer.Context, device: str | None, stack: str | None) -> t
 
 
 def _answer(machine: tuple[str, str], ops: Sequence[Op], json_file: str | None) -> None:
-    import json
-
     from perfmodel import api
 
     device, stack = machine
@@ -200,6 +198,6 @@ def _answer(machine: tuple[str, str], ops: Sequence[Op], json_file: str | None) 
         document, *updates = [answer.to_json() for answer in answers]
         if updates:
             document["update"] = updates[0]
-        write_output(json_file, json.dumps(document, indent=2) + "\n")
+        write_json(json_file, document)
     if json_file != STDOUT:
         print("\n".join(line for answer in answers for line in answer.lines()))

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.base.errors import OutputError, ScenarioError
-from perfmodel.base.writing import STDOUT, check_apart, check_writable, write_file, write_output
+from perfmodel.base.writing import (
+    STDOUT,
+    check_apart,
+    check_writable,
+    write_csv,
+    write_file,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from perfmodel.prediction.answer import Prediction
@@ -78,7 +85,10 @@ class Outputs:
             write_file(self.csv_file, prediction.to_frame().to_csv(index=False))
         if self.plot_file is not None:
             prediction.plot(self.plot_file)
-        self._write_json(prediction)
+        if self.json_file is not None:
+            from perfmodel.reports.document import to_document
+
+            write_json(self.json_file, to_document(prediction, self.price_per_gpu_hour))
         if self.json_file != STDOUT:
             from rich.console import Console
 
@@ -89,13 +99,6 @@ class Outputs:
             name_files(
                 self.json_file, self.trace_file, self.report_file, self.csv_file, self.plot_file
             )
-
-    def _write_json(self, prediction: Prediction) -> None:
-        if self.json_file is None:
-            return
-        from perfmodel.reports.document import to_document, to_json
-
-        write_output(self.json_file, to_json(to_document(prediction, self.price_per_gpu_hour)))
 
 
 def name_files(*written: str | Path | None) -> None:
@@ -128,17 +131,13 @@ class ComparisonOutputs:
         from perfmodel.reports import comparing
 
         if self.csv_file is not None:
-            from perfmodel.reports.document import to_csv
-
-            write_file(self.csv_file, to_csv(comparing.to_comparison_rows(comparison)))
+            write_csv(self.csv_file, comparing.to_comparison_rows(comparison))
         if self.plot_file is not None:
             comparison.plot(self.plot_file)
         if self.report_file is not None:
             comparison.save_report(self.report_file)
         if self.json_file is not None:
-            from perfmodel.reports.document import to_json
-
-            write_output(self.json_file, to_json(comparing.to_comparison_document(comparison)))
+            write_json(self.json_file, comparing.to_comparison_document(comparison))
         if self.json_file != STDOUT:
             from rich.console import Console
 

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.writing import write_output
 from perfmodel.reports.text import printable
 
 if TYPE_CHECKING:
@@ -20,15 +19,6 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 _PARTS = ("lookup", "gemm", "memory", "communication", "other", "idle")
-
-
-def write_json(json_file: str | None, document: dict[str, Any]) -> None:
-    """Write *document* to *json_file*, to standard output for `-`, or nowhere."""
-    if json_file is None:
-        return
-    from perfmodel.reports.document import to_json
-
-    write_output(json_file, to_json(document))
 
 
 def limits_of(factor: float) -> Limits:

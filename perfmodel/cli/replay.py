@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.base.writing import STDOUT
+from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.options import (
     JobHosts,
     JobMachine,
@@ -21,7 +21,7 @@ from perfmodel.cli.options import (
     executor_word,
 )
 from perfmodel.cli.outputs import Outputs
-from perfmodel.cli.recorded_outputs import print_replay, write_json
+from perfmodel.cli.recorded_outputs import print_replay
 
 if TYPE_CHECKING:
     from perfmodel.prediction.answer import Answer

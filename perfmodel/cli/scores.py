@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import MeasurementError
-from perfmodel.base.writing import STDOUT, write_file, write_output
+from perfmodel.base.writing import STDOUT, write_csv, write_file, write_output
 from perfmodel.cli.outputs import Outputs
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ class ScoreFiles:
 
             write_file(self.report_file, build_board_page(board))
         if self.csv_file is not None:
-            from perfmodel.reports.document import to_csv
-
-            write_file(self.csv_file, to_csv(board.to_rows()))
+            write_csv(self.csv_file, board.to_rows())
         if self.json_file != STDOUT:
             print("\n".join(board.lines()))
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.base.writing import STDOUT, write_file, write_output
+from perfmodel.base.writing import STDOUT, write_csv, write_file, write_json
 from perfmodel.cli.options import (
     CalibrationFiles,
     CsvFile,
@@ -68,7 +68,6 @@ def search(
     """Find the fastest layout: tp, sp, pp, cp, ep, dp, micro-batch, sharding, recompute, runs."""
     from perfmodel import api
     from perfmodel.planning.layouts.ranking import LayoutQuestion
-    from perfmodel.reports.document import to_csv, to_json
     from perfmodel.reports.progress import show_progress
     from perfmodel.reports.search import print_search, to_search_document, to_search_rows
 
@@ -95,9 +94,9 @@ def search(
             on_phase=progress,
         )
     if json_file is not None:
-        write_output(json_file, to_json(to_search_document(found)))
+        write_json(json_file, to_search_document(found))
     if csv_file is not None:
-        write_file(csv_file, to_csv(to_search_rows(found)))
+        write_csv(csv_file, to_search_rows(found))
     if report_file is not None:
         from perfmodel.reports.pages.plans import build_search_page
 

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from perfmodel import api
-from perfmodel.base.writing import STDOUT
+from perfmodel.base.writing import STDOUT, write_json
+from perfmodel.cli.options import JsonFile
 from perfmodel.cli.recorded_outputs import (
     FileProgress,
     print_diff,
     print_stream_parts,
-    write_json,
 )
 from perfmodel.reports.text import printable
 
@@ -52,10 +52,7 @@ def stats(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Picture of the parts, e.g. streams.png.")
     ] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the parts as JSON; - is stdout."),
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """What every stream of every rank spent its time on."""
     with FileProgress() as progress:
@@ -76,10 +73,7 @@ def diff(
     before: Annotated[Path, typer.Argument(metavar="A", help="Kineto file, or folder of a job.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="The same job, recorded later.")],
     top: Annotated[int, typer.Option(min=1, help="Lines of each table.")] = 10,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write all lines as JSON; - is stdout."),
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """What got slower from A to B: by operator, kernel, range of the profiler, and wait."""
     document = api.trace_diff(before, after)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.base.writing import STDOUT, write_file, write_output
+from perfmodel.base.writing import STDOUT, write_file, write_json
 from perfmodel.cli.options import (
     CsvFile,
     JobHosts,
@@ -106,9 +106,7 @@ def whatif(
     if report_file is not None:
         answer.save_report(report_file)
     if json_file is not None:
-        from perfmodel.reports.document import to_json
-
-        write_output(json_file, to_json(answer.to_dict()))
+        write_json(json_file, answer.to_dict())
     if json_file != STDOUT:
         from rich.console import Console
 

@@ -31,7 +31,7 @@ from perfmodel.costs.estimates import (
 )
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import Residency
-from topologies import find_device, list_devices, load_device
+from topologies import list_devices, load_device, name_devices
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -195,8 +195,11 @@ def read_rows(frame: pd.DataFrame, read: ReadRow) -> KernelTable:
 
 @cache
 def device_called(words: str) -> str:
-    """The device that a table calls *words*: its own name, a file, or what drivers call it."""
+    """The device that a table calls *words*: its own name, a file, or what drivers call it.
+
+    Words that could mean several devices, or none, are left as they are.
+    """
     if words in list_devices() or Path(words).suffix:
         return words
-    found = find_device(words)
-    return words if found is None else found.name
+    found = name_devices(words)
+    return found[0] if len(found) == 1 else words

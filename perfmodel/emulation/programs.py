@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfmodel.emulation.host_names import aten_name, host_operator
+from perfmodel.emulation.operator_words import aten_name, host_operator
 from perfmodel.emulation.rank_record import Call, CallType, RankRecord
 from perfmodel.emulation.windows import Windows
 from perfmodel.emulation.works import works_of

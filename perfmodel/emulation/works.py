@@ -15,7 +15,7 @@ from typing import Any
 from embeddings.distribution import UNIFORM, IndexDistribution, ObservedRows
 from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
-from perfmodel.emulation.kernel_words import (
+from perfmodel.emulation.operator_words import (
     GATHERING,
     SCATTERING,
     SOFTMAXES,

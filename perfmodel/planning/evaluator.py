@@ -44,9 +44,9 @@ from perfmodel.planning.plan_costs import (
 )
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.stack import Habit, SoftwareStack
-from perfmodel.workloads.dlrm.job import build_dlrm_job, build_variant_job, local_batch
+from perfmodel.workloads.dlrm.job import build_dlrm_job, build_variant_job
 from perfmodel.workloads.dlrm.memory import base_memory_bytes, dlrm_memory
-from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.unstated import take_over
 from topologies import Cluster
 

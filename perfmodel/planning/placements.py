@@ -23,9 +23,8 @@ from perfmodel.costs.embedding.terms import (
     most_tables_at_once,
     tables_terms,
 )
-from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.memory import piece_memory_bytes
-from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from topologies import Device
 
 Int64s = NDArray[np.int64]

@@ -30,9 +30,8 @@ from perfmodel.planning.frame import CHANGING
 from perfmodel.planning.placements import Int64s, RankLoads
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import LENGTH_BYTES
-from perfmodel.workloads.dlrm.job import local_batch
 from perfmodel.workloads.dlrm.sparse import arriving_dtype
-from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.kernels import cast, elementwise
 from topologies import Cluster
 
@@ -200,13 +199,13 @@ class ExchangePricer:
         self._calibration = calibration_for(cluster.device)
         self._some_cost = self._even(float(SOME_BYTES))
         host = np.asarray(cluster.host_of_rank, dtype=np.int64)
-        self._by_host = _Sums(host)
+        self._by_host = _Shared(host)
         self._host_size = np.bincount(host)[host].astype(np.float64)
         nics = cluster.topology.nic_of_gpu
         self._by_nic = None
         if nics:
             gpu = np.asarray(cluster.gpu_of_rank, dtype=np.int64)
-            self._by_nic = _Sums(host * len(nics) + np.array(nics, dtype=np.int64)[gpu])
+            self._by_nic = _Shared(host * len(nics) + np.array(nics, dtype=np.int64)[gpu])
 
     def times_ns(self, each_bytes: Int64s) -> Floats:
         """When every rank is done, plans x ranks; *each_bytes* is what it sends every other."""
@@ -214,14 +213,15 @@ class ExchangePricer:
         count = each.shape[1]
         total = each.sum(axis=1, keepdims=True)
         # Sums of whole numbers below 2 ** 53 are exact in any order.
-        of_host = self._by_host.of_members(each)
-        inside = np.maximum(each * (self._host_size - 1), of_host - each)
+        of_host = self._by_host.sum(each)
         away = np.stack([each * (count - self._host_size), total - of_host])
         nic = np.zeros_like(each)
-        if self._by_nic is not None:
-            nic = np.maximum(self._by_nic.of_members(away[0]), self._by_nic.of_members(away[1]))
+        if self._by_nic is not None and self._wiring.host_count > 1:
+            nic = np.maximum(self._by_nic.sum(away[0]), self._by_nic.sum(away[1]))
+            nic = np.maximum(nic, self._nic_of_partners(nic, each > 0))
         load = RankLoad(
-            inside_bytes=inside.reshape(-1),
+            # All ranks of a host get something from the one that sends most.
+            inside_bytes=(self._by_host.largest(each) * (self._host_size - 1)).reshape(-1),
             local_bytes=np.zeros(each.size),
             nic_bytes=nic.reshape(-1),
             mean_slice_bytes=(np.maximum(each * (count - 1), total - each) / count).reshape(-1),
@@ -237,6 +237,15 @@ class ExchangePricer:
         assert cost.per_rank_ns is not None
         times_ns = np.asarray(cost.per_rank_ns, dtype=np.float64) * self._time_ratio
         result: Floats = times_ns.reshape(each.shape)
+        return result
+
+    def _nic_of_partners(self, nic: Floats, is_sending: NDArray[np.bool_]) -> Floats:
+        """The largest of *nic* among ranks of other hosts that a rank sends to or gets from."""
+        of_all = self._by_host.largest_elsewhere(nic)
+        if is_sending.all():
+            return of_all
+        of_senders = self._by_host.largest_elsewhere(np.where(is_sending, nic, 0.0))
+        result: Floats = np.where(is_sending, of_all, of_senders)
         return result
 
     @property
@@ -263,8 +272,8 @@ class ExchangePricer:
         )[0]
 
 
-class _Sums:
-    """Sums over the ranks that share something, handed to each of them."""
+class _Shared:
+    """Sums and maxima over the ranks that share something, handed to each of them."""
 
     def __init__(self, owner: Int64s) -> None:
         self._order = np.argsort(owner, kind="stable")
@@ -274,8 +283,24 @@ class _Sums:
         self._place = np.empty(len(owner), dtype=np.intp)
         self._place[self._order] = place.reshape(-1)
 
-    def of_members(self, values: Floats) -> Floats:
+    def sum(self, values: Floats) -> Floats:
         """For every rank the sum of *values*, plans x ranks, over those it shares with."""
         sums = np.add.reduceat(values[:, self._order], self._first, axis=1)
         result: Floats = sums[:, self._place]
         return result
+
+    def largest(self, values: Floats) -> Floats:
+        """For every rank the largest of *values* among those it shares with."""
+        result: Floats = self._largest(values)[:, self._place]
+        return result
+
+    def largest_elsewhere(self, values: Floats) -> Floats:
+        """For every rank the largest of *values* among all it does not share with."""
+        largest = self._largest(values)
+        second, first = np.partition(largest, -2, axis=1)[:, -2:].T[:, :, np.newaxis]
+        result: Floats = np.where(largest == first, second, first)[:, self._place]
+        return result
+
+    def _largest(self, values: Floats) -> Floats:
+        found: Floats = np.maximum.reduceat(values[:, self._order], self._first, axis=1)
+        return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from embeddings.plan_memory import piece_bytes
 from embeddings.sharders import SHARDERS, ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
@@ -15,8 +14,7 @@ from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mod
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import load_workload
-from perfmodel.workloads.dlrm.job import local_batch
-from perfmodel.workloads.dlrm.memory import base_memory_bytes, pieces_memory_bytes
+from perfmodel.workloads.dlrm.memory import room_for_tables
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from topologies import Cluster, build_cluster, load_topology
 
@@ -111,16 +109,9 @@ def load_setting(question: RankQuestion) -> Setting:
 def build_task(
     spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], cluster: Cluster, *, seed: int = 0
 ) -> ShardingTask:
-    """What a sharder is asked for *spec*: room is what is left beside everything else.
-
-    Buffers of the exchange grow with what a rank holds; of them an even share is set aside.
-    """
+    """What a sharder is asked for *spec*: room is what is left beside everything else."""
     ranks = cluster.rank_count
-    base = base_memory_bytes(spec, [], samples=local_batch(spec, rank_count=ranks))
-    optimizer = spec.embedding.optimizer
-    held = pieces_memory_bytes(spec, tables)
-    buffers = (held - sum(piece_bytes(table, optimizer) for table in tables)) // ranks
-    room = cluster.device.memory_bytes - base - buffers
+    room = room_for_tables(spec, tables, rank_count=ranks, memory_bytes=cluster.device.memory_bytes)
     if room <= 0:
         raise PlanError(
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
@@ -131,7 +122,7 @@ def build_task(
         rank_count=ranks,
         room_bytes=room,
         batch_size=spec.batch,
-        optimizer=optimizer,
+        optimizer=spec.embedding.optimizer,
         ranks_per_host=cluster.ranks_per_host,
         seed=seed,
     )

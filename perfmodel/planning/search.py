@@ -1,9 +1,10 @@
 """Search: the fastest plan that can be found in a given time.
 
-It starts from the named sharders and from assignments by costs that add up,
-then moves, swaps and cuts pieces of the busiest ranks. A step is kept if it
-makes the replayed iteration shorter, and early on now and then if it does not
-(annealing). Every plan is judged by the evaluator, none by a stand-in.
+It starts from the named sharders, from what the balanced one thinks of and from
+assignments by costs that add up, then moves, swaps and cuts pieces of the busiest
+ranks. A step is kept if it makes the replayed iteration shorter, and early on now
+and then if it does not (annealing). Every plan is judged by the evaluator, none
+by a stand-in.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.base.errors import PlanError
-from perfmodel.planning.evaluator import FrameKey, PlanEvaluator
+from perfmodel.planning.evaluator import FrameKey, PlanEvaluator, has_steps
 from perfmodel.planning.layout import LayoutBook, PlanLayout
 from perfmodel.planning.neighbours import Busy, Neighbourhood
 from perfmodel.planning.plan_costs import Floats
@@ -36,9 +37,11 @@ FARTHEST = 3
 """How many times that share it may stray from the best plan."""
 ANNEALINGS = 3
 """How often it warms up again."""
-ENDLESS = np.iinfo(np.int64).max
+ENDLESS = int(np.iinfo(np.int64).max)
 START_SHARE = 0.06
 """Share of the time that each first assignment may take."""
+STEPPED_SHARE = 0.4
+"""Share of the time by which no further plan with steps inside hosts is begun."""
 MOST_PIECES = 100_000
 """Pieces up to which a plan is started from where another one fits: more take too long."""
 FINE = 1e-2
@@ -91,23 +94,27 @@ class PlanSearch:
     def run(self, starts: Sequence[ShardingPlan], limit: SearchLimit) -> SearchOutcome:
         """The best plan from *starts* and from what is built here."""
         begin = time.monotonic()
-        made = SearchStarts(self._evaluator, self._book).build(START_SHARE * limit.seconds)
+        first = SearchStarts(self._evaluator, self._book)
+        made = first.build(START_SHARE * limit.seconds)
         best = self._best(made) if made else None
-        uneven: list[ShardingPlan] = []
+        # Of uneven pieces and steps inside hosts the fastest counts, but no walk begins there.
+        apart: list[SearchOutcome] = []
         for plan in sorted(starts, key=lambda plan: len(plan.shards)):
             is_found = best is not None and math.isfinite(best.score)
             if is_found and len(plan.shards) > MOST_PIECES:
                 break
             layout = self._book.from_plan(plan)
-            if layout is None:
-                # A plan with uneven pieces is judged, but steps are not made from it.
-                uneven.append(plan)
-                continue
-            judged = self._best([layout])
-            if best is None or judged.score < best.score:
-                best = judged
+            if layout is None or has_steps(plan):
+                apart.append(self._judge(plan))
+            if layout is not None:
+                judged = self._best([layout])
+                best = judged if best is None or judged.score < best.score else best
+        for plan in first.iter_stepped():
+            if self._share_done(begin, limit) >= STEPPED_SHARE:
+                break
+            apart.append(self._judge(plan))
         best = None if best is None else self._anneal(best, begin, limit)
-        return self._outcome(best, uneven)
+        return self._outcome(best, apart)
 
     def _anneal(self, best: _Judged, begin: float, limit: SearchLimit) -> _Judged:
         """The best layout on a walk from *best* that gets stricter with time."""
@@ -126,21 +133,24 @@ class PlanSearch:
                 current = best
         return best
 
-    def _outcome(self, best: _Judged | None, uneven: Sequence[ShardingPlan]) -> SearchOutcome:
-        """The plan of *best*, or one of *uneven* ones if that is faster."""
-        own = [] if best is None else [self._book.to_plan(best.layout, "searched")]
-        plans = [*own, *uneven]
-        found = self._evaluator.measure(plans)
-        fits = found.peak_bytes <= self._evaluator.cluster.device.memory_bytes
-        if not fits.any():
+    def _outcome(self, best: _Judged | None, apart: Sequence[SearchOutcome]) -> SearchOutcome:
+        """The plan of *best*, or one of those *apart* if that is faster."""
+        own = [] if best is None else [self._judge(self._book.to_plan(best.layout, "searched"))]
+        found = min([*own, *apart], key=lambda outcome: outcome.time_ns)
+        if found.time_ns == ENDLESS:
             raise PlanError(
                 "search: no plan was found that fits in the memory of "
                 f"{self._task.rank_count} ranks. Take more ranks or host memory."
             )
-        place = int(np.where(fits, found.time_ns(self._mode), ENDLESS).argmin())
-        time_ns = int(found.time_ns(self._mode)[place])
-        judged = self._judged + len(uneven)
-        return SearchOutcome(replace(plans[place], name="searched"), time_ns, judged)
+        return replace(found, plan=replace(found.plan, name="searched"), plans_judged=self._judged)
+
+    def _judge(self, plan: ShardingPlan) -> SearchOutcome:
+        """One plan, whatever its pieces and steps; endless if it is too big."""
+        self._judged += 1
+        found = self._evaluator.measure([plan])
+        is_small = found.peak_bytes[0] <= self._evaluator.cluster.device.memory_bytes
+        time_ns = int(found.time_ns(self._mode)[0]) if is_small else ENDLESS
+        return SearchOutcome(plan, time_ns, self._judged)
 
     def _share_done(self, begin: float, limit: SearchLimit) -> float:
         """How much of the limit is used; by plans alone where they are limited."""

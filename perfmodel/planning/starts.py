@@ -1,17 +1,20 @@
 """Starts: first layouts of a search, from costs that add up.
 
 Of whole tables, of tables cut until none exceeds a rank's share, of what is
-left when small tables stand on every rank, and the balanced placement without
-steps inside hosts, which are judged but not sought.
+left when small tables stand on every rank, and what the balanced sharder thinks
+of. Plans with steps inside hosts are judged, but not walked from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
-from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
+from embeddings.plan import ShardingPlan
+from embeddings.sharders import iter_balanced
 from perfmodel.planning.assignment import Pieces, assign
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout, split_table
@@ -20,6 +23,7 @@ SPLIT_SHARES = (np.inf, 1.0, 0.5)
 """Shares of a rank above which tables are cut."""
 COPIED_SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the tables that seem worth it that stand on every rank."""
+BALANCED_PLANS = 24
 MIN_WIDTH = 32
 
 
@@ -44,9 +48,13 @@ class SearchStarts:
                 cuts = self._cuts(1.0)
                 chosen = [COPIED if place in copied else cut for place, cut in enumerate(cuts)]
                 found.append(self._start(chosen, 0.0))
-        direct = build_named_plan(DEFAULT_SHARDER, replace(self._book.task, ranks_per_host=None))
-        found.append(self._book.from_plan(direct))
+        balanced = iter_balanced(replace(self._book.task, ranks_per_host=None))
+        found += [self._book.from_plan(plan) for plan in islice(balanced, BALANCED_PLANS)]
         return [layout for layout in found if layout is not None]
+
+    def iter_stepped(self) -> Iterator[ShardingPlan]:
+        """Plans that sum vectors inside hosts, the most promising first."""
+        return (plan for plan in iter_balanced(self._book.task) if plan.summed_in_host)
 
     def worth_copying(self) -> list[int]:
         """Tables that seem to cost less on every rank than spread evenly, most gain first."""

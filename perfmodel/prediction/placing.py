@@ -60,7 +60,10 @@ def place_workload(workload: Workload, files: PlacementFiles, cluster: Cluster) 
     tabled = load_tabled(workload, files)
     if files.plan is None:
         plan = build_plan(
-            tabled.spec, rank_count=cluster.rank_count, ranks_per_host=cluster.ranks_per_host
+            tabled.spec,
+            rank_count=cluster.rank_count,
+            ranks_per_host=cluster.ranks_per_host,
+            memory_bytes=cluster.device.memory_bytes,
         )
         return PlacedWorkload(tabled.spec, replace(plan, tables=tabled.tables))
     plan = load_plan_document(

@@ -6,7 +6,6 @@ each line says of which recording it is.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.base.dtypes import DType
-from perfmodel.base.writing import draft_of
+from perfmodel.base.writing import write_csv
 from perfmodel.graph.ops import Gemm
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.host_overheads import HostOverhead, extract_host_overheads
@@ -52,10 +51,7 @@ def write_tables(tables: dict[str, list[Line]], folder: Path) -> tuple[Path, ...
     for name, lines in tables.items():
         if lines:
             path = folder / f"{name}.csv"
-            with draft_of(path) as draft, draft.open("w", newline="", encoding="utf-8") as stream:
-                writer = csv.DictWriter(stream, fieldnames=list(lines[0]))
-                writer.writeheader()
-                writer.writerows(lines)
+            write_csv(path, lines)
             paths.append(path)
     return tuple(paths)
 
@@ -73,7 +69,8 @@ def _overhead_line(line: HostOverhead) -> Line:
 def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
     lengths: dict[tuple[str, Gemm], list[int]] = {}
     for view in views:
-        reader, device = WorkReader(view), _device_name(view)
+        reader = WorkReader(view)
+        device = next(iter(view.trace.device_names), "unknown")
         beside_ns = _reductions_ns(view, reader)
         for task in range(len(view.device)):
             found = reader.found(task)
@@ -140,11 +137,6 @@ def _collective_lines(traces: JobTrace, views: Sequence[RankView], topology: str
         }
         for (ranks, kind, size_bytes, dtype), values in sorted(lengths.items())
     ]
-
-
-def _device_name(view: RankView) -> str:
-    names = [str(device.get("name", "")) for device in view.trace.devices]
-    return next((name for name in names if name), "unknown")
 
 
 def _nccl_version(traces: JobTrace) -> str:

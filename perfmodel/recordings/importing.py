@@ -161,19 +161,18 @@ def _with_turns(findings: Sequence[RankFindings], gpus_per_host: int) -> list[Ra
 
 def _gpus_per_host(traces: JobTrace) -> int:
     """How many GPUs the processes see; 0 where none is named."""
-    named = [one for one in traces.ranks[0].devices if one.get("name")]
+    count = len(traces.ranks[0].device_names)
     # A process that was shown one GPU says nothing about its host.
-    return len(named) if len(named) != 1 else max(traces.world_size, len(traces.ranks))
+    return count if count != 1 else max(traces.world_size, len(traces.ranks))
 
 
 def _facts(traces: JobTrace, findings: Sequence[RankFindings]) -> JobFacts:
     """What the recording says about itself, and about the machine that it was made on."""
-    named = [str(one["name"]) for one in traces.ranks[0].devices if one.get("name")]
     return JobFacts(
         traces.name,
         source="recorded traces",
         assumptions=list_assumptions(findings),
-        device=named[0] if named else "",
+        device=next(iter(traces.ranks[0].device_names), ""),
         gpus_per_host=_gpus_per_host(traces),
     )
 
@@ -263,8 +262,7 @@ def _with_shared_sizes(
 
 def _estimated_sizes(views: Sequence[RankView], group: MatchedGroup) -> MatchedGroup:
     """The same group where collectives of unknown size have the one that fits their time."""
-    names = [str(device.get("name", "")) for device in views[group.members[0]].trace.devices]
-    device = estimating_device(names)
+    device = estimating_device(views[group.members[0]].trace.device_names)
     first = [
         replace(
             call,

@@ -181,5 +181,5 @@ _SPREAD = (
 
 def estimating_device(names: Sequence[str]) -> Device:
     """The GPU whose rates turn durations into amounts; a common one where none is known."""
-    name = next((name for name in names if name), "")
-    return (find_device(name) if name else None) or load_device(_UNKNOWN_DEVICE)
+    found = find_device(names[0]) if names else None
+    return found or load_device(_UNKNOWN_DEVICE)

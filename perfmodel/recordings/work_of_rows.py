@@ -79,7 +79,7 @@ class WorkReader:
         self.view = view
         self.executed = executed or {}
         self.operator_of_call = innermost_operators(view)
-        self.device = estimating_device([str(d.get("name", "")) for d in view.trace.devices])
+        self.device = estimating_device(view.trace.device_names)
         self._calls: dict[tuple[int, int], OperatorCall | None] = {}
         self._works: dict[int, Work | None] = {}
         self._lookups = _find_lookups(self)

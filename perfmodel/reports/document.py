@@ -6,10 +6,6 @@ scenarios give equal bytes.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -107,21 +103,6 @@ def from_scenario_document(document: dict[str, Any]) -> Scenario | JobScenario:
     if "job" in document:
         return JobScenario(**words)
     return Scenario(**{**words, "overrides": tuple(document["overrides"])})
-
-
-def to_json(document: dict[str, Any]) -> str:
-    """*document* as text, the same bytes for the same values."""
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def to_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """*rows* as lines with a column for every key; empty where a row does not have it."""
-    text = io.StringIO()
-    keys = dict.fromkeys(key for row in rows for key in row)
-    writer = csv.DictWriter(text, fieldnames=list(keys), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def interval_ms(interval: Interval) -> list[float] | None:

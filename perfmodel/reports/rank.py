@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,11 +46,6 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
         "assumptions": list(ranking.assumptions),
         "question": None if question is None else _question(question),
     }
-
-
-def to_ranking_json(ranking: Ranking, question: RankQuestion) -> str:
-    """The document as text."""
-    return json.dumps(to_ranking_document(ranking, question), indent=1) + "\n"
 
 
 def to_ranking_rows(ranking: Ranking) -> list[dict[str, Any]]:

@@ -50,13 +50,16 @@ class Fusion(Enum):
     LOOKUP_CAST: a lookup writes rows in the format they travel in. WEIGHT_CAST: the optimizer
     writes weights in the format of products, and gradients stay in it. GRADIENT_COPY: gradients
     are written straight to the buffer they are reduced in. GRADIENT_SUM: the product for a weight
-    adds to the gradient that earlier micro-batches left.
+    adds to the gradient that earlier micro-batches left. BIAS_ACTIVATION: products take bias and
+    activation and the gradients of both; ACTIVATION_FORWARD: so forward only, and backward one
+    kernel takes both.
     """
 
     NORM = "norm"
     BIAS = "bias"
     GELU = "gelu"
     BIAS_ACTIVATION = "bias_activation"
+    ACTIVATION_FORWARD = "activation_forward"
     DROPOUT_RESIDUAL = "dropout_residual"
     SWIGLU = "swiglu"
     ROTARY = "rotary"
@@ -71,6 +74,7 @@ class Fusion(Enum):
 
 
 _INCLUDED = {
+    Fusion.ACTIVATION_FORWARD: (Fusion.BIAS_ACTIVATION,),
     Fusion.BIAS: (Fusion.BIAS_ACTIVATION, Fusion.ELEMENTWISE),
     Fusion.GELU: (Fusion.BIAS_ACTIVATION, Fusion.ELEMENTWISE),
     Fusion.NORM: (Fusion.ELEMENTWISE,),
@@ -371,7 +375,9 @@ class SoftwareStack:
     @property
     def sums_bias_gradients(self) -> bool:
         """Whether the gradient of a bias is summed in a kernel of its own."""
-        return self.fusions.isdisjoint((Fusion.BIAS_ACTIVATION, Fusion.ELEMENTWISE))
+        return self.fusions.isdisjoint(
+            (Fusion.BIAS_ACTIVATION, Fusion.ACTIVATION_FORWARD, Fusion.ELEMENTWISE)
+        )
 
     def with_compiling(self) -> SoftwareStack:
         """This stack with the model compiled, where it is not already."""

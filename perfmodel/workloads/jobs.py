@@ -82,6 +82,7 @@ def build_workload(
             stack=stack,
             given=plan,
             ranks_per_host=ranks_per_host,
+            memory_bytes=memory_bytes,
         )
         return BuiltWorkload(
             build_dlrm_job(
@@ -126,6 +127,7 @@ def memory_by_rank(
             stack=stack,
             given=plan,
             ranks_per_host=ranks_per_host,
+            memory_bytes=memory_bytes,
         )
         return dlrm_memory(workload, rank_count=rank_count, plan=plan)
     workload = take_over(workload, stack)

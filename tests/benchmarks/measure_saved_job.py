@@ -20,13 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel import api
+from perfmodel.base.writing import to_json
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction import question
 from perfmodel.prediction.scenario import JobScenario
-from perfmodel.reports.document import to_document, to_json
+from perfmodel.reports.document import to_document
 from tests.benchmarks.graphs import TASKS_A_RANK, build_benchmark_job
 from tests.benchmarks.measure_ray_memory import MIB, read_status
 from tests.conftest import CHECKOUT

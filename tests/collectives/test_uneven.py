@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives import Collective, CollectiveKind, price_collective
+from collectives.uneven import build_rank_load
 from perfmodel.base.errors import InputError
 from tests.collectives.machines import build_host
 from topologies import build_cluster, load_topology
@@ -74,3 +75,20 @@ def test_a_matrix_of_another_size_than_the_group_is_refused():
     call = Collective(CollectiveKind.ALL_TO_ALL, 0, byte_matrix=((1, 1), (1, 1)))
     with pytest.raises(InputError, match="2 rows and the group 3"):
         price_collective(call, cluster=cluster, ranks=range(3))
+
+
+def test_messages_of_a_rank_share_its_wires_alike():
+    cluster = build_cluster(load_topology("dgx_h100"), hosts=1)
+    matrix = np.zeros((8, 8))
+    matrix[0, 1:4] = 10, 20, 30
+    load = build_rank_load(matrix, range(8), cluster)
+    # Three times 10 until the first is through, then 20 twice and 10, then everything.
+    assert load.inside_bytes.tolist() == [60, 30, 50, 60, 0, 0, 0, 0]
+
+
+def test_whoever_gets_something_from_the_busiest_rank_ends_with_it():
+    cluster = build_cluster(load_topology("dgx_h100"), hosts=1)
+    sent = np.array([4, 1, 1, 1, 3, 3, 3, 0])[:, np.newaxis] << 20
+    for matrix in (np.tile(sent, 8), np.tile(sent, 8).T):
+        cost = price(matrix - np.diag(np.diag(matrix)), cluster)
+        assert np.allclose(cost.per_rank_ns, cost.duration_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -149,6 +150,19 @@ def test_bags_of_very_different_lengths_leave_a_tail():
     assert _time_us(Lookup((uneven,), 8192), Pass.FORWARD) > _time_us(
         Lookup((TABLE,), 8192), Pass.FORWARD
     )
+
+
+def test_the_longest_of_bags_that_differ_as_much_as_they_are_long_is_exponential():
+    def tail_rows(mean: float, deviation: float) -> float:
+        uneven = replace(TABLE, pooling_factor=mean, pooling_deviation=deviation)
+        setting = TermsSetting(batch_size=1000, optimizer="sgd", l2_bytes=1)
+        return tables_terms([uneven], setting)[0, Term.TAIL_ROWS] / 1000
+
+    # Of 1,000 exponential lengths with a mean of 10 one is beyond 10 ln 1000 = 69.1.
+    assert tail_rows(10.0, 10.0) == pytest.approx(10 * math.log(1000) - 10, rel=1e-5)
+    # Lengths that differ little are all but normal, and one of 1,000 is 3.09 deviations above.
+    assert tail_rows(10_000.0, 100.0) == pytest.approx(309, rel=0.02)
+    assert tail_rows(0.0, 10.0) == tail_rows(10.0, 0.0) == 0
 
 
 def test_sums_that_go_through_memory_cost_their_traffic_and_short_gradients_less():

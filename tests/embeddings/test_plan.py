@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.balanced import spread_rows
+from embeddings.cutting import spread_rows
 from embeddings.distribution import UNIFORM, Zipf, popularity_of
 from embeddings.plan import Shard, ShardingKind, ShardingPlan, _is_regular
 from embeddings.popularity import HOT_ROWS, RowRange, _hot_rows, has_hot_row

@@ -13,10 +13,9 @@ from embeddings.balanced import (
     SEVERAL_HOSTS_WEIGHT,
     PlacementRule,
     build_balanced_plan,
-    cut_table,
     exchange_weight,
-    spread_rows,
 )
+from embeddings.cutting import cut_table, spread_rows
 from embeddings.distribution import (
     FrequentRows,
     RareRows,

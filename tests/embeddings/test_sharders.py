@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embeddings.balanced import spread_over, spread_rows
+from embeddings.cutting import spread_over, spread_rows
 from embeddings.distribution import Zipf
 from embeddings.framework_sharders import (
     _even_pieces,

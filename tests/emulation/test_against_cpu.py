@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.emulation.crews import CrewTask, Surroundings, run_crew
-from perfmodel.emulation.host_names import aten_name
+from perfmodel.emulation.operator_words import aten_name
 from perfmodel.emulation.orders import CrewOrder
 from perfmodel.emulation.rank_record import CallType, from_bytes
 from perfmodel.emulation.request import device_facts, load_gpu

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from collectives import Collective, CollectiveKind, price_collective
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.embedding.terms import Term, TermsSetting, tables_terms
@@ -79,3 +80,21 @@ def test_a_further_byte_of_a_large_reduction_is_priced_by_the_difference(monkeyp
     cluster = build_cluster(load_topology("quad_a100"))
     assert ExchangePricer(cluster, time_ratio=2.0).reduction_ns_per_byte == pytest.approx(0.5)
     assert ExchangePricer(cluster).reduction_ns_per_byte == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("topology", "hosts"), [("dgx_h100", 1), ("dgx_h100", 2), ("polaris", 3)])
+def test_exchanges_of_plans_end_as_those_of_their_byte_matrix(topology, hosts):
+    cluster = build_cluster(load_topology(topology), hosts=hosts)
+    count = cluster.rank_count
+    each = np.random.default_rng(0).integers(0, 4, (6, count)) << 20
+    each[0] = 0
+    each[1, 1:] = 0
+    times_ns = ExchangePricer(cluster).times_ns(each)
+    for sent, found_ns in zip(each, times_ns, strict=True):
+        matrix = sent[:, np.newaxis] * ~np.eye(count, dtype=bool)
+        for way in (matrix, matrix.T):
+            rows = tuple(tuple(row) for row in way.tolist())
+            call = Collective(CollectiveKind.ALL_TO_ALL, int(way.sum()), byte_matrix=rows)
+            cost = price_collective(call, cluster=cluster, ranks=range(count))
+            assert cost.per_rank_ns is not None
+            assert found_ns.tolist() == cost.per_rank_ns.tolist()

@@ -193,22 +193,26 @@ def test_a_layout_is_scored_by_its_time_and_a_little_of_its_busiest_ranks():
 
 def outcome(peaks: list[int], times_ns: list[int], *, own: bool = True) -> SearchOutcome:
     """What comes of a found layout, if there is one, and of plans beside it."""
-    found = SimpleNamespace(peak_bytes=np.array(peaks), time_ns=lambda mode: np.array(times_ns))
+    found = iter(
+        SimpleNamespace(peak_bytes=np.array([peak]), time_ns=lambda mode, ns=ns: np.array([ns]))
+        for peak, ns in zip(peaks, times_ns, strict=True)
+    )
     evaluator: Any = SimpleNamespace(
         catalog=None,
-        measure=lambda plans: found,
+        measure=lambda plans: next(found),
         cluster=SimpleNamespace(device=SimpleNamespace(memory_bytes=100)),
     )
     of = searcher(evaluator, judged=10)
     of._book = SimpleNamespace(to_plan=lambda layout, name: of._task.whole([0, 0], name))  # type: ignore[assignment]
-    uneven = [of._task.whole([0, 1], f"u{n}") for n in range(len(peaks) - own)]
+    apart = [of._judge(of._task.whole([0, 1], f"u{n}")) for n in range(len(peaks) - own)]
     best: Any = SimpleNamespace(layout=None) if own else None
-    return of._outcome(best, uneven)
+    return of._outcome(best, apart)
 
 
 def test_the_fastest_that_fits_is_what_a_search_found():
-    first = outcome([100, 100, 101], [50, 40, 30])
-    assert (first.time_ns, first.plans_judged, first.plan.name) == (40, 12, "searched")
+    # Two plans apart, and what was found.
+    first = outcome([100, 101, 100], [40, 30, 50])
+    assert (first.time_ns, first.plans_judged, first.plan.name) == (40, 13, "searched")
     assert [shard.rank for shard in first.plan.shards] == [0, 1]
     assert outcome([100], [50]).time_ns == 50
     assert outcome([100], [50], own=False).plans_judged == 11

@@ -20,8 +20,11 @@ def searcher(evaluator: Any = None) -> Any:
     return PlanSearch(evaluator or nothing, task_of(2), mode=Mode.PERIOD, seed=0)
 
 
-def start(layout: str | None, pieces: int) -> Any:
-    return SimpleNamespace(layout=layout, shards=range(pieces))
+def start(layout: str | None, pieces: int, *, steps: bool = False) -> Any:
+    in_host = (0,) if steps else ()
+    return SimpleNamespace(
+        layout=layout, shards=range(pieces), summed_in_host=in_host, frequent_rows=()
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,8 @@ def start(layout: str | None, pieces: int) -> Any:
         (["m50"], [start("a50", 1)], ["m50", "a50"], "m50"),
         (["m50"], [start(None, 1), start("a60", 2)], ["m50", "a60"], "m50"),
         ([], [start(None, 1)], [], None),
+        # Steps inside hosts are judged as they are, and a walk may begin without them.
+        (["m50"], [start("a40", 1, steps=True)], ["m50", "a40"], "a40"),
     ],
 )
 def test_a_search_starts_from_the_best_of_what_is_made_and_given(
@@ -52,13 +57,19 @@ def test_a_search_starts_from_the_best_of_what_is_made_and_given(
         layout: Any = layouts[0]
         return _Judged(layout, float(layouts[0][1:]))
 
-    monkeypatch.setattr(search, "SearchStarts", lambda *given: SimpleNamespace(build=build))
+    stepped = [start(None, 1, steps=True)] * 3
+    parts = SimpleNamespace(build=build, iter_stepped=lambda: iter(stepped))
+    monkeypatch.setattr(search, "SearchStarts", lambda *given: parts)
+    # Time for two of them.
+    done = iter([0.0, 0.39, 0.4])
+    of._share_done = lambda begin, limit: next(done)
+    of._judge = lambda plan: plan
     of._book = SimpleNamespace(from_plan=lambda plan: plan.layout)
     of._best = find_best
     of._anneal = lambda best, begin, limit: best
-    of._outcome = lambda best, uneven: (best and best.layout, len(uneven))
-    uneven = sum(plan.layout is None for plan in starts)
-    assert of.run(starts, SearchLimit(100.0)) == (best, uneven)
+    of._outcome = lambda best, apart: (best and best.layout, len(apart))
+    apart = sum(plan.layout is None or bool(plan.summed_in_host) for plan in starts)
+    assert of.run(starts, SearchLimit(100.0)) == (best, apart + 2)
     assert seen == judged
     assert seconds == [pytest.approx(6.0)]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.base.writing import to_json
 from perfmodel.reports import document
-from perfmodel.reports.document import from_scenario_document, to_document, to_json
+from perfmodel.reports.document import from_scenario_document, to_document
 from tests.reports.predictions import build_prediction
 
 KEYS = {

@@ -9,10 +9,10 @@ import re
 import pytest
 from rich.console import Console
 
+from perfmodel.base.writing import write_csv
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.ranking import LayoutQuestion
 from perfmodel.planning.layouts.search import search_layouts
-from perfmodel.reports.document import to_csv
 from perfmodel.reports.pages.plans import build_search_page
 from perfmodel.reports.search import build_flags, print_search, to_search_document, to_search_rows
 
@@ -63,8 +63,10 @@ def test_every_trainer_is_told_about_sequences_and_experts(found):
     assert "trainer.strategy.expert_model_parallel_size=2" in flags["NeMo"]
 
 
-def test_the_csv_has_a_line_a_layout_with_the_words_of_the_document(found):
-    lines = list(csv.DictReader(io.StringIO(to_csv(to_search_rows(found)))))
+def test_the_csv_has_a_line_a_layout_with_the_words_of_the_document(found, tmp_path):
+    write_csv(tmp_path / "layouts.csv", to_search_rows(found))
+    with (tmp_path / "layouts.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
 
     assert len(lines) == sum(len(one.layouts) for one in found)
     assert {"hosts", "gpus", "tp", "pp", "cp", "ep", "dp", "low_ms", "high_ms"} <= set(lines[0])

@@ -1,6 +1,7 @@
 import csv
 import gzip
 import io
+from collections import Counter
 from itertools import permutations
 
 import pytest
@@ -263,3 +264,16 @@ def test_grace_hopper_sends_through_its_cpu():
     route = load_topology("alps_gh200").nic_route(2)
     assert [kind.value for kind in route.kinds] == ["nvlink_c2c", "pcie"]
     assert route.target == "nic:2"
+
+
+def test_ways_over_the_cube_mesh_that_are_as_wide_end_on_the_wider_link():
+    topology = load_topology("dgx1_v100")
+    # From 3 to 6 one link bounds both ways: 3 - 2 has two and 2 - 6 one, 3 - 7 one and 7 - 6 two.
+    assert topology.nvlink_lanes(3, 2) == topology.nvlink_lanes(7, 6) == 2
+    assert topology.nvlink_lanes(3, 7) == topology.nvlink_lanes(2, 6) == 1
+    assert [link.target for link in topology.gpu_route(3, 6).links] == ["gpu:7", "gpu:6"]
+    pairs = Counter(
+        link for a, b in permutations(range(8), 2) for link in topology.gpu_route(a, b).links
+    )
+    # When all pairs talk at once, no link of 25 GB/s serves more than three of them.
+    assert max(25e9 * count / link.bandwidth_bytes_per_s for link, count in pairs.items()) == 3

@@ -1,6 +1,6 @@
 import pytest
 
-from perfmodel.reports.document import to_csv
+from perfmodel.base.writing import write_csv
 from perfmodel.validation.scoreboard import (
     Deviation,
     Scoreboard,
@@ -55,9 +55,10 @@ def test_json_has_every_row_and_what_was_left_out():
     }  # fmt: skip
 
 
-def test_a_csv_has_a_line_per_row_with_its_numbers_or_its_reason():
+def test_a_csv_has_a_line_per_row_with_its_numbers_or_its_reason(tmp_path):
     board = Scoreboard("x", (deviation(10, 11, row="r7"),), (Unsupported("r8", "no such GPU"),))
-    lines = to_csv(board.to_rows()).splitlines()
+    write_csv(tmp_path / "rows.csv", board.to_rows())
+    lines = (tmp_path / "rows.csv").read_text().splitlines()
     assert lines[0] == "row,measured,predicted,low,high,error_pct,group,reason"
     assert lines[1].startswith("r7,10,11,")
     assert lines[1].endswith(",g,")

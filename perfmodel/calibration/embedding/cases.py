@@ -132,6 +132,7 @@ class TableGroup(Section):
     lookups: Number
     reuse_year: Words | None = None
     is_weighted: Switch = False
+    deviation: Number = 0.0
 
     def tables(self, batch: int, distribution: IndexDistribution) -> list[EmbeddingTable]:
         """The tables, all with *distribution*."""
@@ -144,6 +145,7 @@ class TableGroup(Section):
                 self.lookups / batch,
                 distribution=distribution,
                 is_weighted=self.is_weighted,
+                pooling_deviation=self.deviation,
             )
             for number in rows
             for _ in range(self.count)

@@ -56,10 +56,9 @@ def fit_interference(paths: Sequence[Path], *, device: str | None) -> FittedInte
 
 
 def _device_of(job: JobTrace, fallback: str | None) -> str:
-    for trace in job.ranks:
-        for device in trace.devices:
-            if device.get("name"):
-                return str(device["name"])
+    named = [name for trace in job.ranks for name in trace.device_names]
+    if named:
+        return named[0]
     if fallback is None:
         raise CalibrationError(
             f"job {job.name!r}: the traces do not name their GPU. Say it with --device, such as "

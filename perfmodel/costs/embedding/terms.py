@@ -183,7 +183,7 @@ def _find_terms(
         Term.SHORT_CACHE_BYTES: (draws - long_draws) * handled + 2 * distinct * handled,
         Term.WEIGHTED_DRAWS: draws if whole.is_weighted else 0.0,
         Term.SUMMED_BYTES: distinct * pooled_row,
-        Term.TAIL_ROWS: _tail_rows(deviation, batch_size) * MILLI,
+        Term.TAIL_ROWS: deviation * _longest_bag(whole, batch_size) * MILLI,
     }
     terms = np.zeros((len(pieces), len(Term)))
     for term, column in values.items():
@@ -230,6 +230,17 @@ def _host_rows(
     return popularity.distinct_rows(before + draws) - popularity.distinct_rows(before)
 
 
-def _tail_rows(deviation: Floats, batch_size: int) -> Floats:
-    """How far the longest of *batch_size* bags exceeds the mean, for normal lengths."""
-    return deviation * math.sqrt(2 * math.log(max(batch_size, 1)))
+def _longest_bag(whole: EmbeddingTable, batch_size: int) -> float:
+    """By how many standard deviations the longest of *batch_size* bags exceeds the mean.
+
+    Lengths are never negative, so they follow a gamma distribution: near to normal where they
+    differ little, exponential where they differ as much as they are long.
+    """
+    mean, deviation = whole.pooling_factor, whole.pooling_deviation
+    if deviation == 0 or mean == 0 or batch_size < 2:
+        return 0.0
+    # Only tables that state a deviation need it.
+    from scipy.special import gammainccinv
+
+    ratio = mean / deviation
+    return max(float(gammainccinv(ratio**2, 1 / batch_size)) / ratio - ratio, 0.0)

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import orjson
+import torch
 
 from perfmodel.emulation.device.cuda_module import CudaModule
 from perfmodel.emulation.device.gpu import GpuModel, VirtualGpu
 from perfmodel.emulation.device.registering import Registration
 from perfmodel.emulation.device.script import RankRun
-from perfmodel.emulation.device.self_test import test_device
 from perfmodel.emulation.device.storages import install_storages
 from perfmodel.emulation.orders import CrewOrder, read_order
 
@@ -40,7 +40,7 @@ def main() -> NoReturn:
     """Carry out the order that is named on the command line."""
     order = read_order(Path(sys.argv[1]))
     gpu = _make_gpu(order)
-    if _fork_and_wait(lambda: test_device(gpu)) != 0:
+    if _fork_and_wait(lambda: _prove_device(gpu)) != 0:
         sys.exit(1)
     folder = Path(order.folder)
     (folder / READY).touch()
@@ -68,6 +68,38 @@ def _make_gpu(order: CrewOrder) -> VirtualGpu:
     registration.register()
     _KEPT.append(registration)
     return gpu
+
+
+def _prove_device(gpu: VirtualGpu) -> None:
+    """Make tensors, go back through a layer, use streams and events, and count bytes.
+
+    Slots of virtual tables belong to one version of torch: a wrong one crashes here, before any
+    code of the user runs.
+    """
+    gpu.recorder.is_on = True
+    inputs = torch.ones(4, 3, device="cuda")
+    weight = torch.ones(3, 2, device="cuda", requires_grad=True)
+    assert inputs.device == torch.device("cuda", 0)
+    assert inputs.is_cuda
+    (inputs @ weight).relu().sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.shape == weight.shape
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        inputs.add_(1)
+    torch.cuda.current_stream().wait_stream(side)
+    event = torch.cuda.Event()
+    event.record()
+    event.synchronize()
+    numbers = torch.tensor([3, 4]).cuda()
+    assert (numbers + 1).tolist() == [4, 5]
+    held = torch.cuda.memory_allocated()
+    del inputs
+    assert torch.cuda.memory_allocated() == held - 512
+    operators = {
+        gpu.recorder.kinds[call[1]]["operator"] for call in gpu.recorder.calls if not call[0]
+    }
+    assert {"aten.mm.default", "aten.threshold_backward.default"} <= operators
 
 
 def _share_memory() -> None:

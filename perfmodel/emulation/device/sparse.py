@@ -18,7 +18,7 @@ from perfmodel.emulation.device.descriptions import tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.operators import Kernel
 from perfmodel.emulation.device.special import COMPRESSED, to_device
-from perfmodel.emulation.kernel_words import SPARSE
+from perfmodel.emulation.operator_words import SPARSE
 
 _MOST_ON_HOST = 1 << 27
 _SPARSE_CPU = DispatchKeySet(DispatchKey.SparseCPU)

@@ -108,7 +108,7 @@ class DenseWriter:
                 casts = [cast(size, DType.FP32, self.dtype) for size in layer.tensors]
                 self.writer.run("to", casts, label=label)
             self.writer.run("linear", self._product_kernels(layer), label=label)
-            if layer.activation and not self.stack.fuses(Fusion.BIAS_ACTIVATION):
+            if layer.activation and not self.stack.fuses(Fusion.ACTIVATION_FORWARD):
                 self._pointwise(layer.activation, layer.outputs, label)
 
     def run_backward(self, layers: Sequence[DenseLayer]) -> None:

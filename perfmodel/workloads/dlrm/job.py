@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from embeddings.balanced import (
     USUAL_HOST,
@@ -13,13 +14,14 @@ from embeddings.balanced import (
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import DEFAULT_SHARDER, ShardingTask, build_named_plan
 from embeddings.table import Lookup
-from perfmodel.base.errors import PlanError, WorkloadError
+from perfmodel.base.errors import PlanError
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.program import Program
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_exchanges
+from perfmodel.workloads.dlrm.memory import room_for_tables
 from perfmodel.workloads.dlrm.rank import REDUCTION_SLOT, RankWriter
 from perfmodel.workloads.dlrm.sparse import (
     EXCHANGE_SLOT,
@@ -31,7 +33,7 @@ from perfmodel.workloads.dlrm.sparse import (
     has_lone_bottom,
     own_ops,
 )
-from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.feeding import input_assumption
 from perfmodel.workloads.unstated import take_over
 
@@ -47,26 +49,33 @@ def build_plan(
     rank_count: int,
     given: ShardingPlan | None = None,
     ranks_per_host: int | None = None,
+    memory_bytes: int | None = None,
 ) -> ShardingPlan:
     """The plan that was *given*, checked, or the one that *spec*'s sharding section leads to.
 
-    *ranks_per_host* of None is the usual number.
+    *ranks_per_host* of None is the usual number. With the *memory_bytes* of a GPU the default
+    placement is one that fits, if there is any; the plan of a named sharder is as it is.
     """
     if given is not None:
         _check_plan(spec, given, rank_count)
         return given
     if spec.sharding.sharder != DEFAULT_SHARDER and rank_count > 1:
         return _build_named(spec, rank_count, ranks_per_host)
+    tables = spec.embedding.tables()
+    room = None
+    if memory_bytes is not None:
+        room = room_for_tables(spec, tables, rank_count=rank_count, memory_bytes=memory_bytes)
     rule = PlacementRule(
         data_parallel_below_bytes=spec.sharding.data_parallel_below,
         batch_size=spec.batch,
         min_width=spec.sharding.min_width,
         max_shard_bytes=spec.sharding.max_shard,
+        room_bytes=room,
         optimizer=spec.embedding.optimizer,
         exchange_weight=exchange_weight(rank_count, ranks_per_host),
     )
     return build_balanced_plan(
-        spec.embedding.tables(),
+        tables,
         rank_count=rank_count,
         rule=rule,
         ranks_per_host=ranks_per_host or USUAL_HOST,
@@ -94,13 +103,14 @@ def choose_plan(
     stack: SoftwareStack,
     given: ShardingPlan | None = None,
     ranks_per_host: int | None = None,
+    memory_bytes: int | None = None,
 ) -> ShardingPlan:
     """The plan of a job under *stack*: a rank with all bottom layers is spared tables if it can."""
+    place = partial(build_plan, spec, ranks_per_host=ranks_per_host, memory_bytes=memory_bytes)
     is_lone = has_lone_bottom(stack, rank_count)
     if given is None and is_lone and rank_count >= _RANKS_TO_SPARE_ONE:
-        held = build_plan(spec, rank_count=rank_count - 1, ranks_per_host=ranks_per_host)
-        given = _without_first(held)
-    return build_plan(spec, rank_count=rank_count, given=given, ranks_per_host=ranks_per_host)
+        given = _without_first(place(rank_count=rank_count - 1))
+    return place(rank_count=rank_count, given=given)
 
 
 def build_dlrm_job(
@@ -227,17 +237,6 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
         job.add_rank(0 if rank == 0 else 1)
     _add_groups(job, rank_count)
     return job.build(_facts(spec, plan, exchanges))
-
-
-def local_batch(spec: DlrmSpec, *, rank_count: int) -> int:
-    """Samples of one rank; the batch must divide by the ranks."""
-    if spec.batch % rank_count:
-        below = spec.batch // rank_count * rank_count
-        raise WorkloadError(
-            f"{spec.name}: batch must divide by the number of ranks, got {spec.batch} on "
-            f"{rank_count} ranks. Take batch={below or rank_count} or batch={below + rank_count}."
-        )
-    return spec.batch // rank_count
 
 
 def _check_plan(spec: DlrmSpec, plan: ShardingPlan, rank_count: int) -> None:

@@ -11,22 +11,14 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.workloads.dlrm.dense import dense_layers, dense_parameters
-from perfmodel.workloads.dlrm.job import build_plan, local_batch
-from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 
 _STATE_TENSORS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
-def dlrm_memory(
-    spec: DlrmSpec,
-    *,
-    rank_count: int,
-    plan: ShardingPlan | None = None,
-    ranks_per_host: int | None = None,
-) -> tuple[RankMemory, ...]:
+def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple[RankMemory, ...]:
     """Peak memory of every rank."""
     samples = local_batch(spec, rank_count=rank_count)
-    plan = build_plan(spec, rank_count=rank_count, given=plan, ranks_per_host=ranks_per_host)
     pieces, optimizer = plan.pieces, spec.embedding.optimizer
     columns = (
         [table.size_bytes for table in pieces.tables],
@@ -81,6 +73,18 @@ def pieces_memory_bytes(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> int
 def base_memory_bytes(spec: DlrmSpec, copied: list[EmbeddingTable], *, samples: int) -> int:
     """What a rank needs that holds no piece, with *copied* data-parallel tables."""
     return _rank_memory(spec, _Held(), _held(spec, copied), samples).total_bytes
+
+
+def room_for_tables(
+    spec: DlrmSpec, tables: Sequence[EmbeddingTable], *, rank_count: int, memory_bytes: int
+) -> int:
+    """What *memory_bytes* leave for weights and state of tables beside everything else.
+
+    Buffers of the exchange grow with what a rank holds; of them an even share is set aside.
+    """
+    base = base_memory_bytes(spec, [], samples=-(-spec.batch // rank_count))
+    held = sum(piece_bytes(table, spec.embedding.optimizer) for table in tables)
+    return memory_bytes - base - (pieces_memory_bytes(spec, tables) - held) // rank_count
 
 
 def _rank_memory(spec: DlrmSpec, held: _Held, copied: _Held, samples: int) -> RankMemory:

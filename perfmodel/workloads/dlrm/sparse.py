@@ -163,24 +163,23 @@ class SparseWriter:
         return self._exchange(self.part.exchanges.indices, label, stream=self.index_stream)
 
     def look_up(self) -> LookupTasks:
-        """Look up, and start the exchange of pooled vectors."""
+        """Look up, and start the exchange of pooled vectors; copied tables are not part of it."""
         self._take_keys()
         self._prepare_keys()
-        tasks = [
-            self.writer.run(
-                "LookupFunction",
-                [EmbeddingOp(lookup, Pass.FORWARD)],
-                label=f"embedding/{word} forward",
-            )
-            for word, lookup in (
-                ("lookup", self.part.lookup),
-                ("data-parallel lookup", self.part.copied),
-            )
-            if lookup is not None
-        ]
-        first = tasks[0] if self.part.lookup is not None else None
+        held, copied = self.part.lookup, self.part.copied
+        first = None if held is None else self._run_lookup(held, "lookup")
+        exchange = self._exchange_pooled()
+        if copied is not None:
+            self._run_lookup(copied, "data-parallel lookup")
+        return LookupTasks(first, exchange)
+
+    def _run_lookup(self, lookup: Lookup, word: str) -> int:
+        op = EmbeddingOp(lookup, Pass.FORWARD)
+        return self.writer.run("LookupFunction", [op], label=f"embedding/{word} forward")
+
+    def _exchange_pooled(self) -> int | None:
         if self.part.exchanges is None:
-            return LookupTasks(first, None)
+            return None
         self._cast_sent(DType.FP32, self.spec.embedding.exchange_dtype, "forward")
         last = None
         if self.part.exchanges.has_direct:
@@ -188,7 +187,7 @@ class SparseWriter:
             last = self._exchange(self.part.exchanges.pooled, label)
         if self.part.in_host is not None:
             last = self._sum_in_host(self.part.in_host)
-        return LookupTasks(first, last)
+        return last
 
     def _sum_in_host(self, host: HostExchange) -> int:
         """Sum inside the host, then send the sums along the rails; the last task."""

@@ -16,6 +16,7 @@ from embeddings.distribution import UNIFORM, IndexDistribution, Zipf
 from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
 from embeddings.table import MOST_ROWS, MOST_TABLES, EmbeddingTable
 from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import WorkloadError
 from perfmodel.workloads.fields import (
     CommonSpec,
     LayerCount,
@@ -258,3 +259,14 @@ class DlrmSpec(CommonSpec):
     def has_skipping_sums(self) -> bool:
         """Whether something is added to the output of the top layers."""
         return self.dense.interaction in _SKIPPING
+
+
+def local_batch(spec: DlrmSpec, *, rank_count: int) -> int:
+    """Samples of one rank; the batch must divide by the ranks."""
+    if spec.batch % rank_count:
+        below = spec.batch // rank_count * rank_count
+        raise WorkloadError(
+            f"{spec.name}: batch must divide by the number of ranks, got {spec.batch} on "
+            f"{rank_count} ranks. Take batch={below or rank_count} or batch={below + rank_count}."
+        )
+    return spec.batch // rank_count

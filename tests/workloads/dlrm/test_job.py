@@ -222,3 +222,16 @@ def test_hybrid_placement_sends_rare_rows_only():
     # One-hot: of 26 vectors a sample fewer than ten are of rare rows, and partial sums of every
     # rank would be 8 x 26.
     assert sent[0] < sent[1] / 20
+
+
+def test_the_default_placement_fits_where_a_plan_does():
+    # 150 GiB of weights: one table alone is more than a GPU of 32 GiB has.
+    words = [
+        "embedding.rows=[200000000, 60000000, 30000000, 20000000]",
+        "embedding.pooling_factors=1", "embedding.optimizer=sgd", "batch=4096",
+    ]  # fmt: skip
+    spec = load_workload("dlrm_mlperf", words)
+    room = 32 * 2**30
+    built = build_workload(spec, rank_count=8, ranks_per_host=8, memory_bytes=room)
+    assert max(rank.total_bytes for rank in built.memory_of_rank) <= room
+    assert sum(table.size_bytes for table in spec.embedding.tables()) > 4 * room

@@ -177,6 +177,14 @@ def test_ranks_that_have_all_keys_are_sent_none():
     assert not _labelled(job, "embedding/indices")
 
 
+def test_activations_may_run_inside_products_forward_only():
+    words = _memory_words(_build(_with(fusions=frozenset({Fusion.ACTIVATION_FORWARD}))))
+    plain = _memory_words(_build(EAGER))
+    # Eight layers: their activations backward are left, the sums for their biases are not.
+    assert sum(word in ("relu", "sigmoid") for word in words) == 8
+    assert len(plain) - len(words) == 8 + 8
+
+
 def test_exchanges_of_indices_and_reductions_may_have_streams_of_their_own():
     apart = frozenset({Overlap.INDEX_EXCHANGE, Overlap.EXCHANGE_AND_REDUCTION})
     job = _build(_with(overlaps=EAGER.overlaps | apart), 2)
@@ -199,6 +207,14 @@ def test_gradients_in_one_piece_are_reduced_once_and_beside_the_update_of_tables
     update = labels.index("embedding/update backward")
     sources = program.dep_task[program.dep_start[update] : program.dep_start[update + 1]]
     assert not any("all_reduce" in labels[source] for source in sources)
+
+
+def test_copied_tables_are_looked_up_while_pooled_vectors_travel():
+    small = "sharding.data_parallel_below=1 MB"
+    job = _build(EAGER, 2, "embedding.rows=[1000, 2000, 900000]", small)
+    labels = [job.label_of(0, task) for task in range(job.program_of(0).task_count)]
+    exchange = labels.index("embedding/pooled all_to_all forward")
+    assert exchange < labels.index("embedding/data-parallel lookup forward")
 
 
 def test_an_optimizer_may_pass_over_all_rows_whoever_holds_them():
