@@ -93,9 +93,9 @@ class Collective:
                     f"all_to_all: byte matrix must be square, row {sender} has {len(row)} "
                     f"entries and there are {size} rows."
                 )
-            for receiver, sent_bytes in enumerate(row):
-                if sent_bytes < 0:
-                    raise InputError(
-                        f"all_to_all: bytes must not be negative, member {sender} sends "
-                        f"{sent_bytes} to member {receiver}."
-                    )
+            if min(row) < 0:
+                receiver = next(place for place, sent_bytes in enumerate(row) if sent_bytes < 0)
+                raise InputError(
+                    f"all_to_all: bytes must not be negative, member {sender} sends "
+                    f"{row[receiver]} to member {receiver}."
+                )

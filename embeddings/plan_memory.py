@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
-from embeddings.table import EmbeddingTable
+from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
@@ -16,11 +16,12 @@ _STATE_TENSORS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
 
 def state_bytes(table: EmbeddingTable, optimizer: str) -> int:
     """Bytes of optimizer state on the device: fp32, a number a weight or a number a row."""
-    size = DType.FP32.size_bytes
-    share = table.device_bytes / table.size_bytes
-    if optimizer == "rowwise_adagrad":
-        return round(table.rows * size * share)
-    return round(_STATE_TENSORS[optimizer] * table.rows * table.width * size * share)
+    numbers = table.rows
+    if optimizer != "rowwise_adagrad":
+        numbers *= _STATE_TENSORS[optimizer] * table.width
+    if table.memory is TableMemory.DEVICE or not numbers:
+        return numbers * DType.FP32.size_bytes
+    return round(numbers * DType.FP32.size_bytes * (table.device_bytes / table.size_bytes))
 
 
 def piece_bytes(table: EmbeddingTable, optimizer: str) -> int:

@@ -8,7 +8,7 @@ drawn within the last T draws, where T draws touch as many rows as the cache hol
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
+_NO_ROWS: Floats = np.zeros(0)
 _ALMOST_SURE = 1.0 - 1e-12
 _STEPS = 200
 _EXACT = 1e-14
@@ -47,16 +48,19 @@ class Popularity:
     Counts are expectations and need not be whole. Those of several pieces of a table are pieces x
     classes, and everything asked of them is one number a piece. A piece has some of the rows and
     sees all draws of its table, most of which hit none of its rows: so what pieces find
-    adds up to what the table does.
+    adds up to what the table does. Of the last classes, which are not in *row_counts*, a
+    piece has *rest_share* of *rest_counts* rows.
     """
 
     row_counts: Floats
     probabilities: Floats
+    rest_counts: Floats = field(default_factory=lambda: _NO_ROWS)
+    rest_share: Floats = field(default_factory=lambda: _NO_ROWS)
 
     @property
     def rows(self) -> Floats:
         """Rows that are ever asked for."""
-        return self._sum(1.0)
+        return self._sum(np.ones_like(self.probabilities))
 
     @property
     def share(self) -> Floats:
@@ -96,14 +100,14 @@ class Popularity:
         order = np.argsort(-self.probabilities, kind="stable")
         after = np.cumsum(self.row_counts[order])
         before = np.concatenate([[0.0], after[:-1]])
-        found = np.maximum(after - np.maximum(before, len(places)), 0.0) * share
+        cold = np.maximum(after - np.maximum(before, len(places)), 0.0)
         # Places of a class are those from its first to its last row; fractions in proportion.
         hot = int(np.searchsorted(before, len(places)))
         edges = np.minimum(np.append(before[:hot], after[hot - 1]), len(places))
         low = np.minimum(edges.astype(np.int64), len(places) - 1)
         of_edges = dealt[..., low] + (edges - low) * (dealt[..., low + 1] - dealt[..., low])
-        found[..., :hot] += np.diff(of_edges, axis=-1)
-        return Popularity(found, self.probabilities[order])
+        counts = np.diff(of_edges, axis=-1) + cold[:hot] * share
+        return Popularity(counts, self.probabilities[order], cold[hot:], share[..., 0])
 
     def distinct_rows(self, draws: float | Floats) -> Floats:
         """Expected number of different rows in *draws* draws."""
@@ -182,12 +186,20 @@ class Popularity:
 
     def _take(self, chosen: NDArray[np.bool_] | Int64s) -> Popularity:
         """The pieces that were *chosen*; what is not of several pieces is the same for all."""
-        several = self.row_counts.ndim > 1
-        return Popularity(self.row_counts[chosen], self.probabilities) if several else self
+        if self.row_counts.ndim == 1:
+            return self
+        share = self.rest_share[chosen] if len(self.rest_counts) else self.rest_share
+        return replace(self, row_counts=self.row_counts[chosen], rest_share=share)
 
-    def _sum(self, of_class: float | Floats) -> Floats:
+    def _sum(self, of_class: Floats) -> Floats:
         """Over all rows; the same for a piece whether it is asked alone or with others."""
-        return np.asarray((self.row_counts * of_class).sum(axis=-1))[()]
+        one_by_one = self.row_counts.shape[-1]
+        total: Floats = (self.row_counts * of_class[..., :one_by_one]).sum(axis=-1)
+        if len(self.rest_counts):
+            total = total + self.rest_share * (self.rest_counts * of_class[..., one_by_one:]).sum(
+                axis=-1
+            )
+        return total
 
     def _hit(self, draws: float | Floats) -> Floats:
         """The chance that *draws* draws hit a row: each misses it with probability 1 - p."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from zlib import crc32
 
@@ -205,17 +205,20 @@ class EmbeddingTable:
         """Tables of their own from telling row, rows and width of each piece."""
         first_row, rows, _ = np.array(cuts, dtype=np.int64).reshape(-1, 3).T
         shares = self.shares_of(first_row, rows).tolist()
+        # What pieces share is asked for once: a plan may have a million of them.
+        shared = {one.name: getattr(self, one.name) for one in fields(self)} | {"piece_of": self}
         return [
             self.of_width(width)
             if held == self.rows
-            else replace(
-                self,
-                rows=held,
-                width=width,
-                pooling_factor=self.pooling_factor * share,
-                pooling_deviation=self.pooling_deviation * share,
-                piece_of=self,
-                first_row=first,
+            else EmbeddingTable(
+                **shared
+                | {
+                    "rows": held,
+                    "width": width,
+                    "pooling_factor": self.pooling_factor * share,
+                    "pooling_deviation": self.pooling_deviation * share,
+                    "first_row": first,
+                }
             )
             for (first, held, width), share in zip(cuts, shares, strict=True)
         ]

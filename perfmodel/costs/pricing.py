@@ -313,6 +313,7 @@ class _PriceSheet:
 
     def __init__(self, job: JobGraph, plain: Estimates, calls: _CallPricer) -> None:
         self._job, self._plain, self._calls = job, plain, calls
+        self._is_call = np.array([isinstance(op, Communication) for op in job.ops], dtype=bool)
         self._calls_of: dict[int, _Calls] = {}
         self._place_of: dict[tuple[int, tuple[_CallPrice, ...]], int] = {}
         self._length = 0
@@ -324,7 +325,7 @@ class _PriceSheet:
         """Where the rows of *rank* begin, written if nobody had the same before."""
         number = int(self._job.rank_program[rank])
         if number not in self._calls_of:
-            self._calls_of[number] = _find_calls(self._job, self._job.programs[number])
+            self._calls_of[number] = self._find_calls(self._job.programs[number])
         calls = self._calls_of[number]
         prices = tuple(self._price(rank, op, slot) for op, slot in calls.pairs)
         key = (number, prices)
@@ -332,6 +333,15 @@ class _PriceSheet:
             self._place_of[key] = self._length
             self._write(self._job.programs[number], calls, prices)
         return self._place_of[key]
+
+    def _find_calls(self, program: Program) -> _Calls:
+        tasks = np.flatnonzero((program.slot >= 0) & self._is_call[program.op])
+        width = self._job.rank_group.shape[1] or 1
+        codes, pair_of_task = np.unique(
+            program.op[tasks].astype(np.int64) * width + program.slot[tasks], return_inverse=True
+        )
+        pairs = tuple(divmod(code, width) for code in codes.tolist())
+        return _Calls(pairs, tasks, pair_of_task)
 
     def _price(self, rank: int, op: int, slot: int) -> _CallPrice:
         group = int(self._job.rank_group[rank, slot])
@@ -358,17 +368,6 @@ class _PriceSheet:
         self.rows.append(columns)
         self.link_use.append(link_use)
         self._length += program.task_count
-
-
-def _find_calls(job: JobGraph, program: Program) -> _Calls:
-    is_call = np.array([isinstance(op, Communication) for op in job.ops], dtype=bool)
-    tasks = np.flatnonzero((program.slot >= 0) & is_call[program.op])
-    width = job.rank_group.shape[1] or 1
-    codes, pair_of_task = np.unique(
-        program.op[tasks].astype(np.int64) * width + program.slot[tasks], return_inverse=True
-    )
-    pairs = tuple(divmod(code, width) for code in codes.tolist())
-    return _Calls(pairs, tasks, pair_of_task)
 
 
 def _join(rows: Sequence[Estimates]) -> Estimates:

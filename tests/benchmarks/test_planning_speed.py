@@ -143,14 +143,16 @@ def test_a_search_of_1000_tables_on_1024_ranks_beats_every_sharder():
 
 
 @pytest.mark.benchmark
-def test_sharders_of_10000_tables_on_64_ranks_are_ranked_in_a_minute(tmp_path):
+@pytest.mark.parametrize("is_skewed", [False, True])
+def test_sharders_of_10000_tables_on_64_ranks_are_ranked_in_a_minute(tmp_path, is_skewed):
     chance = random.Random(0)
     lines = [
         f"t{place},{int(10 ** chance.uniform(2, 6))},{chance.choice([32, 64, 128])},"
-        f"{chance.uniform(1, 60):.2f}"
+        f"{chance.uniform(1, 60):.2f}" + (f",{chance.uniform(0.3, 1.2):.3f}" if is_skewed else "")
         for place in range(10_000)
     ]
-    (tmp_path / "t.csv").write_text("\n".join(["name,rows,width,pooling_factor", *lines, ""]))
+    header = "name,rows,width,pooling_factor" + (",zipf" if is_skewed else "")
+    (tmp_path / "t.csv").write_text("\n".join([header, *lines, ""]))
     question = RankQuestion(
         topology="dgx_a100", hosts=8, tables=str(tmp_path / "t.csv"), overrides=("batch=8192",)
     )
@@ -160,8 +162,8 @@ def test_sharders_of_10000_tables_on_64_ranks_are_ranked_in_a_minute(tmp_path):
         found = rank_plans(question, executor=executor, on_phase=lambda *said: phases.append(said))
     took, wall = time.process_time() - begin, time.monotonic() - clock
     print(
-        f"{len(found.plans)} plans of 10,000 tables on 64 ranks ranked in {took:.0f} s of "
-        f"processor time ({wall:.0f} s), {len(phases)} phases told"
+        f"{len(found.plans)} plans of 10,000 {'skewed' if is_skewed else 'uniform'} tables on 64 "
+        f"ranks ranked in {took:.0f} s of processor time ({wall:.0f} s), {len(phases)} phases told"
     )
     assert len(phases) > 2 * len(found.plans)
     assert took < 60

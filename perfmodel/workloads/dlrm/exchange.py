@@ -126,6 +126,7 @@ def _of_hosts(plan: ShardingPlan, local_batch: int, dtype: DType) -> tuple[HostE
         across[host] += shards[0].width * _asked_ratio(plan, shards)
     vector_bytes = local_batch * dtype.size_bytes
     between = np.rint(vector_bytes * across)[:, np.newaxis] * ~np.eye(hosts, dtype=bool)
+    there, back = (_all_to_all(way.astype(np.int64), dtype) for way in (between, between.T))
     found = []
     for of_ranks in width.reshape(hosts, per_host):
         # Each rank of the host is handed partial sums for its own samples and those of the
@@ -136,8 +137,8 @@ def _of_hosts(plan: ShardingPlan, local_batch: int, dtype: DType) -> tuple[HostE
             HostExchange(
                 inside=_all_to_all(within.astype(np.int64), dtype),
                 inside_back=_all_to_all(within.T.astype(np.int64), dtype),
-                across=_all_to_all(between.astype(np.int64), dtype),
-                across_back=_all_to_all(between.T.astype(np.int64), dtype),
+                across=there,
+                across_back=back,
                 summed_width=round(float(of_ranks.sum())),
             )
         )
