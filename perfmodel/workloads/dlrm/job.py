@@ -274,6 +274,9 @@ def _facts(spec: DlrmSpec, plan: ShardingPlan, exchanges: Exchanges | None) -> J
         sentences.append(
             "The host knows the sizes of the index exchange and does not wait for them."
         )
+    if plan.rank_count > 1:
+        copied = f", {len(plan.data_parallel)} of them on every rank" if plan.data_parallel else ""
+        sentences.append(f"Tables lie as the plan {plan.name!r} has them{copied}.")
     if exchanges is not None and exchanges.of_hosts:
         sentences.append(
             f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host, then travel "

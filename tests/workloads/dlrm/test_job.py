@@ -235,3 +235,10 @@ def test_the_default_placement_fits_where_a_plan_does():
     built = build_workload(spec, rank_count=8, ranks_per_host=8, memory_bytes=room)
     assert max(rank.total_bytes for rank in built.memory_of_rank) <= room
     assert sum(table.size_bytes for table in spec.embedding.tables()) > 4 * room
+
+
+def test_the_plan_and_what_it_copies_are_said():
+    lines = _build("dlrm_mlperf", 4, "sharding.data_parallel_below=1 MiB", *SMALL).facts.assumptions
+    assert "Tables lie as the plan 'balanced' has them, 2 of them on every rank." in lines
+    whole = _build("dlrm_mlperf", 4, "sharding.sharder=naive", *SMALL).facts.assumptions
+    assert "Tables lie as the plan 'naive' has them." in whole
