@@ -109,10 +109,9 @@ class PlanSearch:
             if layout is not None:
                 judged = self._best([layout])
                 best = judged if best is None or judged.score < best.score else best
-        for plan in first.iter_stepped():
-            if self._share_done(begin, limit) >= STEPPED_SHARE:
-                break
-            apart.append(self._judge(plan))
+        stepped = first.iter_stepped()
+        while self._share_done(begin, limit) < STEPPED_SHARE and (candidate := next(stepped, None)):
+            apart.append(self._judge(candidate))
         best = None if best is None else self._anneal(best, begin, limit)
         return self._outcome(best, apart)
 

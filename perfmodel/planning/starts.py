@@ -7,8 +7,8 @@ of. Plans with steps inside hosts are judged, but not walked from.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -23,7 +23,8 @@ SPLIT_SHARES = (np.inf, 1.0, 0.5)
 """Shares of a rank above which tables are cut."""
 COPIED_SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the tables that seem worth it that stand on every rank."""
-BALANCED_PLANS = 24
+BALANCED_PLANS = 48
+"""Plans of the balanced sharder that are looked at, some of them with steps inside hosts."""
 MIN_WIDTH = 32
 
 
@@ -37,9 +38,11 @@ class SearchStarts:
         wholes = [split_table(place, table, WHOLE)[0] for place, table in enumerate(self._tables)]
         self._alone = evaluator.pieces_alone(self._tables, wholes)
         self._bytes = evaluator.pieces_bytes(self._tables, wholes)
+        self._balanced = iter_balanced(book.task)
+        self._stepped: list[ShardingPlan] = []
 
     def build(self, seconds: float) -> list[PlanLayout]:
-        """All of them; each of the first three may take *seconds*."""
+        """All of them; each of the first three may take *seconds*, as may the balanced ones."""
         found = [self._start(self._cuts(share), seconds) for share in SPLIT_SHARES]
         worth = self.worth_copying()
         for share in COPIED_SHARES:
@@ -48,13 +51,20 @@ class SearchStarts:
                 cuts = self._cuts(1.0)
                 chosen = [COPIED if place in copied else cut for place, cut in enumerate(cuts)]
                 found.append(self._start(chosen, 0.0))
-        balanced = iter_balanced(replace(self._book.task, ranks_per_host=None))
-        found += [self._book.from_plan(plan) for plan in islice(balanced, BALANCED_PLANS)]
+        end_s = time.monotonic() + seconds
+        for plan in islice(self._balanced, BALANCED_PLANS):
+            if plan.summed_in_host:
+                self._stepped.append(plan)
+            else:
+                found.append(self._book.from_plan(plan))
+            if time.monotonic() >= end_s:
+                break
         return [layout for layout in found if layout is not None]
 
     def iter_stepped(self) -> Iterator[ShardingPlan]:
-        """Plans that sum vectors inside hosts, the most promising first."""
-        return (plan for plan in iter_balanced(self._book.task) if plan.summed_in_host)
+        """Plans that sum vectors inside hosts, the most promising first; after `build`."""
+        yield from self._stepped
+        yield from (plan for plan in self._balanced if plan.summed_in_host)
 
     def worth_copying(self) -> list[int]:
         """Tables that seem to cost less on every rank than spread evenly, most gain first."""
