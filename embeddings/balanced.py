@@ -57,6 +57,8 @@ _LITTLE = 1e-9
 _COPY_BYTES, _STEP_BYTES = 5e8, 2e8
 """What a second lookup and its update, and a second step of the exchanges, take to launch: some
 0.17 and 0.07 ms, in bytes of device memory."""
+_PEER_BYTES = 2.4e7
+"""The same for a message to one other place and for what comes back: some 8 us."""
 _MANY = 2**16
 """Samples of a batch where nobody says."""
 
@@ -357,6 +359,8 @@ class _Placer:
         everywhere = list(copied)
         shared = self._own[everywhere].sum() / count + self._summed_work[everywhere].sum()
         launches = bool(copied) * _COPY_BYTES + (self._per_place > 1) * _STEP_BYTES
+        if self._weight > ONE_HOST_WEIGHT:
+            launches += _PEER_BYTES * (self._place_count - 1)
         launches /= self._rule.batch_size or _MANY
         return _Found(cuts, places, self._per_place, copied, busiest + float(shared) + launches)
 

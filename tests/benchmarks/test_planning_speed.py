@@ -40,7 +40,7 @@ def _random_ranks(*shape: int):
 
 
 @pytest.mark.benchmark
-def test_plans_of_100_tables_on_128_ranks_are_judged_500_times_as_fast_as_predicted():
+def test_plans_of_100_tables_on_128_ranks_are_judged_300_times_as_fast_as_predicted():
     evaluator, task = _setting(100, 16, 65536)
     ranks = _random_ranks(PLANS, 100)
     evaluator.measure_assignments(task, ranks[:128])
@@ -66,7 +66,7 @@ def test_plans_of_100_tables_on_128_ranks_are_judged_500_times_as_fast_as_predic
         f"{PLANS / (end - built):.0f} as plan objects, "
         f"{PLANS / (end - begin):.0f} with building and checking those; {predicted:.1f} predicted"
     )
-    assert min(columns, as_layouts, PLANS / (end - built)) > 500 * predicted
+    assert min(columns, as_layouts, PLANS / (end - built)) > 300 * predicted
 
 
 @pytest.mark.benchmark
