@@ -146,6 +146,11 @@ def test_what_a_killed_driver_and_its_warden_have_left_is_cleared_by_the_next_st
     folder.mkdir()
     (folder / OWNER).touch()
     agent = subprocess.Popen(["sleep", "600"], env={ray_warden.MARK: str(folder)})
+    # A program that has only just been started has no environment to read yet.
+    end_s = time.monotonic() + PATIENCE_S
+    while agent.pid not in ray_warden.marked_processes(str(folder)):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
     with private_folder() as mine:
         assert agent.wait(timeout=PATIENCE_S) == -signal.SIGKILL
         assert sorted(tmp_path.iterdir()) == [mine]
