@@ -27,7 +27,7 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.api import RankQuestion, rank
-from perfmodel.prediction.question import Asked
+from perfmodel.prediction.question import PredictOptions
 from perfmodel.validation.runs_prediction import RunAsked, predict_run
 from perfmodel.validation.runs_table import load_runs
 
@@ -157,7 +157,7 @@ def draw_gpus(axes: Any, scenario: dict[str, Any]) -> dict[str, Any]:
         for row in load_runs(MEASURED / "runs_dcnv2.csv").rows
         if row.text("machine") in scenario["machines"] and row.measured_s
     ]
-    asked = RunAsked(Asked(is_explained=False, samples=2))
+    asked = RunAsked(PredictOptions(is_explained=False, samples=2))
     found: dict[str, Any] = {"runs": {}, "curve_ms": {}}
     for row in rows[:: scenario["every"]]:
         answer = predict_run(asked, row)

@@ -20,7 +20,7 @@ from experiments.figures import (
 )
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.answering import answer
-from perfmodel.prediction.question import Asked, recording_question
+from perfmodel.prediction.question import PredictOptions, recording_question
 from perfmodel.recordings.hold_back import HoldRule, replay_held
 from perfmodel.recordings.host_chain import StepKind
 from perfmodel.recordings.self_replay import step_moments_ns
@@ -102,7 +102,7 @@ def main() -> None:
     }
     with wishes.executor() as executor:
         for key, label in scenario["stalled"].items():
-            question = recording_question(jobs[key], Asked(is_explained=False))
+            question = recording_question(jobs[key], PredictOptions(is_explained=False))
             without = question.changed_to(parse_transformation("no_stalls").apply(question.job))
             first_ns = answer(without, executor=executor).periods_ns[0]
             answers[f"no stall, {label}"] = (first_ns / MS, truth[key][1])

@@ -22,7 +22,7 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.folded_costs import fold_costs
 from perfmodel.prediction.interference import settle_interference
-from perfmodel.prediction.question import Asked, Question
+from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.sampling import replay_samples
 from perfmodel.stacks.spread import NO_SPREAD
 from perfmodel.stacks.stack import Family
@@ -79,7 +79,7 @@ class Case:
         return tuple(self.row.text(name) for name in ("framework", "release", "machine", "n_gpus"))
 
 
-def build_case(asked: Asked, row: RunRow) -> Case | None:
+def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
     """The case of *row*, or None where it cannot be predicted."""
     try:
         scenario = read_scenario(row)

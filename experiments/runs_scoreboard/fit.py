@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.sustained import FILE as SUSTAINED_FILE
 from perfmodel.costs.sustained import load_sustained, power_ratio, reference_of
-from perfmodel.prediction.question import Asked
+from perfmodel.prediction.question import PredictOptions
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.spread import FILE as SPREAD_FILE
 from perfmodel.stacks.stack import PLAIN_GEMM, Family, SoftwareStack
@@ -487,7 +487,7 @@ def main() -> None:
     table, core = (load_runs(arguments.folder / name) for name in TABLES[arguments.family])
     rows = choose_rows(table.rows, core.rows, most_of_group=arguments.rows)
     rows = rows[:: arguments.every]
-    asked = Asked(is_explained=False)
+    asked = PredictOptions(is_explained=False)
     with get_context("spawn").Pool(2) as pool:
         found = pool.starmap(build_case, [(asked, row) for row in rows], chunksize=4)
     cases = [case for case in found if case is not None]

@@ -57,9 +57,9 @@ def predict(
         _check_memory(asked, on_phase, require_fit=require_fit)
     with open_place(executor, workers, ray_address) as place:
         found = predict_scenario(asked, executor=place, on_phase=on_phase)
-        far = found.evidence.history.replay.far
-        if far is not None and not keep_timelines:
-            far.let_go()
+        remote = found.evidence.history.replay.remote
+        if remote is not None and not keep_timelines:
+            remote.release()
     return replace(found, assumptions=(*found.assumptions, *sentences))
 
 

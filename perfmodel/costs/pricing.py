@@ -32,7 +32,7 @@ from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, GroupedGemm, Op
 from perfmodel.graph.program import Program
 from perfmodel.stacks.spread import find_spread
-from perfmodel.stacks.stack import Habit, SoftwareStack
+from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
 from topologies import Cluster
 
 # Ranks run the same program in step, so that the groups behind one slot make
@@ -104,7 +104,7 @@ def price_job(
     _check_fits(job, cluster)
     plain = _price_plain(job.ops, cluster, stack)
     ratio = stack.time_ratio(COMMUNICATION_FAMILY, cluster.device.architecture.value)
-    is_lean = stack.has(Habit.LEAN_EXCHANGES) and cluster.host_count > 1
+    is_lean = stack.has(FrameworkBehaviour.LEAN_EXCHANGES) and cluster.host_count > 1
     software = CollectiveSoftware(algorithm=stack.collective_algorithm)
     seen = cluster_seen_by(stack, cluster)
     calls = _CallPricer(job, seen, software, time_ratio=ratio, is_lean=is_lean)
@@ -136,7 +136,7 @@ def price_job(
 
 def cluster_seen_by(stack: SoftwareStack, cluster: Cluster) -> Cluster:
     """*cluster* as the collectives of *stack* use it: without relays where it makes none."""
-    if not (stack.has(Habit.UNRELAYED) and cluster.topology.gpus_forward):
+    if not (stack.has(FrameworkBehaviour.UNRELAYED) and cluster.topology.gpus_forward):
         return cluster
     return replace(cluster, topology=replace(cluster.topology, gpus_forward=False))
 

@@ -94,14 +94,14 @@ class History:
 
         *function* stands at the top level of a module, and looks at tasks of *rank* alone.
         """
-        if self.replay.far is not None and self.replay.far.is_open:
-            return self.replay.far.by_rank(function, *words)
+        if self.replay.remote is not None and self.replay.remote.is_open:
+            return self.replay.remote.by_rank(function, *words)
         return [function(self, rank, *words) for rank in self.ranks]
 
     def at_rank(self, rank: int, function: Callable[..., Any], *words: Any) -> Any:
         """`function(history, *words)`, worked out where the tasks of *rank* are kept."""
-        if self.replay.far is not None and self.replay.far.is_open:
-            return self.replay.far.at_rank(rank, function, *words)
+        if self.replay.remote is not None and self.replay.remote.is_open:
+            return self.replay.remote.at_rank(rank, function, *words)
         return function(self, *words)
 
     def program_of(self, rank: int) -> Program:

@@ -21,7 +21,7 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 
 
-class Keeper(Protocol):
+class TimelineStore(Protocol):
     """Whoever has the columns of a replay, by kept iteration."""
 
     def end_ns(self, iteration: int, rows: slice) -> Int64s:
@@ -49,7 +49,7 @@ class Reducer(Protocol):
         """`function(history, *words)` where *rank* is."""
         ...
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nobody will look at the columns once those who keep them are gone."""
         ...
 
@@ -64,7 +64,7 @@ class Timeline:
     """
 
     iteration: int
-    keeper: Keeper
+    keeper: TimelineStore
 
     @cached_property
     def end_ns(self) -> Int64s:
@@ -104,13 +104,13 @@ class Kept:
 class Replay:
     """The answer of the engine: the last iterations in full, of all the time lanes reached.
 
-    *lane_now_ns* is iterations x lanes of all ranks x vectors. *far* is where the
+    *lane_now_ns* is iterations x lanes of all ranks x vectors. *remote* is where the
     timelines are, unless they are here.
     """
 
     timelines: tuple[Timeline, ...]
     lane_now_ns: Int64s
-    far: Reducer | None = None
+    remote: Reducer | None = None
 
     @property
     def iteration_count(self) -> int:

@@ -147,7 +147,7 @@ class FarKeeper:
         block = next(index for index, ranks in enumerate(blocks) if rank in ranks)
         return self._crew.ask(block, "at_rank", self._last[block], function, *words)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nobody will look at the columns once the blocks are gone."""
         self._is_wanted = False
 

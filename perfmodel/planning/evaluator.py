@@ -43,11 +43,11 @@ from perfmodel.planning.plan_costs import (
     PlanPricer,
 )
 from perfmodel.prediction.scenario import Mode
-from perfmodel.stacks.stack import Habit, SoftwareStack
+from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
 from perfmodel.workloads.dlrm.job import build_dlrm_job, build_variant_job
 from perfmodel.workloads.dlrm.memory import base_memory_bytes, dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
-from perfmodel.workloads.unstated import take_over
+from perfmodel.workloads.unstated import apply_stack_defaults
 from topologies import Cluster
 
 EMBEDDING_FAMILY = "embedding"
@@ -117,13 +117,13 @@ class PlanEvaluator:
     def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
         if cluster.rank_count < 2:
             raise PlanError("rank: plans differ only on two ranks or more. Take more ranks.")
-        if stack.has(Habit.LEAN_EXCHANGES) and cluster.host_count > 1:
+        if stack.has(FrameworkBehaviour.LEAN_EXCHANGES) and cluster.host_count > 1:
             raise PlanError(
                 f"stack {stack.name!r}: has exchanges of its own on several hosts; plans are "
                 "compared only under a collective library. Take another stack, or predict each "
                 "plan alone."
             )
-        self.spec = spec = take_over(spec, stack)
+        self.spec = spec = apply_stack_defaults(spec, stack)
         self.cluster = cluster
         self.stack = stack
         self.catalog = PieceCatalog(spec, cluster.device, rank_count=cluster.rank_count)

@@ -43,7 +43,7 @@ from perfmodel.planning.ranking import (
 from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.answering import answer
 from perfmodel.prediction.phases import OnPhase, ignore_phase
-from perfmodel.prediction.question import Asked, workload_question
+from perfmodel.prediction.question import PredictOptions, workload_question
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import build_exchanges
@@ -152,7 +152,7 @@ class _Askers:
     spec: DlrmSpec
     cluster: Cluster
     stack: SoftwareStack
-    asked: Asked
+    asked: PredictOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,8 +192,8 @@ def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]
     return PlanLoads(tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes)
 
 
-def _asked(question: RankQuestion) -> Asked:
-    return Asked(
+def _asked(question: RankQuestion) -> PredictOptions:
+    return PredictOptions(
         mode=question.mode, samples=question.samples, seed=question.seed, is_explained=False
     )
 

@@ -29,7 +29,7 @@ from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.explain import explain
 from perfmodel.prediction.loops import Loops, find_facts, find_loops, price_question
 from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
-from perfmodel.prediction.question import Notes, Question, build_question
+from perfmodel.prediction.question import Question, RecordingInfo, build_question
 from perfmodel.prediction.sampling import build_interval
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 
@@ -46,7 +46,7 @@ def predict_scenario(
     """Answer *scenario*, replaying on *executor*."""
     clock = PhaseClock(on_phase)
     with clock.phase("building the job", done=0.0):
-        question = build_question(scenario, is_dealt=executor.reads_jobs)
+        question = build_question(scenario, is_distributed=executor.reads_jobs)
     return _explained(_answer(question, executor, clock))
 
 
@@ -165,7 +165,11 @@ def _interval_of(drawn_ns: tuple[float, ...], iteration_ns: int) -> Interval:
 
 
 def _answer_recording(
-    question: Question, notes: Notes, priced: PricedJob, executor: Executor, clock: PhaseClock
+    question: Question,
+    notes: RecordingInfo,
+    priced: PricedJob,
+    executor: Executor,
+    clock: PhaseClock,
 ) -> Answer:
     from perfmodel.recordings.hold_back import replay_held
 

@@ -12,7 +12,7 @@ from perfmodel.engine.steady import MOST_ITERATIONS, SteadyState
 from perfmodel.prediction.answer import InterferenceLoss
 from perfmodel.prediction.explain import merge_numbers
 from perfmodel.prediction.interference import MOST_ROUNDS, SettledCosts
-from perfmodel.prediction.question import Asked
+from perfmodel.prediction.question import PredictOptions
 from perfmodel.prediction.scenario import Interference
 
 MOST_NAMES = 6
@@ -22,7 +22,7 @@ def list_assumptions(
     priced: PricedJob,
     steady: SteadyState,
     settled: SettledCosts,
-    asked: Asked,
+    asked: PredictOptions,
     loss: InterferenceLoss | None,
 ) -> tuple[str, ...]:
     """What the job, its costs and its replay assume; each sentence once.

@@ -18,8 +18,14 @@ from perfmodel.engine.layout import Int64s
 from perfmodel.engine.replay import Replay, Timeline
 from perfmodel.engine.steady import Replayer
 from perfmodel.prediction.folded_costs import FoldedCosts
-from perfmodel.prediction.kernel_slowdown import Floats, Spells, Walk, find_company, find_losses
-from perfmodel.prediction.overlap_board import Board, build_board
+from perfmodel.prediction.kernel_slowdown import (
+    CommIntervals,
+    Floats,
+    KernelLanes,
+    find_company,
+    find_losses,
+)
+from perfmodel.prediction.overlap_board import FlatCosts, build_board
 
 # While the links they use are asked for more than they can carry, each runs
 # slower by that factor.
@@ -137,25 +143,25 @@ class _Moments:
         before, last = answer.timelines[-2:]
         return cls(before, last, duration_ns)
 
-    def spells(self, board: Board, timeline: Timeline) -> Spells:
+    def spells(self, board: FlatCosts, timeline: Timeline) -> CommIntervals:
         """The collectives of *timeline* that can have kernels beside them."""
         calls = board.calls
         chosen = calls.is_beside
         task = calls.task[chosen]
         end_ns = timeline.end_ns[task, 0]
-        return Spells(
+        return CommIntervals(
             rank=calls.rank[chosen],
             ready_ns=timeline.member_ready_ns[calls.member[chosen], 0],
             start_ns=end_ns - self.duration_ns[task],
             end_ns=end_ns,
         )
 
-    def walk(self, board: Board, timeline: Timeline, work_ns: Floats) -> Walk:
+    def walk(self, board: FlatCosts, timeline: Timeline, work_ns: Floats) -> KernelLanes:
         end_ns = np.ascontiguousarray(timeline.end_ns[:, 0])
-        return Walk(end_ns - self.duration_ns, end_ns, work_ns, board.family, board.speed)
+        return KernelLanes(end_ns - self.duration_ns, end_ns, work_ns, board.family, board.speed)
 
 
-def _find_losses(board: Board, sharing: Int64s, moments: _Moments, losses: _Losses) -> _Losses:
+def _find_losses(board: FlatCosts, sharing: Int64s, moments: _Moments, losses: _Losses) -> _Losses:
     own_ns, next_ns = np.zeros(len(board.alone_ns)), np.zeros(len(board.alone_ns))
     ranks = board.job.rank_count
     if len(board.lanes.first):
@@ -174,7 +180,7 @@ def _find_losses(board: Board, sharing: Int64s, moments: _Moments, losses: _Loss
     return _Losses(own_ns, next_ns)
 
 
-def _early(board: Board, moments: _Moments, spells: Spells) -> Spells:
+def _early(board: FlatCosts, moments: _Moments, spells: CommIntervals) -> CommIntervals:
     """Those of *spells* that begin while tasks of the iteration before still run."""
     has_tasks = np.diff(board.first) > 0
     last_ns = np.zeros(len(has_tasks), dtype=np.int64)
@@ -184,7 +190,7 @@ def _early(board: Board, moments: _Moments, spells: Spells) -> Spells:
     return spells.only(spells.ready_ns < last_ns[spells.rank])
 
 
-def _sharing_ranks(board: Board) -> Int64s:
+def _sharing_ranks(board: FlatCosts) -> Int64s:
     """Ranks that communicate on more than one lane, where it is known what links carry."""
     if not board.priced.link_use.any():
         return np.zeros(0, dtype=np.int64)
@@ -193,7 +199,7 @@ def _sharing_ranks(board: Board) -> Int64s:
     return ranks[counts > 1].astype(np.int64)
 
 
-def _link_losses(board: Board, sharing: Int64s, moments: _Moments) -> Floats:
+def _link_losses(board: FlatCosts, sharing: Int64s, moments: _Moments) -> Floats:
     """The share of its duration that each task loses on links, the same for all members."""
     calls = board.calls
     duration_ns = moments.duration_ns[calls.task]

@@ -22,7 +22,7 @@ NOTICED_NS = 1e-3
 """Less is the last bit of a sum, not a loss."""
 
 
-class Company(NamedTuple):
+class OverlapTimeline(NamedTuple):
     """What the collectives of each rank do from each of *moments_ns* on.
 
     Rows of rank r are `rank_first[r]` to `rank_first[r + 1]`; before the first
@@ -42,7 +42,7 @@ class Lanes(NamedTuple):
     rank: Int64s
 
 
-class Spells(NamedTuple):
+class CommIntervals(NamedTuple):
     """When collectives of a *rank* were ready, started and ended, one row a call."""
 
     rank: Int64s
@@ -50,16 +50,18 @@ class Spells(NamedTuple):
     start_ns: Int64s
     end_ns: Int64s
 
-    def joined(self, other: Spells) -> Spells:
+    def joined(self, other: CommIntervals) -> CommIntervals:
         """These and the *other* spells."""
-        return Spells(*(np.concatenate([self[part], other[part]]) for part in range(len(self))))
+        return CommIntervals(
+            *(np.concatenate([self[part], other[part]]) for part in range(len(self)))
+        )
 
-    def only(self, is_wanted: NDArray[np.bool_]) -> Spells:
+    def only(self, is_wanted: NDArray[np.bool_]) -> CommIntervals:
         """Those that are wanted."""
-        return Spells(*(column[is_wanted] for column in self))
+        return CommIntervals(*(column[is_wanted] for column in self))
 
 
-def find_company(spells: Spells, rank_count: int) -> Company:
+def find_company(spells: CommIntervals, rank_count: int) -> OverlapTimeline:
     """What runs beside the kernels of each rank: who moves bytes outweighs who waits.
 
     From ready to start a collective waits for other ranks; its kernel is on the
@@ -77,10 +79,10 @@ def find_company(spells: Spells, rank_count: int) -> Company:
     phase = np.where(is_moving, Phase.MOVING, np.where(is_waiting, Phase.WAITING, Phase.NONE))
     edges = np.arange(rank_count + 1, dtype=ranks.dtype)
     first = np.searchsorted(ranks[order], edges).astype(np.int64)
-    return Company(moments[order], phase.astype(np.int8), first)
+    return OverlapTimeline(moments[order], phase.astype(np.int8), first)
 
 
-class Walk(NamedTuple):
+class KernelLanes(NamedTuple):
     """Tasks of a replay by flat number: when they ran, their work alone, and their family.
 
     *speed* is families x phases: how fast a family advances.
@@ -93,7 +95,7 @@ class Walk(NamedTuple):
     speed: Floats
 
 
-def find_losses(walk: Walk, lanes: Lanes, company: Company) -> Floats:
+def find_losses(walk: KernelLanes, lanes: Lanes, company: OverlapTimeline) -> Floats:
     """How much longer than its work every task takes, zero on lanes that are not walked."""
     lost_ns = np.zeros(len(walk.work_ns))
     _walk_lanes(walk, lanes, company, lost_ns)
@@ -102,7 +104,7 @@ def find_losses(walk: Walk, lanes: Lanes, company: Company) -> Floats:
 
 
 @numba.njit(cache=True, nogil=True)
-def _walk_lanes(walk: Walk, lanes: Lanes, company: Company, lost_ns: Floats) -> None:
+def _walk_lanes(walk: KernelLanes, lanes: Lanes, company: OverlapTimeline, lost_ns: Floats) -> None:
     for lane in range(len(lanes.first)):
         rank = lanes.rank[lane]
         here, last = company.rank_first[rank], company.rank_first[rank + 1]

@@ -39,7 +39,7 @@ class Calls(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Board:
+class FlatCosts:
     """Tasks of rank r are the rows `first[r]` to `first[r + 1]`; *row* is theirs in *priced*."""
 
     priced: PricedJob
@@ -83,7 +83,7 @@ class Board:
         )
 
 
-def build_board(priced: PricedJob) -> Board:
+def build_board(priced: PricedJob) -> FlatCosts:
     """The board of *priced*."""
     layout = build_layout(priced.job)
     first = layout.r_task
@@ -96,7 +96,7 @@ def build_board(priced: PricedJob) -> Board:
     family[calls.task] = FAMILIES.index(COMMUNICATION_FAMILY)
     speed = _speeds(priced)
     is_slowed: NDArray[np.bool_] = np.any(speed < 1, axis=1)
-    return Board(
+    return FlatCosts(
         priced=priced,
         first=first,
         row=row,

@@ -2,7 +2,7 @@
 
 Whoever asks (a scenario, a saved job, a what-if, a plan, a measured run) builds
 a question; `perfmodel.prediction.answering` answers it. What differs between
-askers is said in `Asked`, never in another pipeline.
+askers is said in `PredictOptions`, never in another pipeline.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ STATED_MEMORY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PredictOptions:
     """What differs between those who ask.
 
     *samples* is how often uncertain costs are drawn for the interval, from
@@ -70,7 +70,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Notes:
+class RecordingInfo:
     """What a recording says about tasks, by number of their origin.
 
     *window_starts* are the tasks that stand for the beginning of the recording,
@@ -145,14 +145,14 @@ class Question:
     """
 
     job: JobGraph
-    asked: Asked = field(default_factory=Asked)
+    asked: PredictOptions = field(default_factory=PredictOptions)
     cluster: Cluster | None = None
     stack: SoftwareStack | None = None
     batch: int | None = None
     memory_of_rank: Sequence[RankMemory] = ()
     assumptions: tuple[str, ...] = ()
     continuation: Continuation | None = None
-    notes: Notes | None = None
+    notes: RecordingInfo | None = None
     score: SelfReplay | None = None
     known: PricedJob | None = None
     work: IterationWork | None = None
@@ -164,10 +164,10 @@ class Question:
         return replace(self, job=job, memory_of_rank=(), work=None, ends=None)
 
 
-def build_question(scenario: Scenario | JobScenario, *, is_dealt: bool = False) -> Question:
-    """Load what *scenario* names and build its job; see `job_question` for what *is_dealt*."""
+def build_question(scenario: Scenario | JobScenario, *, is_distributed: bool = False) -> Question:
+    """Load what *scenario* names and build its job; *is_distributed* as in `job_question`."""
     if isinstance(scenario, JobScenario):
-        return job_question(scenario, is_dealt=is_dealt)
+        return job_question(scenario, is_distributed=is_distributed)
     topology = load_topology(scenario.topology, calibrations=scenario.calibration)
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
     files = PlacementFiles(scenario.tables, scenario.indices, scenario.plan)
@@ -188,7 +188,7 @@ def workload_question(
     *,
     cluster: Cluster,
     stack: SoftwareStack,
-    asked: Asked,
+    asked: PredictOptions,
     plan: ShardingPlan | None = None,
     assumptions: tuple[str, ...] = (),
 ) -> Question:
@@ -220,14 +220,14 @@ def _about_peers(cluster: Cluster) -> tuple[str, ...]:
     return (UNKNOWN_PEERS,) if wiring_of(members, cluster).is_peer_assumed else ()
 
 
-def job_question(scenario: JobScenario, *, is_dealt: bool = False) -> Question:
+def job_question(scenario: JobScenario, *, is_distributed: bool = False) -> Question:
     """The question about the job in the folder that *scenario* names.
 
     One that brings its durations along is moved to the machine that is named. What it
-    would not heed is refused. Of a large one that *is_dealt* to workers, and not moved, only
+    would not heed is refused. Of a large one that *is_distributed* to workers, and not moved, only
     the outline is read here.
     """
-    question = open_job(scenario, is_dealt=is_dealt and scenario.topology is None)
+    question = open_job(scenario, is_distributed=is_distributed and scenario.topology is None)
     if question.cluster is not None:
         return question
     _check_stated(scenario, _why_stated(question), {"--calibration": scenario.calibration})
@@ -256,10 +256,10 @@ MOST_NEAR_TASKS = 16_000_000
 """A larger job that states its durations is read by the workers that it is dealt to, not here."""
 
 
-def _read_job(folder: Path, *, is_dealt: bool) -> JobGraph:
+def _read_job(folder: Path, *, is_distributed: bool) -> JobGraph:
     from perfmodel.graph import storage
 
-    if is_dealt:
+    if is_distributed:
         outline = storage.open_job(folder)
         is_stated = all(isinstance(op, Fixed) for op in outline.ops)
         if is_stated and outline.task_count > MOST_NEAR_TASKS:
@@ -267,7 +267,7 @@ def _read_job(folder: Path, *, is_dealt: bool) -> JobGraph:
     return storage.load_job(folder)
 
 
-def open_job(scenario: JobScenario, *, is_dealt: bool = False) -> Question:
+def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question:
     """The same for a what-if: a machine beside stated durations prices the changes alone."""
     # Readers of jobs and what changes them are imported where there is a job.
     from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
@@ -283,7 +283,7 @@ def open_job(scenario: JobScenario, *, is_dealt: bool = False) -> Question:
             )
         question = recording_question(load_recorded_job(folder), asked)
         return replace(question, scenario=scenario)
-    job = _read_job(folder, is_dealt=is_dealt)
+    job = _read_job(folder, is_distributed=is_distributed)
     question = Question(
         job=job,
         asked=asked,
@@ -313,7 +313,7 @@ def open_job(scenario: JobScenario, *, is_dealt: bool = False) -> Question:
     )
 
 
-def recording_question(recorded: RecordedJob, asked: Asked) -> Question:
+def recording_question(recorded: RecordedJob, asked: PredictOptions) -> Question:
     """The question about a recording, every task of it with an origin of its own."""
     from perfmodel.whatif.pinning import with_own_origins
 
@@ -324,7 +324,9 @@ def recording_question(recorded: RecordedJob, asked: Asked) -> Question:
         rank_program=np.arange(graph.rank_count, dtype=np.int32),
     )
     named = with_own_origins(apart)
-    notes = Notes(recorded.hold_ratio, recorded.can_be_held, first_rows, recorded.step_ends, named)
+    notes = RecordingInfo(
+        recorded.hold_ratio, recorded.can_be_held, first_rows, recorded.step_ends, named
+    )
     return Question(
         job=named,
         asked=asked,
@@ -354,8 +356,8 @@ def _stand_ins(job: JobGraph, row: int) -> list[int]:
     return [row, *(int(firsts[rank]) + one for one in range(last, first - 1, -1))]
 
 
-def _asked_by(scenario: Scenario | JobScenario) -> Asked:
-    return Asked(scenario.mode, scenario.interference, scenario.samples, scenario.seed)
+def _asked_by(scenario: Scenario | JobScenario) -> PredictOptions:
+    return PredictOptions(scenario.mode, scenario.interference, scenario.samples, scenario.seed)
 
 
 def _stated_memory(job: JobGraph) -> list[RankMemory]:

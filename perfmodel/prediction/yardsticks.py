@@ -13,7 +13,7 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.transformer.flops import count_flops
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.unstated import take_over
+from perfmodel.workloads.unstated import apply_stack_defaults
 from topologies.device import Device
 
 MILLION = 1e6
@@ -97,7 +97,7 @@ def count_work(workload: Workload, *, device: Device, stack: SoftwareStack) -> I
     """What an iteration of *workload* gets done, its open fields as *stack* fills them."""
     if not isinstance(workload, TransformerSpec):
         return IterationWork(workload.batch)
-    spec = take_over(workload, stack)
+    spec = apply_stack_defaults(workload, stack)
     flops, dtype = count_flops(spec), spec.training.product_dtype
     return IterationWork(
         samples=workload.batch,

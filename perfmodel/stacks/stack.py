@@ -86,7 +86,7 @@ _INCLUDED = {
 """Fusions that a wider one brings along."""
 
 
-class Habit(Enum):
+class FrameworkBehaviour(Enum):
     """What a training script does although it need not.
 
     BLOCKING_COPIES: every copy to or from the device holds the host up until it is done, and the
@@ -335,7 +335,7 @@ class SoftwareStack:
     kernel_time_ratio: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     kernel_operations: Mapping[str, float] = field(default_factory=dict)
     residency: Residency = Residency.COLD
-    habits: frozenset[Habit] = frozenset()
+    habits: frozenset[FrameworkBehaviour] = frozenset()
     tables: TableHandling = TableHandling()
     loader: Loader = Loader()
     compiled: Compiled = Compiled()
@@ -368,7 +368,7 @@ class SoftwareStack:
         """Whether this stack runs *overlap* beside compute."""
         return overlap in self.overlaps
 
-    def has(self, habit: Habit) -> bool:
+    def has(self, habit: FrameworkBehaviour) -> bool:
         """Whether the script has *habit*."""
         return habit in self.habits
 

@@ -19,7 +19,7 @@ from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import SCHEMA_VERSION
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.layout import choose_layout
-from perfmodel.workloads.unstated import take_over
+from perfmodel.workloads.unstated import apply_stack_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _reason(row: RunRow) -> str:
         raise InputError(f"row {row.name}: only Transformer runs are judged by their memory.")
     cluster = scenario.cluster
     chosen = choose_layout(
-        take_over(scenario.workload, scenario.stack),
+        apply_stack_defaults(scenario.workload, scenario.stack),
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,

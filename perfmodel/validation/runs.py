@@ -11,7 +11,7 @@ from typing import Any
 from perfmodel.base.units import NS_PER_S
 from perfmodel.execution.executor import Executor
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
-from perfmodel.prediction.question import Asked
+from perfmodel.prediction.question import PredictOptions
 from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs_prediction import RunAnswer, RunAsked, predict_run
 from perfmodel.validation.runs_table import RunRow, RunTable
@@ -140,7 +140,7 @@ def validate_runs(
     on_phase: OnPhase = ignore_phase,
 ) -> RunScoreboard:
     """Compare *table* with predictions, in seconds as the tables have them."""
-    asked = RunAsked(Asked(is_explained=False), calibration)
+    asked = RunAsked(PredictOptions(is_explained=False), calibration)
     answers = map_in_steps(
         executor, predict_run, asked, table.rows, on_phase=on_phase, phase="predicting run"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from perfmodel.base.errors import InputError
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.answering import answer
-from perfmodel.prediction.question import Asked, Question
+from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.validation.runs_question import read_scenario
 from perfmodel.validation.runs_table import RunRow
 
@@ -27,7 +27,7 @@ class RunAnswer:
 class RunAsked:
     """What is asked of every run, and files of constants that were measured on its machine."""
 
-    asked: Asked
+    asked: PredictOptions
     calibration: tuple[str, ...] = ()
 
 

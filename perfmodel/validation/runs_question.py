@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfmodel.base.dtypes import DType
-from perfmodel.prediction.question import Asked, Question, workload_question
+from perfmodel.prediction.question import PredictOptions, Question, workload_question
 from perfmodel.stacks.choice import choose_stack
 from perfmodel.stacks.stack import Family, SoftwareStack
 from perfmodel.validation.runs_dlrm import build_dlrm_spec
@@ -15,7 +15,7 @@ from perfmodel.validation.runs_transformer import build_transformer_spec
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.transformer.layout import choose_layout, peak_bytes
 from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
-from perfmodel.workloads.unstated import take_over
+from perfmodel.workloads.unstated import apply_stack_defaults
 from topologies import Cluster
 
 _FAR_BEYOND = 1.2
@@ -31,7 +31,7 @@ class RunScenario:
     stack: SoftwareStack
     assumptions: tuple[str, ...]
 
-    def question(self, asked: Asked) -> Question:
+    def question(self, asked: PredictOptions) -> Question:
         """What `predict` would be asked."""
         return workload_question(
             self.workload,
@@ -89,7 +89,7 @@ def _recomputed(
 
 
 def _needed_bytes(spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack) -> int:
-    filled = take_over(spec, stack)
+    filled = apply_stack_defaults(spec, stack)
     chosen = choose_layout(
         filled,
         rank_count=cluster.rank_count,

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
-from perfmodel.stacks.stack import Habit, SoftwareStack
+from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
 from perfmodel.validation.runs_table import RunRow, stated_or_none
 from perfmodel.workloads.catalog import parse_workload
 from perfmodel.workloads.transformer.spec import TransformerSpec
@@ -46,7 +46,7 @@ def build_transformer_spec(
         length, whole = content["sequence_length"], row.count("seq_len") or 0
         predicted = _PREDICTED_TOKENS.get(whole, -(-whole * 5 // 32))
         predicted = -(-predicted * length // whole)
-        content[_MASKED] = length if stack.has(Habit.ALL_LOGITS) else predicted
+        content[_MASKED] = length if stack.has(FrameworkBehaviour.ALL_LOGITS) else predicted
     spec = parse_workload(content, document=f"row {row.name}")
     assert isinstance(spec, TransformerSpec)
     return spec
@@ -93,10 +93,10 @@ def _model(row: RunRow, stack: SoftwareStack, sentences: list[str]) -> dict[str,
         **stated_or_none(row, (*_SHAPE, *_STATED_WIDTHS)),
         "gated_ffn": is_gated,
         "norm": "rms_norm" if is_gated else "layer_norm",
-        "bias": not is_gated and not stack.has(Habit.UNBIASED),
+        "bias": not is_gated and not stack.has(FrameworkBehaviour.UNBIASED),
         "positions": "rotary" if is_gated else "learned",
         "tied_embeddings": row.switch("tied_emb") is not False,
-        "dropout": not is_gated and stack.has(Habit.DROPOUT),
+        "dropout": not is_gated and stack.has(FrameworkBehaviour.DROPOUT),
         **row.meaning("arch"),
         **_experts(row),
         **_latents(row, sentences),

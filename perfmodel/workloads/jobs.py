@@ -24,7 +24,7 @@ from perfmodel.workloads.transformer.job import build_shorter_jobs, build_transf
 from perfmodel.workloads.transformer.layout import DEFAULT_MEMORY_BYTES, ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.memory import memory_of_stages
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.unstated import take_over
+from perfmodel.workloads.unstated import apply_stack_defaults
 
 _FILL = 2
 _STRIDE = 2
@@ -75,7 +75,7 @@ def build_workload(
             raise WorkloadError(f"job: {name} must be at least 1, got {value}.")
     stack = stack or load_stack(workload.stack)
     if isinstance(workload, DlrmSpec):
-        workload = take_over(workload, stack)
+        workload = apply_stack_defaults(workload, stack)
         plan = choose_plan(
             workload,
             rank_count=rank_count,
@@ -94,7 +94,7 @@ def build_workload(
             ),
             dlrm_memory(workload, rank_count=rank_count, plan=plan),
         )
-    workload = take_over(workload, stack)
+    workload = apply_stack_defaults(workload, stack)
     chosen = choose_layout(
         workload,
         rank_count=rank_count,
@@ -120,7 +120,7 @@ def memory_by_rank(
     """Peak memory of the ranks that `build_workload` builds, without building a job."""
     stack = stack or load_stack(workload.stack)
     if isinstance(workload, DlrmSpec):
-        workload = take_over(workload, stack)
+        workload = apply_stack_defaults(workload, stack)
         plan = choose_plan(
             workload,
             rank_count=rank_count,
@@ -130,7 +130,7 @@ def memory_by_rank(
             memory_bytes=memory_bytes,
         )
         return dlrm_memory(workload, rank_count=rank_count, plan=plan)
-    workload = take_over(workload, stack)
+    workload = apply_stack_defaults(workload, stack)
     chosen = choose_layout(
         workload,
         rank_count=rank_count,

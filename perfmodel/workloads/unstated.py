@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
-from perfmodel.stacks.stack import Habit, SoftwareStack
+from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.fields import Section
 from perfmodel.workloads.transformer.spec import AdapterPlaces, StageSplit, TransformerSpec
@@ -21,7 +21,7 @@ ONE_BUCKET_BYTES = 2**40
 """A bucket that no model fills."""
 
 
-def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
+def apply_stack_defaults(spec: Spec, stack: SoftwareStack) -> Spec:
     """*spec* with what it leaves open filled in from *stack*.
 
     That is: whether the host waits for every iteration, what the loader takes, in what format and
@@ -34,7 +34,7 @@ def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
             f"a {spec.family} one. Take another stack."
         )
     changes: dict[str, Any] = {}
-    if stack.has(Habit.READS_LOSS):
+    if stack.has(FrameworkBehaviour.READS_LOSS):
         changes["sync_each_iteration"] = True
     load_ns = stack.loader.load_ns(spec.batch)
     if load_ns:
@@ -42,11 +42,11 @@ def take_over(spec: Spec, stack: SoftwareStack) -> Spec:
     if isinstance(spec, DlrmSpec):
         changes["sharding"] = fill(spec.sharding, sharder=stack.tables.sharder)
         changes["embedding"] = fill(spec.embedding, index_dtype=stack.tables.key_dtype)
-        if stack.has(Habit.ONE_REDUCTION):
+        if stack.has(FrameworkBehaviour.ONE_REDUCTION):
             changes["training"] = fill(spec.training, bucket_size=ONE_BUCKET_BYTES)
     else:
         changes["training"] = fill(spec.training, **_training(spec, stack))
-        if stack.has(Habit.STAGES_BY_COST):
+        if stack.has(FrameworkBehaviour.STAGES_BY_COST):
             changes["parallel"] = fill(spec.parallel, stages=StageSplit.BY_COST)
     return fill(spec, **changes)
 
@@ -63,18 +63,18 @@ def fill(section: AnySection, **values: Any) -> AnySection:
 
 def _training(spec: TransformerSpec, stack: SoftwareStack) -> dict[str, Any]:
     precision = spec.training.precision
-    is_short = stack.has(Habit.SHORT_GRADIENTS) or (
-        stack.has(Habit.FP16_GRADIENTS) and precision is DType.FP16
+    is_short = stack.has(FrameworkBehaviour.SHORT_GRADIENTS) or (
+        stack.has(FrameworkBehaviour.FP16_GRADIENTS) and precision is DType.FP16
     )
     values: dict[str, Any] = {"gradient_dtype": precision} if is_short else {}
-    if stack.has(Habit.ONE_REDUCTION):
+    if stack.has(FrameworkBehaviour.ONE_REDUCTION):
         values["bucket_size"] = ONE_BUCKET_BYTES
-    elif stack.has(Habit.WEIGHT_BUCKETS):
+    elif stack.has(FrameworkBehaviour.WEIGHT_BUCKETS):
         gradient = values.get("gradient_dtype", spec.training.gradient_dtype)
         ratio = gradient.size_bytes / spec.training.weight_dtype.size_bytes
         values["bucket_size"] = round(spec.training.bucket_size * ratio)
-    if stack.has(Habit.QKV_ADAPTERS):
+    if stack.has(FrameworkBehaviour.QKV_ADAPTERS):
         values["adapter_places"] = AdapterPlaces.QKV
-    if stack.has(Habit.ALTERNATE_RECOMPUTE):
+    if stack.has(FrameworkBehaviour.ALTERNATE_RECOMPUTE):
         values["recompute_fraction"] = 0.5
     return values

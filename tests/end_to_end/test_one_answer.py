@@ -14,7 +14,7 @@ from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.storage import save_job
 from perfmodel.planning.question import RankQuestion, load_setting
 from perfmodel.prediction.answering import answer
-from perfmodel.prediction.question import Asked, build_question, workload_question
+from perfmodel.prediction.question import PredictOptions, build_question, workload_question
 from perfmodel.recordings.storage import save_recorded_job
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.validation.runs_prediction import answer_run
@@ -100,7 +100,7 @@ def test_micro_batches_are_continued_within_the_bound_that_is_stated(name, chang
     workload = load_workload(name, changes)
     cluster = build_cluster(load_topology("dgx_h100"), hosts=hosts)
     stack = load_stack(workload.stack)
-    asked = Asked(samples=0)
+    asked = PredictOptions(samples=0)
     continued = workload_question(workload, cluster=cluster, stack=stack, asked=asked)
     assert continued.continuation is not None
     whole = build_workload(

@@ -9,7 +9,7 @@ from embeddings.sharders import ShardingTask
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.answering import answer
-from perfmodel.prediction.question import Asked, workload_question
+from perfmodel.prediction.question import PredictOptions, workload_question
 from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.dlrm.spec import DlrmSpec
@@ -75,6 +75,6 @@ def random_plan(task: ShardingTask, chance: random.Random) -> ShardingPlan:
 
 def predict_plan(spec, cluster, plan) -> Answer:
     """The full answer, interference aside, as plans are judged."""
-    asked = Asked(interference=Interference.LEFT_OUT, samples=0, is_explained=False)
+    asked = PredictOptions(interference=Interference.LEFT_OUT, samples=0, is_explained=False)
     question = workload_question(spec, cluster=cluster, stack=STACK, asked=asked, plan=plan)
     return answer(question, executor=SerialExecutor())

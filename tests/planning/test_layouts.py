@@ -6,7 +6,7 @@ from perfmodel.planning.layouts.bounds import Bounds
 from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import LayoutQuestion, pareto
 from perfmodel.planning.layouts.search import judge, search_layouts
-from perfmodel.prediction.question import Asked
+from perfmodel.prediction.question import PredictOptions
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
 from topologies import build_cluster, load_topology
@@ -31,7 +31,7 @@ def everything():
     cluster = build_cluster(load_topology("dgx_a100"))
     stack = load_stack(spec.stack)
     bounds = Bounds(cluster, stack)
-    asked = Asked(samples=2, is_explained=False)
+    asked = PredictOptions(samples=2, is_explained=False)
     return [
         (one, bounds.bound_ns(one), judge((cluster, stack, asked), one).iteration_ns)
         for one in list(iter_candidates(spec, cluster, stack))[::16]
@@ -56,7 +56,7 @@ def test_experts_and_long_sequences_are_searched_with_bounds_below_their_times(c
     spec = load_workload("gpt2_xl", (*SMALL, *changes))
     cluster = build_cluster(load_topology("dgx_a100"))
     stack = load_stack("pytorch_fused")
-    bounds, asked = Bounds(cluster, stack), Asked(samples=2, is_explained=False)
+    bounds, asked = Bounds(cluster, stack), PredictOptions(samples=2, is_explained=False)
     stated = {"parallel.micro_batch", "parallel.interleaving", "training.recompute"}
     found = list(iter_candidates(spec, cluster, stack, stated=stated))
 
@@ -98,7 +98,7 @@ def test_the_search_finds_what_trying_everything_finds(case):
     spec, stack = load_workload("gpt2_xl", overrides), load_stack("pytorch_fused")
     cluster = build_cluster(load_topology(topology))
     stated = {change.partition("=")[0] for change in overrides}
-    shared = (cluster, stack, Asked(samples=2, is_explained=False))
+    shared = (cluster, stack, PredictOptions(samples=2, is_explained=False))
     times_ns = [
         judge(shared, one).iteration_ns
         for one in iter_candidates(spec, cluster, stack, stated=stated)

@@ -21,7 +21,7 @@ from perfmodel.prediction.answer import InterferenceLoss
 from perfmodel.prediction.answering import _about_constants, about_continuing
 from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.interference import SettledCosts
-from perfmodel.prediction.question import Asked
+from perfmodel.prediction.question import PredictOptions
 from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.spread import Spread
 from tests.prediction.test_interference import price
@@ -62,7 +62,9 @@ def said(
 ) -> tuple[str, ...]:
     steady: Any = SimpleNamespace(is_settled=is_settled)
     quiet: Any = SimpleNamespace(has_losses=False, is_settled=True)
-    return list_assumptions(of, steady, settled or quiet, Asked(interference=interference), loss)
+    return list_assumptions(
+        of, steady, settled or quiet, PredictOptions(interference=interference), loss
+    )
 
 
 def test_what_is_assumed_is_named_longest_first_and_once_for_ranks_alike():

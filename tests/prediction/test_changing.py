@@ -14,7 +14,7 @@ from perfmodel.prediction.changing import NamedChange, answer_changes
 from perfmodel.prediction.question import (
     NO_MEMORY,
     STATED_MEMORY,
-    Asked,
+    PredictOptions,
     Question,
     job_question,
     open_job,
@@ -28,7 +28,7 @@ from perfmodel.workloads import build_job, load_workload
 from tests.whatif.jobs import training_job
 from traces.job_trace import load_job_trace
 
-ISOLATED = Asked(mode=Mode.ISOLATED)
+ISOLATED = PredictOptions(mode=Mode.ISOLATED)
 
 
 def answered(question):
@@ -145,7 +145,7 @@ def slow_recording(shared_data):
 
 
 def test_a_recording_that_is_not_changed_takes_as_long_as_its_own_replay(slow_recording):
-    question = recording_question(slow_recording, Asked())
+    question = recording_question(slow_recording, PredictOptions())
 
     outcome = answered(question)
 
@@ -158,7 +158,7 @@ def test_the_long_sleep_made_two_short_ones_gives_the_other_run(slow_recording):
     # In s2 rank 2 sleeps once for 1001.7 ms; in n2 twice for 20.5 ms. Measured there: 158.8 and
     # 159.9 ms in the steady steps.
     answer = answer_changes(
-        recording_question(slow_recording, Asked()),
+        recording_question(slow_recording, PredictOptions()),
         changes(
             "set:match=host work,lane=host,rank=2,longer=900ms,to=20.5ms",
             "gap:before=SendRecv,rank=2,to=20.5ms,number=5+10+15",
@@ -171,7 +171,7 @@ def test_the_long_sleep_made_two_short_ones_gives_the_other_run(slow_recording):
 
 def test_structure_of_a_recording_can_be_changed(slow_recording):
     answer = answer_changes(
-        recording_question(slow_recording, Asked()),
+        recording_question(slow_recording, PredictOptions()),
         changes("no_straggler:rank=2", "cuda_graphs", "optimizer"),
     )
 
@@ -183,7 +183,7 @@ def test_structure_of_a_recording_can_be_changed(slow_recording):
 
 def test_the_interval_of_a_changed_recording_is_kept_in_proportion(slow_recording):
     answer = answer_changes(
-        recording_question(slow_recording, Asked()), changes("no_straggler:rank=2")
+        recording_question(slow_recording, PredictOptions()), changes("no_straggler:rank=2")
     )
     before, after = answer.before, answer.after
     ratio = after.iteration_ns / before.iteration_ns

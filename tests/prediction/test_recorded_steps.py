@@ -35,9 +35,9 @@ from perfmodel.prediction.moving import (
     recorded_machine,
 )
 from perfmodel.prediction.question import (
-    Asked,
-    Notes,
+    PredictOptions,
     Question,
+    RecordingInfo,
     _stand_ins,
     job_question,
     open_job,
@@ -78,8 +78,8 @@ START = np.array([0, 10, 20, 30, 130, 2, 11, 22, 33, 133])
 END = np.array([10, 20, 30, 130, 180, 12, 22, 33, 133, 200])
 
 
-def notes(step_ends=((3, 8), (4, 9)), starts=()) -> Notes:
-    return Notes(
+def notes(step_ends=((3, 8), (4, 9)), starts=()) -> RecordingInfo:
+    return RecordingInfo(
         hold_ratio=np.arange(10) / 10,
         can_be_held=np.arange(10) % 2 == 0,
         window_starts=np.array(starts, dtype=np.int64),
@@ -179,7 +179,7 @@ def test_a_recording_that_is_not_trusted_says_so_or_is_refused():
 
 
 def test_what_may_be_off_widens_the_interval_to_both_ends():
-    asked = Asked(samples=0, is_explained=False)
+    asked = PredictOptions(samples=0, is_explained=False)
     sure = answer(Question(JOB, asked), executor=EXECUTOR)
     ends = (JOB, build_job(stretch=4))
     found = answer(Question(JOB, asked, ends=ends), executor=EXECUTOR)
@@ -193,12 +193,12 @@ def test_what_may_be_off_widens_the_interval_to_both_ends():
 
 
 def test_a_question_is_explained_if_it_asks_for_that_or_is_answered_in_full():
-    question = Question(JOB, Asked(samples=0, is_explained=False))
+    question = Question(JOB, PredictOptions(samples=0, is_explained=False))
     found = answer(question, executor=EXECUTOR)
     assert found.yardsticks is None
     # Without samples nobody asked for an interval; with them, stated durations have none.
     assert NO_DOUBT not in found.assumptions
-    drawn = answer(Question(JOB, Asked(samples=2, is_explained=False)), executor=EXECUTOR)
+    drawn = answer(Question(JOB, PredictOptions(samples=2, is_explained=False)), executor=EXECUTOR)
     assert NO_DOUBT in drawn.assumptions
     full = answer_in_full(question, executor=EXECUTOR)
     assert full.iteration_ns == found.iteration_ns
@@ -211,7 +211,7 @@ def test_a_question_is_explained_if_it_asks_for_that_or_is_answered_in_full():
 def test_a_recording_takes_as_long_as_its_steps_are_apart():
     # Kernels of rank 0 end at 110 and 160, those of rank 1, whose launches take 11, at 111 and 162.
     unheld = replace(notes(), hold_ratio=np.zeros(10), can_be_held=np.zeros(10, dtype=bool))
-    question = Question(JOB, Asked(is_explained=False), notes=unheld)
+    question = Question(JOB, PredictOptions(is_explained=False), notes=unheld)
     found = answer(question, executor=EXECUTOR)
     assert not isinstance(found, Prediction)
     assert (found.iteration_ns, found.periods_ns, found.isolated_ns) == (51, (51,), None)
@@ -231,7 +231,7 @@ def test_a_recording_begins_with_the_first_task_of_every_rank():
     recorded = RecordedJob(
         build_job(), column, column, column / 1.0, column == 1, (column[:1],), report=none
     )
-    asked = recording_question(recorded, Asked())
+    asked = recording_question(recorded, PredictOptions())
     assert asked.notes is not None
     assert asked.notes.window_starts.tolist() == [0, 5]
     assert asked.job.programs[1].origin.tolist() == [5, 6, 7, 8, 9]
@@ -255,10 +255,13 @@ def test_a_job_that_is_dealt_is_read_here_unless_it_is_large(
     # What is read here has its programs in memory, of an outline they are in the folder.
     assert isinstance(open_job(scenario).job.programs, tuple)
     assert isinstance(job_question(scenario).job.programs, tuple)
-    assert isinstance(open_job(scenario, is_dealt=True).job.programs, tuple) is not is_outline
-    assert isinstance(job_question(scenario, is_dealt=True).job.programs, tuple) is not is_outline
+    assert isinstance(open_job(scenario, is_distributed=True).job.programs, tuple) is not is_outline
+    assert (
+        isinstance(job_question(scenario, is_distributed=True).job.programs, tuple)
+        is not is_outline
+    )
     moved = replace(scenario, topology="dgx_h100", was="dgx_a100", force=True)
-    assert isinstance(job_question(moved, is_dealt=True).job.programs, tuple)
+    assert isinstance(job_question(moved, is_distributed=True).job.programs, tuple)
 
 
 def test_a_job_with_a_task_that_has_to_be_priced_is_read_here(tmp_path, monkeypatch):
@@ -268,7 +271,7 @@ def test_a_job_with_a_task_that_has_to_be_priced_is_read_here(tmp_path, monkeypa
     scenario = JobScenario(
         saved(tmp_path, replace(stated, ops=(*stated.ops[:-1], kernel))), topology="dgx_a100"
     )
-    assert isinstance(open_job(scenario, is_dealt=True).job.programs, tuple)
+    assert isinstance(open_job(scenario, is_distributed=True).job.programs, tuple)
 
 
 def test_a_job_that_is_moved_is_kept_at_both_ends_of_what_could_be_so(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.answering import answer
-from perfmodel.prediction.question import Asked, recording_question
+from perfmodel.prediction.question import PredictOptions, recording_question
 from perfmodel.recordings.host_chain import StepKind
 from perfmodel.recordings.self_replay import with_score
 from perfmodel.whatif import apply_all, parse_transformation
@@ -88,7 +88,7 @@ def test_the_short_sleeps_made_one_long_give_the_first_run(jobs):
 
 def periods_ms(job, wish):
     """The periods of a recording after a what-if."""
-    question = recording_question(with_score(job), Asked(is_explained=False))
+    question = recording_question(with_score(job), PredictOptions(is_explained=False))
     changed = question.changed_to(parse_transformation(wish).apply(question.job))
     return [period / MS for period in answer(changed, executor=SerialExecutor()).periods_ns]
 
@@ -145,7 +145,7 @@ def test_a_straggler_removed_makes_the_step_shorter_by_no_more_than_it_slept(job
 
 def asked(job, *texts):
     """The time of a recording after what-ifs, in milliseconds."""
-    question = recording_question(with_score(job), Asked(is_explained=False))
+    question = recording_question(with_score(job), PredictOptions(is_explained=False))
     changed = question.changed_to(
         apply_all(question.job, [parse_transformation(text) for text in texts])
     )

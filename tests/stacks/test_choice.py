@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from perfmodel.base.errors import CalibrationError, WorkloadError
 from perfmodel.stacks.choice import Claim, _read_claim, choose_stack, list_frameworks
 from perfmodel.stacks.profiles import list_stacks, load_stack
-from perfmodel.stacks.stack import Family, Habit
+from perfmodel.stacks.stack import Family, FrameworkBehaviour
 from perfmodel.workloads import build_job, load_workload
 
 
@@ -39,7 +39,7 @@ def test_a_claim_for_releases_goes_before_one_for_the_whole_framework():
 def test_a_framework_of_2020_exchanges_through_the_host():
     for release, is_old in (("0.2", True), ("0.5+", False), ("", False)):
         stack = choose_stack("oneflow", release=release, family=Family.DLRM).stack
-        assert stack.has(Habit.UNRELAYED) is is_old
+        assert stack.has(FrameworkBehaviour.UNRELAYED) is is_old
 
 
 def test_a_claim_for_a_placement_goes_before_one_for_the_whole_framework():

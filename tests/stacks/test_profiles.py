@@ -15,8 +15,8 @@ from perfmodel.stacks.stack import (
     Evidence,
     Execution,
     Family,
+    FrameworkBehaviour,
     Fusion,
-    Habit,
     Loader,
     OptimizerKernels,
     Overlap,
@@ -108,7 +108,7 @@ def test_every_key_is_read(files):
     }
     assert stack.kernel_operations == {"concat": 40.0}
     assert stack.residency is Residency.ROTATING
-    assert stack.habits == {Habit.DROPOUT}
+    assert stack.habits == {FrameworkBehaviour.DROPOUT}
     assert stack.tables == TableHandling(
         lookup_kernel="table_batched",
         sorted_kernel="two_step",
@@ -240,8 +240,8 @@ def test_capabilities_answer_what_they_are_asked(files):
     assert not stack.fuses(Fusion.SWIGLU)
     assert stack.overlaps_with_compute(Overlap.INPUT)
     assert not stack.overlaps_with_compute(Overlap.TENSOR_EXCHANGE)
-    assert stack.has(Habit.DROPOUT)
-    assert not stack.has(Habit.READS_LOSS)
+    assert stack.has(FrameworkBehaviour.DROPOUT)
+    assert not stack.has(FrameworkBehaviour.READS_LOSS)
     assert not stack.sums_bias_gradients
     assert not stack.unfuses_attention
     assert stack.loader.load_ns(100) == 2_300

@@ -5,7 +5,7 @@ import pytest
 from perfmodel.base.errors import CalibrationError
 from perfmodel.graph.ops import HostPart
 from perfmodel.stacks.profiles import STACK_FOLDER, list_stacks, load_stack
-from perfmodel.stacks.stack import Execution, Habit, TableHandling, canonical_operator
+from perfmodel.stacks.stack import Execution, FrameworkBehaviour, TableHandling, canonical_operator
 
 
 @pytest.mark.parametrize("name", list_stacks())
@@ -102,7 +102,7 @@ def test_a_profile_may_state_habits_and_how_tables_are_treated(tmp_path):
         "tables: {lookup_kernel: table_batched, key_time: 9 ns, updates_all_rows: true}\n...\n"
     )
     stack = load_stack(file)
-    assert stack.habits == {Habit.BLOCKING_COPIES}
+    assert stack.habits == {FrameworkBehaviour.BLOCKING_COPIES}
     assert stack.tables == TableHandling("table_batched", key_ns=9.0, updates_all_rows=True)
 
 

@@ -13,7 +13,7 @@ from perfmodel.validation.runs_question import read_scenario
 from perfmodel.validation.runs_table import RunRow, load_runs
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.spec import Interaction
-from perfmodel.workloads.unstated import take_over
+from perfmodel.workloads.unstated import apply_stack_defaults
 
 WIDE = {
     "framework": "hugectr", "release": "3.2", "device": "v100_sxm2_16gb", "machine": "dgx1_v100",
@@ -66,7 +66,7 @@ def test_releases_place_tables_as_they_did():
         ("23.04", "hugectr_auto", DType.INT32),
     ):
         scenario = read_scenario(_row(**plain, release=release, bottom_layers="32-16"))
-        spec = take_over(scenario.workload, scenario.stack)
+        spec = apply_stack_defaults(scenario.workload, scenario.stack)
         assert (spec.sharding.sharder, spec.embedding.index_dtype) == (sharder, keys)
 
 

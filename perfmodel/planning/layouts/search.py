@@ -31,7 +31,7 @@ from perfmodel.planning.ranking import beats_next
 from perfmodel.prediction.answer import Answer, Prediction
 from perfmodel.prediction.answering import answer, answer_in_full
 from perfmodel.prediction.phases import OnPhase, ignore_phase
-from perfmodel.prediction.question import Asked, Question, workload_question
+from perfmodel.prediction.question import PredictOptions, Question, workload_question
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import load_workload
@@ -89,7 +89,7 @@ def _search(
     )
     fitting = _fitting(setting, everything)
     queue = _bound(setting, fitting, executor, began_s + BOUNDING_SHARE * seconds, on_phase)
-    asked = Asked(samples=question.samples, seed=question.seed, is_explained=False)
+    asked = PredictOptions(samples=question.samples, seed=question.seed, is_explained=False)
     replayed, is_proven = _replay(
         queue, _judge_with(setting, asked, executor), question.top, began_s + seconds, on_phase
     )
@@ -213,18 +213,20 @@ def _bound(
 
 
 def _judge_with(
-    setting: _Setting, asked: Asked, executor: Executor
+    setting: _Setting, asked: PredictOptions, executor: Executor
 ) -> Callable[[Sequence[Candidate]], list[Answer]]:
     shared = (setting.cluster, setting.stack, asked)
     return lambda candidates: executor.map(judge, shared, candidates)
 
 
-def judge(shared: tuple[Cluster, SoftwareStack, Asked], candidate: Candidate) -> Answer:
+def judge(shared: tuple[Cluster, SoftwareStack, PredictOptions], candidate: Candidate) -> Answer:
     """The answer for one layout; a function of the module, so that it can run on any worker."""
     return answer(_question(shared, candidate), executor=SerialExecutor())
 
 
-def _question(shared: tuple[Cluster, SoftwareStack, Asked], candidate: Candidate) -> Question:
+def _question(
+    shared: tuple[Cluster, SoftwareStack, PredictOptions], candidate: Candidate
+) -> Question:
     cluster, stack, asked = shared
     return workload_question(candidate.spec, cluster=cluster, stack=stack, asked=asked)
 
@@ -274,7 +276,7 @@ def _reasons(setting: _Setting, ranked: Sequence[RankedLayout]) -> tuple[str, ..
     other = next((one for one in ranked[1:] if one.split != winner.split), None)
     if other is None:
         return ()
-    asked = Asked(samples=2)
+    asked = PredictOptions(samples=2)
     shared = (setting.cluster, setting.stack, asked)
     first, second = (
         answer_in_full(_question(shared, one.candidate), executor=SerialExecutor())

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound, Op
-from perfmodel.stacks.stack import Fusion, Habit, SoftwareStack
+from perfmodel.stacks.stack import FrameworkBehaviour, Fusion, SoftwareStack
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.kernels import (
@@ -168,7 +168,7 @@ class DenseWriter:
 
     def _product_kernels(self, layer: DenseLayer) -> list[Op]:
         gemm = forward_gemm(self.samples, layer.inputs, layer.outputs, self.dtype)
-        if not (layer.has_bias and self.stack.has(Habit.UNFUSED_BIAS)):
+        if not (layer.has_bias and self.stack.has(FrameworkBehaviour.UNFUSED_BIAS)):
             return [gemm]
         size = self.dtype.size_bytes
         output_bytes = self.samples * layer.outputs * size
@@ -179,7 +179,7 @@ class DenseWriter:
         kernels: list[Op] = [input_gemm(*shape)] if layer.needs_input_gradient else []
         kernels.append(weight_gemm(*shape))
         is_summed = layer.has_bias and self.stack.sums_bias_gradients
-        is_apart = is_summed and self.stack.has(Habit.UNFUSED_BIAS)
+        is_apart = is_summed and self.stack.has(FrameworkBehaviour.UNFUSED_BIAS)
         summed: list[Op] = [row_sum(self.samples, layer.outputs, self.dtype)] if is_summed else []
         self.writer.run("AddmmBackward", kernels + ([] if is_apart else summed), label=label)
         if is_apart:
@@ -190,7 +190,7 @@ class DenseWriter:
     def _accumulate(self, layer: DenseLayer, label: str) -> None:
         is_copied = self.reduction is not None and not self.stack.fuses(Fusion.GRADIENT_COPY)
         for size in layer.tensors:
-            if self.stack.has(Habit.ZEROED_GRADIENTS):
+            if self.stack.has(FrameworkBehaviour.ZEROED_GRADIENTS):
                 added = elementwise("add", size, DType.FP32, reads=2)
                 self.writer.run("AccumulateGrad", [added], label=label)
             elif is_copied:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Gemm, MemoryBound, Op
-from perfmodel.stacks.stack import Fusion, Habit, SoftwareStack
+from perfmodel.stacks.stack import FrameworkBehaviour, Fusion, SoftwareStack
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
 from perfmodel.workloads.eager import EagerWriter
 from perfmodel.workloads.feeding import copy_blocking
@@ -63,7 +63,7 @@ class InteractionWriter:
             self._run("InteractionBackward", [kernel], "interaction/dot backward")
             if self.stack.fuses(Fusion.ELEMENTWISE):
                 return
-        elif is_dot and self.stack.has(Habit.HOST_TRIANGLE):
+        elif is_dot and self.stack.has(FrameworkBehaviour.HOST_TRIANGLE):
             self._indexed_backward()
             return
         elif is_dot:
@@ -126,7 +126,7 @@ class InteractionWriter:
         self._note("transpose")
         gemm = Gemm(self._vectors, self._vectors, self._width, self._dtype, batch=self.samples)
         self._run("bmm", [gemm], "interaction/products forward")
-        if self.stack.has(Habit.HOST_TRIANGLE):
+        if self.stack.has(FrameworkBehaviour.HOST_TRIANGLE):
             self._note("tril_indices", "slice")
             indices_bytes = self._picked // self.samples * _INDEX_BYTES
             for _ in range(2):  # row and column
@@ -224,7 +224,7 @@ class InteractionWriter:
 
     def _note(self, *operators: str) -> None:
         """Operators without kernels, where the script's own are followed one by one."""
-        if self.stack.has(Habit.HOST_TRIANGLE):
+        if self.stack.has(FrameworkBehaviour.HOST_TRIANGLE):
             for operator in operators:
                 self.writer.note(operator)
 

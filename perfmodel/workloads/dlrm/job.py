@@ -35,7 +35,7 @@ from perfmodel.workloads.dlrm.sparse import (
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.feeding import input_assumption
-from perfmodel.workloads.unstated import take_over
+from perfmodel.workloads.unstated import apply_stack_defaults
 
 _RANKS_TO_SPARE_ONE = 5
 """Ranks from which on the one with the bottom layers is spared all tables."""
@@ -126,7 +126,7 @@ def build_dlrm_job(
     *stack* is what issues it, as a rule the one that *spec* names.
     """
     stack = stack or load_stack(spec.stack)
-    spec = take_over(spec, stack)
+    spec = apply_stack_defaults(spec, stack)
     samples = local_batch(spec, rank_count=rank_count)
     is_lone = has_lone_bottom(stack, rank_count)
     plan = choose_plan(
@@ -216,7 +216,7 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     These two programs are all that plans with the same data-parallel tables
     consist of; how long lookups and exchanges take is left to the plan.
     """
-    spec = take_over(spec, stack)
+    spec = apply_stack_defaults(spec, stack)
     rank_count = plan.rank_count
     if has_lone_bottom(stack, rank_count):
         raise PlanError(

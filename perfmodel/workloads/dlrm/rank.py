@@ -12,7 +12,13 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import CopyRoute, MemoryBound, Op
 from perfmodel.graph.program import LaneKind, Program
-from perfmodel.stacks.stack import Fusion, Habit, OptimizerKernels, Overlap, SoftwareStack
+from perfmodel.stacks.stack import (
+    FrameworkBehaviour,
+    Fusion,
+    OptimizerKernels,
+    Overlap,
+    SoftwareStack,
+)
 from perfmodel.workloads.dlrm.dense import (
     DenseWriter,
     bottom_layers,
@@ -48,7 +54,7 @@ def write_step(
             kernel = elementwise("copy", size, dtype)
             writer.run("copy_bucket_to_grad", [kernel], label="gradients/copy from bucket")
     is_short = stack.fuses(Fusion.WEIGHT_CAST)
-    is_cast = STATES[name] > 0 and stack.has(Habit.CASTS_WEIGHTS)
+    is_cast = STATES[name] > 0 and stack.has(FrameworkBehaviour.CASTS_WEIGHTS)
     step = OptimizerStep(
         name,
         stack.optimizer_kernels,
@@ -124,7 +130,9 @@ class RankWriter:
             REDUCTION_SLOT,
             training.precision if is_short else DType.FP32,
             # Gradients in one piece have no smaller first bucket.
-            BucketFill(training.bucket_size, closed=int(stack.has(Habit.ONE_REDUCTION))),
+            BucketFill(
+                training.bucket_size, closed=int(stack.has(FrameworkBehaviour.ONE_REDUCTION))
+            ),
             is_deferred=not stack.overlaps_with_compute(Overlap.GRADIENT_REDUCTION),
         )
 
@@ -156,7 +164,7 @@ class RankWriter:
 
     def _feed(self) -> None:
         section, sizes = self._spec.input, self._input_sizes()
-        if self._stack.has(Habit.BLOCKING_COPIES):
+        if self._stack.has(FrameworkBehaviour.BLOCKING_COPIES):
             feed_blocking(self._writer, self._program, section=section, sizes=sizes)
             return
         if not self._stack.overlaps_with_compute(Overlap.INPUT):
@@ -206,7 +214,7 @@ class RankWriter:
             self._bottom.run_forward(bottom_layers(self._spec))
 
     def _loss(self) -> None:
-        is_blocking = self._stack.has(Habit.BLOCKING_COPIES)
+        is_blocking = self._stack.has(FrameworkBehaviour.BLOCKING_COPIES)
         size_bytes = DType.FP32.size_bytes
         if is_blocking:
             copy_blocking(self._writer, self._samples * size_bytes, label="loss/labels to device")

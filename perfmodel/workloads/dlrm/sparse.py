@@ -15,7 +15,7 @@ from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Op, Pass
-from perfmodel.stacks.stack import Fusion, Habit, SoftwareStack
+from perfmodel.stacks.stack import FrameworkBehaviour, Fusion, SoftwareStack
 from perfmodel.workloads.dlrm.exchange import (
     Exchanges,
     HostExchange,
@@ -101,7 +101,7 @@ def arriving_dtype(spec: DlrmSpec, stack: SoftwareStack) -> DType:
 
 def has_lone_bottom(stack: SoftwareStack, rank_count: int) -> bool:
     """Whether one rank runs the bottom layers for all."""
-    return rank_count > 1 and stack.has(Habit.LONE_BOTTOM)
+    return rank_count > 1 and stack.has(FrameworkBehaviour.LONE_BOTTOM)
 
 
 def _bottom_samples(spec: DlrmSpec, plan: ShardingPlan, stack: SoftwareStack, rank: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import GroupedGemm, MemoryBound, Op
-from perfmodel.stacks.stack import Habit
+from perfmodel.stacks.stack import FrameworkBehaviour
 from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.transformer import chains
 from perfmodel.workloads.transformer.products import ProductSteps
@@ -144,7 +144,7 @@ class ExpertSteps:
         Between hosts the network decides, and the copies inside a host are made there.
         """
         layout, top_k = self.products.layout, self.spec.model.top_k
-        if not self.products.run.stack.has(Habit.TOKENS_ONCE):
+        if not self.products.run.stack.has(FrameworkBehaviour.TOKENS_ONCE):
             return 1.0
         places = layout.expert_hosts if layout.expert_hosts > 1 else layout.ep
         return distinct_places(top_k, places) / top_k

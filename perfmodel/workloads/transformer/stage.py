@@ -15,7 +15,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import LaneKind, Program
-from perfmodel.stacks.stack import Habit, Overlap
+from perfmodel.stacks.stack import FrameworkBehaviour, Overlap
 from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
 from perfmodel.workloads.feeding import feed_batch
 from perfmodel.workloads.reduction import BucketFill, GradientReduction, Replicas
@@ -350,7 +350,7 @@ class StageWriter:
                 training.precision,
                 is_ahead,
                 is_kept,
-                self._run.stack.has(Habit.COPIED_GATHERS),
+                self._run.stack.has(FrameworkBehaviour.COPIED_GATHERS),
             )
 
     def _build_reduction(self, stream: Stream, slot: Slot) -> GradientReduction:

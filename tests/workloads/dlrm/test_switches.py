@@ -13,8 +13,8 @@ from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import Copy, EmbeddingOp, Fixed, Gemm, HostSpan, MemoryBound
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import (
+    FrameworkBehaviour,
     Fusion,
-    Habit,
     OptimizerKernels,
     Overlap,
     SoftwareStack,
@@ -132,7 +132,7 @@ def test_without_overlap_compute_waits_for_the_exchange_before_the_bottom_layers
 def test_an_optimizer_with_state_may_leave_casting_to_one_kernel(optimizer, casts):
     stack = _with(
         fusions=frozenset({Fusion.WEIGHT_CAST}),
-        habits=frozenset({Habit.CASTS_WEIGHTS}),
+        habits=frozenset({FrameworkBehaviour.CASTS_WEIGHTS}),
         optimizer_kernels=OptimizerKernels.FUSED,
     )
     job = _build(stack, 1, "training.precision=fp16", f"training.optimizer={optimizer}")
@@ -200,7 +200,7 @@ def test_exchanges_of_indices_and_reductions_may_have_streams_of_their_own():
 
 
 def test_gradients_in_one_piece_are_reduced_once_and_beside_the_update_of_tables():
-    job = _build(_with(habits=frozenset({Habit.ONE_REDUCTION})), 2)
+    job = _build(_with(habits=frozenset({FrameworkBehaviour.ONE_REDUCTION})), 2)
     assert len(collectives_of(job, CollectiveKind.ALL_REDUCE, "gradients")) == 1
     program = job.program_of(0)
     labels = [job.label_of(0, task) for task in range(program.task_count)]
@@ -235,7 +235,7 @@ def test_only_sgd_takes_a_lookup_that_adds_in_place():
 
 def test_a_lone_bottom_runs_on_rank_0_for_the_whole_batch_and_holds_no_tables():
     spec = load_workload("dlrm_mlperf", ["batch=640"])
-    stack = _with(habits=frozenset({Habit.LONE_BOTTOM}))
+    stack = _with(habits=frozenset({FrameworkBehaviour.LONE_BOTTOM}))
     job = build_job(spec, rank_count=5, ranks_per_host=8, stack=stack)
     check_job(job)
     rows = [
@@ -261,7 +261,7 @@ def test_a_lone_bottom_runs_on_rank_0_for_the_whole_batch_and_holds_no_tables():
 
 def test_plans_are_not_compared_where_one_rank_runs_the_bottom_layers():
     spec = load_workload("dlrm_mlperf", SMALL)
-    stack = _with(habits=frozenset({Habit.LONE_BOTTOM}))
+    stack = _with(habits=frozenset({FrameworkBehaviour.LONE_BOTTOM}))
     with pytest.raises(PlanError, match="bottom layers on one rank"):
         build_variant_job(spec, plan=build_plan(spec, rank_count=2), stack=stack)
 
@@ -288,7 +288,11 @@ def test_the_script_of_2021_blocks_at_every_copy_and_launches_by_tensor():
 
 
 def test_a_habit_costs_kernels_only_where_it_is_stated():
-    for habit in (Habit.UNFUSED_BIAS, Habit.ZEROED_GRADIENTS, Habit.HOST_TRIANGLE):
+    for habit in (
+        FrameworkBehaviour.UNFUSED_BIAS,
+        FrameworkBehaviour.ZEROED_GRADIENTS,
+        FrameworkBehaviour.HOST_TRIANGLE,
+    ):
         more = len(_memory_words(_build(_with(habits=frozenset({habit})))))
         assert more > len(_memory_words(_build(EAGER))), habit
 

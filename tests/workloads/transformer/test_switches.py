@@ -14,7 +14,7 @@ from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Communication, Gemm, HostSpan, MemoryBound
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import Fusion, Habit, OptimizerKernels, Overlap
+from perfmodel.stacks.stack import FrameworkBehaviour, Fusion, OptimizerKernels, Overlap
 from perfmodel.workloads import build_job, parse_workload
 from tests.workloads.reading import collectives_of, iter_ops
 
@@ -268,7 +268,7 @@ def test_gathered_weights_are_copied_out_of_their_buffer_where_a_stack_does_so()
     # 3 x 8 x 8 for queries, keys and values, 8 x 8 behind them, 3 x 8 x 24 and two norms of 8, in
     # two bytes, read and written, forward and backward.
     assert traffic(under(spec, ranks=2), label) == (0, 0)
-    copying = under(spec, ranks=2, habits=frozenset({Habit.COPIED_GATHERS}))
+    copying = under(spec, ranks=2, habits=frozenset({FrameworkBehaviour.COPIED_GATHERS}))
     assert traffic(copying, label) == (2, 2 * 2 * 2 * (4 * 64 + 3 * 192 + 16))
 
 
@@ -325,7 +325,10 @@ def test_a_fused_sum_of_gradients_leaves_nothing_to_add_behind_the_product():
 
 def test_adapters_stand_where_the_stack_puts_them():
     spec = tiny(training={"adapters_only": True, "adapter_rank": 2})
-    everywhere, somewhere = under(spec), under(spec, habits=frozenset({Habit.QKV_ADAPTERS}))
+    everywhere, somewhere = (
+        under(spec),
+        under(spec, habits=frozenset({FrameworkBehaviour.QKV_ADAPTERS})),
+    )
     narrow = [
         [name for name, op in iter_ops(job) if isinstance(op, Gemm) and 2 in (op.m, op.n, op.k)]
         for job in (everywhere, somewhere)
