@@ -19,10 +19,11 @@ from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.plan_costs import AloneCosts
-from perfmodel.planning.question import RankQuestion, build_task, load_setting
+from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.rank_plans import _with_places, find_loads, sort_key
-from perfmodel.planning.ranking import PlanLoads, RankBy, beats_next, number_ties
+from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
 from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.planning.setting import build_task, load_setting
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
