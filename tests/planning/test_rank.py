@@ -206,7 +206,7 @@ def test_the_same_question_twice_has_the_same_answer(tables):
         ({"sharders": ("magic",)}, "sharders must be among"),
         ({"sharders": ()}, "nothing to compare"),
         ({"rank_by": RankBy.MEAN}, "needs sampled batches"),
-        ({"searches": 0}, "1 search or more"),
+        ({"searches": 0}, "searches must be at least 1"),
     ],
 )
 def test_a_question_without_sense_is_refused(tables, changes, fault):
