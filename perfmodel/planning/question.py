@@ -14,8 +14,10 @@ from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mod
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import load_workload
+from perfmodel.workloads.dlrm.job import sharding_task
 from perfmodel.workloads.dlrm.memory import room_for_tables
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.unstated import apply_stack_defaults
 from topologies import Cluster, build_cluster, load_topology
 
 
@@ -97,11 +99,13 @@ def load_setting(question: RankQuestion) -> Setting:
     )
     files = PlacementFiles(tables=question.tables, indices=question.indices)
     tabled = load_tabled(load_workload(question.workload, question.overrides), files)
-    spec = tabled.spec
+    stack = load_stack(question.stack or tabled.spec.stack)
+    # Key formats of the stack decide how much room the tables have, as they do in `predict`.
+    spec = apply_stack_defaults(tabled.spec, stack)
     return Setting(
         spec=spec,
         cluster=cluster,
-        stack=load_stack(question.stack or spec.stack),
+        stack=stack,
         task=build_task(spec, tabled.tables, cluster, seed=question.seed),
     )
 
@@ -117,12 +121,11 @@ def build_task(
             f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
             "the dense part and its buffers need it all. Take a smaller batch or more ranks."
         )
-    return ShardingTask(
-        tables=tables,
+    return sharding_task(
+        spec,
+        tables,
         rank_count=ranks,
         room_bytes=room,
-        batch_size=spec.batch,
-        optimizer=spec.embedding.optimizer,
         ranks_per_host=cluster.ranks_per_host,
         seed=seed,
     )
