@@ -223,14 +223,12 @@ def _with_holds(program: Program, holds: Int64s) -> Program:
         "dep_distance": np.zeros(len(holds), dtype=np.uint8),
         "dep_lag_ns": holds[:, 2],
     }
-    return replace(
-        program,
-        dep_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        **{
-            name: np.concatenate([getattr(program, name), values])[order]
-            for name, values in added.items()
-        },
-    )
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(program, name), values])[order]
+        for name, values in added.items()
+    }
+    dep_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return replace(program, dep_start=dep_start, **columns)
 
 
 def _find_holds(program: Program, start_ns: Int64s, end_ns: Int64s, rule: HoldRule) -> Int64s:
