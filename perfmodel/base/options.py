@@ -55,7 +55,7 @@ def split_option(hint: Any) -> tuple[Any, Option] | None:
 
 
 def check_ranges(
-    question: Any, error: type[PerfModelError], subject: str, *, skipped: str = ""
+    question: object, error: type[PerfModelError], subject: str, *, skipped: str = ""
 ) -> None:
     """Raise *error* about *subject* unless every option but *skipped* is within its range."""
     for name, (_, option) in options_of(type(question)).items():
