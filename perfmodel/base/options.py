@@ -55,10 +55,10 @@ def split_option(hint: Any) -> tuple[Any, Option] | None:
 
 
 def check_ranges(
-    question: object, error: type[PerfModelError], subject: str, *, skipped: str = ""
+    question: Any, error: type[PerfModelError], subject: str, *, skipped: str = ""
 ) -> None:
     """Raise *error* about *subject* unless every option but *skipped* is within its range."""
-    for name, (_, option) in options_of(type(question)).items():
+    for name, (_, option) in options_of(question.__class__).items():
         if name == skipped:
             continue
         value = getattr(question, name)
