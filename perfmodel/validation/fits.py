@@ -67,12 +67,6 @@ class FitBoard:
             *(_count(name, [one for one in self.verdicts if one.group == name]) for name in groups),
         )
 
-    def lines(self) -> list[str]:
-        """The table as text."""
-        head = f"{'group':28} {'failed':>7} {'caught':>7} {'ran':>6} {'false':>6} {'balanced':>9}"
-        unread = [f"not judged: row {one.row}: {one.reason}" for one in self.unsupported]
-        return [head, *(_line(score) for score in self.scores), *unread]
-
     def to_rows(self) -> list[dict[str, Any]]:
         """A flat row per run: its verdict, or the reason why it could not be judged."""
         judged = [asdict(verdict) for verdict in self.verdicts]
@@ -111,15 +105,6 @@ def _count(group: str, verdicts: Iterable[FitVerdict]) -> FitScore:
         caught=kinds.count((False, False)),
         ran=sum(ran for ran, _ in kinds),
         false_alarms=kinds.count((True, False)),
-    )
-
-
-def _line(score: FitScore) -> str:
-    balanced = score.balanced_accuracy_pct
-    words = "" if balanced is None else f"{balanced:.1f} %"
-    return (
-        f"{score.group:28} {score.failed:7} {score.caught:7} {score.ran:6} "
-        f"{score.false_alarms:6} {words:>9}"
     )
 
 
