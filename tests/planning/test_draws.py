@@ -15,7 +15,7 @@ from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.draws import _DISTINCT, _factors, _growth, _TableDraws, draw_shards
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import Cut, split_table
-from perfmodel.planning.question import build_task
+from perfmodel.planning.setting import build_task
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import STACK, build_spec
 from topologies import build_cluster, load_topology
