@@ -6,7 +6,7 @@ file of tables says more about indices. That is kept in the plan's tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from embeddings.plan import ShardingPlan
 from embeddings.plan_document import load_plan_document
@@ -64,8 +64,9 @@ def place_workload(workload: Workload, files: PlacementFiles, cluster: Cluster) 
             rank_count=cluster.rank_count,
             ranks_per_host=cluster.ranks_per_host,
             memory_bytes=cluster.device.memory_bytes,
+            tables=tabled.tables,
         )
-        return PlacedWorkload(tabled.spec, replace(plan, tables=tabled.tables))
+        return PlacedWorkload(tabled.spec, plan)
     plan = load_plan_document(
         files.plan,
         tables=tabled.tables,

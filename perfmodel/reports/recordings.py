@@ -129,14 +129,15 @@ def report_replay(found: Answer, faults: Sequence[str] = ()) -> Report:
     ]  # fmt: skip
     headings = ("", "recorded", "replayed", "error")
     why = iter_sections(found) if isinstance(found, Prediction) else ()
-    beside = f"per step, {describe_interval(found.interval)}"
+    has_width = found.interval.high_ns > found.interval.low_ns
+    interval = f", {describe_interval(found.interval)}" if has_width else ""
     return Report(
         title=facts.job,
         headline=Headline(
             verdict=NEEDS_FORCE if score is not None and _replays_badly(score) else "",
             is_good=score is None,
             answer=format_duration(found.iteration_ns),
-            beside=beside,
+            beside=f"per step{interval}",
             facts=(
                 (
                     f"{facts.rank_count} ranks, {facts.task_count:,} tasks, "

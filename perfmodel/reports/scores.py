@@ -116,7 +116,7 @@ def report_fits(board: FitBoard) -> Report:
     whole = board.scores[0]
     right = whole.caught + whole.ran - whole.false_alarms
     accuracy = whole.balanced_accuracy_pct
-    left_out = list(_iter_left_out((one.row, one.reason) for one in board.unsupported))
+    left_out = list(_iter_left_out((str(one.row), one.reason) for one in board.unsupported))
     wrong = Table(("measured", "predicted", "row", "group"), misses, code=(2,))
     return Report(
         title="Memory verdicts, predicted and measured",

@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration, format_size
-from perfmodel.planning.layouts.ranking import (
-    LayoutQuestion,
-    LayoutRanking,
-    RankedLayout,
-    pareto,
-)
+from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, pareto
+from perfmodel.planning.question import LayoutQuestion
 from perfmodel.reports.blocks import (
     Block,
     Command,

@@ -9,8 +9,8 @@ import pytest
 
 from perfmodel.base.writing import write_csv
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.planning.layouts.ranking import LayoutQuestion
 from perfmodel.planning.layouts.search import search_layouts
+from perfmodel.planning.question import LayoutQuestion
 from perfmodel.reports.html import to_page
 from perfmodel.reports.search import build_flags, report_search, to_search_document
 from perfmodel.reports.terminal import to_text
