@@ -13,8 +13,8 @@ from perfmodel.prediction.scenario import JobScenario, Scenario
 
 if TYPE_CHECKING:
     from perfmodel.execution import Executor
-    from perfmodel.planning.layouts.ranking import LayoutQuestion, Search
-    from perfmodel.planning.question import RankQuestion
+    from perfmodel.planning.layouts.ranking import Search
+    from perfmodel.planning.question import LayoutQuestion, RankQuestion
     from perfmodel.planning.ranking import Ranking
     from perfmodel.prediction.answer import Answer, Prediction
     from perfmodel.prediction.changing import WhatIf

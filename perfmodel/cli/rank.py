@@ -34,8 +34,8 @@ from perfmodel.cli.outputs import Outputs, name_files
 from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
 
 if TYPE_CHECKING:
-    from perfmodel.planning.question import RankQuestion
-    from perfmodel.planning.ranking import RankBy, Ranking
+    from perfmodel.planning.question import RankBy, RankQuestion
+    from perfmodel.planning.ranking import Ranking
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -148,7 +148,7 @@ def _name_sharders(words: list[str] | None) -> tuple[str, ...]:
 
 
 def _read_order(by: str) -> RankBy:
-    from perfmodel.planning.ranking import RankBy
+    from perfmodel.planning.question import RankBy
 
     words = [known.value for known in RankBy]
     if by not in words:

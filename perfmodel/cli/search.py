@@ -67,7 +67,7 @@ def search(
 ) -> None:
     """Find the fastest layout: tp, sp, pp, cp, ep, dp, micro-batch, sharding, recompute, runs."""
     from perfmodel import api
-    from perfmodel.planning.layouts.ranking import LayoutQuestion
+    from perfmodel.planning.question import LayoutQuestion
     from perfmodel.reports.progress import show_progress
     from perfmodel.reports.search import print_search, to_search_document, to_search_rows
 

@@ -21,8 +21,9 @@ from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import Executor
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.placements import Int32s
-from perfmodel.planning.question import RankQuestion, Setting, load_setting
+from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
+from perfmodel.planning.setting import Setting, load_setting
 from perfmodel.prediction.phases import OnPhase
 
 KEPT_ENUMERATED = 5

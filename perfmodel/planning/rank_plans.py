@@ -29,17 +29,17 @@ from perfmodel.planning.evaluator import (
 from perfmodel.planning.frame import build_frame
 from perfmodel.planning.making import MadePlans, make_plans
 from perfmodel.planning.plan_costs import GRADIENTS, INDICES, LOOKUP, POOLED, UPDATE
-from perfmodel.planning.question import RankQuestion, load_setting
+from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.ranking import (
     PlanBound,
     PlanLoads,
-    RankBy,
     RankedPlan,
     Ranking,
     Straggler,
     beats_next,
     number_ties,
 )
+from perfmodel.planning.setting import load_setting
 from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.answering import answer
 from perfmodel.prediction.phases import OnPhase, ignore_phase

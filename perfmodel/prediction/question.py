@@ -317,7 +317,7 @@ def recording_question(recorded: RecordedJob, asked: PredictOptions) -> Question
     """The question about a recording, every task of it with an origin of its own."""
     from perfmodel.whatif.pinning import with_own_origins
 
-    graph, first_rows = recorded.graph, recorded.rank_rows()[:-1]
+    graph, first_rows = recorded.graph, recorded.graph.rank_rows()[:-1]
     apart = replace(
         graph,
         programs=tuple(graph.program_of(rank) for rank in range(graph.rank_count)),

@@ -17,8 +17,7 @@ from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
 from perfmodel.recordings.operator_calls import OperatorCall, call_of_detail
-from perfmodel.recordings.rank_view import RankView
-from perfmodel.recordings.surroundings import NO_OPERATOR, innermost_operators
+from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
 
 WORLD = "world"
 _KIND_WORDS = (
@@ -66,7 +65,7 @@ def find_collective_calls(
     *executed* are calls that an execution trace knows more about, by row.
     """
     is_needed = bool(view.device.is_collective.any())
-    operators = innermost_operators(view) if is_needed else np.empty(0, dtype=np.int64)
+    operators = view.operators_of_calls() if is_needed else np.empty(0, dtype=np.int64)
     streams: dict[int, int] = {}
     groups = _stated_groups(view)
     group_of_stream = _groups_of_streams(view)

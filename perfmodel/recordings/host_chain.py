@@ -13,10 +13,8 @@ from enum import Enum
 
 import numpy as np
 
-from perfmodel.recordings.calls import CallKind
-from perfmodel.recordings.rank_view import RankView
-from perfmodel.recordings.surroundings import NO_OPERATOR, innermost_operators
-from perfmodel.recordings.turns import ALLOCATION
+from perfmodel.recordings.rank_view import NO_OPERATOR, CallKind, RankView
+from perfmodel.recordings.throttle import ALLOCATION
 from perfmodel.recordings.waits import Awaited, WaitFinder
 
 _NO_STEP = -1
@@ -94,7 +92,7 @@ class _ChainWriter:
         self.steps: list[HostStep] = []
         self.releases: dict[int, Release] = {}
         self.waits = WaitFinder(view)
-        self.operators = innermost_operators(view)
+        self.operators = view.operators_of_calls()
         self.launched: dict[int, list[int]] = {}
         for task, call in enumerate(view.device.call.tolist()):
             if call >= 0:

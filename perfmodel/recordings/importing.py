@@ -51,7 +51,7 @@ from perfmodel.recordings.steps import (
     step_ends,
 )
 from perfmodel.recordings.stream_edges import find_stream_edges
-from perfmodel.recordings.turns import alone_ns, host_of
+from perfmodel.recordings.throttle import alone_ns, host_of
 from traces.job_trace import JobTrace
 
 MIN_LINKED_RATIO = 0.5

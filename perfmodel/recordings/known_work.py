@@ -46,8 +46,7 @@ def known_share(job: JobGraph) -> KnownShare:
     """How much of the device time of *job* has known work; tasks without durations have all."""
     counted_ns = estimated_ns = unknown_ns = 0
     for program, ranks in zip(job.programs, _ranks_of_programs(job), strict=True):
-        lanes = program.task_lanes()
-        is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)[lanes]
+        is_device = program.is_on_device()
         for op_number, count in zip(
             *np.unique(program.op[is_device], return_counts=True), strict=True
         ):

@@ -20,7 +20,6 @@ from perfmodel.graph.builder import JobBuilder, ProgramBuilder
 from perfmodel.graph.job import JobFacts, Origin
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork, MemoryBound, Op, Work
 from perfmodel.graph.program import LaneKind, Program
-from perfmodel.recordings.calls import is_communication
 from perfmodel.recordings.collective_calls import WORLD, kind_of_name, size_of_dtype
 from perfmodel.recordings.executed_jobs import ExecutedJob, uneven_faults
 from perfmodel.recordings.executed_shapes import call_of_operator
@@ -34,6 +33,7 @@ from perfmodel.recordings.operator_calls import whole_number
 from perfmodel.recordings.operator_work import work_of_call
 from perfmodel.recordings.peer_groups import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
+from perfmodel.recordings.rank_view import is_communication
 from traces.chakra import ChakraOperation, ChakraTrace
 from traces.chakra_messages import ChakraKind
 from traces.execution_trace import ExecutedOperator, ExecutionTrace

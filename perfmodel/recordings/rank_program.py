@@ -20,9 +20,8 @@ from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
 from perfmodel.recordings.host_chain import HostChain, HostStep, StepKind
 from perfmodel.recordings.operator_calls import OperatorCall
-from perfmodel.recordings.rank_view import Int64s, RankView
+from perfmodel.recordings.rank_view import NO_OPERATOR, Int64s, RankView
 from perfmodel.recordings.stream_edges import StreamEdge
-from perfmodel.recordings.surroundings import NO_OPERATOR, modules_of_calls, spans_of_calls
 from perfmodel.recordings.work_of_rows import FoundWork, WorkReader, WorkSource
 
 _HOST_PARTS = {
@@ -109,8 +108,8 @@ class _Writer:
         self.findings, self.builder = findings, builder
         self.times: list[tuple[int, int]] = []
         self.recorded_starts = {"first call of a chain": 0, "work launched before the window": 0}
-        self.spans = spans_of_calls(findings.view)
-        self.modules = modules_of_calls(findings.view)
+        self.spans = findings.view.ranges_of_calls()
+        self.modules = findings.view.modules_of_calls()
         self.origin = self._add_origin()
         self.of_step: list[int] = []
         self.of_device: list[int] = []

@@ -20,7 +20,7 @@ _STEP_WORD = "ProfilerStep#"
 
 def count_profiler_steps(view: RankView) -> int:
     """How many steps the profiler marked on this rank."""
-    rows = np.flatnonzero(view.trace.columns.is_in(Category.HOST_ANNOTATION))
+    rows = view.trace.columns.rows_in(Category.HOST_ANNOTATION)
     return sum(view.trace.name_of(row).startswith(_STEP_WORD) for row in rows.tolist())
 
 
@@ -67,7 +67,7 @@ def _are_alike(one: CollectiveCall, other: CollectiveCall) -> bool:
 def last_tasks_of_profiler_steps(view: RankView) -> list[int]:
     """The device task that ended last of those launched in each marked step."""
     columns = view.trace.columns
-    rows = np.flatnonzero(columns.is_in(Category.HOST_ANNOTATION))
+    rows = columns.rows_in(Category.HOST_ANNOTATION)
     device, launched = view.device, view.device.call >= 0
     call_start_ns = np.where(launched, view.calls.start_ns[np.maximum(device.call, 0)], -1)
     ends = []

@@ -12,8 +12,7 @@ from enum import Enum
 
 import numpy as np
 
-from perfmodel.recordings.calls import CallKind
-from perfmodel.recordings.rank_view import Int64s, RankView
+from perfmodel.recordings.rank_view import CallKind, Int64s, RankView
 from traces.trace import Category
 
 # Stamps of two streams are of one clock; rounding to whole microseconds is all that differs.
@@ -208,7 +207,7 @@ class _ThreadMarks:
 def read_stream_edges(view: RankView) -> tuple[StreamEdge, ...] | None:
     """The edges whose handles are recorded; None where the trace has no such rows."""
     columns = view.trace.columns
-    rows = np.flatnonzero(columns.is_in(Category.SYNCHRONISATION))
+    rows = columns.rows_in(Category.SYNCHRONISATION)
     details = [view.trace.detail_of(row) for row in rows.tolist()]
     waits = [
         (row, detail)

@@ -17,17 +17,11 @@ import numpy as np
 
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.host_chain import StepKind, build_host_chain
-from perfmodel.recordings.rank_view import RankView, view_rank
+from perfmodel.recordings.rank_view import INSIDE, NO_OPERATOR, RankView, view_rank
 from perfmodel.recordings.steps import (
     count_profiler_steps,
     last_tasks_of_profiler_steps,
     step_ends,
-)
-from perfmodel.recordings.surroundings import (
-    INSIDE,
-    NO_OPERATOR,
-    modules_of_calls,
-    spans_of_calls,
 )
 from perfmodel.recordings.work_of_rows import WorkReader
 from traces.job_trace import JobTrace
@@ -172,7 +166,7 @@ Part = tuple[DiffKind, str, int, int]
 
 
 def _device_parts(view: RankView) -> Iterable[Part]:
-    reader, spans, modules = WorkReader(view), spans_of_calls(view), modules_of_calls(view)
+    reader, spans, modules = WorkReader(view), view.ranges_of_calls(), view.modules_of_calls()
     trace, device = view.trace, view.device
     for task in range(len(device)):
         row, call = reader.operator_of(task), int(device.call[task])

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.recordings.calls import CallKind
-from perfmodel.recordings.rank_view import RankView
+from perfmodel.recordings.rank_view import CallKind, RankView
 
 # What the skew between the clocks of host and device can still be off by.
 CLOCK_TOLERANCE_NS = 50_000

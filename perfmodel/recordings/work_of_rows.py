@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
 from embeddings.table import MOST_TABLES, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import (
@@ -40,8 +38,7 @@ from perfmodel.recordings.operator_work import (
     lookup_of_call,
     work_of_call,
 )
-from perfmodel.recordings.rank_view import RankView
-from perfmodel.recordings.surroundings import NO_OPERATOR, innermost_operators
+from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
 from traces.trace import ABSENT, Category
 
 _ROUTES = (
@@ -78,7 +75,7 @@ class WorkReader:
     def __init__(self, view: RankView, executed: Mapping[int, OperatorCall] | None = None) -> None:
         self.view = view
         self.executed = executed or {}
-        self.operator_of_call = innermost_operators(view)
+        self.operator_of_call = view.operators_of_calls()
         self.device = estimating_device(view.trace.device_names)
         self._calls: dict[tuple[int, int], OperatorCall | None] = {}
         self._works: dict[int, Work | None] = {}
@@ -273,7 +270,7 @@ def _find_lookups(reader: WorkReader) -> dict[_LookupKey, Lookup]:
     is_wanted = [is_lookup(name) or _is_lookup_backward(name) for name in trace.names]
     if not any(is_wanted):
         return {}
-    for row in np.flatnonzero(trace.columns.is_in(Category.HOST_OPERATOR)).tolist():
+    for row in trace.columns.rows_in(Category.HOST_OPERATOR).tolist():
         call = reader.call_at(row) if is_wanted[int(trace.columns.name[row])] else None
         if call is None:
             continue

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import format_size
-from perfmodel.costs.measured_kernels import UnsupportedRow
+from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.validation.runs_question import read_scenario
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import SCHEMA_VERSION
@@ -56,7 +56,7 @@ class FitBoard:
     """All verdicts, counted together and by framework and number of stages."""
 
     verdicts: tuple[FitVerdict, ...]
-    unsupported: tuple[UnsupportedRow, ...] = ()
+    unsupported: tuple[Unsupported, ...] = ()
 
     @property
     def scores(self) -> tuple[FitScore, ...]:
@@ -99,7 +99,7 @@ def judge_fits(tables: Sequence[RunTable]) -> FitBoard:
     asked = [row for row in rows if row.text("source") in sources]
     return FitBoard(
         tuple(_judge(row) for row in asked if not row.faults),
-        tuple(UnsupportedRow(str(row.name), "; ".join(row.faults)) for row in asked if row.faults),
+        tuple(Unsupported(str(row.name), "; ".join(row.faults)) for row in asked if row.faults),
     )
 
 

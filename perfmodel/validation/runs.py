@@ -9,13 +9,14 @@ from itertools import combinations
 from typing import Any
 
 from perfmodel.base.units import NS_PER_S
+from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.execution.executor import Executor
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.question import PredictOptions
 from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs_prediction import RunAnswer, RunAsked, predict_run
 from perfmodel.validation.runs_table import RunRow, RunTable
-from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported
+from perfmodel.validation.scoreboard import Deviation, Scoreboard
 
 KIND = "runs"
 MOST_ASSUMPTIONS = 20

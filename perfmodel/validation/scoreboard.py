@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.costs.estimates import INTERVAL_SIGMAS
+from perfmodel.costs.measured_kernels import Unsupported
+
 SCHEMA_VERSION = 1
-Z_OF_90_PCT = 1.6448536269514722
 _SMALLEST_PCT = 0.01
 
 
@@ -38,14 +40,6 @@ class Deviation:
     def is_inside(self) -> bool:
         """Whether the measurement lies in the interval."""
         return self.low <= self.measured <= self.high
-
-
-@dataclass(frozen=True, slots=True)
-class Unsupported:
-    """A row that could not be predicted, and why."""
-
-    row: str | int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +72,7 @@ def build_score(deviations: Sequence[Deviation]) -> Score:
 
 def interval_of(predicted: float, relative_sigma: float) -> tuple[float, float]:
     """The 90 % interval of a prediction whose logarithm has that standard deviation."""
-    factor = math.exp(Z_OF_90_PCT * relative_sigma)
+    factor = math.exp(INTERVAL_SIGMAS * relative_sigma)
     return predicted / factor, predicted * factor
 
 

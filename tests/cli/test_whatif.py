@@ -92,7 +92,7 @@ def test_all_changes_are_listed(capsys):
         (["--apply", "scale:match=gemm"], "factor: must be given"),
         (["--sweep", "scale:match=gemm,factor=1"], "exactly one parameter"),
         (["--apply", "ranks:count=3"], "multiple of the 2 ranks"),
-        (["--apply", "overlap", "--hosts", "2"], "--hosts 2: says something about a machine"),
+        (["--apply", "overlap", "--hosts", "2"], "--hosts 2: describes a machine"),
     ],
 )
 def test_a_wrong_change_is_one_message(folder, words, message, capsys):

@@ -12,7 +12,8 @@ from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.storage import save_job
-from perfmodel.planning.question import RankQuestion, load_setting
+from perfmodel.planning.question import RankQuestion
+from perfmodel.planning.setting import load_setting
 from perfmodel.prediction.answering import answer
 from perfmodel.prediction.question import PredictOptions, build_question, workload_question
 from perfmodel.recordings.storage import save_recorded_job

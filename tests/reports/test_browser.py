@@ -13,7 +13,7 @@ from html import unescape
 import pytest
 
 from perfmodel.api import search
-from perfmodel.planning.layouts.ranking import LayoutQuestion
+from perfmodel.planning.question import LayoutQuestion
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import Scenario
 from perfmodel.reports.pages.answers import build_comparison_page

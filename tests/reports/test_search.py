@@ -11,8 +11,8 @@ from rich.console import Console
 
 from perfmodel.base.writing import write_csv
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.planning.layouts.ranking import LayoutQuestion
 from perfmodel.planning.layouts.search import search_layouts
+from perfmodel.planning.question import LayoutQuestion
 from perfmodel.reports.pages.plans import build_search_page
 from perfmodel.reports.search import build_flags, print_search, to_search_document, to_search_rows
 

@@ -1,10 +1,10 @@
 import pytest
 
 from perfmodel.base.writing import write_csv
+from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.validation.scoreboard import (
     Deviation,
     Scoreboard,
-    Unsupported,
     build_score,
     interval_of,
 )

@@ -20,13 +20,8 @@ from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds, layer_of, measure_layer
 from perfmodel.planning.layouts.candidates import Candidate, iter_candidates
-from perfmodel.planning.layouts.ranking import (
-    LayoutQuestion,
-    LayoutRanking,
-    RankedLayout,
-    Search,
-    Tally,
-)
+from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
+from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import beats_next
 from perfmodel.prediction.answer import Answer, Prediction
 from perfmodel.prediction.answering import answer, answer_in_full

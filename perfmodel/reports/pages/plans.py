@@ -9,8 +9,8 @@ from dataclasses import fields
 import numpy as np
 
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
-from perfmodel.planning.layouts.ranking import LayoutQuestion, LayoutRanking, RankedLayout
-from perfmodel.planning.question import RankQuestion
+from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout
+from perfmodel.planning.question import LayoutQuestion, RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking
 from perfmodel.reports.pages.answers import interval_ranges, ranges
 from perfmodel.reports.pages.page import (

@@ -33,8 +33,8 @@ from perfmodel.costs.estimates import (
     build_estimates,
     price_by_kind,
 )
-from perfmodel.costs.gemm.features import SIZE_FEATURES, gemm_features, gemm_step_features
-from perfmodel.costs.gemm.physics import (
+from perfmodel.costs.gemm_features import SIZE_FEATURES, gemm_features, gemm_step_features
+from perfmodel.costs.gemm_physics import (
     GemmConstants,
     GemmShapes,
     MachineRates,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.recordings.turns import HostCalls, alone_ns
+from perfmodel.recordings.throttle import alone_ns, throttled_ns
 from tests.recordings.builders import call, find_tasks, held_of, import_spans
 from tests.traces.builders import kernel, launch
 
@@ -22,26 +22,26 @@ def test_calls_that_meet_are_parted_into_what_each_takes_alone():
 
 
 def test_calls_that_meet_again_take_what_they_took():
-    calls = HostCalls(np.arange(2), np.array([0, 1]))
+    rank = np.array([0, 1])
 
-    assert calls.shared_ns(us(0, 10), us(20, 25), us(20, 15)).tolist() == us(30, 25).tolist()
+    assert throttled_ns(us(0, 10), us(20, 25), us(20, 15), rank).tolist() == us(30, 25).tolist()
 
 
 def test_what_follows_a_call_comes_as_much_later_as_it_ends_later():
     # Rank 0 calls twice, with 5 between; rank 1 once. Together until 20, so that the second
     # call of rank 0 comes at 25, when rank 1 is done at 20.
-    calls = HostCalls(np.arange(3), np.array([0, 0, 1]))
+    rank = np.array([0, 0, 1])
 
-    lengths = calls.shared_ns(us(0, 15, 0), us(10, 25, 10), us(10, 10, 10))
+    lengths = throttled_ns(us(0, 15, 0), us(10, 25, 10), us(10, 10, 10), rank)
 
     assert lengths.tolist() == us(20, 10, 20).tolist()
 
 
 def test_a_call_of_another_thread_of_the_rank_meets_the_first():
-    calls = HostCalls(np.arange(2), np.array([0, 0]))
+    rank = np.array([0, 0])
 
     # 10 alone, then both: the second is done after 2 x 5, the first has 5 left of 20 then.
-    assert calls.shared_ns(us(0, 10), us(20, 15), us(20, 5)).tolist() == us(25, 10).tolist()
+    assert throttled_ns(us(0, 10), us(20, 15), us(20, 5), rank).tolist() == us(25, 10).tolist()
 
 
 def allocating(start, length):

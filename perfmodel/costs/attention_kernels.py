@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.attention.physics import BackwardConstants
+from perfmodel.costs.attention_physics import BackwardConstants
 from perfmodel.costs.calibration_files import Entry, Match, match_entry
-from perfmodel.costs.gemm.physics import MachineRates
+from perfmodel.costs.gemm_physics import MachineRates
+from perfmodel.graph.ops import Attention
 from topologies import Device
 
 GENERATIONS: dict[str, tuple[str, ...]] = {
@@ -130,6 +131,12 @@ class KernelRecipe:
         if self.backward is not None:
             words += f", backward as {self.backward.backward_forwards:.2f} forwards"
         return words
+
+
+def variant_of(op: Attention) -> str:
+    """The variant that constants for *op* are filed under."""
+    suffix = "" if op.dtype in (DType.BF16, DType.FP16) else f"/{op.dtype.value}"
+    return f"{op.kernel}/{'causal' if op.is_causal else 'full'}{suffix}"
 
 
 def find_recipe(entries: Sequence[Entry], device: Device, kind: AttentionKind) -> KernelRecipe:

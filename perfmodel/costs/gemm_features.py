@@ -14,7 +14,7 @@ from numba import njit
 
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.estimates import FloatColumn
-from perfmodel.costs.gemm.physics import GemmShapes, GemmTimes, MachineRates
+from perfmodel.costs.gemm_physics import GemmShapes, GemmTimes, MachineRates
 
 SIZE_FEATURES = slice(1, 5)
 """Where the logarithms of m, n, k and batch are."""

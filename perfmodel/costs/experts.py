@@ -1,7 +1,7 @@
-"""Experts: grouped products of training, and whole layers as benchmarks measure them.
+"""Experts: grouped GEMMs of training, and whole layers as benchmarks measure them.
 
-Both take the constants of the same fits. A format that nobody measured on a
-chip takes the constants of the nearest one, which are ratios of the chip's own rate.
+Both use the constants of the same fits. A format that was not measured on a chip uses the
+constants of the nearest format, which are ratios of the chip's own rate.
 """
 
 from __future__ import annotations
@@ -16,62 +16,34 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.costs.calibration_files import Entry, Match, entries_for, match_entry
 from perfmodel.costs.estimates import (
     Bound,
+    CodeColumn,
     Estimates,
     FloatColumn,
     build_estimates,
     price_by_kind,
     rows_of_kinds,
 )
-from perfmodel.costs.experts.physics import (
+from perfmodel.costs.expert_physics import (
     ExpertConstants,
-    ExpertShapes,
-    GroupedShapes,
+    ExpertLayer,
     SmoothCorrection,
     layer_features,
+    layer_shapes,
     predict_grouped_times,
     predict_layer_times,
-    stack_shapes,
 )
-from perfmodel.costs.experts.table import ExpertLayer
-from perfmodel.costs.gemm.model import check_multiplies, machine_rates
-from perfmodel.costs.gemm.physics import MachineRates
+from perfmodel.costs.gemm import check_multiplies, machine_rates
 from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
 STAND_IN_SIGMA = 0.1
-_GATED_MATRICES, _PLAIN_MATRICES = 3.0, 2.0
 _NEAREST = (DType.FP8_BLOCK, DType.FP8, DType.BF16)
 
 
-def variant_of(layer: ExpertLayer) -> str:
-    """The variant that constants for *layer* are filed under."""
-    return f"{layer.kernel}/{layer.dtype.value}"
-
-
-def layer_shapes(layers: Sequence[ExpertLayer]) -> ExpertShapes:
-    """*layers* as columns."""
-    return ExpertShapes(
-        *stack_shapes(
-            [
-                (
-                    layer.tokens,
-                    layer.rows,
-                    layer.active,
-                    layer.hidden,
-                    layer.ffn,
-                    _GATED_MATRICES if layer.is_gated else _PLAIN_MATRICES,
-                    layer.dtype.size_bits / BITS_PER_BYTE,
-                )
-                for layer in layers
-            ]
-        )
-    )
-
-
 class ExpertLayerModel:
-    """Prices whole layers, as the tables have them."""
+    """Prices whole layers, as measured tables hold them."""
 
     family = "gemm"
 
@@ -79,33 +51,27 @@ class ExpertLayerModel:
         self._entries = entries
 
     def price(self, ops: Sequence[ExpertLayer], device: Device, stack: SoftwareStack) -> Estimates:
-        """Predict *ops* on *device*; *stack* does not matter, benchmarks have none."""
+        """Predict *ops* on *device*; benchmarks have no *stack*."""
         del stack
         entries = entries_for("experts", device) if self._entries is None else tuple(self._entries)
 
         def price(variant: str, layers: Sequence[ExpertLayer]) -> Estimates:
-            dtype = layers[0].dtype
+            dtype, shapes = layers[0].dtype, layer_shapes(layers)
             match = _match_kernel(entries, device, variant, dtype)
-            machine = machine_rates(device, dtype)
-            duration_ns = _predict_ns(match.entry, layer_shapes(layers), machine)
-            return _estimates(duration_ns, match, np.full(len(layers), Bound.COMPUTE))
+            constants, curves = ExpertConstants(**match.entry.constants), match.entry.curves
+            times = predict_layer_times(shapes, machine_rates(device, dtype), constants)
+            duration_ns = times.duration_ns
+            if curves:
+                # Learned where enough models were measured.
+                learned = SmoothCorrection(np.array(curves["span"]), np.array(curves["weights"])[0])
+                duration_ns = duration_ns * np.exp(learned.log_ratio(layer_features(shapes, times)))
+            return _estimates(duration_ns, match, Bound.COMPUTE)
 
-        return price_by_kind(ops, rows_of_kinds(variant_of(op) for op in ops), price)
-
-
-def _predict_ns(entry: Entry, shapes: ExpertShapes, machine: MachineRates) -> FloatColumn:
-    """What the physics says, times what was learned on top where enough models were measured."""
-    times = predict_layer_times(shapes, machine, ExpertConstants(**entry.constants))
-    if not entry.curves:
-        return times.duration_ns
-    span, weights = (np.array(entry.curves[name]) for name in ("span", "weights"))
-    log_ratio = SmoothCorrection(span, weights[0]).log_ratio(layer_features(shapes, times))
-    corrected: FloatColumn = times.duration_ns * np.exp(log_ratio)
-    return corrected
+        return price_by_kind(ops, rows_of_kinds(op.variant for op in ops), price)
 
 
 class GroupedGemmModel:
-    """Prices grouped products, which err and slow down together with plain ones."""
+    """Prices grouped GEMMs, which err and slow down together with plain ones."""
 
     family = "gemm"
 
@@ -115,16 +81,16 @@ class GroupedGemmModel:
         def price(dtype: DType, chosen: Sequence[GroupedGemm]) -> Estimates:
             check_multiplies(device, dtype)
             match = _nearest(entries_for("experts", device), device, dtype)
-            columns = stack_shapes([(op.groups, op.m, op.n, op.k) for op in chosen])
+            sizes = [(op.groups, op.m, op.n, op.k) for op in chosen]
             times = predict_grouped_times(
-                GroupedShapes(*columns),
+                np.array(sizes, dtype=np.float64).T,
                 machine_rates(device, dtype),
                 ExpertConstants(**match.entry.constants),
                 width_bytes=dtype.size_bits / BITS_PER_BYTE,
                 slowdown=arithmetic_slowdown(device, stack, dtype),
             )
             is_memory = times.memory_ns > times.arithmetic_ns
-            bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
+            bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE).astype(np.int8)
             return _estimates(times.duration_ns, match, bound)
 
         dtypes = (stack.matmul_dtypes.get(op.dtype, op.dtype) for op in ops)
@@ -132,7 +98,7 @@ class GroupedGemmModel:
 
 
 def _match_kernel(entries: Sequence[Entry], device: Device, variant: str, dtype: DType) -> Match:
-    """The fit of the kernel on the chip or a close relative, else of another kernel there."""
+    """The fit of this kernel on the chip or its family, else of another kernel there."""
     match = match_entry(entries, device, variant)
     if match is not None and match.is_family:
         return match
@@ -141,7 +107,7 @@ def _match_kernel(entries: Sequence[Entry], device: Device, variant: str, dtype:
 
 
 def _nearest(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:
-    """The best fit for products of *dtype*: of the nearest chip, the one with the least spread."""
+    """The best fit for GEMMs of *dtype*: of the nearest chip, the one with the least spread."""
     formats = (dtype, *_NEAREST) if dtype.is_quantised else (DType.BF16,)
     for distance, word in enumerate(dict.fromkeys(formats)):
         variants = {one.variant for one in entries if one.variant.endswith(f"/{word.value}")}
@@ -160,11 +126,10 @@ def _nearest(entries: Sequence[Entry], device: Device, dtype: DType) -> Match:
     )
 
 
-def _estimates(duration_ns: object, match: Match, bound: object) -> Estimates:
-    is_own = match.borrowed_sigma == 0.0
+def _estimates(duration_ns: FloatColumn, match: Match, bound: CodeColumn | Bound) -> Estimates:
     return build_estimates(
-        np.asarray(duration_ns, dtype=np.float64),
+        duration_ns,
         relative_sigma=float(np.hypot(match.entry.relative_sigma, match.borrowed_sigma)),
-        provenance=Provenance.INTERPOLATED if is_own else Provenance.EXTRAPOLATED,
-        bound=np.asarray(bound, dtype=np.int8),
+        provenance=Provenance.INTERPOLATED if match.is_own else Provenance.EXTRAPOLATED,
+        bound=bound,
     )

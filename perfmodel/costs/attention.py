@@ -12,8 +12,8 @@ from dataclasses import fields, replace
 import numpy as np
 
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.attention.kernels import AttentionKind, KernelRecipe, find_recipe
-from perfmodel.costs.attention.physics import (
+from perfmodel.costs.attention_kernels import AttentionKind, KernelRecipe, find_recipe
+from perfmodel.costs.attention_physics import (
     AttentionConstants,
     AttentionShapes,
     AttentionTimes,
@@ -21,7 +21,6 @@ from perfmodel.costs.attention.physics import (
     predict_backward_ns,
     predict_forward_times,
 )
-from perfmodel.costs.attention.unfused import UNFUSED, price_unfused
 from perfmodel.costs.calibration_files import Entry, entries_for
 from perfmodel.costs.corrections import Corrected
 from perfmodel.costs.estimates import (
@@ -31,11 +30,12 @@ from perfmodel.costs.estimates import (
     price_by_kind,
     rows_of_kinds,
 )
-from perfmodel.costs.gemm.model import machine_rates
-from perfmodel.costs.gemm.physics import MachineRates
+from perfmodel.costs.gemm import GemmModel, machine_rates
+from perfmodel.costs.gemm_physics import MachineRates
+from perfmodel.costs.memory import MemoryModel
 from perfmodel.costs.sustained import arithmetic_slowdown
-from perfmodel.graph.ops import Attention, Pass
-from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
+from perfmodel.stacks.stack import Fusion, SoftwareStack
 from topologies import Device
 
 BEYOND_FEW_ROWS_SIGMA = 0.15
@@ -164,3 +164,49 @@ def _kind(op: Attention, device: Device, stack: SoftwareStack) -> AttentionKind:
     if kernel == "auto":
         kernel = stack.attention_kernel(device.architecture.value)
     return AttentionKind(kernel, op.is_causal, op.direction is Pass.BACKWARD, op.dtype)
+
+
+UNFUSED = "unfused"
+SEPARATE_PASSES = 3
+"""Passes over the scores without fusion: scale and mask, softmax, dropout."""
+
+
+def price_unfused(ops: Sequence[Attention], device: Device, stack: SoftwareStack) -> Estimates:
+    """Predict *ops* as products plus passes over the scores."""
+    gemms = [gemm for op in ops for gemm in _products(op)]
+    passes = [_passes(op, stack) for op in ops]
+    products = GemmModel().price(gemms, device, stack)
+    memory = MemoryModel().price(passes, device, stack)
+    starts = np.cumsum([0] + [len(_products(op)) for op in ops])[:-1]
+    product_ns = np.add.reduceat(products.duration_ns, starts)
+    total_ns = product_ns + memory.duration_ns
+    return build_estimates(
+        total_ns,
+        relative_sigma=0.15,
+        provenance=Provenance.ANALYTIC,
+        bound=np.where(memory.duration_ns > product_ns, Bound.MEMORY, Bound.COMPUTE),
+    )
+
+
+def _products(op: Attention) -> tuple[Gemm, ...]:
+    count = op.batch * op.heads
+    scores = Gemm(op.query_length, op.key_length, op.head_dim, op.dtype, batch=count)
+    mixed = Gemm(op.query_length, op.head_dim, op.key_length, op.dtype, batch=count)
+    transposed = Gemm(op.key_length, op.head_dim, op.query_length, op.dtype, batch=count)
+    if op.direction is Pass.FORWARD:
+        return scores, mixed
+    # Gradients of values and probabilities, then of queries and keys.
+    return transposed, scores, mixed, transposed
+
+
+def _passes(op: Attention, stack: SoftwareStack) -> MemoryBound:
+    scores_bytes = op.batch * op.heads * op.query_length * op.key_length * op.dtype.size_bytes
+    count = 1 if stack.fuses(Fusion.SOFTMAX_MASK) else SEPARATE_PASSES
+    reads = 2 if op.direction is Pass.BACKWARD else 1
+    return MemoryBound(
+        operator="softmax" if op.direction is Pass.FORWARD else "softmax_backward",
+        read_bytes=count * reads * scores_bytes,
+        write_bytes=count * scores_bytes,
+        dtype=op.dtype,
+        row_length=op.key_length,
+    )

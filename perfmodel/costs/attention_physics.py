@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.estimates import FloatColumn
-from perfmodel.costs.gemm.physics import MachineRates
+from perfmodel.costs.gemm_physics import MachineRates
 
 KEY_TILE = 64
 HEAD_TILE = 32

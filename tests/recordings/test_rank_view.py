@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.recordings.calls import CallKind, is_communication, kind_of_call
+from perfmodel.recordings.rank_view import CallKind, is_communication, kind_of_call
 
 
 @pytest.mark.parametrize(

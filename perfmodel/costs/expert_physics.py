@@ -1,41 +1,62 @@
-"""Physics of a layer of experts on one GPU, in ten constants a GPU, kernel and format.
+"""Expert physics: a layer of experts on one GPU, in ten constants per GPU, kernel and format.
 
-Two grouped products, each limited by its tiles or by the weights it reads;
-every expert at work wastes a part of a tile of rows, and a product that does
-not fill the multiprocessors still takes most of a wave. Rows are copied to their
-experts and back, and tokens are read and written once more.
+Two grouped GEMMs, each limited by its tiles or by the weights it reads. Every active expert
+wastes part of a tile of rows, and a GEMM that does not fill the multiprocessors still takes most
+of a wave. Rows are copied to their experts and back, and tokens are read and written once more.
 
-Leaves out: how unevenly the experts of one rank are loaded, but for how many work at all.
+Leaves out: how unevenly the experts of one rank are loaded, except for how many are active.
 Source: fitted to the public tables of `perfmodel calibrate experts`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.estimates import FloatColumn
-from perfmodel.costs.gemm.physics import MachineRates
-from perfmodel.costs.memory.curves import soft_maximum
+from perfmodel.costs.gemm_physics import MachineRates
+from perfmodel.costs.memory import soft_maximum
 
 KERNELS_OF_LAYER = 5
-"""Routing, permutation, two products and the sum of what they made: each has a floor."""
+"""Routing, permutation, two GEMMs and the weighted sum: each has a floor."""
 ACTIVATION_BYTES = 2
 TILE_COLUMNS = 128
 WAVE_SOFTNESS = 4.0
 PASSES_APART = 1.0
-"""Of the traffic a row, what permutation and activation move: in training kernels of their own."""
+"""Traffic per row of permutation and activation, which are separate kernels in training."""
 LARGEST_CORRECTION = 0.4
-"""Limit of the logarithm of what is learned on top."""
+"""Limit of the logarithm of the learned correction."""
+_GATED_MATRICES, _PLAIN_MATRICES = 3.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """The experts of one layer on the most loaded rank, as a benchmark runs them."""
+
+    kernel: str
+    tokens: int
+    rows: float
+    active: float
+    hidden: int
+    ffn: int
+    is_gated: bool
+    dtype: DType
+
+    @property
+    def variant(self) -> str:
+        """The variant that its constants are filed under."""
+        return f"{self.kernel}/{self.dtype.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertConstants:
-    """What a GPU reaches: ratios of its datasheet, tiles of rows, and traffic a row.
+    """What a GPU reaches: ratios of its datasheet, tiles of rows, and traffic per row.
 
-    *wasted_tiles* an expert are not filled, *least_waves* the fewest that a product
+    *wasted_tiles* are the unfilled tiles per expert, *least_waves* the fewest waves that a GEMM
     takes, *start_k* the length of k that starting a tile costs.
     """
 
@@ -68,8 +89,8 @@ class ExpertShapes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerTimes:
-    """The parts of a layer's time, and the time."""
+class ExpertTimes:
+    """Predicted durations and their parts: arithmetic, reading of weights, copies of rows."""
 
     arithmetic_ns: FloatColumn
     memory_ns: FloatColumn
@@ -77,57 +98,59 @@ class LayerTimes:
     duration_ns: FloatColumn
 
 
+def layer_shapes(layers: Sequence[ExpertLayer]) -> ExpertShapes:
+    """*layers* as columns."""
+    rows = [
+        (layer.tokens, layer.rows, layer.active, layer.hidden, layer.ffn,
+         _GATED_MATRICES if layer.is_gated else _PLAIN_MATRICES,
+         layer.dtype.size_bits / BITS_PER_BYTE)
+        for layer in layers
+    ]  # fmt: skip
+    return ExpertShapes(*np.array(rows, dtype=np.float64).T)
+
+
 def predict_layer_times(
     shapes: ExpertShapes, machine: MachineRates, constants: ExpertConstants
-) -> LayerTimes:
+) -> ExpertTimes:
     """Predict the forward pass of whole layers."""
-    up = _product(shapes, machine, constants, (shapes.matrices - 1) * shapes.ffn, shapes.hidden)
-    down = _product(shapes, machine, constants, shapes.hidden, shapes.ffn)
+
+    def gemm(n: FloatColumn, k: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+        """Both limits of one GEMM of a layer: its tiles, and the weights it reads."""
+        rate = machine.memory_bytes_per_s * constants.memory_ratio
+        weights_ns = shapes.active * n * k * shapes.width_bytes * NS_PER_S / rate
+        return _tiles_ns(shapes.rows, shapes.active, n, k, machine, constants), weights_ns
+
+    up = gemm((shapes.matrices - 1) * shapes.ffn, shapes.hidden)
+    down = gemm(shapes.hidden, shapes.ffn)
     moved = constants.row_traffic * shapes.rows * (2 * shapes.hidden + shapes.matrices * shapes.ffn)
     moved = moved + constants.token_traffic * shapes.tokens * shapes.hidden
     traffic = moved * ACTIVATION_BYTES * NS_PER_S / machine.memory_bytes_per_s
     floor_ns = constants.floor_ns + constants.expert_ns * shapes.active
-    products = soft_maximum(*up) + soft_maximum(*down)
-    return LayerTimes(up[0] + down[0], up[1] + down[1], traffic, floor_ns + products + traffic)
-
-
-def _product(
-    shapes: ExpertShapes,
-    machine: MachineRates,
-    constants: ExpertConstants,
-    n: FloatColumn,
-    k: FloatColumn,
-) -> tuple[FloatColumn, FloatColumn]:
-    """Both limits of one of a layer's products: its tiles, and the weights it reads."""
-    tiles = _tiles(shapes.rows, shapes.active, n, constants)
-    rate = machine.memory_bytes_per_s * constants.memory_ratio
-    weights = shapes.active * n * k * shapes.width_bytes * NS_PER_S / rate
-    return _tiles_ns(tiles, k, machine, constants), weights
-
-
-def _tiles(
-    rows: FloatColumn, active: FloatColumn, n: FloatColumn, constants: ExpertConstants
-) -> FloatColumn:
-    of_rows = rows / constants.tile_rows + constants.wasted_tiles * active
-    tiles: FloatColumn = of_rows * np.maximum(n / TILE_COLUMNS, 1.0)
-    return tiles
+    gemms = soft_maximum(*up) + soft_maximum(*down)
+    return ExpertTimes(up[0] + down[0], up[1] + down[1], traffic, floor_ns + gemms + traffic)
 
 
 def _tiles_ns(
-    tiles: FloatColumn, k: FloatColumn, machine: MachineRates, constants: ExpertConstants
+    rows: FloatColumn,
+    active: FloatColumn,
+    n: FloatColumn,
+    k: FloatColumn,
+    machine: MachineRates,
+    constants: ExpertConstants,
 ) -> FloatColumn:
-    waves = tiles / machine.sm_count
+    """How long the tiles of grouped GEMMs take: *rows* in all, over *active* experts."""
+    of_rows = rows / constants.tile_rows + constants.wasted_tiles * active
+    waves = of_rows * np.maximum(n / TILE_COLUMNS, 1.0) / machine.sm_count
     waves = (waves**WAVE_SOFTNESS + constants.least_waves**WAVE_SOFTNESS) ** (1 / WAVE_SOFTNESS)
     flops = 2 * constants.tile_rows * TILE_COLUMNS * (k + constants.start_k)
     rate = machine.peak_flops * constants.compute_ratio / machine.sm_count
-    together: FloatColumn = waves * flops * NS_PER_S / rate
-    return together
+    return np.asarray(waves * flops * NS_PER_S / rate)
 
 
-def layer_features(shapes: ExpertShapes, times: LayerTimes) -> FloatColumn:
+def layer_features(shapes: ExpertShapes, times: ExpertTimes) -> FloatColumn:
     """Layers x features: sizes, and which part of the time is which."""
     rows_of_expert = shapes.rows / shapes.active
-    products_ns = times.arithmetic_ns + times.memory_ns
+    gemms_ns = times.arithmetic_ns + times.memory_ns
     return np.stack(
         [
             np.log(times.duration_ns),
@@ -138,7 +161,7 @@ def layer_features(shapes: ExpertShapes, times: LayerTimes) -> FloatColumn:
             np.log(shapes.tokens),
             np.log(shapes.hidden),
             np.log(shapes.ffn),
-            (times.arithmetic_ns - times.memory_ns) / products_ns,
+            (times.arithmetic_ns - times.memory_ns) / gemms_ns,
             times.arithmetic_ns / times.duration_ns,
             times.memory_ns / times.duration_ns,
             times.traffic_ns / times.duration_ns,
@@ -149,9 +172,9 @@ def layer_features(shapes: ExpertShapes, times: LayerTimes) -> FloatColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SmoothCorrection:
-    """A square polynomial of features, held inside the range that it was fitted in.
+    """A quadratic polynomial of features, clipped to the fitted range.
 
-    *span* has a line a feature: mean, scale, lowest and highest value.
+    *span* has one line per feature: mean, scale, lowest and highest value.
     """
 
     span: FloatColumn
@@ -172,45 +195,24 @@ def square_terms(inputs: FloatColumn) -> FloatColumn:
     return np.column_stack([np.ones(len(inputs)), inputs, inputs[:, first] * inputs[:, second]])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupedShapes:
-    """Grouped products of one dtype as columns."""
-
-    groups: FloatColumn
-    m: FloatColumn
-    n: FloatColumn
-    k: FloatColumn
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupedTimes:
-    """Both limits of grouped products, and the time that follows."""
-
-    arithmetic_ns: FloatColumn
-    memory_ns: FloatColumn
-    duration_ns: FloatColumn
-
-
 def predict_grouped_times(
-    shapes: GroupedShapes,
+    sizes: FloatColumn,
     machine: MachineRates,
     constants: ExpertConstants,
     *,
     width_bytes: float,
     slowdown: float,
-) -> GroupedTimes:
-    """Predict single grouped products, under a *slowdown* of arithmetic by long load."""
-    groups, m, n, k = shapes.groups, shapes.m, shapes.n, shapes.k
-    tiles = _tiles(groups * m, groups, n, constants)
-    arithmetic = _tiles_ns(tiles, k, machine, constants) * slowdown
+) -> ExpertTimes:
+    """Predict single grouped GEMMs; *sizes* are rows groups, m, n, k.
+
+    Sustained load slows the arithmetic by *slowdown*.
+    """
+    groups, m, n, k = sizes
+    arithmetic = _tiles_ns(groups * m, groups, n, k, machine, constants) * slowdown
     byte_ns = NS_PER_S / machine.memory_bytes_per_s
     memory = groups * n * k * width_bytes * byte_ns / constants.memory_ratio
     passes = max(constants.row_traffic - PASSES_APART, 0.0)
     traffic = passes * groups * m * (n + k) * ACTIVATION_BYTES * byte_ns
     floor_ns = (constants.floor_ns + constants.expert_ns * groups) / KERNELS_OF_LAYER
-    return GroupedTimes(arithmetic, memory, floor_ns + soft_maximum(arithmetic, memory) + traffic)
-
-
-def stack_shapes(values: list[tuple[float, ...]]) -> FloatColumn:
-    """Rows of numbers as columns, one a field."""
-    return np.array(values, dtype=np.float64).T
+    duration_ns = floor_ns + soft_maximum(arithmetic, memory) + traffic
+    return ExpertTimes(arithmetic, memory, traffic, duration_ns)
