@@ -8,8 +8,7 @@ import numpy as np
 
 from perfmodel.base.errors import PerfModelError
 from perfmodel.base.units import format_bandwidth, format_duration
-from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.answer import Evidence, Prediction
 from perfmodel.prediction.explain import merge_numbers
 from perfmodel.reports.blocks import Block, Range, Ranges, Sentences, Table
 from perfmodel.reports.text import name_ranks

@@ -18,13 +18,13 @@ from perfmodel.base.errors import GraphError, ScenarioError
 from perfmodel.base.units import format_size
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Communication, Op
+from perfmodel.graph.ops import Communication, Op, duration_of
 from perfmodel.graph.program import PLAIN, LaneKind, Program
 from perfmodel.whatif.cuda_graphs import launch_of, lone_launches
 from perfmodel.whatif.job_draft import JobDraft, Ranks, edit_programs, retime
 from perfmodel.whatif.program_draft import ProgramDraft
 from perfmodel.whatif.recosting import Effort, OnMachine
-from perfmodel.whatif.selection import Pattern, Selection, duration_of
+from perfmodel.whatif.selection import Pattern, Selection
 from perfmodel.whatif.traffic import ALL_REDUCE, carry, collective_of
 
 # Behind another on its lane it only comes later; through its dependencies it

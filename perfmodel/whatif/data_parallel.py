@@ -18,7 +18,7 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed
+from perfmodel.graph.ops import Communication, Fixed, duration_of
 from perfmodel.graph.program import PLAIN, LaneKind, Role
 from perfmodel.whatif.cuda_graphs import launch_of
 from perfmodel.whatif.hooks import made_at
@@ -27,7 +27,7 @@ from perfmodel.whatif.ordering import UPDATE
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine
 from perfmodel.whatif.program_draft import DraftTask, ProgramDraft
 from perfmodel.whatif.recosting import Effort, price_ns
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 
 STEP = Pattern(f"range:Optimizer.step|{UPDATE}")
 LEAST_STEP_GAP = 0.25

@@ -12,13 +12,13 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S, format_bandwidth
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed
+from perfmodel.graph.ops import Communication, Fixed, duration_of
 from perfmodel.whatif.durations import check_factor
 from perfmodel.whatif.inserting import insert_after
 from perfmodel.whatif.job_draft import JobDraft, Ranks, edit_programs, retime
 from perfmodel.whatif.program_draft import DraftTask, ProgramDraft
 from perfmodel.whatif.recosting import Effort, OnMachine
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.traffic import ALL_REDUCE, collective_of
 
 _INDEX_AND_VALUE = 2

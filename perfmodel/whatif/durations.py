@@ -11,10 +11,10 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.units import format_duration
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Attention, Convolution, Fixed, Gemm, Op
+from perfmodel.graph.ops import Attention, Convolution, Fixed, Gemm, Op, duration_of
 from perfmodel.whatif.job_draft import Ranks, change_ops, retime
 from perfmodel.whatif.recosting import Effort, OnMachine, Recosted, count_recosted
-from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, RankSet, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, RankSet, Selection
 
 PRODUCTS = Pattern("gemm|attention|convolution")
 BY_PARAMETERS = Pattern("optimizer|gradients/|multi_tensor|adam|sgd|adagrad|AllReduce|zero_grad")

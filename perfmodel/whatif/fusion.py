@@ -13,13 +13,13 @@ from enum import Enum
 import numpy as np
 
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Fixed, MemoryBound
+from perfmodel.graph.ops import Fixed, MemoryBound, duration_of
 from perfmodel.graph.program import PLAIN, Program
 from perfmodel.whatif.cuda_graphs import launch_of, lone_launches
 from perfmodel.whatif.durations import check_factor
 from perfmodel.whatif.job_draft import JobDraft, edit_programs, retime
 from perfmodel.whatif.program_draft import ProgramDraft
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 
 OPTIMIZER = Pattern("range:Optimizer.step|optimizer/step|adam|sgd|adagrad|multi_tensor")
 Join = Callable[[Sequence[Fixed]], Fixed]

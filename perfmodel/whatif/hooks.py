@@ -15,11 +15,12 @@ import numpy as np
 from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
+from perfmodel.graph.ops import duration_of
 from perfmodel.graph.program import LaneKind
 from perfmodel.whatif.cuda_graphs import is_device, launch_of
 from perfmodel.whatif.job_draft import JobDraft, edit_programs
 from perfmodel.whatif.program_draft import ProgramDraft
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.touching import bytes_of
 
 GRADIENTS = Pattern("ReduceScatter|reduce_scatter|AllReduce|all_reduce")

@@ -13,10 +13,10 @@ import numpy as np
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Fixed, Op, Work
+from perfmodel.graph.ops import Fixed, Op, Work, duration_of
 from perfmodel.graph.program import PLAIN, Program
 from perfmodel.whatif.program_draft import ProgramDraft
-from perfmodel.whatif.selection import RankSet, Selection, duration_of
+from perfmodel.whatif.selection import RankSet, Selection
 
 Ranks = tuple[int, ...]
 ChangeOp = Callable[[Op, Ranks], Op]

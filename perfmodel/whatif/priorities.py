@@ -15,16 +15,16 @@ import numpy as np
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
+from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Fixed
+from perfmodel.graph.ops import Fixed, duration_of
 from perfmodel.whatif.cuda_graphs import is_device, lone_launches
 from perfmodel.whatif.data_parallel import STEP
 from perfmodel.whatif.job_draft import JobDraft, edit_programs
-from perfmodel.whatif.pinning import stated_durations
 from perfmodel.whatif.program_draft import DraftTask, ProgramDraft
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.touching import bytes_of
 from perfmodel.whatif.traffic import ALL_REDUCE
 

@@ -8,14 +8,14 @@ import numpy as np
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Attention, Convolution, Fixed, Gemm, MemoryBound, Op
+from perfmodel.graph.ops import Attention, Convolution, Fixed, Gemm, MemoryBound, Op, duration_of
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.cuda_graphs import lone_launches
 from perfmodel.whatif.durations import BY_PARAMETERS, check_factor
 from perfmodel.whatif.job_draft import JobDraft, Ranks, edit_programs, retime
 from perfmodel.whatif.program_draft import ProgramDraft
 from perfmodel.whatif.recosting import Effort, OnMachine, Recosted, count_recosted
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 
 IN_FULL = Pattern(f"range:Optimizer.step|{BY_PARAMETERS}")
 _WIDE = (DType.FP32, DType.TF32)

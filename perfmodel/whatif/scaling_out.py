@@ -10,13 +10,22 @@ import numpy as np
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.units import format_duration
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, HostPart, HostSpan, HostWork, Op, Work
+from perfmodel.graph.ops import (
+    Communication,
+    Fixed,
+    HostPart,
+    HostSpan,
+    HostWork,
+    Op,
+    Work,
+    duration_of,
+)
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.durations import check_factor
 from perfmodel.whatif.job_draft import Ranks, change_ops, retime
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, pin_job
 from perfmodel.whatif.recosting import Effort, OnMachine, Recosted, count_recosted, price_ns
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of, lane_mask
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection, lane_mask
 from topologies import cpu_speed, load_topology
 
 

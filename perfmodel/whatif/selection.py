@@ -34,6 +34,7 @@ from perfmodel.graph.ops import (
     HostWork,
     MemoryBound,
     Op,
+    duration_of,
 )
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, LaneKind, Program
 
@@ -231,16 +232,6 @@ def names_of(op: Op) -> tuple[str, ...]:
     if isinstance(op, HostSpan):
         return tuple(part.operator for part in op.parts)
     return _NAMES[type(op)](op)
-
-
-def duration_of(op: Op) -> int:
-    """The duration that *op* states; one that is still to be priced is refused."""
-    if isinstance(op, Fixed):
-        return op.duration_ns
-    raise ScenarioError(
-        f"{type(op).__name__} has no duration yet, so it cannot be changed. Say on which machine "
-        "the job runs (--topology), or price it with `pin_job` first."
-    )
 
 
 def _is_match(job: JobGraph, program: Program, pattern: Pattern) -> Mask:

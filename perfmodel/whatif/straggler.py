@@ -10,7 +10,7 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Fixed
+from perfmodel.graph.ops import Fixed, duration_of
 from perfmodel.graph.program import PLAIN, Program
 from perfmodel.whatif.cuda_graphs import is_device, launch_of
 from perfmodel.whatif.job_draft import JobDraft, edit_programs, retime
@@ -21,7 +21,6 @@ from perfmodel.whatif.selection import (
     Pattern,
     RankSet,
     Selection,
-    duration_of,
     lane_mask,
 )
 

@@ -9,11 +9,11 @@ from collectives import Collective
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Communication, Fixed, Op
+from perfmodel.graph.ops import Communication, Fixed, Op, duration_of
 from perfmodel.whatif.durations import check_factor
 from perfmodel.whatif.job_draft import Ranks, change_ops, retime
 from perfmodel.whatif.recosting import Effort, OnMachine
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 
 ALL_REDUCE = Pattern("all_reduce|AllReduce")
 UNKNOWN_BYTES = "Collectives whose bytes are not known take time in proportion to their bytes."

@@ -12,8 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from perfmodel.base.errors import GraphError, PerfModelError, ScenarioError
 from perfmodel.graph.audit import check_job
-from perfmodel.graph.job import JobGraph
-from perfmodel.whatif.pinning import with_own_origins
+from perfmodel.graph.job import JobGraph, with_own_origins
 from perfmodel.whatif.recosting import Recosted
 from perfmodel.whatif.selection import RankSet, Selection
 from perfmodel.whatif.touching import Touched, count_matched, find_touched
