@@ -15,3 +15,9 @@ for (const command of document.querySelectorAll("code.command")) {
   });
   command.replaceChildren(...words.flat().slice(0, -1));
 }
+for (const button of document.querySelectorAll(".unfold")) {
+  button.addEventListener("click", () => {
+    for (const row of button.previousElementSibling.querySelectorAll(".folded")) row.className = "";
+    button.remove();
+  });
+}

@@ -1,11 +1,13 @@
-"""The answer as a page."""
+"""Reports as pages."""
 
 from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
 
-from perfmodel.reports.pages.prediction import build_page
+from perfmodel.reports.blocks import Report, Section, Table
+from perfmodel.reports.html import FOLD, to_page
+from perfmodel.reports.prediction import report_prediction
 from tests.reports.predictions import build_prediction
 
 VOID = {"meta", "rect", "line"}
@@ -30,7 +32,7 @@ class Nesting(HTMLParser):
 
 
 def test_the_page_is_well_formed_and_says_the_answer():
-    page = build_page(build_prediction())
+    page = to_page(report_prediction(build_prediction()))
     nesting = Nesting()
     nesting.feed(page)
 
@@ -40,20 +42,28 @@ def test_the_page_is_well_formed_and_says_the_answer():
 
 
 def test_names_from_outside_cannot_become_markup():
-    page = build_page(build_prediction(label="<script>alert(1)</script>"))
+    page = to_page(report_prediction(build_prediction(label="<script>alert(1)</script>")))
 
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
 def test_the_page_needs_nothing_from_elsewhere():
-    page = build_page(build_prediction())
+    page = to_page(report_prediction(build_prediction()))
 
     assert re.findall(r"""(?:src|href)\s*=|url\(|@import""", page) == []
 
 
 def test_the_timeline_draws_every_lane_that_worked():
-    page = build_page(build_prediction())
+    page = to_page(report_prediction(build_prediction()))
 
     for lane in ("rank 0 host", "rank 0 compute", "rank 1 compute", "rank 1 network"):
         assert lane in page
+
+
+def test_a_long_table_is_folded_and_can_be_opened():
+    rows = [[f"row {number}"] for number in range(FOLD + 3)]
+    page = to_page(Report("Many", sections=[Section("All", [Table(("name",), rows)])]))
+
+    assert page.count('<tr class="folded">') == 3
+    assert "3 more rows" in page

@@ -11,7 +11,7 @@ from perfmodel.base.units import format_bandwidth, format_duration
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.explain import merge_numbers
-from perfmodel.reports.pages.page import Block, Grid, Lines, Range, Ranges
+from perfmodel.reports.blocks import Block, Range, Ranges, Sentences, Table
 from perfmodel.reports.text import name_ranks
 from topologies import Topology, load_topology
 
@@ -30,10 +30,10 @@ def build_links(prediction: Prediction) -> list[Block]:
     except PerfModelError:
         # A page may be made where the file of the machine is not.
         return []
-    blocks: list[Block] = [Grid((), _facts(topology, scenario.hosts or 1), code=(1,))]
+    blocks: list[Block] = [Table((), _facts(topology, scenario.hosts or 1), code=(1,))]
     busy = _busy(prediction)
     if not busy:
-        return [*blocks, Lines(["No collective keeps a link busy."])]
+        return [*blocks, Sentences(["No collective keeps a link busy."])]
     window = format_duration(prediction.evidence.window.length_ns)
     note = (
         f"How long collectives keep the links of a rank busy in the {window} of the timeline, at "
@@ -46,15 +46,15 @@ def _facts(topology: Topology, hosts: int) -> list[tuple[str, str]]:
     device = topology.device
     rows = [
         ("machine", f"{hosts} x {topology.name}"),
-        ("GPUs a host", f"{topology.gpus_per_host} x {device.name}"),
-        ("memory of a GPU", format_bandwidth(device.memory_bandwidth_bytes_per_s)),
+        ("GPUs per host", f"{topology.gpus_per_host} x {device.name}"),
+        ("GPU memory bandwidth", format_bandwidth(device.memory_bandwidth_bytes_per_s)),
     ]
     nvlink = topology.nvlink_bandwidth_bytes_per_s(0)
     if nvlink:
-        rows.append(("NVLink of a GPU, one way", format_bandwidth(nvlink)))
+        rows.append(("NVLink per GPU, one way", format_bandwidth(nvlink)))
     if topology.fabric is not None:
         card = format_bandwidth(topology.fabric.nic_bandwidth_bytes_per_s)
-        rows.append(("network of a host", f"{topology.nics_per_host} x {card}"))
+        rows.append(("network per host", f"{topology.nics_per_host} x {card}"))
         rows.append(("fabric", topology.fabric.kind.value.replace("_", " ")))
     return rows
 
@@ -110,4 +110,4 @@ def _by_label(prediction: Prediction) -> list[Block]:
     ]
     name = name_ranks(evidence.class_ranks[rank])
     headings = (f"busiest on {name}", INSIDE, BETWEEN)
-    return [Grid(headings, rows, numeric=(1, 2), finds=(0,))]
+    return [Table(headings, rows, numeric=(1, 2), finds=(0,))]
