@@ -19,7 +19,7 @@ from embeddings.cutting import spread_rows
 from embeddings.framework_sharders import shard_as_hugectr, shard_as_hybrid, shard_as_torchrec
 from embeddings.plan import ShardingPlan
 from embeddings.plan_memory import piece_bytes
-from embeddings.sharding_task import ShardingTask, place_greedily
+from embeddings.sharding_task import UNKNOWN_ROOM_BYTES, ShardingTask, place_greedily
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 
@@ -123,9 +123,11 @@ def _balanced(task: ShardingTask) -> ShardingPlan:
 def iter_balanced(task: ShardingTask) -> Iterator[ShardingPlan]:
     """All plans that the balanced sharder thinks of, the one it takes first."""
     rule = PlacementRule(
+        data_parallel_below_bytes=task.data_parallel_below_bytes,
         batch_size=task.batch_size,
-        max_shard_bytes=max(1, task.room_bytes // 2),
-        room_bytes=task.room_bytes,
+        min_width=task.min_width,
+        max_shard_bytes=task.max_shard_bytes,
+        room_bytes=None if task.room_bytes >= UNKNOWN_ROOM_BYTES else task.room_bytes,
         optimizer=task.optimizer,
         exchange_weight=exchange_weight(task.rank_count, task.ranks_per_host),
     )

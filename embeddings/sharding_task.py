@@ -16,13 +16,18 @@ from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import BYTES_PER_GIB
 
+UNKNOWN_ROOM_BYTES = 2**60
+"""Room of a rank whose memory is not known."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardingTask:
     """What a sharder is asked: place *tables* on *rank_count* ranks with *room_bytes* each.
 
     *room_bytes* is for weights and optimizer state. *seed* decides only the
-    random sharder.
+    random sharder. The last three steer the balanced sharder alone: tables below
+    *data_parallel_below_bytes* are copied to every rank, and pieces have at least
+    *min_width* columns and at most *max_shard_bytes* of weights.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -32,6 +37,9 @@ class ShardingTask:
     optimizer: str = "sgd"
     ranks_per_host: int | None = None
     seed: int = 0
+    data_parallel_below_bytes: int = 0
+    min_width: int = 32
+    max_shard_bytes: int = 24 * 2**30
 
     def __post_init__(self) -> None:
         if not self.tables or self.rank_count < 1:

@@ -68,6 +68,11 @@ class TraceColumns:
         """Which rows are of one of *categories*."""
         return np.isin(self.category, categories)
 
+    def rows_in(self, *categories: Category) -> Int64Column:
+        """The rows of *categories*, in order."""
+        rows: Int64Column = np.flatnonzero(self.is_in(*categories))
+        return rows
+
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:

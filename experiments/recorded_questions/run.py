@@ -41,7 +41,7 @@ def recorded_ms(job):
 
 
 def sleeps_of_rank_2(job, durations, low_ms, high_ms):
-    first, end = job.rank_rows()[2:4]
+    first, end = job.graph.rank_rows()[2:4]
     is_work = np.array([op.name == StepKind.WORK.value for op in job.graph.ops])
     lengths = durations.values_ns[first:end, 0]
     chosen = (
@@ -51,7 +51,7 @@ def sleeps_of_rank_2(job, durations, low_ms, high_ms):
 
 
 def before_backward_all_to_all(job, a_step):
-    program, first = job.graph.program_of(2), int(job.rank_rows()[2])
+    program, first = job.graph.program_of(2), int(job.graph.rank_rows()[2])
     members = np.flatnonzero(program.slot != PLAIN)
     rows = []
     for task in members[np.argsort(program.sequence[members])][3::a_step]:

@@ -55,7 +55,7 @@ def main() -> None:
 
 def draw(axis: Any, job: Any, held: Any) -> None:
     """Device work of the first rank: recorded above, replayed below."""
-    program, end = job.graph.program_of(0), int(job.rank_rows()[1])
+    program, end = job.graph.program_of(0), int(job.graph.rank_rows()[1])
     lanes = program.task_lanes()
     recorded = (job.recorded_start_ns[:end], job.recorded_end_ns[:end])
     told = set()

@@ -79,11 +79,11 @@ if TYPE_CHECKING:
     from perfmodel.graph.ops import Gemm as Gemm
     from perfmodel.graph.ops import MemoryBound as MemoryBound
     from perfmodel.graph.ops import Pass as Pass
-    from perfmodel.planning.layouts.ranking import LayoutQuestion as LayoutQuestion
     from perfmodel.planning.layouts.ranking import LayoutRanking as LayoutRanking
     from perfmodel.planning.layouts.ranking import Search as Search
+    from perfmodel.planning.question import LayoutQuestion as LayoutQuestion
+    from perfmodel.planning.question import RankBy as RankBy
     from perfmodel.planning.question import RankQuestion as RankQuestion
-    from perfmodel.planning.ranking import RankBy as RankBy
     from perfmodel.planning.ranking import Ranking as Ranking
     from perfmodel.prediction.answer import Answer as Answer
     from perfmodel.prediction.answer import Prediction as Prediction
@@ -129,13 +129,13 @@ _LATE = {
     "ImportedJob": "perfmodel.recordings.import_files",
     "JobGraph": "perfmodel.graph.job",
     "KernelAnswer": "perfmodel.reports.kernel",
-    "LayoutQuestion": "perfmodel.planning.layouts.ranking",
+    "LayoutQuestion": "perfmodel.planning.question",
     "LayoutRanking": "perfmodel.planning.layouts.ranking",
     "MeasuredMachine": "perfmodel.calibration.measure.command",
     "MemoryBound": "perfmodel.graph.ops",
     "Pass": "perfmodel.graph.ops",
     "Prediction": "perfmodel.prediction.answer",
-    "RankBy": "perfmodel.planning.ranking",
+    "RankBy": "perfmodel.planning.question",
     "RankQuestion": "perfmodel.planning.question",
     "Ranking": "perfmodel.planning.ranking",
     "RunPlace": "collectives.nccl_tests",

@@ -8,10 +8,14 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from perfmodel.base.errors import EmulationError
+from perfmodel.base.options import Option, Overwrite, check_ranges
 from perfmodel.emulation.orders import DeviceFacts
-from topologies import Device, load_device
+
+if TYPE_CHECKING:
+    from topologies import Device
 
 TORCH_VERSION = "2.13.0"
 """The one version whose tables of virtual functions are known."""
@@ -22,44 +26,59 @@ MOST_GPUS_PER_HOST = 64
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """A script with its words, and how many ranks run it on which device.
+    """A script with its arguments (*words*), and how many ranks run it on which device.
 
-    *warmup* optimizer steps are left out, *iterations* steady ones are compared. With
-    *runs_on* the script is not stopped behind them. *all_ranks* runs every rank instead of
-    a few that prove the others equal. With *is_plain* the script runs without the
-    environment of torchrun. Hosts have *ranks_per_host* GPUs; left out, eight, or as many as
-    there are ranks. A job that is there is replaced only where *is_overwriting*.
+    *warmup* optimizer steps are skipped, *iterations* steady ones are compared. With *runs_on* the
+    script is not stopped after them. *all_ranks* runs every rank instead of a few that prove the
+    others equal. With *is_plain* the script runs without the environment of torchrun. Hosts have
+    *ranks_per_host* GPUs: by default eight, or as many as there are ranks. An existing job is
+    replaced only if *is_overwriting*.
     """
 
-    words: tuple[str, ...]
-    ranks: int
-    device: str
-    ranks_per_host: int | None = None
-    warmup: int = DEFAULT_WARMUP
-    iterations: int = 1
-    all_ranks: bool = False
-    runs_on: bool = False
-    is_plain: bool = False
-    timeout_s: float | None = None
-    is_overwriting: bool = False
+    words: Annotated[
+        tuple[str, ...],
+        Option(is_argument=True, metavar="-- SCRIPT [WORD...]", help="As after `python`."),
+    ]
+    ranks: Annotated[int, Option(metavar="N", min=1, help="Ranks, one GPU each.")]
+    device: Annotated[str, Option(metavar="NAME", help="GPU, e.g. h100_sxm or a100_sxm_80gb.")]
+    ranks_per_host: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            min=1,
+            max=MOST_GPUS_PER_HOST,
+            help="GPUs per host; default: 8, or the number of ranks if smaller.",
+        ),
+    ] = None
+    warmup: Annotated[
+        int, Option(metavar="N", min=0, help="Optimizer steps before the first steady one.")
+    ] = DEFAULT_WARMUP
+    iterations: Annotated[
+        int, Option(metavar="N", min=1, help="Steady iterations to compare; one is written.")
+    ] = 1
+    all_ranks: Annotated[
+        bool, Option(help="Run every rank, not only a few that prove the others equal.")
+    ] = False
+    runs_on: Annotated[
+        bool, Option(name="--run-on", help="Let the script finish after the last iteration.")
+    ] = False
+    is_plain: Annotated[
+        bool, Option(name="--plain", help="One rank without the environment of torchrun.")
+    ] = False
+    timeout_s: Annotated[
+        float | None,
+        Option(
+            name="--timeout", metavar="S", min=0.1, help="Stop a script after this many seconds."
+        ),
+    ] = None
+    is_overwriting: Overwrite = False
 
     def __post_init__(self) -> None:
-        for what, value, least in (
-            ("--ranks", self.ranks, 1),
-            ("--ranks-per-host", self.host_size, 1),
-            ("--warmup", self.warmup, 0),
-            ("--iterations", self.iterations, 1),
-        ):
-            if value < least:
-                raise EmulationError(f"{what}: must be at least {least}, got {value}.")
+        check_ranges(self, EmulationError, "emulation")
         if self.is_plain and self.ranks > 1:
             raise EmulationError(
                 f"--plain: a script without the environment of torchrun is one rank, got --ranks "
                 f"{self.ranks}. Leave --plain out."
-            )
-        if self.host_size > MOST_GPUS_PER_HOST:
-            raise EmulationError(
-                f"--ranks-per-host: must be at most {MOST_GPUS_PER_HOST}, got {self.host_size}."
             )
         _check_words(self.words)
 
@@ -105,6 +124,8 @@ def check_platform() -> None:
 
 def load_gpu(name: str) -> Device:
     """The device called *name*, which must be one that CUDA runs on."""
+    from topologies import load_device
+
     device = load_device(name)
     if device.vendor != "nvidia":
         raise EmulationError(

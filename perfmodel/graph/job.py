@@ -94,6 +94,10 @@ class JobGraph:
         picked: Int64s = counts[self.rank_program]
         return picked
 
+    def rank_rows(self) -> Int64s:
+        """Where the rows of each rank begin in columns of all tasks, and the end."""
+        return np.concatenate([[0], np.cumsum(self.task_counts())])
+
     def program_of(self, rank: int) -> Program:
         """The program that *rank* runs."""
         return self.programs[int(self.rank_program[rank])]

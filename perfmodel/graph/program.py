@@ -109,6 +109,12 @@ class Program:
         lengths = np.diff(self.lane_start)
         return np.repeat(np.arange(len(self.lanes), dtype=np.int32), lengths)
 
+    def is_on_device(self) -> NDArray[np.bool_]:
+        """Which tasks run on a stream of the device."""
+        is_device = np.array([lane.kind.is_device for lane in self.lanes], dtype=bool)
+        picked: NDArray[np.bool_] = is_device[self.task_lanes()]
+        return picked
+
     def columns(self) -> dict[str, NDArray[np.generic]]:
         """All columns by name, in the order they are stored."""
         return {name: getattr(self, name) for name in COLUMN_TYPES}

@@ -1,75 +1,132 @@
-"""RankQuestion: which plans to compare, for which tables, on which machine."""
+"""Planning questions: which sharding plans or parallel layouts to compare, on which machine.
+
+Each field says how it is given on the command line.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from enum import Enum
+from typing import Annotated
 
-from embeddings.sharders import SHARDERS, ShardingTask
-from embeddings.table import EmbeddingTable
-from perfmodel.base.errors import PlanError, ScenarioError
-from perfmodel.planning.ranking import RankBy
-from perfmodel.prediction.placing import PlacementFiles, load_tabled
-from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode, take_as_meant
-from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.catalog import load_workload
-from perfmodel.workloads.dlrm.memory import room_for_tables
-from perfmodel.workloads.dlrm.spec import DlrmSpec
-from topologies import Cluster, build_cluster, load_topology
+from perfmodel.base.errors import ScenarioError
+from perfmodel.base.options import Option, check_ranges
+from perfmodel.prediction.scenario import (
+    DEFAULT_SAMPLES,
+    DEFAULT_WORKLOAD,
+    CalibrationFiles,
+    Hosts,
+    IndicesFile,
+    Isolated,
+    Machine,
+    Mode,
+    Overrides,
+    RanksPerHost,
+    Samples,
+    Seed,
+    Stack,
+    TablesFile,
+    normalize_lists,
+)
+
+NO_SHARDER = "none"
+
+
+class RankBy(Enum):
+    """Which time of a plan decides."""
+
+    NOMINAL = "nominal"
+    MEAN = "mean"
+    QUANTILE = "p95"
+
+
+def _all_sharders() -> tuple[str, ...]:
+    from embeddings.sharders import SHARDERS
+
+    return tuple(SHARDERS)
 
 
 @dataclass(frozen=True, slots=True)
 class RankQuestion:
-    """Plans to compare.
+    """Which sharding plan of *workload* is fastest.
 
-    *tables* is a file that replaces the workload's tables, *indices* one with
-    real indices of them. *plan_files* are plan documents (embeddings). *enumerate_limit*
-    plans of whole tables are tried if there are no more than that; a search
-    gets *search_seconds*, and there are *searches* of them side by side. *samples*
-    is how often costs are drawn, *batches* how many batches. *calibration* names files
-    of constants that were measured on the machine.
+    *tables* is a file that replaces the workload's tables, *indices* one with real indices of
+    them. *plan_files* are plan documents (embeddings). Plans of whole tables are enumerated if
+    there are at most *enumerate_limit*. A search runs for *search_seconds*, with *searches* in
+    parallel. *samples* is how often costs are sampled, *batches* how many batches.
+    *calibration*
+    names files of constants that were measured on the machine.
     """
 
-    topology: str
-    workload: str = DEFAULT_WORKLOAD
-    overrides: tuple[str, ...] = ()
-    tables: str | None = None
-    indices: str | None = None
-    hosts: int = 1
-    ranks_per_host: int | None = None
-    stack: str | None = None
-    mode: Mode = Mode.PERIOD
-    sharders: tuple[str, ...] = tuple(SHARDERS)
-    plan_files: tuple[str, ...] = ()
-    enumerate_limit: int = 0
-    search_seconds: float = 0.0
+    topology: Machine
+    workload: Annotated[str, Option(metavar="NAME|FILE", help="Recommendation model to train.")] = (
+        DEFAULT_WORKLOAD
+    )
+    overrides: Overrides = ()
+    tables: TablesFile = None
+    indices: IndicesFile = None
+    hosts: Hosts = 1
+    ranks_per_host: RanksPerHost = None
+    stack: Stack = None
+    mode: Isolated = Mode.PERIOD
+    sharders: Annotated[
+        tuple[str, ...],
+        Option(
+            name="--sharder",
+            metavar="NAME",
+            help="A sharder; repeatable; default: all; `none` for none.",
+        ),
+    ] = field(default_factory=_all_sharders)
+    plan_files: Annotated[
+        tuple[str, ...],
+        Option(
+            name="--plan",
+            metavar="FILE",
+            help="A plan as JSON, as --plan-out writes it; repeatable.",
+        ),
+    ] = ()
+    enumerate_limit: Annotated[
+        int,
+        Option(
+            name="--enumerate", metavar="N", min=0, help="Try all plans if there are at most N."
+        ),
+    ] = 0
+    search_seconds: Annotated[
+        float, Option(name="--search", metavar="SECONDS", min=0, help="Time to search for plans.")
+    ] = 0.0
     searches: int = 1
-    samples: int = DEFAULT_SAMPLES
-    batches: int = 0
-    rank_by: RankBy = RankBy.NOMINAL
-    seed: int = 0
-    calibration: tuple[str, ...] = ()
+    samples: Samples = DEFAULT_SAMPLES
+    batches: Annotated[
+        int, Option(metavar="N", min=0, help="Batches to sample, for the spread over batches.")
+    ] = 0
+    rank_by: Annotated[
+        RankBy,
+        Option(name="--by", metavar="nominal|mean|p95", help="Time that plans are ranked by."),
+    ] = RankBy.NOMINAL
+    seed: Seed = 0
+    calibration: CalibrationFiles = ()
 
     def __post_init__(self) -> None:
-        take_as_meant(self, "sharders", "plan_files")
-        unknown = [name for name in self.sharders if name not in SHARDERS]
+        normalize_lists(self, "sharders", "plan_files")
+        named = tuple(name for name in self.sharders if name != NO_SHARDER)
+        object.__setattr__(self, "sharders", named)
+        known = _all_sharders()
+        unknown = [name for name in named if name not in known]
         if unknown:
-            near = get_close_matches(unknown[0], SHARDERS, n=1)
+            near = get_close_matches(unknown[0], known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ScenarioError(
-                f"rank: sharders must be among {', '.join(SHARDERS)}, got {', '.join(unknown)}."
-                + hint
+                f"rank: sharders must be among {', '.join(known)}, got {', '.join(unknown)}." + hint
             )
         if self.rank_by is not RankBy.NOMINAL and self.batches < 2:
             raise ScenarioError(
                 f"rank: ordering by {self.rank_by.value} needs sampled batches. Add --batches 200."
             )
-        if self.samples < 2 or self.searches < 1 or self.search_seconds < 0:
-            raise ScenarioError(
-                "rank: needs 2 draws of costs or more, 1 search or more, and no negative time."
-            )
-        if not self.sharders and not self.plan_files and not self.wants_more:
+        check_ranges(self, ScenarioError, "rank")
+        if self.searches < 1:
+            raise ScenarioError(f"rank: searches must be at least 1, got {self.searches}.")
+        if not named and not self.plan_files and not self.wants_more:
             raise ScenarioError("rank: nothing to compare. Name sharders, plans or a search.")
 
     @property
@@ -78,51 +135,55 @@ class RankQuestion:
         return self.search_seconds > 0 or self.enumerate_limit > 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Setting:
-    """Everything a question names, loaded."""
-
-    spec: DlrmSpec
-    cluster: Cluster
-    stack: SoftwareStack
-    task: ShardingTask
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Numbers such as `1,2,4`."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError("must be numbers like 8 or 1,2,4")
+    return tuple(int(part) for part in parts)
 
 
-def load_setting(question: RankQuestion) -> Setting:
-    """Load what *question* names."""
-    cluster = build_cluster(
-        load_topology(question.topology, calibrations=question.calibration),
-        hosts=question.hosts,
-        ranks_per_host=question.ranks_per_host,
-    )
-    files = PlacementFiles(tables=question.tables, indices=question.indices)
-    tabled = load_tabled(load_workload(question.workload, question.overrides), files)
-    spec = tabled.spec
-    return Setting(
-        spec=spec,
-        cluster=cluster,
-        stack=load_stack(question.stack or spec.stack),
-        task=build_task(spec, tabled.tables, cluster, seed=question.seed),
-    )
+@dataclass(frozen=True, slots=True)
+class LayoutQuestion:
+    """Which layout of *workload* is fastest on *hosts* of *topology*.
 
+    Fields named in *overrides* are fixed, not searched. *hosts* may be several numbers, for a
+    front of time against GPUs. *price_per_gpu_hour* turns times into money. The search stops after
+    *seconds*, proven or not. *calibration* names files of constants that were measured on the
+    machine.
+    """
 
-def build_task(
-    spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], cluster: Cluster, *, seed: int = 0
-) -> ShardingTask:
-    """What a sharder is asked for *spec*: room is what is left beside everything else."""
-    ranks = cluster.rank_count
-    room = room_for_tables(spec, tables, rank_count=ranks, memory_bytes=cluster.device.memory_bytes)
-    if room <= 0:
-        raise PlanError(
-            f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
-            "the dense part and its buffers need it all. Take a smaller batch or more ranks."
-        )
-    return ShardingTask(
-        tables=tables,
-        rank_count=ranks,
-        room_bytes=room,
-        batch_size=spec.batch,
-        optimizer=spec.embedding.optimizer,
-        ranks_per_host=cluster.ranks_per_host,
-        seed=seed,
-    )
+    topology: Machine
+    workload: Annotated[str, Option(metavar="NAME|FILE", help="Transformer to train.")]
+    overrides: Annotated[
+        tuple[str, ...],
+        Option(
+            name="--set", metavar="KEY=VALUE", help="Fix a field; fixed fields are not searched."
+        ),
+    ] = ()
+    hosts: Annotated[
+        tuple[int, ...],
+        Option(
+            metavar="N[,N...]",
+            min=1,
+            parse=parse_counts,
+            help="Number of hosts; several numbers show time against GPUs.",
+        ),
+    ] = (1,)
+    ranks_per_host: RanksPerHost = None
+    stack: Stack = None
+    price_per_gpu_hour: Annotated[
+        float | None,
+        Option(name="--price", metavar="MONEY", min=0, help="Price per GPU and hour."),
+    ] = None
+    top: Annotated[int, Option(metavar="N", min=1, help="Layouts to show.")] = 10
+    seconds: Annotated[float, Option(metavar="S", min=0.1, help="Time to search.")] = 60.0
+    samples: int = 32
+    seed: Seed = 0
+    calibration: CalibrationFiles = ()
+
+    def __post_init__(self) -> None:
+        normalize_lists(self, "hosts")
+        check_ranges(self, ScenarioError, "search")
+        if not self.hosts:
+            raise ScenarioError("search: hosts must be one number or more, got none.")

@@ -23,6 +23,7 @@ from perfmodel.base.shown import Shown
 from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.batches import BatchSpread
+from perfmodel.planning.question import RankBy
 from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.scenario import Mode
 
@@ -35,14 +36,6 @@ class PlanBound(Enum):
     MLP = "mlp"
     REDUCTION = "all-reduce"
     HOST = "host"
-
-
-class RankBy(Enum):
-    """Which time of a plan decides."""
-
-    NOMINAL = "nominal"
-    MEAN = "mean"
-    QUANTILE = "p95"
 
 
 @dataclass(frozen=True, slots=True)

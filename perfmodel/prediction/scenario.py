@@ -1,7 +1,8 @@
-"""Scenario: the question, complete enough to be asked again; about a workload or a job.
+"""Scenarios: questions about a workload or a job, complete enough to be asked again.
 
-Two equal scenarios give the same answer to the last byte. Where the work runs
-(in process, on Ray) is no part of it, because it cannot change the answer.
+Two equal scenarios have the same answer to the last byte. The place where the work runs (this
+process or Ray) is not part of a scenario, because it cannot change the answer. Each field says how
+it is given on the command line.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from perfmodel.base.errors import ScenarioError
+from perfmodel.base.options import Option, check_ranges
 
 DEFAULT_WORKLOAD = "dlrm_dcnv2"
 DEFAULT_SAMPLES = 64
@@ -37,6 +39,65 @@ class Interference(Enum):
     LEFT_OUT = "left_out"
 
 
+Machine = Annotated[
+    str,
+    Option(metavar="NAME|FILE", help="Machine: a file or a name from `perfmodel topology list`."),
+]
+Hosts = Annotated[int, Option(metavar="N", min=1, help="Number of hosts, e.g. 16.")]
+RanksPerHost = Annotated[
+    int | None, Option(metavar="N", min=1, help="Ranks per host, e.g. 4; default: one per GPU.")
+]
+Overrides = Annotated[
+    tuple[str, ...],
+    Option(
+        name="--set",
+        metavar="KEY=VALUE",
+        help="Change a workload field, e.g. batch=4096; repeatable.",
+    ),
+]
+TablesFile = Annotated[
+    str | None, Option(metavar="FILE", help="Tables instead of the model's: YAML, CSV or JSON.")
+]
+IndicesFile = Annotated[
+    str | None, Option(metavar="FILE", help="Real indices of those tables: npz, parquet or pt.")
+]
+Stack = Annotated[
+    str | None,
+    Option(
+        metavar="NAME|FILE", help="Software stack, e.g. pytorch_eager; default: the workload's."
+    ),
+]
+Isolated = Annotated[
+    Mode,
+    Option(
+        name="--isolated",
+        flag=Mode.ISOLATED,
+        help="Predict a single iteration that starts at a barrier, not the steady state.",
+    ),
+]
+Seed = Annotated[int, Option(metavar="N", min=0, help="Seed of all random draws.")]
+Samples = Annotated[
+    int,
+    Option(metavar="N", min=2, help="How often uncertain costs are sampled for the interval."),
+]
+CalibrationFiles = Annotated[
+    tuple[str, ...],
+    Option(
+        metavar="FILE",
+        help="Constants that `calibrate ... --out FILE` fitted to your machine; repeatable.",
+    ),
+]
+WithoutInterference = Annotated[
+    Interference,
+    Option(
+        name="--no-interference",
+        flag=Interference.LEFT_OUT,
+        help="Do not model contention between overlapping kernels and collectives.",
+    ),
+]
+Price = Annotated[float | None, Option(metavar="MONEY", min=0, help="Price per GPU and hour.")]
+
+
 def overrides_of(changes: Mapping[str, Any]) -> tuple[str, ...]:
     """*changes* as they would be typed after `--set`."""
     return tuple(
@@ -45,8 +106,8 @@ def overrides_of(changes: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def take_as_meant(question: Any, *plurals: str) -> None:
-    """Let a mapping stand for the overrides of *question*, and one value for some of *plurals*."""
+def normalize_lists(question: Any, *plurals: str) -> None:
+    """Accept a mapping for the overrides of *question*, and a single value for a list of one."""
     if isinstance(question.overrides, Mapping):
         object.__setattr__(question, "overrides", overrides_of(question.overrides))
     for name in ("overrides", "calibration", *plurals):
@@ -59,89 +120,105 @@ def take_as_meant(question: Any, *plurals: str) -> None:
 class Scenario:
     """A workload on a cluster under a software stack.
 
-    *overrides* change fields of the workload, each a text like `batch=4096`; a
-    mapping such as `{"batch": 4096}` is turned into them.
-    *ranks_per_host* of None takes every GPU of a host, and *stack* of None the
-    one that the workload names. *samples* is how many times the uncertain
-    costs are drawn for the interval, from *seed*. *tables*, *indices* and *plan*
-    are files that describe and place the tables of a recommendation model.
-    *calibration* names files of constants that were measured on the machine.
+    *overrides* change fields of the workload, each a text like `batch=4096`; a mapping such as
+    `{"batch": 4096}` is accepted too. *ranks_per_host* of None uses every GPU of a host, and
+    *stack* of None the stack that the workload names. *samples* is how often uncertain costs are
+    sampled for the interval, from *seed*. *tables*, *indices* and *plan* are files that describe
+    and place the tables of a recommendation model. *calibration* names files of constants that
+    were measured on the machine.
     """
 
-    topology: str
-    workload: str = DEFAULT_WORKLOAD
-    overrides: tuple[str, ...] = ()
-    hosts: int = 1
-    ranks_per_host: int | None = None
-    stack: str | None = None
-    mode: Mode = Mode.PERIOD
-    seed: int = 0
-    samples: int = DEFAULT_SAMPLES
-    tables: str | None = None
-    indices: str | None = None
-    plan: str | None = None
-    interference: Interference = Interference.COUNTED
-    calibration: tuple[str, ...] = ()
+    topology: Machine
+    workload: Annotated[
+        str, Option(metavar="NAME|FILE", help="Model: a file or a name from --list.")
+    ] = DEFAULT_WORKLOAD
+    overrides: Overrides = ()
+    hosts: Hosts = 1
+    ranks_per_host: RanksPerHost = None
+    stack: Stack = None
+    mode: Isolated = Mode.PERIOD
+    seed: Seed = 0
+    samples: Samples = DEFAULT_SAMPLES
+    tables: TablesFile = None
+    indices: IndicesFile = None
+    plan: Annotated[
+        str | None,
+        Option(metavar="FILE", help="Sharding plan as JSON, e.g. from `rank --plan-out`."),
+    ] = None
+    interference: WithoutInterference = Interference.COUNTED
+    calibration: CalibrationFiles = ()
 
     def __post_init__(self) -> None:
-        take_as_meant(self)
-        _check_at_least(1, "hosts", self.hosts)
-        if self.ranks_per_host is not None:
-            _check_at_least(1, "ranks per host", self.ranks_per_host)
-        _check_draws(self.seed, self.samples)
+        normalize_lists(self)
+        check_ranges(self, ScenarioError, "scenario", skipped="samples")
+        _check_samples(self.samples)
 
 
 @dataclass(frozen=True, slots=True)
 class JobScenario:
     """A job that was imported, emulated or built before, in the folder *job*.
 
-    *topology*, *hosts* and *stack* are for jobs made of shapes, which have to be
-    priced: *hosts* of None takes as many as the ranks fill, *stack* of None the
-    one that the job names, or the default. A recording brings its durations along: a
-    *topology* moves it there from the machine that it *was* made on, or that its GPUs tell;
-    with *force* also where it replays itself badly or little of it can be worked out anew.
-    *calibration* names files of constants that were measured on the machine.
+    *topology*, *hosts* and *stack* price jobs made of shapes: *hosts* of None takes as many as the
+    ranks fill, *stack* of None the one that the job names, or the default. A recording has
+    durations of its own: a *topology* moves it there from the machine that it *was* recorded on
+    (by default found by its GPUs). With *force* it is moved even if it replays badly or little of
+    its work can be priced. *calibration* names files of constants that were measured on the
+    machine.
     """
 
-    job: str
-    topology: str | None = None
-    hosts: int | None = None
-    stack: str | None = None
-    mode: Mode = Mode.PERIOD
-    seed: int = 0
-    samples: int = DEFAULT_SAMPLES
-    interference: Interference = Interference.COUNTED
-    calibration: tuple[str, ...] = ()
-    was: str | None = None
-    force: bool = False
+    job: Annotated[
+        str,
+        Option(
+            metavar="JOB",
+            help="Predict a job instead of a model: a folder that `import` or `save_job` wrote.",
+        ),
+    ]
+    topology: Annotated[
+        str | None,
+        Option(metavar="NAME|FILE", help="Machine, for jobs of shapes without durations."),
+    ] = None
+    hosts: Annotated[int | None, Option(metavar="N", min=1, help="Hosts of that machine.")] = None
+    stack: Annotated[
+        str | None,
+        Option(metavar="NAME|FILE", help="Software stack; default: the job's or pytorch_eager."),
+    ] = None
+    mode: Isolated = Mode.PERIOD
+    seed: Seed = 0
+    samples: Samples = DEFAULT_SAMPLES
+    interference: WithoutInterference = Interference.COUNTED
+    calibration: CalibrationFiles = ()
+    was: Annotated[
+        str | None,
+        Option(
+            metavar="NAME|FILE",
+            help="With --job and --topology: the recorded machine; default: found by its GPUs.",
+        ),
+    ] = None
+    force: Annotated[
+        bool, Option(help="With --job and --topology: also answer doubtful recordings.")
+    ] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.calibration, str):
             object.__setattr__(self, "calibration", (self.calibration,))
-        if self.hosts is not None:
-            _check_at_least(1, "hosts", self.hosts)
         about_machine = {"hosts": self.hosts, "stack": self.stack, "was": self.was}
         about_machine["calibration"] = " ".join(self.calibration) or None
         for option, value in about_machine.items():
             if value is not None and self.topology is None:
                 raise ScenarioError(
-                    f"--{option} {value}: says something about a machine, and none is named. "
-                    "Give --topology too, or leave it out."
+                    f"--{option} {value}: describes a machine, and no machine is named. "
+                    "Add --topology, or leave it out."
                 )
-        _check_draws(self.seed, self.samples)
+        check_ranges(self, ScenarioError, "scenario", skipped="samples")
+        _check_samples(self.samples)
 
 
-def _check_draws(seed: int, samples: int) -> None:
-    _check_at_least(0, "seed", seed)
-    if samples != 0:
-        _check_at_least(2, "samples", samples)
+def _check_samples(samples: int) -> None:
+    """Raise unless *samples* is 0 (no interval) or enough for an interval."""
+    if samples < 0 or samples == 1:
+        raise ScenarioError(f"scenario: samples must be at least 2, got {samples}.")
     if samples > MAX_SAMPLES:
         raise ScenarioError(
             f"scenario: samples must be at most {MAX_SAMPLES}, got {samples}. "
-            "A few hundred already settle a 90 % interval."
+            "A few hundred are enough for a 90 % interval."
         )
-
-
-def _check_at_least(limit: int, name: str, value: int) -> None:
-    if value < limit:
-        raise ScenarioError(f"scenario: {name} must be at least {limit}, got {value}.")

@@ -72,7 +72,7 @@ def assemble_chakra_job(traces: Sequence[ChakraTrace], place: Path) -> RecordedJ
 
 def _trace_of(job: RecordedJob, rank: int) -> ChakraTrace:
     graph, program = job.graph, job.graph.program_of(rank)
-    first = int(job.rank_rows()[rank])
+    first = int(job.graph.rank_rows()[rank])
     header = {
         "rank": rank,
         "ranks": graph.rank_count,

@@ -1,14 +1,15 @@
-"""Hold-back: a kernel of several waves keeps kernels of other streams waiting.
+"""Hold-back: a kernel of several waves delays kernels of other streams.
 
-Which kernel meets which depends on when they are ready, so it is found after a
-replay and put in as dependencies for the next one, until nothing changes.
+While blocks of a kernel still wait for a multiprocessor, no block of another stream gets one, so
+the kernel holds back other streams until its last wave. Which kernel delays which depends on when
+they are ready: a replay shows it, the holds become dependencies of the next replay, until nothing
+changes. Allocations that overlap on a host are slowed down in the same rounds (see `throttle`).
 
-Leaves out: how many places the last wave leaves free. Streams of high priority
-are exempt; a trace does not name them, but shows them.
-Source: recorded V100 traces, where kernels held on the main and NCCL streams
-started at 0.96 to 1.11 of the time that the rule gives. Not so everywhere: on
-short-lived side streams every second one came at 0.6 to 0.7, and on an A100 a
-third of those of one stream came earlier.
+Leaves out: how much of the device the last wave leaves free. High-priority streams are exempt; a
+trace does not name them, but their start times show them.
+Source: recorded V100 traces, where kernels held on the main and NCCL streams started at 0.96 to
+1.11 of the predicted time. Exceptions: on short-lived side streams every second kernel started at
+0.6 to 0.7, and on an A100 a third of the kernels of one stream started earlier.
 """
 
 from __future__ import annotations
@@ -25,11 +26,7 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import Anchor, Int64s, Program
 from perfmodel.recordings.rank_view import RankView
-from perfmodel.recordings.turns import allocations_by_host
-
-# While blocks of a kernel still wait for a place, no block of another stream
-# gets one: a kernel of several waves holds back other streams until its last.
-
+from perfmodel.recordings.throttle import allocations_by_host, throttled_ns
 
 _BLOCKS_PER_MULTIPROCESSOR = 32
 _THREADS_OF_A_WARP = 32
@@ -59,14 +56,9 @@ def hold_ratios(view: RankView) -> NDArray[np.float64]:
 
 def can_be_held(view: RankView) -> NDArray[np.bool_]:
     """Which device tasks need a multiprocessor: all but copies to and from the host."""
-    is_dma = np.array(
-        [
-            "memcpy htod" in name.lower() or "memcpy dtoh" in name.lower()
-            for name in view.trace.names
-        ],
-        dtype=bool,
-    )
-    held: NDArray[np.bool_] = ~is_dma[view.trace.columns.name[view.device.row]]
+    names = [name.lower() for name in view.trace.names]
+    is_held = np.array(["memcpy htod" not in n and "memcpy dtoh" not in n for n in names], bool)
+    held: NDArray[np.bool_] = is_held[view.trace.columns.name[view.device.row]]
     return held
 
 
@@ -103,11 +95,13 @@ def _resident_blocks(geometry: dict[str, Any], device: dict[str, Any], threads: 
 
 MAX_ROUNDS = 16
 _SETTLED_NS = 1_000
-# Enough to tell whether a stream is exempt: three waits of 30 us that did not happen.
-_TELLING_WAIT_NS = 30_000
-_TELLING_COUNT = 3
+# Enough evidence that a stream is exempt: three holds of 30 us that did not happen.
+_EVIDENT_WAIT_NS = 30_000
+_EVIDENT_COUNT = 3
 _HELD_RATIO = 0.8
 _EXEMPT_RATIO = 0.6
+_NO_HOLDS = np.empty((0, 3), dtype=np.int64)
+"""One row per hold of a rank: a task, the kernel that holds it, and for how long from its start."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,24 +119,8 @@ class HeldReplay:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Holds:
-    """Task *task* starts no earlier than *lag_ns* after the start of *source*."""
-
-    task: Int64s
-    source: Int64s
-    lag_ns: Int64s
-
-    def differs_from(self, other: _Holds) -> int:
-        mine, theirs = (
-            {tuple(row) for row in np.column_stack([h.task, h.source, h.lag_ns]).tolist()}
-            for h in (self, other)
-        )
-        return len(mine ^ theirs)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class HoldRule:
-    """By row: for which share of its time a task holds back others, and which can be held."""
+    """By row: the share of its time in which a task holds back others, and which can be held."""
 
     ratio: NDArray[np.float64]
     can_be_held: NDArray[np.bool_]
@@ -153,7 +131,7 @@ class HoldRule:
 
 
 def replay_in_process(job: JobGraph, durations: DurationTable, iterations: int) -> Replay:
-    """The replayer that is always there."""
+    """The replayer that needs no workers."""
     return replay(job, durations, iterations=iterations)
 
 
@@ -164,32 +142,44 @@ def replay_held(
     *,
     replayer: Replayer = replay_in_process,
 ) -> HeldReplay:
-    """Replay one pass of *graph* with kernels holding back others as *rule* says.
+    """Replay one pass of *graph* with kernels that hold back others as *rule* says.
 
-    Allocations that meet on a host take turns.
+    Allocations that overlap on a host share its driver.
     """
-    own_ns = np.concatenate(
-        [durations.of_rank(graph, rank)[:, 0] for rank in range(graph.rank_count)]
-    )
+    rows, ranks = graph.rank_rows(), range(graph.rank_count)
+    own_ns = np.concatenate([durations.of_rank(graph, rank)[:, 0] for rank in ranks])
     allocations = allocations_by_host(graph)
     lengths_ns, held = own_ns, graph
-    empty = np.empty(0, dtype=np.int64)
-    holds = [_Holds(empty, empty, empty)] * graph.rank_count
+    holds = [_NO_HOLDS for _ in ranks]
     played = replayer(graph, durations, 1)
     end_ns = played.last.end_ns[:, 0]
     rounds, unsettled, moved_ns = 1, 0, 0
     while rounds < MAX_ROUNDS and ((rule.ratio > 0).any() or allocations):
         start_ns = end_ns - lengths_ns
-        found = _find_all_holds(graph, start_ns, end_ns, rule)
-        turned_ns = own_ns.copy()
-        for calls in allocations:
-            turned_ns[calls.rows] = calls.shared_ns(start_ns, end_ns, own_ns)
-        unsettled = sum(new.differs_from(old) for new, old in zip(found, holds, strict=True))
-        unsettled += int((np.abs(turned_ns - lengths_ns) > _SETTLED_NS).sum())
+        parts = [slice(rows[rank], rows[rank + 1]) for rank in ranks]
+        found = [
+            _find_holds(graph.program_of(rank), start_ns[part], end_ns[part], rule.part(part))
+            for rank, part in enumerate(parts)
+        ]
+        slowed_ns = own_ns.copy()
+        for calls, rank_of_call in allocations:
+            times = (start_ns[calls], end_ns[calls], own_ns[calls])
+            slowed_ns[calls] = throttled_ns(*times, rank_of_call)
+        unsettled = sum(
+            len({tuple(hold) for hold in new.tolist()} ^ {tuple(hold) for hold in old.tolist()})
+            for new, old in zip(found, holds, strict=True)
+        )
+        unsettled += int((np.abs(slowed_ns - lengths_ns) > _SETTLED_NS).sum())
         if not unsettled:
             break
-        holds, lengths_ns, before_ns = found, turned_ns, int(end_ns.max())
-        held, durations = _with_holds(graph, holds), _table_of(graph, lengths_ns)
+        holds, lengths_ns, before_ns = found, slowed_ns, int(end_ns.max())
+        # Holds differ between ranks, so each rank gets a program and durations of its own.
+        programs = [_with_holds(graph.program_of(rank), holds[rank]) for rank in ranks]
+        held = replace(
+            graph, programs=tuple(programs), rank_program=np.arange(len(ranks), dtype=np.int32)
+        )
+        values_ns = np.ascontiguousarray(lengths_ns[:, None])
+        durations = DurationTable(values_ns, rows[:-1].astype(np.int64))
         played = replayer(held, durations, 1)
         end_ns = played.last.end_ns[:, 0]
         moved_ns = int(end_ns.max()) - before_ns
@@ -198,98 +188,68 @@ def replay_held(
     return HeldReplay(start_ns, end_ns, held, played, durations, rounds, unsettled, moved_ns)
 
 
-def _table_of(graph: JobGraph, lengths_ns: Int64s) -> DurationTable:
-    """One row a rank, as `_with_holds` gives each a program of its own."""
-    firsts = np.concatenate([[0], np.cumsum(graph.task_counts())])[:-1]
-    return DurationTable(np.ascontiguousarray(lengths_ns[:, None]), firsts.astype(np.int64))
-
-
-def _find_all_holds(
-    graph: JobGraph, start_ns: Int64s, end_ns: Int64s, rule: HoldRule
-) -> list[_Holds]:
-    offsets = np.concatenate([[0], np.cumsum(graph.task_counts())])
-    found = []
-    for rank in range(graph.rank_count):
-        part = slice(offsets[rank], offsets[rank + 1])
-        program = graph.program_of(rank)
-        found.append(_find_holds(program, start_ns[part], end_ns[part], rule.part(part)))
-    return found
-
-
 def exempt_tasks(
     program: Program, start_ns: Int64s, end_ns: Int64s, rule: HoldRule
 ) -> NDArray[np.bool_]:
-    """Tasks of streams that are not held back: those of high priority, told by what they did.
+    """Tasks of high-priority streams, which are not held back.
 
-    *start_ns* and *end_ns* are as recorded. A stream most of whose tasks started
-    while a kernel of another stream still had blocks to place is exempt.
+    *start_ns* and *end_ns* are as recorded. A stream is exempt if most of its tasks started
+    while a kernel of another stream still had blocks to place.
     """
-    holds = _find_holds(program, start_ns, end_ns, rule)
-    ready_ns = ready_ns_of(program, start_ns, end_ns)[holds.task]
-    free_ns = start_ns[holds.source] + holds.lag_ns
-    is_telling = free_ns - ready_ns > _TELLING_WAIT_NS
-    waited_ratio = (start_ns[holds.task] - start_ns[holds.source]) / np.maximum(holds.lag_ns, 1)
+    tasks, sources, held_ns = _find_holds(program, start_ns, end_ns, rule).T
+    ready_ns = ready_ns_of(program, start_ns, end_ns)[tasks]
+    is_evident = start_ns[sources] + held_ns - ready_ns > _EVIDENT_WAIT_NS
+    waited_ratio = (start_ns[tasks] - start_ns[sources]) / np.maximum(held_ns, 1)
     lanes = program.task_lanes()
     exempt = np.zeros(program.task_count, dtype=bool)
     for lane in range(len(program.lanes)):
-        ratios = waited_ratio[is_telling & (lanes[holds.task] == lane)]
-        if len(ratios) >= _TELLING_COUNT and (ratios < _HELD_RATIO).mean() > _EXEMPT_RATIO:
+        ratios = waited_ratio[is_evident & (lanes[tasks] == lane)]
+        if len(ratios) >= _EVIDENT_COUNT and (ratios < _HELD_RATIO).mean() > _EXEMPT_RATIO:
             exempt |= lanes == lane
     return exempt
 
 
-def _with_holds(graph: JobGraph, holds: list[_Holds]) -> JobGraph:
-    """Each rank gets a program of its own, because holds differ between ranks."""
-    programs = tuple(
-        _with_dependencies(graph.program_of(rank), of_rank) for rank, of_rank in enumerate(holds)
-    )
-    ranks = np.arange(graph.rank_count, dtype=np.int32)
-    return replace(graph, programs=programs, rank_program=ranks)
-
-
-def _with_dependencies(program: Program, holds: _Holds) -> Program:
-    if not len(holds.task):
+def _with_holds(program: Program, holds: Int64s) -> Program:
+    """*program* with *holds* as dependencies on the start of the kernels that hold."""
+    if not len(holds):
         return program
-    counts = np.diff(program.dep_start)
-    tasks = np.concatenate([np.repeat(np.arange(program.task_count), counts), holds.task])
+    own = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
+    tasks = np.concatenate([own, holds[:, 0]])
     order = np.argsort(tasks, kind="stable")
-    added = len(holds.task)
-    new_counts = np.bincount(tasks, minlength=program.task_count)
-    return replace(
-        program,
-        dep_start=np.concatenate([[0], np.cumsum(new_counts)]).astype(np.int32),
-        dep_task=np.concatenate([program.dep_task, holds.source])[order].astype(np.int32),
-        dep_anchor=np.concatenate(
-            [program.dep_anchor, np.full(added, int(Anchor.START), dtype=np.uint8)]
-        )[order],
-        dep_distance=np.concatenate([program.dep_distance, np.zeros(added, dtype=np.uint8)])[order],
-        dep_lag_ns=np.concatenate([program.dep_lag_ns, holds.lag_ns])[order],
-    )
+    counts = np.bincount(tasks, minlength=program.task_count)
+    added = {
+        "dep_task": holds[:, 1].astype(np.int32),
+        "dep_anchor": np.full(len(holds), int(Anchor.START), dtype=np.uint8),
+        "dep_distance": np.zeros(len(holds), dtype=np.uint8),
+        "dep_lag_ns": holds[:, 2],
+    }
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(program, name), values])[order]
+        for name, values in added.items()
+    }
+    dep_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return replace(program, dep_start=dep_start, **columns)
 
 
-def _find_holds(program: Program, start_ns: Int64s, end_ns: Int64s, rule: HoldRule) -> _Holds:
+def _find_holds(program: Program, start_ns: Int64s, end_ns: Int64s, rule: HoldRule) -> Int64s:
     """Tasks that were ready while a kernel of another stream still had blocks to place."""
     ready_ns = ready_ns_of(program, start_ns, end_ns)
-    lanes = program.task_lanes()
-    is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)[lanes]
+    lanes, is_device = program.task_lanes(), program.is_on_device()
     held_ns = ((end_ns - start_ns) * rule.ratio).astype(np.int64)
     can_be_held = is_device & rule.can_be_held & (end_ns > start_ns)
-    tasks, sources = [], []
+    found = [_NO_HOLDS]
     for lane in np.unique(lanes[is_device & (held_ns > 0)]).tolist():
         holders = np.flatnonzero((lanes == lane) & (held_ns > 0))
         others = np.flatnonzero(can_be_held & (lanes != lane))
         place = np.searchsorted(start_ns[holders], ready_ns[others], side="right") - 1
-        # Of two that could start in the same nanosecond the one stored first goes first.
+        # Of two tasks ready in the same nanosecond the one stored first goes first.
         first = holders[np.maximum(place, 0)]
-        is_tied = (place >= 0) & (start_ns[first] == ready_ns[others]) & (first > others)
-        place = place - is_tied
+        place -= (place >= 0) & (start_ns[first] == ready_ns[others]) & (first > others)
         holder = holders[np.maximum(place, 0)]
         is_held = (place >= 0) & (ready_ns[others] < start_ns[holder] + held_ns[holder])
-        tasks.append(others[is_held])
-        sources.append(holder[is_held])
-    task = np.concatenate(tasks) if tasks else np.empty(0, dtype=np.int64)
-    source = np.concatenate(sources) if sources else np.empty(0, dtype=np.int64)
-    return _Holds(task.astype(np.int64), source.astype(np.int64), held_ns[source])
+        tasks, sources = others[is_held], holder[is_held]
+        found.append(np.column_stack([tasks, sources, held_ns[sources]]))
+    return np.concatenate(found)
 
 
 def ready_ns_of(program: Program, start_ns: Int64s, end_ns: Int64s) -> Int64s:

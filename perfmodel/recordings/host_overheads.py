@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.graph.ops import HostPart
-from perfmodel.recordings.calls import CallKind
-from perfmodel.recordings.rank_view import Int64s, RankView
+from perfmodel.recordings.rank_view import CallKind, Int64s, RankView
 from traces.trace import Category
 
 HOST_ROW_NS = 2_000

@@ -184,10 +184,6 @@ class RecordedJob:
         times = (self.recorded_start_ns, self.recorded_end_ns)
         return (*times, self.hold_ratio, self.can_be_held)
 
-    def rank_rows(self) -> Int64s:
-        """Where the rows of each rank begin, and the end."""
-        return np.concatenate([[0], np.cumsum(self.graph.task_counts())])
-
     def durations(self) -> DurationTable:
         """The durations that the ops carry."""
         return recorded_durations(self.graph)

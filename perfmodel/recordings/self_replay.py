@@ -72,7 +72,7 @@ def _periods(job: RecordedJob, held: HeldReplay) -> tuple[Compared, ...]:
 
 
 def _ranks(job: RecordedJob, held: HeldReplay) -> tuple[Compared, ...]:
-    rows = job.rank_rows()
+    rows = job.graph.rank_rows()
     compared = []
     for rank, of_rank in enumerate(job.report.ranks):
         part = slice(rows[rank] + 1, rows[rank + 1])
@@ -89,7 +89,7 @@ def _ranks(job: RecordedJob, held: HeldReplay) -> tuple[Compared, ...]:
 
 def _streams(job: RecordedJob) -> tuple[Compared, ...]:
     """Busy time of each stream: recorded, and without the waiting inside collectives."""
-    rows, durations = job.rank_rows(), job.durations()
+    rows, durations = job.graph.rank_rows(), job.durations()
     compared: list[Compared] = []
     for rank, of_rank in enumerate(job.report.ranks):
         program = job.graph.program_of(rank)
@@ -111,7 +111,7 @@ def _streams(job: RecordedJob) -> tuple[Compared, ...]:
 
 def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
     """Median error of the moment when the last member of a rendezvous came."""
-    rows = job.rank_rows()
+    rows = job.graph.rank_rows()
     came: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for rank in range(job.graph.rank_count):
         program = job.graph.program_of(rank)
@@ -129,13 +129,12 @@ def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
 
 def _unexplained_ns(job: RecordedJob, held: HeldReplay) -> int:
     """Total time by which device tasks were recorded to start after all they waited for."""
-    rows, total = job.rank_rows(), 0
+    rows, total = job.graph.rank_rows(), 0
     for rank in range(job.graph.rank_count):
         program = held.graph.program_of(rank)
         part = slice(rows[rank], rows[rank + 1])
         start_ns, end_ns = job.recorded_start_ns[part], job.recorded_end_ns[part]
-        lanes = program.task_lanes()
-        is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)[lanes]
+        is_device = program.is_on_device()
         ready_ns = ready_ns_of(program, start_ns, end_ns)
         total += int(np.maximum(start_ns - ready_ns, 0)[is_device].sum())
     return total

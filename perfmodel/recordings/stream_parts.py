@@ -12,8 +12,7 @@ from enum import Enum
 
 import numpy as np
 
-from perfmodel.recordings.calls import is_communication
-from perfmodel.recordings.rank_view import Int64s, RankView, view_rank
+from perfmodel.recordings.rank_view import Int64s, RankView, is_communication, view_rank
 from traces.job_trace import JobTrace
 
 

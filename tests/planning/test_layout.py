@@ -11,8 +11,8 @@ from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, split_table
 from perfmodel.planning.neighbours import Busy, Neighbourhood
-from perfmodel.planning.question import build_task
 from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.planning.setting import build_task
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.profiles import load_stack
 from tests.planning.settings import build_spec

@@ -12,13 +12,7 @@ from perfmodel.base.errors import PlanError
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts import search as searching
 from perfmodel.planning.layouts.bounds import LayerTimes
-from perfmodel.planning.layouts.ranking import (
-    LayoutQuestion,
-    LayoutRanking,
-    RankedLayout,
-    Search,
-    Tally,
-)
+from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
 from perfmodel.planning.layouts.search import (
     _bound,
     _compare,
@@ -33,6 +27,7 @@ from perfmodel.planning.layouts.search import (
     fastest_by_bound,
     search_layouts,
 )
+from perfmodel.planning.question import LayoutQuestion
 from perfmodel.prediction.answer import Part, Prediction
 from perfmodel.prediction.phases import ignore_phase
 

@@ -4,8 +4,9 @@ from perfmodel.base.errors import PlanError
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
 from perfmodel.planning.layouts.candidates import iter_candidates
-from perfmodel.planning.layouts.ranking import LayoutQuestion, pareto
+from perfmodel.planning.layouts.ranking import pareto
 from perfmodel.planning.layouts.search import judge, search_layouts
+from perfmodel.planning.question import LayoutQuestion
 from perfmodel.prediction.question import PredictOptions
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload

@@ -16,8 +16,8 @@ from perfmodel.planning import making, search
 from perfmodel.planning.layout import COPIED, LayoutBook
 from perfmodel.planning.making import _enumerate, _search, judge_assignments
 from perfmodel.planning.neighbours import Busy, Neighbourhood
-from perfmodel.planning.question import RankQuestion
-from perfmodel.planning.ranking import PlanBound, RankBy, Ranking
+from perfmodel.planning.question import RankBy, RankQuestion
+from perfmodel.planning.ranking import PlanBound, Ranking
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
 from perfmodel.prediction.scenario import Mode
 

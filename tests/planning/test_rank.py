@@ -19,12 +19,16 @@ from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.making import iter_assignments
 from perfmodel.planning.plan_costs import AloneCosts
-from perfmodel.planning.question import RankQuestion, build_task
+from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.rank_plans import _with_places, find_loads, sort_key
-from perfmodel.planning.ranking import PlanLoads, RankBy, beats_next, number_ties
+from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
 from perfmodel.planning.search import PlanSearch, SearchLimit
+from perfmodel.planning.setting import build_task, load_rank_setting
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.profiles import load_stack
+from perfmodel.workloads.catalog import load_workload
+from perfmodel.workloads.dlrm.job import choose_plan
+from perfmodel.workloads.unstated import apply_stack_defaults, fill
 from tests.planning.settings import build_spec
 from topologies import build_cluster, load_topology
 
@@ -48,6 +52,27 @@ def tables(tmp_path):
 def _question(tables: str, **changes) -> RankQuestion:
     fields = {"topology": "quad_a100", "overrides": ("batch=16384",), "samples": 8}
     return RankQuestion(tables=tables, **{**fields, **changes})
+
+
+@pytest.mark.parametrize("stack", ["pytorch_fused", "hugectr"])
+@pytest.mark.parametrize("topology", ["quad_a100", "dgx1_v100"])
+def test_rank_and_predict_mean_the_same_plan_by_balanced(topology, stack):
+    # Its own limits and formats of the stack decide, whoever asks: 1 MiB tables are copied here.
+    words = ("sharding.data_parallel_below=1 MiB", "sharding.min_width=16", "batch=4096")
+    question = RankQuestion(topology=topology, workload="dlrm_mlperf", overrides=words, stack=stack)
+    setting = load_rank_setting(question)
+    cluster = setting.cluster
+    spec = apply_stack_defaults(load_workload("dlrm_mlperf", words), setting.stack)
+    chosen = choose_plan(
+        fill(spec, sharding=spec.sharding.model_copy(update={"sharder": "balanced"})),
+        rank_count=cluster.rank_count,
+        stack=setting.stack,
+        ranks_per_host=cluster.ranks_per_host,
+        memory_bytes=cluster.device.memory_bytes,
+    )
+
+    assert chosen.data_parallel
+    assert build_named_plan("balanced", setting.task) == chosen
 
 
 def test_plans_stand_in_the_order_of_their_times(tables):
@@ -181,7 +206,7 @@ def test_the_same_question_twice_has_the_same_answer(tables):
         ({"sharders": ("magic",)}, "sharders must be among"),
         ({"sharders": ()}, "nothing to compare"),
         ({"rank_by": RankBy.MEAN}, "needs sampled batches"),
-        ({"searches": 0}, "1 search or more"),
+        ({"searches": 0}, "searches must be at least 1"),
     ],
 )
 def test_a_question_without_sense_is_refused(tables, changes, fault):

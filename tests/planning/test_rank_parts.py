@@ -14,7 +14,7 @@ from perfmodel.planning import rank_plans
 from perfmodel.planning.batches import BatchSpread
 from perfmodel.planning.making import MadePlans
 from perfmodel.planning.plan_costs import GRADIENTS, INDICES, LOOKUP, POOLED, UPDATE
-from perfmodel.planning.question import RankQuestion
+from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.rank_plans import (
     PlanAnswer,
     _asked,
@@ -29,7 +29,7 @@ from perfmodel.planning.rank_plans import (
     find_loads,
     order_time,
 )
-from perfmodel.planning.ranking import PlanBound, PlanLoads, RankBy, RankedPlan
+from perfmodel.planning.ranking import PlanBound, PlanLoads, RankedPlan
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import build_spec
 

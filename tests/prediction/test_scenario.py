@@ -47,7 +47,7 @@ def test_a_job_is_asked_about_within_the_same_bounds(field, value):
     [("hosts", 2), ("stack", "generic"), ("was", "dgx_a100"), ("calibration", ("a", "b"))],
 )
 def test_what_is_said_about_a_machine_needs_one(field, value):
-    with pytest.raises(ScenarioError, match=f"--{field} .*Give --topology too"):
+    with pytest.raises(ScenarioError, match=f"--{field} .*Add --topology"):
         JobScenario("job", **{field: value})
     assert JobScenario("job", topology="dgx_h100", **{field: value})
     assert JobScenario("job", seed=3)

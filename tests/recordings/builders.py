@@ -46,7 +46,7 @@ def durations_of(job: RecordedJob) -> DurationTable:
 def find_tasks(job: RecordedJob, rank: int, label: str) -> list[int]:
     """Rows of the tasks of *rank* whose label contains *label*."""
     program = job.graph.program_of(rank)
-    first = int(job.rank_rows()[rank])
+    first = int(job.graph.rank_rows()[rank])
     return [
         first + task
         for task in range(program.task_count)

@@ -30,7 +30,7 @@ def jobs(recorded):
 
 def gaps_of_rank_2(job, durations, low_ms, high_ms):
     """Rows of host tasks of rank 2 that last between two lengths."""
-    first, end = job.rank_rows()[2:4]
+    first, end = job.graph.rank_rows()[2:4]
     program = job.graph.program_of(2)
     is_work = np.array([op.name == StepKind.WORK.value for op in job.graph.ops])[program.op]
     lengths = durations.values_ns[first:end, 0]
@@ -39,7 +39,7 @@ def gaps_of_rank_2(job, durations, low_ms, high_ms):
 
 def gap_before_backward_all_to_all(job):
     """Rows of the host work of rank 2 right before it launches that collective, each step."""
-    program, first = job.graph.program_of(2), int(job.rank_rows()[2])
+    program, first = job.graph.program_of(2), int(job.graph.rank_rows()[2])
     members = np.flatnonzero(program.slot != PLAIN)
     order = members[np.argsort(program.sequence[members])]
     rows = []
@@ -121,7 +121,7 @@ def test_a_slower_kernel_on_one_rank_makes_all_ranks_later(jobs):
     durations = durations_of(job)
     last_end = job.step_ends[-1]
     before = held_of(job, durations).end_ns[last_end].max()
-    first = int(job.rank_rows()[2])
+    first = int(job.graph.rank_rows()[2])
     program = job.graph.program_of(2)
     labels = np.array([job.graph.labels[int(number)] for number in program.label])
     kernel = first + np.flatnonzero(np.char.startswith(labels, "volta_sgemm_32x128_tn"))[-1]

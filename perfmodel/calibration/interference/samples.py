@@ -16,8 +16,7 @@ import numpy as np
 from perfmodel.costs.interference import Phase
 from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.matching import match_collectives, transfer_ns
-from perfmodel.recordings.rank_view import Int64s, RankView, view_rank
-from perfmodel.recordings.surroundings import NO_OPERATOR, innermost_operators
+from perfmodel.recordings.rank_view import NO_OPERATOR, Int64s, RankView, view_rank
 from traces.job_trace import JobTrace
 
 SHORTEST_NS = 5_000
@@ -215,7 +214,7 @@ def _calls(view: RankView, spans: _Spans) -> Iterator[tuple[_Work, _Call]]:
     is_usable = ~device.is_collective & ~device.is_copy & (unknown_ns == 0)
     is_usable &= ends_ns - starts_ns >= SHORTEST_NS
     is_usable &= _company_ns(view) <= MOST_COMPANY_RATIO * (ends_ns - starts_ns)
-    operator_of_call = innermost_operators(view)
+    operator_of_call = view.operators_of_calls()
     for task in np.flatnonzero(is_usable).tolist():
         yield (
             _work(view, task, operator_of_call),

@@ -1,4 +1,4 @@
-"""Layout rankings: what a search of layouts is asked, and what it answers."""
+"""Layout rankings: the answer of a search for layouts."""
 
 from __future__ import annotations
 
@@ -6,46 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import NS_PER_HOUR
 from perfmodel.planning.layouts.candidates import Candidate
+from perfmodel.planning.question import LayoutQuestion
 from perfmodel.prediction.answer import Answer, Interval
-from perfmodel.prediction.scenario import take_as_meant
 
 TIE_PROBABILITY = 0.6
 """A layout that beats the next one less surely than this is tied with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutQuestion:
-    """Which layout of *workload* is fastest on *hosts* of *topology*.
-
-    Fields named in *overrides* are not searched over. *hosts* may be several
-    numbers, for a front of time against GPUs. *price_per_gpu_hour* turns times into
-    money. The search stops after *seconds*, proven or not. *calibration* names files of
-    constants that were measured on the machine.
-    """
-
-    topology: str
-    workload: str
-    overrides: tuple[str, ...] = ()
-    hosts: tuple[int, ...] = (1,)
-    ranks_per_host: int | None = None
-    stack: str | None = None
-    price_per_gpu_hour: float | None = None
-    top: int = 10
-    seconds: float = 60.0
-    samples: int = 32
-    seed: int = 0
-    calibration: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        take_as_meant(self, "hosts")
-        if not self.hosts or min(self.hosts) < 1 or self.top < 1 or self.seconds <= 0:
-            raise ScenarioError(
-                "search: needs one host or more, one layout or more to show, and some time."
-            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

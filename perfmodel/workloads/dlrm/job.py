@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from embeddings.balanced import (
-    USUAL_HOST,
-    PlacementRule,
-    build_balanced_plan,
-    exchange_weight,
-)
+from embeddings.balanced import USUAL_HOST
 from embeddings.plan import ShardingPlan
-from embeddings.sharders import DEFAULT_SHARDER, ShardingTask, build_named_plan
-from embeddings.table import Lookup
+from embeddings.sharders import DEFAULT_SHARDER, build_named_plan
+from embeddings.sharding_task import UNKNOWN_ROOM_BYTES, ShardingTask
+from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.errors import PlanError
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.program import Program
-from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_exchanges
 from perfmodel.workloads.dlrm.memory import room_for_tables
@@ -35,11 +30,9 @@ from perfmodel.workloads.dlrm.sparse import (
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.feeding import input_assumption
-from perfmodel.workloads.unstated import apply_stack_defaults
 
 _RANKS_TO_SPARE_ONE = 5
 """Ranks from which on the one with the bottom layers is spared all tables."""
-_ANY_ROOM_BYTES = 2**60
 _LONE = ("The bottom layers run on rank 0 alone, for the whole batch.",)
 
 
@@ -50,50 +43,54 @@ def build_plan(
     given: ShardingPlan | None = None,
     ranks_per_host: int | None = None,
     memory_bytes: int | None = None,
+    tables: tuple[EmbeddingTable, ...] = (),
 ) -> ShardingPlan:
     """The plan that was *given*, checked, or the one that *spec*'s sharding section leads to.
 
-    *ranks_per_host* of None is the usual number. With the *memory_bytes* of a GPU the default
-    placement is one that fits, if there is any; the plan of a named sharder is as it is.
+    *tables* replace those of *spec* where more is known of their indices.
+    *ranks_per_host* of None is the usual number. With the *memory_bytes* of a GPU the
+    default placement is one that fits, if there is any; the plan of a named sharder is as it is.
     """
     if given is not None:
         _check_plan(spec, given, rank_count)
         return given
-    if spec.sharding.sharder != DEFAULT_SHARDER and rank_count > 1:
-        return _build_named(spec, rank_count, ranks_per_host)
-    tables = spec.embedding.tables()
-    room = None
-    if memory_bytes is not None:
+    tables = tables or spec.embedding.tables()
+    sharder = spec.sharding.sharder if rank_count > 1 else DEFAULT_SHARDER
+    per_host: int | None = ranks_per_host or USUAL_HOST
+    room = UNKNOWN_ROOM_BYTES
+    if sharder != DEFAULT_SHARDER:
+        per_host = ranks_per_host or min(rank_count, USUAL_HOST)
+        per_host = per_host if rank_count % per_host == 0 else None
+    elif memory_bytes is not None:
         room = room_for_tables(spec, tables, rank_count=rank_count, memory_bytes=memory_bytes)
-    rule = PlacementRule(
-        data_parallel_below_bytes=spec.sharding.data_parallel_below,
+    task = sharding_task(
+        spec, tables, rank_count=rank_count, room_bytes=room, ranks_per_host=per_host
+    )
+    return build_named_plan(sharder, task)
+
+
+def sharding_task(
+    spec: DlrmSpec,
+    tables: tuple[EmbeddingTable, ...],
+    *,
+    rank_count: int,
+    room_bytes: int,
+    ranks_per_host: int | None,
+    seed: int = 0,
+) -> ShardingTask:
+    """The task that *spec* sets a sharder for *tables*, the same for `predict` and `rank`."""
+    return ShardingTask(
+        tables=tables,
+        rank_count=rank_count,
+        room_bytes=room_bytes,
         batch_size=spec.batch,
+        optimizer=spec.embedding.optimizer,
+        ranks_per_host=ranks_per_host,
+        seed=seed,
+        data_parallel_below_bytes=spec.sharding.data_parallel_below,
         min_width=spec.sharding.min_width,
         max_shard_bytes=spec.sharding.max_shard,
-        room_bytes=room,
-        optimizer=spec.embedding.optimizer,
-        exchange_weight=exchange_weight(rank_count, ranks_per_host),
     )
-    return build_balanced_plan(
-        tables,
-        rank_count=rank_count,
-        rule=rule,
-        ranks_per_host=ranks_per_host or USUAL_HOST,
-    )
-
-
-def _build_named(spec: DlrmSpec, rank_count: int, ranks_per_host: int | None) -> ShardingPlan:
-    """The plan of the sharder that *spec* names; whether it fits is said by the answer."""
-    per_host = ranks_per_host or min(rank_count, USUAL_HOST)
-    task = ShardingTask(
-        tables=spec.embedding.tables(),
-        rank_count=rank_count,
-        room_bytes=_ANY_ROOM_BYTES,
-        batch_size=spec.batch,
-        optimizer=spec.embedding.optimizer,
-        ranks_per_host=per_host if rank_count % per_host == 0 else None,
-    )
-    return build_named_plan(spec.sharding.sharder, task)
 
 
 def choose_plan(
@@ -113,25 +110,14 @@ def choose_plan(
     return place(rank_count=rank_count, given=given)
 
 
-def build_dlrm_job(
-    spec: DlrmSpec,
-    *,
-    rank_count: int,
-    plan: ShardingPlan | None = None,
-    stack: SoftwareStack | None = None,
-    ranks_per_host: int | None = None,
-) -> JobGraph:
-    """One iteration of *spec* on *rank_count* ranks; *plan* overrides the placement.
+def build_dlrm_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) -> JobGraph:
+    """One iteration of *spec*, its tables placed by *plan*, as *stack* issues it.
 
-    *stack* is what issues it, as a rule the one that *spec* names.
+    The defaults of *stack* are applied to *spec* already.
     """
-    stack = stack or load_stack(spec.stack)
-    spec = apply_stack_defaults(spec, stack)
+    rank_count = plan.rank_count
     samples = local_batch(spec, rank_count=rank_count)
     is_lone = has_lone_bottom(stack, rank_count)
-    plan = choose_plan(
-        spec, rank_count=rank_count, stack=stack, given=plan, ranks_per_host=ranks_per_host
-    )
     exchanges = None
     if rank_count > 1 and (plan.shards or is_lone):
         exchanges = build_exchanges(
@@ -216,7 +202,6 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     These two programs are all that plans with the same data-parallel tables
     consist of; how long lookups and exchanges take is left to the plan.
     """
-    spec = apply_stack_defaults(spec, stack)
     rank_count = plan.rank_count
     if has_lone_bottom(stack, rank_count):
         raise PlanError(
