@@ -163,17 +163,19 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tuple[str, str]]:
-    """Place and rule of every fault; alternatives at one place are one fault."""
-    rules: dict[str, list[str]] = {}
+    """Place and rule of every fault; what the types of a union say of one place is one fault."""
+    rules: dict[str, dict[str, bool]] = {}
     alternatives = set()
     for fault in error.errors(include_url=False):
         place, value, is_alternative = _find(fault["loc"], content)
         alternatives |= {place} if is_alternative else set()
-        rules.setdefault(place, []).append(_rule_of(fault, value, kind))
-    for place, found in rules.items():
+        rule = _rule_of(fault, value, kind)
+        rules.setdefault(place, {})[rule] = fault["type"].endswith("_type")
+    for place, is_type in rules.items():
         is_deeper = any(other.startswith((f"{place}.", f"{place}[")) for other in rules)
         if not (place in alternatives and is_deeper):
-            *first, last = dict.fromkeys(found)
+            # A value of one of the types has the fault that matters.
+            *first, last = [rule for rule in is_type if not is_type[rule]] or is_type
             yield place, " or ".join([one.partition(", got ")[0] for one in first] + [last])
 
 
