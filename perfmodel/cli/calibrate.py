@@ -88,7 +88,7 @@ def calibrate_collectives(
     from perfmodel.reports.progress import show_progress
 
     files = ScoreFiles(json_file, limit)
-    files.check()
+    files.outputs.check()
     place = RunPlace(topology, hosts, kind)
     if leave_out:
         show(api.leave_out_collectives(tables, leave_out, place=place), files)
@@ -329,10 +329,10 @@ def _report(
 
 
 def _show(whole: Scoreboard, long_rows: Scoreboard, json_file: str | None) -> None:
+    from perfmodel.reports.scores import report_scores
+    from perfmodel.reports.terminal import print_report
+
     write_json(json_file, {**whole.to_json(), "above_10_us": long_rows.to_json()})
-    if json_file == STDOUT:
-        return
-    print("Held-out rows above 10 us:")
-    print("\n".join(long_rows.lines()))
-    print("All held-out rows:")
-    print("\n".join(whole.lines()))
+    if json_file != STDOUT:
+        print_report(report_scores(long_rows, title="Held-out rows above 10 us"))
+        print_report(report_scores(whole, title="All held-out rows"))

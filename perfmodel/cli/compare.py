@@ -19,7 +19,7 @@ from perfmodel.cli.options import (
     ReportFile,
     Workers,
 )
-from perfmodel.cli.outputs import ComparisonOutputs
+from perfmodel.cli.outputs import Outputs
 from perfmodel.prediction.scenario import Scenario
 
 app = typer.Typer(rich_markup_mode=None)
@@ -76,7 +76,9 @@ def compare(
     machine = {key: given.pop(key) for key in ("topology", "stack") if files and key in given}
     if bool(files) == bool(given):
         raise typer.BadParameter("name scenario files or jobs, or machines with --topology a,b")
-    outputs = ComparisonOutputs(json_file, csv_file, plot_file, report_file)
+    outputs = Outputs(
+        json_file=json_file, csv_file=csv_file, plot_file=plot_file, report_file=report_file
+    )
     outputs.check()
     from perfmodel import api
     from perfmodel.reports.progress import show_progress
@@ -93,7 +95,7 @@ def compare(
         else:
             base, axes = _split(given, tuple(overrides or ()), tuple(calibration or ()))
             found = api.sweep(base, axes, on_phase=progress, **place)
-    outputs.write(found if price is None else found.priced(price))
+    outputs.write_comparison(found if price is None else found.priced(price))
 
 
 def _split(

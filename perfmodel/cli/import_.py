@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from perfmodel.base.errors import InputError
 from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.options import JobOut, JsonFile, Overwrite, Quiet
-from perfmodel.cli.recorded_outputs import (
-    FileProgress,
-    limits_of,
-    print_import,
-)
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -54,11 +50,19 @@ def import_traces(
     from perfmodel import api
     from perfmodel.recordings.documents import import_document, shapes_document
     from perfmodel.recordings.import_files import ImportedJob, ImportWishes
+    from perfmodel.reports.progress import FileProgress
+    from perfmodel.reports.recordings import report_import
+    from perfmodel.reports.terminal import print_report
+    from traces.packed import DEFAULT_LIMITS
 
-    wishes = ImportWishes(strict, overwrite, limits_of(limits_factor))
+    if not 0 < limits_factor <= 1e6:
+        raise InputError(
+            f"--limits-factor: must be above 0 and at most 1000000, got {limits_factor}."
+        )
+    wishes = ImportWishes(strict, overwrite, DEFAULT_LIMITS.scaled(limits_factor))
     with FileProgress(is_quiet=quiet) as progress:
         found = api.import_traces(paths, out, wishes, progress.tell)
-    documents = []
+    documents: list[dict[str, Any]] = []
     for one in found:
         if isinstance(one, ImportedJob):
             told = import_document(one.job, one.score)
@@ -69,4 +73,4 @@ def import_traces(
     write_json(json_file, document)
     if json_file != STDOUT:
         for told in documents:
-            print_import(told)
+            print_report(report_import(told))

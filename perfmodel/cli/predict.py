@@ -32,7 +32,7 @@ from perfmodel.cli.options import (
     Workers,
     parse_ranks,
 )
-from perfmodel.cli.outputs import ComparisonOutputs, Outputs
+from perfmodel.cli.outputs import Outputs
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
     DEFAULT_WORKLOAD,
@@ -221,7 +221,9 @@ def predict(
         why = "it has several answers"
         _check_alone("--sweep", why, trace_out=trace_file, ranks=trace_ranks, price=price)
         _check_alone("--sweep", why, require_fit=require_fit)
-        files = ComparisonOutputs(json_file, csv_file, plot_file, report_file)
+        files = Outputs(
+            json_file=json_file, csv_file=csv_file, plot_file=plot_file, report_file=report_file
+        )
         _sweep(scenario, sweep, files, quiet, place)
         return
     outputs = Outputs(
@@ -255,7 +257,7 @@ def _predict(
             keep_timelines=outputs.has_timelines,
             **place,
         )
-    outputs.write(prediction)
+    outputs.write_prediction(prediction)
     if require_fit and prediction.memory is not None and not prediction.memory.fits:
         raise typer.Exit(1)
 
@@ -263,7 +265,7 @@ def _predict(
 def _sweep(
     scenario: Scenario | JobScenario,
     sweep: list[str],
-    files: ComparisonOutputs,
+    files: Outputs,
     quiet: bool,
     place: dict[str, Any],
 ) -> None:
@@ -273,7 +275,7 @@ def _sweep(
 
     with show_progress(is_quiet=quiet) as progress:
         comparison = api.sweep(scenario, sweep, on_phase=progress, **place)
-    files.write(comparison)
+    files.write_comparison(comparison)
 
 
 def _first_machine(topology: str | None, sweep: list[str] | None) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.base.errors import PlanError
-from perfmodel.base.writing import STDOUT, write_csv, write_file, write_json
 from perfmodel.cli.options import (
     CalibrationFiles,
     CsvFile,
@@ -30,7 +28,7 @@ from perfmodel.cli.options import (
     Workers,
     executor_word,
 )
-from perfmodel.cli.outputs import Outputs, name_files
+from perfmodel.cli.outputs import Outputs
 from perfmodel.prediction.scenario import DEFAULT_SAMPLES, DEFAULT_WORKLOAD, Mode
 
 if TYPE_CHECKING:
@@ -158,30 +156,12 @@ def _read_order(by: str) -> RankBy:
 
 def _write(files: Outputs, ranking: Ranking, question: RankQuestion) -> None:
     """Write and print *ranking* where it was asked for; an error if no plan fits."""
-    from perfmodel.reports.rank import (
-        print_ranking,
-        to_plan_lines,
-        to_ranking_document,
-        to_ranking_rows,
-    )
+    from perfmodel.reports.rank import report_ranking, to_plan_lines, to_ranking_document
 
-    if files.json_file is not None:
-        write_json(files.json_file, to_ranking_document(ranking, question))
-    if files.csv_file is not None:
-        write_csv(files.csv_file, to_ranking_rows(ranking))
-    if files.report_file is not None:
-        from perfmodel.reports.pages.plans import build_rank_page
-
-        write_file(files.report_file, build_rank_page(ranking, question))
-    is_shown = files.json_file != STDOUT
-    if is_shown:
-        from rich.console import Console
-
-        print_ranking(ranking, Console(width=None if sys.stdout.isatty() else 140, highlight=False))
-        name_files(files.json_file, files.csv_file, files.report_file)
+    files.write(report_ranking(ranking, question), lambda: to_ranking_document(ranking, question))
     if files.plan_file is not None:
         ranking.save_plan(files.plan_file)
-        if is_shown:
+        if files.is_printed:
             print("\n".join(to_plan_lines(ranking, files.plan_file)))
     if not ranking.fits:
         raise PlanError(ranking.verdict)

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.base.errors import MeasurementError
-from perfmodel.base.writing import STDOUT, write_csv, write_file, write_output
+from perfmodel.base.writing import STDOUT
 from perfmodel.cli.outputs import Outputs
 
 if TYPE_CHECKING:
     from perfmodel.prediction.phases import OnPhase
-    from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
 
 CollectiveTables = Annotated[
@@ -57,27 +56,12 @@ class ScoreFiles:
     report_file: Path | None = None
     csv_file: Path | None = None
 
-    def check(self) -> None:
-        """Raise unless every file can be written, before any work is done for it."""
-        Outputs(
+    @property
+    def outputs(self) -> Outputs:
+        """The files alone."""
+        return Outputs(
             json_file=self.json_file, report_file=self.report_file, csv_file=self.csv_file
-        ).check()
-
-    def write(self, board: Scoreboard | FitBoard) -> None:
-        """Write *board* where it was asked for, and print it unless its JSON is."""
-        if self.json_file is not None:
-            import orjson
-
-            content = orjson.dumps(board.to_json(), option=orjson.OPT_INDENT_2)
-            write_output(self.json_file, content.decode() + "\n")
-        if self.report_file is not None:
-            from perfmodel.reports.pages.scores import build_board_page
-
-            write_file(self.report_file, build_board_page(board))
-        if self.csv_file is not None:
-            write_csv(self.csv_file, board.to_rows())
-        if self.json_file != STDOUT:
-            print("\n".join(board.lines()))
+        )
 
 
 @contextmanager
@@ -92,10 +76,12 @@ def scoring(is_quiet: bool) -> Iterator[OnPhase]:
 
 def show(board: Scoreboard, files: ScoreFiles) -> None:
     """Print *board*, write it where asked, and exit 1 beyond the limit."""
-    files.write(board)
+    from perfmodel.reports.scores import report_scores
+
+    files.outputs.write(report_scores(board), board.to_json)
     limit = files.limit_pct
     if board.overall is None and files.json_file == STDOUT and limit is None:
-        return  # whoever reads JSON finds the reasons there
+        return  # the reasons are in the JSON
     if board.overall is None:
         raise MeasurementError(f"{board.kind}: no row could be predicted; each says why.")
     if limit is not None and board.exceeds(limit):

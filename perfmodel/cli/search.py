@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from perfmodel.base.writing import STDOUT, write_csv, write_file, write_json
 from perfmodel.cli.options import (
     CalibrationFiles,
     CsvFile,
@@ -24,7 +22,7 @@ from perfmodel.cli.options import (
     Workers,
     executor_word,
 )
-from perfmodel.cli.outputs import Outputs, name_files
+from perfmodel.cli.outputs import Outputs
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -69,9 +67,10 @@ def search(
     from perfmodel import api
     from perfmodel.planning.question import LayoutQuestion
     from perfmodel.reports.progress import show_progress
-    from perfmodel.reports.search import print_search, to_search_document, to_search_rows
+    from perfmodel.reports.search import report_search, to_search_document
 
-    Outputs(json_file=json_file, csv_file=csv_file, report_file=report_file).check()
+    outputs = Outputs(json_file=json_file, csv_file=csv_file, report_file=report_file)
+    outputs.check()
     question = LayoutQuestion(
         topology=topology,
         workload=workload,
@@ -93,19 +92,7 @@ def search(
             ray_address=ray_address,
             on_phase=progress,
         )
-    if json_file is not None:
-        write_json(json_file, to_search_document(found))
-    if csv_file is not None:
-        write_csv(csv_file, to_search_rows(found))
-    if report_file is not None:
-        from perfmodel.reports.pages.plans import build_search_page
-
-        write_file(report_file, build_search_page(found))
-    if json_file != STDOUT:
-        from rich.console import Console
-
-        print_search(found, Console(width=None if sys.stdout.isatty() else 160, highlight=False))
-        name_files(json_file, csv_file, report_file)
+    outputs.write(report_search(found), lambda: to_search_document(found))
 
 
 def _read_hosts(text: str) -> tuple[int, ...]:

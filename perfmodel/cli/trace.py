@@ -10,11 +10,6 @@ import typer
 from perfmodel import api
 from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.options import JsonFile
-from perfmodel.cli.recorded_outputs import (
-    FileProgress,
-    print_diff,
-    print_stream_parts,
-)
 from perfmodel.reports.text import printable
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -55,6 +50,10 @@ def stats(
     json_file: JsonFile = None,
 ) -> None:
     """What every stream of every rank spent its time on."""
+    from perfmodel.reports.progress import FileProgress
+    from perfmodel.reports.recordings import report_streams
+    from perfmodel.reports.terminal import print_report
+
     with FileProgress() as progress:
         documents = api.trace_stats(paths, progress.tell)
     document = documents[0] if len(documents) == 1 else {"kind": "trace_stats", "jobs": documents}
@@ -65,7 +64,7 @@ def stats(
         plot_stream_parts(documents, plot)
     if json_file != STDOUT:
         for found in documents:
-            print_stream_parts(found)
+            print_report(report_streams(found))
 
 
 @app.command(epilog=DIFF_EPILOG)
@@ -76,10 +75,13 @@ def diff(
     json_file: JsonFile = None,
 ) -> None:
     """What got slower from A to B: by operator, kernel, range of the profiler, and wait."""
+    from perfmodel.reports.recordings import report_diff
+    from perfmodel.reports.terminal import print_report
+
     document = api.trace_diff(before, after)
     write_json(json_file, document)
     if json_file != STDOUT:
-        print_diff(document, top=top)
+        print_report(report_diff(document, top=top))
 
 
 @app.command(epilog=EXTRACT_EPILOG)

@@ -56,7 +56,7 @@ def validate_collectives(
 
     place = RunPlace(topology, hosts, kind)
     files = ScoreFiles(json_file, limit, report_file, csv_file)
-    files.check()
+    files.outputs.check()
     with scoring(quiet):
         board = api.validate("collectives", tables, place=place, calibration=calibration or ())
     show(board, files)
@@ -91,7 +91,7 @@ def validate_runs(
     from perfmodel import api
 
     files = ScoreFiles(json_file, limit, report_file, csv_file)
-    files.check()
+    files.outputs.check()
     with scoring(quiet) as progress:
         board = api.validate_runs(
             table,
@@ -129,7 +129,7 @@ def _kernel_command(kind: KernelKind) -> Callable[..., None]:
         from perfmodel import api
 
         files = ScoreFiles(json_file, limit, report_file, csv_file)
-        files.check()
+        files.outputs.check()
         with scoring(quiet):
             board = api.validate(kind, [table], calibration=calibration or ())
         show(board, files)
@@ -149,12 +149,13 @@ def validate_fits(
 ) -> None:
     """Compare the memory verdict with runs that failed and those of their source that ran."""
     from perfmodel import api
+    from perfmodel.reports.scores import report_fits
 
     files = ScoreFiles(json_file, report_file=report_file, csv_file=csv_file)
-    files.check()
+    files.outputs.check()
     with scoring(quiet):
         board = api.validate_fits(tables)
-    files.write(board)
+    files.outputs.write(report_fits(board), board.to_json)
 
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)

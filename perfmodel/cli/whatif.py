@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.base.writing import STDOUT, write_file, write_json
 from perfmodel.cli.options import (
     CsvFile,
     JobHosts,
@@ -22,7 +21,7 @@ from perfmodel.cli.options import (
     Workers,
     executor_word,
 )
-from perfmodel.cli.outputs import Outputs, name_files
+from perfmodel.cli.outputs import Outputs
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -81,11 +80,13 @@ def whatif(
         return
     if job is None or not (apply or sweep):
         raise typer.BadParameter("say which job to change and how: JOB --apply NAME, or --list")
-    Outputs(
+    outputs = Outputs(
         json_file=json_file, report_file=report_file, csv_file=csv_file, plot_file=plot_file
-    ).check()
+    )
+    outputs.check()
     from perfmodel import api
     from perfmodel.reports.progress import show_progress
+    from perfmodel.reports.whatif import report_whatif
 
     mode = api.Mode.ISOLATED if isolated else api.Mode.PERIOD
     with show_progress(is_quiet=quiet) as progress:
@@ -99,22 +100,7 @@ def whatif(
             ray_address=ray_address,
             on_phase=progress,
         )
-    if csv_file is not None:
-        write_file(csv_file, answer.to_frame().to_csv(index=False))
-    if plot_file is not None:
-        answer.plot(plot_file)
-    if report_file is not None:
-        answer.save_report(report_file)
-    if json_file is not None:
-        write_json(json_file, answer.to_dict())
-    if json_file != STDOUT:
-        from rich.console import Console
-
-        from perfmodel.reports.console import WIDTH
-        from perfmodel.reports.whatif import print_whatif
-
-        print_whatif(answer, Console(width=WIDTH, highlight=False))
-        name_files(json_file, csv_file, plot_file, report_file)
+    outputs.write(report_whatif(answer), answer.to_dict, answer.plot)
 
 
 def _print_list() -> None:

@@ -13,8 +13,13 @@ from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.embedding.cases import EmbeddingCase, load_cases, read_kernel_table
 from perfmodel.calibration.embedding.fit import FITTED, fit_embedding, to_text
 from perfmodel.cli.words import build_app
-from perfmodel.costs.embedding.constants import constants_for, load_constants, parse_constants
-from perfmodel.costs.embedding.model import LookupPricer, lookups_terms
+from perfmodel.costs.embedding import (
+    LookupPricer,
+    constants_for,
+    load_constants,
+    lookups_terms,
+    parse_constants,
+)
 from perfmodel.graph.ops import Pass
 from topologies import load_device
 
