@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache, partial, reduce
+from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -118,6 +118,10 @@ def load_document(
     return Document(f"{what} {path}".strip(), content, error_type, locate)
 
 
+_parse_shared = lru_cache(maxsize=64)(parse_yaml)
+"""Many documents extend the same few: each is parsed once, and *merge* must not change it."""
+
+
 def load_extended(
     path: Path,
     error_type: type[InputError],
@@ -134,7 +138,7 @@ def load_extended(
             raise error_type(f"{path}: `extends` chain is longer than {MOST_LEVELS}; is it a loop?")
         text = read_yaml(following, error_type=error_type, must_close=True)
         files.append((following.name, text))
-        contents.append(parse_yaml(text, document=str(following), error_type=error_type))
+        contents.append(_parse_shared(text, document=str(following), error_type=error_type))
         following = find(str(contents[-1]["extends"])) if "extends" in contents[-1] else None
     content = reduce(merge, reversed(contents))
     return Document(str(path), content, error_type, partial(find_line, files))
