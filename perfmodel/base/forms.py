@@ -118,8 +118,10 @@ def load_document(
     return Document(f"{what} {path}".strip(), content, error_type, locate)
 
 
-_parse_shared = lru_cache(maxsize=64)(parse_yaml)
-"""Many documents extend the same few: each is parsed once, and *merge* must not change it."""
+@lru_cache(maxsize=64)
+def _parse_shared(text: str, document: str, error_type: Any) -> dict[str, Any]:
+    """What *text* says; many documents extend the same few, and nothing may change these."""
+    return parse_yaml(text, document=document, error_type=error_type)
 
 
 def load_extended(
@@ -138,7 +140,7 @@ def load_extended(
             raise error_type(f"{path}: `extends` chain is longer than {MOST_LEVELS}; is it a loop?")
         text = read_yaml(following, error_type=error_type, must_close=True)
         files.append((following.name, text))
-        contents.append(_parse_shared(text, document=str(following), error_type=error_type))
+        contents.append(_parse_shared(text, str(following), error_type))
         following = find(str(contents[-1]["extends"])) if "extends" in contents[-1] else None
     content = reduce(merge, reversed(contents))
     return Document(str(path), content, error_type, partial(find_line, files))
