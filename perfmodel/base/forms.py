@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import core_schema
@@ -140,7 +140,7 @@ def load_extended(
             raise error_type(f"{path}: `extends` chain is longer than {MOST_LEVELS}; is it a loop?")
         text = read_yaml(following, error_type=error_type, must_close=True)
         files.append((following.name, text))
-        contents.append(_parse_shared(text, str(following), error_type))
+        contents.append(_parse_shared(text, str(following), cast("Any", error_type)))
         following = find(str(contents[-1]["extends"])) if "extends" in contents[-1] else None
     content = reduce(merge, reversed(contents))
     return Document(str(path), content, error_type, partial(find_line, files))
