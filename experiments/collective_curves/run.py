@@ -30,7 +30,7 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.calibration.collectives.command import cross_validate, deal_folds
-from perfmodel.validation.collectives import validate_collectives
+from perfmodel.validation.tables import validate_collectives
 
 
 def main() -> None:

@@ -26,8 +26,7 @@ from experiments.figures import (
 )
 from perfmodel.calibration.embedding.cases import EmbeddingCase, load_cases
 from perfmodel.calibration.embedding.fit import CaseError, fit_embedding
-from perfmodel.costs.embedding.constants import load_constants
-from perfmodel.costs.embedding.model import LookupPricer, lookups_terms
+from perfmodel.costs.embedding import LookupPricer, load_constants, lookups_terms
 from perfmodel.graph.ops import Pass
 from topologies import load_device
 

@@ -11,16 +11,17 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from perfmodel.calibration.kernels import HeldOut, cross_validate, join_tables
-from perfmodel.costs.attention.kernels import members_of
-from perfmodel.costs.attention.model import AttentionModel
-from perfmodel.costs.attention.table import load_attention_table
+from perfmodel.calibration.kernels import cross_validate, join_tables
+from perfmodel.costs.attention import AttentionModel
+from perfmodel.costs.attention_kernels import members_of
 from perfmodel.costs.calibration_files import load_entries
-from perfmodel.costs.estimates import INTERVAL_SIGMAS, concatenate_estimates
+from perfmodel.costs.estimates import INTERVAL_SIGMAS, Estimates, concatenate_estimates
+from perfmodel.costs.kernel_tables import load_attention_table
 from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("PERFMODEL_SHARED_DATA", HERE.parents[1].parent / "shared" / "data"))
+HeldOut = tuple[tuple[MeasuredKernel, ...], Estimates]
 RESULTS = HERE / "attention_held_out.json"
 SHAPE = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim")
 LONG_NS = 10_000.0
@@ -83,12 +84,12 @@ def leave_devices_out(table: KernelTable) -> HeldOut:
         ]
         kernels.extend(rows)
         estimates.append(price_measured(rows, AttentionModel(others)))
-    return HeldOut(tuple(kernels), concatenate_estimates(estimates))
+    return tuple(kernels), concatenate_estimates(estimates)
 
 
 def score(held_out: HeldOut) -> dict[str, dict[str, dict[str, float]]]:
     groups: dict[str, list[int]] = {}
-    for row, kernel in enumerate(held_out.kernels):
+    for row, kernel in enumerate(held_out[0]):
         kind = f"{kernel.op.kernel}/{kernel.op.direction.value}/{mask_of(kernel)}"
         if kernel.op.dtype.size_bytes == 1:
             kind += " fp8"
@@ -98,7 +99,7 @@ def score(held_out: HeldOut) -> dict[str, dict[str, dict[str, float]]]:
         name: {
             slice_name: score_rows(held_out, chosen)
             for slice_name, belongs in SLICES.items()
-            if (chosen := [row for row in rows if belongs(held_out.kernels[row])])
+            if (chosen := [row for row in rows if belongs(held_out[0][row])])
         }
         for name, rows in sorted(groups.items())
     }
@@ -109,9 +110,9 @@ def mask_of(kernel: MeasuredKernel) -> str:
 
 
 def score_rows(held_out: HeldOut, rows: Sequence[int]) -> dict[str, float]:
-    measured = np.array([held_out.kernels[row].measured_ns for row in rows])
-    predicted = held_out.estimates.duration_ns[rows]
-    half_width = INTERVAL_SIGMAS * held_out.estimates.relative_sigma[rows]
+    measured = np.array([held_out[0][row].measured_ns for row in rows])
+    predicted = held_out[1].duration_ns[rows]
+    half_width = INTERVAL_SIGMAS * held_out[1].relative_sigma[rows]
     error = np.abs(predicted / measured - 1)
     return {
         "rows": len(rows),

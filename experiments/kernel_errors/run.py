@@ -24,7 +24,7 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.api import validate
-from perfmodel.costs.gemm.table import load_gemm_table
+from perfmodel.costs.kernel_tables import load_gemm_table
 from perfmodel.validation.scoreboard import Scoreboard
 
 

@@ -30,8 +30,8 @@ import numpy as np
 
 from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
-from perfmodel.costs.embedding.constants import constants_for
-from perfmodel.costs.embedding.terms import (
+from perfmodel.costs.embedding import constants_for
+from perfmodel.costs.embedding_terms import (
     MILLI,
     Term,
     TermsSetting,

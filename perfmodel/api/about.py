@@ -99,9 +99,9 @@ def describe_schema(kind: SchemaKind | str) -> str:
         SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
     }
     readers = {
-        SchemaKind.GEMM: "perfmodel.costs.gemm.table",
-        SchemaKind.ATTENTION: "perfmodel.costs.attention.table",
-        SchemaKind.MEMORY: "perfmodel.costs.memory.table",
+        SchemaKind.GEMM: "perfmodel.costs.kernel_tables",
+        SchemaKind.ATTENTION: "perfmodel.costs.kernel_tables",
+        SchemaKind.MEMORY: "perfmodel.costs.kernel_tables",
         SchemaKind.COLLECTIVES: "collectives.measurements",
     }
     if kind in readers:

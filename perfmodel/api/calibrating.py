@@ -210,7 +210,7 @@ def cross_validate(
     Rows that are equal in the columns *by* share one of the *folds*; left out, those that make
     the shape of a kernel or the size of a collective.
     """
-    from perfmodel.validation.scoreboard import Scoreboard, Unsupported
+    from perfmodel.validation.scoreboard import Scoreboard
 
     columns = tuple(by) or FOLD_COLUMNS[kind]
     if kind == "collectives":
@@ -223,15 +223,11 @@ def cross_validate(
             fitting.cross_validate(measurements, folds=folds, by=column, on_phase=on_phase)
         )
     from perfmodel.calibration import kernels
-    from perfmodel.validation.kernels import build_deviations
+    from perfmodel.validation.tables import kernel_deviations
 
     table = _load_kernels(kind, tables)
     held_out = kernels.cross_validate(kind, table, folds=folds, by=columns, on_phase=on_phase)
-    return Scoreboard(
-        kind,
-        build_deviations(held_out.kernels, held_out.estimates),
-        tuple(Unsupported(row.row, row.reason) for row in table.unsupported),
-    )
+    return Scoreboard(kind, kernel_deviations(*held_out), table.unsupported)
 
 
 def leave_out_collectives(
@@ -248,19 +244,18 @@ def leave_out_collectives(
 
 
 def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:
-    from perfmodel.validation.collectives import deviation_of
     from perfmodel.validation.scoreboard import Scoreboard
+    from perfmodel.validation.tables import collective_deviation
 
     deviations = tuple(
-        deviation_of(one.measurement, one.predicted_ns, one.relative_sigma) for one in held
+        collective_deviation(one.measurement, one.predicted_ns, one.relative_sigma) for one in held
     )
     return Scoreboard("collectives", deviations)
 
 
 def _load_kernels(kind: KernelKind, tables: Sequence[str | Path]) -> KernelTable:
     from perfmodel.calibration.kernels import join_tables, preferred_rows
-    from perfmodel.validation.kernels import KINDS
+    from perfmodel.costs.kernel_tables import KERNEL_KINDS
 
-    read, _ = KINDS[kind]
-    table = join_tables([read(Path(path)) for path in tables])
+    table = join_tables([KERNEL_KINDS[kind].load(Path(path)) for path in tables])
     return preferred_rows(table) if kind == "gemm" else table

@@ -159,16 +159,16 @@ def validate(
     if kind == "collectives":
         from collectives.calibration import load_calibration
         from collectives.measurements import load_measurements
-        from perfmodel.validation.collectives import validate_collectives
+        from perfmodel.validation.tables import validate_collectives
 
         own = [load_calibration(Path(file)) for file in calibration]
         return validate_collectives(
             load_measurements(paths, place=place), calibration=own[0] if own else None
         )
-    from perfmodel.validation.kernels import validate_table
+    from perfmodel.validation.tables import validate_kernels
 
     [path] = paths
-    return validate_table(kind, path, calibration=calibration)
+    return validate_kernels(kind, path, calibration=calibration)
 
 
 def validate_fits(tables: Sequence[str | Path]) -> FitBoard:

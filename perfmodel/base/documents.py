@@ -7,11 +7,10 @@ a document that begins with `---` must end with `...`, as all of ours do.
 
 from __future__ import annotations
 
-import copy
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,14 @@ FEWEST_ALIKE, MOST_PLACES, MOST_LINES = 3, 5, 11
 
 @dataclass(slots=True)
 class FaultList:
-    """Faults of one document, collected so that a person can mend them in one go."""
+    """Faults of one document, collected so that a person can mend them in one go.
+
+    *locate* says where in the document a path is, such as on which line.
+    """
 
     document: str
     faults: list[str] = field(default_factory=list)
+    locate: Callable[[str], str] = str
 
     def add(self, place: str, fault: str) -> None:
         """Note a *fault* at *place*, a path inside the document."""
@@ -47,8 +50,9 @@ class FaultList:
     def _lines(self) -> list[str]:
         """The faults, those of one cause on one line; what they found there may differ."""
         gathered: dict[str, list[tuple[str, str]]] = {}
-        for fault in self.faults:
-            place, _, rule = fault.partition(": ")
+        for path, _, rule in (fault.partition(": ") for fault in self.faults):
+            place = self.locate(path) if rule else path
+            fault = f"{place}: {rule}" if rule else path
             gathered.setdefault(rule.partition(", got ")[0], []).append((place, fault))
         lines: list[str] = []
         for alike in gathered.values():
@@ -155,7 +159,13 @@ for _loader in _LOADERS:
 def load_yaml(
     path: Path, *, error_type: type[InputError] = InputError, must_close: bool = False
 ) -> dict[str, Any]:
-    """Read the mapping in the YAML file at *path*; anything else raises *error_type*.
+    """Read the mapping in the YAML file at *path*; anything else raises *error_type*."""
+    text = read_yaml(path, error_type=error_type, must_close=must_close)
+    return parse_yaml(text, document=str(path), error_type=error_type)
+
+
+def read_yaml(path: Path, *, error_type: type[InputError], must_close: bool = False) -> str:
+    """The text of the YAML file at *path*, unless it was cut.
 
     With *must_close* the end must be marked although the beginning is not.
     """
@@ -165,16 +175,14 @@ def load_yaml(
             f"{path}: must end with a line `...`, but does not: it may have been cut. Add the "
             "line if nothing is missing."
         )
-    return parse_yaml(text, document=str(path), error_type=error_type)
+    return text
 
 
 _BEGINNING = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\r?\n)*---(?:\s|$)")
 _END = re.compile(r"(?:^|\n)\.\.\.\s*$")
 
 
-@lru_cache(maxsize=256)
 def _parse(text: str) -> Any:
-    """What *text* says: files of the catalog are read hundreds of times in a table of runs."""
     if _FAST_LOADER is not None:
         try:
             return yaml.load(text, Loader=_FAST_LOADER)  # noqa: S506  safe, and made stricter
@@ -188,8 +196,7 @@ def parse_yaml(
 ) -> dict[str, Any]:
     """Read the mapping in *text*; *document* names it in errors."""
     try:
-        # A copy, because whoever asked may change what they got.
-        content = copy.deepcopy(_parse(text))
+        content = _parse(text)
     except yaml.YAMLError as fault:
         raise error_type(f"{document}: not valid YAML. {_one_line(fault)}") from None
     except (RecursionError, ValueError) as fault:
@@ -207,7 +214,7 @@ def parse_yaml(
 def parse_value(text: str) -> Any:
     """The value that *text* says, read as strictly as a document; ValueError where it says none."""
     try:
-        return copy.deepcopy(_parse(text))
+        return _parse(text)
     except (yaml.YAMLError, RecursionError) as fault:
         raise ValueError(str(fault)) from None
 
@@ -217,6 +224,36 @@ def _one_line(fault: yaml.YAMLError) -> str:
         mark = fault.problem_mark
         return f"Line {mark.line + 1}, column {mark.column + 1}: {fault.problem}."
     return " ".join(str(fault).split())
+
+
+def find_line(files: Sequence[tuple[str, str]], path: str) -> str:
+    """*path* with its line, in the first of *files* (name and text) that has most of it.
+
+    Each file extends the next one; only a file behind the first is named.
+    """
+    found = [_descend(yaml.compose(text, Loader=_StrictLoader), path) for _, text in files]
+    number = min(range(len(found)), key=lambda one: len(found[one][0]))
+    line = found[number][1]
+    file = f" of {Path(files[number][0]).name}" if number else ""
+    return f"{path} (line {line}{file})" if line else path
+
+
+def _descend(node: Any, path: str) -> tuple[str, int]:
+    """What is left of *path* below the last key of it that *node* has, and the line of that."""
+    inner: tuple[str, int] = (path, 0)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            rest = path.removeprefix(key.value)
+            if rest != path and rest[:1] in ("", ".", "["):
+                left, line = _descend(value, rest.removeprefix("."))
+                inner = left, line or key.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode) and path.startswith("["):
+        number, _, rest = path[1:].partition("]")
+        if int(number) < len(node.value):
+            item = node.value[int(number)]
+            left, line = _descend(item, rest.removeprefix("."))
+            inner = left, line or item.start_mark.line + 1
+    return inner
 
 
 def list_documents(folder: Path) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from perfmodel.base.dtypes import DType
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
 from perfmodel.calibration.networks import TrainingPlan, fit_ordered
-from perfmodel.costs.attention.model import attention_shapes
-from perfmodel.costs.attention.physics import (
+from perfmodel.costs.attention import attention_shapes
+from perfmodel.costs.attention_kernels import variant_of
+from perfmodel.costs.attention_physics import (
     NARROW_HEAD,
     AttentionConstants,
     AttentionShapes,
@@ -26,10 +26,9 @@ from perfmodel.costs.attention.physics import (
 )
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix, OrderedCorrection
-from perfmodel.costs.gemm.model import machine_rates
-from perfmodel.costs.gemm.physics import MachineRates
+from perfmodel.costs.gemm import machine_rates
+from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.measured_kernels import KernelTable
-from perfmodel.graph.ops import Attention
 from topologies import load_device
 
 PHYSICS_ROWS = 4000
@@ -77,12 +76,6 @@ BACKWARD_LIMITS = {
     "backward_forwards": Limit(2.9, 2.0, 8.0),
     "backward_passes": Limit(2.0, 0.1, 10.0),
 }
-
-
-def variant_of(op: Attention) -> str:
-    """The variant that constants for *op* are filed under."""
-    suffix = "" if op.dtype in (DType.BF16, DType.FP16) else f"/{op.dtype.value}"
-    return f"{op.kernel}/{'causal' if op.is_causal else 'full'}{suffix}"
 
 
 def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:

@@ -7,16 +7,16 @@ import numpy as np
 from perfmodel.calibration.bounded_fit import Limit, fit_constants
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
-from perfmodel.costs.experts.model import layer_shapes, variant_of
-from perfmodel.costs.experts.physics import (
+from perfmodel.costs.expert_physics import (
     LARGEST_CORRECTION,
     ExpertConstants,
     SmoothCorrection,
     layer_features,
+    layer_shapes,
     predict_layer_times,
     square_terms,
 )
-from perfmodel.costs.gemm.model import machine_rates
+from perfmodel.costs.gemm import machine_rates
 from perfmodel.costs.measured_kernels import KernelTable
 from topologies import load_device
 
@@ -66,7 +66,7 @@ def fit_expert_entry(table: KernelTable, device_name: str) -> Entry:
         device=device.name,
         architecture=device.architecture.value,
         compute_capability=device.compute_capability,
-        variant=variant_of(layers[0]),
+        variant=layers[0].variant,
         constants=constants,
         correction=None,
         relative_sigma=max(SMALLEST_SIGMA, float(np.std(log_ratio))),

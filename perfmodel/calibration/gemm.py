@@ -19,9 +19,9 @@ from perfmodel.calibration.networks import (
 )
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Correction, Matrix, OrderedCorrection, OrderedNetwork
-from perfmodel.costs.gemm.features import gemm_features, gemm_step_features
-from perfmodel.costs.gemm.model import TENSOR, VECTOR, gemm_shapes, machine_rates, variant_of
-from perfmodel.costs.gemm.physics import (
+from perfmodel.costs.gemm import TENSOR, VECTOR, gemm_shapes, machine_rates, variant_of
+from perfmodel.costs.gemm_features import gemm_features, gemm_step_features
+from perfmodel.costs.gemm_physics import (
     ACTIVATION_BYTES,
     TINY_WORK,
     GemmConstants,
@@ -29,7 +29,7 @@ from perfmodel.costs.gemm.physics import (
     MachineRates,
     predict_gemm_times,
 )
-from perfmodel.costs.measured_kernels import KernelTable, residency_of
+from perfmodel.costs.measured_kernels import KernelTable
 from perfmodel.stacks.stack import Residency
 from topologies import load_device
 
@@ -209,7 +209,7 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
 
 def _only_residency(table: KernelTable, device_name: str) -> Residency:
     """Where operands were in all rows of *table*."""
-    found = {residency_of(kernel) for kernel in table.kernels}
+    found = {kernel.operand_residency for kernel in table.kernels}
     if len(found) > 1:
         words = " and ".join(sorted(residency.value for residency in found))
         raise CalibrationError(

@@ -10,25 +10,19 @@ from __future__ import annotations
 import datetime
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.attention import fit_attention_entry
-from perfmodel.calibration.attention import variant_of as variant_of_attention
 from perfmodel.calibration.experts import fit_expert_entry
 from perfmodel.calibration.gemm import fit_gemm_entry
 from perfmodel.calibration.memory import fit_memory_entry
-from perfmodel.costs.attention.model import AttentionModel
 from perfmodel.costs.calibration_files import Entry
-from perfmodel.costs.estimates import Estimates, KernelModel, concatenate_estimates
-from perfmodel.costs.experts.model import ExpertLayerModel
-from perfmodel.costs.experts.model import variant_of as variant_of_experts
-from perfmodel.costs.gemm.model import GemmModel, variant_of
+from perfmodel.costs.estimates import Estimates, concatenate_estimates
+from perfmodel.costs.kernel_tables import KERNEL_KINDS
 from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel, price_measured
-from perfmodel.costs.memory.model import MemoryModel
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 FEWEST_ROWS = 2
@@ -36,46 +30,13 @@ PREFERRED_COLLECTOR = "trtllm"
 """Its operands are random; others may be zero, which runs 5 to 10 % faster on large shapes."""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelFit:
-    """How one kind of kernel is fitted: rows by variant, a fit for each, and the model."""
-
-    variant: Callable[[MeasuredKernel], str]
-    fit: Callable[[KernelTable, str], Entry]
-    model: Callable[[Sequence[Entry]], KernelModel]
-
-
-KERNEL_FITS = {
-    "gemm": KernelFit(
-        variant=lambda kernel: variant_of(kernel.op.dtype),
-        fit=fit_gemm_entry,
-        model=GemmModel,
-    ),
-    "attention": KernelFit(
-        variant=lambda kernel: variant_of_attention(kernel.op),
-        fit=fit_attention_entry,
-        model=AttentionModel,
-    ),
-    "experts": KernelFit(
-        variant=lambda kernel: variant_of_experts(kernel.op),
-        fit=fit_expert_entry,
-        model=ExpertLayerModel,
-    ),
-    "memory": KernelFit(
-        variant=lambda kernel: str(kernel.op.operator),
-        fit=fit_memory_entry,
-        model=MemoryModel,
-    ),
+FITS: dict[str, Callable[[KernelTable, str], Entry]] = {
+    "gemm": fit_gemm_entry,
+    "attention": fit_attention_entry,
+    "experts": fit_expert_entry,
+    "memory": fit_memory_entry,
 }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldOut:
-    """Kernels and their predictions by fits that did not see them."""
-
-    kernels: tuple[MeasuredKernel, ...]
-    estimates: Estimates
-
+"""The fit of one device and variant, by kind of kernel."""
 
 ABOUT = {
     "gemm": {
@@ -141,15 +102,15 @@ def fit_entries(
     kind: str, table: KernelTable, *, on_phase: OnPhase = ignore_phase
 ) -> tuple[Entry, ...]:
     """Constants for every device and variant in *table* with enough rows."""
-    fit = KERNEL_FITS[kind]
+    variant_of = KERNEL_KINDS[kind].variant
     members: dict[tuple[str, str], list[MeasuredKernel]] = {}
     for kernel in table.kernels:
-        members.setdefault((kernel.device, fit.variant(kernel)), []).append(kernel)
+        members.setdefault((kernel.device, variant_of(kernel.op)), []).append(kernel)
     entries = []
     for number, ((device, variant), rows) in enumerate(members.items()):
         on_phase(f"fitting {variant or kind} on {device}", number / len(members))
         if len(rows) >= FEWEST_ROWS:
-            entries.append(fit.fit(KernelTable(tuple(rows), ()), device))
+            entries.append(FITS[kind](KernelTable(tuple(rows)), device))
     return tuple(entries)
 
 
@@ -160,8 +121,8 @@ def cross_validate(
     folds: int,
     by: Sequence[str],
     on_phase: OnPhase = ignore_phase,
-) -> HeldOut:
-    """Predict every row of *table* by a fit on the folds that it is not in."""
+) -> tuple[tuple[MeasuredKernel, ...], Estimates]:
+    """Every row of *table*, and its prediction by a fit on the folds that it is not in."""
     fold_of_row = assign_folds(table, folds=folds, by=by)
     kernels: list[MeasuredKernel] = []
     estimates = []
@@ -171,9 +132,8 @@ def cross_validate(
         entries = fit_entries(kind, table.take(np.flatnonzero(fold_of_row != fold)))
         held_out = table.take(np.flatnonzero(fold_of_row == fold)).kernels
         kernels.extend(held_out)
-        estimates.append(price_measured(held_out, KERNEL_FITS[kind].model(entries)))
-
-    return HeldOut(tuple(kernels), concatenate_estimates(estimates))
+        estimates.append(price_measured(held_out, KERNEL_KINDS[kind].model(entries)))
+    return tuple(kernels), concatenate_estimates(estimates)
 
 
 def assign_folds(table: KernelTable, *, folds: int, by: Sequence[str]) -> NDArray[np.int64]:

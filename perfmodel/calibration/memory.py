@@ -18,7 +18,7 @@ from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
 from perfmodel.costs.measured_kernels import KernelTable
-from perfmodel.costs.memory.curves import interpolate_row_factor
+from perfmodel.costs.memory import interpolate_row_factor
 from topologies import Device, load_device
 
 LARGEST_FLOOR_NS = 1_300.0

@@ -1,4 +1,4 @@
-"""`perfmodel init` and `perfmodel doctor`: files to start from, and the state of an installation."""
+"""`perfmodel init` and `perfmodel doctor`: files to start from, the state of an installation."""
 
 from __future__ import annotations
 
@@ -50,9 +50,12 @@ def doctor(
 def describe_installation(found: dict[str, Any]) -> list[str]:
     """The lines that `doctor` prints about the document *found*."""
     versions = found["versions"]
-    return [
+    heading = (
         f"perfmodel {found['perfmodel']} on Python {found['python']}, {found['system']}, "
-        f"{found['cores']} cores, {found['memory_gib']} GiB of memory",
+        f"{found['cores']} cores, {found['memory_gib']} GiB of memory"
+    )
+    return [
+        heading,
         *(f"  {name:<12} {place or 'NOT FOUND'}" for name, place in found["places"].items()),
         "  " + ", ".join(f"{name} {version or 'MISSING'}" for name, version in versions.items()),
         *(

@@ -41,10 +41,8 @@ KERNELS: dict[KernelKind, str] = {
 }
 LONG_ROWS_NS = 10_000.0
 """Rows above this are reported first: shorter ones are mostly launch and timer."""
-ConstantsOut = Annotated[
-    str | None, Option(metavar="FILE", help="Where to write the constants.")
-]
-calibrate = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+ConstantsOut = Annotated[str | None, Option(metavar="FILE", help="Where to write the constants.")]
+calibrate = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 def _kernel_command(kind: KernelKind) -> Callable[..., None]:
@@ -239,7 +237,9 @@ def interference(
 def host(
     table: Annotated[
         str,
-        Option(is_argument=True, metavar="TABLE.csv", help="host_overheads.csv of `trace extract`."),
+        Option(
+            is_argument=True, metavar="TABLE.csv", help="host_overheads.csv of `trace extract`."
+        ),
     ],
     out: Annotated[str, Option(metavar="STACK.yaml", help="The stack file to write.")],
     extends: Annotated[
@@ -260,7 +260,8 @@ def host(
 def measure(
     device: Annotated[Literal["cpu", "cuda"], Option(help="What to measure on this machine.")],
     out: Annotated[
-        str, Option(metavar="FILE.yaml", help="Topology to write; the device is written next to it.")
+        str,
+        Option(metavar="FILE.yaml", help="Topology to write; the device is written next to it."),
     ],
     ranks: Annotated[
         int, Option(metavar="N", min=1, help="Ranks of the collectives; 1 measures none.")

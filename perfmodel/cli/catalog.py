@@ -1,4 +1,4 @@
-"""`perfmodel workload`, `perfmodel topology` and `perfmodel embeddings`: what there is to ask about."""
+"""`perfmodel workload`, `topology` and `embeddings`: look into models, machines and indices."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ CatalogName = Annotated[
 ]
 SCHEMA_VERSION = 1
 workload = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="List and show models. Example: perfmodel workload show llama3_8b",
 )
 topology = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="List, show and check machines. Example: perfmodel topology show dgx_h100",
 )
-embeddings = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+embeddings = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @command(workload, name="list")

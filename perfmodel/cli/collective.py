@@ -88,7 +88,9 @@ def collective(
     group: dict[str, Any] = {
         "topology": topology,
         "hosts": hosts,
-        "ranks": int(ranks) if ranks and ranks.strip().isdecimal() else ranks and parse_ranks(ranks),
+        "ranks": int(ranks)
+        if ranks and ranks.strip().isdecimal()
+        else ranks and parse_ranks(ranks),
         "dtype": dtype,
         "software": api.CollectiveSoftware(
             nccl_version=parse_nccl_version(nccl_version),

@@ -74,19 +74,21 @@ def command(
     """Make a command of a function: one of *group*, or an application of its own."""
 
     def add(function: Callable[..., None]) -> typer.Typer:
-        app = typer.Typer(rich_markup_mode=None) if group is None else group
+        app = typer.Typer(add_completion=False, rich_markup_mode=None) if group is None else group
         hints = get_type_hints(function, include_extras=True)
         sources = [
             _Source.read(one, hints[one.name]) for one in signature(function).parameters.values()
         ]
 
-        def flat(**options: Any) -> dict[str, Any]:
+        def read_options(**options: Any) -> dict[str, Any]:
             return options
 
-        flat.__signature__ = Signature(  # type: ignore[attr-defined]  typer reads it
+        # Typer reads the signature, and calls the function to convert values.
+        described: Any = read_options
+        described.__doc__ = function.__doc__
+        described.__signature__ = Signature(
             [one.to_parameter() for source in sources for one in source.fields]
         )
-        flat.__doc__ = function.__doc__
 
         class Command(TyperCommand):
             """The command: its options become the arguments of the function before it runs."""
@@ -107,7 +109,7 @@ def command(
                 return rest
 
         name = settings.pop("name", function.__name__)
-        app.command(name, cls=Command, **settings)(flat)
+        app.command(name, cls=Command, **settings)(described)
         return app
 
     return add
@@ -138,7 +140,7 @@ class _Field(NamedTuple):
             default = ",".join(map(str, default)) if isinstance(default, tuple) else default
         elif get_origin(kind) is tuple:
             kind, default = list[get_args(kind)[0]], default or None  # type: ignore[misc]
-        about = {"metavar": option.metavar, "min": option.min, "max": option.max}
+        about: dict[str, Any] = {"metavar": option.metavar, "min": option.min, "max": option.max}
         if option.is_argument:
             info = typer.Argument(help=option.help, show_default=False, **about)
         else:
@@ -182,10 +184,8 @@ class _Source(NamedTuple):
             defaults = {one.name: one for one in dataclasses.fields(question)}
             for name, (type_, option) in options_of(question).items():
                 default = _default_of(defaults[name])
-                if questions != [kind]:  # of a dictionary, nothing must be given
-                    default = None if default is Parameter.empty else default
-                    if name in fields and fields[name].default != default:
-                        fields[name] = fields[name]._replace(default=None)
+                if questions != [kind] and default is Parameter.empty:
+                    default = None  # a dictionary may lack any option
                 if not chosen or name in chosen:
                     fields.setdefault(name, _Field(name, type_, option, default))
         return cls(parameter.name, tuple(fields.values()), get_origin(kind) or kind)
@@ -247,7 +247,8 @@ def perfmodel_options(
         ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error; works anywhere on the line."),
     ] = False,
 ) -> None:
     """Predict how long one training iteration takes on GPUs you do not have."""

@@ -6,6 +6,7 @@ The output of the script stays its own; messages of perfmodel go to standard err
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,7 +75,7 @@ def emulate(
         )
 
 
-def _settings(words: tuple[str, ...], vary: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def _settings(words: tuple[str, ...], vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The words of the script for every combination of values, by name of the job's folder."""
     from itertools import product
 
@@ -97,13 +98,14 @@ def _settings(words: tuple[str, ...], vary: tuple[str, ...]) -> dict[str, tuple[
 
 
 def _report(emulated: EmulatedJob, out: Path) -> None:
-    assert emulated.job is not None
+    job = emulated.job
+    assert job is not None
     lines = [
         *emulated.notices,
         f"{emulated.source}.",
         *emulated.assumptions,
         (
-            f"{emulated.job.rank_count} ranks, {emulated.job.program_of(0).task_count} tasks of rank 0, "
+            f"{job.rank_count} ranks, {job.program_of(0).task_count} tasks of rank 0, "
             f"stack {emulated.stack}: written to {out}."
         ),
     ]

@@ -30,7 +30,7 @@ DEVICE_HELP = "GPU: a name or a file, e.g. h100_sxm."
 STACK_HELP = f"Software stack that runs the kernel; default: {DEFAULT_STACK}."
 Size = Annotated[int, Option(min=1, max=2**31, help="")]
 DTypeName = Annotated[str, Option(help="Number format: bf16, fp16, fp8, fp32 ...")]
-kernel = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+kernel = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ def attention(
     ] = None,
     head_dim: Size = 128,
     dtype: DTypeName = "bf16",
-    kernel: Annotated[str, Option(help="flash2, flash3, cudnn, triton, unfused, auto ...")] = "auto",
+    kernel: Annotated[
+        str, Option(help="flash2, flash3, cudnn, triton, unfused, auto ...")
+    ] = "auto",
     is_causal: Annotated[bool, Option(name="--causal/--full", help="")] = True,
     is_backward: Annotated[bool, Option(name="--backward/--forward", help="")] = False,
     target: Target,
@@ -146,9 +148,7 @@ def embedding(
     tables: Annotated[int, Option(min=1, max=2**16, help="Equal tables, in one kernel.")] = 1,
     zipf: Annotated[float, Option(min=0, max=10, help="Skew of the indices; 0 is uniform.")] = 0.0,
     optimizer: Annotated[str, Option(help="sgd, adagrad, rowwise_adagrad, adam.")] = "sgd",
-    kernel: Annotated[
-        str, Option(help="fbgemm, fbgemm_2022, two_step, table_batched.")
-    ] = "fbgemm",
+    kernel: Annotated[str, Option(help="fbgemm, fbgemm_2022, two_step, table_batched.")] = "fbgemm",
     is_warm: Annotated[
         bool, Option(name="--warm/--cold", help="Whether the L2 cache holds earlier lookups.")
     ] = True,

@@ -49,7 +49,7 @@ def predict(
     asked: Annotated[dict[str, Any], Scenario, JobScenario],
     model: Annotated[
         str | None,
-        Option(is_argument=True, metavar="[WORKLOAD]", help="Model, as with --workload."),
+        Option(is_argument=True, metavar="WORKLOAD", help="Model, as with --workload."),
     ] = None,
     scenario_file: Annotated[
         str | None,
@@ -158,9 +158,7 @@ def compare(
     *,
     files: Annotated[
         tuple[str, ...],
-        Option(
-            is_argument=True, metavar="[FILE|JOB]...", help="Scenario files or folders of jobs."
-        ),
+        Option(is_argument=True, metavar="FILE|JOB...", help="Scenario files or folders of jobs."),
     ] = (),
     topology: Annotated[
         str | None,

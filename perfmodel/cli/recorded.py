@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -54,7 +55,7 @@ KinetoFiles = Annotated[
         help="Kineto files, or folders with one file per rank.",
     ),
 ]
-trace = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+trace = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @command(epilog=IMPORT_EPILOG, name="import")
@@ -123,7 +124,7 @@ def replay(
     scenario = JobScenario(job, samples=0, **asked)
     with run.open() as where:
         found = api.replay(scenario, is_explained=files.report_file is not None, **where)
-    document = to_replay_document(found, job)
+    document = to_replay_document(found, Path(job))
     files.write(report_replay(found, document.get("faults", ())), lambda: document)
 
 

@@ -37,7 +37,7 @@ Limit = Annotated[
 ]
 ScoreFiles = Annotated[Outputs, "json_file", "report_file", "csv_file"]
 QuietRun = Annotated[Run, "quiet"]
-validate = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+validate = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @validate.callback()
@@ -96,7 +96,7 @@ def runs(
         str | None,
         Option(
             is_argument=True,
-            metavar="[FILE]",
+            metavar="FILE",
             help="A table of measured runs, .csv or .csv.gz; default: those of the repository.",
         ),
     ] = None,

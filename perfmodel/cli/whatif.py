@@ -30,7 +30,7 @@ NAME:key=value,key=value. Patterns are found anywhere in a label, `*` is anythin
 def whatif(
     *,
     job: Annotated[
-        str | None, Option(is_argument=True, metavar="[JOB]", help="Folder of a job.")
+        str | None, Option(is_argument=True, metavar="JOB", help="Folder of a job.")
     ] = None,
     apply: Annotated[
         tuple[str, ...],

@@ -1,7 +1,8 @@
-"""KernelTable: measured kernels as ops; rows we cannot price are listed, never dropped.
+"""Measured kernels: rows of a table as ops with their times, priced the way they were measured.
 
-Only the reader of a table knows its columns. Groups in a report are source,
-GPU and op, as the table names them.
+Only the reader of a table knows its columns (`kernel_tables`). Rows that cannot be priced are
+listed with a reason, never dropped. Groups in a report are source, GPU and op, as the table names
+them.
 """
 
 from __future__ import annotations
@@ -36,47 +37,16 @@ from topologies import list_devices, load_device, name_devices
 if TYPE_CHECKING:
     import pandas as pd
 
-# Half-precision products were timed in replays of a CUDA graph over rotating
-# weights; fp32 operators from the host, again and again on the same operands.
-# Rows of recordings say that they ran in training.
-
-
-BENCHMARK_STACK = "kernel_benchmark"
-
-
-def benchmark_residency(dtype: DType) -> Residency:
-    """Where operands of *dtype* were when the public tables were measured."""
-    return Residency.REPEATED if dtype is DType.FP32 else Residency.ROTATING
-
-
-def residency_of(kernel: MeasuredKernel) -> Residency:
-    """Where the operands of *kernel* were: as its table says, or as in the public tables."""
-    return kernel.residency or benchmark_residency(kernel.op.dtype)
-
-
-def price_measured(
-    kernels: Sequence[MeasuredKernel], model: KernelModel, *, calibration: Sequence[str] = ()
-) -> Estimates:
-    """Predict *kernels*, in order, each on its own device; *calibration* names its files."""
-    stack = load_stack(BENCHMARK_STACK)
-
-    def price(kind: tuple[str, Residency], alike: Sequence[MeasuredKernel]) -> Estimates:
-        device, residency = kind
-        measured_on = replace(load_device(device), calibrations=tuple(calibration))
-        ops = [kernel.op for kernel in alike]
-        return model.price(ops, measured_on, replace(stack, residency=residency))
-
-    kinds = ((kernel.device, residency_of(kernel)) for kernel in kernels)
-    return price_by_kind(kernels, rows_of_kinds(kinds), price)
+MOST_SIZE = 2**31
+_LEAST_MS, _MOST_MS = 1e-6, 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredKernel:
-    """One row: what ran, where, and how long it took.
+    """One row: the op, its device, and its measured time.
 
-    *group* is source, GPU and op, as a report names them; *columns* are what
-    rows can be told apart by in cross-validation. *residency* is where operands
-    were, if the table says.
+    *group* is source, GPU and op, as a report names them; *columns* are what cross-validation
+    can fold by. *residency* is where operands were, if the table says.
     """
 
     row: str
@@ -87,12 +57,22 @@ class MeasuredKernel:
     measured_ns: float
     residency: Residency | None = None
 
+    @property
+    def operand_residency(self) -> Residency:
+        """Where operands were: as the table says, or as in the public tables.
+
+        Those timed half-precision GEMMs in replays of a CUDA graph over rotating weights, and
+        fp32 operators from the host, again and again on the same operands.
+        """
+        usual = Residency.REPEATED if self.op.dtype is DType.FP32 else Residency.ROTATING
+        return self.residency or usual
+
 
 @dataclass(frozen=True, slots=True)
-class UnsupportedRow:
-    """A row that cannot be priced, and why."""
+class Unsupported:
+    """A row that cannot be predicted, and why."""
 
-    row: str
+    row: str | int
     reason: str
 
 
@@ -101,7 +81,7 @@ class KernelTable:
     """Measured kernels of one file, and the rows that could not be read as ops."""
 
     kernels: tuple[MeasuredKernel, ...]
-    unsupported: tuple[UnsupportedRow, ...]
+    unsupported: tuple[Unsupported, ...] = ()
 
     @property
     def measured_ns(self) -> FloatColumn:
@@ -114,85 +94,113 @@ class KernelTable:
 
     def of_device(self, device: str) -> KernelTable:
         """The rows of one *device*."""
-        chosen = tuple(kernel for kernel in self.kernels if kernel.device == device)
-        return KernelTable(chosen, ())
+        return KernelTable(tuple(kernel for kernel in self.kernels if kernel.device == device))
 
     def take(self, rows: NDArray[np.intp]) -> KernelTable:
         """The rows numbered *rows*."""
-        return KernelTable(tuple(self.kernels[row] for row in rows), ())
+        return KernelTable(tuple(self.kernels[row] for row in rows))
 
 
-def read_columns(path: Path, needed: Sequence[str]) -> pd.DataFrame:
-    """The CSV file at *path* (gzipped or not), which must have the columns *needed*."""
+def price_measured(
+    kernels: Sequence[MeasuredKernel], model: KernelModel, *, calibration: Sequence[str] = ()
+) -> Estimates:
+    """Predict *kernels*, in order, each on its own device; *calibration* names its files."""
+    stack = load_stack("kernel_benchmark")
+
+    def price(kind: tuple[str, Residency], alike: Sequence[MeasuredKernel]) -> Estimates:
+        device, residency = kind
+        measured_on = replace(load_device(device), calibrations=tuple(calibration))
+        ops = [kernel.op for kernel in alike]
+        return model.price(ops, measured_on, replace(stack, residency=residency))
+
+    kinds = ((kernel.device, kernel.operand_residency) for kernel in kernels)
+    return price_by_kind(kernels, rows_of_kinds(kinds), price)
+
+
+def load_frame(path: Path) -> pd.DataFrame:
+    """The CSV file at *path* (gzipped or not)."""
     import pandas as pd
 
     text = read_packed_text(path, MeasurementError)
-    # pandas would fill short rows, shift long ones and rename a column that stands twice.
+    # pandas would fill short rows, shift long ones and rename a repeated column.
     deque(iter_even_lines(text, document=str(path), error_type=MeasurementError), maxlen=0)
     try:
-        frame = pd.read_csv(io.StringIO(text), low_memory=False)
+        return pd.read_csv(io.StringIO(text), low_memory=False)
     except (ValueError, OverflowError) as fault:
         raise MeasurementError(f"{path}: cannot be read as CSV ({fault}).") from None
+
+
+def require_columns(frame: pd.DataFrame, path: Path, needed: Sequence[str]) -> None:
+    """Raise unless *frame*, read from *path*, has the columns *needed*."""
     missing = [column for column in needed if column not in frame.columns]
     if missing:
         raise MeasurementError(
             f"{path}: must have the columns {', '.join(needed)}; missing {', '.join(missing)}."
         )
-    return frame
 
 
-MOST_SIZE = 2**31
-_LEAST_MS, _MOST_MS = 1e-6, 1e9
+def read_rows(
+    frame: pd.DataFrame, read: Callable[[str, Mapping[Any, Any]], Iterable[MeasuredKernel]]
+) -> KernelTable:
+    """The kernels that *read* finds in each row; rows that it refuses are listed with reasons.
+
+    Reports name a row by its `id`, else by its number from 0.
+    """
+    kernels: list[MeasuredKernel] = []
+    unsupported: list[Unsupported] = []
+    for number, row in enumerate(frame.to_dict("records")):
+        name = str(row.get("id", number))
+        try:
+            kernels.extend(read(name, row))
+        except InputError as fault:
+            unsupported.append(Unsupported(name, str(fault)))
+        except KeyError as fault:
+            unsupported.append(Unsupported(name, f"{fault} must be given"))
+    return KernelTable(tuple(kernels), tuple(unsupported))
 
 
-def whole(name: str, value: Any) -> int:
-    """The size in a cell of column *name*; a fraction is no size, and nothing is so large."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if isinstance(value, bool) or not 1 <= number <= MOST_SIZE or number != int(number):
+def build_measured(
+    name: str,
+    group: tuple[str, str, str],
+    op: Any,
+    time_ms: Any,
+    columns: Mapping[str, object],
+    *,
+    residency: Residency | None = None,
+) -> MeasuredKernel:
+    """The row called *name*; *group* is source, GPU and op, *time_ms* a cell of milliseconds."""
+    device = _device_called(group[1])
+    return MeasuredKernel(name, group, columns, op, device, parse_ms(time_ms), residency)
+
+
+def parse_size(name: str, value: Any) -> int:
+    """The size in a cell of column *name*: a whole number within bounds."""
+    number = _number(value)
+    if not 1 <= number <= MOST_SIZE or number != int(number):
         raise InputError(f"{name} must be a whole number, 1 to {MOST_SIZE}, got {quote(value)}")
     return int(number)
 
 
-def measured_ns(value_ms: Any) -> float:
-    """The time in a cell of milliseconds."""
-    try:
-        number_ms = float(value_ms)
-    except (TypeError, ValueError):
-        number_ms = math.nan
-    if isinstance(value_ms, bool) or not _LEAST_MS <= number_ms <= _MOST_MS:
-        raise InputError(f"latency must be above 0, got {quote(value_ms)}")
+def parse_ms(value: Any) -> float:
+    """The time in a cell of milliseconds, in nanoseconds."""
+    number_ms = _number(value)
+    if not _LEAST_MS <= number_ms <= _MOST_MS:
+        raise InputError(f"latency must be above 0, got {quote(value)}")
     return number_ms * NS_PER_MS
 
 
-def row_names(frame: pd.DataFrame) -> list[str]:
-    """What rows are called in reports: their `id`, else their number from 0."""
-    if "id" in frame.columns:
-        return [str(value) for value in frame["id"]]
-    return [str(number) for number in range(len(frame))]
-
-
-ReadRow = Callable[[str, Mapping[Any, Any]], Iterable[MeasuredKernel]]
-
-
-def read_rows(frame: pd.DataFrame, read: ReadRow) -> KernelTable:
-    """The kernels that *read* finds in each row; rows that it refuses are listed with reasons."""
-    kernels: list[MeasuredKernel] = []
-    unsupported: list[UnsupportedRow] = []
-    for name, row in zip(row_names(frame), frame.to_dict("records"), strict=True):
-        try:
-            kernels.extend(read(name, row))
-        except InputError as fault:
-            unsupported.append(UnsupportedRow(name, str(fault)))
-        except KeyError as fault:
-            unsupported.append(UnsupportedRow(name, f"{fault} must be given"))
-    return KernelTable(tuple(kernels), tuple(unsupported))
+def _number(value: Any) -> float:
+    """*value* as a number; not-a-number where it is none."""
+    if isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 @cache
-def device_called(words: str) -> str:
+def _device_called(words: str) -> str:
     """The device that a table calls *words*: its own name, a file, or what drivers call it.
 
     Words that could mean several devices, or none, are left as they are.

@@ -1,4 +1,7 @@
-"""The table of cost models: which one prices which type of op."""
+"""The table of cost models, and the models that no measured table calibrates.
+
+Those are convolutions (priced as GEMMs), copies, host work and stated durations.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,8 @@ import numpy as np
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.attention.model import AttentionModel
-from perfmodel.costs.convolution import ConvolutionModel
-from perfmodel.costs.embedding.model import EmbeddingModel
+from perfmodel.costs.attention import AttentionModel
+from perfmodel.costs.embedding import EmbeddingModel
 from perfmodel.costs.estimates import (
     Bound,
     Estimates,
@@ -21,10 +23,17 @@ from perfmodel.costs.estimates import (
     price_by_kind,
     rows_of_kinds,
 )
-from perfmodel.costs.experts.model import GroupedGemmModel
-from perfmodel.costs.gemm.model import GemmModel, is_on_vector_units
-from perfmodel.costs.memory.model import MemoryModel
-from perfmodel.costs.sustained import kernel_ratio
+from perfmodel.costs.experts import GroupedGemmModel
+from perfmodel.costs.gemm import (
+    GemmModel,
+    gemm_shapes,
+    is_on_vector_units,
+    machine_rates,
+    rows_by_dtype,
+)
+from perfmodel.costs.gemm_physics import predict_arithmetic_ns
+from perfmodel.costs.memory import FLOOR_NS, MemoryModel, soft_maximum
+from perfmodel.costs.sustained import arithmetic_slowdown, kernel_ratio
 from perfmodel.graph.ops import (
     Attention,
     Communication,
@@ -43,14 +52,52 @@ from perfmodel.graph.ops import (
 from perfmodel.stacks.stack import PLAIN_GEMM, Execution, SoftwareStack
 from topologies import Device
 
-# A pageable copy goes through a pinned staging buffer, so it reaches about half
-# the bandwidth of the bus.
+LEAST_TENSOR_COLUMNS = 8
+"""Output channels per group below which a kernel does not use tensor cores (depthwise)."""
+MEMORY_RATIO = 0.85
+"""Share of memory bandwidth that streaming kernels reach."""
+CONVOLUTION_SIGMA = 0.25
+"""No table of convolutions was measured: the constants are those of GEMMs."""
+
+
+class ConvolutionModel:
+    """Prices convolutions and their gradients by their implicit GEMM.
+
+    Arithmetic is that of the GEMM, with its tiles and waves. Traffic is the operands and the
+    output once: the unrolled input is never written to memory.
+    """
+
+    family = "gemm"
+
+    def __init__(self, gemms: GemmModel | None = None) -> None:
+        self._gemms = GemmModel() if gemms is None else gemms
+
+    def price(self, ops: Sequence[Convolution], device: Device, stack: SoftwareStack) -> Estimates:
+        """Predict *ops* on *device* under *stack*."""
+        gemms = [op.product for op in ops]
+        arithmetic_ns = np.empty(len(ops), dtype=np.float64)
+        for stored, rows in rows_by_dtype(gemms).items():
+            dtype = stack.matmul_dtypes.get(stored, stored)
+            constants = self._gemms.calibration(device, dtype).constants
+            shapes = gemm_shapes([gemms[row] for row in rows])
+            busy_ns = predict_arithmetic_ns(shapes, machine_rates(device, dtype), constants)
+            arithmetic_ns[list(rows)] = busy_ns * arithmetic_slowdown(device, stack, dtype)
+        vector_ns = FLOOR_NS + np.array([op.flops for op in ops]) * NS_PER_S / device.vector_flops
+        is_thin = np.array([op.n < LEAST_TENSOR_COLUMNS for op in ops])
+        arithmetic_ns = np.where(is_thin, vector_ns, arithmetic_ns)
+        moved_bytes = np.array([op.read_bytes + op.write_bytes for op in ops], dtype=np.float64)
+        memory_ns = moved_bytes * NS_PER_S / (MEMORY_RATIO * device.memory_bandwidth_bytes_per_s)
+        return build_estimates(
+            soft_maximum(arithmetic_ns, FLOOR_NS + memory_ns),
+            relative_sigma=CONVOLUTION_SIGMA,
+            provenance=Provenance.EXTRAPOLATED,
+            bound=np.where(memory_ns > arithmetic_ns, Bound.MEMORY, Bound.COMPUTE),
+        )
 
 
 COPY_FLOOR_NS = 2_000.0
-
-
 PAGEABLE_RATIO = 0.5
+"""A pageable copy goes through a pinned staging buffer, which halves its bandwidth."""
 DEVICE_EFFICIENCY = 0.85
 
 
@@ -62,26 +109,21 @@ class CopyModel:
     def price(self, ops: Sequence[Copy], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device*; *stack* does not matter."""
         del stack
+
+        def bandwidth_bytes_per_s(op: Copy) -> float:
+            if op.route is CopyRoute.DEVICE_TO_DEVICE:
+                # A copy inside a device reads and writes every byte.
+                return DEVICE_EFFICIENCY * device.memory_bandwidth_bytes_per_s / 2
+            return (1.0 if op.is_pinned else PAGEABLE_RATIO) * device.pcie_bandwidth_bytes_per_s
+
         sizes = np.array([op.size_bytes for op in ops], dtype=np.float64)
-        bandwidth = np.array([_bandwidth_bytes_per_s(op, device) for op in ops])
+        moved_ns = sizes * NS_PER_S / np.array([bandwidth_bytes_per_s(op) for op in ops])
         return build_estimates(
-            COPY_FLOOR_NS + sizes * NS_PER_S / bandwidth,
+            COPY_FLOOR_NS + moved_ns,
             relative_sigma=0.2,
             provenance=Provenance.ANALYTIC,
-            bound=np.where(sizes * NS_PER_S / bandwidth > COPY_FLOOR_NS, Bound.LINK, Bound.LATENCY),
+            bound=np.where(moved_ns > COPY_FLOOR_NS, Bound.LINK, Bound.LATENCY),
         )
-
-
-def _bandwidth_bytes_per_s(op: Copy, device: Device) -> float:
-    if op.route is CopyRoute.DEVICE_TO_DEVICE:
-        # A copy inside a device reads and writes every byte.
-        return DEVICE_EFFICIENCY * device.memory_bandwidth_bytes_per_s / 2
-    ratio = 1.0 if op.is_pinned else PAGEABLE_RATIO
-    return ratio * device.pcie_bandwidth_bytes_per_s
-
-
-# Host times belong to the software stack, not to the GPU. An operator the stack
-# does not know costs its default and is tagged assumed; it is never free.
 
 
 HOST_SIGMA = 0.15
@@ -89,14 +131,17 @@ HOST_SIGMA = 0.15
 
 
 class HostModel:
-    """Prices host work by table."""
+    """Prices host work by the table of its software stack, which does not depend on the GPU.
+
+    An operator that the stack does not list costs its default and is tagged assumed.
+    """
 
     family = "host"
 
     def price(
         self, ops: Sequence[HostWork | HostSpan], device: Device, stack: SoftwareStack
     ) -> Estimates:
-        """Look *ops* up in *stack*; *device* does not matter. A span is the sum of its parts."""
+        """Look *ops* up in *stack*; a span is the sum of its parts."""
         del device
         is_captured = stack.execution is Execution.CUDA_GRAPH
         known = Provenance.ANALYTIC if is_captured else Provenance.MEASURED
@@ -119,7 +164,7 @@ class HostModel:
 
 
 class FixedModel:
-    """Hands durations through."""
+    """Prices ops that state their duration."""
 
     family = "fixed"
 
@@ -164,27 +209,19 @@ def family_of(op_type: type[object]) -> str:
 def price_ops(ops: Sequence[Op], *, device: Device, stack: SoftwareStack) -> Estimates:
     """Predict *ops*, of any types except Communication, in order.
 
-    A Communication has no price without the group that carries it out; ask
-    `price_job`.
+    The price of a Communication depends on its group: see `price_job`.
     """
-    return price_by_kind(
-        ops,
-        rows_of_kinds(type(op) for op in ops),
-        lambda op_type, chosen: _price_type(op_type, chosen, device, stack),
-    )
-
-
-def _price_type(
-    op_type: type[object], ops: Sequence[Op], device: Device, stack: SoftwareStack
-) -> Estimates:
-    priced = MODELS[op_type].price(ops, device, stack)
-    family = family_of(op_type)
     architecture = device.architecture.value
-    ratio: float | FloatColumn = stack.time_ratio(family, architecture)
-    if op_type is Gemm and PLAIN_GEMM in stack.kernel_time_ratio:
-        plain = stack.time_ratio(PLAIN_GEMM, architecture)
-        is_plain = [is_on_vector_units(op.dtype, device, stack) for op in ops]  # type: ignore[union-attr]  # all of one type
-        ratio = np.where(is_plain, plain, ratio)
-    ratio = ratio * kernel_ratio(family, device, stack)
-    is_stretched = np.any(ratio != 1)
-    return replace(priced, duration_ns=priced.duration_ns * ratio) if is_stretched else priced
+
+    def price(op_type: type[object], chosen: Sequence[Op]) -> Estimates:
+        priced, family = MODELS[op_type].price(chosen, device, stack), family_of(op_type)
+        ratio: float | FloatColumn = stack.time_ratio(family, architecture)
+        if op_type is Gemm and PLAIN_GEMM in stack.kernel_time_ratio:
+            plain = stack.time_ratio(PLAIN_GEMM, architecture)
+            is_plain = [is_on_vector_units(op.dtype, device, stack) for op in chosen]  # type: ignore[union-attr]  # all of one type
+            ratio = np.where(is_plain, plain, ratio)
+        ratio = ratio * kernel_ratio(family, device, stack)
+        is_stretched = np.any(ratio != 1)
+        return replace(priced, duration_ns=priced.duration_ns * ratio) if is_stretched else priced
+
+    return price_by_kind(ops, rows_of_kinds(type(op) for op in ops), price)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from embeddings.plan import ShardingPlan
-from perfmodel.costs.embedding.terms import Term, TermsSetting, tables_terms
+from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.placements import DrawnShards, Int32s
 from perfmodel.planning.plan_costs import Floats

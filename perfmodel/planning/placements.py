@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embeddings.plan import PieceKey, PlanPieces, Shard, ShardingPlan, find_pieces
 from embeddings.table import EmbeddingTable
-from perfmodel.costs.embedding.terms import (
+from perfmodel.costs.embedding_terms import (
     FIRST_LARGEST,
     Term,
     TermsSetting,

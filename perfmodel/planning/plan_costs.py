@@ -21,8 +21,8 @@ from collectives.uneven import RankLoad, price_uneven
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.base.units import NS_PER_S
-from perfmodel.costs.embedding.model import LookupPricer
-from perfmodel.costs.embedding.terms import Term, TermsSetting, tables_terms
+from perfmodel.costs.embedding import LookupPricer
+from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.costs.models import COMMUNICATION_FAMILY, price_ops
 from perfmodel.costs.pricing import cluster_seen_by
 from perfmodel.graph.ops import MemoryBound, Pass

@@ -10,10 +10,10 @@ from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration
-from perfmodel.costs.attention.model import AttentionModel
-from perfmodel.costs.embedding.constants import describe_constants
+from perfmodel.costs.attention import AttentionModel
+from perfmodel.costs.embedding import describe_constants
 from perfmodel.costs.estimates import Bound
-from perfmodel.costs.gemm.physics import TINY_WORK
+from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
 from perfmodel.stacks.stack import SoftwareStack

@@ -13,17 +13,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import CalibrationError
-from perfmodel.stacks.stack import Evidence, SoftwareStack
+from perfmodel.base.fields import Count, Line
+from perfmodel.base.forms import Form, load_document
+from perfmodel.stacks.stack import Evidence, Family, SoftwareStack
 
 FILE = Path(__file__).parent / "spread.yaml"
-_Sigma = Annotated[float, Field(ge=0, le=2)]
+_Sigma = Annotated[float, Field(strict=True, ge=0, le=2)]
 
 
-class FamilySpread(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilySpread(Form):
     """Standard deviations of the logarithm of predicted over measured, by what is known.
 
     *other_chip*: the stack was held against runs on other chips only. *no_runs*: against none.
@@ -31,25 +33,22 @@ class FamilySpread(BaseModel):
     where tokens choose among experts. *rows* and *sources* are what these were estimated from.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     other_chip: _Sigma
     no_runs: _Sigma
     per_doubling: _Sigma
     experts: _Sigma = 0.0
-    rows: int
-    sources: int
+    rows: Count
+    sources: Count
 
 
-class _SpreadFile(BaseModel):
+@dataclass(frozen=True, slots=True)
+class SpreadFile(Form):
     """`spread.yaml`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    source: str
-    date: str
-    licence: str
-    command: str
+    source: Line
+    date: Line
+    licence: Line
+    command: Line
     transformer: FamilySpread
     dlrm: FamilySpread
 
@@ -70,11 +69,7 @@ def find_spread(
 ) -> Spread:
     """How far predictions under *stack* on *hosts* hosts of such GPUs may be off as a whole."""
     known = load_spread()
-    family = (
-        known.dlrm
-        if stack.family is not None and stack.family.value == "dlrm"
-        else (known.transformer)
-    )
+    family = known.dlrm if stack.family is Family.DLRM else known.transformer
     own = stack.evidence.get(architecture)
     if own is not None:
         base, words = own.spread, f"{_count(own)} on {architecture} GPUs under stack {stack.name!r}"
@@ -101,10 +96,6 @@ def _count(evidence: Evidence) -> str:
 
 
 @lru_cache(maxsize=1)
-def load_spread() -> _SpreadFile:
+def load_spread() -> SpreadFile:
     """The file that comes with perfmodel."""
-    try:
-        return _SpreadFile.model_validate(load_yaml(FILE, error_type=CalibrationError))
-    except ValidationError as error:
-        faults = "; ".join(f"{fault['loc']}: {fault['msg']}" for fault in error.errors())
-        raise CalibrationError(f"{FILE.name}: {faults}.") from None
+    return load_document(FILE, CalibrationError).read(SpreadFile)

@@ -6,14 +6,33 @@ captured, copied, waited for. What belongs to a chip is not here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from collectives.software import CollectiveAlgorithm
-from embeddings.sharders import DEFAULT_SHARDER
+from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
+from embeddings.table import KERNELS
 from perfmodel.base.dtypes import DType
+from perfmodel.base.fields import (
+    Count,
+    Duration,
+    Factor,
+    Line,
+    Number,
+    NumberFormat,
+    OneOf,
+    Size,
+    Switch,
+    Words,
+)
+from perfmodel.base.forms import Form
 from perfmodel.graph.ops import HostPart
+from topologies.device import Architecture
 
 
 class Residency(Enum):
@@ -187,6 +206,49 @@ class Overlap(Enum):
     INPUT = "input"
 
 
+def _state_parts(default: Mapping[HostPart, float]) -> Mapping[HostPart, float]:
+    for part in (HostPart.BEFORE_LAUNCH, HostPart.AFTER_LAUNCH, HostPart.BETWEEN_LAUNCHES):
+        if part not in default:
+            raise ValueError(f"must state {part.name.lower()}")
+    return default
+
+
+def _state_default(kernels: Mapping[str, str]) -> Mapping[str, str]:
+    if "default" not in kernels:
+        raise ValueError("must name a `default` kernel")
+    return kernels
+
+
+def _by_canonical_name(operators: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {canonical_operator(name): parts for name, parts in operators.items()}
+
+
+def _of_every_chip(ratio: Any) -> Any:
+    return ratio if isinstance(ratio, Mapping) else {"default": ratio}
+
+
+_Part = Annotated[
+    HostPart,
+    OneOf(tuple(part.name.lower() for part in HostPart)),
+    AfterValidator(lambda word: HostPart[word.upper()]),
+]
+_Parts = Mapping[_Part, Duration]
+_Chip = Annotated[str, OneOf(("default", *(one.value for one in Architecture)))]
+_Ratios = Annotated[
+    Mapping[_Chip, Factor],
+    BeforeValidator(_of_every_chip),
+    WithJsonSchema({"type": ["number", "object"]}),
+]
+_Kernel = Annotated[str, OneOf(KERNELS)]
+_KernelFamily = Annotated[
+    str,
+    OneOf(("attention", "communication", "copy", "embedding", "gemm", "memory", PLAIN_GEMM)),
+]
+_MemoryKernel = Annotated[
+    str, OneOf((*KERNEL_WORDS, *(f"{word}_backward" for word in KERNEL_WORDS)))
+]
+
+
 @dataclass(frozen=True, slots=True)
 class HostTime:
     """A host duration and whether the stack states it or assumes it."""
@@ -196,19 +258,21 @@ class HostTime:
 
 
 @dataclass(frozen=True, slots=True)
-class HostTimes:
+class HostTimes(Form):
     """Host time of one stack: by part, by operator, with a default for unknown operators.
 
     *iteration_ns* is spent at the start of every iteration, before anything is launched.
     """
 
-    between_operators_ns: float
-    launch_ns: float
-    wait_ns: float
-    launch_latency_ns: float
-    operators: Mapping[str, Mapping[HostPart, float]]
-    default: Mapping[HostPart, float]
-    iteration_ns: float = 0.0
+    between_operators_ns: Duration
+    launch_ns: Duration
+    wait_ns: Duration
+    launch_latency_ns: Duration
+    default: Annotated[_Parts, AfterValidator(_state_parts)]
+    operators: Annotated[Mapping[str, _Parts], AfterValidator(_by_canonical_name)] = field(
+        default_factory=dict
+    )
+    iteration_ns: Duration = 0.0
 
     def faster(self, ratio: float) -> HostTimes:
         """The same host, *ratio* times as fast; what the device adds to a launch stays."""
@@ -242,11 +306,11 @@ def _divided(parts: Mapping[HostPart, float], ratio: float) -> dict[HostPart, fl
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
+class Loader(Form):
     """What loading takes: for a batch, and more for each of its samples, over all ranks."""
 
-    batch_ns: float = 0.0
-    sample_ns: float = 0.0
+    batch_ns: Duration = 0.0
+    sample_ns: Duration = 0.0
 
     def load_ns(self, samples: int) -> float:
         """What a batch of *samples* takes."""
@@ -254,15 +318,15 @@ class Loader:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(Form):
     """What compiling changes: further fusions, and a host that is so much faster."""
 
     fusions: frozenset[Fusion] = frozenset()
-    host_speed_ratio: float = 1.0
+    host_speed_ratio: Annotated[Number, Field(ge=0.01)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class TableHandling:
+class TableHandling(Form):
     """How a stack treats embedding tables.
 
     *lookup_kernel* is the implementation of the fused lookup; only SGD can take one that adds
@@ -275,15 +339,15 @@ class TableHandling:
     their gradients, *vector_passes* times more.
     """
 
-    lookup_kernel: str = "fbgemm"
-    sorted_kernel: str = "fbgemm"
-    key_ns: float = 0.0
-    updates_all_rows: bool = False
-    sharder: str = DEFAULT_SHARDER
-    key_dtype: DType = DType.INT64
-    has_all_keys: bool = False
-    key_traffic_bytes: int = 0
-    vector_passes: float = 0.0
+    lookup_kernel: _Kernel = "fbgemm"
+    sorted_kernel: _Kernel = "fbgemm"
+    key_ns: Annotated[Duration, Field(alias="key_time")] = 0.0
+    updates_all_rows: Switch = False
+    sharder: Annotated[str, OneOf((*SHARDERS, *HYBRID_SHARDERS))] = DEFAULT_SHARDER
+    key_dtype: NumberFormat = DType.INT64
+    has_all_keys: Switch = False
+    key_traffic_bytes: Size = 0
+    vector_passes: Number = 0.0
 
     def kernel_for(self, optimizer: str) -> str:
         """The lookup that is taken; an optimizer with state needs sorted gradients."""
@@ -291,21 +355,52 @@ class TableHandling:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Form):
     """What a stack was held against on a generation of GPUs.
 
     *spread* is the standard deviation of the logarithm of predicted over measured, each source
     left out of what was fitted; *hosts* the most hosts among them.
     """
 
-    rows: int
-    sources: int
-    hosts: int
-    spread: float
+    rows: Count
+    sources: Count
+    hosts: Count
+    spread: Number
 
 
 @dataclass(frozen=True, slots=True)
-class SoftwareStack:
+class Claim(Form):
+    """A framework that a stack is for: all of it, releases *since* and *before*, a *placement*."""
+
+    framework: Words
+    since: Annotated[Words | None, Field(alias="from")] = None
+    before: Words | None = None
+    placement: Words | None = None
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether only some releases are meant."""
+        return self.since is not None or self.before is not None
+
+    def covers(self, release: str, placement: str) -> bool:
+        """Whether runs of *release* that place tables as *placement* says are meant."""
+        if self.placement is not None and self.placement != placement:
+            return False
+        if not self.has_releases:
+            return True
+        number = _numbers(release)
+        is_late = self.since is None or number >= _numbers(self.since)
+        is_early = self.before is None or number < _numbers(self.before)
+        return bool(number) and is_late and is_early
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """The numbers in a release, in order: `torch 2.1` is 2, 1 and `2022-01-10` is 2022, 1, 10."""
+    return tuple(int(part) for part in re.findall(r"\d+", release))
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareStack(Form):
     """How a framework runs a model: kernels, fusions, overlaps, habits and host times.
 
     *family* is what it can run, None where it is for both. *attention_kernels* maps an
@@ -319,27 +414,33 @@ class SoftwareStack:
     memory hold it up. *evidence* is by architecture.
     """
 
-    name: str
-    description: str
-    source: str
+    name: Line
+    description: Line
+    source: Line
     execution: Execution
     optimizer_kernels: OptimizerKernels
-    fusions: frozenset[Fusion]
-    overlaps: frozenset[Overlap]
-    attention_kernels: Mapping[str, str]
+    attention_kernels: Annotated[Mapping[_Chip, Line], AfterValidator(_state_default)]
     host: HostTimes
+    fusions: frozenset[Fusion] = frozenset()
+    overlaps: frozenset[Overlap] = frozenset()
     family: Family | None = None
-    matmul_dtypes: Mapping[DType, DType] = field(default_factory=dict)
-    loads_long: bool = False
+    matmul_dtypes: Mapping[NumberFormat, NumberFormat] = field(default_factory=dict)
+    loads_long: Switch = False
     collective_algorithm: CollectiveAlgorithm | None = None
-    kernel_time_ratio: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    kernel_operations: Mapping[str, float] = field(default_factory=dict)
+    kernel_time_ratio: Mapping[_KernelFamily, _Ratios] = field(default_factory=dict)
+    kernel_operations: Mapping[_MemoryKernel, Number] = field(default_factory=dict)
     residency: Residency = Residency.COLD
     habits: frozenset[FrameworkBehaviour] = frozenset()
     tables: TableHandling = TableHandling()
     loader: Loader = Loader()
     compiled: Compiled = Compiled()
-    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+    evidence: Mapping[_Chip, Evidence] = field(default_factory=dict)
+    stands_for: tuple[Claim, ...] = ()
+    extends: Line = ""
+    host_speed_ratio: Factor = 1.0
+    date: Line = ""
+    licence: Line = ""
+    hardware: Line = ""
 
     def attention_kernel(self, architecture: str) -> str:
         """The attention kernel this stack takes on *architecture*."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import format_size
-from perfmodel.costs.measured_kernels import UnsupportedRow
+from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.validation.runs_question import read_scenario
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import SCHEMA_VERSION
@@ -56,7 +56,7 @@ class FitBoard:
     """All verdicts, counted together and by framework and number of stages."""
 
     verdicts: tuple[FitVerdict, ...]
-    unsupported: tuple[UnsupportedRow, ...] = ()
+    unsupported: tuple[Unsupported, ...] = ()
 
     @property
     def scores(self) -> tuple[FitScore, ...]:
@@ -66,12 +66,6 @@ class FitBoard:
             _count("all", self.verdicts),
             *(_count(name, [one for one in self.verdicts if one.group == name]) for name in groups),
         )
-
-    def lines(self) -> list[str]:
-        """The table as text."""
-        head = f"{'group':28} {'failed':>7} {'caught':>7} {'ran':>6} {'false':>6} {'balanced':>9}"
-        unread = [f"not judged: row {one.row}: {one.reason}" for one in self.unsupported]
-        return [head, *(_line(score) for score in self.scores), *unread]
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A flat row per run: its verdict, or the reason why it could not be judged."""
@@ -99,7 +93,7 @@ def judge_fits(tables: Sequence[RunTable]) -> FitBoard:
     asked = [row for row in rows if row.text("source") in sources]
     return FitBoard(
         tuple(_judge(row) for row in asked if not row.faults),
-        tuple(UnsupportedRow(str(row.name), "; ".join(row.faults)) for row in asked if row.faults),
+        tuple(Unsupported(str(row.name), "; ".join(row.faults)) for row in asked if row.faults),
     )
 
 
@@ -111,15 +105,6 @@ def _count(group: str, verdicts: Iterable[FitVerdict]) -> FitScore:
         caught=kinds.count((False, False)),
         ran=sum(ran for ran, _ in kinds),
         false_alarms=kinds.count((True, False)),
-    )
-
-
-def _line(score: FitScore) -> str:
-    balanced = score.balanced_accuracy_pct
-    words = "" if balanced is None else f"{balanced:.1f} %"
-    return (
-        f"{score.group:28} {score.failed:7} {score.caught:7} {score.ran:6} "
-        f"{score.false_alarms:6} {words:>9}"
     )
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
 from perfmodel.base.units import NS_PER_S
+from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.execution.executor import Executor
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.question import PredictOptions
 from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs_prediction import RunAnswer, RunAsked, predict_run
 from perfmodel.validation.runs_table import RunRow, RunTable
-from perfmodel.validation.scoreboard import Deviation, Scoreboard, Unsupported
+from perfmodel.validation.scoreboard import Deviation, Scoreboard
 
 KIND = "runs"
-MOST_ASSUMPTIONS = 20
 """Sentences that the scoreboard for people shows, those of most rows first."""
 
 
@@ -84,25 +83,6 @@ class RunScoreboard(Scoreboard):
         for row in document["rows"]:
             row["assumptions"] = list(self.assumptions.get(row["row"], ()))
         return document
-
-    def lines(self) -> list[str]:
-        """The scoreboard for people, with how many rows rest on each assumption."""
-        counts = Counter(
-            sentence for sentences in self.assumptions.values() for sentence in sentences
-        )
-        common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        lines = [
-            f"assumed in {count} row{'s' if count > 1 else ''}: {sentence}"
-            for sentence, count in common[:MOST_ASSUMPTIONS]
-        ]
-        left = len(common) - len(lines)
-        if left:
-            lines.append(f"and {left} sentences more; --json has all of them by row.")
-        orders = [
-            f"order of layouts, {one.group}: {one.right_pct:.1f} % of {one.pairs} pairs"
-            for one in self.orders
-        ]
-        return Scoreboard.lines(self) + orders + lines
 
 
 def validate_tables(

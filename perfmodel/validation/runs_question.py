@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.base.dtypes import DType
 from perfmodel.prediction.question import PredictOptions, Question, workload_question
-from perfmodel.stacks.choice import choose_stack
+from perfmodel.stacks.profiles import choose_stack
 from perfmodel.stacks.stack import Family, SoftwareStack
 from perfmodel.validation.runs_dlrm import build_dlrm_spec
 from perfmodel.validation.runs_machines import build_machine

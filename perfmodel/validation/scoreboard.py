@@ -7,14 +7,16 @@ counted below 0.01 %, so that one lucky row does not make it zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from perfmodel.costs.estimates import INTERVAL_SIGMAS
+from perfmodel.costs.measured_kernels import Unsupported
+
 SCHEMA_VERSION = 1
-Z_OF_90_PCT = 1.6448536269514722
 _SMALLEST_PCT = 0.01
 
 
@@ -38,14 +40,6 @@ class Deviation:
     def is_inside(self) -> bool:
         """Whether the measurement lies in the interval."""
         return self.low <= self.measured <= self.high
-
-
-@dataclass(frozen=True, slots=True)
-class Unsupported:
-    """A row that could not be predicted, and why."""
-
-    row: str | int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +72,7 @@ def build_score(deviations: Sequence[Deviation]) -> Score:
 
 def interval_of(predicted: float, relative_sigma: float) -> tuple[float, float]:
     """The 90 % interval of a prediction whose logarithm has that standard deviation."""
-    factor = math.exp(Z_OF_90_PCT * relative_sigma)
+    factor = math.exp(INTERVAL_SIGMAS * relative_sigma)
     return predicted / factor, predicted * factor
 
 
@@ -125,18 +119,6 @@ class Scoreboard:
         predicted = [{**_row_of(one), "group": one.group} for one in self.deviations]
         return predicted + [asdict(one) for one in self.unsupported]
 
-    def lines(self) -> list[str]:
-        """The scoreboard for people: one line a group, the overall, then what was left out."""
-        width = max([len(name) for name in self.groups] + [len("overall")])
-        heading = f"{'group':<{width}} {'rows':>6} " + " ".join(
-            f"{word:>8}" for word in ("MAPE%", "median%", "geomean%", "p90%", "bias%", "inside%")
-        )
-        lines = [heading]
-        lines += [_line(name, score, width) for name, score in self.groups.items()]
-        if self.overall is not None:
-            lines.append(_line("overall", self.overall, width))
-        return lines + list(_unsupported_lines(self.unsupported))
-
 
 def _row_of(deviation: Deviation) -> dict[str, Any]:
     return {
@@ -147,20 +129,3 @@ def _row_of(deviation: Deviation) -> dict[str, Any]:
         "high": deviation.high,
         "error_pct": deviation.error_pct,
     }
-
-
-def _line(name: str, score: Score, width: int) -> str:
-    return (
-        f"{name:<{width}} {score.rows:>6} {score.mape_pct:>8.1f} {score.median_pct:>8.1f} "
-        f"{score.geomean_pct:>8.1f} {score.p90_pct:>8.1f} {score.bias_pct:>+8.1f} "
-        f"{score.inside_interval_pct:>8.0f}"
-    )
-
-
-def _unsupported_lines(rows: Iterable[Unsupported]) -> Iterable[str]:
-    by_reason: dict[str, list[str]] = {}
-    for one in rows:
-        by_reason.setdefault(one.reason, []).append(str(one.row))
-    for reason, names in by_reason.items():
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        yield f"not supported: row {shown}: {reason}"

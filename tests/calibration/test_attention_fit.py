@@ -2,15 +2,16 @@ import numpy as np
 import pytest
 
 from perfmodel.base.dtypes import DType
-from perfmodel.calibration.attention import fit_attention_entry, variant_of
-from perfmodel.costs.attention.model import AttentionModel, attention_shapes, forward_constants
-from perfmodel.costs.attention.physics import (
+from perfmodel.calibration.attention import fit_attention_entry
+from perfmodel.costs.attention import AttentionModel, attention_shapes, forward_constants
+from perfmodel.costs.attention_kernels import variant_of
+from perfmodel.costs.attention_physics import (
     AttentionConstants,
     BackwardConstants,
     predict_backward_ns,
     predict_forward_times,
 )
-from perfmodel.costs.gemm.model import machine_rates
+from perfmodel.costs.gemm import machine_rates
 from perfmodel.costs.measured_kernels import KernelTable, MeasuredKernel
 from perfmodel.graph.ops import Attention, Pass
 from perfmodel.stacks.profiles import load_stack

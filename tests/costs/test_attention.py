@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.attention.model import AttentionModel, attention_shapes
+from perfmodel.costs.attention import AttentionModel, attention_shapes
 from perfmodel.costs.calibration_files import load_entries
 from perfmodel.graph.ops import Attention, Pass
 from perfmodel.stacks.profiles import load_stack

@@ -17,9 +17,8 @@ from embeddings.table import EmbeddingTable, Lookup, TableMemory
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.embedding.constants import parse_constants
-from perfmodel.costs.embedding.model import EmbeddingModel, lookups_terms
-from perfmodel.costs.embedding.terms import Term, TermsSetting, _find_terms, tables_terms
+from perfmodel.costs.embedding import EmbeddingModel, lookups_terms, parse_constants
+from perfmodel.costs.embedding_terms import Term, TermsSetting, _find_terms, tables_terms
 from perfmodel.graph.ops import EmbeddingOp, Pass
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device

@@ -9,16 +9,16 @@ import pytest
 
 from perfmodel.calibration.experts import FEWEST_SHAPES, fit_expert_entry
 from perfmodel.calibration.kernels import cross_validate
-from perfmodel.costs.experts.model import ExpertLayerModel, layer_shapes
-from perfmodel.costs.experts.physics import (
+from perfmodel.costs.expert_physics import (
     ExpertConstants,
-    GroupedShapes,
+    layer_shapes,
     predict_grouped_times,
     predict_layer_times,
 )
-from perfmodel.costs.experts.table import load_expert_table
-from perfmodel.costs.gemm.model import machine_rates
-from perfmodel.costs.gemm.physics import MachineRates
+from perfmodel.costs.experts import ExpertLayerModel
+from perfmodel.costs.gemm import machine_rates
+from perfmodel.costs.gemm_physics import MachineRates
+from perfmodel.costs.kernel_tables import load_expert_table
 from perfmodel.costs.measured_kernels import KernelTable
 from perfmodel.stacks.profiles import load_stack
 from topologies import load_device
@@ -46,7 +46,7 @@ def table_of(tmp_path, *rows):
 
 
 def test_a_grouped_product_takes_its_tiles_its_floor_and_no_more():
-    shapes = GroupedShapes(*(np.array([value]) for value in (8.0, 480.0, 1280.0, 1000.0)))
+    shapes = np.array([8.0, 480.0, 1280.0, 1000.0])[:, np.newaxis]
     times = predict_grouped_times(shapes, MACHINE, CONSTANTS, width_bytes=2, slowdown=1.0)
 
     # (8 x 480 / 64 + 8 / 2) x 1280 / 128 = 640 tiles of 2 x 64 x 128 x 1000 flops at 5e13 a second.
@@ -58,7 +58,7 @@ def test_a_grouped_product_takes_its_tiles_its_floor_and_no_more():
 
 
 def test_a_product_smaller_than_a_wave_takes_most_of_one():
-    shapes = GroupedShapes(*(np.array([value]) for value in (1.0, 64.0, 128.0, 4096.0)))
+    shapes = np.array([1.0, 64.0, 128.0, 4096.0])[:, np.newaxis]
 
     def arithmetic_ns(least_waves):
         constants = replace(CONSTANTS, least_waves=least_waves)
@@ -96,10 +96,10 @@ def made_table(tmp_path, models):
 
 def test_a_fit_finds_the_times_of_models_that_it_did_not_see(tmp_path):
     table = made_table(tmp_path, [256 * number for number in range(2, 14)])
-    held_out = cross_validate("experts", table, folds=4, by=("shape",))
-    truth = np.array([kernel.measured_ns for kernel in held_out.kernels])
+    kernels, estimates = cross_validate("experts", table, folds=4, by=("shape",))
+    truth = np.array([kernel.measured_ns for kernel in kernels])
 
-    np.testing.assert_allclose(held_out.estimates.duration_ns, truth, rtol=0.05)
+    np.testing.assert_allclose(estimates.duration_ns, truth, rtol=0.05)
 
 
 def test_few_models_teach_nothing_beyond_the_physics(tmp_path):

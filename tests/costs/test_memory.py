@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.memory.curves import TrafficCurve, interpolate_row_factor
-from perfmodel.costs.memory.model import RESEMBLES, MemoryModel, measured_word
+from perfmodel.costs.memory import (
+    RESEMBLES,
+    MemoryModel,
+    TrafficCurve,
+    interpolate_row_factor,
+    measured_word,
+)
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import KERNEL_WORDS

@@ -147,9 +147,11 @@ RUNS = (
 
 def _table_readers() -> list[Reader]:
     from collectives.measurements import load_measurements
-    from perfmodel.costs.attention.table import load_attention_table
-    from perfmodel.costs.gemm.table import load_gemm_table
-    from perfmodel.costs.memory.table import load_memory_table
+    from perfmodel.costs.kernel_tables import (
+        load_attention_table,
+        load_gemm_table,
+        load_memory_table,
+    )
 
     return [
         _csv_reader("gemm", GEMM, load_gemm_table),

@@ -10,7 +10,7 @@ import pytest
 from embeddings.distribution import UNIFORM, Zipf
 from embeddings.popularity import build_popularity
 from embeddings.sharders import build_named_plan
-from perfmodel.costs.embedding.terms import Term
+from perfmodel.costs.embedding_terms import Term
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.draws import _DISTINCT, _factors, _growth, _TableDraws, draw_shards
 from perfmodel.planning.evaluator import PlanEvaluator

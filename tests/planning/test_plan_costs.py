@@ -11,7 +11,7 @@ import pytest
 from collectives import Collective, CollectiveKind, price_collective
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
-from perfmodel.costs.embedding.terms import Term, TermsSetting, tables_terms
+from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.graph.ops import Pass
 from perfmodel.planning import plan_costs
 from perfmodel.planning.plan_costs import ExchangePricer, PlanPricer

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.stacks.choice import choose_stack
+from perfmodel.stacks.profiles import choose_stack
 from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs import validate_runs
 from perfmodel.validation.runs_question import read_scenario

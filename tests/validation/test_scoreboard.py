@@ -1,10 +1,10 @@
 import pytest
 
 from perfmodel.base.writing import write_csv
+from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.validation.scoreboard import (
     Deviation,
     Scoreboard,
-    Unsupported,
     build_score,
     interval_of,
 )
@@ -68,14 +68,6 @@ def test_a_csv_has_a_line_per_row_with_its_numbers_or_its_reason(tmp_path):
 def test_a_board_without_predictions_exceeds_every_limit():
     assert Scoreboard("x", (), (Unsupported(0, "why"),)).exceeds(1000)
     assert not Scoreboard("x", (deviation(10, 11),)).exceeds(10.1)
-
-
-def test_lines_name_groups_and_reasons():
-    text = "\n".join(
-        Scoreboard("x", (deviation(10, 11, group="dgx"),), (Unsupported(3, "because"),)).lines()
-    )
-    assert "dgx" in text
-    assert "not supported: row 3: because" in text
 
 
 def test_the_interval_is_symmetric_in_the_logarithm():

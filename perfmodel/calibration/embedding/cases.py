@@ -18,8 +18,9 @@ from embeddings.distribution import UNIFORM, IndexDistribution, histogram_from_b
 from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.errors import MeasurementError
+from perfmodel.base.fields import Count, Duration, Number, Switch, Words
 from perfmodel.base.units import NS_PER_US
-from perfmodel.workloads.fields import Count, Duration, Number, Section, Switch, Words
+from perfmodel.workloads.fields import Section
 from topologies import Device, load_device
 
 # A sorted backward pass is a row of kernels on one stream: indices are made

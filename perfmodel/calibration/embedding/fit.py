@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.bounded_fit import Limit
 from perfmodel.calibration.embedding.cases import EmbeddingCase
-from perfmodel.costs.embedding.constants import HEADER, EmbeddingConstants
-from perfmodel.costs.embedding.model import LookupPricer, lookups_terms
-from perfmodel.costs.embedding.terms import Int64s
+from perfmodel.costs.embedding import HEADER, EmbeddingConstants, LookupPricer, lookups_terms
+from perfmodel.costs.embedding_terms import Int64s
 from perfmodel.graph.ops import EmbeddingOp, Pass
 
 _HEADING = """\

@@ -17,17 +17,8 @@ from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
 from embeddings.table import MOST_ROWS, MOST_TABLES, EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
-from perfmodel.workloads.fields import (
-    CommonSpec,
-    LayerCount,
-    Number,
-    NumberFormat,
-    Section,
-    Size,
-    Switch,
-    Width,
-    Words,
-)
+from perfmodel.base.fields import LayerCount, Number, NumberFormat, Size, Switch, Width, Words
+from perfmodel.workloads.fields import CommonSpec, Section
 
 Widths = Annotated[tuple[Width, ...], Field(min_length=1, max_length=MOST_TABLES)]
 Row = Annotated[int, Field(strict=True, ge=1, le=MOST_ROWS)]

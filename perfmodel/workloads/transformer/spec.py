@@ -13,8 +13,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from perfmodel.base.dtypes import DType
-from perfmodel.workloads.fields import (
-    CommonSpec,
+from perfmodel.base.fields import (
     Count,
     Degree,
     LayerCount,
@@ -22,11 +21,11 @@ from perfmodel.workloads.fields import (
     Number,
     NumberFormat,
     Ratio,
-    Section,
     Size,
     Switch,
     Width,
 )
+from perfmodel.workloads.fields import CommonSpec, Section
 
 _FP32_BYTES = DType.FP32.size_bytes
 

@@ -1,0 +1,276 @@
+"""Forms: documents read into frozen values, with every fault at its place.
+
+A frozen dataclass that inherits `Form` describes one mapping of a document. A field is called as
+in Python without the unit (`launch_ns` is `launch: 5 us`) unless it has an alias; the alias
+`memory.size` is the key `size` of the section `memory`. pydantic checks the values
+(`fields` has their types); this module turns what it finds into sentences with a line or a path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache, partial, reduce
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import core_schema
+
+from perfmodel.base.documents import FaultList, find_line, parse_yaml, read_yaml
+from perfmodel.base.errors import InputError
+from perfmodel.base.fields import as_fault
+from perfmodel.base.reading import quote
+
+T = TypeVar("T")
+MOST_LEVELS = 8
+"""How many documents one may extend, one after the other."""
+
+
+def key_of(field: str) -> str:
+    """The key of *field* in a document: its name without the unit."""
+    return re.sub(r"_(ns|bytes|bytes_per_s|flops|hz|w)$", "", field)
+
+
+class Form:
+    """What a frozen dataclass inherits to be read from a document.
+
+    *sections* are the keys whose mappings are read into fields with a dotted alias.
+    """
+
+    __slots__ = ()
+    __pydantic_config__ = ConfigDict(extra="forbid", alias_generator=key_of)
+    sections: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return core_schema.no_info_wrap_validator_function(cls._read, handler(source))
+
+    @classmethod
+    def _read(cls, content: Any, handler: Callable[[Any], Any]) -> Any:
+        if cls.sections and isinstance(content, Mapping):
+            content = dict(_iter_flat(content, cls.sections))
+        return as_fault(handler, content)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        document: dict[str, Any] = handler.resolve_ref_schema(handler(schema))
+        needed = document.get("required", [])
+        for section in cls.sections:
+            keys = [key for key in document["properties"] if key.startswith(f"{section}.")]
+            inner = {key.partition(".")[2]: document["properties"].pop(key) for key in keys}
+            required = [key.partition(".")[2] for key in keys if key in needed]
+            document["properties"][section] = {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": inner,
+                "required": required,
+            }
+            needed += [section] if required else []
+        if cls.sections:
+            document["required"] = [key for key in needed if key in document["properties"]]
+        return document
+
+
+def _iter_flat(content: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if key in sections and isinstance(value, Mapping):
+            yield from ((f"{key}.{inner}", one) for inner, one in value.items())
+        else:
+            yield key, value
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a document says before it is checked, and *locate*, which makes a path a place."""
+
+    name: str
+    content: Any
+    error_type: type[InputError] = InputError
+    locate: Callable[[str], str] = str
+
+    def faults(self) -> FaultList:
+        """A list for faults of this document."""
+        return FaultList(self.name, locate=self.locate)
+
+    def read(self, kind: Callable[..., T], **context: Any) -> T:
+        """The document as a *kind*; validators may look at *context*."""
+        try:
+            value: T = _adapter(kind).validate_python(self.content, context=context)
+        except ValidationError as error:
+            faults = self.faults()
+            for place, rule in _iter_faults(error, kind, self.content):
+                faults.add(place or "file", rule)
+            faults.check(self.error_type)
+            raise
+        return value
+
+
+def load_document(
+    path: Path, error_type: type[InputError], *, what: str = "", must_close: bool = False
+) -> Document:
+    """The YAML file at *path*; *what* it is comes before its name in errors."""
+    text = read_yaml(path, error_type=error_type, must_close=must_close)
+    content = parse_yaml(text, document=str(path), error_type=error_type)
+    locate = partial(find_line, [(path.name, text)])
+    return Document(f"{what} {path}".strip(), content, error_type, locate)
+
+
+def load_extended(
+    path: Path,
+    error_type: type[InputError],
+    *,
+    find: Callable[[str], Path],
+    merge: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]],
+) -> Document:
+    """The YAML file at *path*, merged over what its key `extends` names."""
+    files: list[tuple[str, str]] = []
+    contents: list[dict[str, Any]] = []
+    following: Path | None = path
+    while following is not None:
+        if len(files) > MOST_LEVELS:
+            raise error_type(f"{path}: `extends` chain is longer than {MOST_LEVELS}; is it a loop?")
+        text = read_yaml(following, error_type=error_type, must_close=True)
+        files.append((following.name, text))
+        contents.append(parse_yaml(text, document=str(following), error_type=error_type))
+        following = find(str(contents[-1]["extends"])) if "extends" in contents[-1] else None
+    content = reduce(merge, reversed(contents))
+    return Document(str(path), content, error_type, partial(find_line, files))
+
+
+def read_mapping(
+    kind: Callable[..., T],
+    content: Any,
+    *,
+    document: str,
+    error_type: type[InputError] = InputError,
+) -> T:
+    """*content* as a *kind*; *document* names it in errors."""
+    return Document(document, content, error_type).read(kind)
+
+
+def json_schema(kind: Any) -> dict[str, Any]:
+    """The JSON Schema of documents that are read as *kind*."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, **_adapter(kind).json_schema()}
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tuple[str, str]]:
+    """Place and rule of every fault; alternatives at one place are one fault."""
+    rules: dict[str, list[str]] = {}
+    alternatives = set()
+    for fault in error.errors(include_url=False):
+        place, value, is_alternative = _find(fault["loc"], content)
+        alternatives |= {place} if is_alternative else set()
+        rules.setdefault(place, []).append(_rule_of(fault, value, kind))
+    for place, found in rules.items():
+        is_deeper = any(other.startswith((f"{place}.", f"{place}[")) for other in rules)
+        if not (place in alternatives and is_deeper):
+            *first, last = dict.fromkeys(found)
+            yield place, " or ".join([one.partition(", got ")[0] for one in first] + [last])
+
+
+def _find(loc: tuple[int | str, ...], content: Any) -> tuple[str, Any, bool]:
+    """The path of *loc*, what *content* has there, and whether *loc* names types of a union."""
+    place, is_alternative = "", False
+    for number, part in enumerate(loc):
+        if isinstance(part, int):
+            place += f"[{part}]"
+            content = content[part] if isinstance(content, list) and part < len(content) else None
+        elif part != "[key]":
+            head, _, rest = part.partition(".")
+            if isinstance(content, Mapping) and part in content:
+                content = content[part]
+            elif isinstance(content, Mapping) and rest and head in content:
+                content = content[head].get(rest) if isinstance(content[head], Mapping) else None
+            elif number < len(loc) - 1 or not isinstance(content, Mapping):
+                is_alternative = True
+                continue
+            place += f".{part}"
+    return place.removeprefix("."), content, is_alternative
+
+
+_RULES = {
+    "missing": "must be given, but is missing",
+    "enum": "must be one of {expected}",
+    "literal_error": "must be one of {expected}",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "must be text, not empty",
+    "dict_type": "must be a mapping of keys",
+    "mapping_type": "must be a mapping of keys",
+    "dataclass_type": "must be a mapping of keys",
+    "model_type": "must be a mapping of keys",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "frozen_set_type": "must be a list",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "too_short": "must have {min_length} entries or more",
+    "too_long": "must have {max_length} entries or fewer",
+}
+
+
+def _rule_of(fault: Any, value: Any, kind: Any) -> str:
+    context, got = fault.get("ctx", {}), f", got {quote(value)}"
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        *path, key = [part for part in fault["loc"] if isinstance(part, str | int)]
+        schema, (head, _, rest) = json_schema(kind), str(key).partition(".")
+        known = _keys_at(schema, path)
+        if rest and head in known:
+            return _unknown(rest, _keys_at(schema, [*path, head]), got)
+        return _unknown(str(key), known, got)
+    if fault["type"] == "value_error":
+        return str(context["error"])
+    if fault["type"] == "missing":
+        return _RULES["missing"]
+    if "expected" in context:
+        words = re.findall(r"'([^']*)'", context["expected"])
+        if fault["loc"][-1] == "[key]":
+            return _unknown(str(fault["input"]), words, got)
+        context = {"expected": ", ".join(words)}
+    rule = _RULES.get(fault["type"], str(fault["msg"]).replace("Input should be", "must be"))
+    return rule.format(**context) + got
+
+
+def _unknown(key: str, known: Sequence[str], got: str) -> str:
+    if key in known:
+        return f"must be a mapping of keys{got}"
+    near = get_close_matches(key, known, n=1)
+    return "unknown key; " + (
+        f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    )
+
+
+def _keys_at(schema: Mapping[str, Any], path: Sequence[int | str]) -> list[str]:
+    """The keys that *schema* has at *path*, in order."""
+    nodes = [schema]
+    for part in (*path, None):
+        spread: list[Any] = []
+        while nodes:
+            node = nodes.pop()
+            if "$ref" in node:
+                nodes.append(schema["$defs"][node["$ref"].rpartition("/")[2]])
+            nodes += [*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())]
+            spread.append(node)
+        if part is None:
+            return sorted({key for node in spread for key in node.get("properties", {})})
+        for node in spread:
+            inner = node.get("properties", {}).get(part, node.get("additionalProperties"))
+            inner = node.get("items") if isinstance(part, int) else inner
+            nodes += [inner] if isinstance(inner, dict) else []
+        nodes = nodes or spread
+    return []

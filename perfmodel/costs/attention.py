@@ -1,0 +1,212 @@
+"""Attention: fused kernels by name, or unfused as products and passes over the scores.
+
+The kernel is an input: on one GPU kernels differ by 14 to 40 %, generations by
+a factor of two. Which constants price a kernel is decided in `attention_kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+
+from perfmodel.base.provenance import Provenance
+from perfmodel.costs.attention_kernels import AttentionKind, KernelRecipe, find_recipe
+from perfmodel.costs.attention_physics import (
+    AttentionConstants,
+    AttentionShapes,
+    AttentionTimes,
+    attention_features,
+    predict_backward_ns,
+    predict_forward_times,
+)
+from perfmodel.costs.calibration_files import Entry, entries_for
+from perfmodel.costs.corrections import Corrected
+from perfmodel.costs.estimates import (
+    Bound,
+    Estimates,
+    build_estimates,
+    price_by_kind,
+    rows_of_kinds,
+)
+from perfmodel.costs.gemm import GemmModel, machine_rates
+from perfmodel.costs.gemm_physics import MachineRates
+from perfmodel.costs.memory import MemoryModel
+from perfmodel.costs.sustained import arithmetic_slowdown
+from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
+from perfmodel.stacks.stack import Fusion, SoftwareStack
+from topologies import Device
+
+BEYOND_FEW_ROWS_SIGMA = 0.15
+"""A handful of rows of one head size says little about others: published rates of cuDNN with
+heads of 64 lie a quarter below what rows with 128 make one expect."""
+
+
+class AttentionModel:
+    """Prices attention."""
+
+    family = "attention"
+
+    def __init__(self, entries: Sequence[Entry] | None = None) -> None:
+        self._entries = entries
+
+    def price(self, ops: Sequence[Attention], device: Device, stack: SoftwareStack) -> Estimates:
+        """Predict *ops* on *device* under *stack*."""
+        return price_by_kind(
+            ops,
+            rows_of_kinds(_kind(op, device, stack) for op in ops),
+            lambda kind, chosen: self._price_kind(chosen, kind, device, stack),
+        )
+
+    def describe(self, op: Attention, device: Device, stack: SoftwareStack) -> str:
+        """The kernel that runs *op* and whose constants price it."""
+        kind = _kind(op, device, stack)
+        if kind.kernel == UNFUSED:
+            return f"{UNFUSED}: products and passes over the scores"
+        return f"{kind.kernel}: {find_recipe(self._known(device), device, kind).describe(device)}"
+
+    def _known(self, device: Device) -> Sequence[Entry]:
+        return entries_for("attention", device) if self._entries is None else self._entries
+
+    def _price_kind(
+        self, ops: Sequence[Attention], kind: AttentionKind, device: Device, stack: SoftwareStack
+    ) -> Estimates:
+        if kind.kernel == UNFUSED:
+            return price_unfused(ops, device, stack)
+        return price_attentions(
+            attention_shapes(ops),
+            machine_rates(device, kind.dtype),
+            find_recipe(self._known(device), device, kind),
+            slowdown=arithmetic_slowdown(device, stack, kind.dtype),
+        )
+
+
+def price_attentions(
+    shapes: AttentionShapes, rates: MachineRates, recipe: KernelRecipe, *, slowdown: float = 1.0
+) -> Estimates:
+    """Predict *shapes* by *recipe* on a device with *rates*."""
+    entry, machine = recipe.match.entry, recipe.machine(rates)
+    constants = forward_constants(entry)
+    if recipe.leaves_cache_out:
+        # With a single key head next to nothing is written: the kernel that training runs.
+        shapes = replace(shapes, kv_heads=np.ones(len(shapes)))
+    times = predict_forward_times(shapes, machine, constants)
+    learned = _learned(shapes, machine, times, recipe)
+    # Long load slows the arithmetic only. Added, not multiplied: sums keep the order of parts.
+    slower_ns = (slowdown - 1.0) * times.busy_ns
+    duration_ns = recipe.time_ratio * (times.duration_ns * np.exp(learned.log_ratio) + slower_ns)
+    if recipe.backward is not None:
+        duration_ns = predict_backward_ns(shapes, machine, recipe.backward, forward_ns=duration_ns)
+    is_memory = times.memory_ns > 0.5 * times.duration_ns
+    bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
+    return build_estimates(
+        duration_ns,
+        relative_sigma=np.hypot(learned.relative_sigma, recipe.relative_sigma),
+        provenance=np.where(
+            learned.is_inside, recipe.provenance, max(recipe.provenance, Provenance.EXTRAPOLATED)
+        ),
+        bound=np.where(times.duration_ns < 2 * constants.floor_ns, Bound.LATENCY, bound),
+    )
+
+
+def _learned(
+    shapes: AttentionShapes, machine: MachineRates, times: AttentionTimes, recipe: KernelRecipe
+) -> Corrected:
+    """The correction of *times*; without one, only how sure we are."""
+    entry = recipe.match.entry
+    if entry.ordered is not None and recipe.takes_correction:
+        return entry.ordered.apply(attention_features(shapes, machine, times))
+    is_inside = np.full(len(shapes), True)
+    for name, column in (("head_dim", shapes.head_dim), ("length", shapes.queries)):
+        for low, high in entry.curves.get(name, ()):
+            is_inside &= (column >= low) & (column <= high)
+    sigma = np.where(is_inside, 0.0, BEYOND_FEW_ROWS_SIGMA)
+    return Corrected(
+        log_ratio=np.zeros(len(shapes)),
+        relative_sigma=np.hypot(sigma, entry.relative_sigma),
+        is_inside=is_inside,
+    )
+
+
+def forward_constants(entry: Entry) -> AttentionConstants:
+    """The constants of the forward pass in *entry*."""
+    names = [one.name for one in fields(AttentionConstants)]
+    return AttentionConstants(
+        **{name: entry.constants[name] for name in names if name in entry.constants}
+    )
+
+
+def attention_shapes(ops: Sequence[Attention]) -> AttentionShapes:
+    """*ops* as columns."""
+    rows = [
+        (op.batch, op.query_length, op.key_length, op.heads, op.kv_heads, op.head_dim,
+         op.dtype.size_bytes, op.is_causal, op.direction is Pass.BACKWARD)
+        for op in ops
+    ]  # fmt: skip
+    columns = np.array(rows, dtype=np.float64).reshape(-1, 9).T
+    batch, queries, keys, heads, kv_heads, head_dim, width, is_causal, is_backward = columns
+    return AttentionShapes(
+        batch=batch,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        width_bytes=width,
+        is_causal=is_causal > 0,
+        is_backward=is_backward > 0,
+    )
+
+
+def _kind(op: Attention, device: Device, stack: SoftwareStack) -> AttentionKind:
+    kernel = op.kernel
+    if kernel == "auto":
+        kernel = stack.attention_kernel(device.architecture.value)
+    return AttentionKind(kernel, op.is_causal, op.direction is Pass.BACKWARD, op.dtype)
+
+
+UNFUSED = "unfused"
+SEPARATE_PASSES = 3
+"""Passes over the scores without fusion: scale and mask, softmax, dropout."""
+
+
+def price_unfused(ops: Sequence[Attention], device: Device, stack: SoftwareStack) -> Estimates:
+    """Predict *ops* as products plus passes over the scores."""
+    gemms = [gemm for op in ops for gemm in _products(op)]
+    passes = [_passes(op, stack) for op in ops]
+    products = GemmModel().price(gemms, device, stack)
+    memory = MemoryModel().price(passes, device, stack)
+    starts = np.cumsum([0] + [len(_products(op)) for op in ops])[:-1]
+    product_ns = np.add.reduceat(products.duration_ns, starts)
+    total_ns = product_ns + memory.duration_ns
+    return build_estimates(
+        total_ns,
+        relative_sigma=0.15,
+        provenance=Provenance.ANALYTIC,
+        bound=np.where(memory.duration_ns > product_ns, Bound.MEMORY, Bound.COMPUTE),
+    )
+
+
+def _products(op: Attention) -> tuple[Gemm, ...]:
+    count = op.batch * op.heads
+    scores = Gemm(op.query_length, op.key_length, op.head_dim, op.dtype, batch=count)
+    mixed = Gemm(op.query_length, op.head_dim, op.key_length, op.dtype, batch=count)
+    transposed = Gemm(op.key_length, op.head_dim, op.query_length, op.dtype, batch=count)
+    if op.direction is Pass.FORWARD:
+        return scores, mixed
+    # Gradients of values and probabilities, then of queries and keys.
+    return transposed, scores, mixed, transposed
+
+
+def _passes(op: Attention, stack: SoftwareStack) -> MemoryBound:
+    scores_bytes = op.batch * op.heads * op.query_length * op.key_length * op.dtype.size_bytes
+    count = 1 if stack.fuses(Fusion.SOFTMAX_MASK) else SEPARATE_PASSES
+    reads = 2 if op.direction is Pass.BACKWARD else 1
+    return MemoryBound(
+        operator="softmax" if op.direction is Pass.FORWARD else "softmax_backward",
+        read_bytes=count * reads * scores_bytes,
+        write_bytes=count * scores_bytes,
+        dtype=op.dtype,
+        row_length=op.key_length,
+    )

@@ -1,1 +1,0 @@
-"""Costs of attention: fused kernels by name, or unfused."""

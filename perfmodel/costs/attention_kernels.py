@@ -1,0 +1,251 @@
+"""Attention kernels: which constants price a kernel on a device, in which direction.
+
+A measured name (`fa3`) is the kernel as its benchmark timed it, with the write
+to the cache of keys and values that serving does. A generation (`flash2`,
+`flash3`, `cudnn`) is the training kernel: its best-measured member without
+that write. What no table measured is derived and says so by a wider spread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import CalibrationError
+from perfmodel.base.provenance import Provenance
+from perfmodel.costs.attention_physics import BackwardConstants
+from perfmodel.costs.calibration_files import Entry, Match, match_entry
+from perfmodel.costs.gemm_physics import MachineRates
+from perfmodel.graph.ops import Attention
+from topologies import Device
+
+GENERATIONS: dict[str, tuple[str, ...]] = {
+    "flash1": ("flash_attention", "vllm_flash_attn", "vllm_flash_attn_fa2",
+               "vllm_vit_flash_attn_fa2"),
+    "flash2": ("flash_attention", "vllm_flash_attn", "vllm_flash_attn_fa2",
+               "vllm_vit_flash_attn_fa2"),
+    "flash3": ("fa3", "vllm_flash_attn_fa3", "flash_attention_v3", "vllm_vit_flash_attn_fa3"),
+    "flash4": ("vllm_flash_attn_fa4",),
+    "trtllm": ("torch_flow",),
+    "cudnn": ("cudnn",),
+}  # fmt: skip
+"""Which measured kernels a generation stands for, best measured first."""
+
+AMPERE_KERNELS = frozenset({"flash1", "flash2", *GENERATIONS["flash2"]})
+AMPERE_FLOPS_PER_CLOCK = 2048.0
+"""What a multiprocessor multiplies in a clock with the instructions that Ampere has.
+
+These kernels issue them on every chip. Later chips reach their
+datasheet rate only with instructions of their own: on H100 this makes 535 of 989
+TFLOP/s, of which flash-attention 2 is published to reach 370 forward and 322 backward
+(Shah et al., arXiv 2407.08608).
+"""
+FLASH1_TIME_RATIO = 2.0
+FLASH1_SIGMA = 0.2
+"""Flash-attention 2 is published to be about twice as fast as 1 (Dao, arXiv 2307.08691,
+abstract). Not measured here: assumed."""
+
+OTHER_MASK_SIGMA = 0.06
+OTHER_DTYPE_SIGMA = 0.12
+OTHER_BACKWARD_SIGMA = 0.08
+"""Backward was measured for one kernel; others are taken to keep its relation to forward."""
+CACHE_LEFT_OUT_SIGMA = 0.06
+"""Taking the cache write out of a benchmark of serving: published rates of flash-attention 3 on
+H100 are met to 9 % from length 2048 up, and are up to 21 % higher at 512."""
+NEARLY_MEASURED_SIGMA = 0.01
+OTHER_KERNEL_SIGMA = 0.15
+"""A kernel measured nowhere near the device is priced as another of its generation."""
+FAMILY_DISTANCE_SIGMA = 0.05
+"""Chips of one architecture and class are nearer to each other than this."""
+FAMILY_SIGMA = 0.02
+"""What borrowing within a family really adds: leaving H100 or H200 out costs 0 to 1.5 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """Calls that one set of constants prices."""
+
+    kernel: str
+    is_causal: bool
+    is_backward: bool
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRecipe:
+    """How a kind of call is priced: from which constants, and what is derived from them."""
+
+    match: Match
+    extra_sigma: float
+    time_ratio: float
+    writes_cache: bool
+    takes_correction: bool
+    backward: BackwardConstants | None
+    uses_ampere_instructions: bool
+
+    @property
+    def relative_sigma(self) -> float:
+        """What borrowing and standing in add to the spread of the constants."""
+        borrowed = self.match.borrowed_sigma
+        if 0.0 < borrowed < FAMILY_DISTANCE_SIGMA:
+            borrowed = FAMILY_SIGMA
+        left_out = CACHE_LEFT_OUT_SIGMA if self.leaves_cache_out else 0.0
+        return math.hypot(borrowed, self.extra_sigma, left_out)
+
+    @property
+    def leaves_cache_out(self) -> bool:
+        """Whether the benchmark wrote a cache and this kernel does not."""
+        return not self.writes_cache and self.match.entry.constants.get("cache_ratio", 0.0) > 0.0
+
+    @property
+    def provenance(self) -> Provenance:
+        """How we know times inside the range of the fit."""
+        if self.time_ratio != 1.0:
+            return Provenance.ASSUMED
+        return Provenance.INTERPOLATED if self.is_measured else Provenance.EXTRAPOLATED
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether this very kernel was measured on this very device."""
+        return self.match.is_own and self.extra_sigma < NEARLY_MEASURED_SIGMA
+
+    def machine(self, rates: MachineRates) -> MachineRates:
+        """The rates of a device that this kernel can use."""
+        if not self.uses_ampere_instructions:
+            return rates
+        reachable = rates.sm_count * rates.clock_hz * AMPERE_FLOPS_PER_CLOCK
+        return replace(rates, peak_flops=min(rates.peak_flops, reachable))
+
+    def describe(self, device: Device) -> str:
+        """One line: whose constants these are."""
+        entry = self.match.entry
+        words = f"{entry.variant} measured on {entry.device}"
+        if not self.match.is_own:
+            words += f", carried over to {device.name}"
+        if self.leaves_cache_out:
+            words += " without its cache write"
+        if self.time_ratio != 1.0:
+            words += f", taken to be {self.time_ratio:g} times as long"
+        if self.backward is not None:
+            words += f", backward as {self.backward.backward_forwards:.2f} forwards"
+        return words
+
+
+def variant_of(op: Attention) -> str:
+    """The variant that constants for *op* are filed under."""
+    suffix = "" if op.dtype in (DType.BF16, DType.FP16) else f"/{op.dtype.value}"
+    return f"{op.kernel}/{'causal' if op.is_causal else 'full'}{suffix}"
+
+
+def find_recipe(entries: Sequence[Entry], device: Device, kind: AttentionKind) -> KernelRecipe:
+    """The nearest constants for *kind* on *device*, and what standing in for it costs."""
+    found = [
+        (match, stand_in)
+        for stand_in in _stand_ins(kind)
+        if (match := match_entry(entries, device, stand_in.variant)) is not None
+    ]
+    if not found:
+        known = sorted({entry.variant.split("/")[0] for entry in entries})
+        raise CalibrationError(
+            f"attention kernel {kind.kernel!r}: must be `unfused`, `auto` or one of "
+            f"{', '.join([*GENERATIONS, *known])}."
+        )
+    # The nearest device first, then the best-measured member of a generation, then its mask:
+    # the physics knows masks better than it knows chips.
+    match, chosen = min(
+        found, key=lambda pair: (pair[0].borrowed_sigma + pair[1].distance_sigma, pair[1].place)
+    )
+    backward, backward_sigma = _find_backward(entries, device, kind, match)
+    is_flash1 = kind.kernel == "flash1"
+    return KernelRecipe(
+        match=match,
+        extra_sigma=chosen.mask_sigma
+        + chosen.distance_sigma
+        + backward_sigma
+        + (FLASH1_SIGMA if is_flash1 else 0.0),
+        time_ratio=FLASH1_TIME_RATIO if is_flash1 else 1.0,
+        writes_cache=kind.kernel not in GENERATIONS and not kind.is_backward,
+        # What was learned is of one mask and one family of chips; the physics carries further.
+        takes_correction=chosen.mask_sigma == 0.0 and match.borrowed_sigma < FAMILY_DISTANCE_SIGMA,
+        backward=backward,
+        uses_ampere_instructions=kind.kernel in AMPERE_KERNELS,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _StandIn:
+    """A variant that may price a kind of call, its place in the order, and what it costs.
+
+    *distance_sigma* is of another dtype or kernel, *mask_sigma* of another mask.
+    """
+
+    variant: str
+    place: int
+    mask_sigma: float
+    distance_sigma: float
+
+
+def _stand_ins(kind: AttentionKind) -> list[_StandIn]:
+    variants = [
+        (f"{name}/{mask}{suffix}", mask_sigma, dtype_sigma + kernel_sigma)
+        for name, kernel_sigma in members_of(kind.kernel)
+        for mask, mask_sigma in zip(_masks(kind), (0.0, OTHER_MASK_SIGMA), strict=True)
+        for suffix, dtype_sigma in _dtypes(kind.dtype)
+    ]
+    return [
+        _StandIn(variant, place, mask_sigma, distance_sigma)
+        for place, (variant, mask_sigma, distance_sigma) in enumerate(variants)
+    ]
+
+
+def members_of(kernel: str) -> list[tuple[str, float]]:
+    """Measured kernels that may stand for *kernel*: a generation's own, or itself and its next."""
+    if kernel in GENERATIONS:
+        return [(name, 0.0) for name in GENERATIONS[kernel]]
+    relatives = next((names for names in GENERATIONS.values() if kernel in names), ())
+    return [(kernel, 0.0), *((one, OTHER_KERNEL_SIGMA) for one in relatives if one != kernel)]
+
+
+def _masks(kind: AttentionKind) -> tuple[str, str]:
+    return ("causal", "full") if kind.is_causal else ("full", "causal")
+
+
+def _dtypes(dtype: DType) -> tuple[tuple[str, float], ...]:
+    if dtype in (DType.BF16, DType.FP16):
+        return (("", 0.0),)
+    return ((f"/{dtype.value}", 0.0), ("", OTHER_DTYPE_SIGMA))
+
+
+def _find_backward(
+    entries: Sequence[Entry], device: Device, kind: AttentionKind, match: Match
+) -> tuple[BackwardConstants | None, float]:
+    """How backward follows from forward: by the kernel's own rows, else by the nearest others."""
+    if not kind.is_backward:
+        return None, 0.0
+    own = backward_constants(match.entry)
+    if own is not None:
+        return own, 0.0
+    measured = [entry for entry in entries if backward_constants(entry) is not None]
+    for mask in _masks(kind):
+        for suffix, _ in _dtypes(kind.dtype):
+            variants = sorted(
+                {one.variant for one in measured if one.variant.endswith(f"/{mask}{suffix}")}
+            )
+            for variant in variants:
+                nearest = match_entry(measured, device, variant)
+                if nearest is not None:
+                    return backward_constants(nearest.entry), OTHER_BACKWARD_SIGMA
+    raise CalibrationError(
+        f"attention kernel {kind.kernel!r}: no table with backward passes was fitted. "
+        "Give `perfmodel calibrate attention` one that has them."
+    )
+
+
+def backward_constants(entry: Entry) -> BackwardConstants | None:
+    """The relation of backward to forward in *entry*, if its rows have both."""
+    names = BackwardConstants.__slots__
+    if not all(name in entry.constants for name in names):
+        return None
+    return BackwardConstants(**{name: entry.constants[name] for name in names})

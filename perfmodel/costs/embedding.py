@@ -1,0 +1,350 @@
+"""Embedding lookups: one fused kernel for all tables of a rank.
+
+Rows come from device memory or from the L2 as the distribution of indices
+says; the launch floor is paid once, not per table. The backward pass either
+sorts the indices and updates each distinct row once (`fbgemm`), writes the sum of
+its gradients to memory for a second kernel that does so (`two_step`), or adds
+every gradient in place (`table_batched`, its predecessor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embeddings.table import Lookup
+from perfmodel.base.documents import FaultList, parse_yaml
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import CalibrationError, InputError
+from perfmodel.base.provenance import Provenance
+from perfmodel.base.units import NS_PER_S, parse_duration_ns
+from perfmodel.costs.embedding_terms import (
+    CACHE_SHARE,
+    GATHER_BYTES,
+    MILLI,
+    SEGMENT_UPDATES,
+    Int64s,
+    Term,
+    TermsSetting,
+    add_terms,
+    most_tables_at_once,
+    tables_terms,
+)
+from perfmodel.costs.estimates import Bound, CodeColumn, Estimates, FloatColumn, build_estimates
+from perfmodel.graph.ops import EmbeddingOp, Pass
+from perfmodel.stacks.stack import SoftwareStack
+from topologies import Device
+
+CACHE_BANDWIDTH_RATIO = 3.0
+"""L2 over memory bandwidth where the datasheet does not say."""
+PREPARED_BYTES = 64
+"""Traffic an index makes outside sorting: made linear, counted, run-length coded, scanned."""
+SORTED_BYTES = 24
+"""Traffic of one sorting pass an index: key and value, read and written."""
+PASS_BITS = 8
+PREPARING_KERNELS = 12
+"""Kernels before the updates of a sorted backward pass, passes of sorting aside.
+
+Counted in a recording. Each pays the floor, as do the passes and both updates.
+"""
+WEIGHT_KERNELS = 2
+"""Further kernels that sort the weights of indices, passes aside."""
+WARPS_PER_BLOCK = 16
+BLOCKS_PER_SM = 2
+
+
+class EmbeddingModel:
+    """Prices fused lookups and their backward pass with the update."""
+
+    family = "embedding"
+
+    def price(self, ops: Sequence[EmbeddingOp], device: Device, stack: SoftwareStack) -> Estimates:
+        """Predict *ops* on *device*; *stack* does not matter."""
+        del stack
+        # Both directions of a rank ask for the same tables.
+        lookups = list(dict.fromkeys(op.lookup for op in ops))
+        number_of = {lookup: number for number, lookup in enumerate(lookups)}
+        terms = lookups_terms(lookups, device)[[number_of[op.lookup] for op in ops]]
+        pricer = LookupPricer(device)
+        durations = np.empty(len(ops))
+        bounds: CodeColumn = np.empty(len(ops), dtype=np.int8)
+        for row, op in enumerate(ops):
+            times = pricer.times(
+                terms[row : row + 1], op.direction, op.lookup.kernel, op.lookup.gradient_dtype
+            )
+            durations[row], bounds[row] = times[0][0], times[1][0]
+        is_own = pricer.constants.is_own
+        return build_estimates(
+            durations,
+            relative_sigma=pricer.constants.relative_sigma,
+            provenance=Provenance.INTERPOLATED if is_own else Provenance.EXTRAPOLATED,
+            bound=bounds,
+        )
+
+
+def lookups_terms(lookups: Sequence[Lookup], device: Device) -> Int64s:
+    """Lookups x terms, those of all tables of a lookup together."""
+    settings: dict[TermsSetting, list[int]] = {}
+    for number, lookup in enumerate(lookups):
+        at_once = min(len(lookup.tables), most_tables_at_once(device, lookup.batch_size))
+        setting = TermsSetting(
+            lookup.batch_size, lookup.optimizer, device.l2_bytes, max(at_once, 1)
+        )
+        settings.setdefault(setting, []).append(number)
+    found = np.empty((len(lookups), len(Term)), dtype=np.int64)
+    for setting, numbers in settings.items():
+        tables = [table for number in numbers for table in lookups[number].tables]
+        bounds = np.cumsum([len(lookups[number].tables) for number in numbers])[:-1]
+        for number, terms in zip(
+            numbers, np.split(tables_terms(tables, setting), bounds), strict=True
+        ):
+            found[number] = _add_repeated(terms, lookups[number], device)
+    return found
+
+
+def _add_repeated(of_tables: Int64s, lookup: Lookup, device: Device) -> Int64s:
+    terms = add_terms(of_tables)
+    if lookup.is_repeated and terms[Term.READ_BYTES] <= CACHE_SHARE * device.l2_bytes:
+        terms[Term.READ_BYTES] = 0
+    return terms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateParts:
+    """What the kernels of a sorted backward pass take: sorting, long rows, the other rows."""
+
+    prepared_ns: FloatColumn
+    long_ns: FloatColumn
+    short_ns: FloatColumn
+
+
+class LookupPricer:
+    """From terms to durations on one device; rows of terms are kernels.
+
+    *constants* are those of the device's generation unless others are given.
+    """
+
+    def __init__(self, device: Device, constants: EmbeddingConstants | None = None) -> None:
+        self.constants: EmbeddingConstants = constants or constants_for(device)
+        memory = float(device.memory_bandwidth_bytes_per_s)
+        cache = float(device.l2_bandwidth_bytes_per_s or CACHE_BANDWIDTH_RATIO * memory)
+        self._memory_ns = NS_PER_S / (self.constants.memory_ratio * memory)
+        self._sort_ns = NS_PER_S / (self.constants.sort_ratio * memory)
+        self._cache_ns = NS_PER_S / (self.constants.cache_ratio * cache)
+        self._host_ns = NS_PER_S / device.pcie_bandwidth_bytes_per_s
+        self._added_ns = NS_PER_S / (self.constants.updates_per_clock * device.clock_hz)
+        self._sm_count = device.sm_count
+        self._l2_bytes = device.l2_bytes
+
+    def times(
+        self,
+        terms: Int64s,
+        direction: Pass,
+        kernel: str,
+        gradient_dtype: DType = DType.FP32,
+    ) -> tuple[FloatColumn, NDArray[np.int8]]:
+        """Durations and what bounds them, of kernels x terms."""
+        numbers = terms.astype(np.float64)
+        if direction is Pass.FORWARD:
+            return self._forward(numbers)
+        if kernel == "table_batched":
+            return self._added(numbers)
+        return self._sorted(numbers, kernel, gradient_dtype)
+
+    def _forward(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
+        # What is written last stays in the L2 when the kernel ends.
+        written = np.maximum(terms[:, Term.OUTPUT_BYTES] - self._l2_bytes, 0)
+        memory_ns = (terms[:, Term.READ_BYTES] + written) * self._memory_ns
+        cache_ns = terms[:, Term.CACHE_BYTES] * self._cache_ns
+        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        tail_ns = terms[:, Term.TAIL_ROWS] * (self.constants.tail_row_ns / MILLI)
+        total_ns = self.constants.floor_ns + _norm4(memory_ns, cache_ns) + host_ns + tail_ns
+        return total_ns, _bound(memory_ns, cache_ns, host_ns)
+
+    def _added(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
+        """Gradients are read once a bag and added to every row in place, all at the same time."""
+        moved = terms[:, Term.OUTPUT_BYTES] + terms[:, Term.UPDATE_BYTES]
+        memory_ns = moved * self._memory_ns
+        added_ns = terms[:, Term.ADDED_NUMBERS] * self._added_ns
+        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        total_ns = self.constants.floor_ns + np.maximum(memory_ns, added_ns) + host_ns
+        return total_ns, _bound(memory_ns, added_ns, host_ns)
+
+    def update_parts(self, terms: Int64s, kernel: str) -> UpdateParts:
+        """The kernels of a sorted backward pass one by one, of kernels x terms."""
+        return self._update_parts(terms.astype(np.float64), kernel)
+
+    def _sorted(
+        self, terms: FloatColumn, kernel: str, gradient_dtype: DType
+    ) -> tuple[FloatColumn, NDArray[np.int8]]:
+        """Indices are sorted, gradients of a row are summed, and each row is updated once."""
+        parts = self._update_parts(terms, kernel, gradient_dtype)
+        memory_ns, cache_ns = self._merged_rows(terms)
+        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        total_ns = parts.prepared_ns + parts.long_ns + parts.short_ns + host_ns
+        bound = _bound(memory_ns + parts.prepared_ns, cache_ns, host_ns)
+        return total_ns, bound
+
+    def _update_parts(
+        self, terms: FloatColumn, kernel: str, gradient_dtype: DType = DType.FP32
+    ) -> UpdateParts:
+        draws = terms[:, Term.DRAWS]
+        bits = np.ceil(np.log2(np.maximum(terms[:, Term.ROWS], 2)))
+        passes = np.ceil(bits / PASS_BITS)
+        weighted = terms[:, Term.WEIGHTED_DRAWS]
+        sorted_bytes = SORTED_BYTES * passes * (draws + weighted)
+        launches = PREPARING_KERNELS + passes + (weighted > 0) * (WEIGHT_KERNELS + passes)
+        floor_ns = self.constants.floor_ns
+        prepared_ns = (PREPARED_BYTES * draws + sorted_bytes) * self._sort_ns + launches * floor_ns
+        if kernel == "fbgemm_2022":
+            long_ns, short_ns = self._long_and_short(terms)
+            return UpdateParts(prepared_ns, floor_ns + long_ns, floor_ns + short_ns)
+        if kernel == "two_step":
+            summed_ns = self._summed(terms, gradient_dtype.size_bytes)
+            moved = terms[:, Term.UPDATE_BYTES] + terms[:, Term.SUMMED_BYTES]
+            return UpdateParts(
+                prepared_ns, floor_ns + summed_ns, floor_ns + moved * self._memory_ns
+            )
+        # Rows of any length are cut into segments alike, so a hot row holds up nobody.
+        merged_ns = _norm4(*self._merged_rows(terms))
+        return UpdateParts(prepared_ns, np.full_like(draws, floor_ns), floor_ns + merged_ns)
+
+    def _long_and_short(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+        """Rows with many updates, a block each, and the others, a warp each."""
+        constants = self.constants
+        slots = self._sm_count * BLOCKS_PER_SM
+        blocks_ns = terms[:, Term.LONG_ROWS] * (constants.long_row_ns / MILLI / slots)
+        long_ns = np.maximum(blocks_ns, terms[:, Term.LONG_CACHE_BYTES] * self._cache_ns)
+        memory_ns, cache_ns = self._short_rows(terms)
+        empty_ns = terms[:, Term.DRAWS] * (constants.block_ns / (WARPS_PER_BLOCK * self._sm_count))
+        return long_ns, np.maximum(_norm4(memory_ns, cache_ns), empty_ns)
+
+    def _summed(self, terms: FloatColumn, number_bytes: int) -> FloatColumn:
+        """Gradients of every row are read through the cache, and their sum is written."""
+        shorter = number_bytes / DType.FP32.size_bytes
+        summed = terms[:, Term.SUMMED_BYTES]
+        memory_ns = (shorter * terms[:, Term.GRADIENT_BYTES] + summed) * self._memory_ns
+        narrow = GATHER_BYTES * terms[:, Term.DRAWS]
+        handled = np.hypot(number_bytes * terms[:, Term.ADDED_NUMBERS], narrow)
+        return _norm4(memory_ns, (handled + summed) * self._cache_ns)
+
+    def _merged_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+        """Memory and cache time of all rows; each segment writes and reads a partial sum."""
+        memory_ns, short_ns = self._short_rows(terms)
+        long_ns = terms[:, Term.LONG_CACHE_BYTES] * self._cache_ns
+        partial_ns = terms[:, Term.CACHE_BYTES] * (2 * self._cache_ns / SEGMENT_UPDATES)
+        return memory_ns, short_ns + long_ns + partial_ns
+
+    def _short_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+        """Memory and cache time of rows with few updates."""
+        moved = terms[:, Term.GRADIENT_BYTES] + terms[:, Term.UPDATE_BYTES]
+        return moved * self._memory_ns, terms[:, Term.SHORT_CACHE_BYTES] * self._cache_ns
+
+
+def _norm4(first: FloatColumn, second: FloatColumn) -> FloatColumn:
+    """Soft maximum of two times, from operations that round alike everywhere."""
+    total: FloatColumn = np.sqrt(
+        np.sqrt(first * first * first * first + second * second * second * second)
+    )
+    return total
+
+
+def _bound(memory_ns: FloatColumn, cache_ns: FloatColumn, host_ns: FloatColumn) -> NDArray[np.int8]:
+    names = np.array([Bound.MEMORY, Bound.CACHE, Bound.LINK], dtype=np.int8)
+    chosen: NDArray[np.int8] = names[np.argmax(np.stack([memory_ns, cache_ns, host_ns]), axis=0)]
+    return chosen
+
+
+HEADER = ("source", "hardware", "software", "date", "licence", "command")
+FALLBACK = "ampere"
+_FILE = "embedding.yaml"
+BORROWED_SIGMA = 0.2
+_TIMES = ("floor", "block_time", "long_row_time", "tail_row_time")
+_NUMBERS = ("memory_ratio", "cache_ratio", "sort_ratio", "updates_per_clock", "relative_sigma")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingConstants:
+    """What fused kernels reach on one generation.
+
+    *memory_ratio* and *cache_ratio* are of the datasheet's bandwidths for
+    gathered rows, *sort_ratio* of memory bandwidth for sorting indices.
+    *updates_per_clock* are numbers added in place, whole GPU. *block_ns* is
+    what an empty block of 16 warps takes on its SM and *long_row_ns* what a
+    block spends on a row with many updates, both in the kernels of 2022.
+    *tail_row_ns* is a row of a bag that is left alone.
+    """
+
+    floor_ns: float
+    memory_ratio: float
+    cache_ratio: float
+    sort_ratio: float
+    updates_per_clock: float
+    block_ns: float
+    long_row_ns: float
+    tail_row_ns: float
+    relative_sigma: float
+    is_own: bool
+
+
+def constants_for(device: Device) -> EmbeddingConstants:
+    """The constants of the generation of *device*, or those borrowed from the nearest."""
+    generations = load_constants()
+    architecture = device.architecture.value
+    return generations.get(architecture, generations[FALLBACK + " borrowed"])
+
+
+def describe_constants(device: Device) -> str:
+    """Whose constants price lookups on *device*, and what they were fitted to."""
+    content = parse_yaml(_text(), document=_FILE, error_type=CalibrationError)
+    architecture = device.architecture.value
+    is_own = architecture in content["generations"]
+    whose = architecture if is_own else f"{FALLBACK}, borrowed for {architecture}"
+    return f"{whose}: {content['hardware']}; {content['software']}; {content['date']}"
+
+
+def _text() -> str:
+    file = resources.files("perfmodel.costs") / "calibrations" / _FILE
+    return file.read_text(encoding="utf-8")
+
+
+@cache
+def load_constants() -> dict[str, EmbeddingConstants]:
+    """The constants that come with perfmodel, by generation."""
+    return parse_constants(_text(), document=_FILE)
+
+
+def parse_constants(text: str, *, document: str) -> dict[str, EmbeddingConstants]:
+    """Read constants from *text*; *document* names it in errors."""
+    content = parse_yaml(text, document=document, error_type=CalibrationError)
+    faults = FaultList(document)
+    for key in (*HEADER, "generations"):
+        if not content.get(key):
+            faults.add(key, "must be given")
+    faults.check(CalibrationError)
+    found: dict[str, EmbeddingConstants] = {}
+    for name, entry in content["generations"].items():
+        values: dict[str, float] = {}
+        for key in (*_TIMES, *_NUMBERS):
+            try:
+                value = entry[key]
+                number = parse_duration_ns(value) if key in _TIMES else float(value)
+            except (InputError, KeyError, TypeError, ValueError) as fault:
+                faults.add(f"generations.{name}.{key}", f"cannot be read ({fault})")
+                continue
+            if not number > 0:
+                faults.add(f"generations.{name}.{key}", f"must be above zero, got {value}")
+            values[key.removesuffix("_time") + "_ns" if key in _TIMES else key] = number
+        faults.check(CalibrationError)
+        found[name] = EmbeddingConstants(**values, is_own=True)
+    if FALLBACK not in found:
+        raise CalibrationError(f"{document}: must have constants of {FALLBACK}.")
+    borrowed = {**{key: getattr(found[FALLBACK], key) for key in values}}
+    borrowed["relative_sigma"] = max(borrowed["relative_sigma"], BORROWED_SIGMA)
+    found[FALLBACK + " borrowed"] = EmbeddingConstants(**borrowed, is_own=False)
+    return found

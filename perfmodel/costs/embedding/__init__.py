@@ -1,1 +1,0 @@
-"""Costs of embedding lookups and their updates."""

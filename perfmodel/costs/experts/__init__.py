@@ -1,1 +1,0 @@
-"""Experts: grouped products, and the whole layer that public tables measure."""

@@ -1,0 +1,369 @@
+"""GEMM: batches of matrix products on tensor cores or vector units.
+
+Physics first (tiles, waves, split k, cache, memory, clock under load), then a
+small fitted correction of what the library really does. A device nobody
+measured borrows constants, which are ratios of its datasheet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.dtypes import BITS_PER_BYTE, DType
+from perfmodel.base.errors import CalibrationError, PerfModelError, TopologyError
+from perfmodel.base.provenance import Provenance
+from perfmodel.costs.calibration_files import (
+    Entry,
+    Match,
+    entries_for,
+    generations_between,
+    match_entry,
+)
+from perfmodel.costs.corrections import CHUNK_ROWS, Correction, OrderedCorrection
+from perfmodel.costs.estimates import (
+    Bound,
+    Estimates,
+    FloatColumn,
+    build_estimates,
+    price_by_kind,
+)
+from perfmodel.costs.gemm_features import SIZE_FEATURES, gemm_features, gemm_step_features
+from perfmodel.costs.gemm_physics import (
+    GemmConstants,
+    GemmShapes,
+    MachineRates,
+    predict_arithmetic_ns,
+    predict_gemm_times,
+)
+from perfmodel.costs.sustained import arithmetic_slowdown
+from perfmodel.graph.ops import Gemm
+from perfmodel.stacks.stack import Residency, SoftwareStack
+from topologies import Device, load_device
+
+TENSOR = "tensor"
+VECTOR = "vector"
+_TENSOR_DTYPES = frozenset({DType.BF16, DType.FP16, DType.TF32, DType.INT8})
+_FITTED_DTYPES = frozenset({DType.BF16, DType.FP16, DType.FP32})
+_NEEDED = {
+    DType.FP8: DType.FP8, DType.FP8_BLOCK: DType.FP8, DType.NVFP4: DType.NVFP4,
+    DType.MXFP8: DType.NVFP4,
+}  # fmt: skip
+"""What a chip must have to multiply a quantised format. Scales of 32 values came into tensor
+cores together with those of 16, so a chip that states nvfp4 multiplies mxfp8 too."""
+FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
+"""Chips whose kernels stay resident and share the last wave."""
+ARITHMETIC_SHARE = 0.876
+"""A product whose time without memory traffic is at least this share of its time counts as bound
+by arithmetic, which long load slows down; (1 - 0.8**4)**0.25, memory being four fifths of it."""
+SMALLEST_SIDE = 32
+"""Side of the smallest product in the tables."""
+SMALLER_SIGMA = 0.12
+"""How unsure every halving of a side below the smallest fitted one makes us: libraries have kernels
+of their own for thin products. Recorded products of 16 rows were off by that much a halving."""
+OTHER_DTYPE_SIGMA = 0.12
+"""How unsure the step from half precision to a dtype without measurements makes us."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GemmCalibration:
+    """Constants and corrections that price products of one variant on a device."""
+
+    constants: GemmConstants
+    ordered: OrderedCorrection | None
+    steps: Correction | None
+    relative_sigma: float
+    borrowed_sigma: float
+    stand_in_sigma: float = 0.0
+    is_assumed: bool = False
+
+    @property
+    def provenance(self) -> Provenance:
+        """How we know times inside the range of the fit.
+
+        A format that the chip has no rate of its own for is assumed to run as the next wider one.
+        """
+        if self.is_assumed:
+            return Provenance.ASSUMED
+        is_own = self.borrowed_sigma == self.stand_in_sigma == 0.0
+        return Provenance.INTERPOLATED if is_own else Provenance.EXTRAPOLATED
+
+
+class GemmModel:
+    """Prices matrix products."""
+
+    family = "gemm"
+
+    def __init__(self, entries: Sequence[Entry] | None = None) -> None:
+        self._entries = entries
+
+    def price(self, ops: Sequence[Gemm], device: Device, stack: SoftwareStack) -> Estimates:
+        """Predict *ops* on *device* under *stack*."""
+
+        def price(stored: DType, chosen: Sequence[Gemm]) -> Estimates:
+            dtype = stack.matmul_dtypes.get(stored, stored)
+            return self._price_dtype(gemm_shapes(chosen), dtype, device, stack)
+
+        return price_by_kind(ops, rows_by_dtype(ops), price)
+
+    def _price_dtype(
+        self, shapes: GemmShapes, dtype: DType, device: Device, stack: SoftwareStack
+    ) -> Estimates:
+        check_multiplies(device, dtype)
+        calibration = self.calibration(device, dtype)
+        return price_gemms(
+            shapes,
+            machine_rates(device, dtype),
+            calibration,
+            residency=stack.residency,
+            slowdown=arithmetic_slowdown(device, stack, dtype),
+        )
+
+    def calibration(self, device: Device, dtype: DType) -> GemmCalibration:
+        """The constants of products of *dtype* on *device*."""
+        entries = entries_for("gemm", device) if self._entries is None else tuple(self._entries)
+        found = [
+            (match, sigma)
+            for variant, sigma in stand_ins(dtype)
+            if (match := match_entry(entries, device, variant, apart=_memory_apart(device)))
+            is not None
+        ]
+        if not found:
+            raise CalibrationError(
+                f"gemm: no constants for {variant_of(dtype)} arithmetic in the calibration. "
+                "Make them with `perfmodel calibrate gemm`."
+            )
+        match, sigma = min(found, key=lambda pair: pair[0].borrowed_sigma + pair[1])
+        is_assumed = sigma == 0.0 and not device.supports(_NEEDED.get(dtype, dtype))
+        return gemm_calibration(match, device, stand_in_sigma=sigma, is_assumed=is_assumed)
+
+
+def stand_ins(dtype: DType) -> tuple[tuple[str, float], ...]:
+    """Variants that may price products of *dtype*, and how unsure each makes us."""
+    own = variant_of(dtype)
+    if dtype.is_quantised:
+        return (own, 0.0), (DType.FP8.value, OTHER_DTYPE_SIGMA), (TENSOR, 2 * OTHER_DTYPE_SIGMA)
+    return ((own, 0.0 if dtype in _FITTED_DTYPES else OTHER_DTYPE_SIGMA),)
+
+
+def check_multiplies(device: Device, dtype: DType) -> None:
+    """Refuse a quantised *dtype* that *device* has no arithmetic for."""
+    needed = _NEEDED.get(dtype)
+    if needed is not None and not device.supports(needed):
+        known = ", ".join(one.value for one in device.peak_flops)
+        raise TopologyError(
+            f"device {device.name}: cannot multiply {dtype.value}; it states rates for {known}. "
+            "Choose one of these precisions, or another GPU."
+        )
+
+
+def gemm_calibration(
+    match: Match, device: Device, *, stand_in_sigma: float = 0.0, is_assumed: bool = False
+) -> GemmCalibration:
+    """What *match* says, ready to price with.
+
+    Chips before Hopper, and graphics chips, hand tiles out in whole waves;
+    constants borrowed from a chip that does not are changed in that point.
+    Corrections are of one generation's kernels and are lent within it only.
+    """
+    entry = match.entry
+    is_near = match.is_family
+    constants = GemmConstants(**entry.constants)
+    if not is_near and entry.ordered is not None:
+        constants = replace(constants, floor_ns=_carried_floor_ns(entry, device))
+    if not match.is_own and device.compute_capability not in FRACTIONAL_WAVE_CAPABILITIES:
+        constants = replace(constants, tail_ratio=1.0)
+    return GemmCalibration(
+        constants=constants,
+        ordered=entry.ordered if is_near else None,
+        steps=entry.correction if is_near else None,
+        relative_sigma=entry.relative_sigma,
+        borrowed_sigma=match.borrowed_sigma,
+        stand_in_sigma=stand_in_sigma,
+        is_assumed=is_assumed,
+    )
+
+
+def _memory_apart(device: Device) -> Callable[[Entry], float]:
+    """How far the memory of an entry's chip is from that of *device*, as a logarithm."""
+
+    def apart(entry: Entry) -> float:
+        memory_bytes_per_s = _memory_bytes_per_s(entry.device)
+        if memory_bytes_per_s is None:
+            return math.inf  # measured on a machine that the catalog does not have
+        return abs(math.log(memory_bytes_per_s / device.memory_bandwidth_bytes_per_s))
+
+    return apart
+
+
+@cache
+def _memory_bytes_per_s(device: str) -> float | None:
+    """The memory bandwidth of a *device* of the catalog."""
+    try:
+        return load_device(device).memory_bandwidth_bytes_per_s
+    except PerfModelError:
+        return None
+
+
+def _carried_floor_ns(entry: Entry, device: Device) -> float:
+    """The floor of *entry* for a chip of another generation.
+
+    Floors shrink with every generation. Of the fitted one and of what the correction makes of the
+    smallest product, a newer chip takes the lower and an older one the higher.
+    """
+    floor_ns = float(entry.constants["floor_ns"])
+    steps = generations_between(entry, device)
+    if steps == 0 or entry.ordered is None:
+        return floor_ns
+    source, constants = load_device(entry.device), GemmConstants(**entry.constants)
+    smallest = gemm_shapes([Gemm(SMALLEST_SIDE, SMALLEST_SIDE, SMALLEST_SIDE, DType.BF16)])
+    machine = machine_rates(source, DType.BF16)
+    times = predict_gemm_times(smallest, machine, constants, Residency.ROTATING)
+    learned = entry.ordered.apply(gemm_features(smallest, machine, times))
+    learned_ns = float((times.kernel_ns * np.exp(learned.log_ratio))[0])
+    return min(floor_ns, learned_ns) if steps > 0 else max(floor_ns, learned_ns)
+
+
+def price_gemms(
+    shapes: GemmShapes,
+    machine: MachineRates,
+    calibration: GemmCalibration,
+    *,
+    residency: Residency,
+    slowdown: float = 1.0,
+) -> Estimates:
+    """Predict *shapes*, all of one dtype."""
+    times = predict_gemm_times(shapes, machine, calibration.constants, residency)
+    kernel_ns = times.kernel_ns
+    sigma = np.full(len(shapes), calibration.relative_sigma)
+    is_inside = np.full(len(shapes), True)
+    if calibration.ordered is not None:
+        features = gemm_features(shapes, machine, times)
+        log_ratio, sigma = _apply(calibration.ordered, features)
+        kernel_ns = kernel_ns * np.exp(log_ratio)
+        is_inside &= has_fitted_sizes(features, calibration.ordered)
+        sigma = np.hypot(sigma, SMALLER_SIGMA * _halvings_below(features, calibration.ordered))
+    if calibration.steps is not None:
+        steps = calibration.steps.log_ratio(gemm_step_features(shapes, machine, times))
+        kernel_ns = kernel_ns * np.exp(steps)
+    floor_ns = calibration.constants.floor_ns
+    is_memory = times.memory_ns > 0.8 * (times.kernel_ns - floor_ns)
+    if slowdown > 1.0:
+        arithmetic_ns = predict_arithmetic_ns(shapes, machine, calibration.constants)
+        slowed_ns = slowdown * np.minimum(kernel_ns, arithmetic_ns / ARITHMETIC_SHARE)
+        kernel_ns = np.maximum(kernel_ns, slowed_ns)
+    bound = np.where(is_memory, Bound.MEMORY, Bound.COMPUTE)
+    spread = np.hypot(sigma, math.hypot(calibration.borrowed_sigma, calibration.stand_in_sigma))
+    return build_estimates(
+        times.timing_ns + kernel_ns,
+        relative_sigma=spread,
+        provenance=np.where(
+            is_inside,
+            calibration.provenance,
+            max(calibration.provenance, Provenance.EXTRAPOLATED),
+        ),
+        bound=np.where(times.kernel_ns < 2 * floor_ns, Bound.LATENCY, bound),
+    )
+
+
+def _apply(correction: OrderedCorrection, features: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
+    """Logarithm of the correction and its sigma, some rows at a time to stay in the cache."""
+    parts = [
+        correction.apply(features[start : start + CHUNK_ROWS])
+        for start in range(0, max(len(features), 1), CHUNK_ROWS)
+    ]
+    return (
+        np.concatenate([part.log_ratio for part in parts]),
+        np.concatenate([part.relative_sigma for part in parts]),
+    )
+
+
+def has_fitted_sizes(features: FloatColumn, correction: OrderedCorrection) -> NDArray[np.bool_]:
+    """Whether m, n, k and batch lie in the range of the fit."""
+    sizes = features[:, SIZE_FEATURES]
+    low, high = correction.low[SIZE_FEATURES], correction.high[SIZE_FEATURES]
+    return np.asarray(np.all((sizes >= low - 1e-3) & (sizes <= high + 1e-3), axis=1))
+
+
+def _halvings_below(features: FloatColumn, correction: OrderedCorrection) -> FloatColumn:
+    """How often m, n, k and batch would have to be doubled to lie in the range of the fit."""
+    below = correction.low[SIZE_FEATURES] - features[:, SIZE_FEATURES]
+    halvings: FloatColumn = np.maximum(below, 0.0).sum(axis=1)
+    return halvings
+
+
+def rows_by_dtype(ops: Sequence[Gemm]) -> dict[DType, Sequence[int]]:
+    """Which of *ops* have which dtype.
+
+    Compared by identity, because hashing an enum member a hundred thousand
+    times takes longer than pricing.
+    """
+    if not ops:
+        return {}
+    first = ops[0].dtype
+    if all(op.dtype is first for op in ops):
+        return {first: range(len(ops))}
+    return {
+        dtype: rows
+        for dtype in DType
+        if (rows := [row for row, op in enumerate(ops) if op.dtype is dtype])
+    }
+
+
+def gemm_shapes(ops: Sequence[Gemm]) -> GemmShapes:
+    """*ops*, all of one dtype, as columns."""
+    count = len(ops)
+    return GemmShapes(
+        batch=np.fromiter((op.batch for op in ops), np.float64, count),
+        m=np.fromiter((op.m for op in ops), np.float64, count),
+        n=np.fromiter((op.n for op in ops), np.float64, count),
+        k=np.fromiter((op.k for op in ops), np.float64, count),
+        width_bytes=np.full(count, ops[0].dtype.size_bits / BITS_PER_BYTE if ops else 0.0),
+    )
+
+
+def variant_of(dtype: DType) -> str:
+    """Whether products of *dtype* run on tensor cores, vector units or in a format of their own."""
+    if dtype.is_quantised:
+        return dtype.value
+    return TENSOR if dtype in _TENSOR_DTYPES else VECTOR
+
+
+def is_on_vector_units(stored: DType, device: Device, stack: SoftwareStack) -> bool:
+    """Whether products of numbers *stored* so run outside tensor cores on *device*."""
+    dtype = stack.matmul_dtypes.get(stored, stored)
+    return machine_rates(device, dtype).peak_flops <= device.vector_flops
+
+
+def machine_rates(device: Device, dtype: DType) -> MachineRates:
+    """What the datasheet of *device* says about products of *dtype*.
+
+    A dtype the chip cannot multiply at its own rate runs as the next wider one
+    it can, which for lack of tensor cores is the vector rate.
+    """
+    rate = next(
+        (device.peak_flops[kind] for kind in (dtype, *_WIDER.get(dtype, ()))
+         if kind in device.peak_flops),
+        device.vector_flops,
+    )  # fmt: skip
+    return MachineRates(
+        sm_count=device.sm_count,
+        clock_hz=device.clock_hz,
+        peak_flops=float(rate),
+        memory_bytes_per_s=float(device.memory_bandwidth_bytes_per_s),
+        l2_bytes=float(device.l2_bytes),
+    )
+
+
+_WIDER = {
+    DType.FP8_BLOCK: (DType.FP8,),
+    DType.MXFP8: (DType.FP8,),
+    DType.INT8: (DType.BF16, DType.FP16),
+    DType.BF16: (DType.FP32,),
+    DType.TF32: (DType.FP32,),
+}

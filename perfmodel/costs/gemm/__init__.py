@@ -1,1 +1,0 @@
-"""Costs of matrix products."""

@@ -1,1 +1,0 @@
-"""Costs of memory-bound kernels."""

@@ -1,0 +1,106 @@
+import json
+
+import numpy as np
+import pytest
+
+from perfmodel.base.errors import CalibrationError
+from perfmodel.costs.corrections import (
+    LARGEST_STEP,
+    Correction,
+    Layer,
+    Network,
+    OrderedCorrection,
+    OrderedNetwork,
+    correction_from_document,
+    correction_to_document,
+    ordered_from_document,
+    ordered_to_document,
+)
+
+
+def line(weight: float, bias: float) -> Network:
+    return Network((Layer(np.array([[weight]], np.float32), np.array([bias], np.float32)),))
+
+
+def correction(weight: float) -> Correction:
+    return Correction(
+        mean=np.zeros(1), scale=np.ones(1), low=np.array([-1.0]), high=np.array([1.0]),
+        shift=line(weight, 0.0),
+    )  # fmt: skip
+
+
+def test_outside_the_fitted_range_the_edge_answers():
+    answer = correction(0.02).log_ratio(np.array([[0.5], [1.0], [9.0]]))
+    # 0.02 x 0.5, 0.02 x 1, and 9 is held at 1.
+    assert answer == pytest.approx([0.01, 0.02, 0.02])
+
+
+def test_a_step_against_the_order_is_never_larger_than_three_per_cent():
+    assert LARGEST_STEP == 0.03
+    wild = correction(100.0).log_ratio(np.array([[1.0], [-1.0]]))
+    assert wild.tolist() == [LARGEST_STEP, -LARGEST_STEP]
+
+
+def test_a_written_correction_answers_the_same():
+    document = json.loads(json.dumps(correction_to_document(correction(0.02))))
+    again = correction_from_document(document, place="here")
+    row = np.array([[0.3]])
+    assert again.log_ratio(row) == pytest.approx(correction(0.02).log_ratio(row), rel=1e-4)
+
+
+def test_a_broken_document_is_refused_with_its_place():
+    with pytest.raises(CalibrationError, match="over there"):
+        correction_from_document({"mean": [0]}, place="over there")
+
+
+def network(weight: float = 1.0) -> OrderedNetwork:
+    # tanh(tanh(x)) + x / 2 for one input, whatever the second input is.
+    return OrderedNetwork(
+        first=np.array([[weight], [0.0]]),
+        first_bias=np.zeros(1),
+        second=np.ones((1, 1)),
+        second_bias=np.zeros(1),
+        last=np.ones(1),
+        straight=np.array([0.5, 0.0]),
+        bias=np.zeros(1),
+    )
+
+
+def ordered() -> OrderedCorrection:
+    spread = Network((Layer(np.zeros((2, 1), np.float32), np.full(1, np.log(0.1), np.float32)),))
+    return OrderedCorrection(
+        mean=np.zeros(2), scale=np.ones(2), low=np.full(2, -1.0), high=np.full(2, 1.0),
+        order=network(), spread=spread,
+    )  # fmt: skip
+
+
+def test_the_answer_is_the_ratio_to_the_first_feature():
+    corrected = ordered().apply(np.array([[0.5, 0.0]]))
+    # tanh(tanh(0.5)) + 0.25 - 0.5 = 0.4318 - 0.25.
+    assert corrected.log_ratio[0] == pytest.approx(0.4318 - 0.25, abs=1e-4)
+    assert corrected.relative_sigma[0] == pytest.approx(0.1)
+    assert corrected.is_inside[0]
+
+
+def test_beyond_the_range_time_grows_as_the_physics_says():
+    edge, beyond = ordered().apply(np.array([[1.0, 0.0], [9.0, 0.0]])).log_ratio
+    assert edge == beyond
+    assert not ordered().apply(np.array([[9.0, 0.0]])).is_inside[0]
+
+
+def test_a_falling_weight_is_refused():
+    with pytest.raises(CalibrationError, match="at least 0"):
+        network(weight=-0.1)
+
+
+def test_it_is_written_and_read_again():
+    features = np.array([[0.3, -0.2], [-0.8, 0.9]])
+    read = ordered_from_document(ordered_to_document(ordered()), place="here")
+    np.testing.assert_allclose(
+        read.apply(features).log_ratio, ordered().apply(features).log_ratio, rtol=1e-5
+    )
+
+
+def test_a_document_without_its_parts_is_refused_by_place():
+    with pytest.raises(CalibrationError, match="here: ordered must hold"):
+        ordered_from_document({"mean": [0.0]}, place="here")
