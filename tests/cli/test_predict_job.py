@@ -169,7 +169,7 @@ def test_a_model_beside_a_job_is_a_wrong_command_line(recorded, words, capsys):
     [
         (["--topology", "dgx_h100", "--was", "quad_gv200"], "quad_gv200"),
         (["--topology", "dgx_h100", "--calibration", "own.yaml"], "would change nothing"),
-        (["--was", "dgx_h100"], "Give --topology too"),
+        (["--was", "dgx_h100"], "Add --topology"),
         (["--isolated"], "no isolated iteration"),
         (["--no-interference"], "would change nothing"),
     ],
