@@ -162,7 +162,7 @@ def test_a_job_that_states_its_durations_needs_no_machine(built, capsys):
 )
 def test_a_model_beside_a_job_is_a_wrong_command_line(recorded, words, capsys):
     assert run("predict", "--job", recorded, *words) == 2
-    assert "cannot stand beside --job" in " ".join(capsys.readouterr().err.split())
+    assert "cannot be combined with --job" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_model_beside_a_job_is_a_wrong_command_line(recorded, words, capsys):
     [
         (["--topology", "dgx_h100", "--was", "quad_gv200"], "quad_gv200"),
         (["--topology", "dgx_h100", "--calibration", "own.yaml"], "would change nothing"),
-        (["--was", "dgx_h100"], "Give --topology too"),
+        (["--was", "dgx_h100"], "Add --topology"),
         (["--isolated"], "no isolated iteration"),
         (["--no-interference"], "would change nothing"),
     ],
