@@ -22,7 +22,7 @@ from perfmodel.costs.models import FAMILIES
 from perfmodel.graph.durations import DurationTable, OpDurations, build_shared_durations
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, duration_of
-from perfmodel.graph.program import NO_ORIGIN
+from perfmodel.graph.program import NO_ORIGIN, Program
 from perfmodel.graph.stored_programs import StoredPrograms
 from perfmodel.stacks.spread import NO_SPREAD, Spread
 
@@ -115,36 +115,29 @@ def family_draws(family: str, count: int, *, seed: int) -> NDArray[np.float64]:
 
 
 def stated_prices(job: JobGraph, known: PricedJob | None = None) -> PricedJob:
-    """The stated durations of *job* as prices without doubt.
+    """The stated durations of *job* as prices without uncertainty.
 
-    Tasks that *known* has by their origin keep their family and its doubt, and
-    those that still state what it says keep the price before it was rounded.
+    Tasks that *known* has by their origin keep their family and its uncertainty, and those that
+    still state the known duration keep the price before it was rounded.
     """
+    provenance = np.array(
+        [op.provenance if isinstance(op, Fixed) else 0 for op in job.ops], dtype=np.int8
+    )
     if known is None and isinstance(job.programs, StoredPrograms):
-        return _stated_by_op(job)
-    durations = stated_durations(job)
-    # One block of rows per program, in the order in which ranks first run them.
+        # Their tasks are not read here: prices by op.
+        values_ns = np.array([duration_of(op) for op in job.ops], dtype=np.int64)[:, np.newaxis]
+        durations: DurationTable = OpDurations(values_ns, job.rank_program.astype(np.int64))
+        return _certain_prices(job, durations, provenance)
+    # One row per program, in the order in which ranks first run them.
     programs = [job.programs[place] for place in dict.fromkeys(job.rank_program.tolist())]
     ops = np.concatenate([program.op for program in programs])
-    plain = _without_doubt(job, durations, _stated_provenance(job)[ops])
+    certain = _certain_prices(job, stated_durations(job), provenance[ops])
     if known is None:
-        return plain
-    return _recall(plain, known, np.concatenate([program.origin for program in programs]))
+        return certain
+    return _recall(certain, known, np.concatenate([program.origin for program in programs]))
 
 
-def _stated_by_op(job: JobGraph) -> PricedJob:
-    """The same for a job whose tasks are not read here: prices by op."""
-    values_ns = np.array([duration_of(op) for op in job.ops], dtype=np.int64)[:, np.newaxis]
-    durations = OpDurations(values_ns, job.rank_program.astype(np.int64))
-    return _without_doubt(job, durations, _stated_provenance(job))
-
-
-def _stated_provenance(job: JobGraph) -> CodeColumn:
-    known = [op.provenance if isinstance(op, Fixed) else 0 for op in job.ops]
-    return np.array(known, dtype=np.int8)
-
-
-def _without_doubt(job: JobGraph, durations: DurationTable, provenance: CodeColumn) -> PricedJob:
+def _certain_prices(job: JobGraph, durations: DurationTable, provenance: CodeColumn) -> PricedJob:
     count = len(durations.values_ns)
     return PricedJob(
         job=job,
@@ -158,16 +151,16 @@ def _without_doubt(job: JobGraph, durations: DurationTable, provenance: CodeColu
     )
 
 
-def _recall(plain: PricedJob, known: PricedJob, origins: NDArray[np.int32]) -> PricedJob:
+def _recall(certain: PricedJob, known: PricedJob, origins: NDArray[np.int32]) -> PricedJob:
     is_known = origins != NO_ORIGIN
-    was = known.take(np.where(is_known, origins, 0), plain.durations.rank_offset, job=plain.job)
-    is_same = is_known & (was.durations.values_ns[:, 0] == plain.durations.values_ns[:, 0])
+    was = known.take(np.where(is_known, origins, 0), certain.durations.rank_offset, job=certain.job)
+    is_same = is_known & (was.durations.values_ns[:, 0] == certain.durations.values_ns[:, 0])
     return replace(
-        plain,
-        float_ns=np.where(is_same, was.float_ns, plain.float_ns),
+        certain,
+        float_ns=np.where(is_same, was.float_ns, certain.float_ns),
         relative_sigma=np.where(is_known, was.relative_sigma, 0.0),
-        family=np.where(is_known, was.family, plain.family).astype(np.int8),
-        bound=np.where(is_known, was.bound, plain.bound).astype(np.int8),
+        family=np.where(is_known, was.family, certain.family).astype(np.int8),
+        bound=np.where(is_known, was.bound, certain.bound).astype(np.int8),
         link_use=np.where(is_known[:, np.newaxis], was.link_use, 0.0),
         slowdowns=known.slowdowns,
         spread=known.spread,
@@ -176,9 +169,11 @@ def _recall(plain: PricedJob, known: PricedJob, origins: NDArray[np.int32]) -> P
 
 def stated_durations(job: JobGraph) -> DurationTable:
     """The durations that the tasks of a pinned *job* state."""
-    rows = []
-    for program in job.programs:
-        ops, place = np.unique(program.op, return_inverse=True)
-        durations = [duration_of(job.ops[op]) for op in ops.tolist()]
-        rows.append(np.array(durations, dtype=np.int64)[place])
-    return build_shared_durations(job, rows)
+    return build_shared_durations(job, [durations_of(job, program) for program in job.programs])
+
+
+def durations_of(job: JobGraph, program: Program) -> NDArray[np.int64]:
+    """The durations that the tasks of *program* state."""
+    ops, place = np.unique(program.op, return_inverse=True)
+    durations = np.array([duration_of(job.ops[op]) for op in ops.tolist()], dtype=np.int64)
+    return durations[place]

@@ -1,7 +1,7 @@
-"""Pinning: every task of a job gets a stated duration and remembers what it does.
+"""Pinning: every task of a job gets a stated duration and remembers its work.
 
-What-ifs change durations, so a job made of shapes is priced first. Ranks that
-pay different prices for the same program get programs of their own.
+What-ifs change durations, so a job made of shapes is priced first. Ranks with different prices
+for the same program get programs of their own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph, with_own_origins
-from perfmodel.graph.ops import Fixed, Op
+from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Program
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.whatif.job_draft import JobDraft
+from perfmodel.whatif.drafts import JobDraft
 from perfmodel.whatif.selection import names_of
 from topologies import Cluster, build_cluster, load_topology
 
@@ -75,9 +75,10 @@ def pin_job(job: JobGraph, machine: PricingMachine) -> JobGraph:
 def pin_durations(
     job: JobGraph, durations: DurationTable, *, provenance: CodeColumn | None = None
 ) -> JobGraph:
-    """*job* with *durations* as stated ones, each known as *provenance* says, or recorded."""
+    """*job* with *durations* as stated ones, of the given *provenance* or recorded."""
     draft = JobDraft(job)
-    recorded = np.full(len(durations.values_ns), Provenance.RECORDED, dtype=np.int8)
+    if provenance is None:
+        provenance = np.full(len(durations.values_ns), Provenance.RECORDED, dtype=np.int8)
     programs: list[Program] = []
     number: dict[tuple[int, int], int] = {}
     rank_program = np.empty_like(job.rank_program)
@@ -87,30 +88,21 @@ def pin_durations(
         if key not in number:
             number[key] = len(programs)
             rows = slice(offset, offset + program.task_count)
-            known = recorded if provenance is None else provenance
             values = durations.values_ns[rows, 0].tolist()
-            programs.append(_pin_program(draft, program, values, known[rows].tolist()))
+            programs.append(_pin_program(draft, program, values, provenance[rows].tolist()))
         rank_program[rank] = number[key]
     return replace(draft.build(), programs=tuple(programs), rank_program=rank_program)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PinnedJob:
-    """A job that states its durations; *prices* are by number of the origin of its tasks."""
-
-    job: JobGraph
-    prices: PricedJob
-
-
-def pin_prices(priced: PricedJob) -> PinnedJob:
-    """*priced* with its durations stated, and what its tasks cost to be found again by origin."""
+def pin_prices(priced: PricedJob) -> PricedJob:
+    """*priced* with its durations stated in its job, and its prices by the origin of the tasks."""
     pinned = pin_durations(priced.job, priced.durations, provenance=priced.provenance)
     _, first_rank = np.unique(pinned.rank_program, return_index=True)
     rows = [priced.rows_of_rank(int(rank)) for rank in first_rank]
     starts = np.concatenate([[0], np.cumsum([row.stop - row.start for row in rows])])
     chosen = np.concatenate([np.arange(row.start, row.stop) for row in rows])
     job = with_own_origins(pinned)
-    return PinnedJob(job, priced.take(chosen, starts[pinned.rank_program], job=job))
+    return priced.take(chosen, starts[pinned.rank_program], job=job)
 
 
 def _pin_program(
@@ -121,11 +113,9 @@ def _pin_program(
     keys = list(zip(program.op.tolist(), values_ns, known, strict=True))
     for key in keys:
         if key not in pinned:
-            pinned[key] = draft.op(_pin(draft.op_at(key[0]), key[1], Provenance(key[2])))
+            op, (_, duration_ns, provenance) = draft.ops[key[0]], key
+            if not isinstance(op, Fixed):
+                op = Fixed(names_of(op)[0], duration_ns, work=op)
+            new = replace(op, duration_ns=duration_ns, provenance=Provenance(provenance))
+            pinned[key] = draft.op(new)
     return replace(program, op=np.array([pinned[key] for key in keys], dtype=np.int32))
-
-
-def _pin(op: Op, duration_ns: int, provenance: Provenance) -> Fixed:
-    if isinstance(op, Fixed):
-        return replace(op, duration_ns=duration_ns, provenance=provenance)
-    return Fixed(names_of(op)[0], duration_ns, provenance, op)
