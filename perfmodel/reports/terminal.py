@@ -68,8 +68,10 @@ def _draw(report: Report, console: Console) -> None:
     if report.headline is not None:
         console.print(*_headline(report.headline), sep="\n")
     for section in report.sections:
+        if section.blocks and (section.title or report.headline):
+            console.print()
         if section.blocks and section.title:
-            console.print(_line(f"\n{section.title}", "bold"))
+            console.print(_line(section.title, "bold"))
         for block in section.blocks:
             for row in _rows(block, console.width - INDENT):
                 # Commands are not wrapped: a terminal copies them whole.
@@ -77,12 +79,11 @@ def _draw(report: Report, console: Console) -> None:
                 shown = row if is_command else Padding(row, (0, 0, 0, INDENT))
                 console.print(shown, soft_wrap=is_command)
     if report.footer:
-        console.print(_line(f"\n{report.footer}", "dim"))
+        console.print("", _line(report.footer, "dim"), sep="\n")
 
 
 def _line(text: str, style: str = "") -> Text:
-    lead = "\n" if text.startswith("\n") else ""
-    return Text(lead + printable(text.removeprefix("\n")), style=style)
+    return Text(printable(text), style=style)
 
 
 def _headline(headline: Headline) -> Iterator[RenderableType]:
