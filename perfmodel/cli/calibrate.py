@@ -7,6 +7,7 @@ that did not see it, in the same form as `perfmodel validate`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -19,6 +20,7 @@ from perfmodel.api.measured import KernelKind
 from perfmodel.base.errors import InputError
 from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.options import JsonFile, Quiet
+from perfmodel.cli.outputs import Outputs
 from perfmodel.cli.scores import (
     CollectiveTables,
     Limit,
@@ -30,7 +32,6 @@ from perfmodel.cli.scores import (
 )
 
 if TYPE_CHECKING:
-    from perfmodel.calibration.embedding.fit import CaseError
     from perfmodel.validation.scoreboard import Scoreboard
 
 
@@ -132,23 +133,19 @@ def calibrate_embedding(
 
     Every case is also predicted by constants that were fitted without it.
     """
-    from perfmodel.calibration.embedding.fit import format_errors
+    from perfmodel.reports.scores import report_embedding_fit
 
     fit = api.calibrate_embedding(cases, data=data, out=out)
-    if json_file is not None:
-        _write_json(fit.errors, json_file)
-    if json_file != STDOUT:
-        print("\n".join(format_errors(fit.errors)))
+    rows = [asdict(error) for error in fit.errors]
+    outputs = Outputs(json_file=json_file)
+    outputs.write(
+        report_embedding_fit(fit.errors),
+        lambda: {"schema_version": 1, "kind": "embedding", "rows": rows},
+    )
+    if outputs.is_printed:
         print(
             "Nothing written; --out FILE writes the constants." if out is None else f"Wrote {out}"
         )
-
-
-def _write_json(errors: tuple[CaseError, ...], json_file: str) -> None:
-    from dataclasses import asdict
-
-    rows = [asdict(error) for error in errors]
-    write_json(json_file, {"schema_version": 1, "kind": "embedding", "rows": rows})
 
 
 class DeviceChoice(Enum):
@@ -171,18 +168,13 @@ def measure(
     ] = 9,
 ) -> None:
     """Measure kernels and collectives of this machine and write files that predict accepts."""
+    from perfmodel.reports.scores import report_measured_machine
+    from perfmodel.reports.terminal import print_report
+
     found = api.measure_machine(
         device.value, out, ranks=ranks, samples=samples, on_phase=lambda one, _: print(f"{one} ...")
     )
-    for family, error in found.errors.items():
-        print(
-            f"{family:<12} {error.count:>3} measured   median error {error.median_pct:5.1f} %   "
-            f"bias {error.bias_pct:+6.1f} %"
-        )
-    print(
-        f"others had the core {100 * found.lost_ratio:.0f} % of the time; samples spread over "
-        f"{100 * found.spread_ratio:.0f} %"
-    )
+    print_report(report_measured_machine(found))
     print(f"Wrote {found.topology} and {found.device}")
     hosts = f" --hosts {ranks}" if device is DeviceChoice.CPU and ranks > 1 else ""
     print(f"perfmodel predict --topology {found.topology} --stack {found.stack}{hosts}")
@@ -223,21 +215,11 @@ def calibrate_interference(
     ] = None,
 ) -> None:
     """Fit how much kernels slow down beside collectives, from recorded jobs."""
-    from perfmodel.calibration.interference.fit import slowdown_of
+    from perfmodel.reports.scores import report_interference
+    from perfmodel.reports.terminal import print_report
 
     fitted = api.calibrate_interference(traces, device=device, out=out, licence=licence)
-    print(f"{'generation':<12}{'family':<11}{'phase':<9}{'kernels':>7}  measured (90 %)       used")
-    for architecture, cells in sorted(fitted.of_architecture.items()):
-        for (family, phase), cell in cells.items():
-            seen, words = cell.seen, "assumed"
-            if seen is not None:
-                low, high = slowdown_of(seen.low_ratio), slowdown_of(seen.high_ratio)
-                words = f"{slowdown_of(seen.mean_ratio):.3f} ({low:.3f} to {high:.3f})"
-            count = 0 if seen is None else seen.kernels
-            print(
-                f"{architecture:<12}{family:<11}{phase.word:<9}{count:>7}  {words:<24}"
-                f"{cell.slowdown:.3f}"
-            )
+    print_report(report_interference(fitted))
     if out is not None:
         print(f"Wrote {out}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,11 +14,8 @@ from collectives.software import parse_algorithm, parse_nccl_version, parse_prot
 from perfmodel.base.errors import InputError
 from perfmodel.base.reading import check_end, read_packed_text
 from perfmodel.base.units import parse_size
-from perfmodel.base.writing import STDOUT, write_output
 from perfmodel.cli.options import CalibrationFiles, JsonFile, Machine, parse_ranks
-
-if TYPE_CHECKING:
-    from perfmodel.reports.collective import CollectiveAnswer, SizeSweep
+from perfmodel.cli.outputs import Outputs
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -90,6 +87,7 @@ def collective(
 ) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
     from perfmodel import api
+    from perfmodel.reports.collective import report_collective, report_sizes
 
     software = api.CollectiveSoftware(
         nccl_version=parse_nccl_version(nccl_version),
@@ -104,34 +102,21 @@ def collective(
         "software": software,
         "calibration": tuple(calibration or ()),
     }
-    answer: CollectiveAnswer | SizeSweep
+    outputs = Outputs(json_file=json_file, plot_file=plot)
     if sweep:
-        answer = api.sweep_collective(kind.value, measured=measured or (), **of_whom)
-        if plot is not None:
-            answer.plot(plot)
-    else:
-        if plot is not None or measured:
-            raise InputError("collective: --plot and --measured go with --sweep. Add --sweep.")
-        answer = api.ask_collective(
-            kind.value,
-            _size_of(kind, size, byte_matrix),
-            beside=[_read_beside(text) for text in beside or ()],
-            byte_matrix=None if byte_matrix is None else load_byte_matrix(byte_matrix),
-            **of_whom,
-        )
-    _put(answer, json_file)
-    if plot is not None and json_file != STDOUT:
-        print(f"wrote {plot}")
-
-
-def _put(answer: CollectiveAnswer | SizeSweep, json_file: str | None) -> None:
-    if json_file is not None:
-        import orjson
-
-        options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
-        write_output(json_file, orjson.dumps(answer.to_dict(), option=options).decode() + "\n")
-    if json_file != STDOUT:
-        print("\n".join(answer.lines()))
+        found = api.sweep_collective(kind.value, measured=measured or (), **of_whom)
+        outputs.write(report_sizes(found), found.to_dict, found.plot)
+        return
+    if plot is not None or measured:
+        raise InputError("collective: --plot and --measured go with --sweep. Add --sweep.")
+    answer = api.ask_collective(
+        kind.value,
+        _size_of(kind, size, byte_matrix),
+        beside=[_read_beside(text) for text in beside or ()],
+        byte_matrix=None if byte_matrix is None else load_byte_matrix(byte_matrix),
+        **of_whom,
+    )
+    outputs.write(report_collective(answer), answer.to_dict)
 
 
 def _size_of(kind: CollectiveKind, size: str | None, byte_matrix: Path | None) -> int:

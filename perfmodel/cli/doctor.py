@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,34 +21,13 @@ def doctor(
 ) -> None:
     """Say which versions are installed, where packages come from, and what is missing."""
     from perfmodel import api
+    from perfmodel.api.about import EXTRAS
+    from perfmodel.reports.listings import report_installation
+    from perfmodel.reports.terminal import print_report
 
     found = api.examine_installation(try_ray=is_thorough)
     write_json(json_file, found)
     if json_file != STDOUT:
-        print("\n".join(tell(found)))
+        print_report(report_installation(found, EXTRAS))
     if found["faults"]:
         raise typer.Exit(1)
-
-
-def tell(found: dict[str, Any]) -> list[str]:
-    """The document for people."""
-    heading = (
-        f"perfmodel {found['perfmodel']} on Python {found['python']}, {found['system']}, "
-        f"{found['cores']} cores, {found['memory_gib']} GiB of memory"
-    )
-    from perfmodel.api.about import EXTRAS
-
-    lines = [heading]
-    lines += [f"  {name:<12} {place or 'NOT FOUND'}" for name, place in found["places"].items()]
-    lines.append(
-        "  "
-        + ", ".join(f"{name} {version or 'MISSING'}" for name, version in found["versions"].items())
-    )
-    lines += [
-        f"  without {name}: no {use}. Install it with: pip install 'perfmodel[emulate]'"
-        for name, use in EXTRAS.items()
-        if found["versions"][name] is None
-    ]
-    lines.append(f"  Ray: {found['ray']}")
-    lines += [f"  fault: {fault}" for fault in found["faults"]]
-    return [*lines, "All well." if not found["faults"] else "Something is amiss; see above."]

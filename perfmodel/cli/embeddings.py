@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +36,7 @@ def describe(
     Outputs(json_file=json_file, plot_file=plot_file).check()
     found = api.describe_indices(file, batch=batch)
     if plot_file is not None:
-        from perfmodel.reports.embeddings import draw_statistics
+        from perfmodel.reports.listings import draw_statistics
 
         write_file(plot_file, draw_statistics(found))
     document = {
@@ -50,10 +49,8 @@ def describe(
         "batch_reuse_lookup_shares": found.batch_reuse.of_lookups.tolist(),
     }
     write_json(json_file, document)
-    if json_file == STDOUT:
-        return
-    from rich.console import Console
+    if json_file != STDOUT:
+        from perfmodel.reports.listings import report_statistics
+        from perfmodel.reports.terminal import print_report
 
-    from perfmodel.reports.embeddings import print_statistics
-
-    print_statistics(found, Console(width=None if sys.stdout.isatty() else 120, highlight=False))
+        print_report(report_statistics(found))

@@ -50,7 +50,7 @@ def import_traces(
     from perfmodel import api
     from perfmodel.recordings.documents import import_document, shapes_document
     from perfmodel.recordings.import_files import ImportedJob, ImportWishes
-    from perfmodel.reports.progress import FileProgress
+    from perfmodel.reports.progress import show_files
     from perfmodel.reports.recordings import report_import
     from perfmodel.reports.terminal import print_report
     from traces.packed import DEFAULT_LIMITS
@@ -60,8 +60,8 @@ def import_traces(
             f"--limits-factor: must be above 0 and at most 1000000, got {limits_factor}."
         )
     wishes = ImportWishes(strict, overwrite, DEFAULT_LIMITS.scaled(limits_factor))
-    with FileProgress(is_quiet=quiet) as progress:
-        found = api.import_traces(paths, out, wishes, progress.tell)
+    with show_files(is_quiet=quiet) as progress:
+        found = api.import_traces(paths, out, wishes, progress)
     documents: list[dict[str, Any]] = []
     for one in found:
         if isinstance(one, ImportedJob):

@@ -190,6 +190,8 @@ def _machine(context: typer.Context, device: str | None, stack: str | None) -> t
 
 def _answer(machine: tuple[str, str], ops: Sequence[Op], json_file: str | None) -> None:
     from perfmodel import api
+    from perfmodel.reports.kernel import report_kernel
+    from perfmodel.reports.terminal import print_report
 
     device, stack = machine
     answers = [api.price_kernel(op, device=device, stack=stack) for op in ops]
@@ -200,4 +202,5 @@ def _answer(machine: tuple[str, str], ops: Sequence[Op], json_file: str | None) 
             document["update"] = updates[0]
         write_json(json_file, document)
     if json_file != STDOUT:
-        print("\n".join(line for answer in answers for line in answer.lines()))
+        for answer in answers:
+            print_report(report_kernel(answer))

@@ -20,15 +20,11 @@ def list_machines() -> None:
 
     Example: perfmodel topology list
     """
-    from rich.console import Console
-
     from perfmodel import api
-    from perfmodel.reports.topology.text import build_device_list, build_machine_list
+    from perfmodel.reports.listings import report_machines
+    from perfmodel.reports.terminal import print_report
 
-    console = Console(width=80, highlight=False)
-    console.print(build_machine_list(api.list_topologies()))
-    console.print()
-    console.print(build_device_list(api.list_devices()))
+    print_report(report_machines(api.list_topologies(), api.list_devices()))
 
 
 @app.command()
@@ -44,18 +40,19 @@ def show(
     Example: perfmodel topology show dgx_h100 --hosts 64 --plot dgx_h100.png
     """
     from perfmodel import api
-    from perfmodel.reports.topology.text import draw_topology
+    from perfmodel.reports.machines import report_topology
+    from perfmodel.reports.terminal import print_report
     from topologies import build_cluster
 
     topology = api.load_topology(name)
     cluster = build_cluster(topology, hosts=hosts)
     if plot is not None:
-        from perfmodel.reports.topology.drawing import write_picture
+        from perfmodel.reports.machine_picture import write_picture
 
         write_picture(topology, plot, cluster)
-    print(draw_topology(topology, cluster), end="")
+    print_report(report_topology(topology, cluster))
     if plot is not None:
-        print(f"\nWrote {plot}")
+        print(f"Wrote {plot}")
 
 
 @app.command()

@@ -50,18 +50,16 @@ def stats(
     json_file: JsonFile = None,
 ) -> None:
     """What every stream of every rank spent its time on."""
-    from perfmodel.reports.progress import FileProgress
-    from perfmodel.reports.recordings import report_streams
+    from perfmodel.reports.progress import show_files
+    from perfmodel.reports.recordings import draw_streams, report_streams
     from perfmodel.reports.terminal import print_report
 
-    with FileProgress() as progress:
-        documents = api.trace_stats(paths, progress.tell)
+    with show_files() as progress:
+        documents = api.trace_stats(paths, progress)
     document = documents[0] if len(documents) == 1 else {"kind": "trace_stats", "jobs": documents}
     write_json(json_file, document)
     if plot is not None:
-        from perfmodel.reports.streams import plot_stream_parts
-
-        plot_stream_parts(documents, plot)
+        draw_streams(documents, plot)
     if json_file != STDOUT:
         for found in documents:
             print_report(report_streams(found))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from perfmodel.prediction.scenario import DEFAULT_WORKLOAD
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,30 +21,13 @@ def list_models() -> None:
 
     Example: perfmodel workload list
     """
-    from rich.console import Console
-
     from perfmodel import api
+    from perfmodel.reports.listings import report_models
+    from perfmodel.reports.terminal import print_report
 
-    console = Console(width=80, highlight=False)
     workloads = [(title.name, title.description) for title in api.list_workloads()]
-    console.print(_table("Workloads (--workload)", workloads))
     stacks = [(name, api.load_stack(name).description) for name in api.list_stacks()]
-    console.print(_table("Software stacks (--stack)", stacks))
-    console.print(f"Without --workload it is {DEFAULT_WORKLOAD}. Own YAML files work the same way.")
-
-
-def _table(title: str, rows: list[tuple[str, str]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, show_header=False
-    )
-    table.add_column(no_wrap=True, style="cyan")
-    table.add_column()
-    for name, description in rows:
-        table.add_row(Text(name), Text(" ".join(description.split())))
-    return table
+    print_report(report_models(workloads, stacks, default=DEFAULT_WORKLOAD))
 
 
 @app.command()

@@ -67,17 +67,18 @@ def _draw(report: Report, console: Console) -> None:
         console.print(_line(report.title, "bold"))
     if report.headline is not None:
         console.print(*_headline(report.headline), sep="\n")
-    for section in report.sections:
-        if section.blocks and (section.title or report.headline):
+    shown = [section for section in report.sections if section.blocks]
+    for number, section in enumerate(shown):
+        if number or report.headline or (report.title and section.title):
             console.print()
-        if section.blocks and section.title:
+        if section.title:
             console.print(_line(section.title, "bold"))
         for block in section.blocks:
             for row in _rows(block, console.width - INDENT):
                 # Commands are not wrapped: a terminal copies them whole.
                 is_command = isinstance(block, Command)
-                shown = row if is_command else Padding(row, (0, 0, 0, INDENT))
-                console.print(shown, soft_wrap=is_command)
+                placed = row if is_command else Padding(row, (0, 0, 0, INDENT))
+                console.print(placed, soft_wrap=is_command)
     if report.footer:
         console.print("", _line(report.footer, "dim"), sep="\n")
 
