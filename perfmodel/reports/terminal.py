@@ -40,26 +40,20 @@ MOST_PIECES = 8
 EMPTY = "·"
 
 
-def print_report(report: Report) -> None:
-    """Print *report* on standard output: as wide as the terminal, or as the report asks."""
-    is_terminal = sys.stdout.isatty()
-    width = None if is_terminal else report.columns
-    console = Console(width=width, highlight=False)
-    with console.capture() as captured:
-        _draw(report, console)
-    text = captured.get()
-    print(text if is_terminal else _without_trailing_blanks(text), end="")
+def print_report(*reports: Report) -> None:
+    """Print *reports* on standard output: as wide as the terminal, or as each of them asks."""
+    for report in reports:
+        if not sys.stdout.isatty():
+            print(to_text(report), end="")
+            continue
+        _draw(report, Console(highlight=False))
 
 
 def to_text(report: Report, width: int | None = None) -> str:
     """*report* as plain text of *width* columns."""
     target = io.StringIO()
     _draw(report, Console(width=width or report.columns, highlight=False, file=target))
-    return _without_trailing_blanks(target.getvalue())
-
-
-def _without_trailing_blanks(text: str) -> str:
-    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    return "".join(f"{line.rstrip()}\n" for line in target.getvalue().splitlines())
 
 
 def _draw(report: Report, console: Console) -> None:

@@ -14,12 +14,11 @@ from typing import Any
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import format_size
 from perfmodel.costs.measured_kernels import Unsupported
-from perfmodel.validation.runs_question import read_scenario
+from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import SCHEMA_VERSION
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.layout import choose_layout
-from perfmodel.workloads.unstated import apply_stack_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +119,15 @@ def _judge(row: RunRow) -> FitVerdict:
 
 
 def _reason(row: RunRow) -> str:
-    scenario = read_scenario(row)
-    if isinstance(scenario.workload, DlrmSpec):
+    setting = read_setting(row)
+    if isinstance(setting.workload, DlrmSpec):
         raise InputError(f"row {row.name}: only Transformer runs are judged by their memory.")
-    cluster = scenario.cluster
+    cluster = setting.cluster
     chosen = choose_layout(
-        apply_stack_defaults(scenario.workload, scenario.stack),
+        setting.workload,
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,
-        stack=scenario.stack,
+        stack=setting.stack,
     )
     return "" if chosen.fits else f"does not fit in {format_size(cluster.device.memory_bytes)}"
