@@ -48,8 +48,7 @@ def import_traces(
 ) -> None:
     """Turn recorded traces of all ranks into a job, and replay it once to score it."""
     from perfmodel import api
-    from perfmodel.recordings.documents import import_document, shapes_document
-    from perfmodel.recordings.import_files import ImportedJob, ImportWishes
+    from perfmodel.recordings.import_files import ImportWishes
     from perfmodel.reports.progress import FileProgress
     from perfmodel.reports.recordings import report_import
     from perfmodel.reports.terminal import print_report
@@ -62,15 +61,11 @@ def import_traces(
     wishes = ImportWishes(strict, overwrite, DEFAULT_LIMITS.scaled(limits_factor))
     with FileProgress(is_quiet=quiet) as progress:
         found = api.import_traces(paths, out, wishes, progress.tell)
-    documents: list[dict[str, Any]] = []
-    for one in found:
-        if isinstance(one, ImportedJob):
-            told = import_document(one.job, one.score)
-        else:
-            told = shapes_document(one.job)
-        documents.append(told | {"folder": str(one.folder)})
-    document = documents[0] if len(documents) == 1 else {"kind": "imports", "jobs": documents}
+    documents = [one.document() for one in found]
+    document: dict[str, Any] = (
+        documents[0] if len(documents) == 1 else {"kind": "imports", "jobs": documents}
+    )
     write_json(json_file, document)
     if json_file != STDOUT:
-        for told in documents:
-            print_report(report_import(told))
+        for imported in documents:
+            print_report(report_import(imported))
