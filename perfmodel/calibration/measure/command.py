@@ -53,7 +53,7 @@ def device_document(device: Device, *, date: str) -> dict[str, Any]:
         "vendor": device.vendor,
         "architecture": device.architecture.value,
         "compute_capability": device.compute_capability,
-        "source": device.source,
+        "source": device.origin,
         "date": date,
         "licence": "measured by whoever ran the command; no restriction",
         "clock": f"{device.clock_hz / 1e9:.6g} GHz",

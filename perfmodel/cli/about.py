@@ -1,0 +1,47 @@
+"""`perfmodel init` and `perfmodel doctor`: files to start from, the state of an installation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from perfmodel import api
+from perfmodel.api.about import EXTRAS, TemplateKind
+from perfmodel.base.options import Option
+from perfmodel.base.writing import STDOUT
+from perfmodel.cli.commands import command
+from perfmodel.cli.outputs import JsonFile, Outputs
+
+INIT_EPILOG = """\b
+Examples:
+  perfmodel init workload --out my_gpt.yaml      a Transformer
+  perfmodel init dlrm --out my_dlrm.yaml         a recommendation model
+  perfmodel init topology --out my_host.yaml && perfmodel topology check my_host.yaml
+"""
+
+
+@command(epilog=INIT_EPILOG)
+def init(
+    kind: Annotated[TemplateKind, Option(is_argument=True, help="What the file describes.")],
+    out: Annotated[str, Option(metavar="FILE", help="File to write; - is stdout.")] = STDOUT,
+) -> None:
+    """Write a commented template that perfmodel accepts as it is."""
+    text = api.init(kind, None if out == STDOUT else out)
+    print(text if out == STDOUT else f"Wrote {out}\n", end="")
+
+
+@command()
+def doctor(
+    try_ray: Annotated[
+        bool, Option(name="--ray", help="Also start Ray on this machine and stop it again.")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Show which versions are installed, where packages come from, and what is missing."""
+    from perfmodel.reports.listings import report_installation
+
+    found = api.examine_installation(try_ray=try_ray)
+    Outputs(json_file).write(report_installation(found, EXTRAS), lambda: found)
+    if found["faults"]:
+        raise typer.Exit(1)
