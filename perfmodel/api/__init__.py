@@ -63,9 +63,9 @@ from perfmodel.api.recorded import (
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
 
 if TYPE_CHECKING:
-    from collectives.cost import CollectiveCost as CollectiveCost
+    from collectives.collective import CollectiveCost as CollectiveCost
+    from collectives.collective import CollectiveSoftware as CollectiveSoftware
     from collectives.nccl_tests import RunPlace as RunPlace
-    from collectives.software import CollectiveSoftware as CollectiveSoftware
     from embeddings.statistics import DataStatistics as DataStatistics
     from perfmodel.base.dtypes import DType as DType
     from perfmodel.calibration.embedding.fit import EmbeddingFit as EmbeddingFit
@@ -112,8 +112,8 @@ _LATE = {
     "Answer": "perfmodel.prediction.answer",
     "Attention": "perfmodel.graph.ops",
     "CollectiveAnswer": "perfmodel.reports.collective",
-    "CollectiveCost": "collectives.cost",
-    "CollectiveSoftware": "collectives.software",
+    "CollectiveCost": "collectives.collective",
+    "CollectiveSoftware": "collectives.collective",
     "Comparison": "perfmodel.prediction.comparing",
     "DType": "perfmodel.base.dtypes",
     "DataStatistics": "embeddings.statistics",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
@@ -21,7 +21,7 @@ from pydantic_core import core_schema
 
 from perfmodel.base.documents import FaultList, find_line, parse_yaml, read_yaml
 from perfmodel.base.errors import InputError
-from perfmodel.base.fields import as_fault
+from perfmodel.base.fields import Line, as_fault
 from perfmodel.base.reading import quote
 
 T = TypeVar("T")
@@ -32,6 +32,10 @@ MOST_LEVELS = 8
 def key_of(field: str) -> str:
     """The key of *field* in a document: its name without the unit."""
     return re.sub(r"_(ns|bytes|bytes_per_s|flops|hz|w)$", "", field)
+
+
+KEEPS_UNITS = ConfigDict(extra="forbid")
+"""`__pydantic_config__` of forms whose keys are the names of fields, units and all."""
 
 
 class Form:
@@ -80,6 +84,23 @@ def _iter_flat(content: Mapping[str, Any], sections: tuple[str, ...]) -> Iterato
             yield from ((f"{key}.{inner}", one) for inner, one in value.items())
         else:
             yield key, value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationHeader(Form):
+    """What every file of fitted constants states about itself."""
+
+    source: Line
+    hardware: Line
+    software: Line
+    date: Line
+    licence: Line
+    command: Line
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The header by its keys."""
+        return {one.name: getattr(self, one.name) for one in fields(CalibrationHeader)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +176,12 @@ def read_mapping(
 ) -> T:
     """*content* as a *kind*; *document* names it in errors."""
     return Document(document, content, error_type).read(kind)
+
+
+def to_plain(value: Any) -> Any:
+    """*value* as a document states it, without what is at its default."""
+    adapter = _adapter(cast("Any", type(value)))
+    return adapter.dump_python(value, mode="json", by_alias=True, exclude_defaults=True)
 
 
 def json_schema(kind: Any) -> dict[str, Any]:

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collectives.collective import CollectiveKind, parse_kind
-from collectives.software import parse_algorithm, parse_nccl_version, parse_protocol
+from collectives.collective import (
+    CollectiveKind,
+    parse_algorithm,
+    parse_kind,
+    parse_nccl_version,
+    parse_protocol,
+)
 from perfmodel.base.errors import InputError
 from perfmodel.base.reading import check_end, read_packed_text
 from perfmodel.base.units import parse_size
