@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
@@ -83,8 +84,9 @@ class ReadAs:
     convert: Callable[[Any], Any]
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
+        convert = partial(as_fault, self.convert)
         return core_schema.no_info_after_validator_function(
-            self.convert, handler.generate_schema(self.kind)
+            convert, handler.generate_schema(self.kind)
         )
 
 

@@ -105,12 +105,16 @@ class CalibrationHeader(Form):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a document says before it is checked, and *locate*, which makes a path a place."""
+    """What a document says before it is checked.
+
+    *locate* makes a path a place; *advice* ends the list of its faults.
+    """
 
     name: str
     content: Any
     error_type: type[InputError] = InputError
     locate: Callable[[str], str] = str
+    advice: str = ""
 
     def faults(self) -> FaultList:
         """A list for faults of this document."""
@@ -124,7 +128,7 @@ class Document:
             faults = self.faults()
             for place, rule in _iter_faults(error, kind, self.content):
                 faults.add(place or "file", rule)
-            faults.check(self.error_type)
+            faults.check(self.error_type, self.advice)
             raise
         return value
 
