@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from perfmodel.base.errors import OutputError, ScenarioError
+from perfmodel.base.options import Option
 from perfmodel.base.writing import (
     STDOUT,
     check_apart,
@@ -16,6 +17,7 @@ from perfmodel.base.writing import (
     write_file,
     write_json,
 )
+from perfmodel.cli.options import parse_ranks
 
 if TYPE_CHECKING:
     from perfmodel.prediction.answer import Prediction
@@ -26,31 +28,50 @@ FEWEST_COMPARED = 2
 PAGE_ENDINGS = ("", ".html", ".htm")
 
 
+JsonFile = Annotated[
+    str | None,
+    Option(name="--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The files that were asked for. JSON on standard output silences the screen."""
+    """The files to write, which must be writable. JSON on standard output silences the screen."""
 
-    json_file: str | None = None
-    trace_file: Path | None = None
-    report_file: Path | None = None
-    csv_file: Path | None = None
-    plot_file: Path | None = None
-    price_per_gpu_hour: float | None = None
-    trace_ranks: tuple[int, ...] | None = None
-    plan_file: Path | None = None
+    json_file: JsonFile = None
+    trace_file: Annotated[
+        Path | None,
+        Option(name="--trace-out", metavar="FILE", help="Write a timeline for Perfetto."),
+    ] = None
+    report_file: Annotated[
+        Path | None, Option(name="--report", metavar="FILE.html", help="Write a web page.")
+    ] = None
+    csv_file: Annotated[
+        Path | None, Option(name="--csv", metavar="FILE", help="Write one line per row as CSV.")
+    ] = None
+    plot_file: Annotated[
+        Path | None, Option(name="--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+    ] = None
+    price_per_gpu_hour: Annotated[
+        float | None,
+        Option(name="--price", metavar="MONEY", min=0, help="Price per GPU and hour."),
+    ] = None
+    trace_ranks: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            name="--ranks",
+            metavar="N[,N...]",
+            parse=parse_ranks,
+            help="Ranks of that timeline, e.g. 0,8-15.",
+        ),
+    ] = None
+    plan_file: Annotated[
+        Path | None,
+        Option(name="--plan-out", metavar="FILE.json", help="Write the first plan as JSON."),
+    ] = None
 
-    @property
-    def has_timelines(self) -> bool:
-        """Whether a file shows single tasks."""
-        return self.trace_file is not None or self.report_file is not None
-
-    @property
-    def is_printed(self) -> bool:
-        """Whether the answer is printed for people."""
-        return self.json_file != STDOUT
-
-    def check(self) -> None:
-        """Raise unless every file can be written, before any work is done for it."""
+    def __post_init__(self) -> None:
+        # A file that cannot be written is an error before the work, not after it.
         has_json = self.json_file not in (None, STDOUT)
         files = {
             "--trace-out": self.trace_file,
@@ -75,6 +96,16 @@ class Outputs:
                 f"--report {self.report_file}: is a web page, so it must end in .html. "
                 "A browser prints it to PDF."
             )
+
+    @property
+    def has_timelines(self) -> bool:
+        """Whether a file shows single tasks."""
+        return self.trace_file is not None or self.report_file is not None
+
+    @property
+    def is_printed(self) -> bool:
+        """Whether the answer is printed for people."""
+        return self.json_file != STDOUT
 
     def write(
         self,

@@ -67,7 +67,7 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
         named = question.job if question.notes is not None else with_own_origins(question.job)
         return replace(question, job=named)
     pinned = pin_prices(price_question(question))
-    return replace(question, job=pinned.job, known=pinned.prices)
+    return replace(question, job=pinned.job, known=pinned)
 
 
 def _explained(found: Answer) -> Prediction:

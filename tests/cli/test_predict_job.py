@@ -162,7 +162,7 @@ def test_a_job_that_states_its_durations_needs_no_machine(built, capsys):
 )
 def test_a_model_beside_a_job_is_a_wrong_command_line(recorded, words, capsys):
     assert run("predict", "--job", recorded, *words) == 2
-    assert "cannot stand beside --job" in " ".join(capsys.readouterr().err.split())
+    assert "cannot be combined with --job" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_model_beside_a_job_is_a_wrong_command_line(recorded, words, capsys):
     [
         (["--topology", "dgx_h100", "--was", "quad_gv200"], "quad_gv200"),
         (["--topology", "dgx_h100", "--calibration", "own.yaml"], "would change nothing"),
-        (["--was", "dgx_h100"], "Give --topology too"),
+        (["--was", "dgx_h100"], "Add --topology"),
         (["--isolated"], "no isolated iteration"),
         (["--no-interference"], "would change nothing"),
     ],
@@ -193,7 +193,7 @@ def test_a_recording_moves_to_another_machine_as_its_what_if_does(recorded, caps
     assert moved["iteration_time_ms"] == pytest.approx(3.6 / (3.8 * 1.57), rel=0.02)
     assert moved["interval_ms"][0] < moved["iteration_time_ms"] / 1.1
     assert moved["scenario"]["was"] == "dgx1_v100"
-    assert any("could be worked out anew" in one for one in moved["assumptions"])
+    assert any("could be priced again" in one for one in moved["assumptions"])
 
 
 def test_on_its_own_machine_a_recording_takes_what_it_took(recorded, capsys):

@@ -22,9 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from perfmodel.cli.words import WORDS, build_app
+from perfmodel.cli.commands import COMMANDS, load_command
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LIMITS = Path(__file__).with_name("budget.json")
@@ -68,10 +66,7 @@ def _measure(text: str) -> dict[str, int]:
 
 def _count_options() -> int:
     """Options of all commands together, each counted where it can be typed."""
-    waiting = [
-        typer.main.get_command(build_app([word.name])).commands[word.name]  # type: ignore[attr-defined]
-        for word in WORDS
-    ]
+    waiting = [load_command(name) for name in COMMANDS]
     count = 0
     while waiting:
         command = waiting.pop()

@@ -13,7 +13,7 @@ from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.base.errors import OutputError, PlanError, ScenarioError
-from perfmodel.cli.words import build_app
+from perfmodel.cli.commands import app
 from perfmodel.planning.assignment import Pieces, assign, assign_greedily
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
@@ -304,7 +304,7 @@ def test_batches_that_differ_more_spread_the_time_more():
 
 
 def _run(arguments: list[str]):
-    return CliRunner().invoke(build_app(arguments), arguments)
+    return CliRunner().invoke(app, arguments)
 
 
 def test_the_command_line_writes_all_files_and_its_plan_can_be_ranked_again(tables, tmp_path):

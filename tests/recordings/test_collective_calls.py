@@ -1,7 +1,6 @@
 """Where a step ends."""
 
-from perfmodel.recordings.collective_calls import CollectiveCall
-from perfmodel.recordings.steps import step_ends
+from perfmodel.recordings.collective_calls import CollectiveCall, step_ends
 
 
 def calls(text):

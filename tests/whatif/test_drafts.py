@@ -15,19 +15,17 @@ from perfmodel.graph.audit import check_job
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.durations import build_durations
 from perfmodel.graph.program import PLAIN, LaneKind
-from perfmodel.whatif.job_draft import edit_programs
+from perfmodel.whatif.drafts import JobDraft, ProgramDraft
 from perfmodel.whatif.pinning import pin_durations, stated_durations
-from perfmodel.whatif.program_draft import DraftTask, ProgramDraft
+from perfmodel.whatif.transformation import edit_programs
 from tests.builders import JobSketch, times_by_label
 from tests.strategies import JobSize, random_jobs
 
 
 def remove_labels(job, *labels):
-    def edit(draft, program):
-        numbers = [
-            number for number, task in program.tasks.items() if draft.label_at(task.label) in labels
-        ]
-        program.remove(numbers)
+    def edit(program):
+        names = program.draft.labels
+        program.remove(n for n, task in program.tasks.items() if names[task.label] in labels)
 
     return edit_programs(job, edit, assumptions=())
 
@@ -103,9 +101,9 @@ def test_a_task_can_be_put_in_and_moved_to_a_lane_of_its_own():
     rank.task("b", "stream", 20)
     job, _ = sketch.build()
 
-    def edit(draft, program):
-        op = draft.op(replace(draft.op_at(0), name="new", duration_ns=5))
-        program.insert([DraftTask(0, op, draft.label("new"))], before=1)
+    def edit(program):
+        op = replace(program.op(0), name="new", duration_ns=5)
+        program.insert([program.new_task(0, op, "new")], before=1)
         program.move(0, program.add_lane("apart", LaneKind.COMPUTE))
 
     changed = edit_programs(job, edit, assumptions=["A new task."])
@@ -127,7 +125,7 @@ def test_a_rank_without_any_task_is_refused():
 @given(made=random_jobs())
 def test_an_unchanged_draft_is_the_same_program(made):
     for program in made.job.programs:
-        same = ProgramDraft(program, rank=0).build()
+        same = ProgramDraft(JobDraft(made.job), program, rank=0).build()
         for name, column in program.columns().items():
             if not name.startswith("dep_"):
                 assert np.array_equal(getattr(same, name), column)
