@@ -205,6 +205,8 @@ def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tu
     alternatives = set()
     for fault in error.errors(include_url=False):
         place, value, is_alternative = _find(fault["loc"], content)
+        # Entries with faults of their own are not counted.
+        is_alternative |= fault["type"] == "too_short"
         alternatives |= {place} if is_alternative else set()
         rule = _rule_of(fault, value, kind)
         rules.setdefault(place, {})[rule] = fault["type"].endswith("_type")
