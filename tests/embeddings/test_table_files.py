@@ -136,7 +136,7 @@ def test_the_most_tables_are_read_and_what_else_is_in_a_file_is_refused(tmp_path
     path.write_text("description: mine\ntables: [{name: a, rows: 5, width: 4}]\n")
     assert len(load_tables(path)) == 1
     path.write_text("colour: red\ntables: [{name: a, rows: 5, width: 4}]\n")
-    with pytest.raises(PlanError, match="colour .line 1.: unknown key"):
+    with pytest.raises(PlanError, match=r"colour .line 1.: unknown key"):
         load_tables(path)
     (tmp_path / "i.npz").write_bytes(b"")
     np.savez(tmp_path / "i.npz", indices=[1], lengths=[[1]])
