@@ -20,7 +20,6 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.recordings.documents import self_replay_document
 from perfmodel.reports.text import format_ranks, to_question_document
 
 SCHEMA_VERSION = 1
@@ -59,7 +58,7 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
         },
     }
     if prediction.score is not None:
-        document["self_replay"] = self_replay_document(prediction.score)
+        document["self_replay"] = prediction.score.document()
     return document
 
 

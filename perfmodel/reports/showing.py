@@ -14,7 +14,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.layouts.ranking import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
-from perfmodel.prediction.answer import Answer, Prediction
+from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.changing import WhatIf
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import JobScenario
@@ -91,6 +91,8 @@ def save_report(shown: object, path: Path) -> Path:
 
 
 def _view(shown: object) -> View:
+    if isinstance(shown, Prediction) and shown.reasons is None:
+        return _TIMES_ALONE
     for kind, view in VIEWS.items():
         if isinstance(shown, kind):
             return view
@@ -109,11 +111,6 @@ def _draw_layouts(ranking: LayoutRanking) -> Figure:
 
 VIEWS: dict[type[object], View] = {
     Prediction: View(report_prediction, to_document, _draw_prediction),
-    Answer: View(
-        report_replay,
-        to_answer_document,
-        lambda found: draw_times([(found.facts.job, to_ms(found.iteration_ns))]),
-    ),
     Ranking: View(report_ranking, lambda ranking: to_ranking_document(ranking, None), draw_ranking),
     LayoutRanking: View(
         lambda ranking: report_search([ranking]),
@@ -130,4 +127,10 @@ VIEWS: dict[type[object], View] = {
     ),
     Comparison: View(report_comparison, to_comparison_document, draw_comparison),
 }
-"""Every kind of answer. A prediction is an answer too, so it comes first."""
+"""Every kind of answer."""
+_TIMES_ALONE = View(
+    report_replay,
+    to_answer_document,
+    lambda found: draw_times([(found.facts.job, to_ms(found.iteration_ns))]),
+)
+"""A prediction without an explanation."""
