@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from collectives.software import CollectiveSoftware as CollectiveSoftware
     from embeddings.statistics import DataStatistics as DataStatistics
     from perfmodel.base.dtypes import DType as DType
-    from perfmodel.calibration.embedding.fit import EmbeddingFit as EmbeddingFit
-    from perfmodel.calibration.interference.command import FittedInterference as FittedInterference
-    from perfmodel.calibration.measure.command import MeasuredMachine as MeasuredMachine
+    from perfmodel.calibration.embedding import EmbeddingFit as EmbeddingFit
+    from perfmodel.calibration.interference import FittedInterference as FittedInterference
+    from perfmodel.calibration.measure.machine import MeasuredMachine as MeasuredMachine
     from perfmodel.emulation.request import Emulation as Emulation
     from perfmodel.emulation.telling import EmulatedJob as EmulatedJob
     from perfmodel.graph.job import JobGraph as JobGraph
@@ -117,12 +117,12 @@ _LATE = {
     "Comparison": "perfmodel.prediction.comparing",
     "DType": "perfmodel.base.dtypes",
     "DataStatistics": "embeddings.statistics",
-    "EmbeddingFit": "perfmodel.calibration.embedding.fit",
+    "EmbeddingFit": "perfmodel.calibration.embedding",
     "EmbeddingOp": "perfmodel.graph.ops",
     "EmulatedJob": "perfmodel.emulation.telling",
     "Emulation": "perfmodel.emulation.request",
     "FitBoard": "perfmodel.validation.fits",
-    "FittedInterference": "perfmodel.calibration.interference.command",
+    "FittedInterference": "perfmodel.calibration.interference",
     "Gemm": "perfmodel.graph.ops",
     "ImportWishes": "perfmodel.recordings.import_files",
     "Imported": "perfmodel.recordings.import_files",
@@ -131,7 +131,7 @@ _LATE = {
     "KernelAnswer": "perfmodel.reports.kernel",
     "LayoutQuestion": "perfmodel.planning.question",
     "LayoutRanking": "perfmodel.planning.layouts.ranking",
-    "MeasuredMachine": "perfmodel.calibration.measure.command",
+    "MeasuredMachine": "perfmodel.calibration.measure.machine",
     "MemoryBound": "perfmodel.graph.ops",
     "Pass": "perfmodel.graph.ops",
     "Prediction": "perfmodel.prediction.answer",

@@ -30,7 +30,7 @@ from perfmodel.cli.scores import (
 )
 
 if TYPE_CHECKING:
-    from perfmodel.calibration.embedding.fit import CaseError
+    from perfmodel.calibration.embedding import CaseError
     from perfmodel.validation.scoreboard import Scoreboard
 
 
@@ -132,7 +132,7 @@ def calibrate_embedding(
 
     Every case is also predicted by constants that were fitted without it.
     """
-    from perfmodel.calibration.embedding.fit import format_errors
+    from perfmodel.calibration.embedding import format_errors
 
     fit = api.calibrate_embedding(cases, data=data, out=out)
     if json_file is not None:
@@ -223,7 +223,7 @@ def calibrate_interference(
     ] = None,
 ) -> None:
     """Fit how much kernels slow down beside collectives, from recorded jobs."""
-    from perfmodel.calibration.interference.fit import slowdown_of
+    from perfmodel.calibration.interference import slowdown_of
 
     fitted = api.calibrate_interference(traces, device=device, out=out, licence=licence)
     print(f"{'generation':<12}{'family':<11}{'phase':<9}{'kernels':>7}  measured (90 %)       used")
