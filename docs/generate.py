@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
 import yaml
 from notebook import page_lines
 from scoreboard import scoreboard_lines
 
-from perfmodel.cli.words import WORDS, build_app
+from perfmodel.cli.commands import COMMANDS, load_command
 from perfmodel.whatif import TRANSFORMATIONS
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -36,10 +35,8 @@ def write_generated_pages(folder: Path) -> None:
 
 
 def _command_line() -> Iterator[str]:
-    for word in WORDS:
-        if word.is_installed:
-            command = typer.main.get_command(build_app([word.name])).commands[word.name]
-            yield from _command_pages(command, f"perfmodel {word.name}", level=2)
+    for name in COMMANDS:
+        yield from _command_pages(load_command(name), f"perfmodel {name}", level=2)
 
 
 def _command_pages(command: Any, name: str, level: int) -> Iterator[str]:

@@ -4,12 +4,18 @@ Quantities are those of datasheets; what software reaches of them is for cost mo
 """
 
 from topologies.cluster import Cluster, LinkLoad, build_cluster
-from topologies.device import Architecture, Device, HostLink, HostLinkKind, Multiprocessors
-from topologies.device_file import list_devices, load_device
+from topologies.device import (
+    Architecture,
+    Device,
+    HostLink,
+    HostLinkKind,
+    Multiprocessors,
+    list_devices,
+    load_device,
+)
 from topologies.fabric import Fabric, FabricKind
-from topologies.link import Link, LinkKind, Vertex, VertexKind
+from topologies.link import Link, LinkKind, Route, Vertex, VertexKind
 from topologies.recognising import cpu_speed, find_device, find_machine, name_devices
-from topologies.route import Route
 from topologies.topology import Topology
 from topologies.topology_file import list_topologies, load_topology
 

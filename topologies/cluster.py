@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from perfmodel.base.errors import TopologyError
 from topologies.device import Device
 from topologies.fabric import Fabric
-from topologies.link import Link, LinkKind
-from topologies.route import Route
+from topologies.link import Link, LinkKind, Route
 from topologies.topology import Topology
 
 Ranks = NDArray[np.int64]

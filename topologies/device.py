@@ -1,7 +1,7 @@
-"""Devices: what one GPU can do, as its datasheet has it.
+"""Devices: what one GPU can do, as its datasheet has it, and the files that say so.
 
-All rates are dense (no structured sparsity) and at boost clock. A dtype that
-the chip cannot multiply at its own rate is absent, so nobody gets a rate by accident.
+All rates are dense (no structured sparsity) and at boost clock. A dtype that the chip cannot
+multiply at its own rate is absent, so no rate is used by accident.
 """
 
 from __future__ import annotations
@@ -9,9 +9,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
+from typing import Annotated
 
+from pydantic import AfterValidator, Field
+
+from perfmodel.base.documents import find_document, list_documents
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import TopologyError
+from perfmodel.base.fields import (
+    Bandwidth,
+    Count,
+    Frequency,
+    Line,
+    NumberFormat,
+    Power,
+    Rate,
+    Size,
+)
+from perfmodel.base.forms import Form, load_document
+
+DEVICES = Path(__file__).parent / "devices"
+
+
+def list_devices() -> tuple[str, ...]:
+    """Names of the GPUs that come with the package."""
+    return list_documents(DEVICES)
+
+
+def load_device(name_or_path: str | Path) -> Device:
+    """The device in a file, or of a name that comes with the package."""
+    path = find_document(name_or_path, folder=DEVICES, what="device", error_type=TopologyError)
+    return load_document(path, TopologyError, what="device").read(Device)
 
 
 class Architecture(Enum):
@@ -35,7 +64,22 @@ class HostLinkKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostLink:
+class Sourced(Form):
+    """A document that names where its figures are from; all that come with the package do."""
+
+    source: Line = "its author"
+    date: Line = ""
+    licence: Line = ""
+
+    @property
+    def origin(self) -> str:
+        """Source, date and licence in one line."""
+        remarks = "; ".join(part for part in (self.date, self.licence) if part)
+        return f"{self.source} ({remarks})" if remarks else self.source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLink(Form):
     """The wire from a GPU to its CPU.
 
     *bandwidth_bytes_per_s* is the datasheet's, one way; *effective_bytes_per_s*
@@ -43,51 +87,61 @@ class HostLink:
     """
 
     kind: HostLinkKind
-    generation: int
-    bandwidth_bytes_per_s: float
-    effective_bytes_per_s: float
+    generation: Count = 1
+    bandwidth_bytes_per_s: Bandwidth
+    effective_bytes_per_s: Bandwidth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Multiprocessors:
+class Multiprocessors(Form):
     """What bounds how many blocks of threads run at once."""
 
-    count: int
-    max_threads: int
-    shared_memory_bytes: int
-    warp_threads: int = 32
+    count: Count
+    max_threads: Count
+    shared_memory_bytes: Size
+    warp_threads: Count = 32
+
+
+def _state_fp32(peak_flops: Mapping[DType, float]) -> Mapping[DType, float]:
+    if DType.FP32 not in peak_flops:
+        raise ValueError("must state fp32")
+    return peak_flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Sourced):
     """One GPU.
 
-    *peak_flops* is the rate a matrix product of that dtype runs at: tensor cores where the chip
-    has them for it. FP32 is the plain FP32 rate, TF32 the tensor cores fed with FP32 storage.
-    *vector_flops* is the FP32 rate without tensor cores, fused multiply-add counted as two.
-    *power_w* is the board's limit; what clock it sustains is the business of cost models.
-    *calibrations* are files of constants that somebody measured on it, for cost models to take.
+    *peak_flops* is the rate a GEMM of that dtype runs at: tensor cores where the chip has them for
+    it. FP32 is the plain FP32 rate, TF32 the tensor cores fed with FP32 storage. *vector_flops* is
+    the FP32 rate without tensor cores, fused multiply-add counted as two. *power_w* is the board's
+    limit; cost models decide what clock it sustains. *calibrations* are files of constants that
+    were measured on it; a device file does not name them.
     """
 
-    name: str
-    description: str
-    vendor: str
+    sections = ("memory", "l2")
+
+    name: Line
+    description: Line = ""
+    vendor: Line
     architecture: Architecture
-    compute_capability: str
+    compute_capability: Line
     multiprocessors: Multiprocessors
-    clock_hz: float
-    memory_bytes: int
-    memory_bandwidth_bytes_per_s: float
-    l2_bytes: int
-    l2_bandwidth_bytes_per_s: float | None
-    peak_flops: Mapping[DType, float] = field(hash=False)
-    vector_flops: float
+    clock_hz: Frequency
+    memory_bytes: Annotated[Size, Field(alias="memory.size")]
+    memory_bandwidth_bytes_per_s: Annotated[Bandwidth, Field(alias="memory.bandwidth")]
+    l2_bytes: Annotated[Size, Field(alias="l2.size")]
+    l2_bandwidth_bytes_per_s: Annotated[Bandwidth | None, Field(alias="l2.bandwidth")] = None
+    peak_flops: Annotated[Mapping[NumberFormat, Rate], AfterValidator(_state_fp32)] = field(
+        hash=False
+    )
+    vector_flops: Annotated[Rate, Field(alias="vector_fp32")]
     host_link: HostLink
-    power_w: float
-    source: str
-    calibrations: tuple[str, ...] = ()
+    power_w: Power
+    calibrations: Annotated[tuple[str, ...], Field(max_length=0)] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "description", self.description or self.name)
         quantities = {
             "clock": self.clock_hz,
             "memory": self.memory_bytes,
@@ -119,5 +173,5 @@ class Device:
         return self.host_link.effective_bytes_per_s
 
     def supports(self, dtype: DType) -> bool:
-        """Whether a matrix product of *dtype* has its own rate."""
+        """Whether a GEMM of *dtype* has its own rate."""
         return dtype in self.peak_flops

@@ -9,8 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
+
+from pydantic import Field
 
 from perfmodel.base.errors import TopologyError
+from perfmodel.base.fields import Bandwidth, Count, Duration, Parsed
+from perfmodel.base.forms import Form
+
+
+def parse_oversubscription(text: object) -> float:
+    """The ratio in *text*, such as `2 to 1`."""
+    down, _, up = str(text).partition(" to ")
+    try:
+        ratio = float(down) / float(up)
+    except (ValueError, ZeroDivisionError):
+        ratio = 0.0
+    if not 1 <= ratio < float("inf"):
+        raise TopologyError(f"must look like `2 to 1`, with 1 to 1 as the least, got {text!r}")
+    return ratio
 
 
 class FabricKind(Enum):
@@ -21,26 +38,30 @@ class FabricKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(Form):
     """The network behind the NICs of a host.
 
-    *nic_bandwidth_bytes_per_s* is that of one NIC vertex with all its *nic_lanes*, each way.
-    *nic_latency_ns* is paid on the way into and out of the network, *spine_latency_ns* on
-    the way up and down again. *oversubscription* is what the NICs under a leaf can send
-    over what the leaf can pass up: 1 keeps every NIC busy across the spine. *call_latency_ns* is
-    paid by every call of a training job that does not queue behind another of its group, for each
-    doubling of the hosts that take part: on a network shared with other jobs, waiting for the
-    slowest of them.
+    *nic_bandwidth_bytes_per_s* is that of one NIC vertex with all its *nic_lanes*, each way; a
+    file states that of one lane. *nic_latency_ns* is paid on the way into and out of the network,
+    *spine_latency_ns* on the way up and down again. *oversubscription* is what the NICs under a
+    leaf can send over what the leaf can pass up: 1 keeps every NIC busy across the spine. Defaults
+    are those of the machines we ship. *call_latency_ns* is paid by every call of a training job
+    that does not queue behind another of its group, per doubling of the hosts that take part: on a
+    network shared with other jobs, waiting for the slowest host.
     """
 
+    sections = ("nic", "leaf", "spine", "call")
+
     kind: FabricKind
-    nic_bandwidth_bytes_per_s: float
-    nic_latency_ns: float
-    hosts_per_leaf: int
-    nic_lanes: int = 1
-    oversubscription: float = 1.0
-    spine_latency_ns: float = 0.0
-    call_latency_ns: float = 0.0
+    nic_bandwidth_bytes_per_s: Annotated[Bandwidth, Field(alias="nic.bandwidth")]
+    nic_latency_ns: Annotated[Duration, Field(alias="nic.latency")]
+    hosts_per_leaf: Annotated[Count, Field(alias="leaf.hosts")] = 32
+    nic_lanes: Annotated[Count, Field(alias="nic.lanes")] = 1
+    oversubscription: Annotated[
+        float, Parsed(parse_oversubscription, "2 to 1"), Field(alias="spine.oversubscription")
+    ] = 1.0
+    spine_latency_ns: Annotated[Duration, Field(alias="spine.latency")] = 300.0
+    call_latency_ns: Annotated[Duration, Field(alias="call.latency")] = 0.0
 
     def __post_init__(self) -> None:
         rules = (

@@ -1,8 +1,8 @@
-"""Links: the one-way wires a topology is made of.
+"""Vertices, links and routes: endpoints, one-way wires between them, and wires in order.
 
-A link may bundle several equal lanes (18 NVLinks, 4 network ports). Its
-bandwidth is that of the whole bundle, in one direction, as the datasheet has it;
-what software reaches of it is the business of cost models.
+A link may bundle several equal lanes (18 NVLinks, 4 network ports). Its bandwidth is that of the
+whole bundle, in one direction, as the datasheet has it; cost models decide what software reaches
+of it. A route is as fast as its slowest link and pays the latency of every link.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ from enum import Enum
 
 from perfmodel.base.errors import TopologyError
 from perfmodel.base.units import NS_PER_S, format_bandwidth
-
-# A vertex may stand for several chips that software sees as one: the four
-# NVSwitch chips of a DGX H100 are one vertex with `chips=4`, because every GPU
-# spreads each transfer over all of them.
 
 
 class VertexKind(Enum):
@@ -42,7 +38,11 @@ HOST_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """An endpoint of links, the *index*-th of its *kind*."""
+    """An endpoint of links, the *index*-th of its *kind*.
+
+    Several *chips* that software sees as one are one vertex: the four NVSwitches of a DGX H100,
+    because every GPU spreads each transfer over all of them.
+    """
 
     kind: VertexKind
     index: int
@@ -128,3 +128,81 @@ class Link:
         lanes = f"{self.lanes} x " if self.lanes > 1 else ""
         rate = format_bandwidth(self.bandwidth_bytes_per_s / self.lanes)
         return f"{self.name} ({self.kind.value}, {lanes}{rate})"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """*links* in order; each starts where the one before it ends."""
+
+    links: tuple[Link, ...]
+
+    def __post_init__(self) -> None:
+        if not self.links:
+            raise TopologyError(
+                "route: must hold at least one link, got none. "
+                "A vertex needs no route to itself; do not ask for one."
+            )
+        for before, after in zip(self.links, self.links[1:], strict=False):
+            if before.target != after.source:
+                raise TopologyError(
+                    f"route: links must follow each other, got {before.name} "
+                    f"before {after.name}. Order them from source to target."
+                )
+
+    @property
+    def source(self) -> str:
+        """The vertex it starts at."""
+        return self.links[0].source
+
+    @property
+    def target(self) -> str:
+        """The vertex it ends at."""
+        return self.links[-1].target
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Vertices passed through, both ends left out."""
+        return tuple(link.target for link in self.links[:-1])
+
+    @property
+    def slowest(self) -> Link:
+        """The link with the lowest bandwidth; the first of them on a tie."""
+        return min(self.links, key=lambda link: link.bandwidth_bytes_per_s)
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """What one transfer alone on the route gets."""
+        return self.slowest.bandwidth_bytes_per_s
+
+    @property
+    def latency_ns(self) -> float:
+        """Latency of all links together."""
+        return sum(link.latency_ns for link in self.links)
+
+    @property
+    def kinds(self) -> tuple[LinkKind, ...]:
+        """The kind of each link, in order."""
+        return tuple(link.kind for link in self.links)
+
+    @property
+    def is_nvlink(self) -> bool:
+        """Whether every link is NVLink."""
+        return all(kind is LinkKind.NVLINK for kind in self.kinds)
+
+    @property
+    def passes_gpu(self) -> bool:
+        """Whether another GPU has to forward, as in a hybrid cube mesh."""
+        return any(_is_kind(stop, "gpu") for stop in self.stops)
+
+    @property
+    def passes_cpu(self) -> bool:
+        """Whether it goes through a CPU socket."""
+        return any(_is_kind(stop, "cpu") for stop in self.stops)
+
+    def arrival_ns(self, size_bytes: float) -> float:
+        """How long until *size_bytes*, cut in small pieces, are at the target."""
+        return self.latency_ns + size_bytes * NS_PER_S / self.bandwidth_bytes_per_s
+
+
+def _is_kind(name: str, kind: str) -> bool:
+    return name.rpartition("/")[2].startswith(f"{kind}:")

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.units import parse_frequency_hz
-from topologies.device import Device
-from topologies.device_file import list_devices, load_device
+from topologies.device import Device, list_devices, load_device
 from topologies.topology import Topology
 from topologies.topology_file import CATALOG, load_topology
 

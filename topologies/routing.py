@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from topologies.link import Link, LinkKind, Vertex, VertexKind
-from topologies.route import Route
+from topologies.link import Link, LinkKind, Route, Vertex, VertexKind
 
 
 @dataclass(frozen=True, slots=True)

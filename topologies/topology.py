@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from perfmodel.base.errors import TopologyError
 from topologies.device import Device
 from topologies.fabric import Fabric
-from topologies.link import Link, LinkKind, Vertex, VertexKind
-from topologies.route import Route
+from topologies.link import Link, LinkKind, Route, Vertex, VertexKind
 from topologies.routing import Router
 
 

@@ -1,33 +1,113 @@
-"""Topology files: a host written as YAML, read with all its faults at once.
+"""Topology files: a host written as YAML; a few lines become all its vertices and links.
 
-Every quantity carries its unit. A name without a path is looked up in the catalog
-that comes with the package.
+`between: [A, B]` makes links both ways, `from: A` with `to: B` one way, `mesh: A` joins every two
+of a selection. A selection is `gpu:*` (all), `gpu:0-3` (a range with both ends) or `gpu:0,5`. The
+pattern says which vertex of A is joined to which of B. A name without a path is looked up in the
+catalog that comes with the package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import combinations, product
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from perfmodel.base.documents import FaultList, find_document, list_documents, load_yaml
-from perfmodel.base.errors import InputError, TopologyError
-from perfmodel.base.units import parse_bandwidth, parse_duration_ns
-from topologies.device import Device
-from topologies.device_file import list_devices, load_device
-from topologies.fabric import Fabric, FabricKind
-from topologies.link import HOST_KINDS, Link, Vertex, VertexKind
-from topologies.link_notation import read_links
-from topologies.reading import Section
+from perfmodel.base.errors import TopologyError
+from perfmodel.base.fields import Bandwidth, Count, Duration, Line, OneOf, Parsed, Switch
+from perfmodel.base.forms import Document, Form, load_document
+from perfmodel.base.reading import quote
+from topologies.device import Device, Sourced, list_devices, load_device
+from topologies.fabric import Fabric
+from topologies.link import HOST_KINDS, HOST_LINK_KINDS, Link, LinkKind, Vertex, VertexKind
 from topologies.topology import Topology
 
 CATALOG = Path(__file__).parent / "catalog"
-
-
-MAX_VERTICES_OF_A_KIND = 1024
 MAX_LINKS = 200_000
-DEFAULT_HOSTS_PER_LEAF = 32
-DEFAULT_SPINE_LATENCY_NS = 300.0
-"""Up to a spine and down again, where a file says nothing: as in the machines we ship."""
+_SELECTION = re.compile(r"([a-z_]+):(\*|\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
+_MAX_DIGITS = 6
+Pairs = list[tuple[str, str]]
+_HostKind = Annotated[
+    VertexKind, OneOf(tuple(kind.value for kind in HOST_KINDS)), AfterValidator(VertexKind)
+]
+_HostLinkKind = Annotated[
+    LinkKind, OneOf(tuple(kind.value for kind in HOST_LINK_KINDS)), AfterValidator(LinkKind)
+]
+_VertexCount = Annotated[int, Field(strict=True, ge=1, le=1024)]
+
+
+class Pattern(Enum):
+    """Which ends are joined: every two, the i-th with the i-th, or A in equal blocks over B."""
+
+    ALL = "all"
+    IN_ORDER = "in_order"
+    SPREAD = "spread"
+
+
+@dataclass(frozen=True, slots=True)
+class VertexEntry(Form):
+    """An entry of `vertices`: how many there are, and of how many chips each."""
+
+    count: _VertexCount = 1
+    chips: Count = 1
+    reduces: Switch = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEntry(Form):
+    """An entry of `links`; its bandwidth is that of one lane."""
+
+    between: Annotated[tuple[str, ...], Field(min_length=2, max_length=2)] | None = None
+    mesh: str | None = None
+    source: Annotated[str | None, Field(alias="from")] = None
+    target: Annotated[str | None, Field(alias="to")] = None
+    pattern: Pattern = Pattern.ALL
+    kind: _HostLinkKind
+    lanes: Count = 1
+    bandwidth_bytes_per_s: Bandwidth
+    latency_ns: Duration
+
+    def __post_init__(self) -> None:
+        ways = [one for one in (self.between, self.mesh, self.source) if one is not None]
+        if len(ways) != 1 or (self.source is None) != (self.target is None):
+            raise ValueError(
+                "must name its ends once: `between: [A, B]`, `mesh: A`, or `from: A` with `to: B`"
+            )
+
+
+def _load_device(name: object) -> Device:
+    if not isinstance(name, str):
+        raise TopologyError(f"must be the name of a GPU or a file, got {quote(name)}")
+    return load_device(name)
+
+
+def _join_lanes(fabric: Fabric) -> Fabric:
+    bandwidth = fabric.nic_bandwidth_bytes_per_s * fabric.nic_lanes
+    return replace(fabric, nic_bandwidth_bytes_per_s=bandwidth)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyFile(Sourced):
+    """A topology file as it is written."""
+
+    name: Line
+    description: Line = ""
+    device: Annotated[Device, Parsed(_load_device, "h100_sxm")]
+    vertices: Mapping[_HostKind, _VertexCount | VertexEntry]
+    links: tuple[LinkEntry, ...] = ()
+    fabric: Annotated[Fabric, AfterValidator(_join_lanes)] | None = None
+    cpu: Line | None = None
+    peer_to_peer: Switch | None = None
+    gpus_forward: Switch = False
+    trays: Count = 1
+    host_copy_bytes_per_s: Bandwidth | None = None
+    notes: tuple[Line, ...] = ()
 
 
 def list_topologies() -> tuple[str, ...]:
@@ -42,11 +122,40 @@ def load_topology(name_or_path: str | Path, *, calibrations: Sequence[str] = ())
     """
     _check_no_device(str(name_or_path))
     path = find_document(name_or_path, folder=CATALOG, what="topology", error_type=TopologyError)
-    content = load_yaml(path, error_type=TopologyError)
-    if "family" in content:
-        raise TopologyError(f"{path}: says a family, so it is a workload. Give it with --workload.")
-    topology = parse_topology(content, path=path)
+    document = load_document(path, TopologyError, what="topology")
+    if "family" in document.content:
+        raise TopologyError(f"{path}: states a family: it is a workload. Give it with --workload.")
+    topology = parse_topology(document, path=path)
     return topology.calibrated_by(calibrations) if calibrations else topology
+
+
+def parse_topology(document: Document, *, path: Path) -> Topology:
+    """The topology in *document*; a device file that it names is beside *path*."""
+    device = document.content.get("device")
+    if isinstance(device, str) and device.endswith((".yaml", ".yml")):
+        document.content["device"] = str(path.parent / device)
+    file, faults = document.read(TopologyFile), document.faults()
+    vertices = list(_iter_vertices(file.vertices, faults))
+    links = _build_links(file, faults)
+    faults.check(TopologyError)
+    try:
+        return Topology(
+            name=file.name,
+            description=file.description or file.name,
+            source=file.origin,
+            device=file.device,
+            vertices=tuple(vertices),
+            links=tuple(links),
+            fabric=file.fabric,
+            host_cpu=file.cpu,
+            peer_to_peer=file.peer_to_peer,
+            gpus_forward=file.gpus_forward,
+            trays=file.trays,
+            host_copy_bytes_per_s=file.host_copy_bytes_per_s,
+            notes=file.notes,
+        )
+    except TopologyError as fault:
+        raise TopologyError(f"{path}: {fault}") from None
 
 
 def _check_no_device(name: str) -> None:
@@ -59,169 +168,114 @@ def _check_no_device(name: str) -> None:
     raise TopologyError(f"topology {name!r}: is a GPU, and a machine is needed. {known}")
 
 
-def parse_topology(content: dict[str, object], *, path: Path) -> Topology:
-    """The topology in *content*, read from *path*; raises with every fault."""
-    faults = FaultList(f"topology {path}")
-    root = Section(content, "", faults)
-    name = root.text("name")
-    description = root.text("description", default=name)
-    origin = root.origin()
-    device = _read_device(root, path)
-    vertices = _read_vertices(root.section("vertices"))
-    counts = {kind.value: 0 for kind in HOST_KINDS}
-    for vertex in vertices:
-        counts[vertex.kind.value] += 1
-    links = _read_all_links(root, {kind: count for kind, count in counts.items() if count})
-    fabric = _read_fabric(root.section("fabric")) if root.has("fabric") else None
-    host_cpu = root.text("cpu") if root.has("cpu") else None
-    peer_to_peer = root.flag("peer_to_peer", default=True) if root.has("peer_to_peer") else None
-    gpus_forward = root.flag("gpus_forward", default=False)
-    trays = root.integer("trays", default=1)
-    host_copy = root.quantity("host_copy", parse_bandwidth) if root.has("host_copy") else None
-    notes = _read_notes(root)
-    root.refuse_unknown()
-    faults.check(TopologyError)
-    assert device is not None  # a missing device is a fault
-    try:
-        return Topology(
-            name=name,
-            description=description,
-            source=origin,
-            device=device,
-            vertices=tuple(vertices),
-            links=tuple(links),
-            fabric=fabric,
-            host_cpu=host_cpu,
-            peer_to_peer=peer_to_peer,
-            gpus_forward=gpus_forward,
-            trays=trays,
-            host_copy_bytes_per_s=host_copy,
-            notes=notes,
-        )
-    except TopologyError as fault:
-        raise TopologyError(f"{path}: {fault}") from None
-
-
-def _read_device(root: Section, path: Path) -> Device | None:
-    name = root.text("device")
-    if not name:
-        return None
-    beside = path.parent / name
-    try:
-        return load_device(beside if name.endswith((".yaml", ".yml")) else name)
-    except InputError as fault:
-        root.fault("device", str(fault))
-        return None
-
-
-def _read_vertices(section: Section) -> list[Vertex]:
-    vertices = []
+def _iter_vertices(
+    entries: Mapping[VertexKind, int | VertexEntry], faults: FaultList
+) -> Iterator[Vertex]:
     for kind in HOST_KINDS:
-        if not section.has(kind.value):
+        stated = entries.get(kind, 0)
+        entry = VertexEntry(stated) if isinstance(stated, int) else stated
+        if entry.reduces and kind is not VertexKind.NVSWITCH:
+            faults.add(
+                f"vertices.{kind.value}.reduces", "only an nvswitch can reduce; leave it out"
+            )
             continue
-        value = section.content[kind.value]
-        entry = section.section(kind.value) if isinstance(value, dict) else None
-        if entry is None:
-            count, chips, reduces = section.integer(kind.value), 1, False
-        else:
-            count = entry.integer("count", default=1)
-            chips = entry.integer("chips", default=1)
-            reduces = entry.flag("reduces", default=False)
-            if reduces and kind is not VertexKind.NVSWITCH:
-                entry.fault("reduces", "only an nvswitch can reduce; leave it out")
-            entry.refuse_unknown()
-        if count > MAX_VERTICES_OF_A_KIND:
-            section.fault(kind.value, f"at most {MAX_VERTICES_OF_A_KIND} allowed, got {count}")
-            continue
-        can_reduce = reduces and kind is VertexKind.NVSWITCH
-        vertices += [Vertex(kind, index, chips, can_reduce) for index in range(count)]
-    section.refuse_unknown()
-    return vertices
+        for index in range(entry.count):
+            yield Vertex(kind, index, entry.chips, entry.reduces)
 
 
-def _read_all_links(root: Section, counts: dict[str, int]) -> list[Link]:
-    if not root.has("links") and counts.get("gpu") == 1:
-        return []
+def _build_links(file: TopologyFile, faults: FaultList) -> list[Link]:
+    counts = {
+        kind.value: entry if isinstance(entry, int) else entry.count
+        for kind, entry in file.vertices.items()
+    }
+    if not file.links and counts.get("gpu") != 1:
+        faults.add("links", "must be given, but is missing")
     links: list[Link] = []
-    for entry in root.sections("links"):
-        links += read_links(entry, counts)
+    for number, entry in enumerate(file.links):
+        pairs = _pair_up(entry, f"links[{number}]", counts, faults)
+        links += [
+            Link(
+                source=source,
+                target=target,
+                bandwidth_bytes_per_s=entry.bandwidth_bytes_per_s * entry.lanes,
+                latency_ns=entry.latency_ns,
+                kind=entry.kind,
+                lanes=entry.lanes,
+            )
+            for source, target in pairs
+            if source != target
+        ]
         if len(links) > MAX_LINKS:
-            root.fault("links", f"at most {MAX_LINKS} links allowed. Put a switch in between")
+            faults.add("links", f"at most {MAX_LINKS} links allowed. Put a switch in between")
             break
     return links
 
 
-def _read_fabric(section: Section) -> Fabric | None:
-    before = len(section.faults.faults)
-    kind = section.word("kind", FabricKind)
-    nic = section.section("nic")
-    lanes = nic.integer("lanes", default=1)
-    bandwidth = nic.quantity("bandwidth", parse_bandwidth)
-    nic_latency = nic.quantity("latency", parse_duration_ns, zero=True)
-    nic.refuse_unknown()
-    hosts = _read_leaf(section)
-    oversubscription, spine_latency = _read_spine(section)
-    call_latency_ns = _read_call(section)
-    section.refuse_unknown()
-    if len(section.faults.faults) > before:
-        return None
-    return Fabric(
-        kind=kind,
-        nic_bandwidth_bytes_per_s=bandwidth * lanes,
-        nic_latency_ns=nic_latency,
-        hosts_per_leaf=hosts,
-        nic_lanes=lanes,
-        oversubscription=oversubscription,
-        spine_latency_ns=spine_latency,
-        call_latency_ns=call_latency_ns,
-    )
-
-
-def _read_call(section: Section) -> float:
-    if not section.has("call"):
-        return 0.0
-    call = section.section("call")
-    latency_ns = call.quantity("latency", parse_duration_ns, zero=True)
-    call.refuse_unknown()
-    return latency_ns
-
-
-def _read_leaf(section: Section) -> int:
-    if not section.has("leaf"):
-        return DEFAULT_HOSTS_PER_LEAF
-    leaf = section.section("leaf")
-    hosts = leaf.integer("hosts")
-    leaf.refuse_unknown()
-    return hosts
-
-
-def _read_spine(section: Section) -> tuple[float, float]:
-    if not section.has("spine"):
-        return 1.0, DEFAULT_SPINE_LATENCY_NS
-    spine = section.section("spine")
-    oversubscription = _read_ratio(spine, "oversubscription")
-    latency_ns = spine.quantity("latency", parse_duration_ns, zero=True)
-    spine.refuse_unknown()
-    return oversubscription, latency_ns
-
-
-def _read_ratio(section: Section, key: str) -> float:
-    text = section.text(key)
-    down, _, up = text.partition(" to ")
+def _pair_up(entry: LinkEntry, place: str, counts: Mapping[str, int], faults: FaultList) -> Pairs:
+    """The ends of every link that *entry* at *place* means."""
+    ends = {"from": entry.source, "to": entry.target, "mesh": entry.mesh}
+    if entry.between is not None:
+        ends = {"between[0]": entry.between[0], "between[1]": entry.between[1]}
+    found = []
+    for key, text in ends.items():
+        try:
+            found += [parse_selection(text, counts)] if text is not None else []
+        except TopologyError as fault:
+            faults.add(f"{place}.{key}", str(fault))
+            return []
+    if entry.mesh is not None:
+        return _both_ways(list(combinations(found[0], 2)))
     try:
-        ratio = float(down) / float(up)
-    except (ValueError, ZeroDivisionError):
-        ratio = 0.0
-    if text and not 1 <= ratio < float("inf"):
-        section.fault(key, f"must look like `2 to 1`, with 1 to 1 as the least, got {text!r}")
-    return max(ratio, 1.0)
+        pairs = _matched(entry.pattern, *found)
+    except TopologyError as fault:
+        faults.add(f"{place}.pattern", str(fault))
+        return []
+    same = sorted({source for source, target in pairs if source == target})
+    if same:
+        faults.add(place, f"must join different vertices, joins {', '.join(same)} to itself")
+    return pairs if entry.between is None else _both_ways(pairs)
 
 
-def _read_notes(root: Section) -> tuple[str, ...]:
-    if not root.has("notes"):
-        return ()
-    notes = root.raw("notes")
-    if not (isinstance(notes, list) and all(isinstance(note, str) for note in notes)):
-        root.fault("notes", "must be a list of sentences")
-        return ()
-    return tuple(" ".join(note.split()) for note in notes)
+def _matched(pattern: Pattern, left: Sequence[str], right: Sequence[str]) -> Pairs:
+    if pattern is Pattern.ALL:
+        return list(product(left, right))
+    if pattern is Pattern.IN_ORDER:
+        if len(left) != len(right):
+            raise TopologyError(f"in_order needs equal ends, got {len(left)} and {len(right)}")
+        return list(zip(left, right, strict=True))
+    if len(left) % len(right):
+        raise TopologyError(f"spread needs equal blocks, got {len(left)} for {len(right)}")
+    share = len(left) // len(right)
+    return [(name, right[index // share]) for index, name in enumerate(left)]
+
+
+def _both_ways(pairs: Pairs) -> Pairs:
+    return [way for a, b in pairs for way in ((a, b), (b, a))]
+
+
+def parse_selection(text: str, counts: Mapping[str, int]) -> tuple[str, ...]:
+    """The vertex names that *text* means, given how many there are of each kind."""
+    match = _SELECTION.fullmatch(text.replace(" ", ""))
+    if match is None:
+        raise TopologyError(f"must look like gpu:0, gpu:0-3, gpu:0,2 or gpu:*, got {text!r}")
+    kind, places = match.groups()
+    if kind not in counts:
+        known = ", ".join(counts) or ", ".join(member.value for member in HOST_KINDS)
+        raise TopologyError(f"{text!r} names no vertex kind of this file; it has {known}")
+    if places == "*":
+        return tuple(f"{kind}:{index}" for index in range(counts[kind]))
+    names: list[str] = []
+    for part in places.split(","):
+        first, _, last = part.partition("-")
+        if max(len(first), len(last)) > _MAX_DIGITS:
+            raise TopologyError(f"{text!r} has a number too large to be a vertex")
+        low, high = int(first), int(last or first)
+        if high < low:
+            raise TopologyError(f"{text!r} has a range that runs backwards; write {high}-{low}")
+        if high >= counts[kind]:
+            raise TopologyError(
+                f"{text!r} dangles: there is no {kind}:{high}, only {kind}:0 to "
+                f"{kind}:{counts[kind] - 1}"
+            )
+        names += [f"{kind}:{index}" for index in range(low, high + 1)]
+    return tuple(names)

@@ -31,7 +31,6 @@ from perfmodel.execution import Executor
 from perfmodel.planning.setting import build_task
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
-from perfmodel.workloads.dlrm.job import build_dlrm_job
 from perfmodel.workloads.jobs import build_job
 from topologies import build_cluster, load_topology
 
@@ -65,7 +64,8 @@ def replay_dlrm(task: DrawnTask, sharder: str, batch: int, executor: Executor) -
     """A task at *batch*, its tables placed by *sharder*."""
     spec = build_model(task.tables).model_copy(update={"batch": batch})
     plan = build_named_plan(sharder, build_task(spec, task.tables, task.cluster))
-    job = build_dlrm_job(spec, rank_count=task.cluster.rank_count, plan=plan)
+    ranks, per_host = task.cluster.rank_count, task.cluster.ranks_per_host
+    job = build_job(spec, rank_count=ranks, ranks_per_host=per_host, plan=plan)
     return replay_iteration(job, task.cluster, load_stack(spec.stack), executor)
 
 

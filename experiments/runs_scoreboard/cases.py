@@ -22,11 +22,11 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.folded_costs import fold_costs
 from perfmodel.prediction.interference import settle_interference
-from perfmodel.prediction.question import PredictOptions, Question
+from perfmodel.prediction.question import PredictOptions, Question, build_question
 from perfmodel.prediction.sampling import replay_samples
 from perfmodel.stacks.spread import NO_SPREAD
 from perfmodel.stacks.stack import Family
-from perfmodel.validation.runs_question import read_scenario
+from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow
 
 DRAWS = 16
@@ -82,8 +82,8 @@ class Case:
 def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
     """The case of *row*, or None where it cannot be predicted."""
     try:
-        scenario = read_scenario(row)
-        question = scenario.question(asked)
+        setting = read_setting(row, asked)
+        question = build_question(setting)
     except InputError:
         return None
     times_ns = _times_ns(question, question.job)
@@ -92,15 +92,15 @@ def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
         times_ns = times_ns + float(question.continuation.steps) * (larger_ns - times_ns)
     assert row.measured_s is not None
     logs = np.log(times_ns / times_ns[0])
-    device = scenario.cluster.device
+    device = setting.cluster.device
     return Case(
         row=row,
-        stack=scenario.stack.name,
+        stack=setting.stack.name,
         architecture=device.architecture.value,
         device=device.name,
-        hosts=scenario.cluster.host_count,
+        hosts=setting.cluster.host_count,
         is_tensor=row.text("compute_precision") != "fp32",
-        loads_long=scenario.stack.loads_long,
+        loads_long=setting.stack.loads_long,
         error=float(np.log(times_ns[0] / 1e9 / row.measured_s)),
         shares=tuple((logs[1 : 1 + len(FAMILIES)] / STEP).tolist()),
         kernel_sigma=float(np.std(logs[1 + len(FAMILIES) :])),

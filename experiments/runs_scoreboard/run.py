@@ -26,6 +26,8 @@ from experiments.figures import (
     plain_ticks,
     read_wishes,
 )
+from perfmodel.reports.scores import report_scores
+from perfmodel.reports.terminal import to_text
 from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs import validate_runs
 from perfmodel.validation.runs_table import RunRow, load_runs
@@ -51,7 +53,7 @@ def main() -> None:
         table = replace(table, rows=table.rows[:: scenario["every"]])
         with wishes.executor() as executor:
             board = validate_runs(table, executor=executor)
-        print("\n".join([name, *board.lines(), ""]))
+        print(to_text(report_scores(board, title=name)))
         document = board.to_json()
         results[name] = {key: document[key] for key in ("overall", "groups", "unsupported")}
         results[name]["rows"] = {

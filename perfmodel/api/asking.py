@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perfmodel.prediction.answer import Answer, Prediction
     from perfmodel.prediction.changing import WhatIf
     from perfmodel.prediction.comparing import Comparison, NamedScenario
+    from perfmodel.prediction.question import Question
 
 
 def open_place(
@@ -47,51 +48,57 @@ def predict(
     A Transformer without a layout gets the best of the bounding stage of the
     layout search, and the answer says so. *on_phase* is told which phase begins
     and which share of the work is done. With *require_fit* a scenario that does not
-    fit in memory is refused before any work. Without *keep_timelines* what workers of
+    fit in memory is refused before it is replayed. Without *keep_timelines* what workers of
     Ray know of single tasks goes with them, and the answer has neither trace nor report.
     """
-    from perfmodel.prediction.answering import predict_scenario
+    from perfmodel.prediction.answering import answer_in_full
+    from perfmodel.prediction.phases import PhaseClock
+    from perfmodel.prediction.question import job_question
 
-    asked, sentences = _fill(_load(scenario), on_phase)
+    asked, clock = _load(scenario), PhaseClock(on_phase)
     if isinstance(asked, Scenario):
-        _check_memory(asked, on_phase, require_fit=require_fit)
+        with clock.phase("building the job", done=0.0):
+            question = build_scenario(asked, on_phase)
+        _check_memory(asked, question, on_phase, require_fit=require_fit)
     with open_place(executor, workers, ray_address) as place:
-        found = predict_scenario(asked, executor=place, on_phase=on_phase)
+        if isinstance(asked, JobScenario):
+            with clock.phase("building the job", done=0.0):
+                question = job_question(asked, is_distributed=place.reads_jobs)
+        found = answer_in_full(question, executor=place, clock=clock)
         remote = found.evidence.history.replay.remote
         if remote is not None and not keep_timelines:
             remote.release()
-    return replace(found, assumptions=(*found.assumptions, *sentences))
+    return found
 
 
-def _fill(
-    scenario: Scenario | JobScenario, on_phase: OnPhase
-) -> tuple[Scenario | JobScenario, tuple[str, ...]]:
-    """*scenario* with a layout where a Transformer leaves it open, and what to say about it."""
-    from perfmodel.workloads.catalog import load_workload
+def build_scenario(scenario: Scenario | JobScenario, on_phase: OnPhase = ignore_phase) -> Question:
+    """The job of *scenario*, with a layout where a Transformer leaves it open."""
+    from perfmodel.prediction.question import build_question, job_question, load_setting
     from perfmodel.workloads.transformer.spec import TransformerSpec
 
     if isinstance(scenario, JobScenario):
-        return scenario, ()
-    if not isinstance(load_workload(scenario.workload, scenario.overrides), TransformerSpec):
-        return scenario, ()
-    # The search of layouts is imported for those who need it.
-    from perfmodel.planning.layouts.filling import fill_layout
+        return job_question(scenario)
+    setting = load_setting(scenario)
+    if isinstance(setting.workload, TransformerSpec):
+        # Only Transformers need the search of layouts.
+        from perfmodel.planning.layouts.filling import fill_layout
 
-    filled = fill_layout(scenario, on_phase=on_phase)
-    return filled.scenario, filled.sentences
+        setting = fill_layout(setting, on_phase=on_phase)
+    return build_question(setting)
 
 
 BY_FAR = 1.2
-"""A peak of so many times the memory is worth a word before the work begins."""
+"""A peak of so many times the memory is reported before the prediction."""
 
 
-def _check_memory(scenario: Scenario, on_phase: OnPhase, *, require_fit: bool) -> None:
+def _check_memory(
+    scenario: Scenario, question: Question, on_phase: OnPhase, *, require_fit: bool
+) -> None:
     from perfmodel.base.errors import ScenarioError
-    from perfmodel.prediction.fitting import find_memory
     from perfmodel.reports.text import describe_fit
 
-    memory = find_memory(scenario)
-    if memory.fits:
+    memory = question.memory_fit
+    if memory is None or memory.fits:
         return
     parts = {part.name for part in memory.fullest.memory.parts}
     verdict = describe_fit(memory, is_transformer="logits" in parts)
@@ -117,9 +124,8 @@ def compare(
     else:
         named = [NamedScenario(_name(one), _load(one)) for one in scenarios]
     _check_machines(named)
-    filled = [_filled(one, on_phase) for one in named]
     with open_place(executor, workers, ray_address) as place:
-        return compare_scenarios(filled, executor=place, on_phase=on_phase)
+        return compare_scenarios(named, build=build_scenario, executor=place, on_phase=on_phase)
 
 
 def name_jobs(
@@ -143,17 +149,6 @@ def _check_machines(named: Sequence[NamedScenario]) -> None:
     for stack in dict.fromkeys(one.scenario.stack for one in named):
         if stack is not None:
             load_stack(stack)
-
-
-def _filled(named: NamedScenario, on_phase: OnPhase) -> NamedScenario:
-    """With a layout where it is left open, as `predict` does; a fault is found when it is asked."""
-    from perfmodel.base.errors import PerfModelError
-
-    try:
-        scenario, sentences = _fill(named.scenario, on_phase)
-    except PerfModelError:
-        return named
-    return replace(named, scenario=scenario, assumed=sentences)
 
 
 def sweep(
@@ -182,9 +177,10 @@ def sweep(
         axes = [parse_axis(text) for text in ([over] if isinstance(over, str) else over)]
     asked = sweep_scenario(_load(scenario), axes)
     _check_machines(asked)
-    points = [_filled(one, on_phase) for one in asked]
     with open_place(executor, workers, ray_address) as place:
-        return compare_scenarios(points, axes=axes, executor=place, on_phase=on_phase)
+        return compare_scenarios(
+            asked, build=build_scenario, axes=axes, executor=place, on_phase=on_phase
+        )
 
 
 def load_scenario(path: str | Path) -> Scenario | JobScenario:
@@ -254,12 +250,13 @@ def replay(
     With *is_explained* the answer is a Prediction, with everything it explains.
     """
     from perfmodel.prediction.answering import answer
+    from perfmodel.prediction.phases import PhaseClock
     from perfmodel.prediction.question import replay_question
 
     question = replay_question(_as_scenario(job))
     asked = replace(question, asked=replace(question.asked, is_explained=is_explained))
     with open_place(executor, workers, ray_address) as place:
-        return answer(asked, executor=place, on_phase=on_phase)
+        return answer(asked, executor=place, clock=PhaseClock(on_phase))
 
 
 def whatif(

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache, partial, reduce
+from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import core_schema
@@ -118,6 +118,12 @@ def load_document(
     return Document(f"{what} {path}".strip(), content, error_type, locate)
 
 
+@lru_cache(maxsize=64)
+def _parse_shared(text: str, document: str, error_type: Any) -> dict[str, Any]:
+    """What *text* says; many documents extend the same few, and nothing may change these."""
+    return parse_yaml(text, document=document, error_type=error_type)
+
+
 def load_extended(
     path: Path,
     error_type: type[InputError],
@@ -134,7 +140,7 @@ def load_extended(
             raise error_type(f"{path}: `extends` chain is longer than {MOST_LEVELS}; is it a loop?")
         text = read_yaml(following, error_type=error_type, must_close=True)
         files.append((following.name, text))
-        contents.append(parse_yaml(text, document=str(following), error_type=error_type))
+        contents.append(_parse_shared(text, str(following), cast("Any", error_type)))
         following = find(str(contents[-1]["extends"])) if "extends" in contents[-1] else None
     content = reduce(merge, reversed(contents))
     return Document(str(path), content, error_type, partial(find_line, files))
@@ -163,17 +169,19 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tuple[str, str]]:
-    """Place and rule of every fault; alternatives at one place are one fault."""
-    rules: dict[str, list[str]] = {}
+    """Place and rule of every fault; what the types of a union say of one place is one fault."""
+    rules: dict[str, dict[str, bool]] = {}
     alternatives = set()
     for fault in error.errors(include_url=False):
         place, value, is_alternative = _find(fault["loc"], content)
         alternatives |= {place} if is_alternative else set()
-        rules.setdefault(place, []).append(_rule_of(fault, value, kind))
-    for place, found in rules.items():
+        rule = _rule_of(fault, value, kind)
+        rules.setdefault(place, {})[rule] = fault["type"].endswith("_type")
+    for place, is_type in rules.items():
         is_deeper = any(other.startswith((f"{place}.", f"{place}[")) for other in rules)
         if not (place in alternatives and is_deeper):
-            *first, last = dict.fromkeys(found)
+            # A value of one of the types has the fault that matters.
+            *first, last = [rule for rule in is_type if not is_type[rule]] or is_type
             yield place, " or ".join([one.partition(", got ")[0] for one in first] + [last])
 
 

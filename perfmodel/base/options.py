@@ -18,8 +18,9 @@ from perfmodel.base.errors import PerfModelError
 class Option:
     """An option: its *help*, its *name* if not that of the field, and the values it takes.
 
-    An option with a *flag* takes no value and sets the field to the flag. *parse* turns the text
-    into a value and raises ValueError for a wrong one. An *is_argument* has no name.
+    Names are separated by commas (`--out,-o`). An option with a *flag* takes no value and sets the
+    field to the flag. *parse* turns the text into a value and raises ValueError for a wrong one. An
+    *is_argument* has no name.
     """
 
     help: str

@@ -1,7 +1,7 @@
-"""The command line: words typed by a person, one module a word.
+"""The command-line interface: `main` runs the command that was typed.
 
-Only the module of the word that was typed is imported, and it imports what is
-heavy inside its functions, so that `perfmodel --help` answers at once.
+Only the module of that command is imported, and it imports what is heavy inside its functions, so
+that `perfmodel --help` answers at once.
 """
 
 from __future__ import annotations
@@ -15,46 +15,40 @@ import traceback
 from typing import NoReturn
 
 from perfmodel.base.errors import PerfModelError
-from perfmodel.cli.words import build_app, check_not_repeated
+from perfmodel.cli.commands import app
 
 DEBUG = "--debug"
 COLLECTED_AFTER = (100_000, 20, 20)
-"""New objects before Python looks for rubbish; then how often it looks among older ones, too."""
+"""Thresholds of Python's garbage collector, in new objects and in rounds."""
 MOST_LINE = 2000
-"""Characters of a line of a complaint."""
+"""Characters per line of an error message."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command in *arguments* (those of the process by default) and exit."""
-    # Importing makes much that stays: looking for rubbish among it is a tenth of a short command.
+    # Imports create many objects that stay: scanning them takes a tenth of a short command.
     gc.set_threshold(*COLLECTED_AFTER)
     given = sys.argv[1:] if arguments is None else arguments
-    words = [word for word in given if word != DEBUG]
-    sys.exit(_run(words, is_debug=DEBUG in given))
-
-
-def _run(words: list[str], *, is_debug: bool) -> int:
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a letter shows a question mark in its place.
+        # A terminal that cannot show a letter shows a question mark instead.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    code: object = 0
     try:
-        app = build_app(words)
-        check_not_repeated(app, words)
-        app(args=words, prog_name="perfmodel")
+        app(args=[word for word in given if word != DEBUG], prog_name="perfmodel")
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
+        code = stop.code
     except KeyboardInterrupt:
-        return 130
+        code = 130
     except BrokenPipeError:
-        # The reader (`head`, a pager) has seen enough. What is still buffered must
-        # not complain again when the interpreter closes standard output.
+        # The reader (`head`, a pager) has closed the pipe. What is still buffered must not raise
+        # again when the interpreter closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        code = 1
     except Exception as fault:  # The one place that catches broadly.
-        _report(fault, is_debug=is_debug)
-        return 1
-    return 0
+        _report(fault, is_debug=DEBUG in given)
+        code = 1
+    sys.exit(code if isinstance(code, int) else 1)
 
 
 def _report(fault: Exception, *, is_debug: bool) -> None:
@@ -65,21 +59,21 @@ def _report(fault: Exception, *, is_debug: bool) -> None:
     if sentence is None:
         sentence = (
             f"internal fault: {type(fault).__name__}: {fault}\n"
-            f"This is a mistake in perfmodel, not in your input. Run again with {DEBUG} to see "
-            "where it happened."
+            f"This is a bug of perfmodel, not a mistake in your input. Run again with {DEBUG} to "
+            "see the traceback."
         )
     print(f"perfmodel: {sentence}", file=sys.stderr)
 
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 MAKE_ROOM = (
-    "Make room on the disk: beside what was asked for, compiled code is kept next to perfmodel, or "
-    "in the folder that NUMBA_CACHE_DIR names."
+    "Make room on the disk: compiled code is cached next to perfmodel, or in the folder that "
+    "NUMBA_CACHE_DIR names."
 )
 
 
 def _sentence(fault: Exception) -> str | None:
-    """What to tell about a fault that is not a mistake of ours, or None."""
+    """The message for a fault that is not a bug of perfmodel, or None."""
     if isinstance(fault, PerfModelError):
         return "\n".join(map(_shortened, str(fault).split("\n")))
     if isinstance(fault, ModuleNotFoundError) and fault.name == "torch":
@@ -89,10 +83,10 @@ def _sentence(fault: Exception) -> str | None:
         said = f"{where}the system refuses ({fault.strerror or type(fault).__name__})."
         return f"{said} {MAKE_ROOM}" if fault.errno in NO_ROOM else said
     if isinstance(fault, MemoryError):
-        return "there is not enough memory on this machine for it. Ask for less, or use Ray."
+        return "this machine has not enough memory for the question. Ask for less, or use Ray."
     return None
 
 
 def _shortened(line: str) -> str:
-    """A line without its middle, if a file has filled it; what to do stands at the end."""
+    """A line without its middle if it is very long; the advice is at the end."""
     return line if len(line) <= MOST_LINE else f"{line[: MOST_LINE - 500]} ... {line[-500:]}"

@@ -1,116 +1,167 @@
-"""`perfmodel calibrate`: fit constants to measured tables, or see how well they hold.
+"""`perfmodel calibrate`: fit constants to measured tables, or check a fit on rows it has not seen.
 
-With `--cross-validate` nothing is written: every row is predicted by a fit
-that did not see it, in the same form as `perfmodel validate`.
+With `--cross-validate` nothing is written: every row is predicted by a fit that has not seen it,
+in the same form as `perfmodel validate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from perfmodel import api
-from perfmodel.api.calibrating import RECORDED_LICENCE
-from perfmodel.api.measured import KernelKind
 from perfmodel.base.errors import InputError
+from perfmodel.base.options import Option
 from perfmodel.base.writing import STDOUT, write_json
-from perfmodel.cli.options import JsonFile, Quiet
-from perfmodel.cli.scores import (
-    CollectiveTables,
-    Limit,
-    RunHosts,
-    RunKind,
-    RunMachine,
-    ScoreFiles,
-    show,
-)
+from perfmodel.cli.commands import command
+from perfmodel.cli.options import CollectiveTables, Run, RunPlaceOptions
+from perfmodel.cli.outputs import JsonFile, Outputs
+from perfmodel.cli.validate import Limit, QuietRun, show_scores
 
 if TYPE_CHECKING:
-    from perfmodel.calibration.embedding import CaseError
-    from perfmodel.validation.scoreboard import Scoreboard
+    from perfmodel.api.measured import KernelKind
 
-
-class FoldColumn(Enum):
-    """The columns whose values can be dealt into folds."""
-
-    SIZE_BYTES = "size_bytes"
-    HOSTS = "hosts"
-    NRANKS = "nranks"
-
-
-CALIBRATE_EPILOG = """\b
+COLLECTIVES_EPILOG = """\b
 Examples:
   perfmodel calibrate collectives all_reduce.log --topology dgx_h100 --out my.yaml
   perfmodel predict --topology dgx_h100 --hosts 4 --calibration my.yaml
   perfmodel calibrate collectives table.csv --cross-validate 5
 \b
-Few rows (six will do, small and large sizes) shift the constants that perfmodel has
-for such a machine; 200 or more of machines that it knows are fitted from scratch.
+A few rows (six are enough, small and large sizes) shift the constants that perfmodel has
+for such a machine; 200 or more rows of known machines are fitted from scratch.
 """
+KERNELS: dict[KernelKind, str] = {
+    "gemm": "GEMMs: physics constants and a small correction per GPU",
+    "attention": "attention: physics constants and a small correction per GPU and kernel",
+    "experts": "layers of experts: ten constants per GPU, kernel and format",
+    "memory": "memory-bound kernels: a traffic curve per operator and GPU",
+}
+LONG_ROWS_NS = 10_000.0
+"""Rows above this are reported first: shorter ones are mostly launch and timer."""
+ConstantsOut = Annotated[str | None, Option(metavar="FILE", help="Where to write the constants.")]
+calibrate = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
-def calibrate_collectives(
+def _kernel_command(kind: KernelKind) -> Callable[..., None]:
+    def kernels(
+        *,
+        tables: Annotated[
+            tuple[str, ...],
+            Option(is_argument=True, metavar="TABLE...", help="Tables of measurements."),
+        ],
+        folds: Annotated[
+            int | None,
+            Option(
+                name="--cross-validate", metavar="K", min=2, help="Report errors on held-out folds."
+            ),
+        ] = None,
+        by: Annotated[
+            str, Option(metavar="COLUMNS", help="Rows equal in these share a fold: m,n,k.")
+        ] = "",
+        out: Annotated[
+            str | None,
+            Option(metavar="FILE", help="Where to write; a folder gets one file per GPU."),
+        ] = None,
+        json_file: JsonFile = None,
+        run: QuietRun,
+    ) -> None:
+        if folds is not None:
+            _cross_validate_kernels(kind, tables, folds, by, json_file, run)
+            return
+        if out is None:
+            raise InputError(
+                f"calibrate {kind}: needs a file to write. Give --out FILE, or --cross-validate K "
+                "for held-out errors only."
+            )
+        with run.open() as where:
+            count = api.calibrate_kernels(kind, tables, out, on_phase=where["on_phase"])
+        print(f"Wrote {count} sets of constants to {out}")
+
+    return kernels
+
+
+for _kind, _what in KERNELS.items():
+    command(calibrate, name=_kind, help=f"Fit {_what}.")(_kernel_command(_kind))
+
+
+def _cross_validate_kernels(
+    kind: KernelKind, tables: tuple[str, ...], folds: int, by: str, json_file: str | None, run: Run
+) -> None:
+    from perfmodel.reports.scores import report_scores
+    from perfmodel.reports.terminal import print_report
+    from perfmodel.validation.scoreboard import Scoreboard
+
+    columns = tuple(column.strip() for column in by.split(",") if column.strip())
+    with run.open() as where:
+        whole = api.cross_validate(
+            kind, tables, folds=folds, by=columns, on_phase=where["on_phase"]
+        )
+    long_rows = Scoreboard(
+        kind, tuple(one for one in whole.deviations if one.measured * 1e6 > LONG_ROWS_NS)
+    )
+    write_json(json_file, {**whole.to_json(), "above_10_us": long_rows.to_json()})
+    if json_file != STDOUT:
+        print_report(report_scores(long_rows, title="Held-out rows above 10 us"))
+        print_report(report_scores(whole, title="All held-out rows"))
+
+
+@command(calibrate, epilog=COLLECTIVES_EPILOG)
+def collectives(
+    *,
     tables: CollectiveTables,
-    topology: RunMachine = None,
-    hosts: RunHosts = None,
-    kind: RunKind = None,
+    place: RunPlaceOptions,
     cross_validate: Annotated[
         int | None,
-        typer.Option(metavar="K", min=2, help="Fit on K - 1 of K folds, score the other, e.g. 5."),
+        Option(metavar="K", min=2, help="Fit on K - 1 of K folds, score the other, e.g. 5."),
     ] = None,
     by: Annotated[
-        FoldColumn, typer.Option(help="Column whose values are dealt into folds.")
-    ] = FoldColumn.SIZE_BYTES,
+        Literal["size_bytes", "hosts", "nranks"],
+        Option(help="Column whose values are split into folds."),
+    ] = "size_bytes",
     leave_out: Annotated[
-        list[str] | None,
-        typer.Option(
+        tuple[str, ...],
+        Option(
             metavar="NAME[:HOSTS]",
             help="Fit without a machine and score it, e.g. dgx_h100:10; repeatable.",
         ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write the constants here."),
+    ] = (),
+    out: Annotated[
+        str | None, Option(name="--out,-o", metavar="FILE", help="Write the constants here.")
     ] = None,
     licence: Annotated[
-        str, typer.Option(metavar="TEXT", help="Licence of the measurements, for the file.")
+        str, Option(metavar="TEXT", help="Licence of the measurements, for the file.")
     ] = "that of the sources",
     limit: Limit = None,
-    json_file: JsonFile = None,
-    quiet: Quiet = False,
+    files: Annotated[Outputs, "json_file"],
+    run: QuietRun,
 ) -> None:
     """Fit the constants of collectives, or check a fit on rows it has not seen."""
-    from collectives.nccl_tests import RunPlace
-    from perfmodel.reports.progress import show_progress
-
-    files = ScoreFiles(json_file, limit)
-    files.check()
-    place = RunPlace(topology, hosts, kind)
+    where_run = api.RunPlace(**vars(place))
     if leave_out:
-        show(api.leave_out_collectives(tables, leave_out, place=place), files)
+        show_scores(api.leave_out_collectives(tables, leave_out, place=where_run), files, limit)
     if cross_validate is not None:
-        with show_progress(is_quiet=quiet) as progress:
+        with run.open() as where:
             board = api.cross_validate(
                 "collectives",
                 tables,
                 folds=cross_validate,
-                by=[by.value],
-                place=place,
-                on_phase=progress,
+                by=[by],
+                place=where_run,
+                on_phase=where["on_phase"],
             )
-        show(board, files)
-    if output is not None:
-        with show_progress(is_quiet=quiet) as progress:
+        show_scores(board, files, limit)
+    if out is not None:
+        with run.open() as where:
             lines = api.calibrate_collectives(
-                tables, output, place=place, licence=licence, on_phase=progress
+                tables, out, place=where_run, licence=licence, on_phase=where["on_phase"]
             )
+        machine = place.topology or "NAME"
         print("\n".join(lines))
-        print(f"Wrote {output}")
-        print(f"Use it: perfmodel predict --topology {topology or 'NAME'} --calibration {output}")
+        print(f"Wrote {out}")
+        print(f"Use it: perfmodel predict --topology {machine} --calibration {out}")
     elif cross_validate is None and not leave_out:
         raise InputError(
             "calibrate collectives: nothing to do. Give --out FILE to write the constants, "
@@ -118,25 +169,25 @@ def calibrate_collectives(
         )
 
 
-def calibrate_embedding(
-    cases: Annotated[Path, typer.Argument(metavar="CASES.yaml", help="A file of measured cases.")],
-    data: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where the files that cases name lie.")
+@command(calibrate)
+def embedding(
+    *,
+    cases: Annotated[
+        str, Option(is_argument=True, metavar="CASES.yaml", help="A file of measured cases.")
     ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write the constants.")
-    ] = None,
+    data: Annotated[str, Option(metavar="FOLDER", help="Folder of the files that cases name.")],
+    out: ConstantsOut = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Fit embedding lookups and updates: a few constants a GPU generation.
+    """Fit embedding lookups and updates: a few constants per GPU generation.
 
     Every case is also predicted by constants that were fitted without it.
     """
     from perfmodel.calibration.embedding import format_errors
 
     fit = api.calibrate_embedding(cases, data=data, out=out)
-    if json_file is not None:
-        _write_json(fit.errors, json_file)
+    rows = [asdict(error) for error in fit.errors]
+    write_json(json_file, {"schema_version": 1, "kind": "embedding", "rows": rows})
     if json_file != STDOUT:
         print("\n".join(format_errors(fit.errors)))
         print(
@@ -144,35 +195,84 @@ def calibrate_embedding(
         )
 
 
-def _write_json(errors: tuple[CaseError, ...], json_file: str) -> None:
-    from dataclasses import asdict
+@command(calibrate)
+def interference(
+    *,
+    traces: Annotated[
+        tuple[str, ...],
+        Option(
+            is_argument=True, metavar="TRACES...", help="Kineto traces: files, or folders of jobs."
+        ),
+    ],
+    device: Annotated[
+        str | None, Option(metavar="NAME", help="GPU of traces that name none: mi300x.")
+    ] = None,
+    licence: Annotated[
+        str | None, Option(metavar="TEXT", help="Licence of the recorded figures.")
+    ] = None,
+    out: ConstantsOut = None,
+) -> None:
+    """Fit how much kernels slow down while collectives run, from recorded jobs."""
+    from perfmodel.calibration.interference import slowdown_of
 
-    rows = [asdict(error) for error in errors]
-    write_json(json_file, {"schema_version": 1, "kind": "embedding", "rows": rows})
+    said = {} if licence is None else {"licence": licence}
+    fitted = api.calibrate_interference(traces, device=device, out=out, **said)
+    print(f"{'generation':<12}{'family':<11}{'phase':<9}{'kernels':>7}  measured (90 %)       used")
+    for architecture, cells in sorted(fitted.of_architecture.items()):
+        for (family, phase), cell in cells.items():
+            seen, measured = cell.seen, "assumed"
+            if seen is not None:
+                low, high = slowdown_of(seen.low_ratio), slowdown_of(seen.high_ratio)
+                measured = f"{slowdown_of(seen.mean_ratio):.3f} ({low:.3f} to {high:.3f})"
+            count = 0 if seen is None else seen.kernels
+            print(
+                f"{architecture:<12}{family:<11}{phase.word:<9}{count:>7}  {measured:<24}"
+                f"{cell.slowdown:.3f}"
+            )
+    if out is not None:
+        print(f"Wrote {out}")
 
 
-class DeviceChoice(Enum):
-    """What can be measured."""
+@command(calibrate)
+def host(
+    table: Annotated[
+        str,
+        Option(
+            is_argument=True, metavar="TABLE.csv", help="host_overheads.csv of `trace extract`."
+        ),
+    ],
+    out: Annotated[str, Option(metavar="STACK.yaml", help="The stack file to write.")],
+    extends: Annotated[
+        str, Option(metavar="STACK", help="Stack to take everything but host times from.")
+    ] = "pytorch_eager",
+) -> None:
+    """Make a software stack from recorded host overheads."""
+    stack = api.calibrate_host(table, out, extends=extends)
+    print(
+        f"Wrote {out}: {len(stack.host.operators)} operators, launch "
+        f"{stack.host.launch_ns / 1e3:.1f} us, {stack.host.between_operators_ns / 1e3:.1f} us "
+        "between operators"
+    )
+    print(f"perfmodel predict --job JOB --topology NAME --stack {out}")
 
-    CPU = "cpu"
-    CUDA = "cuda"
 
-
+@command(calibrate)
 def measure(
-    device: Annotated[DeviceChoice, typer.Option(help="What to measure on this machine.")],
+    device: Annotated[Literal["cpu", "cuda"], Option(help="What to measure on this machine.")],
     out: Annotated[
-        Path, typer.Option(metavar="FILE.yaml", help="Topology to write; the device goes beside.")
+        str,
+        Option(metavar="FILE.yaml", help="Topology to write; the device is written next to it."),
     ],
     ranks: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Ranks of the collectives; 1 measures none.")
+        int, Option(metavar="N", min=1, help="Ranks of the collectives; 1 measures none.")
     ] = 2,
     samples: Annotated[
-        int, typer.Option(metavar="N", min=3, help="Samples of every kernel and collective.")
+        int, Option(metavar="N", min=3, help="Samples per kernel and collective.")
     ] = 9,
 ) -> None:
     """Measure kernels and collectives of this machine and write files that predict accepts."""
     found = api.measure_machine(
-        device.value, out, ranks=ranks, samples=samples, on_phase=lambda one, _: print(f"{one} ...")
+        device, out, ranks=ranks, samples=samples, on_phase=lambda one, _: print(f"{one} ...")
     )
     for family, error in found.errors.items():
         print(
@@ -184,155 +284,5 @@ def measure(
         f"{100 * found.spread_ratio:.0f} %"
     )
     print(f"Wrote {found.topology} and {found.device}")
-    hosts = f" --hosts {ranks}" if device is DeviceChoice.CPU and ranks > 1 else ""
+    hosts = f" --hosts {ranks}" if device == "cpu" and ranks > 1 else ""
     print(f"perfmodel predict --topology {found.topology} --stack {found.stack}{hosts}")
-
-
-def calibrate_host(
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE.csv", help="host_overheads.csv of `trace extract`.")
-    ],
-    out: Annotated[Path, typer.Option(metavar="STACK.yaml", help="The stack file to write.")],
-    extends: Annotated[
-        str, typer.Option(metavar="STACK", help="Stack that says all but host times.")
-    ] = "pytorch_eager",
-) -> None:
-    """Make a software stack of host overheads that were recorded."""
-    stack = api.calibrate_host(table, out, extends=extends)
-    print(
-        f"Wrote {out}: {len(stack.host.operators)} operators, launch "
-        f"{stack.host.launch_ns / 1e3:.1f} us, {stack.host.between_operators_ns / 1e3:.1f} us "
-        "between operators"
-    )
-    print(f"perfmodel predict --job JOB --topology NAME --stack {out}")
-
-
-def calibrate_interference(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(metavar="TRACES...", help="Kineto traces: files, or folders of jobs."),
-    ],
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="GPU of traces that name none: mi300x.")
-    ] = None,
-    licence: Annotated[
-        str, typer.Option(metavar="TEXT", help="Licence of the recorded figures.")
-    ] = RECORDED_LICENCE,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write the constants.")
-    ] = None,
-) -> None:
-    """Fit how much kernels slow down beside collectives, from recorded jobs."""
-    from perfmodel.calibration.interference import slowdown_of
-
-    fitted = api.calibrate_interference(traces, device=device, out=out, licence=licence)
-    print(f"{'generation':<12}{'family':<11}{'phase':<9}{'kernels':>7}  measured (90 %)       used")
-    for architecture, cells in sorted(fitted.of_architecture.items()):
-        for (family, phase), cell in cells.items():
-            seen, words = cell.seen, "assumed"
-            if seen is not None:
-                low, high = slowdown_of(seen.low_ratio), slowdown_of(seen.high_ratio)
-                words = f"{slowdown_of(seen.mean_ratio):.3f} ({low:.3f} to {high:.3f})"
-            count = 0 if seen is None else seen.kernels
-            print(
-                f"{architecture:<12}{family:<11}{phase.word:<9}{count:>7}  {words:<24}"
-                f"{cell.slowdown:.3f}"
-            )
-    if out is not None:
-        print(f"Wrote {out}")
-
-
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-
-LONG_ROWS_NS = 10_000.0
-"""Rows above this are reported first: shorter ones are mostly launch and timer."""
-
-Tables = Annotated[list[Path], typer.Argument(metavar="TABLE...", help="Tables of measurements.")]
-Folds = Annotated[
-    int | None,
-    typer.Option("--cross-validate", metavar="K", min=2, help="Report errors on held-out folds."),
-]
-By = Annotated[
-    str | None, typer.Option(metavar="COLUMNS", help="Rows equal in these share a fold: m,n,k.")
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Where to write; into a folder goes one file per GPU."),
-]
-
-
-KERNELS: dict[KernelKind, str] = {
-    "gemm": "matrix products: physics constants and a small correction a GPU",
-    "attention": "attention: physics constants and a small correction a GPU and kernel",
-    "experts": "layers of experts: ten constants a GPU, kernel and format",
-    "memory": "memory-bound kernels: a traffic curve an operator and GPU",
-}
-
-
-def _kernel_command(kind: KernelKind) -> Callable[..., None]:
-    def command(
-        tables: Tables,
-        folds: Folds = None,
-        by: By = None,
-        out: Out = None,
-        json_file: JsonFile = None,
-        quiet: Quiet = False,
-    ) -> None:
-        if folds is not None:
-            columns = tuple(word.strip() for word in (by or "").split(",") if word.strip())
-            _report(kind, tables, _Folds(folds, columns), json_file, is_quiet=quiet)
-        else:
-            _write(kind, tables, out, is_quiet=quiet)
-
-    return command
-
-
-for _kind, _what in KERNELS.items():
-    app.command(_kind, help=f"Fit {_what}.")(_kernel_command(_kind))
-app.command("collectives", epilog=CALIBRATE_EPILOG)(calibrate_collectives)
-app.command("embedding")(calibrate_embedding)
-app.command("interference")(calibrate_interference)
-app.command("host")(calibrate_host)
-app.command("measure")(measure)
-
-
-def _write(kind: KernelKind, tables: list[Path], out: Path | None, *, is_quiet: bool) -> None:
-    from perfmodel.reports.progress import show_progress
-
-    if out is None:
-        raise InputError(
-            f"calibrate {kind}: must know where to write. Give --out FILE, or --cross-validate K "
-            "to see held-out errors only."
-        )
-    with show_progress(is_quiet=is_quiet) as progress:
-        count = api.calibrate_kernels(kind, tables, out, on_phase=progress)
-    print(f"Wrote {count} sets of constants to {out}")
-
-
-class _Folds(NamedTuple):
-    """In how many folds rows are dealt, and the columns whose values keep rows together in one."""
-
-    number: int
-    by: tuple[str, ...]
-
-
-def _report(
-    kind: KernelKind, tables: list[Path], folds: _Folds, json_file: str | None, *, is_quiet: bool
-) -> None:
-    from perfmodel.reports.progress import show_progress
-    from perfmodel.validation.scoreboard import Scoreboard
-
-    with show_progress(is_quiet=is_quiet) as progress:
-        whole = api.cross_validate(kind, tables, folds=folds.number, by=folds.by, on_phase=progress)
-    long_rows = tuple(one for one in whole.deviations if one.measured * 1e6 > LONG_ROWS_NS)
-    _show(whole, Scoreboard(kind, long_rows), json_file)
-
-
-def _show(whole: Scoreboard, long_rows: Scoreboard, json_file: str | None) -> None:
-    write_json(json_file, {**whole.to_json(), "above_10_us": long_rows.to_json()})
-    if json_file == STDOUT:
-        return
-    print("Held-out rows above 10 us:")
-    print("\n".join(long_rows.lines()))
-    print("All held-out rows:")
-    print("\n".join(whole.lines()))

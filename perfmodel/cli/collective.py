@@ -1,4 +1,4 @@
-"""`perfmodel collective`: one collective, a sweep over sizes, or two at the same time."""
+"""`perfmodel collective`: one collective, a sweep over sizes, or several at the same time."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from collectives.collective import CollectiveKind, parse_kind
-from collectives.software import parse_algorithm, parse_nccl_version, parse_protocol
+from perfmodel import api
 from perfmodel.base.errors import InputError
-from perfmodel.base.reading import check_end, read_packed_text
+from perfmodel.base.options import Option
 from perfmodel.base.units import parse_size
 from perfmodel.base.writing import STDOUT, write_output
-from perfmodel.cli.options import CalibrationFiles, JsonFile, Machine, parse_ranks
+from perfmodel.cli.commands import command
+from perfmodel.cli.options import parse_ranks
+from perfmodel.cli.outputs import JsonFile
+from perfmodel.prediction.scenario import CalibrationFiles, Hosts, Machine
 
 if TYPE_CHECKING:
     from perfmodel.reports.collective import CollectiveAnswer, SizeSweep
-
-app = typer.Typer(rich_markup_mode=None)
 
 EPILOG = """\b
 Examples:
@@ -32,99 +30,92 @@ Examples:
 """
 
 
-@app.command(epilog=EPILOG)
+@command(epilog=EPILOG)
 def collective(
+    *,
     topology: Machine,
     kind: Annotated[
-        CollectiveKind,
-        typer.Option(
-            parser=parse_kind,
+        str,
+        Option(
             metavar="KIND",
             help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, ...",
         ),
     ],
     size: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Bytes as nccl-tests counts them, e.g. 64MiB."),
+        str | None, Option(metavar="SIZE", help="Bytes as nccl-tests counts them, e.g. 64MiB.")
     ] = None,
-    hosts: Annotated[int, typer.Option(metavar="N", min=1, help="Number of hosts, e.g. 4.")] = 1,
+    hosts: Hosts = 1,
     ranks: Annotated[
-        str | None,
-        typer.Option(metavar="N|LIST", help="How many ranks, or which: 8, or 0-3,8-11."),
+        str | None, Option(metavar="N|LIST", help="How many ranks, or which: 8, or 0-3,8-11.")
     ] = None,
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with",
+    concurrent: Annotated[
+        tuple[str, ...],
+        Option(
+            name="--with",
             metavar="KIND:SIZE:LIST",
             help="Another collective at the same time, e.g. all_reduce:1GiB:1,9; repeatable.",
         ),
-    ] = None,
+    ] = (),
     byte_matrix: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Uneven all_to_all: CSV, row i is what rank i sends."),
+        str | None,
+        Option(metavar="FILE", help="Uneven all_to_all: CSV, row i is what rank i sends."),
     ] = None,
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="All sizes from 512 B to 1 GiB instead of one.")
-    ] = False,
+    sweep: Annotated[bool, Option(help="All sizes from 512 B to 1 GiB instead of one.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Picture of the sweep, e.g. sweep.png.")
+        str | None, Option(metavar="FILE", help="Picture of the sweep, e.g. sweep.png.")
     ] = None,
     measured: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="TABLE", help="Measured points beside the sweep; repeatable."),
-    ] = None,
+        tuple[str, ...],
+        Option(metavar="TABLE", help="Measured points to show in the sweep; repeatable."),
+    ] = (),
     algorithm: Annotated[
         str | None,
-        typer.Option("--collective-algorithm", metavar="NAME", help="Force ring, tree, nvls ..."),
+        Option(name="--collective-algorithm", metavar="NAME", help="Force ring, tree, nvls ..."),
     ] = None,
     protocol: Annotated[
-        str | None, typer.Option("--nccl-proto", metavar="NAME", help="Force ll, ll128 or simple.")
+        str | None, Option(name="--nccl-proto", metavar="NAME", help="Force ll, ll128 or simple.")
     ] = None,
-    nccl_version: Annotated[
-        str, typer.Option(metavar="X.Y", help="Release of NCCL, e.g. 2.23.")
-    ] = "2.27",
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="Number format, e.g. int8.")] = "fp32",
-    calibration: CalibrationFiles = None,
+    nccl_version: Annotated[str, Option(metavar="X.Y", help="NCCL version, e.g. 2.23.")] = "2.27",
+    dtype: Annotated[str, Option(metavar="NAME", help="Number format, e.g. int8.")] = "fp32",
+    calibration: CalibrationFiles = (),
     json_file: JsonFile = None,
 ) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
-    from perfmodel import api
+    from collectives.collective import parse_kind
+    from collectives.software import parse_algorithm, parse_nccl_version, parse_protocol
 
-    software = api.CollectiveSoftware(
-        nccl_version=parse_nccl_version(nccl_version),
-        algorithm=None if algorithm is None else parse_algorithm(algorithm),
-        protocol=None if protocol is None else parse_protocol(protocol),
-    )
-    of_whom: dict[str, Any] = {
+    kind = parse_kind(kind).value
+    group: dict[str, Any] = {
         "topology": topology,
         "hosts": hosts,
-        "ranks": _read_ranks(ranks),
+        "ranks": int(ranks)
+        if ranks and ranks.strip().isdecimal()
+        else ranks and parse_ranks(ranks),
         "dtype": dtype,
-        "software": software,
-        "calibration": tuple(calibration or ()),
+        "software": api.CollectiveSoftware(
+            nccl_version=parse_nccl_version(nccl_version),
+            algorithm=None if algorithm is None else parse_algorithm(algorithm),
+            protocol=None if protocol is None else parse_protocol(protocol),
+        ),
+        "calibration": calibration,
     }
     answer: CollectiveAnswer | SizeSweep
     if sweep:
-        answer = api.sweep_collective(kind.value, measured=measured or (), **of_whom)
+        answer = api.sweep_collective(kind, measured=measured, **group)
         if plot is not None:
-            answer.plot(plot)
+            answer.plot(Path(plot))
     else:
         if plot is not None or measured:
-            raise InputError("collective: --plot and --measured go with --sweep. Add --sweep.")
+            raise InputError("collective: --plot and --measured need --sweep. Add --sweep.")
+        if size is None and kind != "barrier" and byte_matrix is None:
+            raise InputError(f"{kind}: needs --size, such as 64MiB, or --sweep.")
         answer = api.ask_collective(
-            kind.value,
-            _size_of(kind, size, byte_matrix),
-            beside=[_read_beside(text) for text in beside or ()],
-            byte_matrix=None if byte_matrix is None else load_byte_matrix(byte_matrix),
-            **of_whom,
+            kind,
+            size or 0,
+            beside=[_parse_concurrent(text) for text in concurrent],
+            byte_matrix=None if byte_matrix is None else load_byte_matrix(Path(byte_matrix)),
+            **group,
         )
-    _put(answer, json_file)
-    if plot is not None and json_file != STDOUT:
-        print(f"wrote {plot}")
-
-
-def _put(answer: CollectiveAnswer | SizeSweep, json_file: str | None) -> None:
     if json_file is not None:
         import orjson
 
@@ -132,24 +123,11 @@ def _put(answer: CollectiveAnswer | SizeSweep, json_file: str | None) -> None:
         write_output(json_file, orjson.dumps(answer.to_dict(), option=options).decode() + "\n")
     if json_file != STDOUT:
         print("\n".join(answer.lines()))
+        if plot is not None:
+            print(f"wrote {plot}")
 
 
-def _size_of(kind: CollectiveKind, size: str | None, byte_matrix: Path | None) -> int:
-    if size is not None:
-        return parse_size(size)
-    if kind is CollectiveKind.BARRIER or byte_matrix is not None:
-        return 0
-    raise InputError(f"{kind.value}: needs --size, such as 64MiB, or --sweep.")
-
-
-def _read_ranks(text: str | None) -> int | tuple[int, ...] | None:
-    """How many ranks, or which."""
-    if text is None:
-        return None
-    return int(text) if text.strip().isdecimal() else parse_ranks(text)
-
-
-def _read_beside(text: str) -> tuple[str, int, tuple[int, ...]]:
+def _parse_concurrent(text: str) -> tuple[str, int, tuple[int, ...]]:
     """`KIND:SIZE:LIST`, another collective at the same time."""
     parts = text.split(":")
     if len(parts) != 3:
@@ -160,7 +138,9 @@ def _read_beside(text: str) -> tuple[str, int, tuple[int, ...]]:
 
 
 def load_byte_matrix(path: Path) -> tuple[tuple[int, ...], ...]:
-    """Read a byte matrix: one line a sender, bytes to each receiver, separated by commas."""
+    """Read a byte matrix: one line per sender, bytes to each receiver, separated by commas."""
+    from perfmodel.base.reading import check_end, read_packed_text
+
     text = read_packed_text(path, InputError)
     check_end(text, document=str(path), error_type=InputError)
     try:
@@ -168,5 +148,5 @@ def load_byte_matrix(path: Path) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(int(cell) for cell in row) for row in rows)
     except (csv.Error, ValueError) as fault:
         raise InputError(
-            f"{path}: must hold whole numbers of bytes, one line a sender. {str(fault)[:200]}"
+            f"{path}: must hold whole numbers of bytes, one line per sender. {str(fault)[:200]}"
         ) from None

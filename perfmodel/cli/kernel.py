@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfmodel import api
 from perfmodel.base.errors import InputError
+from perfmodel.base.options import Option
 from perfmodel.base.writing import STDOUT, write_json
-from perfmodel.cli.options import JsonFile
+from perfmodel.cli.commands import command
+from perfmodel.cli.outputs import JsonFile
 
 if TYPE_CHECKING:
     from perfmodel.graph.ops import Op
-
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 EPILOG = """\b
 Examples:
@@ -23,71 +25,69 @@ Examples:
   perfmodel kernel memory --device h200_sxm --operator layer_norm --read 128MiB --write 128MiB
   perfmodel kernel embedding --device h100_sxm --rows 1000000 --width 128 --lookups 100 --batch 512
 """
-
 DEFAULT_STACK = "kernel_benchmark"
-Size = Annotated[int, typer.Option(min=1, max=2**31)]
-DeviceWord = Annotated[
-    str | None, typer.Option(metavar="NAME|FILE", help="GPU: a name or a file, e.g. h100_sxm.")
-]
-StackWord = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        help=f"Software stack that runs the kernel; default: {DEFAULT_STACK}.",
-    ),
-]
-DTypeWord = Annotated[str, typer.Option("--dtype", help="Number format: bf16, fp16, fp8, fp32 ...")]
+DEVICE_HELP = "GPU: a name or a file, e.g. h100_sxm."
+STACK_HELP = f"Software stack that runs the kernel; default: {DEFAULT_STACK}."
+Size = Annotated[int, Option(min=1, max=2**31, help="")]
+DTypeName = Annotated[str, Option(help="Number format: bf16, fp16, fp8, fp32 ...")]
+kernel = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
-@app.callback(epilog=EPILOG)
-def kernel(
+@dataclass(frozen=True)
+class Target:
+    """Where a kernel runs, and where its answer goes."""
+
+    device: Annotated[str | None, Option(metavar="NAME|FILE", help=DEVICE_HELP)] = None
+    stack: Annotated[str | None, Option(metavar="NAME|FILE", help=STACK_HELP)] = None
+    json_file: JsonFile = None
+
+
+@kernel.callback(epilog=EPILOG)
+def _kernel(
     context: typer.Context,
-    device: DeviceWord = None,
-    stack: StackWord = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME|FILE", help=DEVICE_HELP)] = None,
+    stack: Annotated[str | None, typer.Option(metavar="NAME|FILE", help=STACK_HELP)] = None,
 ) -> None:
     """Price one kernel on a GPU."""
-    context.obj = (device, stack)
+    context.obj = Target(device, stack)
 
 
-@app.command()
+@command(kernel)
 def gemm(
+    *,
     context: typer.Context,
     m: Size,
     n: Size,
     k: Size,
     batch: Size = 1,
-    dtype: DTypeWord = "bf16",
-    device: DeviceWord = None,
-    stack: StackWord = None,
-    json_file: JsonFile = None,
+    dtype: DTypeName = "bf16",
+    target: Target,
 ) -> None:
-    """A matrix product C[m, n] = A[m, k] B[k, n], or a batch of them."""
+    """A GEMM C[m, n] = A[m, k] B[k, n], or a batch of them."""
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.graph.ops import Gemm
 
-    op = Gemm(m=m, n=n, k=k, dtype=parse_dtype(dtype), batch=batch)
-    _answer(_machine(context, device, stack), [op], json_file)
+    _answer([Gemm(m=m, n=n, k=k, dtype=parse_dtype(dtype), batch=batch)], target, context.obj)
 
 
-@app.command()
+@command(kernel)
 def attention(
+    *,
     context: typer.Context,
     length: Size,
     heads: Size,
     batch: Size = 1,
     kv_heads: Annotated[
-        int | None, typer.Option(min=1, max=2**16, help="Key and value heads.")
+        int | None, Option(min=1, max=2**16, help="Key and value heads; default: as many.")
     ] = None,
     head_dim: Size = 128,
-    dtype: DTypeWord = "bf16",
-    kernel_word: Annotated[
-        str, typer.Option("--kernel", help="flash2, flash3, cudnn, triton, unfused, auto ...")
+    dtype: DTypeName = "bf16",
+    kernel: Annotated[
+        str, Option(help="flash2, flash3, cudnn, triton, unfused, auto ...")
     ] = "auto",
-    is_causal: Annotated[bool, typer.Option("--causal/--full")] = True,
-    is_backward: Annotated[bool, typer.Option("--backward/--forward")] = False,
-    device: DeviceWord = None,
-    stack: StackWord = None,
-    json_file: JsonFile = None,
+    is_causal: Annotated[bool, Option(name="--causal/--full", help="")] = True,
+    is_backward: Annotated[bool, Option(name="--backward/--forward", help="")] = False,
+    target: Target,
 ) -> None:
     """Attention of one layer."""
     from perfmodel.base.dtypes import parse_dtype
@@ -103,65 +103,57 @@ def attention(
         dtype=parse_dtype(dtype),
         is_causal=is_causal,
         direction=Pass.BACKWARD if is_backward else Pass.FORWARD,
-        kernel=kernel_word,
+        kernel=kernel,
     )
-    _answer(_machine(context, device, stack), [op], json_file)
+    _answer([op], target, context.obj)
 
 
-@app.command()
+@command(kernel)
 def memory(
+    *,
     context: typer.Context,
-    operator: Annotated[str, typer.Option(help="Such as layer_norm, gelu, adam.")],
-    read: Annotated[str, typer.Option(metavar="SIZE", help="Bytes read, e.g. 64MiB.")],
-    write: Annotated[str, typer.Option(metavar="SIZE", help="Bytes written, e.g. 64MiB.")],
-    row_length: Annotated[
-        int, typer.Option(min=0, max=2**31, help="Length a reduction runs over.")
-    ] = 0,
-    dtype: DTypeWord = "bf16",
-    device: DeviceWord = None,
-    stack: StackWord = None,
-    json_file: JsonFile = None,
+    operator: Annotated[str, Option(help="Such as layer_norm, gelu, adam.")],
+    read: Annotated[str, Option(metavar="SIZE", help="Bytes read, e.g. 64MiB.")],
+    write: Annotated[str, Option(metavar="SIZE", help="Bytes written, e.g. 64MiB.")],
+    row_length: Annotated[int, Option(min=0, max=2**31, help="Length of a reduction.")] = 0,
+    dtype: DTypeName = "bf16",
+    target: Target,
 ) -> None:
-    """A kernel that is bound by the memory traffic it makes."""
+    """A kernel that is bound by its memory traffic."""
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.base.units import parse_size
     from perfmodel.graph.ops import MemoryBound
 
-    sizes = parse_size(read), parse_size(write)
-    if min(sizes) < 0:
+    read_bytes, write_bytes = parse_size(read), parse_size(write)
+    if min(read_bytes, write_bytes) < 0:
         raise InputError(f"memory kernel: bytes must not be negative, got {read} and {write}.")
     op = MemoryBound(
         operator=operator,
-        read_bytes=sizes[0],
-        write_bytes=sizes[1],
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
         dtype=parse_dtype(dtype),
         row_length=row_length,
     )
-    _answer(_machine(context, device, stack), [op], json_file)
+    _answer([op], target, context.obj)
 
 
-@app.command()
+@command(kernel)
 def embedding(
+    *,
     context: typer.Context,
     rows: Size,
     width: Size,
     batch: Size,
-    lookups: Annotated[float, typer.Option(min=0, max=1e6, help="Rows a sample looks up.")] = 1.0,
-    tables: Annotated[int, typer.Option(min=1, max=2**16, help="Tables alike, in one kernel.")] = 1,
-    zipf: Annotated[
-        float, typer.Option(min=0, max=10, help="Skew of the indices; 0 is uniform.")
-    ] = 0.0,
-    optimizer: Annotated[str, typer.Option(help="sgd, adagrad, rowwise_adagrad, adam.")] = "sgd",
-    kernel_word: Annotated[
-        str, typer.Option("--kernel", help="fbgemm, fbgemm_2022, two_step, table_batched.")
-    ] = "fbgemm",
+    lookups: Annotated[float, Option(min=0, max=1e6, help="Rows that a sample looks up.")] = 1.0,
+    tables: Annotated[int, Option(min=1, max=2**16, help="Equal tables, in one kernel.")] = 1,
+    zipf: Annotated[float, Option(min=0, max=10, help="Skew of the indices; 0 is uniform.")] = 0.0,
+    optimizer: Annotated[str, Option(help="sgd, adagrad, rowwise_adagrad, adam.")] = "sgd",
+    kernel: Annotated[str, Option(help="fbgemm, fbgemm_2022, two_step, table_batched.")] = "fbgemm",
     is_warm: Annotated[
-        bool, typer.Option("--warm/--cold", help="Repeated, so that the L2 holds what fits.")
+        bool, Option(name="--warm/--cold", help="Whether the L2 cache holds earlier lookups.")
     ] = True,
-    dtype: DTypeWord = "fp32",
-    device: DeviceWord = None,
-    stack: StackWord = None,
-    json_file: JsonFile = None,
+    dtype: DTypeName = "fp32",
+    target: Target,
 ) -> None:
     """A lookup in embedding tables, and the backward pass that updates them."""
     from embeddings.distribution import UNIFORM, Zipf
@@ -174,30 +166,19 @@ def embedding(
         EmbeddingTable(f"t{place}", rows, width, lookups, parse_dtype(dtype), distribution)
         for place in range(tables)
     )
-    lookup = Lookup(held, batch, optimizer, kernel_word, is_warm)
-    ops = [EmbeddingOp(lookup, direction) for direction in Pass]
-    _answer(_machine(context, device, stack), ops, json_file)
+    lookup = Lookup(held, batch, optimizer, kernel, is_warm)
+    _answer([EmbeddingOp(lookup, direction) for direction in Pass], target, context.obj)
 
 
-def _machine(context: typer.Context, device: str | None, stack: str | None) -> tuple[str, str]:
-    """GPU and stack, named before the kind of kernel or after it."""
-    before: tuple[str | None, str | None] = context.obj
-    found = device or before[0]
-    if found is None:
-        raise InputError("kernel: on which GPU? Give --device, for example --device h100_sxm.")
-    return found, stack or before[1] or DEFAULT_STACK
-
-
-def _answer(machine: tuple[str, str], ops: Sequence[Op], json_file: str | None) -> None:
-    from perfmodel import api
-
-    device, stack = machine
+def _answer(ops: Sequence[Op], target: Target, before: Target) -> None:
+    """Price *ops* on the *target*, which may also be named *before* the kind of kernel."""
+    device = target.device or before.device
+    if device is None:
+        raise InputError("kernel: no GPU is named. Give --device, for example --device h100_sxm.")
+    stack = target.stack or before.stack or DEFAULT_STACK
     answers = [api.price_kernel(op, device=device, stack=stack) for op in ops]
-    if json_file is not None:
-        # A lookup is answered with its update inside.
-        document, *updates = [answer.to_json() for answer in answers]
-        if updates:
-            document["update"] = updates[0]
-        write_json(json_file, document)
-    if json_file != STDOUT:
+    # A lookup is answered with its update inside.
+    document, *updates = [answer.to_json() for answer in answers]
+    write_json(target.json_file, document | ({"update": updates[0]} if updates else {}))
+    if target.json_file != STDOUT:
         print("\n".join(line for answer in answers for line in answer.lines()))

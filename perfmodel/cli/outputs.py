@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 from perfmodel.base.errors import OutputError, ScenarioError
+from perfmodel.base.options import Option
 from perfmodel.base.writing import (
     STDOUT,
     check_apart,
@@ -16,36 +17,61 @@ from perfmodel.base.writing import (
     write_file,
     write_json,
 )
+from perfmodel.cli.options import parse_ranks
 
 if TYPE_CHECKING:
     from perfmodel.prediction.answer import Prediction
     from perfmodel.prediction.comparing import Comparison
+    from perfmodel.reports.blocks import Report
 
-TABLE_WIDTH = 160
 FEWEST_COMPARED = 2
 PAGE_ENDINGS = ("", ".html", ".htm")
 
 
+JsonFile = Annotated[
+    str | None,
+    Option(name="--json", metavar="FILE", help="Write the answer as JSON; - is stdout."),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The files that were asked for. JSON on standard output silences the screen."""
+    """The files to write, which must be writable. JSON on standard output silences the screen."""
 
-    json_file: str | None = None
-    trace_file: Path | None = None
-    report_file: Path | None = None
-    csv_file: Path | None = None
-    plot_file: Path | None = None
-    price_per_gpu_hour: float | None = None
-    trace_ranks: tuple[int, ...] | None = None
-    plan_file: Path | None = None
+    json_file: JsonFile = None
+    trace_file: Annotated[
+        Path | None,
+        Option(name="--trace-out", metavar="FILE", help="Write a timeline for Perfetto."),
+    ] = None
+    report_file: Annotated[
+        Path | None, Option(name="--report", metavar="FILE.html", help="Write a web page.")
+    ] = None
+    csv_file: Annotated[
+        Path | None, Option(name="--csv", metavar="FILE", help="Write one line per row as CSV.")
+    ] = None
+    plot_file: Annotated[
+        Path | None, Option(name="--plot", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+    ] = None
+    price_per_gpu_hour: Annotated[
+        float | None,
+        Option(name="--price", metavar="MONEY", min=0, help="Price per GPU and hour."),
+    ] = None
+    trace_ranks: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            name="--ranks",
+            metavar="N[,N...]",
+            parse=parse_ranks,
+            help="Ranks of that timeline, e.g. 0,8-15.",
+        ),
+    ] = None
+    plan_file: Annotated[
+        Path | None,
+        Option(name="--plan-out", metavar="FILE.json", help="Write the first plan as JSON."),
+    ] = None
 
-    @property
-    def has_timelines(self) -> bool:
-        """Whether a file shows single tasks."""
-        return self.trace_file is not None or self.report_file is not None
-
-    def check(self) -> None:
-        """Raise unless every file can be written, before any work is done for it."""
+    def __post_init__(self) -> None:
+        # A file that cannot be written is an error before the work, not after it.
         has_json = self.json_file not in (None, STDOUT)
         files = {
             "--trace-out": self.trace_file,
@@ -71,78 +97,62 @@ class Outputs:
                 "A browser prints it to PDF."
             )
 
-    def write(self, prediction: Prediction) -> None:
-        """Write *prediction* everywhere it was asked for."""
+    @property
+    def has_timelines(self) -> bool:
+        """Whether a file shows single tasks."""
+        return self.trace_file is not None or self.report_file is not None
+
+    @property
+    def is_printed(self) -> bool:
+        """Whether the answer is printed for people."""
+        return self.json_file != STDOUT
+
+    def write(
+        self,
+        report: Report,
+        document: Callable[[], Mapping[str, Any]],
+        draw: Callable[[Path], object] | None = None,
+    ) -> None:
+        """Write an answer everywhere it was asked for: its *report*, its JSON, its picture."""
+        if self.report_file is not None:
+            from perfmodel.reports.html import to_page
+
+            write_file(self.report_file, to_page(report))
+        if self.csv_file is not None:
+            write_csv(self.csv_file, report.rows)
+        if self.plot_file is not None and draw is not None:
+            draw(self.plot_file)
+        if self.json_file is not None:
+            write_json(self.json_file, document())
+        if self.is_printed:
+            from perfmodel.reports.terminal import print_report
+
+            print_report(report)
+            written = (self.json_file, self.trace_file, self.report_file, self.csv_file)
+            for path in (*written, self.plot_file):
+                if path is not None:
+                    print(f"Wrote {path}")
+
+    def write_prediction(self, prediction: Prediction) -> None:
+        """Write *prediction*, with its timeline where that was asked for."""
+        from perfmodel.reports.document import to_document
+        from perfmodel.reports.prediction import report_prediction
+
         if self.trace_file is not None:
             from perfmodel.reports.chrome_trace import write_trace
 
             write_trace(prediction, self.trace_file, only_ranks=self.trace_ranks)
-        if self.report_file is not None:
-            from perfmodel.reports.pages.prediction import build_page
+        price = self.price_per_gpu_hour
+        self.write(
+            report_prediction(prediction, price),
+            lambda: to_document(prediction, price),
+            prediction.plot,
+        )
 
-            write_file(self.report_file, build_page(prediction, self.price_per_gpu_hour))
-        if self.csv_file is not None:
-            write_file(self.csv_file, prediction.to_frame().to_csv(index=False))
-        if self.plot_file is not None:
-            prediction.plot(self.plot_file)
-        if self.json_file is not None:
-            from perfmodel.reports.document import to_document
+    def write_comparison(self, comparison: Comparison) -> None:
+        """Write *comparison*; an error if fewer than two scenarios have an answer."""
+        from perfmodel.reports.comparing import report_comparison
 
-            write_json(self.json_file, to_document(prediction, self.price_per_gpu_hour))
-        if self.json_file != STDOUT:
-            from rich.console import Console
-
-            from perfmodel.reports.console import WIDTH, print_prediction
-
-            console = Console(width=WIDTH, highlight=False)
-            print_prediction(prediction, console, self.price_per_gpu_hour)
-            name_files(
-                self.json_file, self.trace_file, self.report_file, self.csv_file, self.plot_file
-            )
-
-
-def name_files(*written: str | Path | None) -> None:
-    """Say which files were written; those that were not asked for are None."""
-    for path in written:
-        if path is not None:
-            print(f"Wrote {path}")
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonOutputs:
-    """The files of a comparison. JSON on standard output silences the screen."""
-
-    json_file: str | None = None
-    csv_file: Path | None = None
-    plot_file: Path | None = None
-    report_file: Path | None = None
-
-    def check(self) -> None:
-        """Raise unless every file can be written, before any work is done for it."""
-        Outputs(
-            json_file=self.json_file,
-            csv_file=self.csv_file,
-            plot_file=self.plot_file,
-            report_file=self.report_file,
-        ).check()
-
-    def write(self, comparison: Comparison) -> None:
-        """Write *comparison* everywhere it was asked for."""
-        from perfmodel.reports import comparing
-
-        if self.csv_file is not None:
-            write_csv(self.csv_file, comparing.to_comparison_rows(comparison))
-        if self.plot_file is not None:
-            comparison.plot(self.plot_file)
-        if self.report_file is not None:
-            comparison.save_report(self.report_file)
-        if self.json_file is not None:
-            write_json(self.json_file, comparing.to_comparison_document(comparison))
-        if self.json_file != STDOUT:
-            from rich.console import Console
-
-            width = None if sys.stdout.isatty() else TABLE_WIDTH
-            comparing.print_comparison(comparison, Console(width=width, highlight=False))
-            name_files(self.json_file, self.csv_file, self.plot_file, self.report_file)
+        self.write(report_comparison(comparison), comparison.to_dict, comparison.plot)
         if len(comparison.answered) < FEWEST_COMPARED:
             raise ScenarioError("compare: fewer than two scenarios have an answer.")

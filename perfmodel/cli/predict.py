@@ -1,58 +1,29 @@
-"""`perfmodel predict`: one scenario or job, its answer on the screen and in files.
-
-Files that cannot be written are found out before the work, not after it.
-"""
+"""`perfmodel predict` and `perfmodel compare`: one scenario, or several of them together."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
-from perfmodel.cli.options import (
-    CalibrationFiles,
-    CsvFile,
-    ExecutorChoice,
-    ExecutorOption,
-    IndicesFile,
-    Isolated,
-    JsonFile,
-    Overrides,
-    PlotFile,
-    Price,
-    Quiet,
-    RanksPerHost,
-    RayAddress,
-    ReportFile,
-    Samples,
-    Seed,
-    Stack,
-    TablesFile,
-    Workers,
-    parse_ranks,
-)
-from perfmodel.cli.outputs import ComparisonOutputs, Outputs
-from perfmodel.prediction.scenario import (
-    DEFAULT_SAMPLES,
-    DEFAULT_WORKLOAD,
-    Interference,
-    JobScenario,
-    Mode,
-    Scenario,
-)
+from perfmodel import api
+from perfmodel.base.options import Option, options_of
+from perfmodel.cli.commands import command
+from perfmodel.cli.options import Run
+from perfmodel.cli.outputs import Outputs
+from perfmodel.prediction.scenario import JobScenario, Scenario
 
-app = typer.Typer(rich_markup_mode=None)
-
-EPILOG = """\b
+PREDICT_EPILOG = """\b
 Examples:
   perfmodel predict --topology dgx_h100.yaml
-  perfmodel predict --workload llama3_70b --topology dgx_h100 --hosts 16 --json -
-  perfmodel predict --workload my_model.yaml --topology my_machine.yaml
+  perfmodel predict llama3_70b --topology dgx_h100 --hosts 16 --json -
+  perfmodel predict my_model.yaml --topology my_machine.yaml
   perfmodel predict --topology dgx_a100 --set batch=16384 --report report.html
   perfmodel predict --topology quad_a100 --tables tables.yaml --plan plan.json
   perfmodel predict --topology dgx_a100 --sweep batch=4096:65536:x2 --plot batches.png
-  perfmodel predict --sweep topology=dgx_a100,dgx_h100 --workload llama3_8b
+  perfmodel predict llama3_8b --sweep topology=dgx_a100,dgx_h100
   perfmodel predict --scenario question.yaml --require-fit
   perfmodel predict --job job/
   perfmodel predict --job job/ --topology dgx_h100
@@ -60,247 +31,183 @@ Examples:
 \b
 --debug, anywhere on the line, shows the traceback of an error.
 """
+COMPARE_EPILOG = """\b
+Examples:
+  perfmodel compare a.yaml b.yaml
+  perfmodel compare job_before/ job_after/ --csv jobs.csv
+  perfmodel compare jobs/*/ --topology dgx_h100 --price 2.5
+  perfmodel compare --topology dgx_a100,dgx_h100 --workload llama3_8b --hosts 2
+  perfmodel compare --topology dgx_h100 --workload llama3_8b,gpt2_xl --plot models.png
+\b
+`perfmodel init scenario --out a.yaml` writes a file to start from.
+"""
 
 
-AnyMachine = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE", help="Machine: a file or a name from `perfmodel topology list`."
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        help=f"Model: a file or a name from --list; default: {DEFAULT_WORKLOAD}.",
-    ),
-]
-JobFolder = Annotated[
-    str | None,
-    typer.Option(
-        metavar="JOB", help="Instead of a model: a folder that `import` or `save_job` wrote."
-    ),
-]
-ScenarioFile = Annotated[
-    Path | None,
-    typer.Option("--scenario", metavar="FILE", help="The whole question from a file."),
-]
-Sweeps = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUES",
-        help="Ask over several values, e.g. batch=4096:65536:x2; repeatable.",
-    ),
-]
-ListModels = Annotated[
-    bool, typer.Option("--list", help="List the workloads and stacks that come along.")
-]
-Hosts = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Number of hosts, e.g. 16; default: 1.")
-]
-PlanFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Sharding plan as JSON, e.g. from `rank --plan-out`."),
-]
-OldMachine = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="With --job and --topology: the machine of a recording; default: by its GPUs.",
-    ),
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="With --job and --topology: answer doubtful ones, too.")
-]
-NoInterference = Annotated[
-    bool,
-    typer.Option("--no-interference", help="Let what overlaps take as long as alone."),
-]
-TraceFile = Annotated[
-    Path | None,
-    typer.Option("--trace-out", metavar="FILE", help="Write a timeline for Perfetto."),
-]
-TraceRanks = Annotated[
-    str | None,
-    typer.Option("--ranks", metavar="N[,N...]", help="Ranks of that timeline, e.g. 0,8-15."),
-]
-RequireFit = Annotated[
-    bool, typer.Option("--require-fit", help="Exit 1 if it does not fit in memory.")
-]
-
-
-@app.command(epilog=EPILOG)
+@command(epilog=PREDICT_EPILOG)
 def predict(
-    topology: AnyMachine = None,
-    workload: Model = None,
-    job: JobFolder = None,
-    scenario_file: ScenarioFile = None,
-    sweep: Sweeps = None,
-    list_workloads: ListModels = False,
-    hosts: Hosts = None,
-    ranks_per_host: RanksPerHost = None,
-    overrides: Overrides = None,
-    tables: TablesFile = None,
-    indices: IndicesFile = None,
-    plan: PlanFile = None,
-    stack: Stack = None,
-    was: OldMachine = None,
-    force: Force = False,
-    calibration: CalibrationFiles = None,
-    isolated: Isolated = False,
-    no_interference: NoInterference = False,
-    seed: Seed = 0,
-    samples: Samples = DEFAULT_SAMPLES,
-    executor: ExecutorOption = ExecutorChoice.AUTO,
-    workers: Workers = None,
-    ray_address: RayAddress = None,
-    json_file: JsonFile = None,
-    trace_file: TraceFile = None,
-    trace_ranks: TraceRanks = None,
-    report_file: ReportFile = None,
-    csv_file: CsvFile = None,
-    plot_file: PlotFile = None,
-    price: Price = None,
-    require_fit: RequireFit = False,
-    quiet: Quiet = False,
+    *,
+    asked: Annotated[dict[str, Any], Scenario, JobScenario],
+    model: Annotated[
+        str | None,
+        Option(is_argument=True, metavar="WORKLOAD", help="Model, as with --workload."),
+    ] = None,
+    scenario_file: Annotated[
+        str | None,
+        Option(name="--scenario", metavar="FILE", help="Read the whole question from a file."),
+    ] = None,
+    sweep: Annotated[
+        tuple[str, ...],
+        Option(
+            metavar="KEY=VALUES",
+            help="Predict for several values, e.g. batch=4096:65536:x2; repeatable.",
+        ),
+    ] = (),
+    list_workloads: Annotated[
+        bool, Option(name="--list", help="List the workloads and stacks that are included.")
+    ] = False,
+    require_fit: Annotated[bool, Option(help="Exit 1 if it does not fit in memory.")] = False,
+    run: Run,
+    files: Annotated[
+        Outputs,
+        "json_file",
+        "trace_file",
+        "trace_ranks",
+        "report_file",
+        "csv_file",
+        "plot_file",
+        "price_per_gpu_hour",
+    ],
 ) -> None:
     """Predict how long one training iteration takes, and why."""
     if list_workloads:
-        from perfmodel.cli.workload import list_models
+        from perfmodel.cli.catalog import print_workloads
 
-        list_models()
+        print_workloads()
         return
-    of_model = {
-        "workload": workload,
-        "set": overrides,
-        "ranks_per_host": ranks_per_host,
-        "tables": tables,
-        "indices": indices,
-        "plan": plan,
-    }
-    how: dict[str, Any] = {
-        "stack": stack,
-        "mode": Mode.ISOLATED if isolated else Mode.PERIOD,
-        "seed": seed,
-        "samples": samples,
-        "interference": Interference.LEFT_OUT if no_interference else Interference.COUNTED,
-        "calibration": tuple(calibration or ()),
-    }
-    scenario: Scenario | JobScenario
-    if scenario_file is not None:
-        from perfmodel.prediction.scenario_file import load_scenario
-
-        why = "the file is the question"
-        _check_alone("--scenario", why, topology=topology, job=job, hosts=hosts, **of_model)
-        _check_alone("--scenario", why, stack=stack, calibration=calibration, isolated=isolated)
-        _check_alone("--scenario", why, no_interference=no_interference, was=was, force=force)
-        _check_alone("--scenario", why, seed=seed, samples=samples != DEFAULT_SAMPLES)
-        scenario = load_scenario(scenario_file)
-    elif job is not None:
-        _check_alone("--job", "the job says what runs", **of_model)
-        scenario = JobScenario(job, topology, hosts, was=was, force=force, **how)
-    else:
-        _check_alone("a model", "they are about recorded jobs", was=was, force=force)
-        scenario = Scenario(
-            topology=_first_machine(topology, sweep),
-            workload=workload or DEFAULT_WORKLOAD,
-            overrides=tuple(overrides or ()),
-            hosts=hosts or 1,
-            ranks_per_host=ranks_per_host,
-            tables=_text(tables),
-            indices=_text(indices),
-            plan=_text(plan),
-            **how,
+    if model is not None and asked.setdefault("workload", model) != model:
+        raise typer.BadParameter(
+            f"{model} and --workload {asked['workload']} are different. Leave one of them out",
+            param_hint="WORKLOAD",
         )
-    place: dict[str, Any] = {
-        "executor": executor.value,
-        "workers": workers,
-        "ray_address": ray_address,
-    }
+    scenario = _read_scenario(asked, scenario_file, sweep)
     if sweep:
-        why = "it has several answers"
-        _check_alone("--sweep", why, trace_out=trace_file, ranks=trace_ranks, price=price)
-        _check_alone("--sweep", why, require_fit=require_fit)
-        files = ComparisonOutputs(json_file, csv_file, plot_file, report_file)
-        _sweep(scenario, sweep, files, quiet, place)
+        single = {"--trace-out": files.trace_file, "--price": files.price_per_gpu_hour}
+        single["--require-fit"] = require_fit
+        _refuse([name for name in single if single[name]], "--sweep", "it has several answers")
+        with run.open() as where:
+            comparison = api.sweep(scenario, sweep, **where)
+        files.write_comparison(comparison)
         return
-    outputs = Outputs(
-        json_file=json_file,
-        trace_file=trace_file,
-        report_file=report_file,
-        csv_file=csv_file,
-        plot_file=plot_file,
-        price_per_gpu_hour=price,
-        trace_ranks=None if trace_ranks is None else parse_ranks(trace_ranks),
-    )
-    _predict(scenario, outputs, require_fit, quiet, place)
-
-
-def _predict(
-    scenario: Scenario | JobScenario,
-    outputs: Outputs,
-    require_fit: bool,
-    quiet: bool,
-    place: dict[str, Any],
-) -> None:
-    outputs.check()
-    from perfmodel import api
-    from perfmodel.reports.progress import show_progress
-
-    with show_progress(is_quiet=quiet) as progress:
+    with run.open() as where:
         prediction = api.predict(
-            scenario,
-            on_phase=progress,
-            require_fit=require_fit,
-            keep_timelines=outputs.has_timelines,
-            **place,
+            scenario, require_fit=require_fit, keep_timelines=files.has_timelines, **where
         )
-    outputs.write(prediction)
+    files.write_prediction(prediction)
     if require_fit and prediction.memory is not None and not prediction.memory.fits:
         raise typer.Exit(1)
 
 
-def _sweep(
-    scenario: Scenario | JobScenario,
-    sweep: list[str],
-    files: ComparisonOutputs,
-    quiet: bool,
-    place: dict[str, Any],
-) -> None:
-    files.check()
-    from perfmodel import api
-    from perfmodel.reports.progress import show_progress
+def _read_scenario(
+    asked: dict[str, Any], scenario_file: str | None, sweep: tuple[str, ...]
+) -> Scenario | JobScenario:
+    """The scenario of the options *asked*, a file's or a job's where one is named."""
+    if scenario_file is not None:
+        _refuse(_options(asked), "--scenario", "the file is the question")
+        return api.load_scenario(scenario_file)
+    kind, other, why = (
+        (JobScenario, "--job", "the job says what runs")
+        if "job" in asked
+        else (Scenario, "a model", "they are about recorded jobs")
+    )
+    known = {one.name for one in fields(kind)}
+    _refuse(_options(name for name in asked if name not in known), other, why)
+    if kind is Scenario and "topology" not in asked:
+        asked["topology"] = _first_machine(sweep)
+    return kind(**asked)
 
-    with show_progress(is_quiet=quiet) as progress:
-        comparison = api.sweep(scenario, sweep, on_phase=progress, **place)
-    files.write(comparison)
+
+def _options(names: Iterable[str]) -> list[str]:
+    """The options for fields called *names*."""
+    known = options_of(Scenario) | options_of(JobScenario)
+    return [known[name][1].name or f"--{name.replace('_', '-')}" for name in names]
 
 
-def _first_machine(topology: str | None, sweep: list[str] | None) -> str:
-    """The machine; where machines are swept, the first of them stands for it."""
-    if topology is not None:
-        return topology
-    for text in sweep or ():
+def _refuse(options: list[str], other: str, why: str) -> None:
+    """Refuse *options* that cannot be combined with *other*."""
+    for option in options:
+        raise typer.BadParameter(
+            f"cannot be combined with {other}: {why}. Leave one of them out", param_hint=option
+        )
+
+
+def _first_machine(sweep: tuple[str, ...]) -> str:
+    """The first of the machines to *sweep* over."""
+    for text in sweep:
         key, _, values = text.partition("=")
         if key.strip() == "topology":
             return values.split(",")[0]
     raise typer.BadParameter(
-        "say which machine, for example --topology dgx_h100.yaml; "
+        "name a machine, for example --topology dgx_h100.yaml; "
         "`perfmodel topology list` shows them",
         param_hint="--topology",
     )
 
 
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+@command(epilog=COMPARE_EPILOG)
+def compare(
+    *,
+    files: Annotated[
+        tuple[str, ...],
+        Option(is_argument=True, metavar="FILE|JOB...", help="Scenario files or folders of jobs."),
+    ] = (),
+    topology: Annotated[
+        str | None,
+        Option(metavar="NAME[,NAME...]", help="Machines instead of files, or that of the jobs."),
+    ] = None,
+    workload: Annotated[
+        str | None, Option(metavar="NAME[,NAME...]", help="Models on those machines.")
+    ] = None,
+    hosts: Annotated[
+        str | None, Option(metavar="N[,N...]", help="Hosts of those machines.")
+    ] = None,
+    stack: Annotated[str | None, Option(metavar="NAME[,NAME...]", help="Software stacks.")] = None,
+    price: Annotated[
+        float | None,
+        Option(metavar="MONEY", min=0, help="Price per GPU and hour; orders by time."),
+    ] = None,
+    asked: Annotated[dict[str, Any], Scenario, "overrides", "calibration"],
+    run: Run,
+    outputs: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file"],
+) -> None:
+    """Compare scenarios: time, throughput, memory, what bounds them."""
+    named = {"topology": topology, "workload": workload, "hosts": hosts, "stack": stack}
+    given = {key: value for key, value in named.items() if value is not None}
+    machine = {key: given.pop(key) for key in ("topology", "stack") if files and key in given}
+    if bool(files) == bool(given):
+        raise typer.BadParameter("name scenario files or jobs, or machines with --topology a,b")
+    with run.open() as where:
+        if files:
+            jobs = api.name_jobs(files, **machine) if machine else files
+            found = api.compare(jobs, **where)
+        else:
+            axes = _split(given, asked)
+            found = api.sweep(Scenario(**asked), axes, **where)
+    outputs.write_comparison(found if price is None else found.priced(price))
 
 
-def _check_alone(beside: str, why: str, **options: object) -> None:
-    """Refuse *options* that cannot stand *beside* another one."""
-    for name, value in options.items():
-        if value:
-            option = f"--{name.replace('_', '-')}"
-            raise typer.BadParameter(
-                f"cannot stand beside {beside}: {why}. Leave one of them out",
-                param_hint=option,
-            )
+def _split(given: dict[str, str], asked: dict[str, Any]) -> list[str]:
+    """Add the first of the values *given* to *asked*; returns what has several values."""
+    from perfmodel.base.value_lists import expand_values
+
+    values = {key: expand_values(text) for key, text in given.items()}
+    axes = [f"{key}={','.join(several)}" for key, several in values.items() if len(several) > 1]
+    if not axes or "topology" not in values:
+        raise typer.BadParameter(
+            "give two or more of something, such as --topology dgx_a100,dgx_h100"
+        )
+    asked |= {key: several[0] for key, several in values.items()}
+    hosts = asked.get("hosts", "1")
+    if not hosts.isdecimal():
+        raise typer.BadParameter("must be numbers like 8 or 1,2,4", param_hint="--hosts")
+    asked["hosts"] = int(hosts)
+    return axes

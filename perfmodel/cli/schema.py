@@ -8,7 +8,7 @@ import typer
 
 from perfmodel.api.about import SchemaKind
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 EPILOG = """\b
 Examples:

@@ -1,172 +1,150 @@
-"""`perfmodel validate`: predictions beside tables of measurements, one command a kind of table."""
+"""`perfmodel validate`: compare predictions with tables of measurements, one command per kind."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.api.measured import KernelKind
-from perfmodel.cli.options import (
-    CalibrationFiles,
-    CsvFile,
-    ExecutorChoice,
-    ExecutorOption,
-    JsonFile,
-    Quiet,
-    RayAddress,
-    ReportFile,
-    Workers,
-)
-from perfmodel.cli.scores import (
-    CollectiveTables,
-    Limit,
-    RunHosts,
-    RunKind,
-    RunMachine,
-    ScoreFiles,
-    scoring,
-    show,
-)
+from perfmodel import api
+from perfmodel.base.errors import MeasurementError
+from perfmodel.base.options import Option
+from perfmodel.cli.commands import command
+from perfmodel.cli.options import CollectiveTables, Run, RunPlaceOptions
+from perfmodel.cli.outputs import Outputs
+from perfmodel.prediction.scenario import CalibrationFiles
 
-VALIDATE_EPILOG = """\b
+if TYPE_CHECKING:
+    from perfmodel.api.measured import KernelKind
+    from perfmodel.validation.scoreboard import Scoreboard
+
+EPILOG = """\b
 Examples:
   perfmodel validate collectives table.csv --limit 15 --csv rows.csv
   perfmodel validate collectives all_reduce.log --topology dgx_h100 --calibration my.yaml
 """
-
-
-def validate_collectives(
-    tables: CollectiveTables,
-    topology: RunMachine = None,
-    hosts: RunHosts = None,
-    kind: RunKind = None,
-    calibration: CalibrationFiles = None,
-    limit: Limit = None,
-    json_file: JsonFile = None,
-    report_file: ReportFile = None,
-    csv_file: CsvFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compare predicted with measured collectives, one line per group."""
-    from collectives.nccl_tests import RunPlace
-    from perfmodel import api
-
-    place = RunPlace(topology, hosts, kind)
-    files = ScoreFiles(json_file, limit, report_file, csv_file)
-    files.check()
-    with scoring(quiet):
-        board = api.validate("collectives", tables, place=place, calibration=calibration or ())
-    show(board, files)
-
-
-RunsTable = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="FILE",
-        help="A table of measured runs, .csv or .csv.gz; without one, those of the repository.",
-    ),
-]
-
-
-def validate_runs(
-    table: RunsTable = None,
-    limit: Limit = None,
-    json_file: JsonFile = None,
-    source: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Only rows whose source contains this."),
-    ] = None,
-    calibration: CalibrationFiles = None,
-    executor: ExecutorOption = ExecutorChoice.AUTO,
-    workers: Workers = None,
-    ray_address: RayAddress = None,
-    report_file: ReportFile = None,
-    csv_file: CsvFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compare predicted with measured training iterations, one line per framework and GPU."""
-    from perfmodel import api
-
-    files = ScoreFiles(json_file, limit, report_file, csv_file)
-    files.check()
-    with scoring(quiet) as progress:
-        board = api.validate_runs(
-            table,
-            source=source,
-            calibration=calibration or (),
-            executor=executor.value,
-            workers=workers,
-            ray_address=ray_address,
-            on_phase=progress,
-        )
-    show(board, files)
-
-
-Table = Annotated[Path, typer.Argument(metavar="FILE", help="A table of measured kernels.")]
-
-
 KERNELS: dict[KernelKind, str] = {
-    "gemm": "matrix products",
+    "gemm": "GEMMs",
     "attention": "attention",
     "experts": "layers of experts",
     "memory": "memory-bound kernels",
 }
+Limit = Annotated[
+    float | None,
+    Option(metavar="PCT", min=0.0, help="Exit 1 if the mean error is above this, e.g. 10."),
+]
+ScoreFiles = Annotated[Outputs, "json_file", "report_file", "csv_file"]
+QuietRun = Annotated[Run, "quiet"]
+validate = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
-def _kernel_command(kind: KernelKind) -> Callable[..., None]:
-    def command(
-        table: Table,
-        calibration: CalibrationFiles = None,
-        limit: Limit = None,
-        json_file: JsonFile = None,
-        report_file: ReportFile = None,
-        csv_file: CsvFile = None,
-        quiet: Quiet = False,
-    ) -> None:
-        from perfmodel import api
-
-        files = ScoreFiles(json_file, limit, report_file, csv_file)
-        files.check()
-        with scoring(quiet):
-            board = api.validate(kind, [table], calibration=calibration or ())
-        show(board, files)
-
-    return command
-
-
-def validate_fits(
-    tables: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="Tables of runs; rows without a time failed."),
-    ],
-    json_file: JsonFile = None,
-    report_file: ReportFile = None,
-    csv_file: CsvFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compare the memory verdict with runs that failed and those of their source that ran."""
-    from perfmodel import api
-
-    files = ScoreFiles(json_file, report_file=report_file, csv_file=csv_file)
-    files.check()
-    with scoring(quiet):
-        board = api.validate_fits(tables)
-    files.write(board)
-
-
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-
-
-@app.callback()
-def validate() -> None:
+@validate.callback()
+def _validate() -> None:
     """Compare predictions with measurements; exit 1 beyond the limit."""
 
 
-app.command("collectives", epilog=VALIDATE_EPILOG)(validate_collectives)
+@command(validate, epilog=EPILOG)
+def collectives(
+    *,
+    tables: CollectiveTables,
+    place: RunPlaceOptions,
+    calibration: CalibrationFiles = (),
+    limit: Limit = None,
+    files: ScoreFiles,
+    run: QuietRun,
+) -> None:
+    """Compare predicted with measured collectives, one line per group."""
+    with run.open() as where:
+        where["on_phase"]("predicting", 0.0)
+        board = api.validate(
+            "collectives", tables, place=api.RunPlace(**vars(place)), calibration=calibration
+        )
+    show_scores(board, files, limit)
+
+
+def _kernel_command(kind: KernelKind) -> Callable[..., None]:
+    def kernels(
+        *,
+        table: Annotated[
+            str, Option(is_argument=True, metavar="FILE", help="A table of measured kernels.")
+        ],
+        calibration: CalibrationFiles = (),
+        limit: Limit = None,
+        files: ScoreFiles,
+        run: QuietRun,
+    ) -> None:
+        with run.open() as where:
+            where["on_phase"]("predicting", 0.0)
+            board = api.validate(kind, [table], calibration=calibration)
+        show_scores(board, files, limit)
+
+    return kernels
+
+
 for _kind, _what in KERNELS.items():
-    app.command(_kind, help=f"Compare predicted with measured {_what}.")(_kernel_command(_kind))
-app.command("runs")(validate_runs)
-app.command("fits")(validate_fits)
+    command(validate, name=_kind, help=f"Compare predicted with measured {_what}.")(
+        _kernel_command(_kind)
+    )
+
+
+@command(validate)
+def runs(
+    *,
+    table: Annotated[
+        str | None,
+        Option(
+            is_argument=True,
+            metavar="FILE",
+            help="A table of measured runs, .csv or .csv.gz; default: those of the repository.",
+        ),
+    ] = None,
+    limit: Limit = None,
+    source: Annotated[
+        str | None, Option(metavar="TEXT", help="Only rows whose source contains this.")
+    ] = None,
+    calibration: CalibrationFiles = (),
+    run: Run,
+    files: ScoreFiles,
+) -> None:
+    """Compare predicted with measured training iterations, one line per framework and GPU."""
+    with run.open() as where:
+        where["on_phase"]("predicting", 0.0)
+        board = api.validate_runs(table, source=source, calibration=calibration, **where)
+    show_scores(board, files, limit)
+
+
+@command(validate)
+def fits(
+    tables: Annotated[
+        tuple[str, ...],
+        Option(
+            is_argument=True, metavar="FILE...", help="Tables of runs; rows without a time failed."
+        ),
+    ],
+    files: ScoreFiles,
+    run: QuietRun,
+) -> None:
+    """Compare the memory verdict with runs that failed and those of their source that ran."""
+    from perfmodel.reports.scores import report_fits
+
+    with run.open() as where:
+        where["on_phase"]("predicting", 0.0)
+        board = api.validate_fits(tables)
+    files.write(report_fits(board), board.to_json)
+
+
+def show_scores(board: Scoreboard, files: Outputs, limit: float | None) -> None:
+    """Print *board* and write its files; exit 1 if the mean error is above the *limit*."""
+    from perfmodel.reports.scores import report_scores
+
+    files.write(report_scores(board), board.to_json)
+    if board.overall is None and not files.is_printed and limit is None:
+        return  # the reasons are in the JSON
+    if board.overall is None:
+        raise MeasurementError(f"{board.kind}: no row could be predicted; each says why.")
+    if limit is not None and board.exceeds(limit):
+        found = f"{board.overall.mape_pct:.1f} %"
+        print(f"perfmodel: mean error beyond the limit of {limit} %: {found}", file=sys.stderr)
+        raise typer.Exit(1)

@@ -1,30 +1,17 @@
-"""`perfmodel whatif`: change a job and compare it with what it was."""
+"""`perfmodel whatif`: change a job and compare it with the original."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from perfmodel.base.writing import STDOUT, write_file, write_json
-from perfmodel.cli.options import (
-    CsvFile,
-    JobHosts,
-    JobMachine,
-    JobStack,
-    JsonFile,
-    NearExecutorOption,
-    PlotFile,
-    Quiet,
-    RayAddress,
-    ReportFile,
-    Workers,
-    executor_word,
-)
-from perfmodel.cli.outputs import Outputs, name_files
-
-app = typer.Typer(rich_markup_mode=None)
+from perfmodel import api
+from perfmodel.base.options import Option
+from perfmodel.cli.commands import command
+from perfmodel.cli.options import LocalRun
+from perfmodel.cli.outputs import Outputs
+from perfmodel.prediction.scenario import JobScenario
 
 EPILOG = """\b
 Examples:
@@ -39,82 +26,40 @@ NAME:key=value,key=value. Patterns are found anywhere in a label, `*` is anythin
 """
 
 
-@app.command(epilog=EPILOG)
+@command(epilog=EPILOG)
 def whatif(
+    *,
     job: Annotated[
-        Path | None, typer.Argument(metavar="JOB", help="Folder of a job.", show_default=False)
+        str | None, Option(is_argument=True, metavar="JOB", help="Folder of a job.")
     ] = None,
     apply: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME[:key=value,...]", help="A change; repeatable, in order."),
-    ] = None,
+        tuple[str, ...],
+        Option(metavar="NAME[:key=value,...]", help="A change; repeatable, in order."),
+    ] = (),
     sweep: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME:key=a,b,c", help="A change with one parameter over several values."
-        ),
+        Option(metavar="NAME:key=a,b,c", help="A change with several values of one parameter."),
     ] = None,
     list_names: Annotated[
-        bool, typer.Option("--list", help="List the changes with their parameters.")
+        bool, Option(name="--list", help="List the changes with their parameters.")
     ] = False,
-    topology: JobMachine = None,
-    hosts: JobHosts = None,
-    stack: JobStack = None,
-    isolated: Annotated[
-        bool, typer.Option("--isolated", help="Built jobs: one iteration from a barrier.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Answer for recordings that replay badly, too.")
-    ] = False,
-    executor: NearExecutorOption = None,
-    workers: Workers = None,
-    ray_address: RayAddress = None,
-    json_file: JsonFile = None,
-    csv_file: CsvFile = None,
-    plot_file: PlotFile = None,
-    report_file: ReportFile = None,
-    quiet: Quiet = False,
+    asked: Annotated[dict[str, Any], JobScenario, "topology", "hosts", "stack", "mode"],
+    force: Annotated[bool, Option(help="Also answer for recordings that replay badly.")] = False,
+    run: LocalRun,
+    files: Annotated[Outputs, "json_file", "csv_file", "plot_file", "report_file"],
 ) -> None:
-    """Change a job and compare: time, critical path, who waits for whom."""
+    """Change a job and compare: time, critical path, stragglers."""
     if list_names:
         _print_list()
         return
     if job is None or not (apply or sweep):
-        raise typer.BadParameter("say which job to change and how: JOB --apply NAME, or --list")
-    Outputs(
-        json_file=json_file, report_file=report_file, csv_file=csv_file, plot_file=plot_file
-    ).check()
-    from perfmodel import api
-    from perfmodel.reports.progress import show_progress
+        raise typer.BadParameter("name the job and the change: JOB --apply NAME, or --list")
+    from perfmodel.reports.whatif import report_whatif
 
-    mode = api.Mode.ISOLATED if isolated else api.Mode.PERIOD
-    with show_progress(is_quiet=quiet) as progress:
-        answer = api.whatif(
-            api.JobScenario(str(job), topology, hosts, stack, mode, samples=0),
-            apply or (),
-            sweep=sweep,
-            force=force,
-            executor=executor_word(executor),
-            workers=workers,
-            ray_address=ray_address,
-            on_phase=progress,
-        )
-    if csv_file is not None:
-        write_file(csv_file, answer.to_frame().to_csv(index=False))
-    if plot_file is not None:
-        answer.plot(plot_file)
-    if report_file is not None:
-        answer.save_report(report_file)
-    if json_file is not None:
-        write_json(json_file, answer.to_dict())
-    if json_file != STDOUT:
-        from rich.console import Console
-
-        from perfmodel.reports.console import WIDTH
-        from perfmodel.reports.whatif import print_whatif
-
-        print_whatif(answer, Console(width=WIDTH, highlight=False))
-        name_files(json_file, csv_file, plot_file, report_file)
+    scenario = JobScenario(job, samples=0, **asked)
+    with run.open() as where:
+        answer = api.whatif(scenario, apply, sweep=sweep, force=force, **where)
+    files.write(report_whatif(answer), answer.to_dict, answer.plot)
 
 
 def _print_list() -> None:

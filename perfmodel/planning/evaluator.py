@@ -47,7 +47,6 @@ from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
 from perfmodel.workloads.dlrm.job import build_dlrm_job, build_variant_job
 from perfmodel.workloads.dlrm.memory import base_memory_bytes, dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
-from perfmodel.workloads.unstated import apply_stack_defaults
 from topologies import Cluster
 
 EMBEDDING_FAMILY = "embedding"
@@ -112,7 +111,7 @@ class _KnownFrame:
 
 
 class PlanEvaluator:
-    """Times of plans of *spec* on *cluster* under *stack*."""
+    """Times of plans of *spec*, filled in by *stack*, on *cluster*."""
 
     def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
         if cluster.rank_count < 2:
@@ -123,7 +122,7 @@ class PlanEvaluator:
                 "compared only under a collective library. Take another stack, or predict each "
                 "plan alone."
             )
-        self.spec = spec = apply_stack_defaults(spec, stack)
+        self.spec = spec
         self.cluster = cluster
         self.stack = stack
         self.catalog = PieceCatalog(spec, cluster.device, rank_count=cluster.rank_count)
@@ -161,13 +160,7 @@ class PlanEvaluator:
         """
         if self._whole is not None and self._whole[0] is plan:
             return self._whole[1]
-        job = build_dlrm_job(
-            self.spec,
-            rank_count=plan.rank_count,
-            plan=plan,
-            stack=self.stack,
-            ranks_per_host=self.cluster.ranks_per_host,
-        )
+        job = build_dlrm_job(self.spec, plan=plan, stack=self.stack)
         self._whole = (plan, price_job(job, cluster=self.cluster, stack=self.stack))
         return self._whole[1]
 

@@ -23,7 +23,7 @@ from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.placements import Int32s
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
-from perfmodel.planning.setting import Setting, load_setting
+from perfmodel.planning.setting import RankSetting, load_rank_setting
 from perfmodel.prediction.phases import OnPhase
 
 KEPT_ENUMERATED = 5
@@ -40,7 +40,7 @@ class MadePlans:
 
 
 def make_plans(
-    question: RankQuestion, setting: Setting, executor: Executor, on_phase: OnPhase
+    question: RankQuestion, setting: RankSetting, executor: Executor, on_phase: OnPhase
 ) -> MadePlans:
     """The plans that *question* names, enumerates and searches."""
     # A file that cannot be read is the user's fault and stops; a sharder that finds no room is
@@ -99,8 +99,8 @@ def search_from(shared: tuple[RankQuestion, tuple[ShardingPlan, ...]], seed: int
 
 
 @lru_cache(maxsize=4)
-def _setting(question: RankQuestion) -> Setting:
-    return load_setting(question)
+def _setting(question: RankQuestion) -> RankSetting:
+    return load_rank_setting(question)
 
 
 @lru_cache(maxsize=4)
@@ -109,7 +109,7 @@ def _evaluator(question: RankQuestion) -> PlanEvaluator:
     return PlanEvaluator(setting.spec, setting.cluster, setting.stack)
 
 
-def _enumerate(question: RankQuestion, setting: Setting, executor: Executor) -> MadePlans:
+def _enumerate(question: RankQuestion, setting: RankSetting, executor: Executor) -> MadePlans:
     """All plans of whole tables up to the names of ranks, if they are not too many."""
     limit = question.enumerate_limit
     all_ranks = list(islice(iter_assignments(setting.task), limit + 1))

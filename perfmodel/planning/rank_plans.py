@@ -39,11 +39,11 @@ from perfmodel.planning.ranking import (
     beats_next,
     number_ties,
 )
-from perfmodel.planning.setting import load_setting
+from perfmodel.planning.setting import load_rank_setting
 from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.answering import answer
 from perfmodel.prediction.phases import OnPhase, ignore_phase
-from perfmodel.prediction.question import PredictOptions, workload_question
+from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import build_exchanges
@@ -60,7 +60,7 @@ def rank_plans(
 ) -> Ranking:
     """Answer *question*; searches and enumerations fan out over *executor*."""
     on_phase("building the frame", 0.0)
-    setting = load_setting(question)
+    setting = load_rank_setting(question)
     evaluator = PlanEvaluator(setting.spec, setting.cluster, setting.stack)
     made = make_plans(question, setting, executor, on_phase)
     if not made.plans:
@@ -165,8 +165,8 @@ class PlanAnswer:
 
 def answer_plan(askers: _Askers, plan: ShardingPlan) -> PlanAnswer:
     """Answer one plan; a function of the module, so it can run on any worker."""
-    question = workload_question(
-        askers.spec, cluster=askers.cluster, stack=askers.stack, asked=askers.asked, plan=plan
+    question = build_question(
+        Setting(askers.spec, askers.cluster, askers.stack, askers.asked, plan=plan)
     )
     memory_bytes = tuple(memory.total_bytes for memory in question.memory_of_rank)
     return PlanAnswer(answer(question, executor=SerialExecutor()), memory_bytes)

@@ -1,26 +1,25 @@
-"""Settings: everything that a question about sharding plans names, loaded."""
+"""RankSetting: everything that a question about plans names, loaded, and the task for sharders."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from embeddings.sharders import ShardingTask
+from embeddings.sharding_task import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.planning.question import RankQuestion
-from perfmodel.prediction.placing import PlacementFiles, load_tabled
-from perfmodel.stacks.profiles import load_stack
+from perfmodel.prediction.question import load_setting
+from perfmodel.prediction.scenario import Scenario
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.catalog import load_workload
+from perfmodel.workloads.catalog import check_has_tables
 from perfmodel.workloads.dlrm.job import sharding_task
 from perfmodel.workloads.dlrm.memory import room_for_tables
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.unstated import apply_stack_defaults
-from topologies import Cluster, build_cluster, load_topology
+from topologies import Cluster
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Setting:
+class RankSetting:
     """Everything a question names, loaded."""
 
     spec: DlrmSpec
@@ -29,24 +28,24 @@ class Setting:
     task: ShardingTask
 
 
-def load_setting(question: RankQuestion) -> Setting:
+def load_rank_setting(question: RankQuestion) -> RankSetting:
     """Load what *question* names."""
-    cluster = build_cluster(
-        load_topology(question.topology, calibrations=question.calibration),
-        hosts=question.hosts,
-        ranks_per_host=question.ranks_per_host,
+    loaded = load_setting(
+        Scenario(
+            topology=question.topology,
+            workload=question.workload,
+            overrides=question.overrides,
+            hosts=question.hosts,
+            ranks_per_host=question.ranks_per_host,
+            stack=question.stack,
+            tables=question.tables,
+            indices=question.indices,
+            calibration=question.calibration,
+        )
     )
-    files = PlacementFiles(tables=question.tables, indices=question.indices)
-    tabled = load_tabled(load_workload(question.workload, question.overrides), files)
-    stack = load_stack(question.stack or tabled.spec.stack)
-    # Key formats of the stack decide how much room the tables have, as they do in `predict`.
-    spec = apply_stack_defaults(tabled.spec, stack)
-    return Setting(
-        spec=spec,
-        cluster=cluster,
-        stack=stack,
-        task=build_task(spec, tabled.tables, cluster, seed=question.seed),
-    )
+    spec, tables = check_has_tables(loaded.workload), loaded.tables
+    task = build_task(spec, tables or spec.embedding.tables(), loaded.cluster, seed=question.seed)
+    return RankSetting(spec, loaded.cluster, loaded.stack, task)
 
 
 def build_task(

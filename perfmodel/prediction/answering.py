@@ -28,10 +28,10 @@ from perfmodel.prediction.assumptions import list_assumptions
 from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.explain import explain
 from perfmodel.prediction.loops import Loops, find_facts, find_loops, price_question
-from perfmodel.prediction.phases import OnPhase, PhaseClock, ignore_phase
-from perfmodel.prediction.question import Question, RecordingInfo, build_question
+from perfmodel.prediction.phases import PhaseClock
+from perfmodel.prediction.question import Question, RecordingInfo
 from perfmodel.prediction.sampling import build_interval
-from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
+from perfmodel.prediction.scenario import Mode
 
 if TYPE_CHECKING:
     from perfmodel.recordings.hold_back import HeldReplay
@@ -40,27 +40,17 @@ if TYPE_CHECKING:
 NO_DOUBT = "The interval is empty: the job states its durations and no doubt about them."
 
 
-def predict_scenario(
-    scenario: Scenario | JobScenario, *, executor: Executor, on_phase: OnPhase = ignore_phase
-) -> Prediction:
-    """Answer *scenario*, replaying on *executor*."""
-    clock = PhaseClock(on_phase)
-    with clock.phase("building the job", done=0.0):
-        question = build_question(scenario, is_distributed=executor.reads_jobs)
-    return _explained(_answer(question, executor, clock))
-
-
 def answer_in_full(
-    question: Question, *, executor: Executor, on_phase: OnPhase = ignore_phase
+    question: Question, *, executor: Executor, clock: PhaseClock | None = None
 ) -> Prediction:
     """Answer *question* and explain it, whether it asks for that or not."""
     asked = replace(question, asked=replace(question.asked, is_explained=True))
-    return _explained(answer(asked, executor=executor, on_phase=on_phase))
+    return _explained(answer(asked, executor=executor, clock=clock))
 
 
-def answer(question: Question, *, executor: Executor, on_phase: OnPhase = ignore_phase) -> Answer:
+def answer(question: Question, *, executor: Executor, clock: PhaseClock | None = None) -> Answer:
     """Answer *question*, replaying on *executor*; a Prediction where it is to be explained."""
-    return _answer(question, executor, PhaseClock(on_phase))
+    return _answer(question, executor, clock or PhaseClock())
 
 
 def prepare_changes(question: Question, *, force: bool = False) -> Question:
@@ -77,7 +67,7 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
         named = question.job if question.notes is not None else with_own_origins(question.job)
         return replace(question, job=named)
     pinned = pin_prices(price_question(question))
-    return replace(question, job=pinned.job, known=pinned.prices)
+    return replace(question, job=pinned.job, known=pinned)
 
 
 def _explained(found: Answer) -> Prediction:
@@ -145,6 +135,7 @@ def _times(loops: Loops, drawn_ns: tuple[float, ...], loss: InterferenceLoss | N
             *(() if drawn_ns or not asked.samples else (NO_DOUBT,)),
             *_about_constants(question),
             *question.assumptions,
+            *question.chosen,
         ),
         facts=loops.facts(),
         span_ns=loops.iteration_ns(Mode.ISOLATED),

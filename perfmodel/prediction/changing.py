@@ -112,15 +112,15 @@ def answer_changes(
     swept = None
     if sweep is not None:
         points = [
-            NamedChange(f"{sweep.name}:{sweep.key}={point.value}", point.transformation)
-            for point in sweep.points
+            NamedChange(f"{sweep.name}:{sweep.key}={value}", transformation)
+            for value, transformation in sweep.points
         ]
         found = tuple(
             map_in_steps(place, _answer_point, asked, points, on_phase=on_phase, phase="point")
         )
         if not any(step.touched.tasks for step in found):
             raise ScenarioError(f"sweep of {sweep.name}: touches no task at any value.")
-        values = tuple(point.value for point in sweep.points)
+        values = tuple(value for value, _ in sweep.points)
         swept = SweepAnswer(sweep.text, sweep.name, sweep.key, values, found)
     name = question.job.facts.name
     return WhatIf(name, question.score, before, tuple(steps), swept, before.assumptions)

@@ -7,7 +7,7 @@ keeps its place with the reason, so that one wrong batch does not lose the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby, pairwise, product
 from typing import Any
@@ -19,8 +19,9 @@ from perfmodel.base.value_lists import EXAMPLES, expand_values
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.answering import predict_scenario
+from perfmodel.prediction.answering import answer_in_full
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
+from perfmodel.prediction.question import Question
 from perfmodel.prediction.scenario import JobScenario, Scenario
 
 FLAT = 0.15
@@ -28,6 +29,7 @@ STEEP = 0.85
 """By how much the time follows what is swept: below and above these it does not, or fully does."""
 
 AnyScenario = Scenario | JobScenario
+Build = Callable[[AnyScenario], Question]
 _WHOLE = ("hosts", "ranks_per_host", "seed", "samples")
 _TEXTS = ("topology", "workload", "stack", "tables", "indices", "plan")
 
@@ -42,11 +44,10 @@ class SweepAxis:
 
 @dataclass(frozen=True, slots=True)
 class NamedScenario:
-    """A scenario, what it is called beside others, and what was *assumed* to ask it."""
+    """A scenario and its name in a comparison."""
 
     name: str
     scenario: AnyScenario
-    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,29 +160,33 @@ def _with_value(scenario: AnyScenario, key: str, value: str) -> AnyScenario:
 def compare_scenarios(
     scenarios: Sequence[NamedScenario],
     *,
+    build: Build,
     axes: Sequence[SweepAxis] = (),
     executor: Executor,
     on_phase: OnPhase = ignore_phase,
 ) -> Comparison:
-    """Answer *scenarios*, one beside the other on *executor*."""
+    """Predict *scenarios* on *executor*; *build* loads each one and builds its job."""
     if len(scenarios) < 2:
         raise ScenarioError("compare: needs two scenarios or more, to set side by side.")
     entries = map_in_steps(
-        executor, answer_one, None, list(scenarios), on_phase=on_phase, phase="answering scenario"
+        executor, answer_one, build, list(scenarios), on_phase=on_phase, phase="answering scenario"
     )
     if all(entry.prediction is None for entry in entries):
         raise ScenarioError(f"compare: no scenario can be answered. {entries[0].fault}")
     return Comparison(tuple(entries), tuple(axes))
 
 
-def answer_one(_: None, named: NamedScenario) -> Compared:
+def answer_one(build: Build, named: NamedScenario) -> Compared:
     """The answer of one scenario; a function of the module, so that it can run on any worker."""
     try:
-        prediction = predict_scenario(named.scenario, executor=SerialExecutor())
+        question = build(named.scenario)
+        prediction = answer_in_full(question, executor=SerialExecutor())
     except PerfModelError as fault:
         return Compared(named.name, named.scenario, None, str(fault))
-    said = replace(prediction, assumptions=(*prediction.assumptions, *named.assumed))
-    return Compared(named.name, named.scenario, said, assumed=named.assumed)
+    asked: AnyScenario = named.scenario
+    if isinstance(asked, Scenario) and isinstance(question.scenario, Scenario):
+        asked = replace(asked, overrides=question.scenario.overrides)
+    return Compared(named.name, asked, prediction, assumed=question.chosen)
 
 
 @dataclass(frozen=True, slots=True)

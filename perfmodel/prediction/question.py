@@ -18,13 +18,16 @@ from numpy.typing import NDArray
 
 from collectives import wiring_of
 from embeddings.plan import ShardingPlan
-from perfmodel.base.errors import ScenarioError
+from embeddings.plan_document import load_plan_document
+from embeddings.table import EmbeddingTable
+from embeddings.table_files import load_tables
+from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.memory import MemoryPart, RankMemory
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import NO_ORIGIN, Int64s
-from perfmodel.prediction.placing import PlacementFiles, place_workload
+from perfmodel.prediction.answer import MemoryFit, RankClass, TimeParts
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
     Interference,
@@ -35,8 +38,15 @@ from perfmodel.prediction.scenario import (
 from perfmodel.prediction.yardsticks import IterationWork, count_work
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import Execution, SoftwareStack
-from perfmodel.workloads.catalog import Workload, load_workload
+from perfmodel.workloads.catalog import (
+    Workload,
+    check_has_tables,
+    load_workload,
+    with_tables,
+)
+from perfmodel.workloads.dlrm.job import build_plan
 from perfmodel.workloads.jobs import Continuation, build_workload
+from perfmodel.workloads.unstated import apply_stack_defaults
 from topologies import Cluster, build_cluster, load_topology
 
 UNKNOWN_PEERS = (
@@ -158,66 +168,117 @@ class Question:
     work: IterationWork | None = None
     scenario: Scenario | JobScenario | None = None
     ends: tuple[JobGraph, JobGraph] | None = None
+    chosen: tuple[str, ...] = ()
+
+    @property
+    def memory_fit(self) -> MemoryFit | None:
+        """The ranks that need most memory and what a GPU has; None where either is unknown."""
+        if self.cluster is None or not self.memory_of_rank:
+            return None
+        peak_bytes = max(memory.total_bytes for memory in self.memory_of_rank)
+        fullest = [
+            rank for rank, one in enumerate(self.memory_of_rank) if one.total_bytes == peak_bytes
+        ]
+        memory = self.memory_of_rank[fullest[0]]
+        entry = RankClass(tuple(fullest), TimeParts({}), memory)
+        return MemoryFit(entry, self.cluster.device.memory_bytes)
 
     def changed_to(self, job: JobGraph) -> Question:
         """The same question about a changed *job*."""
         return replace(self, job=job, memory_of_rank=(), work=None, ends=None)
 
 
-def build_question(scenario: Scenario | JobScenario, *, is_distributed: bool = False) -> Question:
-    """Load what *scenario* names and build its job; *is_distributed* as in `job_question`."""
-    if isinstance(scenario, JobScenario):
-        return job_question(scenario, is_distributed=is_distributed)
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """Everything that a question about a workload names, loaded once.
+
+    What *workload* leaves open is filled in by *stack*. *plan* is the one that was given, and
+    *tables* are those of a file, with what it knows of their indices. *chosen* says what was
+    decided because the scenario leaves it open.
+    """
+
+    workload: Workload
+    cluster: Cluster
+    stack: SoftwareStack
+    asked: PredictOptions = field(default_factory=PredictOptions)
+    tables: tuple[EmbeddingTable, ...] = ()
+    plan: ShardingPlan | None = None
+    scenario: Scenario | None = None
+    assumptions: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        filled = apply_stack_defaults(self.workload, self.stack)
+        object.__setattr__(self, "workload", filled)
+
+
+def load_setting(scenario: Scenario) -> Setting:
+    """Load what *scenario* names."""
+    if scenario.indices is not None and scenario.tables is None:
+        raise PlanError("--indices describe the tables of a file; give --tables too.")
     topology = load_topology(scenario.topology, calibrations=scenario.calibration)
     cluster = build_cluster(topology, hosts=scenario.hosts, ranks_per_host=scenario.ranks_per_host)
-    files = PlacementFiles(scenario.tables, scenario.indices, scenario.plan)
-    placed = place_workload(load_workload(scenario.workload, scenario.overrides), files, cluster)
-    stack = scenario.stack or placed.workload.stack
-    question = workload_question(
-        placed.workload,
-        cluster=cluster,
-        stack=load_stack(stack),
-        asked=_asked_by(scenario),
-        plan=placed.plan,
+    workload = load_workload(scenario.workload, scenario.overrides)
+    tables: tuple[EmbeddingTable, ...] = ()
+    if scenario.tables is not None:
+        check_has_tables(workload)
+        tables = load_tables(scenario.tables, indices=scenario.indices)
+        workload = with_tables(workload, tables, file=scenario.tables)
+    plan = None
+    if scenario.plan is not None:
+        plan = load_plan_document(
+            scenario.plan,
+            tables=tables or check_has_tables(workload).embedding.tables(),
+            rank_count=cluster.rank_count,
+            ranks_per_host=cluster.ranks_per_host,
+        )
+    stack = scenario.stack or workload.stack
+    return Setting(
+        workload,
+        cluster,
+        load_stack(stack),
+        _asked_by(scenario),
+        tables=tables,
+        plan=plan,
+        scenario=replace(scenario, stack=stack),
     )
-    return replace(question, scenario=replace(scenario, stack=stack))
 
 
-def workload_question(
-    workload: Workload,
-    *,
-    cluster: Cluster,
-    stack: SoftwareStack,
-    asked: PredictOptions,
-    plan: ShardingPlan | None = None,
-    assumptions: tuple[str, ...] = (),
-) -> Question:
-    """*workload* on *cluster* under *stack*; *assumptions* were made to ask it."""
+def build_question(setting: Setting) -> Question:
+    """The question about the job of *setting*."""
+    workload, cluster, plan = setting.workload, setting.cluster, setting.plan
+    memory_bytes = cluster.device.memory_bytes
+    if plan is None and setting.tables:
+        plan = build_plan(
+            check_has_tables(workload),
+            rank_count=cluster.rank_count,
+            ranks_per_host=cluster.ranks_per_host,
+            memory_bytes=memory_bytes,
+            tables=setting.tables,
+        )
     built = build_workload(
         workload,
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
-        memory_bytes=cluster.device.memory_bytes,
+        memory_bytes=memory_bytes,
         plan=plan,
-        stack=stack,
+        stack=setting.stack,
     )
+    members = range(min(cluster.rank_count, cluster.ranks_per_host))
+    is_assumed = wiring_of(members, cluster).is_peer_assumed
     return Question(
         job=built.job,
-        asked=asked,
+        asked=setting.asked,
         cluster=cluster,
-        stack=stack,
+        stack=setting.stack,
         batch=workload.batch,
         memory_of_rank=built.memory_of_rank,
-        assumptions=(*assumptions, *_about_peers(cluster)),
+        assumptions=(*setting.assumptions, *((UNKNOWN_PEERS,) if is_assumed else ())),
+        chosen=setting.chosen,
         continuation=built.continuation,
-        work=count_work(workload, device=cluster.device, stack=stack),
+        work=count_work(workload, device=cluster.device),
+        scenario=setting.scenario,
     )
-
-
-def _about_peers(cluster: Cluster) -> tuple[str, ...]:
-    """What is taken for granted about PCIe between GPUs, where it matters and nobody said it."""
-    members = range(min(cluster.rank_count, cluster.ranks_per_host))
-    return (UNKNOWN_PEERS,) if wiring_of(members, cluster).is_peer_assumed else ()
 
 
 def job_question(scenario: JobScenario, *, is_distributed: bool = False) -> Question:

@@ -9,11 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.base.units import NS_PER_HOUR, NS_PER_S
-from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import Workload
-from perfmodel.workloads.transformer.flops import count_flops
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from perfmodel.workloads.unstated import apply_stack_defaults
 from topologies.device import Device
 
 MILLION = 1e6
@@ -93,12 +90,14 @@ class Yardsticks:
         return None if rate is None or self.work.peak_flops is None else rate / self.work.peak_flops
 
 
-def count_work(workload: Workload, *, device: Device, stack: SoftwareStack) -> IterationWork:
-    """What an iteration of *workload* gets done, its open fields as *stack* fills them."""
+def count_work(workload: Workload, *, device: Device) -> IterationWork:
+    """What an iteration of *workload*, filled in by its stack, gets done."""
     if not isinstance(workload, TransformerSpec):
         return IterationWork(workload.batch)
-    spec = apply_stack_defaults(workload, stack)
-    flops, dtype = count_flops(spec), spec.training.product_dtype
+    # Imported here: a recommendation model needs none of it.
+    from perfmodel.workloads.transformer.flops import count_flops
+
+    flops, dtype = count_flops(workload), workload.training.product_dtype
     return IterationWork(
         samples=workload.batch,
         tokens=flops.tokens,

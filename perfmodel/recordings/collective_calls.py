@@ -1,14 +1,17 @@
-"""Collective calls: what the communication kernels of a trace say about themselves.
+"""Collective calls: the communication kernels of a trace, and the steps that they mark.
 
-Newer traces name the collective, its size and its group. Older ones have only
-the name of the kernel; then all ranks are one group and order alone counts.
+Newer traces name the collective, its size and its group. Older ones only have the kernel name;
+there, the tensors of the operator around the launch may give the size. A step ends on the device
+where the same collective ends in successive iterations: the profiler's own step marks are host
+time, and the host runs ahead.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -16,8 +19,9 @@ import numpy as np
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType, parse_dtype
 from perfmodel.base.errors import InputError
-from perfmodel.recordings.operator_calls import OperatorCall, call_of_detail
+from perfmodel.recordings.operator_calls import OperatorCall, call_of_detail, whole_number
 from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
+from traces.trace import Category
 
 WORLD = "world"
 _KIND_WORDS = (
@@ -37,15 +41,15 @@ _KIND_WORDS = (
     ("recv", CollectiveKind.SEND_RECV),
 )
 _TORCH_DTYPES = {"byte": DType.INT8, "char": DType.INT8, "bool": DType.INT8}
-_NUMBERS = re.compile(r"\d+")
+_MIN_REPEATED_RATIO = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One communication kernel: the device task, its group, and what it must have in common.
+    """One communication kernel: the device task, its group, and what all members must agree on.
 
-    *collective* is None where the trace does not tell the size, and *is_estimated* where the
-    size is only what fits into the time.
+    *collective* is None if the trace does not give the size, and *is_estimated* if the size is
+    only what fits into the time.
     """
 
     task: int
@@ -62,60 +66,52 @@ def find_collective_calls(
 ) -> tuple[CollectiveCall, ...]:
     """The communication kernels of a rank by start.
 
-    *executed* are calls that an execution trace knows more about, by row.
+    *executed* holds calls, by row, that an execution trace describes better.
     """
-    is_needed = bool(view.device.is_collective.any())
-    operators = view.operators_of_calls() if is_needed else np.empty(0, dtype=np.int64)
+    device, trace = view.device, view.trace
+    tasks = np.flatnonzero(device.is_collective).tolist()
+    if not tasks:
+        return ()
+    details = {task: trace.detail_of(int(device.row[task])) for task in tasks}
+    stated = {task for task in tasks if details[task].get("Collective name")}
+    names_on: dict[int, set[str]] = {}
+    for task in sorted(stated):
+        names_on.setdefault(int(device.stream[task]), set()).add(_group_name(details[task]))
+    operators, ranks_of_group = view.operators_of_calls(), _stated_groups(view)
     streams: dict[int, int] = {}
-    groups = _stated_groups(view)
-    group_of_stream = _groups_of_streams(view)
     calls = []
-    for task in np.flatnonzero(view.device.is_collective).tolist():
-        row = int(view.device.row[task])
-        detail = view.trace.detail_of(row)
-        if detail.get("Collective name"):
-            calls.append(_stated(task, detail, groups))
-        else:
-            stream = int(view.device.stream[task])
-            place = streams.setdefault(stream, len(streams))
-            group = group_of_stream.get(stream) or (WORLD if not place else f"{WORLD} {place}")
-            found = _unstated(task, view.trace.name_of(row), group)
-            launch = int(view.device.call[task])
-            operator = int(operators[launch]) if launch >= 0 else NO_OPERATOR
-            calls.append(_with_tensors(view, found, operator, executed or {}))
+    for task in tasks:
+        if task in stated:
+            calls.append(_stated_call(task, details[task], ranks_of_group))
+            continue
+        stream, launch = int(device.stream[task]), int(device.call[task])
+        place = streams.setdefault(stream, len(streams))
+        # Kernels launched before the window name no group: they are in the one of their stream.
+        names = names_on.get(stream, set())
+        group = next(iter(names)) if len(names) == 1 else f"{WORLD} {place}" if place else WORLD
+        word = view.task_name(task).split("(")[0].split("<")[0]
+        call = CollectiveCall(task, group, None, (word,), kind_of_name(word), None)
+        row = int(operators[launch]) if launch >= 0 else NO_OPERATOR
+        calls.append(call if row == NO_OPERATOR else _with_tensors(view, call, row, executed or {}))
     return tuple(calls)
 
 
 def _with_tensors(
     view: RankView, found: CollectiveCall, row: int, executed: Mapping[int, OperatorCall]
 ) -> CollectiveCall:
-    """The same call with what the tensors of the operator around it say (nccl:all_to_all)."""
-    if row == NO_OPERATOR:
-        return found
+    """The same call with the size that the tensors of the operator in *row* give."""
     name = view.trace.name_of(row)
     call = executed.get(row) or call_of_detail(name, view.trace.detail_of(row))
     kind = kind_of_name(name) or found.kind
     if call is None or not call.tensors or kind is None or not name.startswith(("nccl:", "c10d::")):
         return found
-    sizes_bytes = [tensor.size_bytes for argument in call.arguments[:1] for tensor in argument]
-    size_bytes = sum(sizes_bytes)
+    size_bytes = sum(tensor.size_bytes for argument in call.arguments[:1] for tensor in argument)
     if kind is CollectiveKind.ALL_GATHER:
-        # What goes in is one rank's part; sizes count the whole.
+        # The input is one rank's part; sizes count the whole.
         size_bytes *= view.trace.world_size
     if not size_bytes:
         return found
     return replace(found, kind=kind, collective=Collective(kind, size_bytes, call.tensors[0].dtype))
-
-
-def _groups_of_streams(view: RankView) -> dict[int, str]:
-    """The group of each stream that has only one: kernels launched before the window say none."""
-    found: dict[int, set[str]] = {}
-    for task in np.flatnonzero(view.device.is_collective).tolist():
-        detail = view.trace.detail_of(int(view.device.row[task]))
-        if detail.get("Collective name"):
-            stream = int(view.device.stream[task])
-            found.setdefault(stream, set()).add(_group_name(detail))
-    return {stream: names.pop() for stream, names in found.items() if len(names) == 1}
 
 
 def _group_name(detail: dict[str, Any]) -> str:
@@ -123,54 +119,38 @@ def _group_name(detail: dict[str, Any]) -> str:
     return f"{word} {detail.get('Process Group Description') or ''}".strip()
 
 
-def _stated(
-    task: int, detail: dict[str, Any], groups: dict[str, tuple[int, ...]]
+def _stated_call(
+    task: int, detail: dict[str, Any], ranks_of_group: dict[str, tuple[int, ...]]
 ) -> CollectiveCall:
     name, word = str(detail["Collective name"]), str(detail.get("Process Group Name", WORLD))
-    kind = kind_of_name(name)
-    ranks = _ranks(detail.get("Process Group Ranks")) or groups.get(word)
-    group = _group_name(detail)
+    kind, group = kind_of_name(name), _group_name(detail)
+    ranks = _ranks(detail.get("Process Group Ranks")) or ranks_of_group.get(word)
     peers = (detail.get("Src Rank"), detail.get("Dst Rank"))
     if kind is CollectiveKind.SEND_RECV and all(isinstance(peer, int) for peer in peers):
         low, high = sorted(peer for peer in peers if isinstance(peer, int))
         group, ranks = f"{group} {low}-{high}", (low, high)
-    values = max(_whole(detail.get("In msg nelems")), _whole(detail.get("Out msg nelems")))
+    values = max(whole_number(detail.get(f"{way} msg nelems")) for way in ("In", "Out"))
     is_even = kind not in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
     signature = (kind or name, values if is_even else 0)
-    return CollectiveCall(task, group, ranks, signature, kind, _collective(kind, values, detail))
+    dtype, collective = dtype_of_word(detail.get("dtype")), None
+    if kind is not None and values and dtype is not None:
+        collective = Collective(kind, values * dtype.size_bytes, dtype)
+    return CollectiveCall(task, group, ranks, signature, kind, collective)
 
 
-def _unstated(task: int, kernel: str, group: str) -> CollectiveCall:
-    word = kernel.split("(")[0].split("<")[0]
-    return CollectiveCall(task, group, None, (word,), kind_of_name(word), None)
-
-
-def _collective(
-    kind: CollectiveKind | None, values: int, detail: dict[str, Any]
-) -> Collective | None:
-    word = str(detail.get("dtype", ""))
-    if kind is None or not values:
-        return None
-    try:
-        dtype = _TORCH_DTYPES.get(word.lower()) or parse_dtype(word)
-    except InputError:
-        return None
-    return Collective(kind, values * dtype.size_bytes, dtype)
-
-
-def size_of_dtype(word: object) -> DType:
-    """The number format that a trace calls *word*; fp32 where it says nothing we know."""
+def dtype_of_word(word: object) -> DType | None:
+    """The number format that a trace calls *word*; None if it is unknown."""
     text = str(word or "")
     try:
         return _TORCH_DTYPES.get(text.lower()) or parse_dtype(text)
     except InputError:
-        return DType.FP32
+        return None
 
 
 def kind_of_name(name: str) -> CollectiveKind | None:
-    """The kind of collective that a kernel or call of this *name* makes."""
+    """The kind of collective of a kernel or call with this *name*."""
     word = name.lower()
-    return next((kind for prefix, kind in _KIND_WORDS if prefix in word), None)
+    return next((kind for piece, kind in _KIND_WORDS if piece in word), None)
 
 
 def _stated_groups(view: RankView) -> dict[str, tuple[int, ...]]:
@@ -186,13 +166,66 @@ def _stated_groups(view: RankView) -> dict[str, tuple[int, ...]]:
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
-    """Ranks of a group; long lists are cut short with dots by the profiler and not usable."""
+    """Ranks of a group; the profiler cuts long lists short with dots, which makes them useless."""
     if isinstance(value, list) and all(isinstance(rank, int) for rank in value):
         return tuple(value) or None
     if isinstance(value, str) and "..." not in value:
-        return tuple(int(number) for number in _NUMBERS.findall(value)) or None
+        return tuple(int(number) for number in re.findall(r"\d+", value)) or None
     return None
 
 
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+def step_ends(calls: Sequence[CollectiveCall], profiler_steps: int) -> list[int]:
+    """Positions in *calls* that end a step: the last one, and its counterparts before it.
+
+    The sequence must repeat over most of its length; at the beginning of the window some calls
+    may be missing. Of several fitting lengths, the one nearest to the number of profiler steps
+    is taken, then the shortest.
+    """
+    length = len(calls)
+    repeated = {period: _repeated(calls, period) for period in range(1, length // 2 + 1)}
+    fitting = [
+        period
+        for period, count in repeated.items()
+        if count >= max(period, _MIN_REPEATED_RATIO * (length - period))
+    ]
+    if not fitting:
+        return []
+    wanted = profiler_steps or length
+    period = min(fitting, key=lambda period: (abs(length / period - wanted), period))
+    first = length - period - repeated[period]
+    return list(range(length - 1, first - 1, -period))[::-1]
+
+
+def _repeated(calls: Sequence[CollectiveCall], period: int) -> int:
+    """How many calls, counted from the end, are like the one a *period* later."""
+    pairs = zip(islice(reversed(calls), period, None), reversed(calls), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: _are_alike(*pair), pairs))
+
+
+def _are_alike(one: CollectiveCall, other: CollectiveCall) -> bool:
+    """Same signature; if only one of the two has metadata, same kind."""
+    if (one.collective is None) == (other.collective is None):
+        return one.signature == other.signature and one.group == other.group
+    return one.kind is other.kind
+
+
+def profiler_steps(view: RankView) -> list[int]:
+    """Rows of the steps that the profiler marked on this rank."""
+    rows = view.trace.columns.rows_in(Category.HOST_ANNOTATION).tolist()
+    return [row for row in rows if view.trace.name_of(row).startswith("ProfilerStep#")]
+
+
+def last_tasks_of_profiler_steps(view: RankView) -> list[int]:
+    """The device task that ended last of those launched in each profiler step."""
+    columns, device = view.trace.columns, view.device
+    call_start_ns = np.full(len(device), -1, dtype=np.int64)
+    launched = device.call >= 0
+    call_start_ns[launched] = view.calls.start_ns[device.call[launched]]
+    ends = []
+    for row in profiler_steps(view):
+        low_ns = columns.start_ns[row]
+        high_ns = low_ns + columns.duration_ns[row]
+        tasks = np.flatnonzero((call_start_ns >= low_ns) & (call_start_ns < high_ns))
+        if len(tasks):
+            ends.append(int(tasks[np.argmax(device.end_ns[tasks])]))
+    return ends

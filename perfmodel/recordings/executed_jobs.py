@@ -1,31 +1,24 @@
 """Executed jobs: PyTorch execution traces of all ranks become a job of shapes.
 
-An execution trace says what ran, with which tensors, in which order and on
-which thread, and nothing about time: its job is priced as a workload is. Compute
-runs on one stream, collectives on one stream for each group; a `wait` of the
-trace, or the next use of the same memory, orders the two.
+An execution trace says what ran, with which tensors, in which order and on which thread, and
+nothing about time: its job is priced as a workload is. Compute runs on one stream, collectives on
+one stream per group; a `wait` in the trace, or the next use of the same memory, orders the two.
 
-Leaves out: streams of the program's own making, and host work outside operators.
+Leaves out: streams that the program itself creates, and host work outside operators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.job import JobFacts, JobGraph, Origin
-from perfmodel.graph.ops import (
-    Communication,
-    HostPart,
-    HostSpan,
-    HostWork,
-)
-from perfmodel.graph.program import LaneKind
+from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork
+from perfmodel.graph.program import LaneKind, Program
 from perfmodel.recordings.issued_work import Issued, Launched, read_issued
-from perfmodel.recordings.peer_groups import PeerGroups, group_peers
+from perfmodel.recordings.matching import PeerGroups, group_peers
 from traces.execution_trace import ExecutionTrace
 
 _LEAST_RANK_RATIO = 0.7
@@ -33,7 +26,7 @@ _LEAST_RANK_RATIO = 0.7
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutedJob:
-    """A job of shapes, how much was read for it, and what was wrong."""
+    """A job of shapes, how many operators were read for it, and the faults of its traces."""
 
     graph: JobGraph
     operators: int
@@ -44,41 +37,36 @@ def build_executed_job(name: str, traces: Sequence[ExecutionTrace]) -> ExecutedJ
     """The job that *traces* of its ranks describe; refuses traces of different jobs."""
     ordered = _by_rank(name, traces)
     issued = [read_issued(trace) for trace in ordered]
-    if not any(launch.works for of_rank in issued for one in of_rank for launch in one.launches):
+    launches = [[launch for one in of_rank for launch in one.launches] for of_rank in issued]
+    counts = [sum(len(launch.works) for launch in of_rank) for of_rank in launches]
+    if not any(counts):
         raise TraceError(
             f"job {name!r}: no operator of its execution traces works on the device. Record a "
             "whole training step."
         )
-    peers = group_peers(
-        name,
-        [
-            [launch.peer for one in of_rank for launch in one.launches if launch.peer]
-            for of_rank in issued
-        ],
-    )
+    peers = group_peers(name, [[one.peer for one in of_rank if one.peer] for of_rank in launches])
     job = JobBuilder()
-    programs = []
-    for rank, of_rank in enumerate(issued):
-        writer = _Writer(job.new_program(), peers, rank)
-        programs.append(job.add_program(writer.write(of_rank)))
-    for rank in range(peers.rank_count):
-        job.add_rank(programs[rank % len(programs)])
-    peers.add_groups(job)
-    faults = [fault for trace in ordered for fault in trace.faults]
-    facts = JobFacts(name, source="execution traces", assumptions=_assumptions(peers))
-    return ExecutedJob(
-        job.build(facts),
-        operators=sum(len(trace.operators) for trace in ordered),
-        faults=(*faults, *peers.faults, *uneven_faults([_launches(one) for one in issued])),
+    writers = [_ExecutedRankWriter(job.new_program(), peers) for _ in issued]
+    programs = [
+        job.add_program(writer.write(of_rank))
+        for writer, of_rank in zip(writers, issued, strict=True)
+    ]
+    peers.add_ranks(job, programs)
+    sentence = (
+        "made of execution traces: operators on one compute stream, collectives on one stream "
+        "for each group, host times by the software stack"
     )
-
-
-def _launches(issued: Sequence[Issued]) -> int:
-    return sum(len(launch.works) for one in issued for launch in one.launches)
+    assumptions = (sentence, *peers.assumptions)
+    faults = [fault for trace in ordered for fault in trace.faults]
+    return ExecutedJob(
+        job.build(JobFacts(name, source="execution traces", assumptions=assumptions)),
+        operators=sum(len(trace.operators) for trace in ordered),
+        faults=(*faults, *peers.faults, *uneven_faults(counts)),
+    )
 
 
 def uneven_faults(counts: Sequence[int]) -> tuple[str, ...]:
-    """Ranks that do much less than the others: parts of their traces are missing."""
+    """Ranks with many fewer device tasks than the others: parts of their traces are missing."""
     typical = sorted(counts)[len(counts) // 2]
     return tuple(
         f"rank {rank} has {count} device tasks where others have {typical}: its trace is not whole"
@@ -88,8 +76,8 @@ def uneven_faults(counts: Sequence[int]) -> tuple[str, ...]:
 
 
 def _by_rank(name: str, traces: Sequence[ExecutionTrace]) -> list[ExecutionTrace]:
-    if len(traces) > 1 and not all(trace.is_rank_stated for trace in traces):
-        unknown = [trace.document for trace in traces if not trace.is_rank_stated]
+    unknown = [trace.document for trace in traces if not trace.is_rank_stated]
+    if len(traces) > 1 and unknown:
         raise TraceError(
             f"{', '.join(unknown)}: no rank in the file name. Name the files of one job "
             "rank0.json, rank1.json and so on."
@@ -100,49 +88,48 @@ def _by_rank(name: str, traces: Sequence[ExecutionTrace]) -> list[ExecutionTrace
     return sorted(traces, key=lambda trace: trace.rank)
 
 
-def _assumptions(peers: PeerGroups) -> tuple[str, ...]:
-    sentence = (
-        "made of execution traces: operators on one compute stream, collectives on one stream "
-        "for each group, host times by the software stack"
-    )
-    return (sentence, *peers.assumptions)
-
-
 @dataclass(slots=True)
 class _Thread:
-    """A host thread while it is written."""
+    """A host thread while it is written: its next host span, and what that waits for."""
 
     lane: int
     pieces: list[HostWork] = field(default_factory=list)
     awaited: list[Dependency | int] = field(default_factory=list)
-    last: int | None = None
+
+    def add(self, operator: str, part: HostPart) -> None:
+        """Append host work to the next span."""
+        self.pieces.append(HostWork(operator, part))
 
 
-class _Writer:
+class _ExecutedRankWriter:
     """Writes what one rank issued to host threads and streams."""
 
-    def __init__(self, builder: ProgramBuilder, peers: PeerGroups, rank: int) -> None:
-        self.builder, self.peers, self.rank = builder, peers, rank
+    def __init__(self, builder: ProgramBuilder, peers: PeerGroups) -> None:
+        self.builder, self.peers = builder, peers
+        self.collectives = peers.iter_collectives()
         self.threads: dict[int, _Thread] = {}
         self.compute = builder.add_lane("compute stream", LaneKind.COMPUTE)
         self.awaited: list[Dependency | int] = []
         self.last_compute: int | None = None
         self.lanes: dict[str, int] = {}
-        self.counts: dict[str, int] = {}
         self.task_of_key: dict[int, int] = {}
         self.task_of_storage: dict[int, int] = {}
         self.has_waits = False
 
-    def write(self, issued: Sequence[Issued]) -> Any:
+    def write(self, issued: Sequence[Issued]) -> Program:
         """The program of the rank."""
         self.has_waits = any(
             launch.awaited_key is not None for one in issued for launch in one.launches
         )
         current: _Thread | None = None
         for one in issued:
-            thread = self._thread(one.thread)
+            if one.thread not in self.threads:
+                lane = self.builder.add_lane(f"thread {one.thread}", LaneKind.HOST)
+                self.threads[one.thread] = _Thread(lane)
+            thread = self.threads[one.thread]
             if current is not None and thread is not current:
-                self._hand_over(current, thread, one)
+                current.add("hand_over", HostPart.BETWEEN_OPERATORS)
+                thread.awaited.append(self._flush(current, Origin("hand_over", span=one.span)))
             current = thread
             self._issue(thread, one)
         for thread in self.threads.values():
@@ -150,59 +137,46 @@ class _Writer:
                 self._flush(thread, Origin("end of iteration"))
         return self.builder.build()
 
-    def _thread(self, number: int) -> _Thread:
-        if number not in self.threads:
-            lane = self.builder.add_lane(f"thread {number}", LaneKind.HOST)
-            self.threads[number] = _Thread(lane)
-        return self.threads[number]
-
-    def _hand_over(self, old: _Thread, new: _Thread, one: Issued) -> None:
-        old.pieces.append(HostWork("hand_over", HostPart.BETWEEN_OPERATORS))
-        new.awaited.append(self._flush(old, Origin("hand_over", span=one.span)))
-
     def _issue(self, thread: _Thread, one: Issued) -> None:
         kernels = [launch for launch in one.launches if launch.works or launch.peer]
-        thread.pieces.append(HostWork(one.operator, HostPart.BETWEEN_OPERATORS))
-        part = HostPart.BEFORE_LAUNCH if kernels else HostPart.BETWEEN_LAUNCHES
-        thread.pieces.append(HostWork(one.operator, part))
+        thread.add(one.operator, HostPart.BETWEEN_OPERATORS)
+        thread.add(one.operator, HostPart.BEFORE_LAUNCH if kernels else HostPart.BETWEEN_LAUNCHES)
         for launch in one.launches:
-            if launch.awaited_key is not None:
-                self._await(launch.awaited_key)
-                continue
-            if launch is not kernels[0]:
-                thread.pieces.append(HostWork(one.operator, HostPart.BETWEEN_LAUNCHES))
-            self._launch(thread, one, launch)
+            if launch.awaited_key is None:
+                if launch is not kernels[0]:
+                    thread.add(one.operator, HostPart.BETWEEN_LAUNCHES)
+                self._launch(thread, one, launch)
+            elif launch.awaited_key in self.task_of_key:
+                self.awaited.append(self.task_of_key[launch.awaited_key])
         if kernels:
-            thread.pieces.append(HostWork(one.operator, HostPart.AFTER_LAUNCH))
-
-    def _await(self, key: int) -> None:
-        task = self.task_of_key.get(key)
-        if task is not None:
-            self.awaited.append(task)
+            thread.add(one.operator, HostPart.AFTER_LAUNCH)
 
     def _launch(self, thread: _Thread, one: Issued, launch: Launched) -> None:
         origin = Origin(launch.operator, span=one.span)
-        thread.pieces.append(HostWork(one.operator, HostPart.LAUNCH))
+        thread.add(one.operator, HostPart.LAUNCH)
         started = self._flush(thread, origin)
         if launch.peer is not None:
             self._communicate(started, launch, origin)
             return
         task = -1
         for work in launch.works:
-            after = [started, *self._awaited_by(launch)]
             task = self.builder.add_task(
-                self.compute, work, label=launch.operator, origin=origin, after=after
+                self.compute,
+                work,
+                label=launch.operator,
+                origin=origin,
+                after=[started, *self._awaited_by(launch)],
             )
         self.last_compute = task
         if launch.is_blocking:
-            thread.pieces.append(HostWork("synchronize", HostPart.WAIT))
+            thread.add("synchronize", HostPart.WAIT)
             thread.awaited.append(task)
             self._flush(thread, origin)
 
     def _awaited_by(self, launch: Launched) -> list[Dependency | int]:
         awaited, self.awaited = self.awaited, []
         if not self.has_waits:
-            # Nobody waits in so many words: the next use of the memory does.
+            # Without explicit waits in the trace, the next use of the memory waits.
             found = {self.task_of_storage.pop(block, None) for block in launch.storages}
             awaited += sorted(task for task in found if task is not None)
         return awaited
@@ -210,17 +184,13 @@ class _Writer:
     def _communicate(self, started: int, launch: Launched, origin: Origin) -> None:
         peer = launch.peer
         assert peer is not None
-        number = self.counts.get(peer.group, 0)
-        self.counts[peer.group] = number + 1
-        collective = self.peers.collective_of(peer.group, number)
-        if collective is None:
+        if peer.group not in self.collectives:
             return
+        collective = next(self.collectives[peer.group])
         if peer.group not in self.lanes:
             lane = self.builder.add_lane(f"stream of group {peer.group}", LaneKind.COMMUNICATION)
             self.lanes[peer.group] = lane
-        after: list[Dependency | int] = [started]
-        if self.last_compute is not None:
-            after.append(self.last_compute)
+        after = [started] if self.last_compute is None else [started, self.last_compute]
         task = self.builder.add_rendezvous(
             self.lanes[peer.group],
             Communication(collective),
@@ -230,8 +200,7 @@ class _Writer:
             after=after,
         )
         self.task_of_key[peer.key] = task
-        for block in launch.storages:
-            self.task_of_storage[block] = task
+        self.task_of_storage |= dict.fromkeys(launch.storages, task)
 
     def _flush(self, thread: _Thread, origin: Origin) -> int:
         span = HostSpan(tuple(thread.pieces))
@@ -239,5 +208,4 @@ class _Writer:
             thread.lane, span, label=origin.operator, origin=origin, after=thread.awaited
         )
         thread.pieces, thread.awaited = [], []
-        thread.last = task
         return task

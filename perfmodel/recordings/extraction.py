@@ -19,7 +19,7 @@ from perfmodel.recordings.collective_calls import find_collective_calls
 from perfmodel.recordings.host_overheads import HostOverhead, extract_host_overheads
 from perfmodel.recordings.matching import match_collectives, transfer_ns
 from perfmodel.recordings.rank_view import RankView, view_rank
-from perfmodel.recordings.work_of_rows import WorkReader, WorkSource
+from perfmodel.recordings.task_work import WorkReader
 from traces.job_trace import JobTrace
 
 _NCCL_WORDS = {DType.FP32: "float", DType.FP16: "half", DType.BF16: "bfloat16", DType.INT8: "int8"}
@@ -74,7 +74,7 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
         beside_ns = _reductions_ns(view, reader)
         for task in range(len(view.device)):
             found = reader.found(task)
-            if found is None or found.source is not WorkSource.SHAPES:
+            if found is None or found.is_estimated:
                 continue
             if isinstance(found.work, Gemm):
                 length_ns = int(view.device.end_ns[task] - view.device.start_ns[task])

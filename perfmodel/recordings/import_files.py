@@ -18,12 +18,7 @@ from perfmodel.graph.storage import save_job
 from perfmodel.recordings.chakra_jobs import assemble_chakra_job, is_own
 from perfmodel.recordings.executed_jobs import ExecutedJob, build_executed_job
 from perfmodel.recordings.importing import import_job
-from perfmodel.recordings.linked_jobs import (
-    build_linked_job,
-    is_linked,
-    linked_from_chakra,
-    linked_from_execution,
-)
+from perfmodel.recordings.linked_jobs import build_linked_job, is_linked
 from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
 from perfmodel.recordings.self_replay import with_score
 from perfmodel.recordings.storage import save_recorded_job
@@ -137,8 +132,7 @@ def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnF
         if any(is_own(trace) for trace in traces_of):
             own = assemble_chakra_job(traces_of, recording.chakra[0].parent)
             return ImportedJob(folder, with_score(own))
-        linked = [linked_from_chakra(trace) for trace in traces_of]
-        job = build_linked_job(recording.name, linked, "Chakra traces")
+        job = build_linked_job(recording.name, traces_of, "Chakra traces")
     check_job(job.graph)
     return ImportedShapes(folder, job)
 
@@ -150,8 +144,7 @@ def _read_executed(recording: Recording, limits: Limits, on_file: OnFile) -> Exe
         traces.append(load_execution_trace(path, limits))
     if all(is_linked(trace) for trace in traces):
         ordered = sorted(traces, key=lambda trace: trace.rank)
-        linked = [linked_from_execution(trace) for trace in ordered]
-        return build_linked_job(recording.name, linked, "linked execution traces")
+        return build_linked_job(recording.name, ordered, "linked execution traces")
     return build_executed_job(recording.name, traces)
 
 

@@ -1,25 +1,34 @@
 """Importing: the recordings of all ranks become one job graph.
 
-Ranks are looked at one by one, then their collectives are matched, their
-clocks aligned on them, and what each rank spent waiting is told from transfer.
+Ranks are analysed one by one, then their collectives are matched, their clocks aligned on them,
+and the waiting of each rank is separated from transfer time.
+
+If only one rank of a group was recorded, a kernel that took longer than the shortest of its kind
+waited for other ranks. The first replay shows how much later than the recorded rank they arrived;
+in a changed job they arrive as much later, because they run the same program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.builder import JobBuilder
-from perfmodel.graph.job import JobFacts
-from perfmodel.graph.program import Role
-from perfmodel.recordings.arrivals import find_arrivals, with_waits, without_waits
-from perfmodel.recordings.collective_calls import find_collective_calls
-from perfmodel.recordings.executed_shapes import link_rows
-from perfmodel.recordings.host_chain import StepKind, build_host_chain
+from perfmodel.graph.job import JobFacts, JobGraph
+from perfmodel.graph.program import Program, Role
+from perfmodel.recordings.collective_calls import (
+    CollectiveCall,
+    find_collective_calls,
+    last_tasks_of_profiler_steps,
+    profiler_steps,
+    step_ends,
+)
+from perfmodel.recordings.hold_back import HeldReplay, ready_ns_of
+from perfmodel.recordings.host_chain import build_host_chain, with_unshared_allocations
 from perfmodel.recordings.import_report import (
     describe_missing,
     find_job_faults,
@@ -35,26 +44,24 @@ from perfmodel.recordings.matching import (
     root_of,
     transfer_ns,
 )
+from perfmodel.recordings.operator_calls import link_rows
 from perfmodel.recordings.rank_program import (
+    Arrival,
     Member,
     RankFindings,
     RankProgram,
     build_rank_program,
-    places,
 )
 from perfmodel.recordings.rank_view import Int64s, RankView, view_rank
 from perfmodel.recordings.recorded_job import ImportReport, RecordedJob
 from perfmodel.recordings.self_replay import replay_as_recorded, step_moments_ns
-from perfmodel.recordings.steps import (
-    count_profiler_steps,
-    last_tasks_of_profiler_steps,
-    step_ends,
-)
 from perfmodel.recordings.stream_edges import find_stream_edges
-from perfmodel.recordings.throttle import alone_ns, host_of
 from traces.job_trace import JobTrace
 
 MIN_LINKED_RATIO = 0.5
+_WINDOW = 0
+"""The first task of every rank: the beginning of the recording."""
+_NEVER_NS = -(2**62)
 
 
 def import_job(traces: JobTrace) -> RecordedJob:
@@ -68,22 +75,53 @@ def import_job(traces: JobTrace) -> RecordedJob:
     offsets_ns = _offsets_ns(views, groups)
     views = [view.shifted(offset) for view, offset in zip(views, offsets_ns, strict=True)]
     impossible = [check_overlap(views, group) for group in groups]
+    # A process that sees one GPU says nothing about its host; 0 if no GPU is named.
+    gpus_per_host = len(traces.ranks[0].device_names)
+    if gpus_per_host == 1:
+        gpus_per_host = max(traces.world_size, len(traces.ranks))
+    chains = with_unshared_allocations([build_host_chain(view) for view in views], gpus_per_host)
+    groups = tuple(_with_estimated_sizes(views, group) for group in groups)
     findings = [
-        RankFindings(view, build_host_chain(view), find_stream_edges(view), of_rank, executed=rows)
-        for view, of_rank, rows in zip(views, calls, linked, strict=True)
+        RankFindings(
+            view,
+            chain,
+            find_stream_edges(view),
+            _with_shared_sizes(rank, calls[rank], groups),
+            executed=linked[rank],
+        )
+        for rank, (view, chain) in enumerate(zip(views, chains, strict=True))
     ]
-    findings = _with_turns(findings, _gpus_per_host(traces))
-    _add_members(findings, views, groups)
-    groups = tuple(_estimated_sizes(views, group) for group in groups)
-    _add_arrivals(findings)
+    for slot, group in enumerate(groups):
+        for number in range(group.count):
+            lengths_ns, root = transfer_ns(views, group, number), root_of(group, number)
+            for member, rank in enumerate(group.members):
+                role = Role.SIGNALS if member == root else Role.BOTH
+                task = group.calls[member][number].task
+                findings[rank].members[task] = Member(slot, lengths_ns[member], role)
+    for of_rank in findings:
+        of_rank.arrivals.update(_find_arrivals(of_rank))
     faults = (*find_job_faults(findings), *(fault for fault in impossible if fault))
-    built = _build(_facts(traces, findings), findings, groups, offsets_ns, faults)
+    report = ImportReport(
+        ranks=tuple(map(report_rank, findings, offsets_ns)),
+        rendezvous=sum(group.count for group in groups),
+        steps=1,
+        recorded_starts={},
+        faults=faults,
+        missing=describe_missing(traces),
+    )
+    facts = JobFacts(
+        traces.name,
+        source="recorded traces",
+        assumptions=list_assumptions(findings),
+        device=next(iter(traces.ranks[0].device_names), ""),
+        gpus_per_host=gpus_per_host,
+    )
+    job, programs = _build(facts, findings, groups, report)
     if any(of_rank.arrivals for of_rank in findings):
-        held = replay_as_recorded(built.job)
-        findings = with_waits(findings, built.programs, held)
-        built = _build(_facts(traces, findings), findings, groups, offsets_ns, faults)
-        built = _with_lateness(built, findings)
-    return replace(built.job, report=replace(built.job.report, missing=describe_missing(traces)))
+        findings = _with_waits(findings, programs, replay_as_recorded(job))
+        job, programs = _build(facts, findings, groups, report)
+        job = _with_lateness(job, findings, programs)
+    return job
 
 
 def _check_views(name: str, views: Sequence[RankView]) -> None:
@@ -102,212 +140,178 @@ def _check_views(name: str, views: Sequence[RankView]) -> None:
 
 
 def _offsets_ns(views: Sequence[RankView], groups: Sequence[MatchedGroup]) -> list[int]:
-    """Clocks of other hosts aligned, and the first moment of all moved to zero."""
+    """Offsets that align the clocks of other hosts and move the first moment of all to zero."""
     offsets = rank_offsets_ns(views, groups)
-    first = min(
-        min(
-            int(view.device.start_ns.min()),
-            int(view.calls.start_ns.min()) if len(view.calls) else 2**62,
-        )
-        + offset
+    first_ns = min(
+        int(np.concatenate([view.device.start_ns, view.calls.start_ns]).min()) + offset
         for view, offset in zip(views, offsets, strict=True)
     )
-    return [offset - first for offset in offsets]
+    return [offset - first_ns for offset in offsets]
 
 
-def _add_members(
-    findings: Sequence[RankFindings], views: Sequence[RankView], groups: Sequence[MatchedGroup]
-) -> None:
-    for slot, group in enumerate(groups):
-        for number in range(group.count):
-            root = root_of(group, number)
-            lengths = transfer_ns(views, group, number)
-            for member, rank in enumerate(group.members):
-                role = Role.SIGNALS if member == root else Role.BOTH
-                task = group.calls[member][number].task
-                findings[rank].members[task] = Member(slot, lengths[member], role)
+def _with_estimated_sizes(views: Sequence[RankView], group: MatchedGroup) -> MatchedGroup:
+    """The same group in which a collective of unknown size has the size that fits its time."""
+    device = estimating_device(views[group.members[0]].trace.device_names)
+    first = list(group.calls[0])
+    for number, call in enumerate(first):
+        if call.collective is None and call.kind is not None:
+            length_ns = max(transfer_ns(views, group, number))
+            guess = estimate_collective(call.kind, length_ns, len(group.members), device)
+            first[number] = replace(call, collective=guess, is_estimated=True)
+    return replace(group, calls=(tuple(first), *group.calls[1:]))
 
 
-def _add_arrivals(findings: Sequence[RankFindings]) -> None:
-    """Collectives of groups of which only this rank was recorded."""
-    for of_rank in findings:
-        lone = [call for call in of_rank.collectives if call.task not in of_rank.members]
-        groups_with_members = {
-            call.group for call in of_rank.collectives if call.task in of_rank.members
-        }
-        alone = [call for call in lone if call.group not in groups_with_members]
-        of_rank.arrivals.update(find_arrivals(of_rank.view, alone))
-
-
-def _with_turns(findings: Sequence[RankFindings], gpus_per_host: int) -> list[RankFindings]:
-    """The same with allocations as long as they are alone, see `turns`."""
-    steps = [list(of_rank.chain.steps) for of_rank in findings]
-    places: dict[int, list[tuple[int, int]]] = {}
-    for rank, of_rank in enumerate(steps):
-        for number, step in enumerate(of_rank):
-            if step.kind is StepKind.ALLOCATION:
-                places.setdefault(host_of(rank, gpus_per_host), []).append((rank, number))
-    for of_host in places.values():
-        ends = np.array([steps[rank][number].end_ns for rank, number in of_host])
-        floors = np.array([steps[rank][number].duration_ns for rank, number in of_host])
-        own_ns = alone_ns(ends - floors, ends).tolist()
-        for (rank, number), length_ns in zip(of_host, own_ns, strict=True):
-            steps[rank][number] = replace(steps[rank][number], duration_ns=length_ns)
-    return [
-        replace(of_rank, chain=replace(of_rank.chain, steps=tuple(changed)))
-        for of_rank, changed in zip(findings, steps, strict=True)
-    ]
-
-
-def _gpus_per_host(traces: JobTrace) -> int:
-    """How many GPUs the processes see; 0 where none is named."""
-    count = len(traces.ranks[0].device_names)
-    # A process that was shown one GPU says nothing about its host.
-    return count if count != 1 else max(traces.world_size, len(traces.ranks))
-
-
-def _facts(traces: JobTrace, findings: Sequence[RankFindings]) -> JobFacts:
-    """What the recording says about itself, and about the machine that it was made on."""
-    return JobFacts(
-        traces.name,
-        source="recorded traces",
-        assumptions=list_assumptions(findings),
-        device=next(iter(traces.ranks[0].device_names), ""),
-        gpus_per_host=_gpus_per_host(traces),
+def _with_shared_sizes(
+    rank: int, calls: Sequence[CollectiveCall], groups: Sequence[MatchedGroup]
+) -> tuple[CollectiveCall, ...]:
+    """*calls* of *rank*, in which all members of a rendezvous describe it as the first does."""
+    shared = {
+        call.task: first
+        for group in groups
+        if rank in group.members
+        for call, first in zip(group.calls[group.members.index(rank)], group.calls[0], strict=True)
+    }
+    same = {call.task: shared.get(call.task, call) for call in calls}
+    return tuple(
+        replace(
+            call,
+            kind=same[call.task].kind,
+            collective=same[call.task].collective,
+            is_estimated=same[call.task].is_estimated,
+        )
+        for call in calls
     )
 
 
-def _with_lateness(built: _Built, findings: Sequence[RankFindings]) -> _Built:
-    """The same job, which knows how much longer its steps are because of ranks not recorded."""
-    job = built.job
+def _find_arrivals(of_rank: RankFindings) -> dict[int, Arrival]:
+    """By device task, the arrivals of others at collectives of groups with no other rank here."""
+    device = of_rank.view.device
+    matched = {call.group for call in of_rank.collectives if call.task in of_rank.members}
+    calls = [call for call in of_rank.collectives if call.group not in matched]
+    shortest: dict[tuple[object, ...], int] = {}
+    for call in calls:
+        key, length_ns = (call.group, *call.signature), device.length_ns(call.task)
+        shortest[key] = min(shortest.get(key, length_ns), length_ns)
+    arrivals = {}
+    previous: dict[str, int] = {}
+    for call in calls:
+        length_ns = shortest[(call.group, *call.signature)]
+        came_ns = int(device.end_ns[call.task]) - length_ns
+        before = previous.get(call.group)
+        since_ns = 0 if before is None else int(device.end_ns[before])
+        if came_ns > int(device.start_ns[call.task]):
+            arrivals[call.task] = Arrival(before, came_ns - since_ns, length_ns)
+        previous[call.group] = call.task
+    return arrivals
+
+
+def _with_waits(
+    findings: Sequence[RankFindings], programs: Sequence[RankProgram], held: HeldReplay
+) -> list[RankFindings]:
+    """*findings* with how much later others arrived in the replay *held* of *programs*."""
+    rows = held.graph.rank_rows()
+    changed = []
+    for rank, (of_rank, built) in enumerate(zip(findings, programs, strict=True)):
+        program, part = held.graph.program_of(rank), slice(rows[rank], rows[rank + 1])
+        lag_ns = program.dep_lag_ns.copy()
+        for task, arrival in of_rank.arrivals.items():
+            deps = _deps_of(program, int(built.place[task]))
+            source = _WINDOW if arrival.previous is None else built.place[arrival.previous]
+            is_arrival = (program.dep_task[deps] == source) & (
+                lag_ns[deps] == max(arrival.lag_ns, 0)
+            )
+            lag_ns[deps][is_arrival] = _NEVER_NS
+        start_ns, end_ns = held.start_ns[part], held.end_ns[part]
+        ready_ns = ready_ns_of(replace(program, dep_lag_ns=lag_ns), start_ns, end_ns)
+        waits_ns = np.maximum(start_ns - ready_ns, 0)[built.place]
+        arrivals = {
+            task: replace(arrival, wait_ns=int(waits_ns[task]))
+            for task, arrival in of_rank.arrivals.items()
+        }
+        changed.append(replace(of_rank, arrivals=arrivals))
+    return changed
+
+
+def _deps_of(program: Program, task: int) -> slice:
+    return slice(int(program.dep_start[task]), int(program.dep_start[task + 1]))
+
+
+def _with_lateness(
+    job: RecordedJob, findings: Sequence[RankFindings], programs: Sequence[RankProgram]
+) -> RecordedJob:
+    """The same job, with how much longer its steps are because other ranks are late."""
     if len(job.step_ends) < 2:
-        return built
-    prompt = replace(job, graph=without_waits(job.graph, built.programs, findings))
-    moments = [step_moments_ns(job, replay_as_recorded(one).end_ns) for one in (job, prompt)]
-    periods_ns = [round(float(np.median(np.diff(of_job)))) for of_job in moments]
-    late_ns = max(periods_ns[0] - periods_ns[1], 0)
-    facts = replace(job.graph.facts, others_late_ns=late_ns)
-    return replace(built, job=replace(job, graph=replace(job.graph, facts=facts)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Built:
-    """A job, and the programs of its ranks as they were written."""
-
-    job: RecordedJob
-    programs: tuple[RankProgram, ...]
+        return job
+    on_time = []
+    for rank, (of_rank, built) in enumerate(zip(findings, programs, strict=True)):
+        program = job.graph.program_of(rank)
+        lag_ns = program.dep_lag_ns.copy()
+        for task, arrival in of_rank.arrivals.items():
+            lag_ns[_deps_of(program, int(built.place[task]))] -= arrival.wait_ns or 0
+        on_time.append(replace(program, dep_lag_ns=lag_ns))
+    ranks = np.arange(job.graph.rank_count, dtype=np.int32)
+    prompt = replace(job.graph, programs=tuple(on_time), rank_program=ranks)
+    late_ns, prompt_ns = (
+        round(float(np.median(np.diff(step_moments_ns(job, replay_as_recorded(one).end_ns)))))
+        for one in (job, replace(job, graph=prompt))
+    )
+    facts = replace(job.graph.facts, others_late_ns=max(late_ns - prompt_ns, 0))
+    return replace(job, graph=replace(job.graph, facts=facts))
 
 
 def _build(
     facts: JobFacts,
     findings: Sequence[RankFindings],
     groups: Sequence[MatchedGroup],
-    offsets_ns: Sequence[int],
-    faults: tuple[str, ...],
-) -> _Built:
+    report: ImportReport,
+) -> tuple[RecordedJob, list[RankProgram]]:
+    """The job, and the programs of its ranks as they were written."""
     job = JobBuilder()
     programs = []
-    for rank, of_rank in enumerate(findings):
-        described = _with_shared_sizes(of_rank, rank, groups)
-        programs.append(build_rank_program(described, job.new_program()))
+    for of_rank in findings:
+        programs.append(build_rank_program(of_rank, job.new_program()))
         job.add_rank(job.add_program(programs[-1].program))
     for slot, group in enumerate(groups):
         job.add_group(group.name, group.members, slot=slot)
-    ends = _step_ends(findings, groups, programs)
-    report = ImportReport(
-        ranks=tuple(
-            report_rank(of_rank, offset)
-            for of_rank, offset in zip(findings, offsets_ns, strict=True)
-        ),
-        rendezvous=sum(group.count for group in groups),
-        steps=max(len(ends), 1),
-        recorded_starts=_sum_counts([program.recorded_starts for program in programs]),
-        faults=faults,
-    )
+    graph = job.build(facts)
+    ends = _step_ends(graph, findings[0], groups, programs)
+    starts = {
+        word: sum(program.recorded_starts[word] for program in programs)
+        for word in programs[0].recorded_starts
+    }
     recorded = RecordedJob(
-        graph=job.build(facts),
+        graph=graph,
         recorded_start_ns=np.concatenate([program.start_ns for program in programs]),
         recorded_end_ns=np.concatenate([program.end_ns for program in programs]),
         hold_ratio=np.concatenate([program.hold_ratio for program in programs]),
         can_be_held=np.concatenate([program.can_be_held for program in programs]),
         step_ends=ends,
-        report=report,
+        report=replace(report, steps=max(len(ends), 1), recorded_starts=starts),
     )
-    return _Built(recorded, tuple(programs))
-
-
-def _with_shared_sizes(
-    of_rank: RankFindings, rank: int, groups: Sequence[MatchedGroup]
-) -> RankFindings:
-    """Members of a rendezvous describe it alike: as its first member does."""
-    shared = {
-        call.task: group.calls[0][number]
-        for group in groups
-        if rank in group.members
-        for number, call in enumerate(group.calls[group.members.index(rank)])
-    }
-    calls = tuple(
-        replace(
-            call,
-            kind=shared[call.task].kind,
-            collective=shared[call.task].collective,
-            is_estimated=shared[call.task].is_estimated,
-        )
-        if call.task in shared
-        else call
-        for call in of_rank.collectives
-    )
-    return replace(of_rank, collectives=calls)
-
-
-def _estimated_sizes(views: Sequence[RankView], group: MatchedGroup) -> MatchedGroup:
-    """The same group where collectives of unknown size have the one that fits their time."""
-    device = estimating_device(views[group.members[0]].trace.device_names)
-    first = [
-        replace(
-            call,
-            collective=estimate_collective(
-                call.kind, max(transfer_ns(views, group, number)), len(group.members), device
-            ),
-            is_estimated=True,
-        )
-        if call.collective is None and call.kind is not None
-        else call
-        for number, call in enumerate(group.calls[0])
-    ]
-    return replace(group, calls=(tuple(first), *group.calls[1:]))
+    return recorded, programs
 
 
 def _step_ends(
-    findings: Sequence[RankFindings],
+    graph: JobGraph,
+    first: RankFindings,
     groups: Sequence[MatchedGroup],
     programs: Sequence[RankProgram],
 ) -> tuple[Int64s, ...]:
     """Rows of the tasks that end each step."""
-    offsets = np.concatenate([[0], np.cumsum([len(program.start_ns) for program in programs])])
-    first = findings[0]
-    profiler_steps = count_profiler_steps(first.view)
+    marked = len(profiler_steps(first.view))
     main = max(groups, key=lambda group: (len(group.members), group.count), default=None)
     if main is not None:
-        ends = step_ends(main.calls[0], profiler_steps)
-        if ends:
-            return tuple(
-                np.array(
-                    [
-                        offsets[rank] + places(programs[rank], [main.calls[m][end].task])[0]
-                        for m, rank in enumerate(main.members)
-                    ],
-                    dtype=np.int64,
-                )
-                for end in ends
+        rows = graph.rank_rows()
+        return tuple(
+            np.array(
+                [
+                    rows[rank] + programs[rank].place[of_member[end].task]
+                    for rank, of_member in zip(main.members, main.calls, strict=True)
+                ],
+                dtype=np.int64,
             )
-        return ()
-    ends = step_ends(first.collectives, profiler_steps)
-    tasks = [first.collectives[end].task for end in ends]
+            for end in step_ends(main.calls[0], marked)
+        )
+    tasks = [first.collectives[end].task for end in step_ends(first.collectives, marked)]
     tasks = tasks or last_tasks_of_profiler_steps(first.view)
-    return tuple(places(programs[0], [task]) for task in tasks) if len(tasks) > 1 else ()
-
-
-def _sum_counts(counts: Sequence[dict[str, int]]) -> dict[str, int]:
-    words = list(dict.fromkeys(word for of_rank in counts for word in of_rank))
-    return {word: sum(of_rank.get(word, 0) for of_rank in counts) for word in words}
+    return tuple(programs[0].place[[task]] for task in tasks) if len(tasks) > 1 else ()

@@ -1,35 +1,27 @@
 """Issued work: which operators of an execution trace launched something, and what it was.
 
-An operator launches a kernel where none of its children does, it works on device tensors and does
+An operator launches a kernel if none of its children does, it works on device tensors and does
 more than change a view.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from collectives.collective import CollectiveKind
-from perfmodel.graph.ops import (
-    Convolution,
-    Copy,
-    CopyRoute,
-    Pass,
-    Work,
-)
-from perfmodel.recordings.collective_calls import WORLD, kind_of_name, size_of_dtype
-from perfmodel.recordings.executed_shapes import call_of_operator
-from perfmodel.recordings.operator_calls import OperatorCall, whole_number
+from perfmodel.base.dtypes import DType
+from perfmodel.graph.ops import Convolution, Copy, CopyRoute, Pass, Work
+from perfmodel.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
+from perfmodel.recordings.matching import PeerCall
+from perfmodel.recordings.operator_calls import OperatorCall, call_of_operator, whole_number
 from perfmodel.recordings.operator_work import gradient_of_weights, work_of_call
-from perfmodel.recordings.peer_groups import PeerCall
 from traces.execution_trace import ExecutedOperator, ExecutionTrace
 
 _COMMUNICATION = "record_param_comms"
 _SCALAR = "_local_scalar_dense"
 _AUTOGRAD = "autograd::engine::evaluate_function: "
-_THREAD = re.compile(r"\[pytorch\|profiler\|")
 _NO_SPANS = ("ProfilerStep", "nccl:", "[pytorch|")
-# Views, allocations and questions: nothing runs on the device for them.
+# Views, allocations and queries launch nothing on the device.
 _NO_KERNEL = frozenset((
     "as_strided", "as_strided_", "view", "view_as", "reshape", "_reshape_alias", "transpose",
     "transpose_", "t", "t_", "permute", "expand", "expand_as", "slice", "select", "narrow",
@@ -47,7 +39,7 @@ _NO_KERNEL = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """One thing on the device: some work, a part in a collective, or a wait for one."""
+    """One launch on the device: some work, a part in a collective, or a wait for one."""
 
     operator: str
     works: tuple[Work, ...] = ()
@@ -59,7 +51,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """An operator that no other is around, and what it launched."""
+    """An outermost operator, and what it launched."""
 
     operator: str
     thread: int
@@ -69,152 +61,119 @@ class Issued:
 
 def read_issued(trace: ExecutionTrace) -> list[Issued]:
     """What a rank issued, in the order of its operators."""
-    tree = _Tree(trace)
+    tree = _OperatorTree(trace)
     launches: dict[int, list[Launched]] = {}
     for number in sorted(tree.launching):
-        found = tree.launched(number)
+        found = _launched(tree.operators[number])
         if found is not None:
             launches.setdefault(tree.outermost[number], []).append(found)
-    issued = []
-    for number, operator in tree.operators.items():
-        if tree.outermost[number] == number and tree.is_operator(operator):
-            issued.append(
-                Issued(
-                    operator=operator.name.removeprefix(_AUTOGRAD),
-                    thread=operator.thread,
-                    span=tree.span[number],
-                    launches=tuple(launches.get(number, ())),
-                )
-            )
-    return issued
+    return [
+        Issued(
+            operator=operator.name.removeprefix(_AUTOGRAD),
+            thread=operator.thread,
+            span=tree.span[number],
+            launches=tuple(launches.get(number, ())),
+        )
+        for number, operator in tree.operators.items()
+        if tree.outermost[number] == number and _is_operator(operator)
+    ]
 
 
-class _Tree:
-    """Operators and their parents: who launches, and what is around whom."""
+def _is_operator(operator: ExecutedOperator) -> bool:
+    """Whether *operator* is one, and no thread or named range."""
+    if operator.name.startswith(("[pytorch|profiler|", "##", "ProfilerStep")):
+        return False
+    scope = operator.attributes.get("scope")
+    return scope in (0, 1) if scope is not None else "::" in operator.name
+
+
+class _OperatorTree:
+    """Operators and their parents: which of them launch, and what encloses each."""
 
     def __init__(self, trace: ExecutionTrace) -> None:
         self.operators = {operator.number: operator for operator in trace.operators}
         self.is_named = any(found.name == _COMMUNICATION for found in trace.operators)
-        # A trace that was taken without a GPU tells the same: its tensors stand for the device's.
+        # If a trace was taken without a GPU, its host tensors take the place of device tensors.
         self.has_device = any(
             not argument.is_on_host and argument.storages
             for found in trace.operators
             for argument in (*found.inputs, *found.outputs)
         )
-        self.calls: dict[int, OperatorCall] = {}
         self.outermost: dict[int, int] = {}
         self.span: dict[int, str] = {}
         self.launching: set[int] = set()
-        self._look_down()
-        self._look_up()
-
-    def is_operator(self, operator: ExecutedOperator) -> bool:
-        """Whether *operator* is one, and no thread or range that somebody named."""
-        if _THREAD.match(operator.name) or operator.name.startswith(("##", "ProfilerStep")):
-            return False
-        scope = operator.attributes.get("scope")
-        return scope in (0, 1) if scope is not None else "::" in operator.name
-
-    def _parent(self, operator: ExecutedOperator) -> ExecutedOperator | None:
-        # Parents come first; a file that says otherwise is not followed in circles.
-        return self.operators.get(operator.parent) if operator.parent < operator.number else None
-
-    def _look_down(self) -> None:
         for number, operator in self.operators.items():
             parent = self._parent(operator)
             if parent is None:
                 self.outermost[number], self.span[number] = number, ""
                 continue
-            is_inside = self.is_operator(parent)
+            is_inside = _is_operator(parent)
             self.outermost[number] = self.outermost[parent.number] if is_inside else number
             is_range = not is_inside and not parent.name.startswith(_NO_SPANS)
             self.span[number] = parent.name if is_range else self.span[parent.number]
-
-    def _look_up(self) -> None:
         busy: set[int] = set()
         for number in sorted(self.operators, reverse=True):
             operator = self.operators[number]
             is_own = number not in busy and self._launches(operator)
-            if operator.name == _COMMUNICATION:
-                is_own = True
-            if is_own:
+            if is_own or operator.name == _COMMUNICATION:
                 self.launching.add(number)
+                busy.add(number)
             parent = self._parent(operator)
-            if parent is not None and (is_own or number in busy):
+            if parent is not None and number in busy:
                 busy.add(parent.number)
 
+    def _parent(self, operator: ExecutedOperator) -> ExecutedOperator | None:
+        # Parents come first; a file that violates this is not followed in circles.
+        return self.operators.get(operator.parent) if operator.parent < operator.number else None
+
     def _launches(self, operator: ExecutedOperator) -> bool:
-        if operator.name.startswith("nccl:"):
+        name, word = operator.name, operator.name.rsplit("::", 1)[-1]
+        if name.startswith("nccl:"):
             return not self.is_named
-        if not self.is_operator(operator) or operator.name.startswith(_AUTOGRAD):
+        if not _is_operator(operator) or name.startswith(_AUTOGRAD) or word in _NO_KERNEL:
             return False
-        word = operator.name.rsplit("::", 1)[-1]
-        if word in _NO_KERNEL:
+        if not operator.attributes.get("op_schema") and "::" not in name:
+            # Views in the backward pass; an extension that computes something also allocates.
+            return not name.endswith("Backward0") and self._allocates(operator)
+        if "AccumulateGrad" in name or word.startswith("c10d"):
             return False
-        if not operator.attributes.get("op_schema") and "::" not in operator.name:
-            # Views in the backward pass; what an extension computes it also allocates.
-            return not operator.name.endswith("Backward0") and self._allocates(operator)
-        if "AccumulateGrad" in operator.name or word.startswith("c10d"):
-            return False
-        return operator.name.split("::", 1)[0] != "c10d" and self._is_on_device(operator)
+        return name.split("::", 1)[0] != "c10d" and self._is_on_device(operator)
 
     def _allocates(self, operator: ExecutedOperator) -> bool:
+        following = range(operator.number + 1, operator.number + 64)
+        others = [self.operators[number] for number in following if number in self.operators]
         return self._is_on_device(operator) and any(
-            other.parent == operator.number and "empty" in other.name
-            for other in self._following(operator)
+            other.parent == operator.number and "empty" in other.name for other in others
         )
-
-    def _following(self, operator: ExecutedOperator) -> list[ExecutedOperator]:
-        return [
-            self.operators[number]
-            for number in range(operator.number + 1, operator.number + 64)
-            if number in self.operators
-        ]
 
     def _is_on_device(self, operator: ExecutedOperator) -> bool:
         arguments = [one for one in (*operator.inputs, *operator.outputs) if one.storages]
-        if not self.has_device:
-            return bool(arguments)
-        return any(not argument.is_on_host for argument in arguments)
-
-    def launched(self, number: int) -> Launched | None:
-        """What the operator *number* launches."""
-        operator = self.operators[number]
-        if operator.name == _COMMUNICATION or operator.name.startswith("nccl:"):
-            return _communication(operator)
-        call = call_of_operator(operator)
-        storages = tuple(block for argument in operator.inputs for block in argument.storages)
-        if operator.name.endswith(_SCALAR):
-            size_bytes = sum(tensor.size_bytes for tensor in call.tensors[:1]) or 4
-            copy = Copy(CopyRoute.DEVICE_TO_HOST, size_bytes, is_pinned=False)
-            return Launched(operator.name, (copy,), is_blocking=True, storages=storages)
-        if operator.name.endswith("::copy_"):
-            copied = _copy(operator, call)
-            if copied is not None:
-                return Launched(
-                    operator.name, (copied,), is_blocking=not copied.is_pinned, storages=storages
-                )
-        works = _works(call)
-        return Launched(operator.name, works, storages=storages) if works else None
+        return any(not (self.has_device and argument.is_on_host) for argument in arguments)
 
 
-def _works(call: OperatorCall) -> tuple[Work, ...]:
+def _launched(operator: ExecutedOperator) -> Launched | None:
+    """What *operator* launches."""
+    if operator.name == _COMMUNICATION or operator.name.startswith("nccl:"):
+        return _communication(operator)
+    call = call_of_operator(operator)
+    storages = tuple(block for argument in operator.inputs for block in argument.storages)
+    if operator.name.endswith(_SCALAR):
+        size_bytes = sum(tensor.size_bytes for tensor in call.tensors[:1]) or 4
+        copy = Copy(CopyRoute.DEVICE_TO_HOST, size_bytes, is_pinned=False)
+        return Launched(operator.name, (copy,), is_blocking=True, storages=storages)
+    ends = [tensor.is_on_host for tensor in call.tensors[:2]]
+    if operator.name.endswith("::copy_") and len(set(ends)) == 2:
+        route = CopyRoute.DEVICE_TO_HOST if ends[0] else CopyRoute.HOST_TO_DEVICE
+        is_pinned = len(operator.inputs) > 2 and operator.inputs[2].value is True
+        copy = Copy(route, call.tensors[1].size_bytes, is_pinned=is_pinned)
+        return Launched(operator.name, (copy,), is_blocking=not is_pinned, storages=storages)
     work = work_of_call(call)
     if work is None:
-        return ()
-    if isinstance(work, Convolution) and work.direction is Pass.BACKWARD:
-        return (work, gradient_of_weights(work))
-    return (work,)
-
-
-def _copy(operator: ExecutedOperator, call: OperatorCall) -> Copy | None:
-    """A copy between host and device; None for one inside the device."""
-    tensors = call.tensors
-    if len(tensors) < 2 or tensors[0].is_on_host == tensors[1].is_on_host:
         return None
-    route = CopyRoute.DEVICE_TO_HOST if tensors[0].is_on_host else CopyRoute.HOST_TO_DEVICE
-    does_not_block = len(operator.inputs) > 2 and operator.inputs[2].value is True
-    return Copy(route, tensors[1].size_bytes, is_pinned=does_not_block)
+    works: tuple[Work, ...] = (work,)
+    if isinstance(work, Convolution) and work.direction is Pass.BACKWARD:
+        works = (work, gradient_of_weights(work))
+    return Launched(operator.name, works, storages=storages)
 
 
 def _communication(operator: ExecutedOperator) -> Launched | None:
@@ -230,18 +189,25 @@ def _communication(operator: ExecutedOperator) -> Launched | None:
     call = call_of_operator(operator)
     if kind is None or (not call.tensors and kind is not CollectiveKind.BARRIER):
         return None
+    dtype = dtype_of_word(stated.get("dtype")) or DType.FP32
+    # The larger of input and output, as sizes of collectives are counted.
+    values = max(whole_number(stated.get(f"{way}_msg_nelems")) for way in ("in", "out"))
+    size_bytes = values * dtype.size_bytes or max(
+        sum(tensor.size_bytes for tensor in tensors)
+        for tensors in (call.tensors, call.results or ())
+    )
     peer = PeerCall(
         group=_group_of(operator),
         group_size=whole_number(stated.get("pg_size")),
         stride=whole_number(stated.get("global_rank_stride")) or 1,
         kind=kind,
-        size_bytes=_size_bytes(operator, call),
-        dtype=call.tensors[0].dtype if call.tensors else size_of_dtype(stated.get("dtype")),
+        size_bytes=size_bytes,
+        dtype=call.tensors[0].dtype if call.tensors else dtype,
         sent_bytes=_sent_bytes(operator, call),
         key=key,
     )
-    storages = tuple(block for one in operator.outputs for block in one.storages)
-    storages += tuple(block for one in operator.inputs for block in one.storages)
+    arguments = (*operator.outputs, *operator.inputs)
+    storages = tuple(block for argument in arguments for block in argument.storages)
     return Launched(operator.name, peer=peer, storages=storages)
 
 
@@ -254,19 +220,8 @@ def _group_of(operator: ExecutedOperator) -> str:
     return str(named[0]) if named else WORLD
 
 
-def _size_bytes(operator: ExecutedOperator, call: OperatorCall) -> int:
-    """The larger of what goes in and what comes out, as sizes of collectives are counted."""
-    into = sum(tensor.size_bytes for tensor in call.tensors)
-    out_of = sum(tensor.size_bytes for tensor in call.results or ())
-    dtype = size_of_dtype(operator.attributes.get("dtype"))
-    stated = max(
-        whole_number(operator.attributes.get(key)) for key in ("in_msg_nelems", "out_msg_nelems")
-    )
-    return stated * dtype.size_bytes if stated else max(into, out_of)
-
-
 def _sent_bytes(operator: ExecutedOperator, call: OperatorCall) -> tuple[int, ...]:
-    """What an uneven all-to-all sends to each; empty where it does not say."""
+    """What an uneven all-to-all sends to each rank; empty if unknown."""
     lists = [
         one.value
         for one in operator.inputs
@@ -276,10 +231,8 @@ def _sent_bytes(operator: ExecutedOperator, call: OperatorCall) -> tuple[int, ..
     ]
     if not lists or not call.tensors:
         return ()
-    first = call.tensors[0]
-    total = sum(lists[0])
+    first, total = call.tensors[0], sum(lists[0])
     if not total or first.count % total:
         return ()
     # Splits count rows; a row is as wide as the tensor has values for each.
-    width_bytes = first.size_bytes // total
-    return tuple(rows * width_bytes for rows in lists[0])
+    return tuple(rows * (first.size_bytes // total) for rows in lists[0])

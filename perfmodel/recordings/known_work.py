@@ -12,9 +12,9 @@ import numpy as np
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 from perfmodel.recordings.collective_calls import find_collective_calls
-from perfmodel.recordings.executed_shapes import link_rows
+from perfmodel.recordings.operator_calls import link_rows
 from perfmodel.recordings.rank_view import view_rank
-from perfmodel.recordings.work_of_rows import WorkReader, WorkSource
+from perfmodel.recordings.task_work import WorkReader
 from traces.job_trace import JobTrace
 
 
@@ -79,7 +79,7 @@ def known_share_of_trace(traces: JobTrace) -> KnownShare:
         lengths = (view.device.end_ns - view.device.start_ns).tolist()
         for task, length_ns in enumerate(lengths):
             found = reader.found(task)
-            if task in sized or (found is not None and found.source is WorkSource.SHAPES):
+            if task in sized or (found is not None and not found.is_estimated):
                 counted_ns += length_ns
             elif found is not None:
                 estimated_ns += length_ns

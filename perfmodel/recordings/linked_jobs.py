@@ -1,11 +1,10 @@
 """Linked jobs: traces with operators, kernels and durations, but no starts, become jobs.
 
-Chakra files of other programs and execution traces linked with Kineto
-(`et_plus`) say how long every operator and kernel took and what waits for what.
-A kernel runs behind the operator that launched it, in the order of its stream;
-an operator runs behind the one before it, with the time that is not its
-children's. Without starts the job cannot be replayed against its recording, so
-it has no score.
+Chakra files of other programs and execution traces linked with Kineto (`et_plus`) say how long
+every operator and kernel took and what waits for what. A kernel runs after the operator that
+launched it, in the order of its stream; an operator runs after the one before it, without the time
+of its children. Without starts the job cannot be replayed against its recording, so it has no
+score.
 """
 
 from __future__ import annotations
@@ -20,18 +19,12 @@ from perfmodel.graph.builder import JobBuilder, ProgramBuilder
 from perfmodel.graph.job import JobFacts, Origin
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostWork, MemoryBound, Op, Work
 from perfmodel.graph.program import LaneKind, Program
-from perfmodel.recordings.collective_calls import WORLD, kind_of_name, size_of_dtype
+from perfmodel.recordings.collective_calls import WORLD, dtype_of_word, kind_of_name
 from perfmodel.recordings.executed_jobs import ExecutedJob, uneven_faults
-from perfmodel.recordings.executed_shapes import call_of_operator
-from perfmodel.recordings.kernel_estimates import (
-    Launch,
-    estimate_work,
-    estimating_device,
-    is_product,
-)
-from perfmodel.recordings.operator_calls import whole_number
+from perfmodel.recordings.kernel_estimates import estimate_work, estimating_device, is_gemm_kernel
+from perfmodel.recordings.matching import PeerCall, PeerGroups, group_peers
+from perfmodel.recordings.operator_calls import call_of_operator, whole_number
 from perfmodel.recordings.operator_work import work_of_call
-from perfmodel.recordings.peer_groups import PeerCall, PeerGroups, group_peers
 from perfmodel.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
 from perfmodel.recordings.rank_view import is_communication
 from traces.chakra import ChakraOperation, ChakraTrace
@@ -55,7 +48,7 @@ _ON_DEVICE = (ChakraKind.COMPUTE, ChakraKind.COLLECTIVE, ChakraKind.SEND, Chakra
 
 @dataclass(frozen=True, slots=True)
 class LinkedOperation:
-    """An operator of the host or a task of the device, with what it waits for."""
+    """A host operator or a device task, with what it waits for."""
 
     number: int
     name: str
@@ -68,25 +61,29 @@ class LinkedOperation:
     peer: PeerCall | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LinkedTrace:
-    """The operations of one rank in order."""
-
-    document: str
-    operations: tuple[LinkedOperation, ...]
-    faults: tuple[str, ...]
-
-
 def is_linked(trace: ExecutionTrace) -> bool:
-    """Whether kernels with durations stand among the operators of *trace*."""
+    """Whether the operators of *trace* include kernels with durations."""
     return any(one.attributes.get("cat") in _KERNEL_CATEGORIES for one in trace.operators)
 
 
-def linked_from_execution(trace: ExecutionTrace) -> LinkedTrace:
-    """The operations of a linked execution trace."""
-    names = {one.number: one.name for one in trace.operators}
-    found = tuple(_from_executed(one, names.get(one.parent, "")) for one in trace.operators)
-    return LinkedTrace(trace.document, found, trace.faults)
+def _operations_of(trace: ExecutionTrace | ChakraTrace) -> tuple[LinkedOperation, ...]:
+    """The operations of one rank in order."""
+    if isinstance(trace, ExecutionTrace):
+        names = {one.number: one.name for one in trace.operators}
+        found = tuple(_from_executed(one, names.get(one.parent, "")) for one in trace.operators)
+    else:
+        states_place = any("is_cpu_op" in one.attributes for one in trace.operations)
+        found = tuple(_from_chakra(one, states_place=states_place) for one in trace.operations)
+    if not any(one.is_on_device for one in found):
+        raise TraceError(
+            f"{trace.document}: holds no work of the device. Convert a trace that was linked with "
+            "Kineto, or import the execution trace it was made from."
+        )
+    if not any(one.duration_ns or one.work or one.peer for one in found):
+        raise TraceError(
+            f"{trace.document}: says neither durations nor shapes, so no job can be made of it."
+        )
+    return found
 
 
 def _from_executed(one: ExecutedOperator, around: str) -> LinkedOperation:
@@ -101,52 +98,38 @@ def _from_executed(one: ExecutedOperator, around: str) -> LinkedOperation:
         is_on_device=is_kernel,
         duration_ns=round(length_us * _NS_PER_US) if is_number else 0,
         lane=f"stream {one.attributes.get('stream', 0)}" if is_kernel else f"thread {one.thread}",
-        work=_work(one, around) if is_kernel else None,
+        work=_main_work(one, around or one.name) if is_kernel else None,
         peer=_peer_of_executed(one) if is_kernel and is_communication(one.name) else None,
     )
 
 
+def _main_work(kernel: ExecutedOperator, operator: str) -> Work | None:
+    """The work of *operator* with the tensors of *kernel*, if that is its main kernel."""
+    work = work_of_call(replace(call_of_operator(kernel), name=operator))
+    return work if isinstance(work, MemoryBound) or is_gemm_kernel(kernel.name) else None
+
+
 def _peer_of_executed(one: ExecutedOperator) -> PeerCall | None:
-    kind = kind_of_name(str(one.attributes.get("collective_name") or one.name))
+    stated = one.attributes
+    kind = kind_of_name(str(stated.get("collective_name") or one.name))
     if kind is None:
         return None
-    dtype = size_of_dtype(one.attributes.get("dtype"))
-    values = max(
-        whole_number(one.attributes.get("in_msg_nelems")),
-        whole_number(one.attributes.get("out_msg_nelems")),
-    )
+    dtype = dtype_of_word(stated.get("dtype")) or DType.FP32
+    values = max(whole_number(stated.get(f"{way}_msg_nelems")) for way in ("in", "out"))
     tensors = call_of_operator(one).tensors
-    size_bytes = values * dtype.size_bytes or sum(tensor.size_bytes for tensor in tensors[:1])
     return PeerCall(
-        group=str(one.attributes.get("pg_name") or WORLD),
-        group_size=whole_number(one.attributes.get("pg_size")),
+        group=str(stated.get("pg_name") or WORLD),
+        group_size=whole_number(stated.get("pg_size")),
         kind=kind,
-        size_bytes=size_bytes,
+        size_bytes=values * dtype.size_bytes or sum(tensor.size_bytes for tensor in tensors[:1]),
         dtype=tensors[0].dtype if tensors else dtype,
     )
-
-
-def _work(one: ExecutedOperator, around: str) -> Work | None:
-    """The work of the operator *around* a kernel with its tensors, if it is the main kernel."""
-    work = work_of_call(replace(call_of_operator(one), name=around or one.name))
-    return work if isinstance(work, MemoryBound) or is_product(one.name) else None
-
-
-def linked_from_chakra(trace: ChakraTrace) -> LinkedTrace:
-    """The operations of a Chakra trace of another program."""
-    states_place = any("is_cpu_op" in one.attributes for one in trace.operations)
-    found = tuple(_from_chakra(one, states_place=states_place) for one in trace.operations)
-    return LinkedTrace(trace.document, found, trace.faults)
 
 
 def _from_chakra(one: ChakraOperation, *, states_place: bool) -> LinkedOperation:
     # Generators of synthetic traces leave the place out: all they write runs on the device.
     is_device = not one.attributes.get("is_cpu_op", 1) if states_place else one.kind in _ON_DEVICE
-    is_peer = is_device and one.kind in (
-        ChakraKind.COLLECTIVE,
-        ChakraKind.SEND,
-        ChakraKind.RECEIVE,
-    )
+    is_peer = is_device and one.kind in _ON_DEVICE and one.kind is not ChakraKind.COMPUTE
     peer = _peer_of_chakra(one) if is_peer else None
     stream = one.attributes.get("stream", peer.group if peer else "0")
     return LinkedOperation(
@@ -163,13 +146,14 @@ def _from_chakra(one: ChakraOperation, *, states_place: bool) -> LinkedOperation
 
 
 def _chakra_work(one: ChakraOperation) -> Work | None:
-    executed = ExecutedOperator(
-        one.number, _operator_name(one), 0, 0, 0, 0, 0, one.inputs, one.outputs
-    )
     if one.inputs:
-        work = work_of_call(call_of_operator(executed))
-        is_main = isinstance(work, MemoryBound) or is_product(one.name)
-        return work if is_main else None
+        # A kernel carries its operator in its schema, or it is only known by its own name.
+        schema = str(one.attributes.get("op_schema", ""))
+        operator = schema.split("(", 1)[0].split(".", 1)[0] or one.name
+        arguments = (one.inputs, one.outputs)
+        return _main_work(
+            ExecutedOperator(one.number, one.name, 0, 0, 0, 0, 0, *arguments), operator
+        )
     flops, moved_bytes = (
         whole_number(one.attributes.get(key)) for key in ("num_ops", "tensor_size")
     )
@@ -178,15 +162,8 @@ def _chakra_work(one: ChakraOperation) -> Work | None:
     return None
 
 
-def _operator_name(one: ChakraOperation) -> str:
-    """The operator that a kernel carries in its schema; its own name where it has none."""
-    schema = str(one.attributes.get("op_schema", ""))
-    return schema.split("(", 1)[0].split(".", 1)[0] or one.name
-
-
 def _peer_of_chakra(one: ChakraOperation) -> PeerCall | None:
     attributes = one.attributes
-    size_bytes = whole_number(attributes.get("comm_size"))
     if one.kind is ChakraKind.COLLECTIVE:
         stated = attributes.get("comm_type", -1)
         kind = _COLLECTIVE_KINDS.get(stated) if isinstance(stated, int) else None
@@ -198,154 +175,121 @@ def _peer_of_chakra(one: ChakraOperation) -> PeerCall | None:
         group = f"{ends[0]}-{ends[1]}"
     if kind is None:
         return None
-    return PeerCall(group, 0, kind, size_bytes, DType.FP32)
+    return PeerCall(group, 0, kind, whole_number(attributes.get("comm_size")), DType.FP32)
 
 
-def build_linked_job(name: str, traces: Sequence[LinkedTrace], source: str) -> ExecutedJob:
+def build_linked_job(
+    name: str, traces: Sequence[ExecutionTrace | ChakraTrace], source: str
+) -> ExecutedJob:
     """The job of *traces*, given in the order of their ranks."""
-    for trace in traces:
-        _check(trace)
-    peers = group_peers(
-        name, [[one.peer for one in trace.operations if one.peer] for trace in traces]
-    )
-    job, shortest_ns = JobBuilder(), _shortest_ns(traces)
+    ranks = [_operations_of(trace) for trace in traces]
+    peers = group_peers(name, [[one.peer for one in of_rank if one.peer] for of_rank in ranks])
+    job, shortest_ns = JobBuilder(), _shortest_ns(ranks)
     programs = [
-        job.add_program(_Writer(trace, job.new_program(), peers, shortest_ns).write())
-        for trace in traces
+        job.add_program(_LinkedRankWriter(of_rank, job.new_program(), peers, shortest_ns).write())
+        for of_rank in ranks
     ]
-    for rank in range(peers.rank_count):
-        job.add_rank(programs[rank % len(programs)])
-    peers.add_groups(job)
+    peers.add_ranks(job, programs)
     sentence = (
         f"made of {source}, which say durations and no starts: operators run one behind the "
         "other, kernels behind the operator that launched them"
     )
-    counts = [sum(one.is_on_device for one in trace.operations) for trace in traces]
+    counts = [sum(one.is_on_device for one in of_rank) for of_rank in ranks]
     faults = [f"{trace.document}: {fault}" for trace in traces for fault in trace.faults]
     return ExecutedJob(
         job.build(JobFacts(name, source=source, assumptions=(sentence, *peers.assumptions))),
-        operators=sum(len(trace.operations) for trace in traces),
+        operators=sum(len(of_rank) for of_rank in ranks),
         faults=(*faults, *peers.faults, *uneven_faults(counts)),
     )
 
 
-_Shortest = dict[tuple[str, int], int]
-
-
-def _shortest_ns(traces: Sequence[LinkedTrace]) -> _Shortest:
-    """How long each collective took the rank that came last: the others waited inside."""
-    shortest: _Shortest = {}
-    for trace in traces:
-        counts: dict[str, int] = {}
-        for one in trace.operations:
+def _shortest_ns(ranks: Sequence[Sequence[LinkedOperation]]) -> dict[str, list[int]]:
+    """By group, how long each collective took the last rank to arrive: the others waited in it."""
+    shortest: dict[str, list[int]] = {}
+    for of_rank in ranks:
+        lengths: dict[str, list[int]] = {}
+        for one in of_rank:
             if one.peer is not None:
-                key = (one.peer.group, counts.get(one.peer.group, 0))
-                counts[one.peer.group] = key[1] + 1
-                shortest[key] = min(one.duration_ns, shortest.get(key, one.duration_ns))
+                lengths.setdefault(one.peer.group, []).append(one.duration_ns)
+        for group, own in lengths.items():
+            known = shortest.get(group, own)
+            shortest[group] = [min(pair) for pair in zip(own, known, strict=True)]
     return shortest
 
 
-def _check(trace: LinkedTrace) -> None:
-    if not any(one.is_on_device for one in trace.operations):
-        raise TraceError(
-            f"{trace.document}: holds no work of the device. Convert a trace that was linked with "
-            "Kineto, or import the execution trace it was made from."
-        )
-    if not any(one.duration_ns or one.work or one.peer for one in trace.operations):
-        raise TraceError(
-            f"{trace.document}: says neither durations nor shapes, so no job can be made of it."
-        )
-
-
-class _Writer:
+class _LinkedRankWriter:
     """Writes the operations of one rank."""
 
     def __init__(
         self,
-        trace: LinkedTrace,
+        operations: Sequence[LinkedOperation],
         builder: ProgramBuilder,
         peers: PeerGroups,
-        shortest_ns: _Shortest,
+        shortest_ns: dict[str, list[int]],
     ) -> None:
-        self.trace, self.builder, self.peers = trace, builder, peers
-        self.shortest_ns = shortest_ns
-        self.has_times = any(one.duration_ns for one in trace.operations if one.is_on_device)
+        self.operations, self.builder, self.peers = operations, builder, peers
+        self.collectives = peers.iter_collectives()
+        self.shortest_ns = {group: iter(lengths) for group, lengths in shortest_ns.items()}
+        self.has_times = any(one.duration_ns for one in operations if one.is_on_device)
         self.lanes: dict[str, int] = {}
         self.tasks: dict[int, int] = {}
-        self.counts: dict[str, int] = {}
         self.device = estimating_device([])
-        self.own_ns = _own_durations(trace.operations)
-        self.has_kernels = {one.parent for one in trace.operations if one.is_on_device}
 
     def write(self) -> Program:
         """The program of the rank."""
-        for one in self.trace.operations:
+        own_ns = _own_durations(self.operations)
+        launching = {one.parent for one in self.operations if one.is_on_device}
+        for one in self.operations:
             if one.is_on_device:
                 self._add_device(one)
-            elif self.own_ns[one.number] or one.number in self.has_kernels:
-                op = Fixed(
-                    "host work",
-                    self.own_ns[one.number],
-                    work=HostWork(one.name, HostPart.BETWEEN_LAUNCHES),
-                )
-                lane = self._lane(one.lane, LaneKind.HOST)
-                self.tasks[one.number] = self.builder.add_task(
-                    lane, op, label=one.name, origin=Origin(one.name)
-                )
-        for one in self.trace.operations:
-            self._connect(one)
+            elif own_ns[one.number] or one.number in launching:
+                work = HostWork(one.name, HostPart.BETWEEN_LAUNCHES)
+                op = Fixed("host work", own_ns[one.number], work=work)
+                self._add(one, LaneKind.HOST, op)
+        for one in self.operations:
+            if one.number in self.tasks:
+                sources = {one.parent, *one.waits} if one.is_on_device else set(one.waits)
+                for source in sorted(sources & self.tasks.keys()):
+                    # A wait for a later operation of its own lane would be a cycle.
+                    if source < one.number:
+                        task = self.tasks[one.number]
+                        self.builder.add_dependency(task, self.tasks[source])
         return self.builder.build()
 
-    def _lane(self, name: str, kind: LaneKind) -> int:
-        if name not in self.lanes:
-            self.lanes[name] = self.builder.add_lane(name, kind)
-        return self.lanes[name]
+    def _add(self, one: LinkedOperation, kind: LaneKind, op: Op, slot: int | None = None) -> None:
+        """Add *one* to its lane, as a member of communicator *slot* if there is one."""
+        if one.lane not in self.lanes:
+            self.lanes[one.lane] = self.builder.add_lane(one.lane, kind)
+        lane, origin = self.lanes[one.lane], Origin(one.name)
+        if slot is None:
+            task = self.builder.add_task(lane, op, label=one.name, origin=origin)
+        else:
+            task = self.builder.add_rendezvous(lane, op, label=one.name, slot=slot, origin=origin)
+        self.tasks[one.number] = task
 
     def _add_device(self, one: LinkedOperation) -> None:
-        origin = Origin(one.name)
         if one.peer is None:
-            lane = self._lane(one.lane, LaneKind.COMPUTE)
-            self.tasks[one.number] = self.builder.add_task(
-                lane, self._op(one), label=one.name, origin=origin
-            )
-            return
-        number = self.counts.get(one.peer.group, 0)
-        self.counts[one.peer.group] = number + 1
-        collective = self.peers.collective_of(one.peer.group, number)
-        lane = self._lane(one.lane, LaneKind.COMMUNICATION)
-        if collective is None:
-            op: Op = Fixed(COLLECTIVE, one.duration_ns)
-            self.tasks[one.number] = self.builder.add_task(lane, op, label=one.name, origin=origin)
-            return
-        work = Communication(collective)
-        length_ns = self.shortest_ns[(one.peer.group, number)]
-        op = Fixed(COLLECTIVE, length_ns, work=work) if self.has_times else work
-        self.tasks[one.number] = self.builder.add_rendezvous(
-            lane, op, label=one.name, slot=self.peers.slot_of(one.peer.group), origin=origin
-        )
-
-    def _op(self, one: LinkedOperation) -> Op:
-        if not self.has_times and one.work is not None:
-            return one.work
-        if one.work is not None:
-            return Fixed(COUNTED_WORK, one.duration_ns, work=one.work)
-        estimate = estimate_work(Launch(one.name, one.duration_ns), self.device)
-        return Fixed(ESTIMATED_WORK, one.duration_ns, work=estimate)
-
-    def _connect(self, one: LinkedOperation) -> None:
-        task = self.tasks.get(one.number)
-        if task is None:
-            return
-        sources = {one.parent, *one.waits} if one.is_on_device else set(one.waits)
-        known = {number: self.tasks[number] for number in sources if number in self.tasks}
-        for number, source in sorted(known.items()):
-            # A wait for a later operation of one's own lane would be a circle.
-            if number < one.number:
-                self.builder.add_dependency(task, source)
+            op: Op
+            if one.work is None:
+                estimate = estimate_work(one.name, one.duration_ns, self.device)
+                op = Fixed(ESTIMATED_WORK, one.duration_ns, work=estimate)
+            elif self.has_times:
+                op = Fixed(COUNTED_WORK, one.duration_ns, work=one.work)
+            else:
+                op = one.work
+            self._add(one, LaneKind.COMPUTE, op)
+        elif one.peer.group not in self.collectives:
+            self._add(one, LaneKind.COMMUNICATION, Fixed(COLLECTIVE, one.duration_ns))
+        else:
+            group = one.peer.group
+            work = Communication(next(self.collectives[group]))
+            length_ns = next(self.shortest_ns[group])
+            op = Fixed(COLLECTIVE, length_ns, work=work) if self.has_times else work
+            self._add(one, LaneKind.COMMUNICATION, op, self.peers.slot_of(group))
 
 
 def _own_durations(operations: Sequence[LinkedOperation]) -> dict[int, int]:
-    """Time of each operator of the host that is not its children's."""
+    """Time of each host operator without that of its children."""
     own = {one.number: one.duration_ns for one in operations if not one.is_on_device}
     for one in operations:
         if not one.is_on_device and one.parent in own and one.parent != one.number:

@@ -15,15 +15,15 @@ from enum import Enum
 
 import numpy as np
 
-from perfmodel.recordings.collective_calls import find_collective_calls
-from perfmodel.recordings.host_chain import StepKind, build_host_chain
-from perfmodel.recordings.rank_view import INSIDE, NO_OPERATOR, RankView, view_rank
-from perfmodel.recordings.steps import (
-    count_profiler_steps,
+from perfmodel.recordings.collective_calls import (
+    find_collective_calls,
     last_tasks_of_profiler_steps,
+    profiler_steps,
     step_ends,
 )
-from perfmodel.recordings.work_of_rows import WorkReader
+from perfmodel.recordings.host_chain import StepKind, build_host_chain
+from perfmodel.recordings.rank_view import INSIDE, NO_OPERATOR, RankView, view_rank
+from perfmodel.recordings.task_work import WorkReader
 from traces.job_trace import JobTrace
 
 _TEMPLATE = re.compile(r"<.*>|\(.*\)", re.DOTALL)
@@ -155,7 +155,7 @@ def _step_moments_ns(view: RankView) -> list[int]:
     tasks = last_tasks_of_profiler_steps(view)
     if len(tasks) < 2:
         calls = find_collective_calls(view)
-        tasks = [calls[end].task for end in step_ends(calls, count_profiler_steps(view))]
+        tasks = [calls[end].task for end in step_ends(calls, len(profiler_steps(view)))]
     moments = sorted({int(device.end_ns[task]) for task in tasks})
     if len(moments) > 1:
         return moments

@@ -1,4 +1,4 @@
-"""A comparison, shown: one line per scenario as table, CSV, JSON and picture."""
+"""The report of a comparison, its JSON, and its picture: one line per scenario."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ import perfmodel
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration, format_size
 from perfmodel.prediction.answer import Part, Prediction
 from perfmodel.prediction.comparing import Compared, Comparison
+from perfmodel.reports.blocks import (
+    Command,
+    Headline,
+    Report,
+    Section,
+    Sentences,
+    Table,
+    time_ranges,
+)
 from perfmodel.reports.document import to_scenario_document
 from perfmodel.reports.pictures import as_written, build_figure
-from perfmodel.reports.text import printable
+from perfmodel.reports.prediction import PART_LOOKS, compare_parts
+from perfmodel.reports.text import to_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console
 
 SCHEMA_VERSION = 1
 SAME = 0.01
-"""Times closer than this are told as equal."""
+"""Times closer than this count as equal."""
 _SHORT = {
     Part.COMPUTE: "compute",
     Part.EXPOSED_COMMUNICATION: "comm.",
@@ -26,7 +35,7 @@ _SHORT = {
     Part.WAITING_FOR_OTHER_RANKS: "waiting",
     Part.HOST_BOUND_IDLE: "idle",
 }
-_COLOURS = ("#3f9a54", "#3b74c4", "#8d63b5", "#e0b43a", "#c8553d")
+MOST_ROWS = 200
 
 
 def to_comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -87,83 +96,84 @@ def to_comparison_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """The table, what is fastest, and where a curve bends."""
-    from rich.table import Table
-    from rich.text import Text
+def report_comparison(comparison: Comparison) -> Report:
+    """Scenarios side by side."""
+    best = comparison.fastest
+    entries = [(entry.name, entry.prediction) for entry in comparison.answered if entry.prediction]
+    assert best.prediction is not None
+    memory = best.prediction.memory
+    is_good = memory is None or memory.fits
+    best_ns = best.prediction.iteration_ns
+    times = [(name, found.iteration_ns, found.interval) for name, found in entries]
+    faults = [f"{e.name}: {e.fault}" for e in comparison.entries if e.prediction is None]
+    commands = [Command(to_command(entry.scenario)) for entry in comparison.answered[:MOST_ROWS]]
+    return Report(
+        title=f"{len(comparison.entries)} scenarios side by side",
+        headline=Headline(
+            verdict=f"{best.name} is fastest" if is_good else "None of them fits in memory",
+            is_good=is_good,
+            answer=format_duration(best_ns),
+            beside="per iteration",
+            facts=(_describe_fastest(comparison), *comparison.findings),
+        ),
+        sections=(
+            Section("Times", more=lambda: [time_ranges(times, best_ns)]),
+            Section("The numbers", [_table(comparison)]),
+            Section("Where the time goes", more=lambda: [compare_parts(entries)]),
+            Section("No answer", [Sentences(faults)] if faults else []),
+            Section("To ask again", more=lambda: commands),
+        ),
+        rows=to_comparison_rows(comparison),
+        columns=160,
+    )
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for number, heading in enumerate(to_headings(comparison)):
-        table.add_column(Text(heading), justify="left" if number == 0 else "right", no_wrap=True)
-    for entry in comparison.answered:
-        table.add_row(*(Text(cell) for cell in to_cells(entry, comparison)))
-    console.print(table)
-    for entry in comparison.entries:
-        if entry.prediction is None:
-            console.print(Text(f"no answer for {entry.name}: {printable(entry.fault)}"))
-    for sentence in (describe_fastest(comparison), *comparison.findings):
-        console.print(Text(printable(sentence)), soft_wrap=True)
 
-
-def to_headings(comparison: Comparison) -> list[str]:
-    """What stands above the columns; parts that nobody has are left out."""
+def _table(comparison: Comparison) -> Table:
+    """One line per scenario; columns that are empty everywhere are left out."""
+    columns: dict[str, list[str]] = {}
     units = {row["per_s_unit"] for row in to_comparison_rows(comparison) if row["per_s_unit"]}
-    return [
-        ", ".join(axis.key for axis in comparison.axes) or "scenario",
-        "time",
-        "90 % interval",
-        *([f"{'/'.join(sorted(units))}/s"] if units else []),
-        *(["MFU"] if _has_mfu(comparison) else []),
-        *([] if comparison.price_per_gpu_hour is None else ["per 1,000"]),
-        *(_SHORT[part] for part in _shown_parts(comparison)),
-        "memory",
-        "bound by",
-    ]
+    for entry in comparison.answered:
+        assert entry.prediction is not None
+        found, row, cost = entry.prediction, _row(entry), comparison.cost_of(entry)
+        total_ns, memory = max(found.explanation.time.total_ns, 1), found.memory
+        low, high = format_duration(found.interval.low_ns), format_duration(found.interval.high_ns)
+        mfu = row["model_utilisation"]
+        size = "" if memory is None else format_size(memory.peak_bytes)
+        cells = {
+            _axis_names(comparison): _name(entry, comparison),
+            "time": format_duration(found.iteration_ns),
+            "90 % interval": f"{low} to {high}",
+            f"{'/'.join(sorted(units))}/s": "" if row["per_s"] is None else f"{row['per_s']:,.0f}",
+            "MFU": "" if mfu is None else f"{mfu:.1%}",
+            "per 1,000": "" if cost is None else f"{cost:.4g}",
+            **{
+                _SHORT[part]: f"{ns / total_ns:.0%}" if ns else ""
+                for part, ns in _parts(found).items()
+            },
+            "memory": size if memory is None or memory.fits else f"{size} TOO MUCH",
+            "bound by": f"{found.bound.name} {found.bound_ratio:.0%}",
+        }
+        for heading, cell in cells.items():
+            columns.setdefault(heading, []).append(cell)
+    shown = [heading for heading, cells in columns.items() if any(cells)]
+    optional = ["90 % interval", "MFU", *_SHORT.values()]
+    return Table(
+        shown,
+        list(zip(*(columns[heading] for heading in shown), strict=True)),
+        numeric=range(1, len(shown)),
+        optional=[shown.index(heading) for heading in optional if heading in shown],
+    )
 
 
-def to_cells(entry: Compared, comparison: Comparison) -> list[str]:
-    """One line of the table."""
-    found = entry.prediction
-    assert found is not None
-    row, memory = _row(entry), found.memory
-    low, high = format_duration(found.interval.low_ns), format_duration(found.interval.high_ns)
-    total_ns = max(found.explanation.time.total_ns, 1)
-    has_rate = any(one["per_s"] is not None for one in to_comparison_rows(comparison))
-    rate = "" if row["per_s"] is None else f"{row['per_s']:,.0f}"
-    mfu = "" if row["model_utilisation"] is None else f"{row['model_utilisation']:.1%}"
-    size = "" if memory is None else format_size(memory.peak_bytes)
-    return [
-        printable(_name(entry, comparison)),
-        format_duration(found.iteration_ns),
-        f"{low} to {high}",
-        *([rate] if has_rate else []),
-        *([mfu] if _has_mfu(comparison) else []),
-        *([] if (cost := comparison.cost_of(entry)) is None else [f"{cost:.4g}"]),
-        *(f"{_parts(found)[part] / total_ns:.0%}" for part in _shown_parts(comparison)),
-        size if memory is None or memory.fits else f"{size} TOO MUCH",
-        f"{found.bound.name} {found.bound_ratio:.0%}",
-    ]
+def _axis_names(comparison: Comparison) -> str:
+    return ", ".join(axis.key for axis in comparison.axes) or "scenario"
 
 
 def _name(entry: Compared, comparison: Comparison) -> str:
-    if len(comparison.axes) == 1:
-        return entry.name.partition("=")[2]
-    return entry.name
+    return entry.name.partition("=")[2] if len(comparison.axes) == 1 else entry.name
 
 
-def _has_mfu(comparison: Comparison) -> bool:
-    return any(row["model_utilisation"] is not None for row in to_comparison_rows(comparison))
-
-
-def _shown_parts(comparison: Comparison) -> list[Part]:
-    return [
-        part
-        for part in Part
-        if any(entry.prediction and _parts(entry.prediction)[part] for entry in comparison.answered)
-    ]
-
-
-def describe_fastest(comparison: Comparison) -> str:
+def _describe_fastest(comparison: Comparison) -> str:
     """Which scenario is fastest, by how much, and whether it fits."""
     best = comparison.fastest
     assert best.prediction is not None
@@ -208,7 +218,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
         right.set_ylabel(f"{_row(entries[0])['per_s_unit']} per second")
         right.set_xticks(list(places), names, rotation=30, ha="right", fontsize=8)
         right.set_ylim(0, 1.08 * max(rates))
-        right.set_xlabel(to_headings(comparison)[0])
+        right.set_xlabel(_axis_names(comparison))
         right.yaxis.set_major_formatter("{x:,.0f}")
     else:
         right.set_axis_off()
@@ -219,12 +229,12 @@ def _draw_parts(axis: Any, comparison: Comparison) -> None:
     entries = comparison.answered
     places = list(range(len(entries)))
     done = [0.0] * len(entries)
-    for part, colour in zip(Part, _COLOURS, strict=True):
+    for part, (look, words) in PART_LOOKS.items():
         widths = [
             _parts(entry.prediction)[part] / NS_PER_MS for entry in entries if entry.prediction
         ]
         if any(widths):
-            axis.barh(places, widths, left=done, color=colour, label=part.value.replace("_", " "))
+            axis.barh(places, widths, left=done, color=look.colour, label=words)
         done = [start + width for start, width in zip(done, widths, strict=True)]
     rows = [_row(entry) for entry in entries]
     below = [max(row["iteration_time_ms"] - row["low_ms"], 0) for row in rows]
@@ -234,6 +244,6 @@ def _draw_parts(axis: Any, comparison: Comparison) -> None:
     names = [as_written(_name(entry, comparison)) for entry in entries]
     axis.set_yticks(places, names, fontsize=8)
     axis.invert_yaxis()
-    axis.set_ylabel(to_headings(comparison)[0])
+    axis.set_ylabel(_axis_names(comparison))
     axis.set_xlabel("iteration ms, with 90 % interval")
     axis.legend(fontsize=7)

@@ -36,15 +36,15 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
     document = {
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
-        "iteration_time_ms": _ms(prediction.iteration_ns),
+        "iteration_time_ms": to_ms(prediction.iteration_ns),
         "interval_ms": interval_ms(prediction.interval),
         "mode": prediction.mode.value,
-        "period_ms": _ms(prediction.period_ns),
-        "isolated_ms": None if prediction.isolated_ns is None else _ms(prediction.isolated_ns),
+        "period_ms": to_ms(prediction.period_ns),
+        "isolated_ms": None if prediction.isolated_ns is None else to_ms(prediction.isolated_ns),
         "interference_ms": _interference_ms(prediction),
         "throughput": _throughput(prediction, price_per_gpu_hour),
         "bound": {"kind": prediction.bound.name, "share": round(prediction.bound_ratio, 6)},
-        "breakdown_ms": _parts(why.time),
+        "breakdown_ms": parts_ms(why.time),
         "ranks": [_rank_class(entry) for entry in why.rank_classes],
         "critical_path": _critical_path(why.critical_path),
         "waits": [_wait(wait) for wait in why.waits],
@@ -107,10 +107,11 @@ def from_scenario_document(document: dict[str, Any]) -> Scenario | JobScenario:
 
 def interval_ms(interval: Interval) -> list[float] | None:
     """The ends of *interval*, where it is known."""
-    return [_ms(interval.low_ns), _ms(interval.high_ns)] if interval.is_known else None
+    return [to_ms(interval.low_ns), to_ms(interval.high_ns)] if interval.is_known else None
 
 
-def _ms(duration_ns: int) -> float:
+def to_ms(duration_ns: int) -> float:
+    """*duration_ns* in milliseconds."""
     return duration_ns / NS_PER_MS
 
 
@@ -133,22 +134,23 @@ def _throughput(prediction: Prediction, price: float | None) -> dict[str, Any] |
 
 def _interference_ms(prediction: Prediction) -> float | None:
     loss = prediction.interference
-    return None if loss is None else _ms(loss.lost_ns)
+    return None if loss is None else to_ms(loss.lost_ns)
 
 
 def _gib(size_bytes: int) -> float:
     return round(size_bytes / BYTES_PER_GIB, 6)
 
 
-def _parts(time: TimeParts) -> dict[str, float]:
-    return {part.value: _ms(duration_ns) for part, duration_ns in time.of_part_ns.items()}
+def parts_ms(time: TimeParts) -> dict[str, float]:
+    """The parts of *time* in milliseconds, by their names."""
+    return {part.value: to_ms(duration_ns) for part, duration_ns in time.of_part_ns.items()}
 
 
 def _rank_class(rank_class: RankClass) -> dict[str, Any]:
     return {
         "ranks": format_ranks(rank_class.ranks, max_pieces=EXACT),
         "count": len(rank_class.ranks),
-        "breakdown_ms": _parts(rank_class.time),
+        "breakdown_ms": parts_ms(rank_class.time),
         "memory_gib": _gib(rank_class.memory.total_bytes) if rank_class.memory.parts else None,
     }
 
@@ -162,7 +164,7 @@ def _critical_path(path: CriticalPath) -> dict[str, Any]:
 
 
 def _share(share: PathShare) -> dict[str, Any]:
-    return {"name": share.name, "ms": _ms(share.duration_ns), "tasks": share.task_count}
+    return {"name": share.name, "ms": to_ms(share.duration_ns), "tasks": share.task_count}
 
 
 def _wait(wait: RankWait) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def _wait(wait: RankWait) -> dict[str, Any]:
         "waiting_count": len(wait.waiting_ranks),
         "awaited_rank": wait.awaited_rank,
         "label": wait.label,
-        "ms": _ms(wait.duration_ns),
+        "ms": to_ms(wait.duration_ns),
     }
 
 

@@ -10,9 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
 
 from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.reports.text import printable
 
 DELAY_S = 2.0
 LINE_EVERY_S = 10.0
@@ -106,3 +109,36 @@ def describe_left(seconds: float, done: float, *, since_s: float = 0.0) -> str:
     if left_s <= 0:
         return ""
     return f", about {left_s:.0f} s left" if left_s < 90 else f", about {left_s / 60:.0f} min left"
+
+
+class FileProgress:
+    """Shows which file is read and how fast."""
+
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self._is_quiet = is_quiet
+        self._stack = ExitStack()
+        self._since_s = time.monotonic()
+        self._read_bytes = 0
+        self._last_bytes = 0
+
+    def __enter__(self) -> FileProgress:
+        self._bar = self._stack.enter_context(show_progress(is_quiet=self._is_quiet))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def tell(self, path: Path, place: int, count: int) -> None:
+        """The file *path*, number *place* of *count*, is read next; at *count*, all are read."""
+        self._read_bytes += self._last_bytes
+        self._last_bytes = path.stat().st_size
+        rate = self._read_bytes / 1e6 / max(time.monotonic() - self._since_s, 1e-3)
+        phase = f"reading {printable(path.name)} ({place + 1} of {count}, {rate:.1f} MB/s)"
+        if place == count:
+            phase = f"matching and replaying {count} ranks (read at {rate:.1f} MB/s)"
+        self._bar(phase, place / count)

@@ -1,28 +1,43 @@
-"""A ranking, shown: table, JSON, rows, words about the plan that is written, and a picture."""
+"""The report of a ranking of sharding plans, its JSON, and its picture."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from embeddings.plan_document import list_unrunnable, to_plan_document
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking
+from perfmodel.reports.blocks import (
+    Block,
+    Command,
+    Headline,
+    Matrix,
+    Report,
+    Section,
+    Sentences,
+    Table,
+    time_ranges,
+)
 from perfmodel.reports.document import interval_ms
 from perfmodel.reports.pictures import as_written, build_figure
+from perfmodel.reports.text import describe_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import Console
 
 SCHEMA_VERSION = 1
 HEADINGS = (
-    "", "plan", "time ms", "90 % interval", "beats next", "bound by", "straggler", "memory GiB",
+    "", "plan", "time ms", "90 % interval ms", "beats next", "bound by", "straggler", "memory GiB",
+    "batches p5 to p95 ms",
 )  # fmt: skip
-WORDS = ("plan", "bound by", "straggler")
-"""Columns that stand to the left."""
+MOST_RANKS, MOST_TABLES = 32, 60
 MOST_NAMED = 3
 
 
@@ -119,62 +134,162 @@ def _question(question: RankQuestion) -> dict[str, Any]:
     }
 
 
-def print_ranking(ranking: Ranking, console: Console) -> None:
-    """Show *ranking* on *console*."""
-    from rich.table import Table
-
-    has_spread = any(plan.spread for plan in ranking.plans)
-    table = Table(box=None, pad_edge=False)
-    for heading in (*HEADINGS, *(["batches p5-p95 ms"] if has_spread else [])):
-        table.add_column(heading, justify="left" if heading in WORDS else "right")
-    for line in ranking.facts:
-        console.print(line)
-    console.print()
-    above = 0
-    for plan in ranking.plans:
-        table.add_row(*_cells("=" if plan.place == above else str(plan.place), plan, has_spread))
-        above = plan.place
-    console.print(table)
-    _print_rest(ranking, console)
-
-
-def _cells(place: str, plan: RankedPlan, has_spread: bool) -> list[str]:
-    low, high = plan.answer.interval.low_ns / NS_PER_MS, plan.answer.interval.high_ns / NS_PER_MS
-    cells = [
-        place,
-        plan.plan.name,
-        f"{plan.answer.iteration_ns / NS_PER_MS:.3f}",
-        f"{low:.2f}-{high:.2f}",
-        "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
-        plan.bound.value,
-        f"{plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}",
-        f"{plan.loads.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' too much'}",
-    ]
-    if has_spread:
-        spread = plan.spread
-        cells.append(
-            ""
-            if spread is None
-            else f"{spread.low_ns / NS_PER_MS:.2f}-{spread.high_ns / NS_PER_MS:.2f}"
-        )
-    return cells
-
-
-def _print_rest(ranking: Ranking, console: Console) -> None:
+def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Report:
+    """Sharding plans, fastest first; *question* is what was asked, where it is known."""
     best = ranking.plans[0]
-    console.print()
-    console.print(ranking.verdict)
-    console.print(
-        f"{best.plan.name}: the others wait {format_duration(best.straggler.waited_ns)} for rank "
-        f"{best.straggler.rank} on average; a tenth less of each would save: "
-        + ", ".join(
-            f"{bound.value} {format_duration(gain)}" for bound, gain in best.gains_ns.items()
-        )
-        + "."
+    name, best_ns = best.plan.name, best.answer.iteration_ns
+    times = [(p.plan.name, p.answer.iteration_ns, p.answer.interval) for p in ranking.plans]
+    savings = ", ".join(
+        f"{bound.value} {format_duration(gain)}" for bound, gain in best.gains_ns.items() if gain
     )
-    for refusal in ranking.refusals:
-        console.print(f"not ranked: {refusal}")
-    console.print(f"{ranking.plans_judged} plans judged.")
+    waited = format_duration(best.straggler.waited_ns)
+    advice = [f"Other ranks wait {waited} for rank {best.straggler.rank} on average."]
+    advice += [f"Reducing each by 10 % would save: {savings}."] if savings else []
+    return Report(
+        title="Sharding plans, fastest first",
+        headline=Headline(
+            verdict=f"{name} fits" if ranking.fits else "No plan fits in memory",
+            is_good=ranking.fits,
+            answer=format_duration(best_ns),
+            beside=f"per iteration, {describe_interval(best.answer.interval)}",
+            facts=(
+                ranking.verdict,
+                f"{ranking.plans_judged} plans judged by their {ranking.mode.value}",
+            ),
+        ),
+        sections=(
+            Section("The question", [Sentences(ranking.facts)], more=lambda: _asked(question)),
+            Section("Times", more=lambda: [time_ranges(times, best_ns)]),
+            Section("Plans", [_table(ranking)]),
+            Section(f"Load per rank under {name}", more=lambda: [_load_matrix(best)]),
+            Section(f"Where {name} puts the tables", more=lambda: [_table_matrix(best)]),
+            Section(f"What would make {name} faster", [Sentences(advice)]),
+            Section("Not ranked", [Sentences(ranking.refusals)] if ranking.refused else []),
+            Section("Assumptions", more=lambda: [Sentences(ranking.assumptions)]),
+        ),
+        rows=to_ranking_rows(ranking),
+        columns=140,
+    )
+
+
+def _table(ranking: Ranking) -> Table:
+    has_spread = any(plan.spread for plan in ranking.plans)
+    rows, above = [], 0
+    for plan in ranking.plans:
+        interval, spread = plan.answer.interval, plan.spread
+        row = [
+            "=" if plan.place == above else str(plan.place),
+            plan.plan.name,
+            f"{plan.answer.iteration_ns / NS_PER_MS:.3f}",
+            f"{interval.low_ns / NS_PER_MS:.2f} to {interval.high_ns / NS_PER_MS:.2f}",
+            "" if plan.beats_next is None else f"{100 * plan.beats_next:.0f} %",
+            plan.bound.value,
+            f"rank {plan.straggler.rank}: {', '.join(plan.straggler.tables) or 'no table'}",
+            f"{plan.loads.peak_bytes / BYTES_PER_GIB:.1f}{'' if plan.fits else ' (too much)'}",
+        ]
+        if has_spread:
+            ends = [] if spread is None else [spread.low_ns, spread.high_ns]
+            row.append(" to ".join(f"{end / NS_PER_MS:.2f}" for end in ends))
+        rows.append(row)
+        above = plan.place
+    return Table(
+        HEADINGS if has_spread else HEADINGS[:-1],
+        rows,
+        numeric=(0, 2, 3, 4, 7, 8),
+        code=(1,),
+        wraps=(6,),
+        optional=(3, 6, 4, 8) if has_spread else (3, 6, 4),
+    )
+
+
+def _asked(question: RankQuestion | None) -> list[Block]:
+    if question is None:
+        return []
+    defaults = {one.name: one.default for one in fields(question)}
+    given = {
+        name: getattr(question, name)
+        for name in (
+            "workload",
+            "topology",
+            "hosts",
+            "ranks_per_host",
+            "tables",
+            "indices",
+            "stack",
+        )
+    }
+    rows = [(key.replace("_", " "), str(value)) for key, value in given.items() if value]
+    words = [
+        f"--{key.replace('_', '-')} {shlex.quote(str(value))}"
+        for key, value in given.items()
+        if value is not None and value != defaults[key]
+    ]
+    words += [f"--set {shlex.quote(change)}" for change in question.overrides]
+    words += [f"--plan {shlex.quote(file)}" for file in question.plan_files]
+    words += [f"--calibration {shlex.quote(file)}" for file in question.calibration]
+    if question.sharders != defaults["sharders"]:
+        words += [f"--sharder {name}" for name in question.sharders or ("none",)]
+    for option, value in (("search", question.search_seconds), ("batches", question.batches)):
+        words += [f"--{option} {value:g}"] if value else []
+    if question.overrides:
+        rows.append(("set", ", ".join(question.overrides)))
+    return [Table((), rows, code=(1,)), Command(f"perfmodel rank {' '.join(words)}")]
+
+
+def _load_matrix(ranked: RankedPlan) -> Matrix:
+    """Lookups, bytes sent and memory, one column per rank, each row shaded by its largest."""
+    loads = ranked.loads
+    rows = []
+    for words, values, unit, form in (
+        ("rows looked up, thousand", loads.lookups, 1e3, ",.0f"),
+        ("vectors sent, MB", loads.sent_bytes, 1e6, ",.1f"),
+        ("memory, GiB", loads.memory_bytes, BYTES_PER_GIB, ".1f"),
+    ):
+        most = max(*values, 1)
+        cells = [(format(value / unit, form), 0.7 * value / most) for value in values[:MOST_RANKS]]
+        rows.append((words, cells))
+    return Matrix("", _rank_columns(ranked), rows, _left_out(ranked.plan.rank_count, "ranks"))
+
+
+def _table_matrix(ranked: RankedPlan) -> Matrix:
+    """The share of each table that each rank holds, largest tables first."""
+    plan = ranked.plan
+    held = np.zeros((len(plan.tables), plan.rank_count))
+    for shard in plan.shards:
+        held[shard.table, shard.rank] += shard.rows * shard.width
+    order = sorted(range(len(plan.tables)), key=lambda place: (-plan.tables[place].rows, place))
+    rows = []
+    for place in order[:MOST_TABLES]:
+        table, kind = plan.tables[place], plan.kinds[place].value.replace("_", " ")
+        shares = held[place] / (table.rows * table.width)
+        if place in plan.copied_places:
+            shares = np.ones(plan.rank_count)
+        cells = [(f"{share:.0%}" if share else "", 0.7 * share) for share in shares[:MOST_RANKS]]
+        rows.append((f"{table.name}: {table.rows:,} x {table.width}, {kind}", cells))
+    note = " ".join(
+        part
+        for part in (
+            _left_out(plan.rank_count, "ranks"),
+            f"{len(order) - MOST_TABLES} smaller tables are in the JSON."
+            if len(order) > MOST_TABLES
+            else "",
+            f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host first."
+            if plan.summed_in_host
+            else "",
+        )
+        if part
+    )
+    return Matrix("table \\ rank", _rank_columns(ranked), rows, note)
+
+
+def _rank_columns(ranked: RankedPlan) -> list[str]:
+    return [str(rank) for rank in range(min(ranked.plan.rank_count, MOST_RANKS))]
+
+
+def _left_out(rank_count: int, word: str) -> str:
+    return (
+        f"{rank_count - MOST_RANKS} more {word} are in the JSON." if rank_count > MOST_RANKS else ""
+    )
 
 
 def to_plan_lines(ranking: Ranking, plan_file: Path) -> list[str]:
@@ -203,7 +318,7 @@ def _limits(tables: Sequence[str]) -> str:
 
 
 def draw_ranking(ranking: Ranking) -> Figure:
-    """Times with intervals, and what a tenth less of each part would save."""
+    """Times with intervals, and what 10 % less of each part would save."""
     names = [as_written(plan.plan.name) for plan in ranking.plans]
     figure = build_figure(11, 0.42 * len(names) + 1.8)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -226,6 +341,6 @@ def draw_ranking(ranking: Ranking) -> Figure:
         gains = [max(plan.gains_ns[bound], 0.0) / NS_PER_MS for plan in ranking.plans]
         right.barh(places, gains, left=start, label=bound.value)
         start = [done + gain for done, gain in zip(start, gains, strict=True)]
-    right.set_xlabel("saved by a tenth less of each, ms")
+    right.set_xlabel("saved by 10 % less of each, ms")
     right.legend(fontsize=8)
     return figure

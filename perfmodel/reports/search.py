@@ -1,7 +1,8 @@
-"""A search of layouts, shown: table, CSV, JSON, and the flags of public trainers."""
+"""The report of a search of layouts, its JSON, and the flags of public trainers."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,19 +10,29 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, pareto
+from perfmodel.planning.question import LayoutQuestion
+from perfmodel.reports.blocks import (
+    Block,
+    Command,
+    Headline,
+    Report,
+    Section,
+    Sentences,
+    Table,
+    time_ranges,
+)
 from perfmodel.reports.document import interval_ms
+from perfmodel.reports.text import describe_interval
 from perfmodel.workloads.transformer.spec import ContextKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
-
 SCHEMA_VERSION = 1
-HEADINGS = (
-    "", "time", "90 % interval", "tokens/s/GPU", "tp", "pp", "cp", "ep", "dp", "micro-batch",
-    "runs", "sharding", "recompute", "memory", "beats next",
-)  # fmt: skip
+OFTEN_ONE = ("cp", "ep", "runs")
+"""Columns that are left out where they are 1 everywhere."""
+OPTIONAL = ("tokens/s/GPU", "90 % interval", "beats next")
+"""Columns that a narrow terminal drops, the last one first."""
 FLAGS = Path(__file__).parent / "flags.yaml"
 _CONTEXT_WORDS = {ContextKind.RING: "p2p", ContextKind.ALL_GATHER: "all_gather"}
 
@@ -142,84 +153,150 @@ def to_search_rows(rankings: Sequence[LayoutRanking]) -> list[dict[str, Any]]:
     return rows
 
 
-def print_search(rankings: Sequence[LayoutRanking], console: Console) -> None:
-    """Tables for people, the winner's reasons and its flags."""
-    for one in rankings:
-        _print_one(one, console)
-    if len(rankings) > 1:
-        console.print("\nMore GPUs that pay:", style="bold")
-        for sentence in to_front_lines(rankings):
-            console.print(f"  {sentence}", markup=False)
-    best = min(rankings, key=lambda one: one.best.time_ns).best
-    console.print("\nTo run the fastest:", style="bold")
-    for trainer, words in build_flags(best).items():
-        console.print(f"  {trainer}: {words}", markup=False, soft_wrap=True)
+def report_search(rankings: Sequence[LayoutRanking]) -> Report:
+    """The fastest layouts for every number of hosts."""
+    best = min(rankings, key=lambda one: one.best.time_ns)
+    question = best.question
+    changes = " ".join(
+        f"--set {key}={value}" for key, value in best.best.candidate.overrides.items()
+    )
+    again = (
+        f"perfmodel predict --workload {question.workload} --topology {question.topology} "
+        f"--hosts {best.hosts} {changes}"
+    )
+    if question.ranks_per_host is not None:
+        again += f" --ranks-per-host {question.ranks_per_host}"
+    flags = build_flags(best.best).items()
+    interval = describe_interval(best.best.interval)
+    fastest = "fastest" if best.tally.is_proven else "the fastest found"
+    return Report(
+        title=f"Layouts of {question.workload} on {question.topology}",
+        headline=Headline(
+            verdict=f"{best.best.name} fits and is {fastest}",
+            is_good=True,
+            answer=format_duration(best.best.time_ns),
+            beside=f"per iteration on {best.rank_count} GPUs, {interval}",
+        ),
+        sections=(
+            Section("The question", more=lambda: _asked(question)),
+            *(_layouts(one) for one in rankings),
+            Section(
+                "More GPUs that pay", [Sentences(_front(rankings))] if len(rankings) > 1 else []
+            ),
+            Section("To run the fastest", [Command(text, trainer) for trainer, text in flags]),
+            Section("To predict the fastest again", [Command(again)]),
+        ),
+        rows=to_search_rows(rankings),
+        columns=160,
+    )
 
 
-def to_front_lines(rankings: Sequence[LayoutRanking]) -> list[str]:
+def _layouts(ranking: LayoutRanking) -> Section:
+    """The layouts on one number of hosts."""
+    hosts, tally = ranking.hosts, ranking.tally
+    proof = "no other can be faster"
+    if not tally.is_proven:
+        proof = f"time was up with {tally.untried} untried: another may be faster"
+    counts = (
+        f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
+        f"bound, {tally.replayed} replayed; {proof}."
+    )
+    names = _names(ranking.layouts)
+    times = [
+        (f"{place}. {name}", one.time_ns, one.interval)
+        for place, (name, one) in enumerate(zip(names, ranking.layouts, strict=True), 1)
+    ]
+    return Section(
+        f"On {ranking.rank_count} GPUs, {hosts} host{'' if hosts == 1 else 's'}",
+        [Sentences([counts]), _table(ranking), Sentences(ranking.reasons)],
+        more=lambda: [time_ranges(times, ranking.best.time_ns)],
+    )
+
+
+def _table(ranking: LayoutRanking) -> Table:
+    """One line per layout; columns that say nothing are left out."""
+    rows = [_cells(ranking, layout, place) for place, layout in enumerate(ranking.layouts, 1)]
+    shown = [
+        heading
+        for heading in rows[0]
+        if heading not in OFTEN_ONE or any(row[heading] != "1" for row in rows)
+    ]
+    return Table(
+        shown,
+        [[row[heading] for heading in shown] for row in rows],
+        numeric=range(len(shown)),
+        optional=[shown.index(heading) for heading in OPTIONAL],
+    )
+
+
+def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str, str]:
+    """One line of the table, by heading."""
+    spread, spec = layout.candidate.chosen.layout, layout.candidate.spec
+    low, high = format_duration(layout.interval.low_ns), format_duration(layout.interval.high_ns)
+    beats = "" if layout.beats_next is None else f"{100 * layout.beats_next:.0f} %"
+    is_split = spread.is_sequence_parallel and spread.tp > 1
+    cells = {
+        "": str(place),
+        "time": format_duration(layout.time_ns),
+        "90 % interval": f"{low} to {high}",
+        "tokens/s/GPU": f"{_tokens_per_s(ranking, layout) / ranking.rank_count:,.0f}",
+        "tp": f"{spread.tp} sp" if is_split else str(spread.tp),
+        "pp": str(spread.pp),
+        "cp": str(spread.cp),
+        "ep": str(spread.ep),
+        "dp": str(spread.dp),
+        "micro-batch": f"{spread.micro_batch} x {spread.micro_batches}",
+        "runs": str(spread.interleaving),
+        "sharding": spec.parallel.sharding.value,
+        "recompute": spec.training.recompute.value,
+        "memory": format_size(layout.candidate.peak_bytes),
+        "beats next": f"{beats} tie" if layout.is_tied_with_next else beats,
+    }
+    cost = ranking.cost_per_million_tokens(layout)
+    return cells if cost is None else {**cells, "per M tokens": f"{cost:.3f}"}
+
+
+def _names(layouts: Sequence[RankedLayout]) -> list[str]:
+    """A name each: the split, and of the rest what is not the same in all of them."""
+    further = []
+    for one in layouts:
+        spread, spec = one.candidate.chosen.layout, one.candidate.spec
+        sharding, recompute = spec.parallel.sharding.value, spec.training.recompute.value
+        further.append(
+            (
+                "sp" if spread.is_sequence_parallel else "",
+                f"runs={spread.interleaving}" if spread.interleaving > 1 else "",
+                "" if sharding == "none" else sharding,
+                "" if recompute == "none" else f"recompute {recompute}",
+            )
+        )
+    told = [len(set(words)) > 1 for words in zip(*further, strict=True)]
+    return [
+        " ".join([one.name, *(word for word, one in zip(words, told, strict=True) if word and one)])
+        for one, words in zip(layouts, further, strict=True)
+    ]
+
+
+def _front(rankings: Sequence[LayoutRanking]) -> list[str]:
     """The front of time against GPUs, and what each point of it costs where a price is known."""
     lines = []
     for one in pareto(rankings):
         cost = one.cost_per_million_tokens(one.best)
-        money = "" if cost is None else f", {cost:.3f} a million tokens"
+        money = "" if cost is None else f", {cost:.3f} per million tokens"
         time_text = format_duration(one.best.time_ns)
         lines.append(f"{one.rank_count} GPUs: {time_text}{money}, {one.best.name}")
     return lines
 
 
-def to_tally_line(ranking: LayoutRanking) -> str:
-    """What became of the layouts, and whether the first is surely the fastest."""
-    tally = ranking.tally
-    proof = "no other can be faster"
-    if not tally.is_proven:
-        proof = f"time was up with {tally.untried} untried: another may be faster"
-    return (
-        f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
-        f"bound, {tally.replayed} replayed; {proof}"
-    )
-
-
-def _print_one(ranking: LayoutRanking, console: Console) -> None:
-    from rich.table import Table
-
-    console.print(
-        f"{ranking.question.workload} on {ranking.hosts} x {ranking.question.topology}, "
-        f"{ranking.rank_count} GPUs",
-        style="bold",
-        markup=False,
-    )
-    console.print(f"  {to_tally_line(ranking)}", markup=False)
-    has_price = ranking.question.price_per_gpu_hour is not None
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for heading in [*HEADINGS, *(["per M tokens"] if has_price else [])]:
-        table.add_column(heading, justify="right")
-    for number, layout in enumerate(ranking.layouts, 1):
-        table.add_row(*to_layout_cells(ranking, layout, number))
-    console.print(table)
-    for sentence in ranking.reasons:
-        console.print(f"  {sentence}", markup=False)
-
-
-def to_layout_cells(ranking: LayoutRanking, layout: RankedLayout, number: int) -> list[str]:
-    """One line of the table."""
-    spread, numbers = layout.candidate.chosen.layout, _numbers(layout)
-    beats = "" if layout.beats_next is None else f"{100 * layout.beats_next:.0f} %"
-    cells = [
-        str(number),
-        format_duration(layout.time_ns),
-        f"{format_duration(layout.interval.low_ns)} to {format_duration(layout.interval.high_ns)}",
-        f"{_tokens_per_s(ranking, layout) / ranking.rank_count:,.0f}",
-        f"{spread.tp} sp" if spread.is_sequence_parallel and spread.tp > 1 else str(spread.tp),
-        str(spread.pp),
-        str(spread.cp),
-        str(spread.ep),
-        str(spread.dp),
-        f"{spread.micro_batch} x {spread.micro_batches}",
-        str(spread.interleaving),
-        numbers["sharding"],
-        numbers["recompute"],
-        format_size(layout.candidate.peak_bytes),
-        f"{beats} tie" if layout.is_tied_with_next else beats,
-    ]
-    cost = ranking.cost_per_million_tokens(layout)
-    return cells if cost is None else [*cells, f"{cost:.3f}"]
+def _asked(question: LayoutQuestion) -> list[Block]:
+    hosts = ",".join(str(one) for one in question.hosts)
+    rows = [("workload", question.workload), ("topology", question.topology), ("hosts", hosts)]
+    per_host = question.ranks_per_host
+    rows += [("ranks per host", str(per_host))] if per_host else []
+    rows += [("stack", question.stack)] if question.stack else []
+    words = [f"--{key.replace(' ', '-')} {shlex.quote(value)}" for key, value in rows]
+    rows += [("fixed", ", ".join(question.overrides))] if question.overrides else []
+    words += [f"--set {shlex.quote(change)}" for change in question.overrides]
+    words += [f"--calibration {shlex.quote(file)}" for file in question.calibration]
+    words.append(f"--seconds {question.seconds:g}")
+    return [Table((), rows, code=(1,)), Command(f"perfmodel search {' '.join(words)}")]

@@ -1,56 +1,14 @@
-"""Sentences: what screen and page say in the same words."""
+"""Words and numbers that several reports use: durations, ranks, memory verdicts, commands."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration, format_size
-from perfmodel.prediction.answer import Interval, MemoryFit, Prediction, RankWait
+from perfmodel.prediction.answer import Interval, MemoryFit
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
-
-TERA = 1e12
-
-
-@dataclass(frozen=True, slots=True)
-class WaitCrowd:
-    """Ranks that wait for *awaited_rank* in *label*, and what they lose: mean and most."""
-
-    waiting_ranks: tuple[int, ...]
-    awaited_rank: int
-    label: str
-    mean_ns: float
-    longest_ns: int
-
-
-def gather_waits(waits: Sequence[RankWait]) -> list[WaitCrowd]:
-    """*waits* put together by who is awaited and in what; most time lost in all first."""
-    together: dict[tuple[int, str], list[RankWait]] = {}
-    for wait in waits:
-        together.setdefault((wait.awaited_rank, wait.label), []).append(wait)
-    crowds = [_gather(members) for members in together.values()]
-    return sorted(
-        crowds,
-        key=lambda crowd: (
-            -crowd.mean_ns * len(crowd.waiting_ranks),
-            crowd.awaited_rank,
-            crowd.label,
-        ),
-    )
-
-
-def _gather(members: list[RankWait]) -> WaitCrowd:
-    ranks = tuple(sorted(rank for wait in members for rank in wait.waiting_ranks))
-    lost_ns = sum(wait.duration_ns * len(wait.waiting_ranks) for wait in members)
-    return WaitCrowd(
-        waiting_ranks=ranks,
-        awaited_rank=members[0].awaited_rank,
-        label=members[0].label,
-        mean_ns=lost_ns / len(ranks),
-        longest_ns=max(wait.duration_ns for wait in members),
-    )
-
 
 _UNITS = (("s", 10 * NS_PER_S, NS_PER_S), ("ms", NS_PER_MS, NS_PER_MS), ("us", 1, NS_PER_US))
 """Name, the shortest whole that is shown in it, and its length."""
@@ -78,74 +36,8 @@ def build_scale(whole_ns: int) -> DurationScale:
 
 
 def printable(text: str) -> str:
-    """*text* without control letters; those of it become question marks."""
+    """*text* with control characters replaced by question marks."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def describe_title(prediction: Prediction) -> str:
-    """The question in a line."""
-    scenario = prediction.scenario
-    ranks = f"{prediction.facts.rank_count} rank{'' if prediction.facts.rank_count == 1 else 's'}"
-    name = scenario.workload if isinstance(scenario, Scenario) else prediction.facts.job
-    if scenario is None or scenario.topology is None:
-        return f"{name}, {ranks}"
-    hosts = f"{scenario.hosts} host{'' if scenario.hosts == 1 else 's'}"
-    topology = scenario.topology.removesuffix(".yaml")
-    return f"{name} on {hosts} of {topology}, {ranks}"
-
-
-def describe_other_time(prediction: Prediction) -> str:
-    """Which of the two times the answer is, and the other one; of a recording, its score."""
-    if prediction.score is not None:
-        error_pct = prediction.score.iteration.error_pct
-        return f"recorded; the recording replays itself with an error of {error_pct:+.2f} %"
-    assert prediction.isolated_ns is not None
-    if prediction.mode is Mode.PERIOD:
-        other = format_duration(prediction.isolated_ns)
-        return f"steady state; an isolated iteration takes {other}"
-    other = format_duration(prediction.period_ns)
-    return f"isolated iteration; in steady state one takes {other}"
-
-
-def describe_speed(prediction: Prediction) -> str:
-    """How much is done per second, or how many iterations where that is not known."""
-    figures = prediction.yardsticks
-    if figures is None:
-        return f"{_number(NS_PER_S / max(prediction.iteration_ns, 1))} iterations/s"
-    rate = f"{_number(figures.per_s)} {figures.unit}/s"
-    if prediction.facts.rank_count > 1:
-        rate += f", {_number(figures.per_s_per_gpu)} per GPU"
-    return f"{rate}, at a batch of {figures.work.samples:,}"
-
-
-def describe_utilisation(prediction: Prediction, price_per_gpu_hour: float | None = None) -> str:
-    """Operations per second and shares of the peak, and money where there is a price."""
-    figures = prediction.yardsticks
-    if figures is None:
-        return ""
-    words = []
-    if figures.model_flops_per_gpu is not None:
-        words.append(f"{figures.model_flops_per_gpu / TERA:.4g} model TFLOP/s per GPU")
-    if figures.model_utilisation is not None and figures.hardware_utilisation is not None:
-        words.append(f"MFU {figures.model_utilisation:.1%}")
-        words.append(f"HFU {figures.hardware_utilisation:.1%}")
-    if price_per_gpu_hour is not None:
-        cost = figures.cost_per_million(price_per_gpu_hour)
-        words.append(f"{cost:.4g} per million {figures.unit}")
-    return ", ".join(words)
-
-
-def _number(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
-
-
-def describe_verdict(prediction: Prediction) -> str:
-    """Whether it fits in memory, with what to change where it does not; nothing if unknown."""
-    memory, work = prediction.memory, prediction.facts.work
-    if memory is None:
-        return ""
-    is_transformer = work is not None and work.tokens is not None
-    return describe_fit(memory, is_transformer=is_transformer)
 
 
 def describe_fit(memory: MemoryFit, *, is_transformer: bool) -> str:
@@ -185,7 +77,7 @@ def to_command(scenario: Scenario | JobScenario) -> str:
             value == one.default
             or value is None
             or one.name in ("overrides", "mode", "interference", "calibration")
-            # A replay draws nothing, which is not for a person to ask for.
+            # A replay draws nothing; nobody asks for that.
             or (one.name == "samples" and not value)
         ):
             continue
@@ -200,23 +92,6 @@ def to_command(scenario: Scenario | JobScenario) -> str:
         words.append("--isolated")
     if scenario.interference is Interference.LEFT_OUT:
         words.append("--no-interference")
-    return " ".join(words)
-
-
-def to_whatif_command(
-    scenario: JobScenario, changes: Iterable[str], sweep: str | None = None
-) -> str:
-    """What to type to ask for *changes* to the job of *scenario* again."""
-    words = ["perfmodel", "whatif", shlex.quote(scenario.job)]
-    for name in ("topology", "hosts", "stack"):
-        value = getattr(scenario, name)
-        if value is not None:
-            words += [f"--{name}", shlex.quote(str(value))]
-    if scenario.mode is Mode.ISOLATED:
-        words.append("--isolated")
-    for change in changes:
-        words += ["--apply", shlex.quote(change)]
-    words += [] if sweep is None else ["--sweep", shlex.quote(sweep)]
     return " ".join(words)
 
 
@@ -274,14 +149,3 @@ def describe_interval(interval: Interval) -> str:
         return "interval unknown from one step"
     low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
     return f"90 % interval {low} to {high}"
-
-
-def describe_run(prediction: Prediction) -> str:
-    """Where the work was done, and how long it took."""
-    seconds = sum(prediction.run.phase_s.values())
-    return f"{prediction.run.executor}, {format_duration(seconds * NS_PER_S)}"
-
-
-def describe_rank_changes(count: int) -> str:
-    """How often the critical path changes ranks."""
-    return f"it goes over to another rank {'once' if count == 1 else f'{count} times'}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from perfmodel.base.documents import find_document, list_documents
 from perfmodel.base.errors import CalibrationError, UnitError
-from perfmodel.base.forms import load_extended
+from perfmodel.base.forms import Document, load_extended, read_mapping
 from perfmodel.base.units import parse_duration_ns
 from perfmodel.stacks.stack import Claim, Family, SoftwareStack
 
@@ -41,9 +41,12 @@ def find_profile(name_or_path: str | Path) -> Path:
 
 def load_stack(name_or_path: str | Path) -> SoftwareStack:
     """The stack in a file, or the one of that name that comes with perfmodel."""
+    return _load_profile(name_or_path).read(SoftwareStack)
+
+
+def _load_profile(name_or_path: str | Path) -> Document:
     path = find_profile(name_or_path)
-    document = load_extended(path, CalibrationError, find=find_profile, merge=_merge)
-    return document.read(SoftwareStack)
+    return load_extended(path, CalibrationError, find=find_profile, merge=_merge)
 
 
 def _merge(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -125,10 +128,12 @@ def _load(name: str) -> SoftwareStack:
 @lru_cache(maxsize=4)
 def _claims_of(family: Family) -> tuple[tuple[str, Claim], ...]:
     """Every claim of a shipped stack for *family*, with the name of the stack."""
-    stacks = [_load(name) for name in list_stacks()]
+    profiles = {name: _load_profile(name).content for name in list_stacks()}
     return tuple(
-        (stack.name, claim)
-        for stack in stacks
-        if stack.family is family
-        for claim in stack.stands_for
+        (name, claim)
+        for name, content in profiles.items()
+        if content.get("family") == family.value
+        for claim in read_mapping(
+            tuple[Claim, ...], content.get("stands_for", ()), document=f"{name}.yaml"
+        )
     )

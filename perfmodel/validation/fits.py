@@ -14,12 +14,11 @@ from typing import Any
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import format_size
 from perfmodel.costs.measured_kernels import Unsupported
-from perfmodel.validation.runs_question import read_scenario
+from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import SCHEMA_VERSION
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.transformer.layout import choose_layout
-from perfmodel.workloads.unstated import apply_stack_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +66,6 @@ class FitBoard:
             *(_count(name, [one for one in self.verdicts if one.group == name]) for name in groups),
         )
 
-    def lines(self) -> list[str]:
-        """The table as text."""
-        head = f"{'group':28} {'failed':>7} {'caught':>7} {'ran':>6} {'false':>6} {'balanced':>9}"
-        unread = [f"not judged: row {one.row}: {one.reason}" for one in self.unsupported]
-        return [head, *(_line(score) for score in self.scores), *unread]
-
     def to_rows(self) -> list[dict[str, Any]]:
         """A flat row per run: its verdict, or the reason why it could not be judged."""
         judged = [asdict(verdict) for verdict in self.verdicts]
@@ -114,15 +107,6 @@ def _count(group: str, verdicts: Iterable[FitVerdict]) -> FitScore:
     )
 
 
-def _line(score: FitScore) -> str:
-    balanced = score.balanced_accuracy_pct
-    words = "" if balanced is None else f"{balanced:.1f} %"
-    return (
-        f"{score.group:28} {score.failed:7} {score.caught:7} {score.ran:6} "
-        f"{score.false_alarms:6} {words:>9}"
-    )
-
-
 def _judge(row: RunRow) -> FitVerdict:
     group = f"{row.text('framework') or 'not stated'}, pp {row.count('pp') or 1}"
     try:
@@ -135,15 +119,15 @@ def _judge(row: RunRow) -> FitVerdict:
 
 
 def _reason(row: RunRow) -> str:
-    scenario = read_scenario(row)
-    if isinstance(scenario.workload, DlrmSpec):
+    setting = read_setting(row)
+    if isinstance(setting.workload, DlrmSpec):
         raise InputError(f"row {row.name}: only Transformer runs are judged by their memory.")
-    cluster = scenario.cluster
+    cluster = setting.cluster
     chosen = choose_layout(
-        apply_stack_defaults(scenario.workload, scenario.stack),
+        setting.workload,
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,
-        stack=scenario.stack,
+        stack=setting.stack,
     )
     return "" if chosen.fits else f"does not fit in {format_size(cluster.device.memory_bytes)}"

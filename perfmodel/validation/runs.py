@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
@@ -19,7 +18,6 @@ from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import Deviation, Scoreboard
 
 KIND = "runs"
-MOST_ASSUMPTIONS = 20
 """Sentences that the scoreboard for people shows, those of most rows first."""
 
 
@@ -85,25 +83,6 @@ class RunScoreboard(Scoreboard):
         for row in document["rows"]:
             row["assumptions"] = list(self.assumptions.get(row["row"], ()))
         return document
-
-    def lines(self) -> list[str]:
-        """The scoreboard for people, with how many rows rest on each assumption."""
-        counts = Counter(
-            sentence for sentences in self.assumptions.values() for sentence in sentences
-        )
-        common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        lines = [
-            f"assumed in {count} row{'s' if count > 1 else ''}: {sentence}"
-            for sentence, count in common[:MOST_ASSUMPTIONS]
-        ]
-        left = len(common) - len(lines)
-        if left:
-            lines.append(f"and {left} sentences more; --json has all of them by row.")
-        orders = [
-            f"order of layouts, {one.group}: {one.right_pct:.1f} % of {one.pairs} pairs"
-            for one in self.orders
-        ]
-        return Scoreboard.lines(self) + orders + lines
 
 
 def validate_tables(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from perfmodel.base.errors import InputError
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.answering import answer
-from perfmodel.prediction.question import PredictOptions, Question
-from perfmodel.validation.runs_question import read_scenario
+from perfmodel.prediction.question import PredictOptions, Question, build_question
+from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow
 
 
@@ -36,8 +36,8 @@ def predict_run(shared: RunAsked, row: RunRow) -> RunAnswer:
     if row.measured_s is None and not row.faults:
         return RunAnswer(reason="no time was measured")
     try:
-        scenario = read_scenario(row, calibration=shared.calibration)
-        return answer_run(scenario.question(shared.asked))
+        setting = read_setting(row, shared.asked, calibration=shared.calibration)
+        return answer_run(build_question(setting))
     except InputError as fault:
         return RunAnswer(reason=" ".join(str(fault).split()))
 

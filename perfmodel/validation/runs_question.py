@@ -1,11 +1,11 @@
-"""RunQuestion: a measured run as the question that `predict` is asked."""
+"""A measured run as the setting of a question for `predict`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfmodel.base.dtypes import DType
-from perfmodel.prediction.question import PredictOptions, Question, workload_question
+from perfmodel.prediction.question import PredictOptions, Setting
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.stacks.stack import Family, SoftwareStack
 from perfmodel.validation.runs_dlrm import build_dlrm_spec
@@ -15,35 +15,15 @@ from perfmodel.validation.runs_transformer import build_transformer_spec
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.transformer.layout import choose_layout, peak_bytes
 from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
-from perfmodel.workloads.unstated import apply_stack_defaults
-from topologies import Cluster
 
 _FAR_BEYOND = 1.2
-"""Needs are known to a fifth or so: what lies closer to the memory may well have fitted."""
+"""Memory needs are known to about a fifth: a run that needs less than this may well have fitted."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RunScenario:
-    """A row in the project's own nouns, and what was taken for granted to read it so."""
-
-    workload: Workload
-    cluster: Cluster
-    stack: SoftwareStack
-    assumptions: tuple[str, ...]
-
-    def question(self, asked: PredictOptions) -> Question:
-        """What `predict` would be asked."""
-        return workload_question(
-            self.workload,
-            cluster=self.cluster,
-            stack=self.stack,
-            asked=asked,
-            assumptions=self.assumptions,
-        )
-
-
-def read_scenario(row: RunRow, *, calibration: tuple[str, ...] = ()) -> RunScenario:
-    """The workload, cluster and stack that *row* names; raises an InputError where it cannot."""
+def read_setting(
+    row: RunRow, asked: PredictOptions | None = None, *, calibration: tuple[str, ...] = ()
+) -> Setting:
+    """The workload, cluster and stack of *row*; raises an InputError where they cannot be read."""
     row.check()
     machine = build_machine(row, calibration=calibration)
     chosen = choose_stack(
@@ -54,50 +34,48 @@ def read_scenario(row: RunRow, *, calibration: tuple[str, ...] = ()) -> RunScena
     )
     stack = _as_said(chosen.stack, row)
     sentences = [*machine.assumptions, *chosen.assumptions]
-    workload: Workload
-    if row.family is Family.DLRM:
-        workload = build_dlrm_spec(row, stack, sentences)
-    else:
-        workload = build_transformer_spec(row, stack, sentences)
-        if not row.text("recompute"):
-            workload = _recomputed(workload, machine.cluster, stack, sentences)
-    return RunScenario(workload, machine.cluster, stack, tuple(sentences))
+    build_spec = build_dlrm_spec if row.family is Family.DLRM else build_transformer_spec
+    workload: Workload = build_spec(row, stack, sentences)
+    setting = Setting(workload, machine.cluster, stack, asked or PredictOptions())
+    if not row.text("recompute"):
+        setting = _with_recompute(setting, sentences)
+    return replace(setting, assumptions=tuple(sentences))
 
 
-def _recomputed(
-    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, sentences: list[str]
-) -> TransformerSpec:
-    """*spec* with as many quarters of its layers computed again as it takes to fit.
+def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
+    """*setting* with as many quarters of its layers recomputed as it takes to fit.
 
-    What ran did fit, so where nobody states recomputation and activations need far more than the
-    memory, there was some.
+    What ran did fit. So where recomputation is not stated and activations need far more than
+    the memory, some layers were recomputed.
     """
-    memory_bytes = cluster.device.memory_bytes
-    if _needed_bytes(spec, cluster, stack) <= memory_bytes * _FAR_BEYOND:
-        return spec
+    spec, memory_bytes = setting.workload, setting.cluster.device.memory_bytes
+    if not isinstance(spec, TransformerSpec):
+        return setting
+    if _needed_bytes(spec, setting) <= memory_bytes * _FAR_BEYOND:
+        return setting
     for share in (0.25, 0.5, 0.75, 1.0):
         changes = {"recompute": Recompute.FULL, "recompute_fraction": share}
         training = spec.training.model_copy(update=changes)
         tried = spec.model_copy(update={"training": training})
-        if _needed_bytes(tried, cluster, stack) <= memory_bytes:
+        if _needed_bytes(tried, setting) <= memory_bytes:
             sentences.append(
                 f"Recomputation is not stated and nothing fits without: {share:.0%} of the layers "
                 "taken."
             )
-            return tried
-    return spec
+            return replace(setting, workload=tried)
+    return setting
 
 
-def _needed_bytes(spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack) -> int:
-    filled = apply_stack_defaults(spec, stack)
+def _needed_bytes(spec: TransformerSpec, setting: Setting) -> int:
+    cluster = setting.cluster
     chosen = choose_layout(
-        filled,
+        spec,
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,
-        stack=stack,
+        stack=setting.stack,
     )
-    return peak_bytes(filled, chosen.layout, stack)
+    return peak_bytes(spec, chosen.layout, setting.stack)
 
 
 def _as_said(stack: SoftwareStack, row: RunRow) -> SoftwareStack:

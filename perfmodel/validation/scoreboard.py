@@ -7,7 +7,7 @@ counted below 0.01 %, so that one lucky row does not make it zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -119,18 +119,6 @@ class Scoreboard:
         predicted = [{**_row_of(one), "group": one.group} for one in self.deviations]
         return predicted + [asdict(one) for one in self.unsupported]
 
-    def lines(self) -> list[str]:
-        """The scoreboard for people: one line a group, the overall, then what was left out."""
-        width = max([len(name) for name in self.groups] + [len("overall")])
-        heading = f"{'group':<{width}} {'rows':>6} " + " ".join(
-            f"{word:>8}" for word in ("MAPE%", "median%", "geomean%", "p90%", "bias%", "inside%")
-        )
-        lines = [heading]
-        lines += [_line(name, score, width) for name, score in self.groups.items()]
-        if self.overall is not None:
-            lines.append(_line("overall", self.overall, width))
-        return lines + list(_unsupported_lines(self.unsupported))
-
 
 def _row_of(deviation: Deviation) -> dict[str, Any]:
     return {
@@ -141,20 +129,3 @@ def _row_of(deviation: Deviation) -> dict[str, Any]:
         "high": deviation.high,
         "error_pct": deviation.error_pct,
     }
-
-
-def _line(name: str, score: Score, width: int) -> str:
-    return (
-        f"{name:<{width}} {score.rows:>6} {score.mape_pct:>8.1f} {score.median_pct:>8.1f} "
-        f"{score.geomean_pct:>8.1f} {score.p90_pct:>8.1f} {score.bias_pct:>+8.1f} "
-        f"{score.inside_interval_pct:>8.0f}"
-    )
-
-
-def _unsupported_lines(rows: Iterable[Unsupported]) -> Iterable[str]:
-    by_reason: dict[str, list[str]] = {}
-    for one in rows:
-        by_reason.setdefault(one.reason, []).append(str(one.row))
-    for reason, names in by_reason.items():
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        yield f"not supported: row {shown}: {reason}"

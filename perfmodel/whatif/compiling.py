@@ -1,18 +1,17 @@
 """Compiling: eager kernels joined as a compiler joins them.
 
-Between two products, a pointwise kernel joins the one that wrote what it reads, also if
-a few others stand between them; a norm, softmax or sum may be one of them. Who wrote what
-is told by sizes: as many bytes, or as many elements where a kernel has several inputs.
-Only the first reads its input and only the last writes, but for
+Between two GEMMs, a pointwise kernel joins the one that wrote its input, even if a few others
+are between them; a norm, softmax or sum may be one of them. Producers are recognised by size: as
+many bytes, or as many elements where a kernel has several inputs. Only the first kernel reads its
+input and only the last one writes, except for
 
-* what a later one reads from elsewhere;
-* the sum before a norm, or behind its backward pass: the residual stream goes on beside it;
-* the sums over rows of a norm's backward pass, a kernel of its own that works its inputs
-  out again;
-* the logarithms of a softmax of which only those of the targets are taken: nobody needs
-  the others, and the backward pass works them out again.
+* inputs of a later kernel from elsewhere;
+* the sum before a norm, or after its backward pass: the residual stream continues beside it;
+* the row sums of a norm's backward pass, a separate kernel that recomputes its inputs;
+* the logarithms of a softmax when only those of the targets are used: the others are never
+  written, and the backward pass recomputes them.
 
-Leaves out: products with epilogues, and what joins across products.
+Leaves out: GEMMs with epilogues, and fusion across GEMMs.
 """
 
 from __future__ import annotations
@@ -20,15 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from perfmodel.base.dtypes import BITS_PER_BYTE
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import MemoryBound, Op
+from perfmodel.graph.ops import MemoryBound
 from perfmodel.graph.program import PLAIN, LaneKind
+from perfmodel.whatif.drafts import ProgramDraft
 from perfmodel.whatif.fusion import find_runs, keep_first
-from perfmodel.whatif.job_draft import JobDraft, edit_programs
-from perfmodel.whatif.program_draft import ProgramDraft
+from perfmodel.whatif.transformation import Transformation
 
 _COMBINING = frozenset(
     {
@@ -50,19 +46,22 @@ _LOGARITHMS = frozenset({"log_softmax"})
 _SUMS = frozenset({"add", "residual_add"})
 _PICKING = frozenset({"gather"})
 _OUTSIDE = frozenset({"accumulate"})
-"""Kernels that run behind the compiled code, wherever eager code had them between its own."""
+"""Kernels that run after the compiled code, wherever eager code ran them."""
 _LOOK_BACK = 4
-"""Kernels that may stand between one that writes and one that reads."""
+"""Kernels that may run between one that writes and one that reads."""
 _ON_CHIP_ROW = 1024
-"""Longer rows are read once for each of the two numbers that a softmax needs: largest and sum."""
+"""Longer rows are read twice by a softmax: for the maximum and for the sum."""
 _PICKED_RATIO = 1 / 16
-"""A kernel that touches less of a tensor only picks some of it."""
+"""A kernel that touches less of a tensor only picks some elements."""
 _SIZE_TOLERANCE = 0.02
-"""Statistics and weights of a norm are small beside what it is applied to."""
+"""Statistics and weights of a norm are small compared with its input."""
+
+
+_JOINED = _COMBINING | _UNARY | _REDUCING | _PICKING | _OUTSIDE
 
 
 @dataclass(frozen=True, slots=True)
-class Compile:
+class Compile(Transformation):
     """Chains of pointwise kernels of eager code are one kernel each."""
 
     @property
@@ -70,42 +69,34 @@ class Compile:
         """What is taken for granted."""
         return (
             (
-                "Eager kernels are joined as a compiler does: pointwise kernels between two "
-                "products that hand on what they write, at most one norm, softmax or sum among "
-                "them, are one; it reads what comes from elsewhere and writes what goes elsewhere, "
-                "told by sizes."
+                "Eager kernels are joined as a compiler does: pointwise kernels between two GEMMs "
+                "that pass on their output, with at most one norm, softmax or sum, are one kernel, "
+                "which reads external inputs and writes external outputs; producers are recognised "
+                "by size."
             ),
         )
 
-    def apply(self, job: JobGraph) -> JobGraph:
-        """The changed job."""
-        return edit_programs(job, _edit, assumptions=self.assumptions)
-
-
-def _edit(draft: JobDraft, program: ProgramDraft) -> None:
-    is_compute = np.array([lane.kind is LaneKind.COMPUTE for lane in program.lanes])
-    found = [
-        number
-        for number, task in program.tasks.items()
-        if is_compute[task.lane] and task.slot == PLAIN and _is_joined(draft.op_at(task.op))
-    ]
-    chains = []
-    for run in find_runs(program, found, program.program):
-        works = [draft.op_of(program, number) for number in run]
-        for chain in join_works([work for work in works if isinstance(work, MemoryBound)]):
-            chains.append([run[place] for place in chain.places])
-            program.tasks[chains[-1][0]].op = draft.op(chain.work)
-    keep_first(program, chains)
-
-
-def _is_joined(op: Op) -> bool:
-    words = _COMBINING | _UNARY | _REDUCING | _PICKING | _OUTSIDE
-    return isinstance(op, MemoryBound) and op.operator in words
+    def edit(self, program: ProgramDraft) -> None:
+        """Change one program."""
+        works = {
+            number: op
+            for number, task in program.tasks.items()
+            if program.kind_of(number) is LaneKind.COMPUTE
+            and task.slot == PLAIN
+            and isinstance(op := program.op(number), MemoryBound)
+            and op.operator in _JOINED
+        }
+        chains = []
+        for run in find_runs(program, list(works)):
+            for chain in join_works([works[number] for number in run]):
+                chains.append([run[place] for place in chain.places])
+                program.set_op(chains[-1][0], chain.work)
+        keep_first(program, chains)
 
 
 @dataclass(slots=True)
 class Chain:
-    """Kernels that become one: *places* in their run, what it reads, and writes beside its end."""
+    """Kernels that become one: their *places* in a run, and the bytes read and kept besides."""
 
     places: list[int]
     works: list[MemoryBound]
@@ -124,7 +115,7 @@ class Chain:
         )
 
     def hands_to(self, work: MemoryBound) -> bool:
-        """Whether *work* reads what this chain writes, as far as sizes tell."""
+        """Whether *work* reads what this chain writes, judged by size."""
         last = self.works[-1]
         if _OUTSIDE & {work.operator, last.operator}:
             return False
@@ -143,7 +134,7 @@ class Chain:
         )
 
     def add(self, place: int, work: MemoryBound) -> None:
-        """Let *work* be the last."""
+        """Append *work*."""
         last = self.works[-1]
         if work.operator in _PICKING:
             row_length = max(before.row_length for before in self.works)
@@ -161,7 +152,7 @@ class Chain:
 
 
 def join_works(works: Sequence[MemoryBound]) -> list[Chain]:
-    """The kernels that are left of *works*, which follow each other on a stream."""
+    """The kernels that remain of *works*, which follow each other on a stream."""
     chains: list[Chain] = []
     for place, work in enumerate(works):
         near = [chain for chain in reversed(chains) if place - chain.places[-1] <= _LOOK_BACK]
@@ -189,7 +180,7 @@ def _elements(work: MemoryBound) -> float:
 
 
 def _handed_bytes(work: MemoryBound) -> int:
-    """What *work* writes for others; a dropout writes a mask beside it."""
+    """What *work* writes for others; a dropout also writes a mask."""
     return work.read_bytes if work.operator == "dropout" else work.write_bytes
 
 

@@ -1,7 +1,7 @@
-"""Inheritance: what tasks wait for once others are taken out from between them.
+"""Inheritance: what tasks wait for once others between them are removed.
 
-Lags and iteration distances add up along the way. A wait that only leads from
-a removed task back to itself in earlier iterations falls away with it.
+Lags and iteration distances add up along the way. A wait that leads only from a removed
+task back to itself in earlier iterations is dropped with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.program import Anchor
 
-_FARTHER = 2
+_EXTRA_DISTANCE = 2
 """How many iterations beyond the farthest dependency of a program are followed."""
 
 
@@ -32,35 +32,33 @@ class Inheritance:
         for lane, of_lane in enumerate(lane_tasks):
             for place, number in enumerate(of_lane):
                 self._place[number] = (lane, place)
-                # The first task of a lane comes behind the last of the iteration before.
+                # The first task of a lane follows the last one of the previous iteration.
                 self._previous[number] = Dependency(of_lane[place - 1], distance=0 if place else 1)
         distances = (dep.distance for deps in dependencies.values() for dep in deps)
-        self._farthest = max(distances, default=0) + _FARTHER
+        self._farthest = max(distances, default=0) + _EXTRA_DISTANCE
         self._known: dict[int, list[Dependency]] = {}
 
     def dependencies_of(self, number: int) -> list[Dependency]:
         """What the kept task *number* waits for, directly."""
         own = self._dependencies[number]
-        previous = self._previous[number]
-        if previous.task not in self._removed and all(dep.task not in self._removed for dep in own):
-            return list(own)
         kept = [dep for dep in own if dep.task not in self._removed]
-        lost = [dep for dep in (*own, previous) if dep.task in self._removed]
+        lost = [dep for dep in (*own, self._previous[number]) if dep.task in self._removed]
         inherited = [dep for dep in self._follow(lost) if not self._is_lane_order(dep, number)]
         return kept + [dep for dep in inherited if dep not in kept]
 
     def _follow(self, lost: Sequence[Dependency]) -> list[Dependency]:
-        """Kept tasks behind *lost* dependencies on removed ones."""
+        """Kept tasks that *lost* dependencies on removed ones lead to."""
         found: list[Dependency] = []
         while lost:
-            reached = [_extend(dep, further) for dep in lost for further in self._behind(dep.task)]
+            reached = [
+                further
+                for dep in lost
+                for next_dep in self._behind(dep.task)
+                if (further := _extend(dep, next_dep)).distance <= self._farthest
+            ]
             found += [dep for dep in reached if dep.task not in self._removed]
-            lost = self._strongest(
-                dep
-                for dep in reached
-                if dep.task in self._removed and dep.distance <= self._farthest
-            )
-        return self._strongest(dep for dep in found if dep.distance <= self._farthest)
+            lost = self._strongest(dep for dep in reached if dep.task in self._removed)
+        return self._strongest(found)
 
     def _behind(self, removed: int) -> list[Dependency]:
         """What a removed task waits for: kept tasks, or removed ones of earlier iterations."""
@@ -68,25 +66,21 @@ class Inheritance:
         while stack:
             number = stack[-1]
             waits = [*self._dependencies[number], self._previous[number]]
-            unknown = [
-                dep.task for dep in waits if self._is_to_follow(dep) and dep.task not in self._known
-            ]
+            # Within an iteration there is no cycle, so following these comes to an end.
+            followed = [dep for dep in waits if dep.task in self._removed and not dep.distance]
+            unknown = [dep.task for dep in followed if dep.task not in self._known]
             if unknown:
                 stack.extend(unknown)
                 continue
             stack.pop()
             reached: list[Dependency] = []
             for dep in waits:
-                if self._is_to_follow(dep):
+                if dep in followed:
                     reached += [_extend(dep, further) for further in self._known[dep.task]]
                 else:
                     reached.append(dep)
             self._known[number] = self._strongest(reached)
         return self._known[removed]
-
-    def _is_to_follow(self, dep: Dependency) -> bool:
-        # Within an iteration there is no cycle, so following these comes to an end.
-        return dep.task in self._removed and dep.distance == 0
 
     def _strongest(self, deps: Iterable[Dependency]) -> list[Dependency]:
         """Of dependencies on one lane, those that no later one with as much lag makes idle."""

@@ -1,98 +1,37 @@
-"""What-ifs about what communication waits for and who waits for it."""
+"""What-ifs about the order of kernels and collectives: overlapped, one at a time, by priority."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
+import numpy as np
+
+from perfmodel.base.errors import ScenarioError
+from perfmodel.base.provenance import Provenance
+from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.program import Anchor, LaneKind
-from perfmodel.whatif.cuda_graphs import is_device, launch_of
-from perfmodel.whatif.job_draft import JobDraft, edit_programs
-from perfmodel.whatif.program_draft import ProgramDraft
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection
+from perfmodel.graph.ops import Fixed
+from perfmodel.graph.program import PLAIN, LaneKind
+from perfmodel.whatif.drafts import ProgramDraft
+from perfmodel.whatif.pinning import stated_durations
+from perfmodel.whatif.recosting import bytes_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
 from perfmodel.whatif.traffic import ALL_REDUCE
-
-INPUT = Pattern("input/|HtoD|host_to_device|dataloader")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefetchData:
-    """Input tasks like *match* (loading, copies) work for the next iteration.
-
-    They run beside everything else on a lane of their own, at most one
-    iteration ahead.
-    """
-
-    match: Pattern = INPUT
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What is taken for granted."""
-        return (
-            (
-                f"Tasks like {self.match} prepare the next batch while this one is worked on, one "
-                "ahead; the first batch is ready when the first iteration starts."
-            ),
-            "In a recording of several steps all input is ready when it is asked for.",
-        )
-
-    def apply(self, job: JobGraph) -> JobGraph:
-        """The changed job."""
-        selection = Selection(self.match)
-        selection.check_found(job)
-
-        def edit(_: JobDraft, program: ProgramDraft) -> None:
-            found = selection.tasks(job, program.program)
-            launches = {launch_of(program, number) for number in found}
-            _prefetch(program, [number for number in found if number not in launches])
-
-        return edit_programs(job, edit, assumptions=self.assumptions)
-
-
-def _prefetch(program: ProgramDraft, found: list[int]) -> None:
-    """Let others use what the tasks *found* made one iteration ago, and free their lanes."""
-    early = set(found)
-    for number, task in program.tasks.items():
-        if number not in early:
-            task.after = [
-                replace(dep, distance=dep.distance + (dep.task in early and not dep.distance))
-                for dep in task.dependencies
-            ]
-    apart: dict[int, int] = {}
-    for number in found:
-        lane = program.tasks[number].lane
-        kind = program.lanes[lane].kind
-        if kind in (LaneKind.COPY, LaneKind.LOADER):
-            continue
-        if lane not in apart:
-            new = LaneKind.COPY if kind.is_device else LaneKind.LOADER
-            apart[lane] = program.add_lane(f"prefetch of {program.lanes[lane].name}", new)
-        _set_apart(program, number, apart[lane], early)
-
-
-def _set_apart(program: ProgramDraft, number: int, lane: int, early: set[int]) -> None:
-    """Move a task to *lane*; the next task of its old lane uses what it made one iteration ago."""
-    of_lane = program.lane_tasks[program.tasks[number].lane]
-    rest = of_lane[of_lane.index(number) + 1 :]
-    user = next((one for one in rest if one not in early), None)
-    if user is not None:
-        program.tasks[user].dependencies.append(Dependency(number, distance=1))
-        ahead = Dependency(user, anchor=Anchor.START, distance=1)
-        program.tasks[number].dependencies.append(ahead)
-    program.move(number, lane)
-
+from perfmodel.whatif.transformation import Transformation, edit_programs
 
 UPDATE = Pattern("optimizer/|adam|sgd|adagrad|multi_tensor")
+STEP = Pattern(f"range:Optimizer.step|{UPDATE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class Overlap(Transformation):
     """Only tasks like *until* wait for collectives like *match*; the rest runs beside them.
 
-    Collectives that stand on a compute stream move to a stream of their own.
+    Collectives on a compute stream move to a stream of their own.
     """
 
     match: Pattern = ALL_REDUCE
@@ -112,45 +51,33 @@ class Overlap:
             ),
         )
 
-    def apply(self, job: JobGraph) -> JobGraph:
-        """The changed job."""
-        chosen, users = Selection(self.match, LaneWord.DEVICE), Selection(self.until)
-        chosen.check_found(job)
-        users.check_found(job)
-
-        def edit(_: JobDraft, program: ProgramDraft) -> None:
-            found = chosen.collectives(job, program.program)
-            _release(program, set(found), users.tasks(job, program.program))
-
-        return edit_programs(job, edit, assumptions=self.assumptions)
-
-
-def _release(program: ProgramDraft, found: set[int], until: list[int]) -> None:
-    users: dict[int, list[Dependency]] = {}
-    for number, task in program.tasks.items():
-        user = _next_user(program, number, until)
-        if number in found or user is None or not is_device(program, number):
-            continue
-        lost = [dep for dep in task.dependencies if dep.task in found and not dep.distance]
-        task.after = [dep for dep in task.dependencies if dep not in lost]
-        users.setdefault(user, []).extend(lost)
-    for number in sorted(found):
-        if program.lanes[program.tasks[number].lane].kind is LaneKind.COMPUTE:
+    def edit(self, program: ProgramDraft) -> None:
+        """Change one program."""
+        found = dict.fromkeys(program.find_collectives(Selection(self.match, LaneWord.DEVICE)))
+        until = program.find(Selection(self.until))
+        waits: dict[int, list[Dependency]] = {}
+        for number, task in program.tasks.items():
+            user = _next_user(program, number, until)
+            if number in found or user is None or not program.kind_of(number).is_device:
+                continue
+            lost = [dep for dep in task.dependencies if dep.task in found and not dep.distance]
+            task.after = [dep for dep in task.dependencies if dep not in lost]
+            waits.setdefault(user, []).extend(lost)
+        on_compute = [one for one in found if program.kind_of(one) is LaneKind.COMPUTE]
+        for number in on_compute:
             user = _next_user(program, number, until)
             if user is not None:
-                users.setdefault(user, []).append(Dependency(number))
-    for user, waits in users.items():
-        program.tasks[user].dependencies.extend(waits)
-    _move_off_compute(program, sorted(found))
+                waits.setdefault(user, []).append(Dependency(number))
+        for user, added in waits.items():
+            program.tasks[user].dependencies.extend(added)
+        _move_off_compute(program, on_compute)
 
 
-def _move_off_compute(program: ProgramDraft, found: list[int]) -> None:
+def _move_off_compute(program: ProgramDraft, found: Sequence[int]) -> None:
     """Give collectives of a compute lane a lane beside it; they wait for what came before."""
     apart: dict[int, int] = {}
     for number in found:
         task = program.tasks[number]
-        if program.lanes[task.lane].kind is not LaneKind.COMPUTE:
-            continue
         if task.lane not in apart:
             name = f"communication of {program.lanes[task.lane].name}"
             apart[task.lane] = program.add_lane(name, LaneKind.COMMUNICATION)
@@ -170,8 +97,8 @@ def _next_user(program: ProgramDraft, number: int, until: list[int]) -> int | No
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serialise:
-    """Compute and collectives like *match* take turns, in the order they are launched."""
+class Serialise(Transformation):
+    """Kernels and collectives like *match* run one at a time, in launch order."""
 
     match: Pattern = ALL_REDUCE
 
@@ -181,32 +108,172 @@ class Serialise:
         return (
             (
                 f"Collectives like {self.match} and kernels run one at a time in the order in "
-                "which one host thread launches them; work of different threads is left as it is."
+                "which one host thread launches them; work of different threads is unchanged."
+            ),
+        )
+
+    def edit(self, program: ProgramDraft) -> None:
+        """Let every collective and the kernels launched around it wait for each other."""
+        found = set(program.find_collectives(Selection(self.match, LaneWord.DEVICE)))
+        threads: dict[int, list[tuple[int, int]]] = {}
+        for number in program.tasks:
+            launch = program.launch_of(number)
+            is_kernel = program.kind_of(number) is LaneKind.COMPUTE
+            if launch is not None and (is_kernel or number in found):
+                threads.setdefault(program.tasks[launch].lane, []).append((launch, number))
+        for launched in threads.values():
+            # Numbers grow along a lane, so this is the order of the launches.
+            for (_, before), (_, after) in pairwise(sorted(launched)):
+                if (before in found) != (after in found):
+                    program.tasks[after].dependencies.append(Dependency(before))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prioritise(Transformation):
+    """P3: collectives like *match* run by when they are needed, and forward waits for its own.
+
+    Gradients are made from the last layer to the first, and used from the first to the last. So
+    the collective that comes last is needed first, and a free stream takes the last one that is
+    ready. Tasks like *update* are done piece by piece behind the collectives. Cut these first with
+    `bucket`, so that a large one does not hold up a late one.
+    """
+
+    match: Pattern = ALL_REDUCE
+    update: Pattern = STEP
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What is taken for granted."""
+        return (
+            (
+                f"Of collectives like {self.match} that are ready, a stream takes the one made "
+                "last, whose parameters the next iteration uses first; a running one is not "
+                "interrupted, and all ranks agree."
+            ),
+            (
+                f"Tasks like {self.update} run in pieces, in proportion to bytes, behind each "
+                "collective on its stream, with no launch of their own; the forward pass of the "
+                "next iteration, up to the first kernel that a collective waits for, uses "
+                "parameters evenly along its time and waits for no others."
             ),
         )
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
-        chosen = Selection(self.match, LaneWord.DEVICE)
+        chosen, updates = Selection(self.match, LaneWord.DEVICE), Selection(self.update)
         chosen.check_found(job)
+        updates.check_found(job)
+        ready_ns = _ready_ns(job, chosen)
 
-        def edit(_: JobDraft, program: ProgramDraft) -> None:
-            _take_turns(program, set(chosen.collectives(job, program.program)))
+        def edit(program: ProgramDraft) -> None:
+            own_ns = {
+                task: ready_ns[_rendezvous(job, program.rank, task)]
+                for task in program.find_collectives(chosen)
+            }
+            if own_ns:
+                _prioritise(program, own_ns, program.find(updates))
 
         return edit_programs(job, edit, assumptions=self.assumptions)
 
 
-def _take_turns(program: ProgramDraft, found: set[int]) -> None:
-    """Let every collective and the kernels launched around it wait for each other."""
-    threads: dict[int, list[tuple[int, int]]] = {}
-    for number, task in program.tasks.items():
-        is_kernel = program.lanes[task.lane].kind is LaneKind.COMPUTE
-        launch = launch_of(program, number)
-        if launch is not None and (is_kernel or number in found):
-            threads.setdefault(program.tasks[launch].lane, []).append((launch, number))
-    for launched in threads.values():
-        # Numbers grow along a lane, so this is the order of the launches.
-        order = [number for _, number in sorted(launched)]
-        for before, after in pairwise(order):
-            if (before in found) != (after in found):
-                program.tasks[after].dependencies.append(Dependency(before))
+def _rendezvous(job: JobGraph, rank: int, task: int) -> tuple[int, int]:
+    """Group and sequence of a collective."""
+    program = job.program_of(rank)
+    return int(job.rank_group[rank, program.slot[task]]), int(program.sequence[task])
+
+
+def _ready_ns(job: JobGraph, chosen: Selection) -> dict[tuple[int, int], int]:
+    """When the last member of each collective could begin, by group and sequence, in one pass."""
+    played = replay(job, stated_durations(job)).last
+    offsets = np.concatenate([[0], np.cumsum(job.task_counts())])
+    ready: dict[tuple[int, int], int] = {}
+    for rank in range(job.rank_count):
+        program, first = job.program_of(rank), int(offsets[rank])
+        for task in np.flatnonzero(chosen.mask(job, program) & (program.slot != PLAIN)).tolist():
+            rows = slice(program.dep_start[task], program.dep_start[task + 1])
+            is_now = program.dep_distance[rows] == 0
+            sources = program.dep_task[rows][is_now]
+            ends = played.end_ns[first + sources] + program.dep_lag_ns[rows][is_now]
+            key = _rendezvous(job, rank, task)
+            ready[key] = max(ready.get(key, 0), int(ends.max(initial=0)))
+    return ready
+
+
+def _prioritise(program: ProgramDraft, ready_ns: dict[int, int], updates: Sequence[int]) -> None:
+    """Reorder the collectives, split the update, and let forward wait for its own parameters."""
+    updates = [one for one in updates if program.kind_of(one).is_device]
+    if not updates:
+        raise ScenarioError("no update runs on the device, so no task can wait for less.")
+    forward = _forward(program, ready_ns, updates)
+    order = _priority_order(program, ready_ns)
+    total_ns = sum(_length_ns(program, number) for number in updates)
+    sizes = {one: bytes_of(program.op(one)) for one in order}
+    if not all(sizes.values()):
+        raise ScenarioError("a collective does not say its bytes. Narrow the pattern.")
+    # What the updates waited for no longer holds up the forward pass behind them.
+    program.remove(updates, with_launches=True, keep_waits=False)
+    lane = program.tasks[order[0]].lane
+    if any(program.tasks[one].lane != lane for one in order):
+        raise ScenarioError("collectives of several streams have no order. Narrow the pattern.")
+    program.lane_tasks[lane] = [one for one in program.lane_tasks[lane] if one not in sizes]
+    pieces = {}
+    for place, number in enumerate(order):
+        program.tasks[number].order = (place, 0)
+        program.lane_tasks[lane].append(number)
+        share_ns = round(total_ns * sizes[number] / sum(sizes.values()))
+        op = Fixed("update", share_ns, Provenance.ASSUMED)
+        [pieces[number]] = program.insert([program.new_task(lane, op, "update piece")])
+    # Stretches of the forward pass wait for the pieces they use, the last made first.
+    used = sorted(pieces, reverse=True)
+    needed = list(accumulate(sizes[one] for one in used))
+    lengths = [_length_ns(program, number) for number in forward]
+    starts = [end - own for end, own in zip(accumulate(lengths), lengths, strict=True)]
+    for number, start_ns in zip(forward, starts, strict=True):
+        share = start_ns / max(sum(lengths), 1) * needed[-1]
+        place = min(int(np.searchsorted(needed, share, side="right")), len(used) - 1)
+        own = Dependency(pieces[used[place]], distance=1)
+        program.tasks[number].dependencies.append(own)
+
+
+def _length_ns(program: ProgramDraft, number: int) -> int:
+    return duration_of(program.op(number))
+
+
+def _forward(
+    program: ProgramDraft, collectives: Collection[int], updates: Sequence[int]
+) -> list[int]:
+    """Kernels ahead of the first one whose gradient a collective carries."""
+    sources = [
+        dep.task
+        for number in collectives
+        for dep in program.tasks[number].dependencies
+        if program.kind_of(dep.task).is_device and dep.task not in collectives
+    ]
+    if not sources:
+        raise ScenarioError("no collective waits for a kernel, so no forward pass is known.")
+    if min(updates) < max(sources):
+        raise ScenarioError(
+            "the job contains several steps, but must be one iteration that repeats: an update "
+            "comes ahead of kernels that a collective waits for. Use a job that was built or "
+            "emulated, or record one step."
+        )
+    first = min(sources)
+    of_lane = program.lane_tasks[program.tasks[first].lane]
+    return of_lane[: of_lane.index(first)]
+
+
+def _priority_order(program: ProgramDraft, ready_ns: dict[int, int]) -> list[int]:
+    """The collectives as a stream takes them: the last made of those that are ready."""
+    left = sorted(ready_ns, key=lambda one: program.tasks[one].order)
+    place = {number: index for index, number in enumerate(left)}
+    order, now_ns = [], 0
+    while left:
+        ready = [one for one in left if ready_ns[one] <= now_ns]
+        if not ready:
+            now_ns = min(ready_ns[one] for one in left)
+            continue
+        taken = max(ready, key=place.__getitem__)
+        now_ns += _length_ns(program, taken)
+        order.append(taken)
+        left.remove(taken)
+    return order

@@ -1,8 +1,8 @@
-"""Parsing: transformations as people type them, `scale:match=gemm,factor=0.5`.
+"""Parsing: transformations as typed text, `scale:match=gemm,factor=0.5`.
 
-A value without a key in front, `machine:dgx_h100`, is that of the first parameter. A parameter is
-called as its field, without the unit that ends the name: the field `to_ns` is typed `to=20.5ms`,
-and `size_bytes` is typed `size=25MB`.
+A value without a key, `machine:dgx_h100`, belongs to the first parameter. A parameter has the name
+of its field without the unit: the field `to_ns` is typed `to=20.5ms`, and `size_bytes` is typed
+`size=25MB`.
 """
 
 from __future__ import annotations
@@ -26,24 +26,31 @@ from perfmodel.base.units import (
     parse_size,
 )
 from perfmodel.base.value_lists import EXAMPLES, expand_values
-from perfmodel.whatif.activations import EncodeActivations, Offload
+from perfmodel.whatif.activations import EncodeActivations, Offload, Recompute
 from perfmodel.whatif.buckets import ChangeBuckets
-from perfmodel.whatif.cuda_graphs import CudaGraphs
-from perfmodel.whatif.data_parallel import DataParallel
-from perfmodel.whatif.decomposing import ByLevels, SparsifyGradients
-from perfmodel.whatif.durations import HostOverhead, ReplaceDType, Scale, ScaleBatch, SetDuration
-from perfmodel.whatif.fusion import Fuse, JoinOptimizer
-from perfmodel.whatif.hooks import HookCollectives
-from perfmodel.whatif.inserting import Insert, Move
-from perfmodel.whatif.ordering import Overlap, PrefetchData, Serialise
-from perfmodel.whatif.priorities import Prioritise
-from perfmodel.whatif.recompute import Recompute
-from perfmodel.whatif.removal import DeleteLayers, Remove, RemoveStalls, WithoutRecompute
-from perfmodel.whatif.restructuring import MixedPrecision, RestructureBatchNorm
+from perfmodel.whatif.durations import (
+    HostOverhead,
+    MixedPrecision,
+    ReplaceDType,
+    Scale,
+    ScaleBatch,
+    SetDuration,
+)
+from perfmodel.whatif.editing import (
+    DeleteLayers,
+    Insert,
+    Move,
+    Remove,
+    RemoveStalls,
+    WithoutRecompute,
+)
+from perfmodel.whatif.fusion import Fuse, JoinOptimizer, RestructureBatchNorm
+from perfmodel.whatif.gradients import DataParallel, HookCollectives
+from perfmodel.whatif.hosts import CudaGraphs, PrefetchData, RemoveStraggler, SetGap
+from perfmodel.whatif.ordering import Overlap, Prioritise, Serialise
 from perfmodel.whatif.scaling_out import ChangeMachine, ChangeRanks
-from perfmodel.whatif.selection import Numbers, Pattern, RankSet
-from perfmodel.whatif.straggler import RemoveStraggler, SetGap
-from perfmodel.whatif.traffic import Compress, Quantise
+from perfmodel.whatif.selection import Numbers, Pattern
+from perfmodel.whatif.traffic import ByLevels, Compress, Quantise, SparsifyGradients
 from perfmodel.whatif.transformation import Transformation
 
 TRANSFORMATIONS: dict[str, type[Any]] = {
@@ -82,7 +89,7 @@ TRANSFORMATIONS: dict[str, type[Any]] = {
     "machine": ChangeMachine,
     "ranks": ChangeRanks,
 }
-"""Every transformation by its word. Each follows the protocol `Transformation`."""
+"""Every transformation by its name."""
 
 
 _UNITS = ("_ns", "_bytes_per_s", "_bytes")
@@ -91,7 +98,7 @@ _MOST_NUMBERS = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a transformation: how it is typed, and what stands in its field."""
+    """One parameter of a transformation: its key in the text, and its field."""
 
     key: str
     field: str
@@ -105,7 +112,7 @@ class Parameter:
 
     @property
     def words(self) -> str:
-        """The parameter for people, with its default."""
+        """The parameter as text, with its default."""
         if self.is_required:
             return f"{self.key}=..."
         return f"{self.key}={self._default_words}"
@@ -122,21 +129,13 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class SweepPoint:
-    """One value of a swept parameter, and the transformation that has it."""
-
-    value: str
-    transformation: Transformation
-
-
-@dataclass(frozen=True, slots=True)
 class Sweep:
-    """A transformation for each of several values of one parameter, and how it was typed."""
+    """The transformation for each of several values of one parameter, as typed in *text*."""
 
     text: str
     name: str
     key: str
-    points: tuple[SweepPoint, ...]
+    points: tuple[tuple[str, Transformation], ...]
 
 
 def list_parameters(name: str) -> tuple[Parameter, ...]:
@@ -148,7 +147,7 @@ def list_parameters(name: str) -> tuple[Parameter, ...]:
 
 
 def parse_transformation(text: str, *, topology: str | None = None) -> Transformation:
-    """The transformation that *text* asks for.
+    """The transformation that *text* describes.
 
     *topology* is the machine for those that take one and do not name it.
     """
@@ -157,7 +156,7 @@ def parse_transformation(text: str, *, topology: str | None = None) -> Transform
 
 
 def parse_sweep(text: str, *, topology: str | None = None) -> Sweep:
-    """The transformations that *text* asks for, with one parameter as `a,b,c` or `a:b:x2`."""
+    """The transformations that *text* describes, with one parameter as `a,b,c` or `a:b:x2`."""
     name, given = _split(_joined(text))
     several = {key: values for key, value in given.items() if len(values := _values(value)) > 1}
     if len(several) != 1:
@@ -166,18 +165,16 @@ def parse_sweep(text: str, *, topology: str | None = None) -> Sweep:
             f"{len(several)}. {EXAMPLES}"
         )
     [(key, values)] = several.items()
-    points = tuple(
-        SweepPoint(value, _build(text, name, given | {key: value}, topology)) for value in values
-    )
+    points = tuple((value, _build(text, name, given | {key: value}, topology)) for value in values)
     return Sweep(text, name, key, points)
 
 
 _COMMA = ";"
-"""Stands for a comma inside the values of a sweep, where commas also part parameters."""
+"""Replaces a comma inside the values of a sweep, where commas also separate parameters."""
 
 
 def _joined(text: str) -> str:
-    """*text* with a piece that names no parameter joined to the value before it."""
+    """*text* with a piece that names no parameter joined to the previous value."""
     first, *others = text.split(",")
     return first + "".join(f",{piece}" if "=" in piece else _COMMA + piece for piece in others)
 
@@ -305,7 +302,6 @@ _READERS: dict[type[Any], Callable[[str], Any]] = {
     int: _read_int,
     str: str,
     Pattern: Pattern,
-    RankSet: lambda value: RankSet(_read_whole_numbers(value)),
     Numbers: lambda value: Numbers(_read_whole_numbers(value)),
     DType: parse_dtype,
 }

@@ -1,7 +1,7 @@
-"""Pinning: every task of a job gets a stated duration and remembers what it does.
+"""Pinning: every task of a job gets a stated duration and remembers its work.
 
-What-ifs change durations, so a job made of shapes is priced first. Ranks that
-pay different prices for the same program get programs of their own.
+What-ifs change durations, so a job made of shapes is priced first. Ranks with different prices
+for the same program get programs of their own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.graph.durations import DurationTable, OpDurations, build_shared_durations
 from perfmodel.graph.job import JobGraph, Origin
-from perfmodel.graph.ops import Fixed, Op
+from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import NO_ORIGIN, Program
 from perfmodel.graph.stored_programs import StoredPrograms
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.whatif.job_draft import JobDraft
-from perfmodel.whatif.selection import duration_of, names_of
+from perfmodel.whatif.drafts import JobDraft
+from perfmodel.whatif.selection import duration_of, durations_of, names_of
 from topologies import Cluster, build_cluster, load_topology
 
 DEFAULT_STACK = "pytorch_eager"
@@ -78,9 +78,10 @@ def pin_job(job: JobGraph, machine: PricingMachine) -> JobGraph:
 def pin_durations(
     job: JobGraph, durations: DurationTable, *, provenance: CodeColumn | None = None
 ) -> JobGraph:
-    """*job* with *durations* as stated ones, each known as *provenance* says, or recorded."""
+    """*job* with *durations* as stated ones, of the given *provenance* or recorded."""
     draft = JobDraft(job)
-    recorded = np.full(len(durations.values_ns), Provenance.RECORDED, dtype=np.int8)
+    if provenance is None:
+        provenance = np.full(len(durations.values_ns), Provenance.RECORDED, dtype=np.int8)
     programs: list[Program] = []
     number: dict[tuple[int, int], int] = {}
     rank_program = np.empty_like(job.rank_program)
@@ -90,36 +91,27 @@ def pin_durations(
         if key not in number:
             number[key] = len(programs)
             rows = slice(offset, offset + program.task_count)
-            known = recorded if provenance is None else provenance
             values = durations.values_ns[rows, 0].tolist()
-            programs.append(_pin_program(draft, program, values, known[rows].tolist()))
+            programs.append(_pin_program(draft, program, values, provenance[rows].tolist()))
         rank_program[rank] = number[key]
     return replace(draft.build(), programs=tuple(programs), rank_program=rank_program)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PinnedJob:
-    """A job that states its durations; *prices* are by number of the origin of its tasks."""
-
-    job: JobGraph
-    prices: PricedJob
-
-
-def pin_prices(priced: PricedJob) -> PinnedJob:
-    """*priced* with its durations stated, and what its tasks cost to be found again by origin."""
+def pin_prices(priced: PricedJob) -> PricedJob:
+    """*priced* with its durations stated in its job, and its prices by the origin of the tasks."""
     pinned = pin_durations(priced.job, priced.durations, provenance=priced.provenance)
     _, first_rank = np.unique(pinned.rank_program, return_index=True)
     rows = [priced.rows_of_rank(int(rank)) for rank in first_rank]
     starts = np.concatenate([[0], np.cumsum([row.stop - row.start for row in rows])])
     chosen = np.concatenate([np.arange(row.start, row.stop) for row in rows])
     job = with_own_origins(pinned)
-    return PinnedJob(job, priced.take(chosen, starts[pinned.rank_program], job=job))
+    return priced.take(chosen, starts[pinned.rank_program], job=job)
 
 
 def with_own_origins(job: JobGraph) -> JobGraph:
     """*job* with an origin of its own for every task, numbered program after program.
 
-    What is known of a task is then found by that number, however the job is changed.
+    A task is then recognised by that number, however the job is changed.
     """
     starts = np.concatenate([[0], np.cumsum([program.task_count for program in job.programs])])
     column = np.concatenate([program.origin for program in job.programs]).tolist()
@@ -136,36 +128,29 @@ def with_own_origins(job: JobGraph) -> JobGraph:
 
 
 def stated_prices(job: JobGraph, known: PricedJob | None = None) -> PricedJob:
-    """The stated durations of *job* as prices without doubt.
+    """The stated durations of *job* as prices without uncertainty.
 
-    Tasks that *known* has by their origin keep their family and its doubt, and
-    those that still state what it says keep the price before it was rounded.
+    Tasks that *known* has by their origin keep their family and its uncertainty, and those that
+    still state the known duration keep the price before it was rounded.
     """
+    provenance = np.array(
+        [op.provenance if isinstance(op, Fixed) else 0 for op in job.ops], dtype=np.int8
+    )
     if known is None and isinstance(job.programs, StoredPrograms):
-        return _stated_by_op(job)
-    durations = stated_durations(job)
-    # One row a program, in the order in which ranks first run them.
+        # Their tasks are not read here: prices by op.
+        values_ns = np.array([duration_of(op) for op in job.ops], dtype=np.int64)[:, np.newaxis]
+        durations: DurationTable = OpDurations(values_ns, job.rank_program.astype(np.int64))
+        return _certain_prices(job, durations, provenance)
+    # One row per program, in the order in which ranks first run them.
     programs = [job.programs[place] for place in dict.fromkeys(job.rank_program.tolist())]
     ops = np.concatenate([program.op for program in programs])
-    plain = _without_doubt(job, durations, _stated_provenance(job)[ops])
+    certain = _certain_prices(job, stated_durations(job), provenance[ops])
     if known is None:
-        return plain
-    return _recall(plain, known, np.concatenate([program.origin for program in programs]))
+        return certain
+    return _recall(certain, known, np.concatenate([program.origin for program in programs]))
 
 
-def _stated_by_op(job: JobGraph) -> PricedJob:
-    """The same for a job whose tasks nobody here reads: prices by op."""
-    values_ns = np.array([duration_of(op) for op in job.ops], dtype=np.int64)[:, np.newaxis]
-    durations = OpDurations(values_ns, job.rank_program.astype(np.int64))
-    return _without_doubt(job, durations, _stated_provenance(job))
-
-
-def _stated_provenance(job: JobGraph) -> CodeColumn:
-    known = [op.provenance if isinstance(op, Fixed) else 0 for op in job.ops]
-    return np.array(known, dtype=np.int8)
-
-
-def _without_doubt(job: JobGraph, durations: DurationTable, provenance: CodeColumn) -> PricedJob:
+def _certain_prices(job: JobGraph, durations: DurationTable, provenance: CodeColumn) -> PricedJob:
     count = len(durations.values_ns)
     return PricedJob(
         job=job,
@@ -179,16 +164,16 @@ def _without_doubt(job: JobGraph, durations: DurationTable, provenance: CodeColu
     )
 
 
-def _recall(plain: PricedJob, known: PricedJob, origins: NDArray[np.int32]) -> PricedJob:
+def _recall(certain: PricedJob, known: PricedJob, origins: NDArray[np.int32]) -> PricedJob:
     is_known = origins != NO_ORIGIN
-    was = known.take(np.where(is_known, origins, 0), plain.durations.rank_offset, job=plain.job)
-    is_same = is_known & (was.durations.values_ns[:, 0] == plain.durations.values_ns[:, 0])
+    was = known.take(np.where(is_known, origins, 0), certain.durations.rank_offset, job=certain.job)
+    is_same = is_known & (was.durations.values_ns[:, 0] == certain.durations.values_ns[:, 0])
     return replace(
-        plain,
-        float_ns=np.where(is_same, was.float_ns, plain.float_ns),
+        certain,
+        float_ns=np.where(is_same, was.float_ns, certain.float_ns),
         relative_sigma=np.where(is_known, was.relative_sigma, 0.0),
-        family=np.where(is_known, was.family, plain.family).astype(np.int8),
-        bound=np.where(is_known, was.bound, plain.bound).astype(np.int8),
+        family=np.where(is_known, was.family, certain.family).astype(np.int8),
+        bound=np.where(is_known, was.bound, certain.bound).astype(np.int8),
         link_use=np.where(is_known[:, np.newaxis], was.link_use, 0.0),
         slowdowns=known.slowdowns,
         spread=known.spread,
@@ -197,12 +182,7 @@ def _recall(plain: PricedJob, known: PricedJob, origins: NDArray[np.int32]) -> P
 
 def stated_durations(job: JobGraph) -> DurationTable:
     """The durations that the tasks of a pinned *job* state."""
-    rows = []
-    for program in job.programs:
-        ops, place = np.unique(program.op, return_inverse=True)
-        durations = [duration_of(job.ops[op]) for op in ops.tolist()]
-        rows.append(np.array(durations, dtype=np.int64)[place])
-    return build_shared_durations(job, rows)
+    return build_shared_durations(job, [durations_of(job, program) for program in job.programs])
 
 
 def _pin_program(
@@ -213,11 +193,9 @@ def _pin_program(
     keys = list(zip(program.op.tolist(), values_ns, known, strict=True))
     for key in keys:
         if key not in pinned:
-            pinned[key] = draft.op(_pin(draft.op_at(key[0]), key[1], Provenance(key[2])))
+            op, (_, duration_ns, provenance) = draft.ops[key[0]], key
+            if not isinstance(op, Fixed):
+                op = Fixed(names_of(op)[0], duration_ns, work=op)
+            new = replace(op, duration_ns=duration_ns, provenance=Provenance(provenance))
+            pinned[key] = draft.op(new)
     return replace(program, op=np.array([pinned[key] for key in keys], dtype=np.int32))
-
-
-def _pin(op: Op, duration_ns: int, provenance: Provenance) -> Fixed:
-    if isinstance(op, Fixed):
-        return replace(op, duration_ns=duration_ns, provenance=provenance)
-    return Fixed(names_of(op)[0], duration_ns, provenance, op)

@@ -1,8 +1,7 @@
 """Recosting: how much longer or shorter a task gets when its work changes.
 
-On a machine that is named, the ratio is that of two predictions, so that an
-error of the model which both share cancels. Without one it is the ratio of
-two amounts of work.
+On a named machine this is the ratio of two predictions, so that an error which both share
+cancels. Without a machine it is the ratio of two amounts of work.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from collectives import CollectiveKind, price_collective
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
+from perfmodel.base.provenance import Provenance
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import (
@@ -31,15 +30,15 @@ from perfmodel.graph.ops import (
     HostSpan,
     HostWork,
     MemoryBound,
+    Op,
     Work,
 )
-from perfmodel.whatif.job_draft import Ranks
+from perfmodel.whatif.drafts import Ranks
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine
-from perfmodel.whatif.selection import Selection
-from topologies import Device
+from perfmodel.whatif.selection import Selection, duration_of
 
 _SENT_SHARE = {
-    # Bytes that pass a member's link for a byte of the buffer, over (p - 1) / p.
+    # Bytes that cross a member's link per byte of the buffer, divided by (p - 1) / p.
     CollectiveKind.ALL_REDUCE: 2.0,
     CollectiveKind.ALL_GATHER: 1.0,
     CollectiveKind.REDUCE_SCATTER: 1.0,
@@ -48,16 +47,8 @@ _SENT_SHARE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """Some work and the ranks that do it together (none for the work of one rank)."""
-
-    work: Work
-    ranks: Ranks = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Recosted:
-    """How much of the time that a change is about it can work out anew.
+    """How much of the time that a change affects it can price again.
 
     *what* names that time; the work of *estimated_ns* of it was estimated, not counted.
     """
@@ -69,7 +60,7 @@ class Recosted:
 
     @property
     def ratio(self) -> float:
-        """The share, all where there is no such time."""
+        """The share, 1 where there is no such time."""
         return self.known_ns / self.total_ns if self.total_ns else 1.0
 
     @property
@@ -77,7 +68,7 @@ class Recosted:
         """The share for people."""
         estimated = self.estimated_ns / self.total_ns if self.total_ns else 0.0
         how = f" ({estimated:.1%} from estimated work)" if estimated else ""
-        return f"{self.ratio:.1%} of {self.what} could be worked out anew{how}"
+        return f"{self.ratio:.1%} of {self.what} could be priced again{how}"
 
 
 def count_recosted(
@@ -102,7 +93,7 @@ def count_recosted(
 class OnMachine:
     """Parameters of transformations that change work: the machine to price it on.
 
-    *topology* is a file or a name from the catalog. Without it times follow the
+    *topology* is a file or a name from the catalog. Without it times are in proportion to the
     amount of work.
     """
 
@@ -125,92 +116,124 @@ class OnMachine:
 
     @property
     def cost_sentence(self) -> str:
-        """How the changed tasks are priced."""
+        """How changed tasks are priced."""
         if self.topology is None:
             return (
                 "Changed tasks take time in proportion to their amount of work (bytes, or "
-                "operations times bytes of a number); latencies shrink and grow with it."
+                "operations times bytes per number); latencies scale with it."
             )
         return f"Changed tasks are scaled by the ratio of predictions for {self.topology}."
 
-    def time_ratio(self, old: Effort, new: Effort) -> float:
-        """How many times as long *new* takes as *old*."""
-        if old == new:
+    def time_ratio(self, old: Work, new: Work, ranks: Ranks = (), among: Ranks = ()) -> float:
+        """How many times as long *new* takes as *old*, which *ranks* do together.
+
+        *among* are the ranks of *new*, where they differ.
+        """
+        among = among or ranks
+        if (old, ranks) == (new, among):
             return 1.0
         if self.machine is None:
-            before, after = amount_of(old), amount_of(new)
+            before, after = amount_of(old, ranks), amount_of(new, among)
         else:
-            before, after = price_ns(old, self.machine), price_ns(new, self.machine)
+            before, after = price_ns(old, ranks, self.machine), price_ns(new, among, self.machine)
         return after / before if before > 0 else 1.0
+
+    def rework(self, op: Op, old: Work, new: Work, ranks: Ranks = (), among: Ranks = ()) -> Fixed:
+        """A task that did *old* and now does *new*, with its duration scaled accordingly."""
+        return retime(op, duration_of(op) * self.time_ratio(old, new, ranks, among), work=new)
+
+
+def retime(op: Op, duration_ns: float, *, work: Work | None = None) -> Fixed:
+    """A task with another stated duration, and other *work* if given.
+
+    An unchanged duration and work keep their provenance; anything else is assumed.
+    """
+    stated_ns, rounded = duration_of(op), round(duration_ns)
+    assert isinstance(op, Fixed)
+    if rounded == stated_ns and work in (None, op.work):
+        return op
+    return replace(
+        op,
+        duration_ns=rounded,
+        provenance=Provenance.ASSUMED,
+        work=op.work if work is None else work,
+    )
+
+
+def check_factor(name: str, value: float) -> None:
+    """Raise unless *value* can multiply a duration."""
+    if not 0 <= value < float("inf"):
+        raise ScenarioError(f"{name}: must be zero or more, got {value:g}.")
 
 
 @lru_cache(maxsize=100_000)
-def price_ns(effort: Effort, machine: PricingMachine) -> float:
-    """How long *effort* takes on *machine*; for an uneven exchange, its slowest member.
+def price_ns(work: Work, ranks: Ranks, machine: PricingMachine) -> float:
+    """How long *ranks* take for *work* on *machine*; for an uneven exchange, the slowest one.
 
-    A collective whose partners are not known is one of all GPUs of a host. A
-    format that the device cannot multiply runs as a wider one.
+    A collective whose members are not known involves all GPUs of a host. A number format that
+    the device cannot multiply runs as a wider one.
     """
-    work = effort.work
-    cluster = machine.cluster(max(effort.ranks, default=0) + 1)
+    cluster = machine.cluster(max(ranks, default=0) + 1)
     if isinstance(work, Communication):
-        ranks = effort.ranks
         if not ranks:
             cluster = machine.cluster(cluster.topology.gpus_per_host)
             ranks = tuple(range(cluster.rank_count))
-        cost = price_collective(work.collective, cluster=cluster, ranks=ranks)
-        return float(cost.duration_ns)
-    runs = _in_known_format(work, cluster.device)
-    priced = price_ops([runs], device=cluster.device, stack=machine.load_stack())
+        return float(price_collective(work.collective, cluster=cluster, ranks=ranks).duration_ns)
+    formats = cluster.device.peak_flops
+    if isinstance(work, Gemm | Convolution | Attention | GroupedGemm) and work.dtype not in formats:
+        bits = work.dtype.size_bits
+        wider = [dtype for dtype in _WIDER if dtype.size_bits >= bits and dtype in formats]
+        work = replace(work, dtype=wider[0]) if wider else work
+    priced = price_ops([work], device=cluster.device, stack=machine.load_stack())
     return float(priced.duration_ns[0])
 
 
 _WIDER = (DType.FP8, DType.BF16, DType.FP16, DType.FP32)
 
 
-def _in_known_format(work: Work, device: Device) -> Work:
-    if not isinstance(work, Gemm | Convolution | Attention | GroupedGemm):
-        return work
-    if work.dtype in device.peak_flops:
-        return work
-    wider = [
-        dtype
-        for dtype in _WIDER
-        if dtype.size_bits >= work.dtype.size_bits and dtype in device.peak_flops
-    ]
-    return replace(work, dtype=wider[0]) if wider else work
+def amount_of(work: Work, ranks: Ranks = ()) -> float:
+    """What the duration of *work* by *ranks* is taken to be in proportion to."""
+    match work:
+        case Communication():
+            size, share = len(ranks), _SENT_SHARE.get(work.collective.kind)
+            passed = 1.0 if share is None or size < 2 else share * (size - 1) / size
+            amount = passed * work.collective.size_bytes
+        case HostWork():
+            amount = 1.0
+        case HostSpan():
+            amount = len(work.parts)
+        case Gemm():
+            amount = work.m * work.n * work.k * work.batch * work.dtype.size_bits / 8
+        case GroupedGemm() | Convolution():
+            amount = work.flops * work.dtype.size_bits / 8
+        case Attention():
+            pairs = work.batch * work.heads * work.query_length * work.key_length
+            amount = pairs * work.head_dim * work.dtype.size_bytes
+        case _:
+            amount = bytes_of(work)
+    return float(amount)
 
 
-def amount_of(effort: Effort) -> float:
-    """What the duration of *effort* is taken to be in proportion to."""
-    work = effort.work
-    if isinstance(work, Communication):
-        size, share = len(effort.ranks), _SENT_SHARE.get(work.collective.kind)
-        passed = 1.0 if share is None or size < 2 else share * (size - 1) / size
-        return passed * work.collective.size_bytes
-    return float(_AMOUNTS[type(work)](work))
-
-
-def _attention_amount(work: Attention) -> int:
-    pairs = work.batch * work.heads * work.query_length * work.key_length
-    return pairs * work.head_dim * work.dtype.size_bytes
-
-
-def _looked_up_bytes(work: EmbeddingOp) -> float:
-    lookup = work.lookup
-    return sum(
-        lookup.lookup_count(table) * table.width * table.dtype.size_bytes for table in lookup.tables
-    )
-
-
-_AMOUNTS: dict[type[object], Callable[[Any], float]] = {
-    Gemm: lambda work: work.m * work.n * work.k * work.batch * work.dtype.size_bits / 8,
-    GroupedGemm: lambda work: work.flops * work.dtype.size_bits / 8,
-    Convolution: lambda work: work.flops * work.dtype.size_bits / 8,
-    Attention: _attention_amount,
-    MemoryBound: lambda work: work.read_bytes + work.write_bytes,
-    EmbeddingOp: _looked_up_bytes,
-    Copy: lambda work: work.size_bytes,
-    HostWork: lambda _: 1.0,
-    HostSpan: lambda work: len(work.parts),
-}
+def bytes_of(op: Op) -> float:
+    """Bytes that a task reads and writes, or carries; 0 where that is unknown."""
+    work = op.work if isinstance(op, Fixed) else op
+    size: float = 0
+    match work:
+        case MemoryBound() | Convolution():
+            size = work.read_bytes + work.write_bytes
+        case Copy():
+            size = work.size_bytes
+        case Communication():
+            size = work.collective.size_bytes
+        case EmbeddingOp():
+            tables, count = work.lookup.tables, work.lookup.lookup_count
+            size = sum(count(one) * one.width * one.dtype.size_bytes for one in tables)
+        case Gemm() | GroupedGemm():
+            elements = work.m * work.k + work.k * work.n + work.m * work.n
+            copies = work.batch if isinstance(work, Gemm) else work.groups
+            size = copies * elements * work.dtype.size_bits / 8
+        case Attention():
+            query = 2 * work.heads * work.query_length
+            keys = 2 * work.kv_heads * work.key_length
+            size = work.batch * (query + keys) * work.head_dim * work.dtype.size_bits / 8
+    return float(size)

@@ -12,16 +12,23 @@ from perfmodel.base.units import format_duration
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, HostPart, HostSpan, HostWork, Op, Work
 from perfmodel.graph.program import PLAIN
-from perfmodel.whatif.durations import check_factor
-from perfmodel.whatif.job_draft import Ranks, change_ops, retime
+from perfmodel.whatif.drafts import Ranks
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, pin_job
-from perfmodel.whatif.recosting import Effort, OnMachine, Recosted, count_recosted, price_ns
+from perfmodel.whatif.recosting import (
+    OnMachine,
+    Recosted,
+    check_factor,
+    count_recosted,
+    price_ns,
+    retime,
+)
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of, lane_mask
+from perfmodel.whatif.transformation import Transformation, change_ops
 from topologies import cpu_speed, load_topology
 
 
 class Doubt(Enum):
-    """Which end of what could be so is taken for work that is worked out anew."""
+    """Which end of the uncertainty is taken for work that is priced again."""
 
     FASTEST = "fastest"
     NONE = "none"
@@ -32,41 +39,31 @@ COUNTED_DOUBT = 1.15
 ESTIMATED_DOUBT = 1.35
 HOST_DOUBT = 1.25
 UNKNOWN_HOST_DOUBT = 1.5
-"""By how much a ratio between two machines may be off either way, in nine of ten tasks.
+"""By how much a ratio between two machines may be off either way, for nine of ten tasks.
 
-Kernels of a device that was left out are predicted 7 to 12 % off, whose ratio to a known one is no
-better; what a kernel moved is known from its time alone where the work is estimated. Threads are
-compared by clock and work per clock; hosts of the catalog differ by 1.7 times.
+Kernels of a device that was not used for fitting are predicted 7 to 12 % off, and their ratio to a
+known one is no better; estimated work is known from the kernel's time alone. Threads are compared
+by clock and work per clock; hosts of the catalog differ by 1.7 times.
 """
 
 DOUBT = (
-    "The interval reaches from all ratios between the machines "
-    f"{COUNTED_DOUBT - 1:.0%} too long to {COUNTED_DOUBT - 1:.0%} too short, "
+    "The interval assumes that all ratios between the machines are off by up to "
+    f"{COUNTED_DOUBT - 1:.0%} either way, "
     f"{ESTIMATED_DOUBT - 1:.0%} where the work was estimated from recorded times, and "
     f"{HOST_DOUBT - 1:.0%} for hosts ({UNKNOWN_HOST_DOUBT - 1:.0%} where their CPUs are not known)."
 )
 
 
 PAUSE_NS = 5_000_000
-"""Host work that launches nothing for so long is a thread that sleeps, or waits for data."""
-
-
-@dataclass(frozen=True, slots=True)
-class _HostRatio:
-    """How many times as long host times take, how far off that may be, and why."""
-
-    ratio: float
-    doubt: float
-    why: str
+"""Host work that launches nothing for longer is a thread that sleeps, or waits for data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeMachine:
+class ChangeMachine(Transformation):
     """The job runs on the machine *topology* instead of *was*.
 
-    With *was*, durations are scaled by the ratio of two predictions; without,
-    they are predicted anew. Host times take *host* times as long: left out, what
-    the CPUs of both machines say.
+    With *was*, durations are scaled by the ratio of two predictions; without it they are predicted
+    again. Host times take *host* times as long: by default the ratio of the CPUs' speeds.
     """
 
     topology: str
@@ -85,40 +82,45 @@ class ChangeMachine:
     def assumptions(self) -> tuple[str, ...]:
         """What is taken for granted."""
         if self.was is None:
-            how = f"Work that is known is predicted anew for {self.topology}"
-            rest = "device work that is not known keeps its time"
+            how = f"Known work is predicted again for {self.topology}"
+            rest = "unknown device work keeps its time"
         else:
-            how = f"Work that is known is scaled by the ratio of predictions for {self.topology} "
+            how = f"Known work is scaled by the ratio of predictions for {self.topology} "
             how += f"and {self.was}"
-            rest = "device work that is not known by the mean ratio of the rest"
-        hosts = self._host_ratio()
+            rest = "unknown device work by the mean ratio of the rest"
+        ratio, doubt = self._host_ratio()
+        why = ""
+        if doubt == UNKNOWN_HOST_DOUBT:
+            why = ", as the speed of the CPUs is not known for both"
+        elif doubt == HOST_DOUBT:
+            why = " ({} compared with {}, by clock and work per clock)".format(*self._cpus())
         return (
-            f"{how}, {rest}; host times take {hosts.ratio:.3g} times as long{hosts.why}.",
+            f"{how}, {rest}; host times take {ratio:.3g} times as long{why}.",
             (
                 f"Host threads that launch nothing for more than {format_duration(PAUSE_NS)} sleep "
-                "or wait for data: that stays as it is."
+                "or wait for data, which takes as long as before."
             ),
             (
-                "The software makes the same kernels and calls there; formats that a GPU cannot "
-                "multiply run as wider ones, and collectives of a rank recorded alone are of all "
-                "GPUs of a host."
+                "The software runs the same kernels and calls there; number formats that a GPU "
+                "cannot multiply run as wider ones, and collectives of a rank recorded alone "
+                "involve all GPUs of a host."
             ),
         )
 
-    def _host_ratio(self) -> _HostRatio:
+    def _cpus(self) -> list[str | None]:
+        """The CPUs of the new machine and of the old one."""
+        return [load_topology(name).host_cpu for name in (self.topology, self.was) if name]
+
+    def _host_ratio(self) -> tuple[float, float]:
+        """How many times as long host work takes, and how far off that may be."""
         if self.host is not None:
-            return _HostRatio(self.host, 1.0, "")
+            return self.host, 1.0
         if self.was is None or self.was == self.topology:
-            return _HostRatio(1.0, 1.0, "")
-        new, old = (load_topology(name).host_cpu for name in (self.topology, self.was))
-        speed, was_speed = cpu_speed(new), cpu_speed(old)
+            return 1.0, 1.0
+        speed, was_speed = (cpu_speed(cpu) for cpu in self._cpus())
         if speed is None or was_speed is None:
-            return _HostRatio(
-                1.0, UNKNOWN_HOST_DOUBT, ", as nobody says how fast the CPUs of both machines are"
-            )
-        return _HostRatio(
-            was_speed / speed, HOST_DOUBT, f" ({new} beside {old}, by clock and work per clock)"
-        )
+            return 1.0, UNKNOWN_HOST_DOUBT
+        return was_speed / speed, HOST_DOUBT
 
     @property
     def selection(self) -> Selection:
@@ -135,49 +137,55 @@ class ChangeMachine:
         )
 
     def doubted(self, doubt: Doubt) -> ChangeMachine:
-        """The same with all ratios at one end of what could be so."""
+        """The same with all ratios at one end of their uncertainty."""
         return replace(self, doubt=doubt)
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
         target = PricingMachine(self.topology, self.hosts, self.stack)
-        hosts = self._host_ratio()
-        factor = hosts.ratio * self._at_end(hosts.doubt)
-        # A pause may be work after all, so that the fastest end is that of a faster host.
+        host_ratio, host_doubt = self._host_ratio()
+        factor = host_ratio * self._at_end(host_doubt)
+        # A pause may be work after all, so the fastest end assumes a faster host.
         factor_of_pauses = min(factor, 1.0) if self.doubt is Doubt.FASTEST else 1.0
 
         def scale_host(op: Op, _: Ranks) -> Op:
             by = factor_of_pauses if _is_pause(op) else factor
             return retime(op, duration_of(op) * by)
 
-        if factor != 1.0 and _has_hosts(job):
-            job = change_ops(job, Selection(None, LaneWord.HOST), scale_host, assumptions=())
+        has_hosts = any(lane_mask(program, LaneWord.HOST).any() for program in job.programs)
+        if factor != 1.0 and has_hosts:
+            job = change_ops(job, Selection(None, LaneWord.HOST), scale_host)
         if self.was is None:
-            released = change_ops(job, Selection(), _release, assumptions=self.assumptions)
+            released = change_ops(
+                job, Selection(), lambda op, _: _device_work(op) or op, assumptions=self.assumptions
+            )
             return pin_job(released, target)
         return self._scale(job, target, PricingMachine(self.was, self.was_hosts, self.stack))
 
     def _scale(self, job: JobGraph, target: PricingMachine, source: PricingMachine) -> JobGraph:
-        mean = _MeanRatio()
+        # Their quotient is the mean ratio, each task weighted by its duration.
+        before_ns = after_ns = 0.0
 
         def scale(op: Op, ranks: Ranks) -> Op:
-            work = _device_work(op)
+            nonlocal before_ns, after_ns
+            work, duration_ns = _device_work(op), duration_of(op)
             if work is None:
                 return op
-            effort = Effort(work, ranks)
-            before_ns = price_ns(effort, source)
-            ratio = price_ns(effort, target) / before_ns if before_ns else 1.0
-            mean.add(duration_of(op), ratio)
-            return retime(op, duration_of(op) * ratio * self._doubt_of(op))
+            priced_ns = price_ns(work, ranks, source)
+            ratio = price_ns(work, ranks, target) / priced_ns if priced_ns else 1.0
+            before_ns += duration_ns
+            after_ns += duration_ns * ratio
+            return retime(op, duration_ns * ratio * self._doubt_of(op))
 
         scaled = change_ops(job, self.selection, scale, assumptions=self.assumptions)
+        mean = after_ns / before_ns if before_ns else 1.0
 
         def scale_rest(op: Op, _: Ranks) -> Op:
             if _device_work(op) is not None:
                 return op
-            return retime(op, duration_of(op) * mean.ratio * self._doubt_of(op))
+            return retime(op, duration_of(op) * mean * self._doubt_of(op))
 
-        return change_ops(scaled, self.selection, scale_rest, assumptions=())
+        return change_ops(scaled, self.selection, scale_rest)
 
     def _doubt_of(self, op: Op) -> float:
         is_counted = isinstance(op, Fixed) and op.work is not None and not op.is_estimated
@@ -193,32 +201,6 @@ def _is_pause(op: Op) -> bool:
     return is_between and duration_of(op) > PAUSE_NS
 
 
-def _has_hosts(job: JobGraph) -> bool:
-    return any(lane_mask(program, LaneWord.HOST).any() for program in job.programs)
-
-
-class _MeanRatio:
-    """The mean of ratios, each as heavy as its task is long."""
-
-    def __init__(self) -> None:
-        self._before_ns = self._after_ns = 0.0
-
-    def add(self, duration_ns: int, ratio: float) -> None:
-        """Count a task in."""
-        self._before_ns += duration_ns
-        self._after_ns += duration_ns * ratio
-
-    @property
-    def ratio(self) -> float:
-        """The mean, 1 where nothing was counted."""
-        return self._after_ns / self._before_ns if self._before_ns else 1.0
-
-
-def _release(op: Op, _: Ranks) -> Op:
-    """The work of a task instead of the duration it stated."""
-    return _device_work(op) or op
-
-
 def _device_work(op: Op) -> Work | None:
     """What a task does on the device, where that is known."""
     work = op.work if isinstance(op, Fixed) else op
@@ -226,12 +208,11 @@ def _device_work(op: Op) -> Work | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeRanks(OnMachine):
+class ChangeRanks(OnMachine, Transformation):
     """The job has *count* ranks: every rank is cloned, with its batch.
 
-    Groups like *groups* (left out: those of all ranks) take the clones in; all
-    other groups are cloned. The ranks that there are stand on *was_hosts*, or on
-    as few hosts as they need.
+    Groups like *groups* (by default those of all ranks) include the clones; all other groups are
+    cloned. The present ranks are on *was_hosts*, or on as few hosts as they need.
     """
 
     count: int
@@ -244,25 +225,30 @@ class ChangeRanks(OnMachine):
         return (
             (
                 f"{self.count} ranks do what the ranks of the job do, on batches of the same size "
-                "and with the same delays; models that are split over all ranks are not cut finer."
+                "and with the same delays; models sharded over all ranks are not cut finer."
             ),
             self.cost_sentence,
         )
 
     def apply(self, job: JobGraph) -> JobGraph:
         """The changed job."""
-        copies = self._copies(job)
+        if self.count < job.rank_count or self.count % job.rank_count:
+            raise ScenarioError(
+                f"count: must be a multiple of the {job.rank_count} ranks that the job has, got "
+                f"{self.count}. Ranks are cloned."
+            )
+        copies = self.count // job.rank_count
         grown = [self._is_grown(job, group) for group in job.groups]
         if not job.groups:
             raise ScenarioError(
-                "the job has no collective of several ranks that more could join. "
+                "the job has no collective of several ranks that more ranks could join. "
                 "`data_parallel` makes many ranks of one."
             )
         if not any(grown):
             names = ", ".join(repr(group.name) for group in job.groups[:8])
             raise ScenarioError(
-                f"no group takes the new ranks in. Groups are {names}: say with `groups` which "
-                "of them are data-parallel."
+                f"no group includes the new ranks. Groups are {names}: name the data-parallel ones "
+                "with `groups`."
             )
         priced = change_ops(
             job,
@@ -285,15 +271,7 @@ class ChangeRanks(OnMachine):
                 if isinstance(op.work, Communication):
                     known += op.duration_ns
                     estimated += op.duration_ns * op.is_estimated
-        return Recosted("the time of collectives that take in more ranks", known, estimated, total)
-
-    def _copies(self, job: JobGraph) -> int:
-        if self.count < job.rank_count or self.count % job.rank_count:
-            raise ScenarioError(
-                f"count: must be a multiple of the {job.rank_count} ranks that the job has, got "
-                f"{self.count}. Ranks are cloned, not invented."
-            )
-        return self.count // job.rank_count
+        return Recosted("the time of collectives that include more ranks", known, estimated, total)
 
     def _is_grown(self, job: JobGraph, group: Group) -> bool:
         if self.groups is not None:
@@ -308,18 +286,17 @@ class ChangeRanks(OnMachine):
             return op
         if op.work.collective.byte_matrix is not None:
             raise ScenarioError(
-                f"group {group.name!r}: an exchange with a byte matrix belongs to a model split "
-                "over these ranks, and cannot take clones in. Name other `groups`."
+                f"group {group.name!r}: an exchange with a byte matrix belongs to a model sharded "
+                "over these ranks, and cannot include clones. Name other `groups`."
             )
         after = _with_clones(ranks, copies, job.rank_count)
-        ratio = self._grown_ratio(Effort(op.work, ranks), Effort(op.work, after))
-        return retime(op, op.duration_ns * ratio)
-
-    def _grown_ratio(self, old: Effort, new: Effort) -> float:
         if self.machine is None:
-            return self.time_ratio(old, new)
-        before_ns = price_ns(old, replace(self.machine, hosts=self.was_hosts))
-        return price_ns(new, self.machine) / before_ns if before_ns > 0 else 1.0
+            ratio = self.time_ratio(op.work, op.work, ranks, after)
+        else:
+            before_ns = price_ns(op.work, ranks, replace(self.machine, hosts=self.was_hosts))
+            after_ns = price_ns(op.work, after, self.machine)
+            ratio = after_ns / before_ns if before_ns > 0 else 1.0
+        return retime(op, op.duration_ns * ratio)
 
 
 def _with_clones(ranks: Ranks, copies: int, rank_count: int) -> Ranks:

@@ -1,10 +1,9 @@
 """Selection: which tasks of a job a transformation is about.
 
-A pattern is found anywhere in a task's label, in a name of its op, or in the operator or
-module that it stands for, small and capital letters alike; `*` stands for anything, `|`
-separates alternatives, and `&` terms that must all be found. A word in front says where to
-look: `range:Optimizer.step`, `module:`, `operator:`, `kernel:`, `stream:7`, and `like:LABEL`
-for an example.
+A pattern may match anywhere in a task's label, in a name of its op, or in its operator or module,
+ignoring case; `*` matches anything, `|` separates alternatives, and `&` terms that must all
+match. A prefix says where to look: `range:Optimizer.step`, `module:`, `operator:`, `kernel:`,
+`stream:7`, and `like:LABEL` for an example.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from perfmodel.graph.ops import (
     MemoryBound,
     Op,
 )
-from perfmodel.graph.program import NO_ORIGIN, PLAIN, LaneKind, Program
+from perfmodel.graph.program import NO_ORIGIN, LaneKind, Program
 
 Mask = NDArray[np.bool_]
 
@@ -53,7 +53,7 @@ _NAMES: dict[type[object], Callable[[Any], tuple[str, ...]]] = {
 
 
 class Where(Enum):
-    """What an alternative of a pattern is looked for in."""
+    """Where a term of a pattern is looked for."""
 
     ANYWHERE = "anywhere"
     RANGE = "range"
@@ -65,11 +65,12 @@ class Where(Enum):
 
 
 Term = tuple[Where, str]
+_ORIGIN_FIELDS = {Where.RANGE: "span", Where.MODULE: "module", Where.OPERATOR: "operator"}
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Words to look for in labels and names."""
+    """Text to look for in labels and names."""
 
     text: str
 
@@ -82,7 +83,7 @@ class Pattern:
 
     @property
     def alternatives(self) -> tuple[tuple[Term, ...], ...]:
-        """Terms that must all be found; one alternative is enough."""
+        """Terms that must all match; one alternative is enough."""
         parts = (part.split("&") for part in self.text.split("|"))
         return tuple(tuple(_parse_term(term) for term in terms) for terms in parts)
 
@@ -92,7 +93,7 @@ class Pattern:
         return tuple(term for terms in self.alternatives for term in terms)
 
     def matches(self, text: str) -> bool:
-        """Whether an alternative that says no place is found in *text*."""
+        """Whether an alternative without a prefix matches *text*."""
         return any(
             all(where is Where.ANYWHERE and _is_found(words, text) for where, words in terms)
             for terms in self.alternatives
@@ -117,7 +118,7 @@ def _is_found(words: str, text: str) -> bool:
 
 
 class LaneWord(Enum):
-    """Which lanes are meant: one kind, all of the host, all of the device, or any."""
+    """Which lanes are selected: one kind, all of the host, all of the device, or any."""
 
     ANY = "any"
     HOST = "host"
@@ -128,7 +129,7 @@ class LaneWord(Enum):
     LOADER = "loader"
 
     def covers(self, kind: LaneKind) -> bool:
-        """Whether lanes of *kind* are meant."""
+        """Whether lanes of *kind* are selected."""
         if self is LaneWord.ANY:
             return True
         if self is LaneWord.DEVICE:
@@ -137,28 +138,18 @@ class LaneWord(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RankSet:
-    """Ranks as people write them: `3`, `0-3`, `0+2+5-7`."""
+class Numbers:
+    """Some ranks, or some of several matching tasks, counted from 0: `3`, `0-3`, `0+2+5-7`."""
 
-    ranks: tuple[int, ...]
+    values: tuple[int, ...]
 
-    def check(self, job: JobGraph) -> None:
+    def check_ranks(self, job: JobGraph) -> None:
         """Raise unless *job* has all these ranks."""
-        beyond = [rank for rank in self.ranks if rank >= job.rank_count]
+        beyond = [rank for rank in self.values if rank >= job.rank_count]
         if beyond:
             raise ScenarioError(
                 f"rank {beyond[0]}: the job has ranks 0 to {job.rank_count - 1}. Name one of them."
             )
-
-    def __str__(self) -> str:
-        return "+".join(str(rank) for rank in self.ranks)
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """Which of several tasks that match are meant, counted from 0: `3`, `3+12+21`."""
-
-    values: tuple[int, ...]
 
     def __str__(self) -> str:
         return "+".join(str(value) for value in self.values)
@@ -177,12 +168,16 @@ class Selection:
     number: Numbers | None = None
 
     def mask(self, job: JobGraph, program: Program) -> Mask:
-        """Which tasks of *program* are meant."""
+        """Which tasks of *program* are selected."""
         found = lane_mask(program, self.lane)
         if self.match is not None:
-            found &= _is_match(job, program, self.match)
+            alternatives = (
+                np.logical_and.reduce([_look(job, program, *term) for term in terms])
+                for terms in self.match.alternatives
+            )
+            found &= np.logical_or.reduce(list(alternatives))
         if self.longer_ns >= 0:
-            found &= _durations_ns(job, program) > self.longer_ns
+            found &= durations_of(job, program) > self.longer_ns
         if self.number is not None:
             places = np.flatnonzero(found)
             picked = [value for value in self.number.values if value < len(places)]
@@ -191,26 +186,22 @@ class Selection:
         return found
 
     def tasks(self, job: JobGraph, program: Program) -> list[int]:
-        """The tasks of *program* that are meant, in order."""
+        """The selected tasks of *program*, in order."""
         found: list[int] = np.flatnonzero(self.mask(job, program)).tolist()
         return found
 
-    def collectives(self, job: JobGraph, program: Program) -> list[int]:
-        """Those of them that meet other ranks."""
-        return [task for task in self.tasks(job, program) if program.slot[task] != PLAIN]
-
-    def check_found(self, job: JobGraph, ranks: RankSet | None = None) -> None:
-        """Raise unless *job* has *ranks*, and some task of them is meant."""
+    def check_found(self, job: JobGraph, ranks: Numbers | None = None) -> None:
+        """Raise unless *job* has *ranks*, and some task of them is selected."""
         if ranks is not None:
-            ranks.check(job)
-        chosen = range(job.rank_count) if ranks is None else ranks.ranks
+            ranks.check_ranks(job)
+        chosen = range(job.rank_count) if ranks is None else ranks.values
         programs = dict.fromkeys(int(job.rank_program[rank]) for rank in chosen)
         if not any(self.mask(job, job.programs[program]).any() for program in programs):
             raise ScenarioError(f"no task is {self.words}. {_suggestion(job, self)}")
 
     @property
     def words(self) -> str:
-        """The selection for people."""
+        """The selection as text."""
         match = "any task" if self.match is None else f"like {self.match.text!r}"
         lane = "" if self.lane is LaneWord.ANY else f" on a {self.lane.value} lane"
         longer = f" longer than {self.longer_ns} ns" if self.longer_ns >= 0 else ""
@@ -219,13 +210,13 @@ class Selection:
 
 
 def lane_mask(program: Program, lane: LaneWord) -> Mask:
-    """Which tasks of *program* stand on lanes that *lane* covers."""
+    """Which tasks of *program* run on lanes that *lane* covers."""
     covered = np.array([lane.covers(of.kind) for of in program.lanes], dtype=bool)
     return covered[program.task_lanes()]
 
 
 def names_of(op: Op) -> tuple[str, ...]:
-    """The words under which *op* can be asked for."""
+    """The names by which *op* can be selected."""
     if isinstance(op, Fixed):
         return (op.name, *(() if op.work is None else names_of(op.work)))
     if isinstance(op, HostSpan):
@@ -234,106 +225,69 @@ def names_of(op: Op) -> tuple[str, ...]:
 
 
 def duration_of(op: Op) -> int:
-    """The duration that *op* states; one that is still to be priced is refused."""
+    """The duration that *op* states; an op without a price is refused."""
     if isinstance(op, Fixed):
         return op.duration_ns
     raise ScenarioError(
-        f"{type(op).__name__} has no duration yet, so it cannot be changed. Say on which machine "
-        "the job runs (--topology), or price it with `pin_job` first."
+        f"{type(op).__name__} has no duration yet, so it cannot be changed. Name the machine "
+        "of the job (--topology), or price it with `pin_job` first."
     )
 
 
-def _is_match(job: JobGraph, program: Program, pattern: Pattern) -> Mask:
-    found: Mask = np.zeros(program.task_count, dtype=bool)
-    for terms in pattern.alternatives:
-        masks = [_LOOKS[where](job, program, words) for where, words in terms]
-        found |= np.logical_and.reduce(masks)
-    return found
-
-
-def _look_anywhere(job: JobGraph, program: Program, words: str) -> Mask:
-    return (
-        _by_value(program.label, lambda label: _is_found(words, job.labels[label]))
-        | _by_value(
-            program.op, lambda op: any(_is_found(words, name) for name in names_of(job.ops[op]))
-        )
-        | _by_origin(job, program, lambda one: _is_found(words, f"{one.operator}\n{one.module}"))
+def _look(job: JobGraph, program: Program, where: Where, words: str) -> Mask:
+    """Which tasks one term of a pattern matches."""
+    if where in _ORIGIN_FIELDS:
+        name = _ORIGIN_FIELDS[where]
+        return _by_origin(job, program, lambda origin: _is_found(words, getattr(origin, name)))
+    if where is Where.STREAM:
+        # `stream:7` is not stream 17.
+        chosen = [f" {lane.name}".lower().endswith(f" {words.lower()}") for lane in program.lanes]
+        return np.array(chosen, dtype=bool)[program.task_lanes()]
+    labelled = _by_value(program.label, lambda label: _is_found(words, job.labels[label]))
+    if where is Where.KERNEL:
+        return labelled & lane_mask(program, LaneWord.DEVICE)
+    if where is Where.LIKE:
+        return _look_alike(job, program, labelled)
+    named = _by_value(
+        program.op, lambda op: any(_is_found(words, name) for name in names_of(job.ops[op]))
     )
+    placed = _by_origin(job, program, lambda one: _is_found(words, f"{one.operator}\n{one.module}"))
+    return labelled | named | placed
 
 
-def _look_at_kernels(job: JobGraph, program: Program, words: str) -> Mask:
-    named = _by_value(program.label, lambda label: _is_found(words, job.labels[label]))
-    return named & lane_mask(program, LaneWord.DEVICE)
-
-
-def _look_at_streams(job: JobGraph, program: Program, words: str) -> Mask:
-    del job
-    # `stream:7` is not stream 17.
-    chosen = [f" {lane.name}".lower().endswith(f" {words.lower()}") for lane in program.lanes]
-    return np.array(chosen, dtype=bool)[program.task_lanes()]
-
-
-def _look_like(job: JobGraph, program: Program, words: str) -> Mask:
-    """Tasks that do the same as one labelled so: their operator, kind of work and lane agree."""
+def _look_alike(job: JobGraph, program: Program, examples: Mask) -> Mask:
+    """Tasks with the operator, kind of work and kind of lane of one of *examples*."""
     lanes = program.task_lanes()
-    kinds = [_kind_of(op) for op in job.ops]
+    works = (op.work if isinstance(op, Fixed) else op for op in job.ops)
+    kinds = [type(work) for work in works]
 
-    def key(task: int) -> tuple[str, str, LaneKind]:
-        origin = _origin_of(job, program, task)
-        name = job.labels[int(program.label[task])] if origin is None else origin.operator
+    def key(task: int) -> tuple[str, type[object], LaneKind]:
+        origin = int(program.origin[task])
+        label = job.labels[int(program.label[task])]
+        name = label if origin == NO_ORIGIN else job.origins[origin].operator
         return name, kinds[int(program.op[task])], program.lanes[int(lanes[task])].kind
 
-    labelled = _by_value(program.label, lambda label: _is_found(words, job.labels[label]))
-    examples = {key(task) for task in np.flatnonzero(labelled).tolist()}
-    keys = [key(task) in examples for task in range(program.task_count)]
-    return np.array(keys, dtype=bool)
-
-
-def _kind_of(op: Op) -> str:
-    work = op.work if isinstance(op, Fixed) else op
-    return type(work).__name__
-
-
-def _origin_of(job: JobGraph, program: Program, task: int) -> Origin | None:
-    number = int(program.origin[task])
-    return None if number == NO_ORIGIN else job.origins[number]
+    wanted = {key(task) for task in np.flatnonzero(examples).tolist()}
+    return np.array([key(task) in wanted for task in range(program.task_count)], dtype=bool)
 
 
 def _by_value(column: NDArray[np.int32], is_meant: Callable[[int], bool]) -> Mask:
-    """Which tasks have a value in *column* that is meant; every value is asked for once."""
+    """Which tasks have a value in *column* that is meant; every value is looked at once."""
     values, place = np.unique(column, return_inverse=True)
     meant: Mask = np.array([is_meant(value) for value in values.tolist()], dtype=bool)
     return meant[place]
 
 
 def _by_origin(job: JobGraph, program: Program, is_meant: Callable[[Origin], bool]) -> Mask:
-    known = {None: False} | {
-        origin: is_meant(origin)
-        for origin in {_origin_of(job, program, task) for task in range(program.task_count)}
-        if origin is not None
-    }
-    found = [known[_origin_of(job, program, task)] for task in range(program.task_count)]
-    return np.array(found, dtype=bool)
+    # Many tasks have equal origins under different numbers.
+    known = cache(is_meant)
+    return _by_value(
+        program.origin, lambda number: number != NO_ORIGIN and known(job.origins[number])
+    )
 
 
-_LOOKS: dict[Where, Callable[[JobGraph, Program, str], Mask]] = {
-    Where.ANYWHERE: _look_anywhere,
-    Where.RANGE: lambda job, program, words: _by_origin(
-        job, program, lambda origin: _is_found(words, origin.span)
-    ),
-    Where.MODULE: lambda job, program, words: _by_origin(
-        job, program, lambda origin: _is_found(words, origin.module)
-    ),
-    Where.OPERATOR: lambda job, program, words: _by_origin(
-        job, program, lambda origin: _is_found(words, origin.operator)
-    ),
-    Where.KERNEL: _look_at_kernels,
-    Where.STREAM: _look_at_streams,
-    Where.LIKE: _look_like,
-}
-
-
-def _durations_ns(job: JobGraph, program: Program) -> NDArray[np.int64]:
+def durations_of(job: JobGraph, program: Program) -> NDArray[np.int64]:
+    """The durations that the tasks of *program* state."""
     ops, place = np.unique(program.op, return_inverse=True)
     durations = np.array([duration_of(job.ops[op]) for op in ops.tolist()], dtype=np.int64)
     return durations[place]
@@ -343,14 +297,14 @@ MOST_NEAR = 3
 
 
 def _suggestion(job: JobGraph, selection: Selection) -> str:
-    """Names that tasks on the lanes of *selection* do have, the nearest first."""
+    """Names of tasks on the lanes of *selection*, the nearest first."""
     names = _names_on(job, selection)
     if not names:
-        return f"No task stands on a {selection.lane.value} lane."
+        return f"No task runs on a {selection.lane.value} lane."
     if selection.match is None:
-        return "Ask for others."
+        return "Select others."
     wanted = [words.strip("* ") for _, words in selection.match.terms]
-    # A name that holds a word of the pattern is nearer than one of like spelling.
+    # A name that contains a word of the pattern is nearer than one of similar spelling.
     parts = [part.lower() for words in wanted for part in re.findall(r"[A-Za-z]{3,}", words)]
     near = [name for name in names if any(part in name.lower() for part in parts)]
     for words in wanted:
@@ -360,26 +314,18 @@ def _suggestion(job: JobGraph, selection: Selection) -> str:
 
 
 def _names_on(job: JobGraph, selection: Selection) -> list[str]:
-    """What can be asked for on the lanes and in the place that *selection* looks at."""
+    """Names on the lanes and in the places that *selection* looks at."""
     where = {place for place, _ in selection.match.terms} if selection.match else set()
     names: dict[str, None] = {}
     for program in job.programs:
         tasks = np.flatnonzero(lane_mask(program, selection.lane))
         for number in np.unique(program.origin[tasks]).tolist():
             if number != NO_ORIGIN:
-                names.update(dict.fromkeys(_names_in(job.origins[number], where)))
+                fields = _ORIGIN_FIELDS | {Where.ANYWHERE: "operator"}
+                placed = [name for place, name in fields.items() if place in where]
+                names |= dict.fromkeys(getattr(job.origins[number], name) for name in placed)
         if not where or where & {Where.ANYWHERE, Where.KERNEL, Where.LIKE}:
-            names.update(dict.fromkeys(job.labels[one] for one in np.unique(program.label[tasks])))
-        if where & {Where.STREAM}:
-            names.update(dict.fromkeys(lane.name for lane in program.lanes))
+            names |= dict.fromkeys(job.labels[one] for one in np.unique(program.label[tasks]))
+        if Where.STREAM in where:
+            names |= dict.fromkeys(lane.name for lane in program.lanes)
     return [name for name in names if name]
-
-
-def _names_in(origin: Origin, where: set[Where]) -> list[str]:
-    named = {
-        Where.RANGE: origin.span,
-        Where.MODULE: origin.module,
-        Where.OPERATOR: origin.operator,
-        Where.ANYWHERE: origin.operator,
-    }
-    return [name for place, name in named.items() if place in where]

@@ -9,7 +9,7 @@ from perfmodel.workloads.catalog import (
     load_workload,
     parse_workload,
 )
-from perfmodel.workloads.jobs import build_job, build_workload, memory_by_rank
+from perfmodel.workloads.jobs import build_job, build_workload
 
 __all__ = [
     "DEFAULT_WORKLOAD",
@@ -21,6 +21,5 @@ __all__ = [
     "build_workload",
     "list_workloads",
     "load_workload",
-    "memory_by_rank",
     "parse_workload",
 ]

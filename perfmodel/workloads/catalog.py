@@ -1,4 +1,4 @@
-"""The catalog: workloads that come with perfmodel, own files, and changes to single fields."""
+"""The catalog: workloads that ship with perfmodel, user files, and changes to single fields."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from embeddings.table import EmbeddingTable
 from perfmodel.base.documents import FaultList, find_document, load_yaml, parse_value
-from perfmodel.base.errors import WorkloadError
+from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.base.reading import quote
-from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection, Interaction
 from perfmodel.workloads.transformer.spec import TransformerSpec
 
 Workload = TransformerSpec | DlrmSpec
 
 SPEC_FOLDER = Path(__file__).parent / "specs"
 DEFAULT_WORKLOAD = "dlrm_dcnv2"
+DEFAULT_MEMORY_BYTES = 80 * 10**9
+"""Memory of a GPU where none is named."""
 
 _FAMILIES: dict[str, type[TransformerSpec] | type[DlrmSpec]] = {
     "transformer": TransformerSpec,
@@ -83,6 +86,49 @@ def find_workload(name_or_path: str | Path) -> Path:
     """The file of the workload of that name or path."""
     return find_document(
         name_or_path, folder=SPEC_FOLDER, what="workload", error_type=WorkloadError
+    )
+
+
+def check_has_tables(workload: Workload) -> DlrmSpec:
+    """*workload*, if it is a recommendation model; only those have tables to place."""
+    if not isinstance(workload, DlrmSpec):
+        raise PlanError(
+            f"{workload.name}: has no embedding tables to place. `perfmodel search` finds "
+            "layouts of a Transformer; take a dlrm workload here, or leave --plan and --tables out."
+        )
+    return workload
+
+
+def with_tables(workload: Workload, tables: tuple[EmbeddingTable, ...], *, file: str) -> DlrmSpec:
+    """*workload* with *tables* of *file* instead of its own.
+
+    The section of a workload knows rows, widths and pooling, a file of tables more about
+    indices: that stays in the tables of the plan. The sharder counts as stated.
+    """
+    spec = check_has_tables(workload)
+    formats = {table.dtype for table in tables}
+    if len(formats) > 1:
+        raise PlanError(f"{file}: tables of one model must have one number format.")
+    widths = {table.width for table in tables}
+    bottom = spec.dense_width
+    if spec.dense.interaction is Interaction.DOT and widths != {bottom}:
+        raise PlanError(
+            f"{file}: dot interaction of {spec.name} needs tables {bottom} wide, as its last "
+            f"bottom layer, got {', '.join(map(str, sorted(widths)))}. "
+            "Add --set dense.interaction=concat."
+        )
+    embedding = {
+        **spec.embedding.model_dump(),
+        "rows": tuple(table.rows for table in tables),
+        "width": tuple(table.width for table in tables),
+        "pooling_factors": tuple(table.pooling_factor for table in tables),
+        "zipf_exponents": 0.0,
+        "zipf_rows": None,
+        "dtype": formats.pop(),
+    }
+    sharding = spec.sharding.model_copy(update={"sharder": spec.sharding.sharder})
+    return spec.model_copy(
+        update={"embedding": EmbeddingSection.model_validate(embedding), "sharding": sharding}
     )
 
 

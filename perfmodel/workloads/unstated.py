@@ -14,7 +14,7 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.fields import Section
 from perfmodel.workloads.transformer.spec import AdapterPlaces, StageSplit, TransformerSpec
 
-Spec = TypeVar("Spec", DlrmSpec, TransformerSpec)
+Spec = TypeVar("Spec", bound=DlrmSpec | TransformerSpec)
 AnySection = TypeVar("AnySection", bound=Section)
 
 ONE_BUCKET_BYTES = 2**40

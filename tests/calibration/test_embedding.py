@@ -12,7 +12,7 @@ from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.embedding import FITTED, fit_embedding, to_text
 from perfmodel.calibration.embedding_cases import EmbeddingCase, load_cases, read_kernel_table
-from perfmodel.cli.words import build_app
+from perfmodel.cli.commands import app
 from perfmodel.costs.embedding import (
     LookupPricer,
     constants_for,
@@ -97,7 +97,7 @@ def test_the_file_says_the_same_constants():
 def test_the_command_makes_the_constants_that_come_with_perfmodel(shared_data, tmp_path):
     out = tmp_path / "embedding.yaml"
     words = ["calibrate", "embedding", str(CASES), "--data", str(shared_data), "--out", str(out)]
-    result = CliRunner().invoke(build_app(words), words)
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "held out" in result.output
     made = parse_constants(out.read_text(), document="made")

@@ -35,9 +35,9 @@ def folder(tmp_path):
 def test_a_folder_is_imported_and_replayed(folder, tmp_path, capsys):
     assert run("import", folder, "--out", tmp_path / "job") == 0
     told = capsys.readouterr().out
-    assert "2 ranks" in told
-    assert "12 of 12 launches linked" in told
-    assert "self-replay" in told
+    assert "ranks                        2" in told
+    assert "launches linked              12 of 12" in told
+    assert "per iteration, recorded; replayed" in told
 
     assert run("replay", tmp_path / "job", "--json", "-") == 0
     document = json.loads(capsys.readouterr().out)

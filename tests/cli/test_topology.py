@@ -114,6 +114,6 @@ def test_a_directory_or_an_unknown_name_is_refused(run, tmp_path):
 
 def test_help_needs_nothing_heavy():
     heavy = "{'numpy', 'matplotlib', 'pandas', 'scipy', 'torch', 'ray', 'numba'}"
-    code = f"import sys, perfmodel.cli.topology; print({heavy} & set(sys.modules) or 'none')"
+    code = f"import sys, perfmodel.cli.catalog; print({heavy} & set(sys.modules) or 'none')"
 
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "none\n"

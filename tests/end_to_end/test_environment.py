@@ -35,7 +35,7 @@ def run_script(script: str, folder, **around: str) -> subprocess.CompletedProces
         check=True,
         env={**os.environ, "PYTHONPATH": str(CHECKOUT), **around},
     )
-    for word in ("Traceback", "internal fault", "mistake in perfmodel"):
+    for word in ("Traceback", "internal fault", "bug of perfmodel"):
         assert word not in done.stderr
     return done
 
@@ -102,7 +102,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(
     complaint = capsys.readouterr().err
     assert stopped.value.code == 1
     assert said in complaint
-    assert "mistake in perfmodel" not in complaint
+    assert "bug of perfmodel" not in complaint
     assert names_in(tmp_path) == ["file", "folder"]
     assert names_in(tmp_path / "folder") == []
 

@@ -13,16 +13,14 @@ from perfmodel import api
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.storage import save_job
 from perfmodel.planning.question import RankQuestion
-from perfmodel.planning.setting import load_setting
+from perfmodel.planning.setting import load_rank_setting
 from perfmodel.prediction.answering import answer
-from perfmodel.prediction.question import PredictOptions, build_question, workload_question
+from perfmodel.prediction.question import build_question, load_setting
 from perfmodel.recordings.storage import save_recorded_job
-from perfmodel.stacks.profiles import load_stack
 from perfmodel.validation.runs_prediction import answer_run
-from perfmodel.workloads import build_workload, load_workload
+from perfmodel.workloads import build_workload
 from tests.recordings.builders import import_spans
 from tests.traces.builders import kernel, launch
-from topologies import build_cluster, load_topology
 
 TOPOLOGY = "dgx_a100"
 OVERRIDES = ("batch=16384",)
@@ -30,7 +28,7 @@ OVERRIDES = ("batch=16384",)
 
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory):
-    setting = load_setting(RankQuestion(TOPOLOGY, overrides=OVERRIDES))
+    setting = load_rank_setting(RankQuestion(TOPOLOGY, overrides=OVERRIDES))
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     path.write_text(json.dumps(to_plan_document(build_named_plan("size_greedy", setting.task))))
     return str(path)
@@ -40,7 +38,7 @@ def plan_file(tmp_path_factory):
 def test_a_model_takes_the_same_nanoseconds_through_every_door(plan_file, tmp_path, mode):
     scenario = api.Scenario(TOPOLOGY, overrides=OVERRIDES, plan=plan_file, mode=mode, samples=4)
     predicted = api.predict(scenario, executor="serial")
-    question = build_question(scenario)
+    question = build_question(load_setting(scenario))
     save_job(question.job, tmp_path / "job")
     assert question.stack is not None
     job = api.JobScenario(
@@ -98,18 +96,17 @@ def test_what_differs_between_those_who_ask_is_said_in_the_question():
     ],
 )
 def test_micro_batches_are_continued_within_the_bound_that_is_stated(name, changes, hosts):
-    workload = load_workload(name, changes)
-    cluster = build_cluster(load_topology("dgx_h100"), hosts=hosts)
-    stack = load_stack(workload.stack)
-    asked = PredictOptions(samples=0)
-    continued = workload_question(workload, cluster=cluster, stack=stack, asked=asked)
+    scenario = api.Scenario("dgx_h100", name, changes, hosts=hosts, samples=0)
+    setting = load_setting(scenario)
+    cluster = setting.cluster
+    continued = build_question(setting)
     assert continued.continuation is not None
     whole = build_workload(
-        workload,
+        setting.workload,
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,
-        stack=stack,
+        stack=setting.stack,
         is_whole=True,
     ).job
 
@@ -129,7 +126,7 @@ def test_micro_batches_are_continued_within_the_bound_that_is_stated(name, chang
 
 def test_predict_continues_micro_batches_as_validation_does():
     scenario = api.Scenario("dgx_h100", workload="llama3_8b", overrides=("batch=128",), samples=4)
-    question = build_question(scenario)
+    question = build_question(load_setting(scenario))
     assert question.continuation is not None
 
     validated = answer_run(replace(question, asked=replace(question.asked, is_explained=False)))
@@ -142,9 +139,9 @@ def test_few_micro_batches_are_all_replayed():
     scenario = api.Scenario(
         "dgx_h100", workload="llama3_8b", overrides=("batch=32", "parallel.tp=2", "parallel.pp=1")
     )
-    assert build_question(scenario).continuation is None
+    assert build_question(load_setting(scenario)).continuation is None
     more = replace(scenario, overrides=("batch=36", "parallel.tp=2", "parallel.pp=1"))
-    assert build_question(more).continuation is not None
+    assert build_question(load_setting(more)).continuation is not None
 
 
 def test_a_recording_of_one_step_answers_with_its_span_through_every_door(tmp_path):

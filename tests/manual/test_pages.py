@@ -13,10 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 
-from perfmodel.cli.words import WORDS, build_app
+from perfmodel.cli.commands import COMMANDS, load_command
 from perfmodel.prediction.question import PredictOptions
 from perfmodel.validation.runs_prediction import RunAsked, predict_run
 from perfmodel.validation.runs_table import load_runs
@@ -58,9 +57,8 @@ def test_every_command_that_is_written_down_exists_with_its_options(name):
         # Prose may begin a line with the name of the program: only lines with options are calls.
         if not any(word.startswith("--") for word in words):
             continue
-        app = typer.main.get_command(build_app([words[0]]))
-        assert words[0] in app.commands, call
-        command = app.commands[words[0]]
+        assert words[0] in COMMANDS, call
+        command = load_command(words[0])
         known = {option for one in command.params for option in one.opts}
         for word in words[1:]:
             if word == "--":
@@ -76,7 +74,7 @@ def test_every_command_that_is_written_down_exists_with_its_options(name):
 def test_the_readme_names_every_command():
     table = README.read_text()
 
-    assert [word.name for word in WORDS if f"`{word.name}" not in table] == []
+    assert [name for name in COMMANDS if f"`{name}" not in table] == []
 
 
 @pytest.mark.slow

@@ -9,10 +9,11 @@ from embeddings.sharders import ShardingTask
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.answer import Answer
 from perfmodel.prediction.answering import answer
-from perfmodel.prediction.question import PredictOptions, workload_question
+from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.dlrm.spec import DlrmSpec
+from perfmodel.workloads.unstated import apply_stack_defaults
 
 STACK = load_stack("pytorch_eager")
 
@@ -20,7 +21,7 @@ STACK = load_stack("pytorch_eager")
 def build_spec(table_count: int, *, batch: int, seed: int = 0, **embedding) -> DlrmSpec:
     """A model with a small dense part, so that tables matter."""
     chance = random.Random(seed)
-    return DlrmSpec.model_validate(
+    spec = DlrmSpec.model_validate(
         {
             "family": "dlrm",
             "name": "small",
@@ -43,6 +44,7 @@ def build_spec(table_count: int, *, batch: int, seed: int = 0, **embedding) -> D
             },
         }
     )
+    return apply_stack_defaults(spec, STACK)
 
 
 def random_plan(task: ShardingTask, chance: random.Random) -> ShardingPlan:
@@ -76,5 +78,5 @@ def random_plan(task: ShardingTask, chance: random.Random) -> ShardingPlan:
 def predict_plan(spec, cluster, plan) -> Answer:
     """The full answer, interference aside, as plans are judged."""
     asked = PredictOptions(interference=Interference.LEFT_OUT, samples=0, is_explained=False)
-    question = workload_question(spec, cluster=cluster, stack=STACK, asked=asked, plan=plan)
+    question = build_question(Setting(spec, cluster, STACK, asked, plan=plan))
     return answer(question, executor=SerialExecutor())

@@ -9,8 +9,10 @@ import pytest
 
 from perfmodel.base.errors import PlanError
 from perfmodel.planning.layouts import filling
-from perfmodel.planning.layouts.filling import Filled, fill_layout
-from perfmodel.prediction.scenario import JobScenario, Scenario
+from perfmodel.planning.layouts.filling import fill_layout
+from perfmodel.prediction.question import load_setting
+from perfmodel.prediction.scenario import Scenario
+from perfmodel.workloads.transformer.spec import TransformerSpec
 
 BEST = {"parallel.tp": 2, "parallel.pp": 1, "parallel.sharding": "zero1",
         "training.recompute": "full", "parallel.interleaving": 1}  # fmt: skip
@@ -32,23 +34,28 @@ def asked(monkeypatch) -> list[Any]:
 
 def test_a_layout_that_was_left_open_is_filled_in_and_told(asked):
     phases: list[Any] = []
-    found = fill_layout(OPEN, on_phase=lambda *told: phases.append(told))
+    found = fill_layout(load_setting(OPEN), on_phase=lambda *told: phases.append(told))
     changes = ("parallel.tp=2", "parallel.pp=1", "parallel.interleaving=1")
     # Sharding and recomputation are what the workload says.
-    assert found.scenario == Scenario("quad_a100", "gpt2_xl", ("batch=8", *changes))
-    assert found.sentences[0].startswith(f"The layout was left open: {', '.join(changes)} has")
+    asked_for = Scenario("quad_a100", "gpt2_xl", ("batch=8", *changes), stack="pytorch_fused")
+    assert found.scenario == asked_for
+    # The workload is the one that would be read from the changed scenario.
+    assert found.workload == load_setting(asked_for).workload
+    assert isinstance(found.workload, TransformerSpec)
+    assert found.workload.parallel.model_fields_set >= {"tp", "pp", "interleaving"}
+    assert found.chosen[0].startswith(f"The layout was left open: {', '.join(changes)} has")
     assert phases == [("choosing a layout", 0.0)]
     [(ranks, stack, stated)] = asked
     assert (ranks, stack) == (4, "pytorch_fused")
     assert stated >= {"parallel.sharding", "training.recompute", "parallel.sequence_parallel"}
-    fill_layout(Scenario("dgx_a100", "gpt2_xl", stack="generic", ranks_per_host=2, hosts=3))
+    other = Scenario("dgx_a100", "gpt2_xl", stack="generic", ranks_per_host=2, hosts=3)
+    fill_layout(load_setting(other))
     assert asked[1][:2] == (6, "generic")
 
 
 @pytest.mark.parametrize(
     "scenario",
     [
-        JobScenario("job"),
         Scenario("quad_a100", "dlrm_dcnv2"),
         Scenario("quad_a100", "gpt2_xl", ("parallel.tp=2",)),
         Scenario("quad_a100", "gpt2_xl", ("parallel.dp=2",)),
@@ -57,7 +64,8 @@ def test_a_layout_that_was_left_open_is_filled_in_and_told(asked):
     ],
 )
 def test_a_scenario_with_a_layout_or_without_need_for_one_stays_as_it_is(asked, scenario):
-    assert fill_layout(scenario) == Filled(scenario)
+    setting = load_setting(scenario)
+    assert fill_layout(setting) is setting
     assert asked == []
 
 
@@ -66,4 +74,5 @@ def test_where_nothing_fits_the_scenario_stays_as_it_is(monkeypatch):
         raise PlanError("nothing fits")
 
     monkeypatch.setattr(filling, "fastest_by_bound", refuse)
-    assert fill_layout(OPEN) == Filled(OPEN)
+    setting = load_setting(OPEN)
+    assert fill_layout(setting) is setting

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from perfmodel import api
 from perfmodel.base.errors import PlanError
-from perfmodel.cli.words import build_app
+from perfmodel.cli.commands import app
 from perfmodel.prediction.scenario import Mode, Scenario
 
 TABLES = """
@@ -32,7 +32,7 @@ def tables(tmp_path):
 
 
 def _run(arguments: list[str]):
-    return CliRunner().invoke(build_app(arguments), arguments)
+    return CliRunner().invoke(app, arguments)
 
 
 @pytest.mark.parametrize(("hosts", "per_host"), [(1, 4), (2, 2)])

@@ -13,7 +13,7 @@ from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.base.errors import OutputError, PlanError, ScenarioError
-from perfmodel.cli.words import build_app
+from perfmodel.cli.commands import app
 from perfmodel.planning.assignment import Pieces, assign, assign_greedily
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
@@ -23,7 +23,7 @@ from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.rank_plans import _with_places, find_loads, sort_key
 from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
 from perfmodel.planning.search import PlanSearch, SearchLimit
-from perfmodel.planning.setting import build_task, load_setting
+from perfmodel.planning.setting import build_task, load_rank_setting
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
@@ -60,7 +60,7 @@ def test_rank_and_predict_mean_the_same_plan_by_balanced(topology, stack):
     # Its own limits and formats of the stack decide, whoever asks: 1 MiB tables are copied here.
     words = ("sharding.data_parallel_below=1 MiB", "sharding.min_width=16", "batch=4096")
     question = RankQuestion(topology=topology, workload="dlrm_mlperf", overrides=words, stack=stack)
-    setting = load_setting(question)
+    setting = load_rank_setting(question)
     cluster = setting.cluster
     spec = apply_stack_defaults(load_workload("dlrm_mlperf", words), setting.stack)
     chosen = choose_plan(
@@ -304,7 +304,7 @@ def test_batches_that_differ_more_spread_the_time_more():
 
 
 def _run(arguments: list[str]):
-    return CliRunner().invoke(build_app(arguments), arguments)
+    return CliRunner().invoke(app, arguments)
 
 
 def test_the_command_line_writes_all_files_and_its_plan_can_be_ranked_again(tables, tmp_path):

@@ -20,7 +20,13 @@ from perfmodel.prediction.comparing import (
     parse_axis,
     sweep_scenario,
 )
+from perfmodel.prediction.question import build_question, load_setting
 from perfmodel.prediction.scenario import JobScenario, Scenario
+
+
+def build(scenario):
+    return build_question(load_setting(scenario))
+
 
 SMALL = Scenario(topology="dgx_a100", workload="dlrm_mlperf", samples=2)
 
@@ -66,7 +72,9 @@ def test_a_job_cannot_be_swept_over_fields_of_a_model():
 
 def test_a_curve_that_the_host_holds_flat_bends_where_the_gpu_takes_over():
     axis = parse_axis("batch=2048,4096,65536,131072")
-    found = compare_scenarios(sweep_scenario(SMALL, [axis]), axes=[axis], executor=SerialExecutor())
+    found = compare_scenarios(
+        sweep_scenario(SMALL, [axis]), build=build, axes=[axis], executor=SerialExecutor()
+    )
 
     assert any("hardly changes" in sentence and "host" in sentence for sentence in found.findings)
     assert any(
@@ -79,7 +87,7 @@ def test_a_curve_that_the_host_holds_flat_bends_where_the_gpu_takes_over():
 def test_one_scenario_without_an_answer_keeps_its_place_with_the_reason():
     wrong = Scenario(topology="dgx_a100", workload="dlrm_mlperf", overrides=("batch=0",))
     named = [NamedScenario("right", SMALL), NamedScenario("wrong", wrong)]
-    found = compare_scenarios(named, executor=SerialExecutor())
+    found = compare_scenarios(named, build=build, executor=SerialExecutor())
 
     assert [entry.prediction is None for entry in found.entries] == [False, True]
     assert "batch" in found.entries[1].fault
@@ -87,7 +95,7 @@ def test_one_scenario_without_an_answer_keeps_its_place_with_the_reason():
 
 def test_nothing_to_compare_is_refused():
     with pytest.raises(ScenarioError, match="two scenarios"):
-        compare_scenarios([NamedScenario("alone", SMALL)], executor=SerialExecutor())
+        compare_scenarios([NamedScenario("alone", SMALL)], build=build, executor=SerialExecutor())
 
 
 def answered(name: str, time_ms: float, *, fits: bool | None = True, assumed=(), **path_ms: float):

@@ -8,8 +8,7 @@ from perfmodel import api
 from perfmodel.graph.memory import MemoryPart, RankMemory
 from perfmodel.graph.ops import HostPart, HostWork
 from perfmodel.prediction.explain import BLOCKING, fullest, name_kind
-from perfmodel.prediction.fitting import find_memory
-from perfmodel.prediction.question import build_question
+from perfmodel.prediction.question import build_question, load_setting
 
 
 def test_a_class_of_ranks_is_shown_with_the_memory_of_the_fullest():
@@ -21,7 +20,8 @@ def test_a_class_of_ranks_is_shown_with_the_memory_of_the_fullest():
 
 def test_the_memory_of_an_answer_is_that_of_the_fullest_rank_of_all():
     scenario = api.Scenario("dgx_a100", samples=2)
-    needed = [memory.total_bytes for memory in build_question(scenario).memory_of_rank]
+    question = build_question(load_setting(scenario))
+    needed = [memory.total_bytes for memory in question.memory_of_rank]
     prediction = api.predict(scenario, executor="serial")
 
     assert prediction.memory is not None
@@ -32,7 +32,8 @@ def test_the_memory_of_an_answer_is_that_of_the_fullest_rank_of_all():
     assert replace(prediction, facts=no_device).memory is None
     assert len(set(needed)) > 1
     assert prediction.memory.peak_bytes == max(needed)
-    alone = find_memory(scenario)
+    alone = question.memory_fit
+    assert alone is not None
     assert alone.peak_bytes == max(needed)
     fullest_ranks = [rank for rank, size in enumerate(needed) if size == max(needed)]
     assert alone.fullest.ranks == tuple(fullest_ranks)
@@ -42,7 +43,7 @@ def test_the_memory_of_an_answer_is_that_of_the_fullest_rank_of_all():
 
 
 def test_of_host_work_only_calls_that_wait_are_told_apart():
-    job = build_question(api.Scenario("dgx_a100")).job
+    job = build_question(load_setting(api.Scenario("dgx_a100"))).job
     assert name_kind(job, 0, 0) == "host work"
     for part, kind in ((HostPart.WAIT, BLOCKING), (HostPart.LAUNCH, "host work")):
         ops = list(job.ops)

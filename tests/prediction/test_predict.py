@@ -13,7 +13,7 @@ from perfmodel.engine.replay import replay
 from perfmodel.prediction.answer import Part, Prediction
 from perfmodel.prediction.answering import NO_DOUBT
 from perfmodel.prediction.folded_costs import fold_costs
-from perfmodel.prediction.question import build_question
+from perfmodel.prediction.question import build_question, load_setting
 from perfmodel.prediction.scenario import Mode, Scenario
 
 DLRM = Scenario(topology="dgx_h100", workload="dlrm_mlperf", samples=16)
@@ -90,7 +90,7 @@ def test_an_isolated_iteration_is_answered_on_request():
 
 
 def test_folding_does_not_move_the_answer_by_a_nanosecond(transformer):
-    question = build_question(TRANSFORMER)
+    question = build_question(load_setting(TRANSFORMER))
     priced = price_job(question.job, cluster=question.cluster, stack=question.stack)
     folded = fold_costs(priced)
     assert folded.priced.job.rank_count < priced.job.rank_count
@@ -102,7 +102,7 @@ def test_folding_does_not_move_the_answer_by_a_nanosecond(transformer):
 
 
 def test_folding_keeps_every_sample_too():
-    question = build_question(TRANSFORMER)
+    question = build_question(load_setting(TRANSFORMER))
     priced = price_job(question.job, cluster=question.cluster, stack=question.stack)
     folded = fold_costs(priced)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from perfmodel.base.errors import ScenarioError
@@ -67,6 +69,6 @@ def test_the_default_workload_is_the_one_the_catalog_names():
 
 
 def test_the_words_for_executors_are_those_of_the_executors():
-    from perfmodel.cli.options import ExecutorChoice
+    from perfmodel.cli.options import ExecutorName
 
-    assert [choice.value for choice in ExecutorChoice] == [kind.value for kind in ExecutorKind]
+    assert list(get_args(ExecutorName)) == [kind.value for kind in ExecutorKind]

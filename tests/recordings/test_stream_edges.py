@@ -85,7 +85,7 @@ def fork(program, side):
 def edges_of(path, infer):
     view = view_rank(load_kineto(path))
     correlation = view.trace.columns.correlation[view.device.row].tolist()
-    return {(correlation[edge.target], correlation[edge.source]) for edge in infer(view)}
+    return {(correlation[target], correlation[source]) for target, source in infer(view)}
 
 
 def test_synthetic_waits_are_found_without_handles(tmp_path):

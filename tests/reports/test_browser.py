@@ -16,9 +16,10 @@ from perfmodel.api import search
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import Scenario
-from perfmodel.reports.pages.answers import build_comparison_page
-from perfmodel.reports.pages.plans import build_search_page
-from perfmodel.reports.pages.prediction import build_page
+from perfmodel.reports.comparing import report_comparison
+from perfmodel.reports.html import to_page
+from perfmodel.reports.prediction import report_prediction
+from perfmodel.reports.search import report_search
 from tests.reports.predictions import build_prediction, build_wide_evidence
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -81,7 +82,7 @@ def probe(tmp_path, page, *, width, script=PROBE):
 
 @pytest.mark.parametrize("width", [390, 1200])
 def test_a_page_zooms_searches_changes_its_theme_and_does_not_overflow(tmp_path, width):
-    found = probe(tmp_path, build_page(build_prediction()), width=width)
+    found = probe(tmp_path, to_page(report_prediction(build_prediction())), width=width)
 
     assert found["faults"] == []
     # 36 us in units of a nanosecond, then half of it.
@@ -113,7 +114,7 @@ document.body.append(shown);
 def test_64_ranks_of_5000_tasks_are_a_page_of_three_seconds_and_20_mb(tmp_path):
     wide = replace(build_prediction(), evidence=build_wide_evidence(ranks=64, tasks=5_000))
     began_s = time.process_time()
-    page = build_page(wide)
+    page = to_page(report_prediction(wide))
     took_s = time.process_time() - began_s
     found = probe(tmp_path, page, width=1200, script=LOOK)
 
@@ -127,7 +128,7 @@ def test_64_ranks_of_5000_tasks_are_a_page_of_three_seconds_and_20_mb(tmp_path):
 def test_a_comparison_is_as_narrow_as_a_telephone(tmp_path):
     scenario = Scenario(topology="a_machine_with_a_long_name" * 3)
     entries = [Compared(f"machine {n}" * 4, scenario, build_prediction()) for n in range(3)]
-    page = build_comparison_page(Comparison(tuple(entries)))
+    page = to_page(report_comparison(Comparison(tuple(entries))))
     found = probe(tmp_path, page, width=390, script=LOOK)
 
     assert found["faults"] == []
@@ -161,7 +162,8 @@ def test_a_search_is_narrow_names_every_bar_apart_and_keeps_options_whole(tmp_pa
         seconds=20,
         top=4,
     )
-    found = probe(tmp_path, build_search_page(search(question)), width=width, script=SEARCHED)
+    page = to_page(report_search(search(question)))
+    found = probe(tmp_path, page, width=width, script=SEARCHED)
 
     assert found["faults"] == []
     assert found["requests"] == []

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
 
 import pytest
-from rich.console import Console
 
 from perfmodel.base.writing import write_csv
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.planning.layouts.search import search_layouts
 from perfmodel.planning.question import LayoutQuestion
-from perfmodel.reports.pages.plans import build_search_page
-from perfmodel.reports.search import build_flags, print_search, to_search_document, to_search_rows
+from perfmodel.reports.html import to_page
+from perfmodel.reports.search import build_flags, report_search, to_search_document
+from perfmodel.reports.terminal import to_text
 
 CHANGES = (
     "batch=8", "sequence_length=16384", "model.max_positions=16384", "model.layers=4",
@@ -64,7 +63,7 @@ def test_every_trainer_is_told_about_sequences_and_experts(found):
 
 
 def test_the_csv_has_a_line_a_layout_with_the_words_of_the_document(found, tmp_path):
-    write_csv(tmp_path / "layouts.csv", to_search_rows(found))
+    write_csv(tmp_path / "layouts.csv", report_search(found).rows)
     with (tmp_path / "layouts.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
 
@@ -73,17 +72,15 @@ def test_the_csv_has_a_line_a_layout_with_the_words_of_the_document(found, tmp_p
 
 
 def test_the_text_says_what_was_tried_and_which_gpus_pay(found):
-    target = io.StringIO()
-    print_search(found, Console(file=target, width=200, highlight=False))
-    text = target.getvalue()
+    text = to_text(report_search(found), 200)
 
     assert re.search(r"\d+ layouts: \d+ do not fit, \d+ pruned by a bound, \d+ replayed", text)
-    assert re.search(r"4 GPUs: [\d.]+ m?s, [\d.]+ a million tokens, tp=1 pp=\d cp=2 ep=2", text)
-    assert "To run the fastest:" in text
+    assert re.search(r"4 GPUs: [\d.]+ m?s, [\d.]+ per million tokens, tp=1 pp=\d cp=2 ep=2", text)
+    assert "To run the fastest" in text
 
 
 def test_the_page_stands_alone_and_names_the_winner_and_its_flags(found):
-    page = build_search_page(found)
+    page = to_page(report_search(found))
     best = min(found, key=lambda one: one.best.time_ns).best
 
     assert f"{best.name} fits and is fastest" in page

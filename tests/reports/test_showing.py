@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.base.writing import write_csv
 from perfmodel.prediction.comparing import Compared, Comparison, SweepAxis
-from perfmodel.reports.comparing import to_comparison_rows
-from perfmodel.reports.pages.answers import build_comparison_page
+from perfmodel.reports.comparing import report_comparison, to_comparison_rows
+from perfmodel.reports.html import to_page
 from tests.reports.predictions import build_prediction
 
 
@@ -44,7 +44,7 @@ def test_a_table_of_scenarios_has_a_line_each_and_says_why_one_has_no_answer(tmp
 
     assert len(lines) == 4
     assert lines[3].endswith("batch must divide")
-    assert "batch must divide" in build_comparison_page(build_comparison())
+    assert "batch must divide" in to_page(report_comparison(build_comparison()))
 
 
 def test_with_a_price_scenarios_stand_in_the_order_of_time_and_cost_money():

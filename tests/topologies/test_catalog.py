@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from topologies import list_devices, list_topologies, load_topology
-from topologies.device_file import DEVICES
+from topologies.device import DEVICES
 from topologies.topology_file import CATALOG
 
 GB = 1e9

@@ -1,8 +1,154 @@
+import re
+
 import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import TopologyError
 from tests.topologies.machines import build_device
+from topologies import Architecture, list_devices, load_device
+from topologies.device import DEVICES
+
+TERA = 1e12
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_every_device_loads_and_bears_the_name_of_its_file(name):
+    device = load_device(name)
+
+    assert device.name == name
+    assert device.source
+    assert device.vector_flops == device.peak_flops[DType.FP32]
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_narrower_numbers_never_multiply_slower(name):
+    peaks = load_device(name).peak_flops
+    order = [DType.FP64, DType.FP32, DType.TF32, DType.BF16, DType.FP8, DType.NVFP4]
+    rates = [peaks[dtype] for dtype in order if dtype in peaks]
+
+    assert rates == sorted(rates)
+    if DType.BF16 in peaks:
+        assert peaks[DType.FP16] == peaks[DType.BF16]
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_the_vector_rate_is_lanes_times_two_times_clock(name):
+    device = load_device(name)
+    # FP32 lanes in a multiprocessor: 64 on Volta, GP100 and GA100, 128 on later and consumer chips
+    # (6.1 and 8.6).
+    # CDNA 3 has 64 lanes that issue twice: 128.
+    wide = (Architecture.ADA, Architecture.HOPPER, Architecture.BLACKWELL, Architecture.CDNA3)
+    lanes = (
+        128 if device.architecture in wide or device.compute_capability in ("6.1", "8.6") else 64
+    )
+    by_hand = device.sm_count * lanes * 2 * device.clock_hz
+
+    assert device.vector_flops == pytest.approx(by_hand, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tera", "memory_gb_per_s"),
+    [
+        ("v100_sxm2_16gb", DType.FP16, 125, 900),
+        ("a100_sxm_80gb", DType.BF16, 312, 2039),
+        ("a100_sxm_40gb", DType.TF32, 156, 1555),
+        ("h100_sxm", DType.BF16, 989.4, 3350),
+        ("h100_sxm", DType.FP8, 1978.9, 3350),
+        ("h100_pcie", DType.BF16, 756, 2039),
+        ("h200_sxm", DType.BF16, 989.4, 4800),
+        ("b200_sxm", DType.BF16, 2250, 7700),
+        ("gb200", DType.FP8, 5000, 8000),
+        ("l40s", DType.BF16, 362.05, 864),
+        ("mi300x", DType.BF16, 1307.4, 5300),
+        ("b200_sxm", DType.NVFP4, 9000, 7700),
+        ("b300_sxm", DType.NVFP4, 14000, 7750),
+        ("gb300", DType.NVFP4, 15000, 8000),
+        ("gb300", DType.BF16, 2500, 8000),
+        ("h200_nvl", DType.FP8, 3341 / 2, 4800),
+        ("h100_sxm_hbm2e", DType.BF16, 989.4, 2400),
+        ("h100_sxm_96gb", DType.BF16, 989.4, 3350),
+        ("a30", DType.BF16, 165, 933),
+        ("a40", DType.BF16, 149.7, 696),
+        ("l4", DType.FP8, 485 / 2, 300),
+        ("rtx_a5000", DType.BF16, 222.2 / 2, 768),
+        ("rtx_4090", DType.BF16, 165.2, 1008),
+        ("v100_sxm3_32gb_h", DType.FP16, 131, 900),
+    ],
+)
+def test_devices_have_the_figures_of_their_datasheets(name, dtype, tera, memory_gb_per_s):
+    device = load_device(name)
+
+    assert device.peak_flops[dtype] == pytest.approx(tera * TERA)
+    assert device.memory_bandwidth_bytes_per_s == memory_gb_per_s * 1e9
+
+
+@pytest.mark.parametrize(
+    ("name", "watts"),
+    [
+        ("a100_pcie_40gb", 250),
+        ("a100_sxm_80gb", 400),
+        ("h100_sxm", 700),
+        ("h100_sxm_hbm2e", 500),
+        ("h200_nvl", 600),
+        ("b300_sxm", 1100),
+        ("gb300", 1400),
+        ("v100_sxm3_32gb", 350),
+        ("v100_sxm3_32gb_h", 450),
+        ("l4", 72),
+    ],
+)
+def test_devices_state_the_power_limit_of_their_board(name, watts):
+    assert load_device(name).power_w == watts
+
+
+def test_four_bits_are_multiplied_from_blackwell_on_and_eight_bit_floats_from_ada_and_hopper_on():
+    eight = {Architecture.ADA, Architecture.HOPPER, Architecture.BLACKWELL, Architecture.CDNA3}
+    for name in list_devices():
+        device = load_device(name)
+        assert device.supports(DType.FP8) == (device.architecture in eight)
+        assert device.supports(DType.NVFP4) == (device.architecture is Architecture.BLACKWELL)
+
+
+def test_tensor_rates_are_operations_a_clock_times_multiprocessors():
+    # A100: 108 x 2048 FLOP a clock x 1.41 GHz = 311.9 TFLOP/s.
+    device = load_device("a100_sxm_80gb")
+    assert device.peak_flops[DType.BF16] == pytest.approx(108 * 2048 * 1.41e9, rel=0.01)
+    # A40, with half the tensor cores a multiprocessor: 84 x 1024 x 1.74 GHz = 149.7 TFLOP/s.
+    device = load_device("a40")
+    assert device.peak_flops[DType.BF16] == pytest.approx(84 * 1024 * 1.74e9, rel=0.01)
+
+
+def test_volta_has_neither_bf16_nor_tf32():
+    device = load_device("v100_sxm2_32gb")
+
+    assert not device.supports(DType.BF16)
+    assert not device.supports(DType.TF32)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "complaint"),
+    [
+        ("power: 700 W", "power: 700", "power: quantity: must carry its unit"),
+        ("power: 700 W", "power: 0 W", "power: must be above zero"),
+        ("clock: 1.98 GHz", "clock: 1.98 GB", "clock: quantity '1.98 GB': unknown unit"),
+        ("fp32: 66.9 TFLOP/s", "fp31: 66.9 TFLOP/s", "peak.fp31: number format"),
+        ("fp32: 66.9 TFLOP/s", "", "peak: must state fp32"),
+        ("count: 132", "count: many", "multiprocessors.count: must be a whole number"),
+        ("architecture: hopper", "architecture: gothic", "architecture: must be one of"),
+        ("generation: 5", "generation: 5, colour: red", "host_link.colour: unknown key"),
+        ("81559 MiB", "81559", "memory.size: quantity: must carry its unit"),
+    ],
+)
+def test_a_fault_in_a_device_file_is_named_with_its_place(tmp_path, good, bad, complaint):
+    text = (DEVICES / "h100_sxm.yaml").read_text()
+    assert good in text
+    path = tmp_path / "gpu.yaml"
+    path.write_text(text.replace(good, bad, 1))
+
+    with pytest.raises(TopologyError) as caught:
+        load_device(path)
+    assert complaint in re.sub(r" \(line \d+\)", "", str(caught.value))
+    assert str(path) in str(caught.value)
 
 
 def test_a_device_has_no_rate_for_a_dtype_it_cannot_multiply():

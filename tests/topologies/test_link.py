@@ -2,7 +2,7 @@ import pytest
 
 from perfmodel.base.errors import TopologyError
 from tests.topologies.machines import wire
-from topologies import Link, LinkKind
+from topologies import Link, LinkKind, Vertex, VertexKind
 
 
 def test_latency_delays_arrival_but_does_not_keep_the_wire_busy():
@@ -24,3 +24,9 @@ def test_a_link_refuses_negative_latency_and_itself():
         Link("gpu:0", "gpu:1", 1e9, latency_ns=-1, kind=LinkKind.PCIE)
     with pytest.raises(TopologyError, match="two different vertices"):
         wire("gpu:0", "gpu:0")
+
+
+def test_only_an_nvswitch_reduces():
+    assert Vertex(VertexKind.NVSWITCH, 0, chips=4, reduces=True).reduces
+    with pytest.raises(TopologyError, match="only an nvswitch can reduce"):
+        Vertex(VertexKind.CPU, 0, reduces=True)

@@ -4,6 +4,8 @@ import pytest
 
 from perfmodel.base.errors import MeasurementError
 from perfmodel.execution.serial import SerialExecutor
+from perfmodel.reports.scores import report_scores
+from perfmodel.reports.terminal import to_text
 from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs import validate_runs
 from perfmodel.validation.runs_table import columns_of, load_runs, required_columns
@@ -264,4 +266,4 @@ def test_layouts_of_one_job_are_compared_where_their_times_are_clearly_apart(tmp
     by_row = {one.row: one.predicted for one in board.deviations}
     right = sum(by_row[fast] < by_row["b"] for fast in ("a", "c"))
     assert board.orders[1].right == right
-    assert f"order of layouts, one host: {50 * right:.1f} % of 2 pairs" in board.lines()
+    assert f"- one host: {50 * right:.1f} % of 2 pairs" in to_text(report_scores(board))

@@ -9,11 +9,10 @@ from perfmodel.execution.serial import SerialExecutor
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs import validate_runs
-from perfmodel.validation.runs_question import read_scenario
+from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow, load_runs
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.spec import Interaction
-from perfmodel.workloads.unstated import apply_stack_defaults
 
 WIDE = {
     "framework": "hugectr", "release": "3.2", "device": "v100_sxm2_16gb", "machine": "dgx1_v100",
@@ -49,7 +48,7 @@ def test_framework_release_and_placement_choose_the_stack(framework, release, pl
 
 
 def test_a_wide_table_beside_others_becomes_wide_and_deep():
-    spec = read_scenario(_row()).workload
+    spec = read_setting(_row()).workload
     assert spec.dense.interaction is Interaction.WIDE_DEEP
     assert spec.dense.bottom_mlp == ()
     # 13 features and 26 tables of 16; the wide table has a row for each of 26 x 100.
@@ -65,8 +64,7 @@ def test_releases_place_tables_as_they_did():
         ("21.05", "hugectr_hybrid", DType.INT64),
         ("23.04", "hugectr_auto", DType.INT32),
     ):
-        scenario = read_scenario(_row(**plain, release=release, bottom_layers="32-16"))
-        spec = apply_stack_defaults(scenario.workload, scenario.stack)
+        spec = read_setting(_row(**plain, release=release, bottom_layers="32-16")).workload
         assert (spec.sharding.sharder, spec.embedding.index_dtype) == (sharder, keys)
 
 
@@ -75,10 +73,10 @@ def test_indices_are_as_skewed_as_those_of_the_shipped_workload_with_the_same_ta
     plain = {"placement": "", "interaction_kind": "dot", "wide_table": "0", "emb_dim": "16"}
     backwards = "-".join(str(rows) for rows in reversed(shipped.rows))
     row = _row(**plain, table_rows=backwards, bottom_layers="32-16")
-    scenario = read_scenario(row)
+    scenario = read_setting(row)
     assert scenario.workload.embedding.zipf_exponents == tuple(reversed(shipped.zipf_exponents))
     assert any("as skewed as those of dlrm_mlperf" in word for word in scenario.assumptions)
-    others = read_scenario(_row(**plain, table_rows="-".join(["500"] * 26), bottom_layers="32-16"))
+    others = read_setting(_row(**plain, table_rows="-".join(["500"] * 26), bottom_layers="32-16"))
     assert others.workload.embedding.zipf_exponents == 0.0
 
 

@@ -70,14 +70,6 @@ def test_a_board_without_predictions_exceeds_every_limit():
     assert not Scoreboard("x", (deviation(10, 11),)).exceeds(10.1)
 
 
-def test_lines_name_groups_and_reasons():
-    text = "\n".join(
-        Scoreboard("x", (deviation(10, 11, group="dgx"),), (Unsupported(3, "because"),)).lines()
-    )
-    assert "dgx" in text
-    assert "not supported: row 3: because" in text
-
-
 def test_the_interval_is_symmetric_in_the_logarithm():
     low, high = interval_of(100.0, 0.1)
     assert low * high == pytest.approx(100.0**2)

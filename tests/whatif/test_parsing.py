@@ -9,14 +9,14 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.whatif import TRANSFORMATIONS, parse_sweep, parse_transformation
 from perfmodel.whatif.durations import HostOverhead, ReplaceDType, Scale, SetDuration
 from perfmodel.whatif.parsing import list_parameters
-from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, RankSet
+from perfmodel.whatif.selection import LaneWord, Numbers, Pattern
 
 
 def test_a_transformation_is_a_name_with_typed_parameters():
     made = parse_transformation("scale:match=*gemm*|conv,factor=0.5,lane=compute,rank=0+2-4")
 
     assert made == Scale(
-        match=Pattern("*gemm*|conv"), factor=0.5, lane=LaneWord.COMPUTE, rank=RankSet((0, 2, 3, 4))
+        match=Pattern("*gemm*|conv"), factor=0.5, lane=LaneWord.COMPUTE, rank=Numbers((0, 2, 3, 4))
     )
 
 
@@ -41,7 +41,7 @@ def test_a_sweep_is_one_transformation_a_value():
     sweep = parse_sweep("scale:match=gemm,factor=0.5..0.75..1")
 
     assert (sweep.name, sweep.key) == ("scale", "factor")
-    assert [point.transformation.factor for point in sweep.points] == [0.5, 0.75, 1.0]
+    assert [change.factor for _, change in sweep.points] == [0.5, 0.75, 1.0]
 
 
 def test_a_value_alone_is_that_of_the_first_parameter():

@@ -12,10 +12,11 @@ from perfmodel.graph.audit import check_job
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif import apply_all, parse_transformation
 from perfmodel.whatif.durations import HostOverhead, Scale
+from perfmodel.whatif.editing import remove_tasks
+from perfmodel.whatif.hosts import RemoveStraggler
 from perfmodel.whatif.pinning import is_pinned, pin_durations, stated_durations
-from perfmodel.whatif.removal import remove_tasks
 from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, Selection, lane_mask
-from perfmodel.whatif.straggler import RemoveStraggler
+from perfmodel.whatif.transformation import edit_programs
 from tests.strategies import random_jobs
 
 EVERYTHING = Pattern("task|meet")
@@ -75,7 +76,7 @@ def test_removing_a_task_never_makes_the_job_slower(made, number):
     ):
         return
 
-    left = remove_tasks(job, selection, assumptions=())
+    left = edit_programs(job, lambda program: remove_tasks(program, selection))
 
     check_job(left)
     before = replay(job, stated_durations(job), iterations=3).iteration_end_ns

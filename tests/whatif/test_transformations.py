@@ -326,7 +326,7 @@ def test_groups_that_are_not_data_parallel_are_cloned():
     assert [group.ranks for group in grown.groups] == [
         (0, 1), (4, 5), (2, 3), (6, 7), (0, 2, 4, 6), (1, 3, 5, 7),
     ]  # fmt: skip
-    with pytest.raises(ScenarioError, match="say with `groups`"):
+    with pytest.raises(ScenarioError, match="with `groups`"):
         ask("ranks:count=8", job)
     # Nobody says what the collectives carry, so that more ranks would cost nothing.
     with pytest.raises(ScenarioError, match=r"only 0\.0% of the time of collectives.*--force"):

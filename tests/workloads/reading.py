@@ -6,7 +6,18 @@ from collections.abc import Iterator
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.graph.job import JobGraph
+from perfmodel.graph.memory import RankMemory
 from perfmodel.graph.ops import Communication, Op
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.workloads import Workload, build_workload
+from perfmodel.workloads.unstated import apply_stack_defaults
+
+
+def memory_of(workload: Workload, **where: int) -> tuple[RankMemory, ...]:
+    """The peak memory of the ranks of *workload* under the stack that it names."""
+    stack = load_stack(workload.stack)
+    filled = apply_stack_defaults(workload, stack)
+    return build_workload(filled, stack=stack, **where).memory_of_rank
 
 
 def iter_ops(job: JobGraph, rank: int = 0) -> Iterator[tuple[str, Op]]:

@@ -20,7 +20,8 @@ from scipy.optimize import least_squares
 
 from collectives import Collective, price_collective
 from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import MeasurementError
+from perfmodel.base.errors import MeasurementError, TopologyError
+from perfmodel.base.forms import Document
 from perfmodel.calibration.measure.collectives import CollectiveMeasurement
 from perfmodel.calibration.measure.kernels import KernelMeasurement
 from perfmodel.costs.models import price_ops
@@ -147,7 +148,7 @@ def fit_wires(
     def log_ratios(logs: Floats) -> Floats:
         bandwidth, latency_ns = np.exp(logs).tolist()
         wires = Wires(bandwidth, latency_ns, ranks, is_network)
-        document = {**head, **wires_document(wires)}
+        document = Document(str(path), {**head, **wires_document(wires)}, TopologyError)
         hosts = ranks if is_network else 1
         cluster = build_cluster(parse_topology(document, path=path), hosts=hosts)
         predicted_ns = [

@@ -16,7 +16,6 @@ from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.transformer.layout import ChosenLayout, choose_layout
 from perfmodel.workloads.transformer.run import unfuses_attention
 from perfmodel.workloads.transformer.spec import Recompute, StateSharding, TransformerSpec
-from perfmodel.workloads.unstated import apply_stack_defaults
 from topologies import Cluster
 
 MOST_STAGES = 64
@@ -99,7 +98,6 @@ def iter_candidates(
     spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, *, stated: Collection[str] = ()
 ) -> Iterator[Candidate]:
     """Every layout of *spec* on *cluster*; fields in *stated* keep what the workload says."""
-    spec = apply_stack_defaults(spec, stack)
     ranks = cluster.rank_count
     fixed = {word for word, field in FIELDS.items() if field in stated}
     for tp in _tensor_sizes(spec, cluster, fixed):

@@ -7,63 +7,48 @@ scenarios have equal answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfmodel.base.errors import PlanError
 from perfmodel.planning.layouts.candidates import FIELDS
 from perfmodel.planning.layouts.search import fastest_by_bound
 from perfmodel.prediction.phases import OnPhase, ignore_phase
-from perfmodel.prediction.scenario import JobScenario, Scenario
-from perfmodel.stacks.profiles import load_stack
-from perfmodel.workloads.catalog import load_workload
+from perfmodel.prediction.question import Setting
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from topologies import build_cluster, load_topology
 
 _KEPT = frozenset({"parallel.sharding", "training.recompute", "parallel.sequence_parallel"})
 _SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """A scenario that states its layout, and what to say about where it came from."""
-
-    scenario: Scenario | JobScenario
-    sentences: tuple[str, ...] = ()
-
-
-def fill_layout(scenario: Scenario | JobScenario, *, on_phase: OnPhase = ignore_phase) -> Filled:
-    """*scenario* with a layout, if it is about a Transformer and leaves all of it open."""
-    if isinstance(scenario, JobScenario):
-        return Filled(scenario)
-    topology = load_topology(scenario.topology, calibrations=scenario.calibration)
-    spec = load_workload(scenario.workload, scenario.overrides)
+def fill_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Setting:
+    """*setting* with a layout, if its workload is a Transformer that leaves all of it open."""
+    spec = setting.workload
     if not isinstance(spec, TransformerSpec):
-        return Filled(scenario)
+        return setting
     stated = _stated(spec) | _KEPT
     if stated & set(_SPLIT):
-        return Filled(scenario)
+        return setting
     on_phase("choosing a layout", 0.0)
-    cluster = build_cluster(
-        topology,
-        hosts=scenario.hosts,
-        ranks_per_host=scenario.ranks_per_host,
-    )
-    if cluster.rank_count == 1:
-        return Filled(scenario)
+    if setting.cluster.rank_count == 1:
+        return setting
     try:
-        best = fastest_by_bound(
-            spec, cluster, load_stack(scenario.stack or spec.stack), stated=stated
-        )
+        best = fastest_by_bound(spec, setting.cluster, setting.stack, stated=stated)
     except PlanError:
         # Nothing fits, or nothing divides: the workload's own choice says what is wrong.
-        return Filled(scenario)
+        return setting
     chosen = {key: value for key, value in best.overrides.items() if key not in stated}
     changes = tuple(f"{key}={value}" for key, value in chosen.items())
     sentence = (
         f"The layout was left open: {', '.join(changes)} has the lowest bound of those that fit. "
         "`perfmodel search` replays the best of them."
     )
-    return Filled(replace(scenario, overrides=(*scenario.overrides, *changes)), (sentence,))
+    # Sharding and recomputation are kept, so all changes are of one section.
+    parallel = {key.removeprefix("parallel."): value for key, value in chosen.items()}
+    filled = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
+    scenario = setting.scenario
+    if scenario is not None:
+        scenario = replace(scenario, overrides=(*scenario.overrides, *changes))
+    return replace(setting, workload=filled, scenario=scenario, chosen=(sentence,))
 
 
 def _stated(spec: TransformerSpec) -> frozenset[str]:

@@ -26,13 +26,18 @@ from perfmodel.planning.ranking import beats_next
 from perfmodel.prediction.answer import Answer, Prediction
 from perfmodel.prediction.answering import answer, answer_in_full
 from perfmodel.prediction.phases import OnPhase, ignore_phase
-from perfmodel.prediction.question import PredictOptions, Question, workload_question
-from perfmodel.stacks.profiles import load_stack
+from perfmodel.prediction.question import (
+    PredictOptions,
+    Question,
+    Setting,
+    build_question,
+    load_setting,
+)
+from perfmodel.prediction.scenario import Scenario
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.transformer.layout import USABLE_SHARE
 from perfmodel.workloads.transformer.spec import TransformerSpec
-from topologies import Cluster, build_cluster, load_topology
+from topologies import Cluster
 
 REPLAYED_AT_ONCE = 8
 MEASURED_AT_ONCE = 64
@@ -130,19 +135,25 @@ def _tally(
 
 
 def _load(question: LayoutQuestion, hosts: int) -> _Setting:
-    spec = load_workload(question.workload, question.overrides)
+    loaded = load_setting(
+        Scenario(
+            topology=question.topology,
+            workload=question.workload,
+            overrides=question.overrides,
+            hosts=hosts,
+            ranks_per_host=question.ranks_per_host,
+            stack=question.stack,
+            calibration=question.calibration,
+        )
+    )
+    spec = loaded.workload
     if not isinstance(spec, TransformerSpec):
         raise PlanError(
             f"search: {spec.name} is a recommendation model, whose plans are searched by "
             "`perfmodel rank --search SECONDS`. Name a Transformer here."
         )
-    cluster = build_cluster(
-        load_topology(question.topology, calibrations=question.calibration),
-        hosts=hosts,
-        ranks_per_host=question.ranks_per_host,
-    )
     stated = frozenset(text.partition("=")[0].strip() for text in question.overrides)
-    return _Setting(spec, cluster, load_stack(question.stack or spec.stack), stated)
+    return _Setting(spec, loaded.cluster, loaded.stack, stated)
 
 
 def _fixed(stated: frozenset[str]) -> str:
@@ -223,7 +234,7 @@ def _question(
     shared: tuple[Cluster, SoftwareStack, PredictOptions], candidate: Candidate
 ) -> Question:
     cluster, stack, asked = shared
-    return workload_question(candidate.spec, cluster=cluster, stack=stack, asked=asked)
+    return build_question(Setting(candidate.spec, cluster, stack, asked))
 
 
 def _replay(

@@ -14,7 +14,6 @@ from perfmodel.base.errors import PlanError
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.program import Program
-from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import Exchanges, build_exchanges, empty_exchanges
 from perfmodel.workloads.dlrm.memory import room_for_tables
@@ -31,7 +30,6 @@ from perfmodel.workloads.dlrm.sparse import (
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.feeding import input_assumption
-from perfmodel.workloads.unstated import apply_stack_defaults
 
 _RANKS_TO_SPARE_ONE = 5
 """Ranks from which on the one with the bottom layers is spared all tables."""
@@ -112,25 +110,14 @@ def choose_plan(
     return place(rank_count=rank_count, given=given)
 
 
-def build_dlrm_job(
-    spec: DlrmSpec,
-    *,
-    rank_count: int,
-    plan: ShardingPlan | None = None,
-    stack: SoftwareStack | None = None,
-    ranks_per_host: int | None = None,
-) -> JobGraph:
-    """One iteration of *spec* on *rank_count* ranks; *plan* overrides the placement.
+def build_dlrm_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) -> JobGraph:
+    """One iteration of *spec*, its tables placed by *plan*, as *stack* issues it.
 
-    *stack* is what issues it, as a rule the one that *spec* names.
+    The defaults of *stack* are applied to *spec* already.
     """
-    stack = stack or load_stack(spec.stack)
-    spec = apply_stack_defaults(spec, stack)
+    rank_count = plan.rank_count
     samples = local_batch(spec, rank_count=rank_count)
     is_lone = has_lone_bottom(stack, rank_count)
-    plan = choose_plan(
-        spec, rank_count=rank_count, stack=stack, given=plan, ranks_per_host=ranks_per_host
-    )
     exchanges = None
     if rank_count > 1 and (plan.shards or is_lone):
         exchanges = build_exchanges(
@@ -215,7 +202,6 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
     These two programs are all that plans with the same data-parallel tables
     consist of; how long lookups and exchanges take is left to the plan.
     """
-    spec = apply_stack_defaults(spec, stack)
     rank_count = plan.rank_count
     if has_lone_bottom(stack, rank_count):
         raise PlanError(

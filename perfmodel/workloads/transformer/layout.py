@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from perfmodel.base.errors import WorkloadError
 from perfmodel.base.units import format_size
 from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES
 from perfmodel.workloads.transformer.memory import memory_of_stages
 from perfmodel.workloads.transformer.placement import Layout, deal_by_cost
 from perfmodel.workloads.transformer.shapes import multiplied_parameters
 from perfmodel.workloads.transformer.spec import StageSplit, StateSharding, TransformerSpec
 
-DEFAULT_MEMORY_BYTES = 80 * 10**9
 USABLE_SHARE = 0.9
 _MICRO_BATCHES_A_STAGE = 4
 _MOST_MICRO_BATCHES = 2**16

@@ -17,7 +17,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.audit import check_job
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.exchange import build_exchanges
-from perfmodel.workloads.dlrm.job import build_dlrm_job
+from perfmodel.workloads.jobs import build_job
 
 
 def _exchanges(plan: ShardingPlan, local_batch: int):
@@ -103,7 +103,7 @@ def test_a_job_with_sums_in_hosts_is_sound_and_sends_less_between_hosts():
     plan = ShardingPlan(
         spec.embedding.tables(), 4, shards, ranks_per_host=2, summed_in_host=(0, 1, 2)
     )
-    job = build_dlrm_job(spec, rank_count=4, plan=plan)
+    job = build_job(spec, rank_count=4, ranks_per_host=2, plan=plan)
     check_job(job)
     assert sorted(group.name for group in job.groups) == [
         "dense", "embedding exchange", "host 0", "host 1", "rail 0", "rail 1",

@@ -10,10 +10,10 @@ from perfmodel.base.errors import PlanError, WorkloadError
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.ops import Communication, EmbeddingOp, Gemm, HostSpan, Pass
-from perfmodel.workloads import build_job, build_workload, load_workload
+from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.dlrm.dense import dense_parameters
 from perfmodel.workloads.dlrm.job import build_plan
-from tests.workloads.reading import collectives_of, iter_ops
+from tests.workloads.reading import collectives_of, iter_ops, memory_of
 
 SMALL = ["embedding.rows=[1000, 2000, 3000]", "embedding.pooling_factors=1", "batch=64"]
 
@@ -182,17 +182,17 @@ def test_a_loader_is_two_batches_ahead_at_most():
 
 def test_memory_holds_every_table_once_and_its_state():
     spec = load_workload("dlrm_dcnv2")
-    memory = build_workload(spec, rank_count=8, ranks_per_host=8).memory_of_rank
+    memory = memory_of(spec, rank_count=8, ranks_per_host=8)
     tables = spec.embedding.tables()
-    held = sum(memory_of.parts[0].size_bytes for memory_of in memory)
+    held = sum(of_rank.parts[0].size_bytes for of_rank in memory)
     assert held == sum(table.size_bytes for table in tables)
-    assert all(memory_of.largest.name == "embedding tables" for memory_of in memory)
+    assert all(of_rank.largest.name == "embedding tables" for of_rank in memory)
 
 
 @pytest.mark.parametrize(("optimizer", "tensors"), [("sgd", 0), ("adagrad", 1), ("adam", 2)])
 def test_state_of_tables_by_optimizer(optimizer, tensors):
     spec = load_workload("dlrm_mlperf", [f"embedding.optimizer={optimizer}", *SMALL])
-    memory = build_workload(spec, rank_count=1, ranks_per_host=1).memory_of_rank[0]
+    memory = memory_of(spec, rank_count=1, ranks_per_host=1)[0]
     assert memory.parts[1].size_bytes == tensors * memory.parts[0].size_bytes
 
 
@@ -232,8 +232,8 @@ def test_the_default_placement_fits_where_a_plan_does():
     ]  # fmt: skip
     spec = load_workload("dlrm_mlperf", words)
     room = 32 * 2**30
-    built = build_workload(spec, rank_count=8, ranks_per_host=8, memory_bytes=room)
-    assert max(rank.total_bytes for rank in built.memory_of_rank) <= room
+    memory = memory_of(spec, rank_count=8, ranks_per_host=8, memory_bytes=room)
+    assert max(rank.total_bytes for rank in memory) <= room
     assert sum(table.size_bytes for table in spec.embedding.tables()) > 4 * room
 
 

@@ -9,7 +9,7 @@ from perfmodel.costs.pricing import price_job
 from perfmodel.engine.replay import replay
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
-from perfmodel.workloads.dlrm.job import build_dlrm_job
+from perfmodel.workloads.jobs import build_job
 from topologies import build_cluster, load_topology
 
 
@@ -20,7 +20,7 @@ def _time_ms(topology: str, *overrides: str, stack: str = "hugectr") -> float:
     plan = ShardingPlan(tables, 8, tuple(shards), name="round_robin")
     cluster = build_cluster(load_topology(topology))
     of_stack = load_stack(stack)
-    job = build_dlrm_job(spec, rank_count=8, plan=plan, stack=of_stack)
+    job = build_job(spec, rank_count=8, ranks_per_host=8, plan=plan, stack=of_stack)
     priced = price_job(job, cluster=cluster, stack=of_stack)
     return float(replay(job, priced.durations, iterations=1).iteration_end_ns[0, 0]) / 1e6
 

@@ -12,10 +12,10 @@ from perfmodel.costs.pricing import price_job
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import Attention
-from perfmodel.workloads import build_job, memory_by_rank
+from perfmodel.workloads import build_job
 from perfmodel.workloads.transformer.layout import choose_layout
 from perfmodel.workloads.transformer.memory import layer_activation_bytes
-from tests.workloads.reading import collectives_of
+from tests.workloads.reading import collectives_of, memory_of
 from tests.workloads.transformer.test_words import STACK, bytes_of, job_of, ops_of, tiny
 from topologies import build_cluster, load_topology
 
@@ -94,7 +94,7 @@ def test_twice_the_ranks_halve_the_activations_of_a_layer():
     sizes = {cp: layer_activation_bytes(tiny(), layout) for cp, layout in of.items()}
 
     assert sizes[1] == 2 * sizes[2] == 4 * sizes[4]
-    assert memory_by_rank(tiny(parallel={"cp": 2}), rank_count=2, ranks_per_host=2)
+    assert memory_of(tiny(parallel={"cp": 2}), rank_count=2, ranks_per_host=2)
 
 
 def test_gradients_are_reduced_over_ranks_that_share_a_sequence_too():

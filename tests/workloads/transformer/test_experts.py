@@ -13,13 +13,14 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.errors import PerfModelError, WorkloadError
 from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.workloads import build_job, load_workload, memory_by_rank
+from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.transformer.flops import count_flops
 from perfmodel.workloads.transformer.shapes import (
     active_parameter_count,
     layer_shape,
     parameter_count,
 )
+from tests.workloads.reading import memory_of
 from tests.workloads.transformer.test_context import iteration_ns
 from tests.workloads.transformer.test_words import STACK, bytes_of, job_of, ops_of, tiny
 
@@ -92,7 +93,7 @@ def test_experts_replay_with_every_other_split(parallel):
     spec = tiny(**EXPERTS, dense_layers=1, shared_experts=1, parallel=parallel, batch=32)
 
     assert iteration_ns(spec, 8) > 0
-    assert memory_by_rank(spec, rank_count=8, ranks_per_host=8)
+    assert memory_of(spec, rank_count=8, ranks_per_host=8)
 
 
 def test_uneven_routing_takes_longer_and_a_capacity_bounds_it():

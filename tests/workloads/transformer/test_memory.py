@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.workloads import build_workload, load_workload
+from perfmodel.workloads import load_workload
 from perfmodel.workloads.transformer.memory import layer_activation_bytes, memory_of_stages
 from perfmodel.workloads.transformer.placement import Layout
 from perfmodel.workloads.transformer.shapes import parameter_count
+from tests.workloads.reading import memory_of
 
 ONE_RANK = Layout(tp=1, pp=1, dp=1, micro_batch=1, micro_batches=1)
 
@@ -72,7 +73,7 @@ def test_early_stages_hold_more_micro_batches():
 
 @pytest.mark.parametrize("name", ["llama3_8b", "llama3_70b"])
 def test_every_rank_is_listed_and_names_its_largest_part(name):
-    memory = build_workload(load_workload(name), rank_count=64, ranks_per_host=8).memory_of_rank
+    memory = memory_of(load_workload(name), rank_count=64, ranks_per_host=8)
     assert len(memory) == 64
     for of_rank in set(memory):
         assert of_rank.largest.size_bytes == max(part.size_bytes for part in of_rank.parts)

@@ -13,10 +13,10 @@ from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import Fusion
-from perfmodel.workloads import build_job, memory_by_rank, parse_workload
+from perfmodel.workloads import build_job, parse_workload
 from perfmodel.workloads.transformer.shapes import layer_shape, parameter_count
 from perfmodel.workloads.transformer.spec import Recompute, StateSharding
-from tests.workloads.reading import collectives_of, iter_ops
+from tests.workloads.reading import collectives_of, iter_ops, memory_of
 
 STACK = replace(
     load_stack("pytorch_fused"),
@@ -60,7 +60,7 @@ def bytes_of(job, kind, prefix, rank=0):
 
 
 def parts_of(spec, *, ranks=1, rank=0):
-    memory = memory_by_rank(spec, rank_count=ranks, ranks_per_host=8)[rank]
+    memory = memory_of(spec, rank_count=ranks, ranks_per_host=8)[rank]
     return {part.name: part.size_bytes for part in memory.parts}
 
 
@@ -91,7 +91,7 @@ def test_hsdp_scatters_in_its_group_and_reduces_its_share_over_the_groups():
     # Four layers and the ends, each halved.
     assert len(shares) == 5
     assert sum(call.size_bytes for call in shares) == 2 * elements
-    memory = memory_by_rank(spec, rank_count=4, ranks_per_host=2)[0]
+    memory = memory_of(spec, rank_count=4, ranks_per_host=2)[0]
     assert memory.parts[0].size_bytes == 2 * elements // 2
 
 

@@ -1,0 +1,183 @@
+"""`perfmodel workload`, `topology` and `embeddings`: look into models, machines and indices."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel import api
+from perfmodel.base.options import Option
+from perfmodel.base.writing import write_file, write_json
+from perfmodel.cli.commands import command
+from perfmodel.cli.outputs import Outputs
+from perfmodel.prediction.scenario import DEFAULT_WORKLOAD
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+CatalogName = Annotated[
+    str, Option(is_argument=True, metavar="NAME", help="A name of the catalog, or a file.")
+]
+SCHEMA_VERSION = 1
+workload = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List and show models. Example: perfmodel workload show llama3_8b",
+)
+topology = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, show and check machines. Example: perfmodel topology show dgx_h100",
+)
+embeddings = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@command(workload, name="list")
+def list_models() -> None:
+    """List the workloads and software stacks that come with perfmodel.
+
+    Example: perfmodel workload list
+    """
+    print_workloads()
+
+
+def print_workloads() -> None:
+    """Print the names of workloads and stacks, and what they are."""
+    from rich.console import Console
+
+    console = Console(width=80, highlight=False)
+    workloads = [(title.name, title.description) for title in api.list_workloads()]
+    console.print(_table("Workloads (--workload)", workloads))
+    stacks = [(name, api.load_stack(name).description) for name in api.list_stacks()]
+    console.print(_table("Software stacks (--stack)", stacks))
+    console.print(f"Without --workload it is {DEFAULT_WORKLOAD}. Own YAML files work the same way.")
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, show_header=False
+    )
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column()
+    for name, description in rows:
+        table.add_row(Text(name), Text(" ".join(description.split())))
+    return table
+
+
+@command(workload, name="show")
+def show_workload(name: CatalogName) -> None:
+    """Print the file of a workload, to be changed and used.
+
+    Example: perfmodel workload show llama3_8b > my_gpt.yaml
+    """
+    from perfmodel.workloads.catalog import find_workload
+
+    api.load_workload(name)
+    print(find_workload(name).read_text(encoding="utf-8"), end="")
+
+
+@command(topology, name="list")
+def list_machines() -> None:
+    """List the machines and GPUs that come with perfmodel.
+
+    Example: perfmodel topology list
+    """
+    from rich.console import Console
+
+    from perfmodel.reports.topology.text import build_device_list, build_machine_list
+
+    console = Console(width=80, highlight=False)
+    console.print(build_machine_list(api.list_topologies()))
+    console.print()
+    console.print(build_device_list(api.list_devices()))
+
+
+@command(topology, name="show")
+def show_topology(
+    name: CatalogName,
+    plot: Annotated[
+        str | None, Option(metavar="FILE", help="Also draw it into this file, .png or .svg.")
+    ] = None,
+    hosts: Annotated[int, Option(metavar="N", help="Number of hosts, joined by their fabric.")] = 1,
+) -> None:
+    """Show a machine: what it has, what is wired to what, and how fast.
+
+    Example: perfmodel topology show dgx_h100 --hosts 64 --plot dgx_h100.png
+    """
+    from perfmodel.reports.topology.text import draw_topology
+    from topologies import build_cluster
+
+    machine = api.load_topology(name)
+    cluster = build_cluster(machine, hosts=hosts)
+    if plot is not None:
+        from perfmodel.reports.topology.drawing import write_picture
+
+        write_picture(machine, Path(plot), cluster)
+    print(draw_topology(machine, cluster), end="")
+    if plot is not None:
+        print(f"\nWrote {plot}")
+
+
+@command(topology)
+def check(
+    file: Annotated[str, Option(is_argument=True, metavar="FILE", help="A topology file.")],
+) -> None:
+    """Check a topology file and name every fault in it.
+
+    Example: perfmodel topology check my_cluster.yaml
+    """
+    machine = api.load_topology(file)
+    print(
+        f"{file}: good. {machine.name} has {machine.gpus_per_host} GPUs "
+        f"({machine.device.name}), {len(machine.vertices)} vertices, "
+        f"{len(machine.links)} one-way links, "
+        f"{'a fabric' if machine.fabric else 'no fabric'}."
+    )
+
+
+@embeddings.callback()
+def _embeddings() -> None:
+    """Look into files of real indices."""
+
+
+@command(embeddings)
+def describe(
+    *,
+    file: Annotated[
+        str, Option(is_argument=True, metavar="FILE", help="npz, npy, parquet, pt or pth.")
+    ],
+    batch: Annotated[int, Option(metavar="N", min=1, help="Samples per batch.")] = 4096,
+    files: Annotated[Outputs, "json_file", "plot_file"],
+) -> None:
+    """Show pooling and reuse of the indices in FILE, over the whole set and within batches."""
+    found = api.describe_indices(file, batch=batch)
+    if files.plot_file is not None:
+        from perfmodel.reports.embeddings import draw_statistics
+
+        write_file(files.plot_file, draw_statistics(found))
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "source": found.source,
+        "samples": found.sample_count,
+        "batch": found.batch_size,
+        "tables": [asdict(table) for table in found.tables],
+        "set_reuse_lookup_shares": found.set_reuse.of_lookups.tolist(),
+        "batch_reuse_lookup_shares": found.batch_reuse.of_lookups.tolist(),
+    }
+    write_json(files.json_file, document)
+    if files.is_printed:
+        from rich.console import Console
+
+        from perfmodel.reports.embeddings import print_statistics
+
+        width = None if sys.stdout.isatty() else 120
+        print_statistics(found, Console(width=width, highlight=False))

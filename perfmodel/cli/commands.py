@@ -1,0 +1,265 @@
+"""Commands: made from functions whose parameters are questions.
+
+A parameter of a command function is an option (`Annotated[type, Option(...)]`), a dataclass of
+options, or a dictionary of the options of some dataclasses that were given. Strings in `Annotated`
+choose fields of the dataclass. A command is imported when it is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import Parameter, Signature, signature
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import perfmodel
+from perfmodel.base.errors import InputError
+from perfmodel.base.options import Option, options_of, split_option
+
+COMMANDS = {
+    "predict": ("predict:predict", "Predict one iteration: how long, and why."),
+    "compare": ("predict:compare", "Compare scenarios, jobs or machines."),
+    "rank": ("planning:rank", "Rank sharding plans, fastest first."),
+    "embeddings": ("catalog:embeddings", "Look into files of real indices."),
+    "search": ("planning:search", "Find the fastest parallel layout that fits."),
+    "emulate": ("emulate:emulate", "Run a torch script on virtual GPUs, write a job."),
+    "import": ("recorded:import_traces", "Turn recorded traces of all ranks into a job."),
+    "replay": ("recorded:replay", "Replay a job."),
+    "whatif": ("whatif:whatif", "Change a job and compare."),
+    "trace": ("recorded:trace", "Look into recorded traces."),
+    "validate": ("validate:validate", "Compare predictions with measurements."),
+    "calibrate": ("calibrate:calibrate", "Fit constants to measurements."),
+    "workload": ("catalog:workload", "List and show models."),
+    "topology": ("catalog:topology", "List, show and check machines."),
+    "collective": ("collective:collective", "Price a collective on a machine."),
+    "kernel": ("kernel:kernel", "Price a kernel on a GPU."),
+    "init": ("about:init", "Write a commented file to start from."),
+    "schema": ("schema:app", "Print the fields of a file that perfmodel reads."),
+    "doctor": ("about:doctor", "Say what this installation has and lacks."),
+}
+"""Where the application of each command is, as `module:name`, and its line in the overview."""
+
+EPILOG = (
+    "Example: perfmodel predict llama3_8b --topology dgx_h100.yaml --hosts 2\n\n"
+    "Every command explains itself: perfmodel predict --help"
+)
+
+
+def load_command(name: str) -> Any:
+    """The command called *name*, imported."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = typer.main.get_command(getattr(import_module(f"perfmodel.cli.{module}"), attribute))
+    found.name = name
+    return found
+
+
+class LazyGroup(TyperGroup):
+    """All commands; one is imported when it is resolved, to run or to complete its options."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that *args* name, and the rest of them."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found and load_command(str(name)), rest
+
+
+def command(
+    group: typer.Typer | None = None, **settings: Any
+) -> Callable[[Callable[..., None]], typer.Typer]:
+    """Make a command of a function: one of *group*, or an application of its own."""
+
+    def add(function: Callable[..., None]) -> typer.Typer:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None) if group is None else group
+        hints = get_type_hints(function, include_extras=True)
+        sources = [
+            _Source.read(one, hints[one.name]) for one in signature(function).parameters.values()
+        ]
+
+        def read_options(**options: Any) -> dict[str, Any]:
+            return options
+
+        # Typer reads the signature, and calls the function to convert values.
+        described: Any = read_options
+        described.__doc__ = function.__doc__
+        described.__signature__ = Signature(
+            [one.to_parameter() for source in sources for one in source.fields]
+        )
+
+        class Command(TyperCommand):
+            """The command: its options become the arguments of the function before it runs."""
+
+            def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+                _check_not_repeated(self.params, args)
+                rest = super().parse_args(ctx, args)
+                if self.callback is not None and not ctx.resilient_parsing:
+                    values = {
+                        name: value
+                        for name, value in self.callback(**ctx.params).items()
+                        if ctx.get_parameter_source(name).name == "COMMANDLINE"
+                    }
+                    ctx.params = {}
+                    for source in sources:
+                        ctx.params |= source.to_argument(values, ctx)
+                    self.callback = function
+                return rest
+
+        name = settings.pop("name", function.__name__)
+        app.command(name, cls=Command, **settings)(described)
+        return app
+
+    return add
+
+
+class _Field(NamedTuple):
+    """An option of a command."""
+
+    name: str
+    kind: Any
+    option: Option
+    default: Any = Parameter.empty
+
+    @property
+    def names(self) -> list[str]:
+        """What is typed."""
+        return (self.option.name or f"--{self.name.replace('_', '-')}").split(",")
+
+    def to_parameter(self) -> Parameter:
+        """The option as typer reads it."""
+        option, default = self.option, self.default
+        kinds = [one for one in get_args(self.kind) if one is not NoneType]
+        kind = kinds[0] if isinstance(self.kind, UnionType) else self.kind
+        if option.flag is not None:
+            kind, default = bool, False
+        elif option.parse is not None:
+            kind = str
+            default = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        elif get_origin(kind) is tuple:
+            kind, default = list[get_args(kind)[0]], default or None  # type: ignore[misc]
+        about: dict[str, Any] = {"metavar": option.metavar, "min": option.min, "max": option.max}
+        if option.is_argument:
+            info = typer.Argument(help=option.help, show_default=False, **about)
+        else:
+            info = typer.Option(*self.names, help=option.help, **about)
+        kind = kind | None if default is None else kind
+        return Parameter(
+            self.name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info], default=default
+        )
+
+    def parse(self, value: Any, ctx: Any) -> Any:
+        """The value of the field for the *value* of the option."""
+        if self.option.flag is not None:
+            return self.option.flag
+        if self.option.parse is not None:
+            try:
+                return self.option.parse(value)
+            except ValueError as fault:
+                raise typer.BadParameter(str(fault), ctx=ctx, param_hint=self.names[0]) from None
+        return tuple(value) if isinstance(value, list) else value
+
+
+class _Source(NamedTuple):
+    """The options that one parameter of a command function is made from, and how."""
+
+    name: str
+    fields: tuple[_Field, ...]
+    build: Callable[..., Any] | None = None
+
+    @classmethod
+    def read(cls, parameter: Parameter, hint: Any) -> _Source:
+        """The options of a *parameter* with this type *hint*."""
+        if hint is typer.Context:
+            return cls(parameter.name, ())
+        if (found := split_option(hint)) is not None:
+            return cls(parameter.name, (_Field(parameter.name, *found, parameter.default),))
+        kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        chosen = [one for one in metadata if isinstance(one, str)]
+        questions = [one for one in metadata if isinstance(one, type)] or [kind]
+        fields: dict[str, _Field] = {}
+        for question in questions:
+            defaults = {one.name: one for one in dataclasses.fields(question)}
+            for name, (type_, option) in options_of(question).items():
+                default = _default_of(defaults[name])
+                if questions != [kind] and default is Parameter.empty:
+                    default = None  # a dictionary may lack any option
+                if not chosen or name in chosen:
+                    fields.setdefault(name, _Field(name, type_, option, default))
+        return cls(parameter.name, tuple(fields.values()), get_origin(kind) or kind)
+
+    def to_argument(self, values: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        """The argument of the function by its name, from the *values* that were given."""
+        given = {
+            one.name: one.parse(values[one.name], ctx) for one in self.fields if one.name in values
+        }
+        if self.build is not None:
+            return {self.name: self.build(**given)}
+        return given if self.fields else {self.name: ctx}
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return Parameter.empty if field.default_factory is dataclasses.MISSING else None
+
+
+def _check_not_repeated(parameters: Iterable[Any], arguments: Sequence[str]) -> None:
+    """Refuse an option of one value that is given twice: the last one would win silently."""
+    words = list(arguments)
+    given = [word.partition("=")[0] for word in words[: (*words, "--").index("--")]]
+    for one in parameters:
+        count = sum(given.count(name) for name in one.opts if name.startswith("--"))
+        if count > 1 and not getattr(one, "multiple", False):
+            raise InputError(
+                f"{one.opts[0]}: is given {count} times, and takes one value. Give it once."
+            )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"perfmodel {perfmodel.__version__}")
+        for name in ("perfmodel", "collectives", "embeddings", "topologies", "traces"):
+            spec = find_spec(name)
+            places = list(spec.submodule_search_locations or ()) if spec else []
+            print(f"  {name:<12} {places[0] if places else 'not found'}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def perfmodel_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error; works anywhere on the line."),
+    ] = False,
+) -> None:
+    """Predict how long one training iteration takes on GPUs you do not have."""
+    # Both are here for the help text: the callback of version ends the program, and main removes
+    # debug from the arguments before they are parsed.
+    del version, debug
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a command is loaded when it is resolved")
+
+
+for _name, (_place, _summary) in COMMANDS.items():
+    app.command(_name, help=_summary)(_not_loaded)

@@ -1,0 +1,70 @@
+"""`perfmodel rank` and `perfmodel search`: the fastest sharding plan, the fastest layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from perfmodel import api
+from perfmodel.base.errors import PlanError
+from perfmodel.base.options import Option
+from perfmodel.cli.commands import command
+from perfmodel.cli.options import LocalRun
+from perfmodel.cli.outputs import Outputs
+from perfmodel.planning.question import LayoutQuestion, RankQuestion
+
+RANK_EPILOG = """\b
+Examples:
+  perfmodel rank --topology dgx_a100
+  perfmodel rank --topology quad_a100 --tables tables.yaml --batch 4096 --search 30
+  perfmodel rank --topology dgx_h100 --hosts 4 --plan mine.json --sharder balanced --json -
+  perfmodel rank --topology dgx_a100 --batches 200 --by p95 --report plans.html
+"""
+SEARCH_EPILOG = """\b
+Examples:
+  perfmodel search --workload llama3_70b --topology dgx_h100 --hosts 8
+  perfmodel search --workload llama3_70b --topology gb200_nvl72 --ranks-per-host 64
+  perfmodel search --workload llama3_8b --topology dgx_a100 --hosts 1,2,4,8 --price 1.8
+  perfmodel search --workload my_gpt.yaml --topology dgx_h100 --hosts 8 --set parallel.tp=8
+"""
+
+
+@command(epilog=RANK_EPILOG)
+def rank(
+    *,
+    question: RankQuestion,
+    batch: Annotated[
+        int | None, Option(metavar="N", min=1, help="Samples per iteration, all ranks.")
+    ] = None,
+    run: LocalRun,
+    files: Annotated[Outputs, "json_file", "csv_file", "report_file", "plan_file"],
+) -> None:
+    """Rank sharding plans of a recommendation model, fastest first; exit 1 if none fits."""
+    from perfmodel.reports.rank import report_ranking, to_plan_lines, to_ranking_document
+
+    if batch is not None:
+        question = replace(question, overrides=(*question.overrides, f"batch={batch}"))
+    question = replace(question, searches=run.workers or 1)
+    with run.open() as where:
+        ranking = api.rank(question, **where)
+    files.write(report_ranking(ranking, question), lambda: to_ranking_document(ranking, question))
+    if files.plan_file is not None:
+        ranking.save_plan(files.plan_file)
+        if files.is_printed:
+            print("\n".join(to_plan_lines(ranking, files.plan_file)))
+    if not ranking.fits:
+        raise PlanError(ranking.verdict)
+
+
+@command(epilog=SEARCH_EPILOG)
+def search(
+    question: LayoutQuestion,
+    run: LocalRun,
+    files: Annotated[Outputs, "json_file", "csv_file", "report_file"],
+) -> None:
+    """Find the fastest layout: tp, sp, pp, cp, ep, dp, micro-batch, sharding, recompute, runs."""
+    from perfmodel.reports.search import report_search, to_search_document
+
+    with run.open() as where:
+        found = api.search(question, **where)
+    files.write(report_search(found), lambda: to_search_document(found))

@@ -1,0 +1,209 @@
+"""`perfmodel import`, `perfmodel replay` and `perfmodel trace`: recorded jobs and their traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perfmodel import api
+from perfmodel.base.errors import InputError
+from perfmodel.base.options import Option, Overwrite
+from perfmodel.base.writing import STDOUT, write_json
+from perfmodel.cli.commands import command
+from perfmodel.cli.options import JobOut, LocalRun, Quiet
+from perfmodel.cli.outputs import JsonFile, Outputs
+from perfmodel.prediction.scenario import JobScenario
+
+IMPORT_EPILOG = """\b
+Examples:
+  perfmodel import traces/ --out job
+  perfmodel import rank0.json.gz rank1.json.gz --out job --strict
+  perfmodel import runs/ --out jobs        a folder of folders: one job each
+  perfmodel import pytorch_et/ --out shapes
+      execution traces alone: a job of shapes, priced by
+      `perfmodel predict --job shapes --topology dgx1_v100`
+"""
+REPLAY_EPILOG = """\b
+Examples:
+  perfmodel replay job --json -
+  perfmodel replay built_job --topology dgx_h100 --executor ray
+"""
+STATS_EPILOG = """\b
+Examples:
+  perfmodel trace stats traces/ --plot streams.png
+  perfmodel trace stats rank0.json.gz --json -
+"""
+DIFF_EPILOG = """\b
+Example:
+  perfmodel trace diff before.json.gz after.json.gz --top 5
+"""
+EXTRACT_EPILOG = """\b
+Example:
+  perfmodel trace extract traces/ --topology dgx_a100 --out tables/
+"""
+CHAKRA_EPILOG = """\b
+Example:
+  perfmodel trace chakra job/ --out chakra/
+"""
+KinetoFiles = Annotated[
+    tuple[str, ...],
+    Option(
+        is_argument=True,
+        metavar="PATH...",
+        help="Kineto files, or folders with one file per rank.",
+    ),
+]
+trace = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@command(epilog=IMPORT_EPILOG, name="import")
+def import_traces(
+    paths: Annotated[
+        tuple[str, ...],
+        Option(
+            is_argument=True,
+            metavar="PATH...",
+            help="Kineto, PyTorch execution trace or Chakra files of one job, a folder of them, or "
+            "a folder of such folders. The content of a file says what it is.",
+        ),
+    ],
+    out: JobOut,
+    strict: Annotated[bool, Option(help="Refuse traces with any fault.")] = False,
+    overwrite: Overwrite = False,
+    limits_factor: Annotated[
+        float,
+        Option(metavar="FACTOR", help="Raise the limit on the unpacked size of files."),
+    ] = 1.0,
+    json_file: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Turn recorded traces of all ranks into a job, and replay it once to score it."""
+    from perfmodel.recordings.documents import import_document, shapes_document
+    from perfmodel.recordings.import_files import ImportedJob, ImportWishes
+    from perfmodel.reports.progress import FileProgress
+    from perfmodel.reports.recordings import report_import
+    from perfmodel.reports.terminal import print_report
+    from traces.packed import DEFAULT_LIMITS
+
+    if not 0 < limits_factor <= 1e6:
+        raise InputError(
+            f"--limits-factor: must be above 0 and at most 1000000, got {limits_factor}."
+        )
+    wishes = ImportWishes(strict, overwrite, DEFAULT_LIMITS.scaled(limits_factor))
+    with FileProgress(is_quiet=quiet) as progress:
+        found = api.import_traces(paths, out, wishes, progress.tell)
+    documents: list[dict[str, Any]] = []
+    for one in found:
+        if isinstance(one, ImportedJob):
+            told = import_document(one.job, one.score)
+        else:
+            told = shapes_document(one.job)
+        documents.append(told | {"folder": str(one.folder)})
+    document = documents[0] if len(documents) == 1 else {"kind": "imports", "jobs": documents}
+    write_json(json_file, document)
+    if json_file != STDOUT:
+        for told in documents:
+            print_report(report_import(told))
+
+
+@command(epilog=REPLAY_EPILOG)
+def replay(
+    job: Annotated[
+        str,
+        Option(is_argument=True, metavar="JOB", help="A job that `import` or `save_job` wrote."),
+    ],
+    asked: Annotated[dict[str, Any], JobScenario, "topology", "hosts", "stack"],
+    run: LocalRun,
+    files: Annotated[Outputs, "json_file", "report_file"],
+) -> None:
+    """Replay a job; a recorded job is compared with its recording."""
+    from perfmodel.reports.recordings import report_replay, to_replay_document
+
+    scenario = JobScenario(job, samples=0, **asked)
+    with run.open() as where:
+        found = api.replay(scenario, is_explained=files.report_file is not None, **where)
+    document = to_replay_document(found, Path(job))
+    files.write(report_replay(found, document.get("faults", ())), lambda: document)
+
+
+@trace.callback()
+def _trace() -> None:
+    """Look into recorded traces."""
+
+
+@command(trace, epilog=STATS_EPILOG)
+def stats(
+    paths: KinetoFiles,
+    files: Annotated[Outputs, "plot_file", "json_file"],
+) -> None:
+    """What every stream of every rank spends its time on."""
+    from perfmodel.reports.progress import FileProgress
+    from perfmodel.reports.recordings import report_streams
+    from perfmodel.reports.terminal import print_report
+
+    with FileProgress() as progress:
+        documents = api.trace_stats(paths, progress.tell)
+    document = documents[0] if len(documents) == 1 else {"kind": "trace_stats", "jobs": documents}
+    write_json(files.json_file, document)
+    if files.plot_file is not None:
+        from perfmodel.reports.streams import plot_stream_parts
+
+        plot_stream_parts(documents, files.plot_file)
+    if files.is_printed:
+        for found in documents:
+            print_report(report_streams(found))
+
+
+@command(trace, epilog=DIFF_EPILOG)
+def diff(
+    before: Annotated[
+        str, Option(is_argument=True, metavar="A", help="Kineto file, or folder of a job.")
+    ],
+    after: Annotated[
+        str, Option(is_argument=True, metavar="B", help="The same job, recorded later.")
+    ],
+    top: Annotated[int, Option(min=1, help="Lines per table.")] = 10,
+    json_file: JsonFile = None,
+) -> None:
+    """What is slower in B than in A: by operator, kernel, profiler range, and wait."""
+    from perfmodel.reports.recordings import report_diff
+    from perfmodel.reports.terminal import print_report
+
+    document = api.trace_diff(before, after)
+    write_json(json_file, document)
+    if json_file != STDOUT:
+        print_report(report_diff(document, top=top))
+
+
+@command(trace, epilog=EXTRACT_EPILOG)
+def extract(
+    paths: KinetoFiles,
+    out: Annotated[str, Option(metavar="FOLDER", help="Folder to write the tables to.")],
+    topology: Annotated[
+        str, Option(metavar="NAME", help="Machine of the recording, for the tables.")
+    ] = "unknown",
+) -> None:
+    """Write tables for `calibrate` and `validate`: host overheads, GEMMs, collectives."""
+    from perfmodel.recordings.extraction import MISSING
+    from perfmodel.reports.text import printable
+
+    written = api.trace_extract(paths, out, topology=topology)
+    for path in written:
+        print(printable(str(path)))
+    for name, reason in MISSING.items():
+        if name not in {path.stem for path in written}:
+            print(f"no {name}.csv: {reason}")
+
+
+@command(trace, epilog=CHAKRA_EPILOG)
+def chakra(
+    job: Annotated[str, Option(is_argument=True, metavar="JOB", help="A job that `import` wrote.")],
+    out: Annotated[str, Option(metavar="FOLDER", help="Folder to write the files to.")],
+) -> None:
+    """Write a recorded job as Chakra execution traces, one file per rank."""
+    from perfmodel.reports.text import printable
+
+    for path in api.trace_chakra(job, out):
+        print(printable(str(path)))

@@ -1,0 +1,244 @@
+"""Report: an answer as a headline and sections of blocks.
+
+A block says what is shown, never how: `terminal` and `html` draw the same blocks, and CSV files and
+tables in notebooks hold the *rows* of the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar
+
+from perfmodel.base.units import format_duration
+from perfmodel.prediction.answer import Interval
+from perfmodel.prediction.evidence import Evidence
+
+ALL = 10**9
+"""No limit on the rows that a terminal shows."""
+
+
+class Look(Enum):
+    """How a part of a bar is drawn: colour of a page, pattern and colour of a terminal.
+
+    Parts differ in pattern as well as in colour, for log files and for readers who do not see
+    the colours.
+    """
+
+    GREEN = ("#3f9a54", "█", "green")
+    BLUE = ("#3b74c4", "▓", "blue")
+    VIOLET = ("#8d63b5", "▚", "magenta")
+    YELLOW = ("#e0b43a", "▒", "yellow")
+    RED = ("#c8553d", "░", "red")
+    TEAL = ("#4aa3a2", "▞", "cyan")
+    PINK = ("#b0668f", "▟", "bright_magenta")
+    GREY = ("#7b8894", "▖", "white")
+    DARK = ("#22713a", "▉", "bright_green")
+
+    @property
+    def colour(self) -> str:
+        """The colour on a page."""
+        return self.value[0]
+
+
+class Legend(Enum):
+    """What explains the parts of bars: their values, their colours, or an earlier block."""
+
+    VALUES = "values"
+    COLOURS = "colours"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells; columns in *numeric* are right-aligned, those in *code* hold identifiers.
+
+    Columns in *finds* hold task names and link to the timeline of the page. A terminal shows at
+    most *most* rows, wraps the columns in *wraps*, and drops those in *optional*, last first,
+    where it is too narrow. A page folds long tables.
+    """
+
+    kind: ClassVar[str] = "table"
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: Sequence[int] = ()
+    code: Sequence[int] = ()
+    finds: Sequence[int] = ()
+    wraps: Sequence[int] = ()
+    optional: Sequence[int] = ()
+    most: int = ALL
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sentences:
+    """Sentences, one under the other."""
+
+    kind: ClassVar[str] = "sentences"
+    sentences: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One part of a bar; *share* is relative to the whole bar."""
+
+    words: str
+    look: Look
+    value: str
+    share: float
+
+    @property
+    def percent(self) -> str:
+        """The share in words."""
+        return f"{self.share:.1%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar of pieces, with its name before it and a value after it."""
+
+    pieces: Sequence[Piece]
+    name: str = ""
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars, one under the other; with *legend* VALUES the pieces of the only bar are listed."""
+
+    kind: ClassVar[str] = "bars"
+    bars: Sequence[Bar]
+    legend: Legend = Legend.VALUES
+    most: int = ALL
+
+    @property
+    def label_width(self) -> int:
+        """Characters of the longest name."""
+        return max((len(bar.name) for bar in self.bars), default=0)
+
+    @property
+    def looks(self) -> dict[Look, str]:
+        """Every look with its words, in the order of first use."""
+        return {piece.look: piece.words for bar in self.bars for piece in bar.pieces}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A value with its interval, as shares of the largest."""
+
+    name: str
+    words: str
+    share: float
+    low: float
+    high: float
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Values with intervals, one under the other."""
+
+    kind: ClassVar[str] = "ranges"
+    ranges: Sequence[Range]
+    note: str = ""
+
+    @property
+    def label_width(self) -> int:
+        """Characters of the longest name."""
+        return max((len(one.name) for one in self.ranges), default=0)
+
+
+def time_ranges(times: Sequence[tuple[str, int, Interval]], best_ns: int) -> Ranges:
+    """Times with their intervals; those equal to *best_ns* are marked."""
+    most_ns = max([interval.high_ns for _, _, interval in times] + [ns for _, ns, _ in times] + [1])
+    has_width = any(interval.high_ns > interval.low_ns for _, _, interval in times)
+    return Ranges(
+        [
+            Range(
+                name,
+                format_duration(time_ns),
+                time_ns / most_ns,
+                interval.low_ns / most_ns,
+                interval.high_ns / most_ns,
+                is_best=time_ns == best_ns,
+            )
+            for name, time_ns, interval in times
+        ],
+        "The thin line is the 90 % interval." if has_width else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Cells by row and column; each has a text, and a share that shades it."""
+
+    kind: ClassVar[str] = "matrix"
+    corner: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A timeline to zoom into, which only a page can draw."""
+
+    kind: ClassVar[str] = "timeline"
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command to type, with a *label* before it where there are several."""
+
+    kind: ClassVar[str] = "command"
+    text: str
+    label: str = ""
+
+
+Block = Table | Sentences | Bars | Ranges | Matrix | Timeline | Command
+
+
+def no_blocks() -> Sequence[Block]:
+    """Nothing more."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Blocks under a title.
+
+    *more* makes the blocks that only a page shows; it is called when a page is drawn.
+    """
+
+    title: str
+    blocks: Sequence[Block] = ()
+    more: Callable[[], Sequence[Block]] = no_blocks
+
+    def for_page(self, title: str) -> Section:
+        """The same under another *title*, on a page only."""
+        return Section(title, more=lambda: [*self.blocks, *self.more()])
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The answer first: a verdict (*is_good* or not), the number, and a few facts."""
+
+    verdict: str
+    is_good: bool
+    answer: str
+    beside: str
+    facts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An answer as blocks, and its numbers as *rows*; piped text is *columns* wide."""
+
+    title: str
+    headline: Headline | None = None
+    sections: Sequence[Section] = ()
+    footer: str = ""
+    rows: Sequence[Mapping[str, Any]] = ()
+    columns: int = 80

@@ -1,0 +1,133 @@
+"""Page: a report as one HTML file that needs nothing else.
+
+Every name goes through the template's escaping. Data for the timeline is JSON whose angle
+brackets are written as escapes, so nothing from outside is markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+import perfmodel
+from perfmodel.engine.layout import Int64s
+from perfmodel.graph.program import LaneKind
+from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.explain import find_path
+from perfmodel.reports.blocks import Report, Timeline
+from perfmodel.reports.chrome_trace import choose_ranks
+from perfmodel.reports.text import format_ranks
+
+FOLD = 20
+"""Rows of a table before the rest is folded."""
+MAX_TASKS = 600_000
+_ON_PATH = 1 << 31
+_LARGEST = 2**31
+
+LANE_COLOURS = {
+    LaneKind.HOST: "#7b8894",
+    LaneKind.LOADER: "#9a83ad",
+    LaneKind.COMPUTE: "#37874a",
+    LaneKind.COMMUNICATION: "#3b74c4",
+    LaneKind.COPY: "#b47f25",
+}
+
+
+def to_page(report: Report) -> str:
+    """The page as text."""
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = [(section.title, [*section.blocks, *section.more()]) for section in report.sections]
+    return templates.get_template("page.html.j2").render(
+        report=report,
+        version=perfmodel.__version__,
+        sections=[(title, blocks) for title, blocks in shown if blocks],
+        has_timeline=any(isinstance(one, Timeline) for _, blocks in shown for one in blocks),
+        fold=FOLD,
+        timeline_json=_timeline_json,
+        timeline_note=_timeline_note,
+    )
+
+
+def _timeline_json(evidence: Evidence) -> Markup:
+    """The lanes of all classes of ranks, as far as a page can hold them, safe in a script."""
+    unit_ns = max(1, -(-evidence.window.length_ns // _LARGEST))
+    on_path: list[set[int]] = [set() for _ in range(evidence.job.rank_count)]
+    for step in find_path(evidence):
+        on_path[step.at.rank].add(step.at.task)
+    lanes = []
+    for rank in choose_ranks(evidence, max_tasks=MAX_TASKS):
+        path = np.array(sorted(on_path[rank]), dtype=np.int64)
+        for lane, described in enumerate(evidence.job.program_of(rank).lanes):
+            spans = _lane_spans(evidence, rank, lane, path)
+            if len(spans):
+                name = f"rank {evidence.class_ranks[rank][0]} {described.name}"
+                lanes.append(_pack(spans, name, LANE_COLOURS[described.kind], unit_ns))
+    data = {
+        "span": evidence.window.length_ns // unit_ns,
+        "unit_ns": unit_ns,
+        "labels": list(evidence.job.labels),
+        "lanes": lanes,
+    }
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)  # noqa: S704 - every sign that could end the element is escaped
+
+
+def _lane_spans(evidence: Evidence, rank: int, lane: int, on_path: Int64s) -> Int64s:
+    """Start, end and marked label of the lane's tasks in the window, of whichever iteration."""
+    program, history, window = evidence.job.program_of(rank), evidence.history, evidence.window
+    first, after = int(program.lane_start[lane]), int(program.lane_start[lane + 1])
+    tasks = slice(first, after)
+    marked = program.label[tasks].astype(np.int64)
+    marked |= np.isin(np.arange(first, after), on_path).astype(np.int64) * _ON_PATH
+    spans = np.concatenate(
+        [
+            np.column_stack(
+                [
+                    history.start_ns(iteration, rank)[tasks].clip(window.from_ns, window.to_ns),
+                    history.end_ns(iteration, rank)[tasks].clip(window.from_ns, window.to_ns),
+                    marked,
+                ]
+            )
+            for iteration in history.iterations
+        ]
+    )
+    spans = spans[spans[:, 1] > spans[:, 0]]
+    spans[:, :2] -= window.from_ns
+    return spans
+
+
+def _pack(spans: Int64s, name: str, colour: str, unit_ns: int) -> dict[str, Any]:
+    starts = spans[:, 0] // unit_ns
+    numbers = {"start": starts, "length": spans[:, 1] // unit_ns - starts, "label": spans[:, 2]}
+    packed = {
+        key: base64.b64encode(values.astype("<u4").tobytes()).decode("ascii")
+        for key, values in numbers.items()
+    }
+    return {"name": name, "colour": colour, **packed}
+
+
+def _timeline_note(evidence: Evidence) -> str:
+    ranks = choose_ranks(evidence, max_tasks=MAX_TASKS)
+    crowds = [evidence.class_ranks[rank] for rank in ranks if len(evidence.class_ranks[rank]) > 1]
+    sentences = [f"Rank {members[0]} represents {format_ranks(members)}." for members in crowds[:8]]
+    if len(crowds) > len(sentences):
+        sentences.append(f"So do {len(crowds) - len(sentences)} more for their classes.")
+    left_out = evidence.job.rank_count - len(ranks)
+    if left_out:
+        sentences.append(f"{left_out} more classes of ranks are not drawn.")
+    sentences.append("Lanes without tasks in this window are not drawn.")
+    return " ".join(sentences)

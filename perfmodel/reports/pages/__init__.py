@@ -1,1 +1,0 @@
-"""Pages: answers as single HTML files that need nothing else, all in one style."""

@@ -1,0 +1,358 @@
+"""The report of a prediction: verdict, time, where it goes, what decides it, waits, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from perfmodel.base.provenance import Provenance
+from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, NS_PER_S, format_duration, format_size
+from perfmodel.prediction.answer import Part, PathShare, Prediction, RankWait, TimeParts
+from perfmodel.prediction.scenario import Mode, Scenario
+from perfmodel.reports.blocks import (
+    Bar,
+    Bars,
+    Block,
+    Command,
+    Headline,
+    Legend,
+    Look,
+    Matrix,
+    Piece,
+    Report,
+    Section,
+    Sentences,
+    Table,
+    Timeline,
+)
+from perfmodel.reports.document import to_scenario_document
+from perfmodel.reports.links import build_links
+from perfmodel.reports.text import (
+    DurationScale,
+    build_scale,
+    describe_fit,
+    describe_interval,
+    format_ranks,
+    name_ranks,
+    to_command,
+)
+
+TERA = 1e12
+MOST_ROWS = 20
+MOST_COLUMNS = 12
+
+PART_LOOKS = {
+    Part.COMPUTE: (Look.GREEN, "compute"),
+    Part.EXPOSED_COMMUNICATION: (Look.BLUE, "exposed communication"),
+    Part.EXPOSED_COPIES: (Look.VIOLET, "exposed copies"),
+    Part.WAITING_FOR_OTHER_RANKS: (Look.YELLOW, "waiting for other ranks"),
+    Part.HOST_BOUND_IDLE: (Look.RED, "idle, host-bound"),
+}
+"""How a part is drawn and named."""
+MEMORY_LOOKS = (
+    Look.BLUE, Look.GREEN, Look.YELLOW, Look.RED, Look.VIOLET, Look.TEAL, Look.PINK, Look.GREY,
+)  # fmt: skip
+PROVENANCE_LOOKS = {
+    Provenance.RECORDED: Look.DARK,
+    Provenance.MEASURED: Look.GREEN,
+    Provenance.INTERPOLATED: Look.TEAL,
+    Provenance.EXTRAPOLATED: Look.BLUE,
+    Provenance.ANALYTIC: Look.YELLOW,
+    Provenance.ASSUMED: Look.RED,
+}
+
+
+def report_prediction(prediction: Prediction, price_per_gpu_hour: float | None = None) -> Report:
+    """*prediction* as blocks; with a price it says what tokens cost."""
+    seconds = sum(prediction.run.phase_s.values())
+    return Report(
+        title=describe_title(prediction),
+        headline=_headline(prediction, price_per_gpu_hour),
+        sections=tuple(iter_sections(prediction)),
+        footer=f"Where it ran: {prediction.run.executor}, {format_duration(seconds * NS_PER_S)}",
+        rows=[
+            {
+                "ranks": format_ranks(entry.ranks),
+                "count": len(entry.ranks),
+                **{
+                    f"{part.value}_ms": entry.time.of_part_ns.get(part, 0) / NS_PER_MS
+                    for part in Part
+                },
+                "memory_gib": entry.memory.total_bytes / BYTES_PER_GIB
+                if entry.memory.parts
+                else None,
+            }
+            for entry in prediction.explanation.rank_classes
+        ],
+    )
+
+
+def describe_title(prediction: Prediction) -> str:
+    """The question in a line."""
+    scenario = prediction.scenario
+    ranks = f"{prediction.facts.rank_count} rank{'' if prediction.facts.rank_count == 1 else 's'}"
+    name = scenario.workload if isinstance(scenario, Scenario) else prediction.facts.job
+    if scenario is None or scenario.topology is None:
+        return f"{name}, {ranks}"
+    hosts = f"{scenario.hosts} host{'' if scenario.hosts == 1 else 's'}"
+    return f"{name} on {hosts} of {scenario.topology.removesuffix('.yaml')}, {ranks}"
+
+
+def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headline:
+    memory, verdict = prediction.memory, _verdict(prediction)
+    bound = f"bound by {prediction.bound.name}, {prediction.bound_ratio:.0%} of the critical path"
+    facts = (
+        _speed(prediction),
+        _utilisation(prediction, price_per_gpu_hour),
+        bound if verdict else "",
+        _other_time(prediction),
+    )
+    return Headline(
+        verdict=verdict or bound,
+        is_good=memory is None or memory.fits,
+        answer=format_duration(prediction.iteration_ns),
+        beside=f"per iteration, {describe_interval(prediction.interval)}",
+        facts=tuple(fact for fact in facts if fact),
+    )
+
+
+def _verdict(prediction: Prediction) -> str:
+    """Whether it fits in memory, with what to change where it does not; nothing if unknown."""
+    memory, work = prediction.memory, prediction.facts.work
+    if memory is None:
+        return ""
+    return describe_fit(memory, is_transformer=work is not None and work.tokens is not None)
+
+
+def _speed(prediction: Prediction) -> str:
+    """How much is done per second, or how many iterations where that is not known."""
+    figures = prediction.yardsticks
+    if figures is None:
+        return f"{_number(NS_PER_S / max(prediction.iteration_ns, 1))} iterations/s"
+    rate = f"{_number(figures.per_s)} {figures.unit}/s"
+    if prediction.facts.rank_count > 1:
+        rate += f", {_number(figures.per_s_per_gpu)} per GPU"
+    return f"{rate}, at a batch of {figures.work.samples:,}"
+
+
+def _number(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def _utilisation(prediction: Prediction, price_per_gpu_hour: float | None) -> str:
+    """Operations per second and shares of the peak, and money where there is a price."""
+    figures = prediction.yardsticks
+    if figures is None:
+        return ""
+    words = []
+    if figures.model_flops_per_gpu is not None:
+        words.append(f"{figures.model_flops_per_gpu / TERA:.4g} model TFLOP/s per GPU")
+    if figures.model_utilisation is not None and figures.hardware_utilisation is not None:
+        words.append(f"MFU {figures.model_utilisation:.1%}")
+        words.append(f"HFU {figures.hardware_utilisation:.1%}")
+    if price_per_gpu_hour is not None:
+        cost = figures.cost_per_million(price_per_gpu_hour)
+        words.append(f"{cost:.4g} per million {figures.unit}")
+    return ", ".join(words)
+
+
+def _other_time(prediction: Prediction) -> str:
+    """Which of the two times the answer is, and the other one; of a recording, its score."""
+    if prediction.score is not None:
+        error_pct = prediction.score.iteration.error_pct
+        return f"recorded; the recording replays itself with an error of {error_pct:+.2f} %"
+    assert prediction.isolated_ns is not None
+    if prediction.mode is Mode.PERIOD:
+        return (
+            f"steady state; an isolated iteration takes {format_duration(prediction.isolated_ns)}"
+        )
+    return f"isolated iteration; in steady state one takes {format_duration(prediction.period_ns)}"
+
+
+def iter_sections(prediction: Prediction, command: str | None = None) -> Iterator[Section]:
+    """The sections of a prediction; *command* asks for it, if not `predict`."""
+    why = prediction.explanation
+    yield Section("The question", more=lambda: _question(prediction, command))
+    yield Section("Where the time goes", [Bars([parts_bar(why.time)]), *_classes(prediction)])
+    yield Section("Timeline", more=lambda: [Timeline(prediction.evidence)])
+    yield Section("What decides it: the critical path", _path(prediction))
+    yield Section(
+        "Who waits for whom",
+        [_waits(prediction)],
+        more=lambda: [_wait_matrix(prediction)] if why.waits else [],
+    )
+    yield Section("Memory", _memory(prediction))
+    yield Section("The machine and its busiest links", more=lambda: build_links(prediction))
+    yield Section("How we know: shares of the critical path", [_provenance(prediction)])
+    yield Section("Assumptions", [Sentences(prediction.assumptions)])
+
+
+def _question(prediction: Prediction, command: str | None) -> list[Block]:
+    scenario, facts = prediction.scenario, prediction.facts
+    rows: list[tuple[str, str]] = []
+    if scenario is not None:
+        rows = [
+            (key.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
+            for key, value in to_scenario_document(scenario).items()
+            if value not in (None, [])
+        ]
+        command = command or to_command(scenario)
+    if facts.batch is not None:
+        rows.append(("batch", f"{facts.batch:,}"))
+    layout = [text for text in prediction.assumptions if text.startswith("Layout: ")]
+    rows += [("layout", text.removeprefix("Layout: ")) for text in layout]
+    rows += [("GPU", facts.device)] if facts.device else []
+    blocks: list[Block] = [Table((), rows, code=(1,))] if rows else []
+    return blocks if command is None else [*blocks, Command(command)]
+
+
+def parts_bar(time: TimeParts, name: str = "", value: str = "") -> Bar:
+    """A bar of the parts of *time* that are not empty."""
+    total_ns = max(time.total_ns, 1)
+    scale = build_scale(total_ns)
+    pieces = []
+    for part, (look, words) in PART_LOOKS.items():
+        duration_ns = time.of_part_ns.get(part, 0)
+        if duration_ns:
+            pieces.append(Piece(words, look, scale.text(duration_ns), duration_ns / total_ns))
+    return Bar(pieces, name, value)
+
+
+def compare_parts(answers: Iterable[tuple[str, Prediction]]) -> Bars:
+    """Where the time goes in several *answers*."""
+    return Bars(
+        [
+            parts_bar(found.explanation.time, name, format_duration(found.iteration_ns))
+            for name, found in answers
+        ],
+        Legend.COLOURS,
+    )
+
+
+def _classes(prediction: Prediction) -> list[Block]:
+    classes = prediction.explanation.rank_classes
+    if len(classes) < 2:
+        return []
+    bars = []
+    for entry in classes:
+        size = f"holds {format_size(entry.memory.total_bytes)}" if entry.memory.parts else ""
+        bars.append(parts_bar(entry.time, name_ranks(entry.ranks), size))
+    mean = f"Mean of {prediction.facts.rank_count} ranks. By class of ranks:"
+    return [Sentences([mean]), Bars(bars, Legend.NONE, most=8)]
+
+
+def _path(prediction: Prediction) -> list[Block]:
+    path = prediction.explanation.critical_path
+    blocks: list[Block] = [_shares("kind", path.by_kind, path.length_ns)]
+    if path.by_label:
+        blocks.append(_shares("longest on it", path.by_label, path.length_ns))
+    if path.rank_changes:
+        times = "once" if path.rank_changes == 1 else f"{path.rank_changes} times"
+        blocks.append(Sentences([f"The path crosses to another rank {times}."]))
+    return blocks
+
+
+def _shares(heading: str, shares: Sequence[PathShare], total_ns: int) -> Table:
+    scale = build_scale(total_ns)
+    rows = [
+        (
+            share.name,
+            scale.text(share.duration_ns),
+            f"{share.duration_ns / max(total_ns, 1):.1%}",
+            f"{share.task_count:,}",
+        )
+        for share in shares
+    ]
+    is_label = heading != "kind"
+    return Table(
+        (heading, "time", "share", "tasks"),
+        rows,
+        numeric=(1, 2, 3),
+        finds=(0,) if is_label else (),
+        most=6 if is_label else len(rows),
+    )
+
+
+def _waits(prediction: Prediction) -> Block:
+    """Waits gathered by who is awaited and in what; most time lost in all first."""
+    crowds: dict[tuple[int, str], list[RankWait]] = {}
+    for wait in prediction.explanation.waits:
+        crowds.setdefault((wait.awaited_rank, wait.label), []).append(wait)
+    if not crowds:
+        return Sentences(["No rank waits for another."])
+
+    def lost_ns(members: Sequence[RankWait]) -> int:
+        return sum(wait.duration_ns * len(wait.waiting_ranks) for wait in members)
+
+    scale = build_scale(prediction.iteration_ns)
+    rows = []
+    for (awaited, label), members in sorted(
+        crowds.items(), key=lambda crowd: (-lost_ns(crowd[1]), crowd[0])
+    ):
+        ranks = sorted(rank for wait in members for rank in wait.waiting_ranks)
+        longest_ns = max(wait.duration_ns for wait in members)
+        mean, most = scale.text(lost_ns(members) / len(ranks)), scale.text(longest_ns)
+        rows.append((name_ranks(ranks), f"rank {awaited}", label, mean, most))
+    headings = ("who", "for", "in", "each loses", "at most")
+    return Table(headings, rows, numeric=(3, 4), finds=(2,), most=4)
+
+
+def _wait_matrix(prediction: Prediction) -> Matrix:
+    """Who waits (rows) for whom (columns); those who lose and cost most come first."""
+    lost_ns: dict[tuple[tuple[int, ...], int], int] = {}
+    for wait in prediction.explanation.waits:
+        key = (wait.waiting_ranks, wait.awaited_rank)
+        lost_ns[key] = lost_ns.get(key, 0) + wait.duration_ns
+    waiting, awaited = _by_total(lost_ns, 0), _by_total(lost_ns, 1)
+    most_ns, scale = max(*lost_ns.values(), 1), build_scale(prediction.iteration_ns)
+    rows = [
+        (name_ranks(who), [_wait_cell(lost_ns.get((who, whom), 0), most_ns, scale)
+                           for whom in awaited[:MOST_COLUMNS]])
+        for who in waiting[:MOST_ROWS]
+    ]  # fmt: skip
+    left_out = max(len(waiting) - MOST_ROWS, 0) + max(len(awaited) - MOST_COLUMNS, 0)
+    note = f"{left_out} more rows and columns are in the JSON." if left_out else ""
+    columns = [f"rank {whom}" for whom in awaited[:MOST_COLUMNS]]
+    return Matrix("who \\ for whom", columns, rows, note)
+
+
+def _wait_cell(lost_ns: int, most_ns: int, scale: DurationScale) -> tuple[str, float]:
+    return scale.text(lost_ns) if lost_ns else "", 0.7 * lost_ns / most_ns
+
+
+def _by_total(lost_ns: dict[tuple[tuple[int, ...], int], int], side: int) -> list[Any]:
+    totals: dict[Any, int] = {}
+    for key, duration_ns in lost_ns.items():
+        totals[key[side]] = totals.get(key[side], 0) + duration_ns
+    return sorted(totals, key=lambda name: (-totals[name], str(name)))
+
+
+def _memory(prediction: Prediction) -> list[Block]:
+    memory = prediction.memory
+    if memory is None:
+        return []
+    whole_bytes = max(memory.capacity_bytes, memory.peak_bytes)
+    parts = sorted(memory.fullest.memory.parts, key=lambda part: -part.size_bytes)
+    pieces = [
+        Piece(part.name, look, format_size(part.size_bytes), part.size_bytes / whole_bytes)
+        for part, look in zip(parts, MEMORY_LOOKS * len(parts), strict=False)
+        if part.size_bytes
+    ]
+    sizes = f"{format_size(memory.peak_bytes)} of {format_size(memory.capacity_bytes)}"
+    fullest = f"Fullest: {name_ranks(memory.fullest.ranks)}, {sizes}."
+    return [Bars([Bar(pieces)]), Sentences([fullest])]
+
+
+def _provenance(prediction: Prediction) -> Bars:
+    ratios = prediction.explanation.provenance_ratio.items()
+    return Bars(
+        [
+            Bar(
+                [
+                    Piece(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
+                    for kind, ratio in ratios
+                    if ratio
+                ]
+            )
+        ]
+    )

@@ -1,0 +1,273 @@
+"""Reports of recordings: imports, replays, what streams did, and what got slower.
+
+An import, stream parts and a difference come as the documents that `--json` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfmodel.base.units import NS_PER_MS, format_duration
+from perfmodel.prediction.answer import Answer, Prediction
+from perfmodel.recordings.documents import SCHEMA_VERSION, self_replay_document
+from perfmodel.recordings.recorded_job import SelfReplay
+from perfmodel.recordings.storage import is_recorded_job, load_report
+from perfmodel.reports.blocks import Block, Headline, Report, Section, Sentences, Table
+from perfmodel.reports.document import to_ms
+from perfmodel.reports.prediction import iter_sections
+from perfmodel.reports.text import describe_interval
+
+PARTS = ("lookup", "gemm", "memory", "communication", "other", "idle")
+WIDTH = 100
+MOST_STREAMS = 40
+NEEDS_FORCE = "it replays badly: what-ifs on this job need --force"
+
+
+def report_import(document: Mapping[str, Any]) -> Report:
+    """What was found in the traces of a job, and how well it replays itself."""
+    score, starts = document["self_replay"], document.get("recorded_starts", {})
+    faults = _faults(document["faults"], document.get("per_rank", ()))
+    is_shapes = score is None
+    headline = None if score is None else _import_headline(document)
+    facts = _shape_facts(document) if is_shapes else _trace_facts(document)
+    rows = [(reason, f"{count:,}") for reason, count in starts.items() if count]
+    distrust = "not trusted, because of these faults; --strict refuses them"
+    assumed = [Sentences(document["assumptions"])] if is_shapes and document["assumptions"] else []
+    return Report(
+        title=f"{document['job']}  ->  {document['folder']}",
+        headline=headline,
+        sections=(
+            Section("", [Table((), facts, wraps=(1,))]),
+            Section(
+                "Starts taken from the recording", [Table((), rows, numeric=(1,))] if rows else []
+            ),
+            Section("Assumptions", assumed),
+            Section(f"Faults: {distrust}" if not document["is_trusted"] else "Faults", faults),
+        ),
+        columns=WIDTH,
+    )
+
+
+def _import_headline(document: Mapping[str, Any]) -> Headline:
+    score = document["self_replay"]
+    is_bad = not score["is_trusted"] and not score["faults"]
+    return Headline(
+        verdict=NEEDS_FORCE if is_bad else "",
+        is_good=not is_bad,
+        answer=format_duration(score["iteration"]["recorded_ms"] * NS_PER_MS),
+        beside=f"per iteration, recorded; replayed {score['iteration_error_pct']:+.2f} % "
+        f"(worst {score['worst_error_pct']:.2f} %)",
+    )
+
+
+def _trace_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    score = document["self_replay"]
+    return [
+        ("ranks", str(document["ranks"])),
+        ("steps", str(document["steps"])),
+        ("events read", f"{document['events_read']:,}"),
+        ("launches linked", f"{document['launches_linked']:,} of {document['device_tasks']:,}"),
+        (
+            "collective kernels matched",
+            (
+                f"{document['collectives_matched']} of {document['collectives']} "
+                f"in {document['rendezvous']} rendezvous"
+            ),
+        ),
+        *_score_facts(score),
+        _known_work(document["known_work"]),
+    ]
+
+
+def _score_facts(score: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("collective starts", f"{score['collective_start_median_error_us']:.0f} us off (median)"),
+        ("critical path on the host", f"{score['critical_path_on_host_pct']:.1f} %"),
+        ("unexplained device idle", f"{score['unexplained_delay_pct']:.2f} % of the time"),
+    ]
+
+
+def _shape_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    work = ", ".join(f"{count:,} {kind}" for kind, count in document["work"].items())
+    unpriced = ("durations", "none, only shapes: `predict --job` prices them on a --topology")
+    has_times = document["known_work"]["device_time_ms"]
+    return [
+        ("ranks", str(document["ranks"])),
+        ("operators read", f"{document['operators_read']:,} from {document['source']}"),
+        ("device tasks", f"{document['device_tasks']:,} ({work})"),
+        _known_work(document["known_work"]) if has_times else unpriced,
+    ]
+
+
+def _known_work(known: Mapping[str, Any]) -> tuple[str, str]:
+    """How much of the device time can be priced on another machine."""
+    return (
+        "device time with known work",
+        (
+            f"{known['known_pct']:.1f} % ({known['counted_pct']:.1f} % counted from shapes and "
+            f"sizes, {known['estimated_pct']:.1f} % estimated from launches; estimates scale with "
+            "their family)"
+        ),
+    )
+
+
+def _faults(of_job: Sequence[str], per_rank: Sequence[Mapping[str, Any]] = ()) -> list[Block]:
+    of_ranks = [f"rank {rank['rank']}: {fault}" for rank in per_rank for fault in rank["faults"]]
+    return [Sentences([*of_job, *of_ranks])] if of_job or of_ranks else []
+
+
+def report_replay(found: Answer, faults: Sequence[str] = ()) -> Report:
+    """How long a job takes, how well a recorded one replays itself, and why, if *found* says."""
+    score, facts = found.score, found.facts
+    rows = _replay_rows(found)
+    cells = [
+        (row["name"], f"{row['recorded_ms']:.3f} ms", f"{row['replayed_ms']:.3f} ms",
+         f"{row['error_pct']:+.2f} %")
+        for row in rows if score is not None
+    ]  # fmt: skip
+    headings = ("", "recorded", "replayed", "error")
+    why = iter_sections(found) if isinstance(found, Prediction) else ()
+    has_width = found.interval.high_ns > found.interval.low_ns
+    interval = f", {describe_interval(found.interval)}" if has_width else ""
+    return Report(
+        title=facts.job,
+        headline=Headline(
+            verdict=NEEDS_FORCE if score is not None and _replays_badly(score) else "",
+            is_good=score is None,
+            answer=format_duration(found.iteration_ns),
+            beside=f"per step{interval}",
+            facts=(
+                (
+                    f"{facts.rank_count} ranks, {facts.task_count:,} tasks, "
+                    f"{format_duration(found.span_ns)} from the first to the last"
+                ),
+            ),
+        ),
+        sections=(
+            Section(
+                "Recorded and replayed",
+                []
+                if score is None
+                else [
+                    Table(headings, cells, numeric=(1, 2, 3), most=MOST_STREAMS),
+                    Table((), _score_facts(self_replay_document(score))),
+                ],
+            ),
+            Section("Assumptions", [Sentences(found.assumptions)] if found.assumptions else []),
+            Section("Faults", _faults(faults)),
+            *(one.for_page(one.title) for one in why if one.title != "Assumptions"),
+        ),
+        rows=rows,
+        columns=WIDTH,
+    )
+
+
+def _replays_badly(score: SelfReplay) -> bool:
+    return not score.is_trusted and not score.faults
+
+
+def _replay_rows(found: Answer) -> list[dict[str, Any]]:
+    if found.score is None:
+        return [{"name": found.facts.job, "iteration_time_ms": to_ms(found.iteration_ns)}]
+    return [
+        {
+            "name": one.name,
+            "recorded_ms": one.recorded_ns / NS_PER_MS,
+            "replayed_ms": one.replayed_ns / NS_PER_MS,
+            "error_pct": one.error_pct,
+        }
+        for one in (found.score.iteration, *found.score.periods, *found.score.ranks)
+    ]
+
+
+def to_answer_document(found: Answer) -> dict[str, Any]:
+    """An answer without reasons as plain values."""
+    return {
+        "job": found.facts.job,
+        "iteration_time_ms": to_ms(found.iteration_ns),
+        "interval_ms": [to_ms(found.interval.low_ns), to_ms(found.interval.high_ns)],
+        "ranks": found.facts.rank_count,
+        "tasks": found.facts.task_count,
+        "assumptions": list(found.assumptions),
+    }
+
+
+def to_replay_document(found: Answer, folder: Path) -> dict[str, Any]:
+    """What `perfmodel replay` writes of the job in *folder*."""
+    document: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "replay",
+        "job": found.facts.job,
+        "ranks": found.facts.rank_count,
+        "tasks": found.facts.task_count,
+        "iteration_time_ms": to_ms(found.iteration_ns),
+        "span_ms": to_ms(found.span_ns),
+        "assumptions": list(found.assumptions),
+    }
+    if found.score is not None:
+        document["self_replay"] = self_replay_document(found.score)
+    if is_recorded_job(folder):
+        report = load_report(folder)
+        document["recorded_starts"] = report.recorded_starts
+        document["faults"] = list(report.all_faults)
+    return document
+
+
+def report_streams(document: Mapping[str, Any]) -> Report:
+    """What every stream spent its time on, in percent."""
+    rows = []
+    for stream in document["streams"]:
+        window_ms = stream["window_ms"] or 1.0
+        shares = [f"{100 * stream['parts_ms'][part] / window_ms:.1f} %" for part in PARTS]
+        first = (str(stream["rank"]), str(stream["stream"]), str(stream["tasks"]))
+        rows.append((*first, f"{window_ms:.2f}", *shares))
+    headings = ("rank", "stream", "tasks", "window ms", *PARTS)
+    table = Table(headings, rows, numeric=range(len(headings)), most=MOST_STREAMS)
+    known = ": ".join(_known_work(document["known_work"]))
+    return Report(
+        title=str(document["job"]),
+        sections=[Section("", [table, Sentences([known])])],
+        columns=WIDTH,
+    )
+
+
+def report_diff(document: Mapping[str, Any], *, top: int) -> Report:
+    """What takes longer in one recording than in the other, a table for each way to list it."""
+    before_ms, after_ms = document["step_ms"]
+    change_pct = 100 * document["change_ms"] / max(before_ms, 1e-9)
+    return Report(
+        title=f"{document['before']}  ->  {document['after']}",
+        headline=Headline(
+            verdict="",
+            is_good=after_ms <= before_ms,
+            answer=f"{before_ms:.3f} ms -> {after_ms:.3f} ms",
+            beside=f"per step ({document['change_ms']:+.3f} ms, {change_pct:+.1f} %)",
+            facts=(
+                f"{document['same_tasks_pct']:.1f} % of the tasks are the same in the same order",
+            ),
+        ),
+        sections=[
+            Section(f"By {kind}", [_diff_table(kind, lines, top)])
+            for kind, lines in document["by"].items()
+            if lines
+        ],
+        columns=WIDTH,
+    )
+
+
+def _diff_table(kind: str, lines: Sequence[Mapping[str, Any]], top: int) -> Table:
+    rows = [
+        (
+            f"{line['before_ms']:.3f}",
+            f"{line['after_ms']:.3f}",
+            f"{line['change_ms']:+.3f}",
+            f"{line['before_count']:g}",
+            f"{line['after_count']:g}",
+            line["name"],
+        )
+        for line in lines
+    ]
+    headings = ("ms before", "after", "change", "count before", "after", kind)
+    return Table(headings, rows, numeric=range(5), most=top)

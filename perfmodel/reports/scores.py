@@ -1,0 +1,145 @@
+"""Reports of predictions beside measurements: scoreboards, memory verdicts, fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table
+from perfmodel.validation.fits import FitBoard
+from perfmodel.validation.runs import RunScoreboard
+from perfmodel.validation.scoreboard import Score, Scoreboard
+
+MOST_ROWS = 200
+MOST_ASSUMPTIONS = 20
+FEWEST_INSIDE_PCT = 80.0
+"""Of a 90 % interval: fewer rows inside are not chance."""
+SCORE_HEADINGS = ("group", "rows", "MAPE%", "median%", "geomean%", "p90%", "bias%", "inside%")
+
+
+def report_scores(board: Scoreboard, *, title: str = "") -> Report:
+    """Predictions beside measurements: by group, then the rows with the largest errors."""
+    overall = board.overall
+    unit = {"collectives": "us", "runs": "s"}.get(board.kind, "ms")
+    worst = sorted(board.deviations, key=lambda one: -abs(one.error_pct))[:MOST_ROWS]
+    rows = [
+        (str(one.row), f"{one.error_pct:+.1f} %", _number(one.measured), _number(one.predicted),
+         one.group)
+        for one in worst
+    ]  # fmt: skip
+    headings = ("row", "error", f"measured {unit}", f"predicted {unit}", "group")
+    left_out = list(_iter_left_out((str(one.row), one.reason) for one in board.unsupported))
+    return Report(
+        title=title or f"Predicted and measured: {board.kind}",
+        headline=Headline(
+            verdict=""
+            if overall is None
+            else f"{overall.inside_interval_pct:.0f} % of the rows are inside their 90 % interval",
+            is_good=overall is not None and overall.inside_interval_pct >= FEWEST_INSIDE_PCT,
+            answer="no row" if overall is None else f"{overall.mape_pct:.1f} %",
+            beside="mean absolute error",
+            facts=(f"{len(board.deviations)} rows, {len(board.unsupported)} left out",),
+        ),
+        sections=(
+            Section("By group", [_score_table(board)]),
+            Section("Largest errors", more=lambda: [Table(headings, rows, (1, 2, 3), (0,))]),
+            Section("Left out", [Sentences(left_out)] if left_out else []),
+            *(_iter_run_sections(board) if isinstance(board, RunScoreboard) else ()),
+        ),
+        rows=board.to_rows(),
+        columns=120,
+    )
+
+
+def _score_table(board: Scoreboard) -> Table:
+    scored: list[tuple[str, Score]] = list(board.groups.items())
+    scored += [] if board.overall is None else [("overall", board.overall)]
+    rows = [
+        (
+            name,
+            str(score.rows),
+            f"{score.mape_pct:.1f}",
+            f"{score.median_pct:.1f}",
+            f"{score.geomean_pct:.1f}",
+            f"{score.p90_pct:.1f}",
+            f"{score.bias_pct:+.1f}",
+            f"{score.inside_interval_pct:.0f}",
+        )
+        for name, score in scored
+    ]
+    return Table(SCORE_HEADINGS, rows, range(1, len(SCORE_HEADINGS)))
+
+
+def _iter_left_out(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The rows of each reason, the first five by name."""
+    by_reason: dict[str, list[str]] = {}
+    for row, reason in rows:
+        by_reason.setdefault(reason, []).append(row)
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        yield f"row {', '.join(names[:5])}{more}: {reason}"
+
+
+def _iter_run_sections(board: RunScoreboard) -> Iterator[Section]:
+    """Whether layouts are in the right order, and how many rows rest on each assumption."""
+    orders = [
+        f"{one.group}: {one.right_pct:.1f} % of {one.pairs} pairs in the right order"
+        for one in board.orders
+    ]
+    yield Section("Order of layouts", [Sentences(orders)] if orders else [])
+    counts = Counter(sentence for said in board.assumptions.values() for sentence in said)
+    common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    rows = [(str(count), sentence) for sentence, count in common]
+    table = Table(("rows", "assumption"), rows, (0,), wraps=(1,), most=MOST_ASSUMPTIONS)
+    yield Section("Assumptions", [table] if rows else [])
+
+
+def report_fits(board: FitBoard) -> Report:
+    """The memory verdict beside what ran and what failed."""
+    headings = ("group", "failed", "caught", "ran", "false alarms", "balanced accuracy")
+    rows = [
+        (
+            score.group,
+            str(score.failed),
+            str(score.caught),
+            str(score.ran),
+            str(score.false_alarms),
+            _percent(score.balanced_accuracy_pct),
+        )
+        for score in board.scores
+    ]
+    misses = [
+        ("ran" if one.ran else "failed", one.reason or "fits", one.row, one.group)
+        for one in board.verdicts
+        if one.ran != one.fits
+    ][:MOST_ROWS]
+    whole = board.scores[0]
+    right = whole.caught + whole.ran - whole.false_alarms
+    accuracy = whole.balanced_accuracy_pct
+    left_out = list(_iter_left_out((str(one.row), one.reason) for one in board.unsupported))
+    wrong = Table(("measured", "predicted", "row", "group"), misses, code=(2,))
+    return Report(
+        title="Memory verdicts, predicted and measured",
+        headline=Headline(
+            verdict="",
+            is_good=True,
+            answer=_percent(accuracy) or f"{right} of {len(board.verdicts)}",
+            beside="balanced accuracy" if accuracy is not None else "right",
+            facts=(f"{whole.failed} configurations failed, {whole.ran} ran",),
+        ),
+        sections=(
+            Section("By group", [Table(headings, rows, range(1, len(headings)))]),
+            Section("Wrong verdicts", more=lambda: [wrong] if misses else []),
+            Section("Not judged", [Sentences(left_out)] if left_out else []),
+        ),
+        rows=board.to_rows(),
+        columns=100,
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} %"

@@ -1,0 +1,229 @@
+"""Terminal: a report as text, most important first.
+
+Long tables and lists of bars are cut, with where to see the rest. Names come from files, so they
+are printed as plain text, never as markup. Piped lines have no trailing blanks.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich import table as rich
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from perfmodel.reports.blocks import (
+    Bar,
+    Bars,
+    Block,
+    Command,
+    Headline,
+    Legend,
+    Look,
+    Matrix,
+    Ranges,
+    Report,
+    Sentences,
+    Table,
+    Timeline,
+)
+from perfmodel.reports.text import printable
+
+INDENT = 2
+WIDEST_BAR = 100
+LABEL_WIDTH = 40
+"""Characters of a task name before it is cut."""
+MOST_PIECES = 8
+EMPTY = "·"
+
+
+def print_report(report: Report) -> None:
+    """Print *report* on standard output: as wide as the terminal, or as the report asks."""
+    is_terminal = sys.stdout.isatty()
+    width = None if is_terminal else report.columns
+    console = Console(width=width, highlight=False)
+    with console.capture() as captured:
+        _draw(report, console)
+    text = captured.get()
+    print(text if is_terminal else _without_trailing_blanks(text), end="")
+
+
+def to_text(report: Report, width: int | None = None) -> str:
+    """*report* as plain text of *width* columns."""
+    target = io.StringIO()
+    _draw(report, Console(width=width or report.columns, highlight=False, file=target))
+    return _without_trailing_blanks(target.getvalue())
+
+
+def _without_trailing_blanks(text: str) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def _draw(report: Report, console: Console) -> None:
+    if report.title:
+        console.print(_line(report.title, "bold"))
+    if report.headline is not None:
+        console.print(*_headline(report.headline), sep="\n")
+    for section in report.sections:
+        if section.blocks and section.title:
+            console.print(_line(f"\n{section.title}", "bold"))
+        for block in section.blocks:
+            for row in _rows(block, console.width - INDENT):
+                # Commands are not wrapped: a terminal copies them whole.
+                is_command = isinstance(block, Command)
+                shown = row if is_command else Padding(row, (0, 0, 0, INDENT))
+                console.print(shown, soft_wrap=is_command)
+    if report.footer:
+        console.print(_line(f"\n{report.footer}", "dim"))
+
+
+def _line(text: str, style: str = "") -> Text:
+    lead = "\n" if text.startswith("\n") else ""
+    return Text(lead + printable(text.removeprefix("\n")), style=style)
+
+
+def _headline(headline: Headline) -> Iterator[RenderableType]:
+    yield Text()
+    if headline.verdict:
+        style = "green" if headline.is_good else "bold red"
+        yield Padding(_line(headline.verdict, style), (0, 0, 0, INDENT))
+    answer = _line(headline.answer, "bold green").append(
+        f" {printable(headline.beside)}", "default"
+    )
+    yield Padding(answer, (0, 0, 0, INDENT))
+    for fact in headline.facts:
+        yield Padding(_line(fact), (0, 0, 0, INDENT))
+
+
+def _rows(block: Block, width: int) -> Iterator[RenderableType]:
+    match block:
+        case Table():
+            yield from _table(block, width)
+        case Matrix():
+            cells = [[name, *(text for text, _ in row)] for name, row in block.rows]
+            numeric = range(1, len(block.columns) + 1)
+            table = Table([block.corner, *block.columns], cells, numeric, note=block.note)
+            yield from _table(table, width)
+        case Sentences([sentence]):
+            yield _line(sentence)
+        case Sentences():
+            listed = rich.Table.grid(padding=(0, 1))
+            for sentence in block.sentences:
+                listed.add_row("-", _line(sentence))
+            yield listed
+        case Bars():
+            yield from _bars(block, width)
+        case Ranges():
+            yield from _ranges(block, width)
+        case Command():
+            label = f"{block.label}: " if block.label else ""
+            yield Text(f"{' ' * INDENT}{label}").append(printable(block.text), "cyan")
+        case Timeline():
+            return
+
+
+def _table(block: Table, width: int) -> Iterator[RenderableType]:
+    columns = range(len(block.headings or (block.rows[0] if block.rows else ())))
+    shown = _fitting(block, columns, width)
+    table = rich.Table(
+        box=None, pad_edge=False, show_header=any(block.headings), header_style="dim"
+    )
+    for column in shown:
+        wraps, finds = column in block.wraps, column in block.finds
+        table.add_column(
+            Text(printable(block.headings[column])) if block.headings else "",
+            justify="right" if column in block.numeric else "left",
+            no_wrap=not wraps,
+            overflow="fold" if wraps else "ellipsis",
+            max_width=LABEL_WIDTH if finds else None,
+        )
+    for row in block.rows[: block.most]:
+        table.add_row(*(_line(row[column]) for column in shown))
+    yield table
+    dropped = ", ".join(block.headings[column] for column in columns if column not in shown)
+    if dropped:
+        yield _line(f"too narrow for: {dropped}; all in --json", "dim")
+    yield from _left_out(len(block.rows) - block.most)
+    if block.note:
+        yield _line(block.note, "dim")
+
+
+def _fitting(block: Table, columns: Sequence[int], width: int) -> list[int]:
+    """The columns that fit into *width*: optional ones are dropped, the last one first."""
+    of_column = {
+        column: max([len(row[column]) for row in (block.headings, *block.rows) if row], default=0)
+        for column in columns
+    }
+    for dropped in reversed(block.optional):
+        if sum(of_column.values()) + 2 * (len(of_column) - 1) > width:
+            del of_column[dropped]
+    return list(of_column)
+
+
+def _left_out(count: int) -> Iterator[RenderableType]:
+    if count > 0:
+        yield _line(f"and {count} more; all in --json", "dim")
+
+
+def _bars(block: Bars, width: int) -> Iterator[RenderableType]:
+    # Names, values and two gaps take the rest of the line; a bar of its own leaves a margin.
+    values = max((len(bar.value) for bar in block.bars), default=0)
+    room = min(width - INDENT - block.label_width - values - 4, WIDEST_BAR)
+    table = rich.Table.grid(padding=(0, 2))
+    for bar in block.bars[: block.most]:
+        cells: list[RenderableType] = [_line(bar.name)] if block.label_width else []
+        cells += [draw_bar(bar, max(room, 10)), _line(bar.value)]
+        table.add_row(*cells)
+    yield table
+    yield from _left_out(len(block.bars) - block.most)
+    if block.legend is Legend.VALUES:
+        yield from _legend(block.bars[0])
+    elif block.legend is Legend.COLOURS:
+        yield Text("   ").join(_key(look, words) for look, words in block.looks.items())
+
+
+def _key(look: Look, words: str) -> Text:
+    _, glyph, style = look.value
+    return Text(f"{glyph} ", style=style).append(printable(words), "default")
+
+
+def draw_bar(bar: Bar, width: int) -> Text:
+    """The pieces of *bar* side by side on *width* characters; what is left is dotted."""
+    drawn, done = Text(), 0.0
+    for piece in bar.pieces:
+        _, glyph, style = piece.look.value
+        done += piece.share
+        drawn.append(glyph * (round(done * width) - len(drawn)), style=style)
+    return drawn.append(EMPTY * (width - len(drawn)), style="dim")
+
+
+def _legend(bar: Bar) -> Iterator[RenderableType]:
+    """The pieces with their values, one per line; on one line where they have shares only."""
+    entries = [_key(piece.look, piece.words) for piece in bar.pieces[:MOST_PIECES]]
+    if not any(piece.value for piece in bar.pieces):
+        pairs = zip(entries, bar.pieces, strict=False)
+        yield Text("   ").join(entry.append(f" {piece.percent}") for entry, piece in pairs)
+        return
+    table = rich.Table.grid(padding=(0, 2))
+    for justify in ("left", "right", "right"):
+        table.add_column(justify=justify)
+    for entry, piece in zip(entries, bar.pieces, strict=False):
+        table.add_row(entry, piece.value, piece.percent)
+    yield table
+    yield from _left_out(len(bar.pieces) - MOST_PIECES)
+
+
+def _ranges(block: Ranges, width: int) -> Iterator[RenderableType]:
+    table = rich.Table.grid(padding=(0, 2))
+    words = max((len(one.words) for one in block.ranges), default=0)
+    label = min(block.label_width, LABEL_WIDTH)
+    room = max(min(width - label - words - 6, 60), 10)
+    table.add_column(max_width=LABEL_WIDTH, no_wrap=True, overflow="ellipsis")
+    table.add_column(justify="right", no_wrap=True)
+    for one in block.ranges:
+        bar = Text("█" * round(one.share * room), "green" if one.is_best else "blue")
+        table.add_row(_line(one.name), one.words, bar)
+    yield table

@@ -1,0 +1,349 @@
+"""Drafts: a job and its programs while they are edited, with sound dependencies.
+
+Tasks of the original program keep their numbers; new ones get higher numbers. Removing a task is
+like letting it take no time: tasks that waited for it, or followed it on its lane, wait for its
+own dependencies instead. Ranks that share a program get separate ones only where they must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.base.errors import ScenarioError
+from perfmodel.graph.builder import Dependency
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.ops import Op
+from perfmodel.graph.program import NO_ORIGIN, PLAIN, Anchor, Lane, LaneKind, Program, Role
+from perfmodel.whatif.inheritance import Inheritance
+from perfmodel.whatif.selection import Mask, Numbers, Selection
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class DraftTask:
+    """A task while it is edited. *order* sorts it among the rendezvous of its slot."""
+
+    lane: int
+    op: int
+    label: int
+    origin: int = NO_ORIGIN
+    slot: int = PLAIN
+    order: tuple[int, ...] = ()
+    role: int = int(Role.NONE)
+    after: list[Dependency] | None = None
+
+    @property
+    def dependencies(self) -> list[Dependency]:
+        """What the task waits for."""
+        if self.after is None:
+            self.after = []
+        return self.after
+
+
+class JobDraft:
+    """Ops, labels and programs of a job, which may grow; only *ranks* are edited, if given."""
+
+    def __init__(self, job: JobGraph, ranks: Numbers | None = None) -> None:
+        self.job = job
+        self.ops = list(job.ops)
+        self.labels = list(job.labels)
+        self._op_index = {op: index for index, op in enumerate(job.ops)}
+        self._label_index = {label: index for index, label in enumerate(job.labels)}
+        self._programs: list[Program] = list(job.programs)
+        self._rank_program = job.rank_program.copy()
+        self._ranks = ranks
+        self._found: set[Selection] = set()
+
+    def op(self, op: Op) -> int:
+        """The index of *op*, added if it is new."""
+        if op not in self._op_index:
+            self._op_index[op] = len(self.ops)
+            self.ops.append(op)
+        return self._op_index[op]
+
+    def label(self, label: str) -> int:
+        """The index of *label*, added if it is new."""
+        if label not in self._label_index:
+            self._label_index[label] = len(self.labels)
+            self.labels.append(label)
+        return self._label_index[label]
+
+    def check_found(self, selection: Selection) -> None:
+        """Raise unless *selection* selects a task of the edited ranks."""
+        if selection not in self._found:
+            selection.check_found(self.job, self._ranks)
+            self._found.add(selection)
+
+    def edit(self, edit: Callable[[Program, int], Program]) -> None:
+        """Put programs through *edit*, with one of their ranks; other ranks keep the old ones."""
+        ranks = self._ranks
+        chosen = np.arange(self.job.rank_count) if ranks is None else np.array(ranks.values)
+        for index in np.unique(self._rank_program[chosen]).tolist():
+            of_program = chosen[self._rank_program[chosen] == index]
+            edited = edit(self._programs[index], int(of_program[0]))
+            if edited is self._programs[index]:
+                continue
+            if len(of_program) == np.count_nonzero(self._rank_program == index):
+                self._programs[index] = edited
+            else:
+                self._programs.append(edited)
+                self._rank_program[of_program] = len(self._programs) - 1
+
+    def build(self, assumptions: Iterable[str] = ()) -> JobGraph:
+        """The job as it is now, with more *assumptions*."""
+        facts = self.job.facts
+        stated = tuple(dict.fromkeys((*facts.assumptions, *assumptions)))
+        return replace(
+            self.job,
+            ops=tuple(self.ops),
+            labels=tuple(self.labels),
+            programs=tuple(self._programs),
+            rank_program=self._rank_program,
+            facts=replace(facts, assumptions=stated),
+        )
+
+
+class ProgramDraft:
+    """Tasks by number, and the order of numbers on every lane; *rank* is one that runs them."""
+
+    def __init__(self, draft: JobDraft, program: Program, rank: int) -> None:
+        self.draft = draft
+        self.program = program
+        self.rank = rank
+        self.lanes = list(program.lanes)
+        self.tasks: dict[int, DraftTask] = dict(enumerate(_read_tasks(program)))
+        self.lane_tasks = [
+            list(range(program.lane_start[lane], program.lane_start[lane + 1]))
+            for lane in range(len(program.lanes))
+        ]
+        self._next = program.task_count
+
+    def mask(self, selection: Selection) -> Mask:
+        """Which tasks of the original program are selected."""
+        return selection.mask(self.draft.job, self.program)
+
+    def find(self, selection: Selection) -> list[int]:
+        """The selected tasks, in order; a selection without any task in the job is refused."""
+        self.draft.check_found(selection)
+        return selection.tasks(self.draft.job, self.program)
+
+    def find_plain(self, selection: Selection) -> list[int]:
+        """The selected tasks that involve one rank only."""
+        return [task for task in self.find(selection) if self.program.slot[task] == PLAIN]
+
+    def find_collectives(self, selection: Selection) -> list[int]:
+        """The selected tasks that involve several ranks."""
+        return [task for task in self.find(selection) if self.program.slot[task] != PLAIN]
+
+    def op(self, number: int) -> Op:
+        """The op of a task."""
+        return self.draft.ops[self.tasks[number].op]
+
+    def set_op(self, number: int, op: Op) -> None:
+        """Give a task another op."""
+        self.tasks[number].op = self.draft.op(op)
+
+    def new_task(
+        self, lane: int, op: Op, label: str, after: Iterable[Dependency] = ()
+    ) -> DraftTask:
+        """A task that is not on its lane yet."""
+        return DraftTask(lane, self.draft.op(op), self.draft.label(label), after=list(after))
+
+    def members(self, slot: int) -> Ranks:
+        """The ranks that communicate through *slot*."""
+        job = self.draft.job
+        return job.groups[int(job.rank_group[self.rank, slot])].ranks
+
+    def kind_of(self, number: int) -> LaneKind:
+        """What kind of lane a task runs on."""
+        return self.lanes[self.tasks[number].lane].kind
+
+    def launch_of(self, number: int) -> int | None:
+        """The host task that launched a device task: its last dependency on a host lane."""
+        if not self.kind_of(number).is_device:
+            return None
+        launches = [
+            dep.task
+            for dep in self.tasks[number].dependencies
+            if dep.distance == 0 and not self.kind_of(dep.task).is_device
+        ]
+        return launches[-1] if launches else None
+
+    def launch_lane(self, number: int) -> int | None:
+        """The lane of the host thread that launched a device task."""
+        launch = self.launch_of(number)
+        return None if launch is None else self.tasks[launch].lane
+
+    def add_lane(self, name: str, kind: LaneKind) -> int:
+        """Add an empty lane and return its number."""
+        self.lanes.append(Lane(name, kind))
+        self.lane_tasks.append([])
+        return len(self.lanes) - 1
+
+    def insert(self, tasks: Sequence[DraftTask], *, before: int | None = None) -> list[int]:
+        """Add *tasks* of one lane, right ahead of task *before* or at the end; their numbers."""
+        if not tasks:
+            return []
+        numbers = list(range(self._next, self._next + len(tasks)))
+        self._next += len(tasks)
+        self.tasks.update(zip(numbers, tasks, strict=True))
+        of_lane = self.lane_tasks[tasks[0].lane]
+        place = len(of_lane) if before is None else of_lane.index(before)
+        of_lane[place:place] = numbers
+        return numbers
+
+    def insert_after(self, number: int, new: DraftTask, *, redirect: bool = True) -> int:
+        """Add *new* right after a task of its lane; with *redirect* its waiters wait for *new*."""
+        of_lane = self.lane_tasks[self.tasks[number].lane]
+        behind = of_lane[of_lane.index(number) + 1 :]
+        [added] = self.insert([new], before=behind[0] if behind else None)
+        if redirect:
+            self.redirect({number: added})
+        return added
+
+    def move(self, number: int, lane: int, *, after: int | None = None) -> None:
+        """Put a task right behind *after*, or at the end of another *lane*."""
+        self.lane_tasks[self.tasks[number].lane].remove(number)
+        self.tasks[number].lane = lane
+        of_lane = self.lane_tasks[lane]
+        of_lane.insert(len(of_lane) if after is None else of_lane.index(after) + 1, number)
+
+    def redirect(self, targets: dict[int, int]) -> None:
+        """Make tasks that wait for a key of *targets* wait for its value instead."""
+        for number, task in self.tasks.items():
+            task.after = [
+                replace(dep, task=targets[dep.task]) if dep.task in targets else dep
+                for dep in task.dependencies
+                if targets.get(dep.task) != number or dep.distance
+            ]
+
+    def merge(self, targets: dict[int, int]) -> None:
+        """Remove the keys of *targets*, whose values do their work, and their launches."""
+        launches = self._lone_launches(targets)
+        for number in targets:
+            self.tasks[number].after = []
+        self.redirect(targets)
+        self.remove([*targets, *launches])
+
+    def remove(
+        self, numbers: Iterable[int], *, with_launches: bool = False, keep_waits: bool = True
+    ) -> None:
+        """Remove tasks, and the launches that serve only them if wanted.
+
+        Without *keep_waits* their dependencies are dropped instead of inherited.
+        """
+        removed = set(numbers)
+        if with_launches:
+            removed |= self._lone_launches(removed)
+        if not keep_waits:
+            for number in removed:
+                self.tasks[number].after = []
+        inheritance = Inheritance(
+            {number: task.dependencies for number, task in self.tasks.items()},
+            self.lane_tasks,
+            removed,
+        )
+        for number, task in self.tasks.items():
+            if number not in removed:
+                task.after = inheritance.dependencies_of(number)
+        for lane, numbers_of_lane in enumerate(self.lane_tasks):
+            self.lane_tasks[lane] = [one for one in numbers_of_lane if one not in removed]
+        for number in removed:
+            del self.tasks[number]
+
+    def waiters(self) -> dict[int, list[int]]:
+        """For every task those that wait for it, apart from lane order."""
+        waiting: dict[int, list[int]] = {number: [] for number in self.tasks}
+        for number, task in self.tasks.items():
+            for dep in task.dependencies:
+                waiting[dep.task].append(number)
+        return waiting
+
+    def _lone_launches(self, numbers: Iterable[int]) -> set[int]:
+        """Host tasks that do nothing but launch device tasks among *numbers*."""
+        gone = set(numbers)
+        waiters = self.waiters()
+        return {
+            launch
+            for number in gone
+            if (launch := self.launch_of(number)) is not None
+            and launch not in gone
+            and self.tasks[launch].slot == PLAIN
+            and gone.issuperset(waiters[launch])
+        }
+
+    def build(self) -> Program:
+        """The program as it is now."""
+        if not self.tasks:
+            raise ScenarioError(
+                "every task of a rank would be removed, which leaves nothing. Narrow the pattern."
+            )
+        numbers = [number for of_lane in self.lane_tasks for number in of_lane]
+        place = {number: index for index, number in enumerate(numbers)}
+        tasks = [self.tasks[number] for number in numbers]
+        deps = [list(dict.fromkeys(task.dependencies)) for task in tasks]
+        flat = [dep for of_task in deps for dep in of_task]
+        return Program(
+            lanes=tuple(self.lanes),
+            lane_start=_offsets(self.lane_tasks),
+            op=np.array([task.op for task in tasks], dtype=np.int32),
+            label=np.array([task.label for task in tasks], dtype=np.int32),
+            origin=np.array([task.origin for task in tasks], dtype=np.int32),
+            slot=np.array([task.slot for task in tasks], dtype=np.int32),
+            sequence=_number_rendezvous(tasks),
+            role=np.array([task.role for task in tasks], dtype=np.uint8),
+            dep_start=_offsets(deps),
+            dep_task=np.array([place[dep.task] for dep in flat], dtype=np.int32),
+            dep_anchor=np.array([dep.anchor for dep in flat], dtype=np.uint8),
+            dep_distance=np.array([dep.distance for dep in flat], dtype=np.uint8),
+            dep_lag_ns=np.array([dep.lag_ns for dep in flat], dtype=np.int64),
+        )
+
+
+def _read_tasks(program: Program) -> Iterable[DraftTask]:
+    columns = [
+        column.tolist()
+        for column in (
+            program.task_lanes(), program.op, program.label, program.origin, program.slot,
+            program.sequence, program.role, program.dep_start[:-1], program.dep_start[1:],
+        )
+    ]  # fmt: skip
+    dependencies = [
+        Dependency(task, Anchor(anchor), lag_ns, distance)
+        for task, anchor, lag_ns, distance in zip(
+            program.dep_task.tolist(), program.dep_anchor.tolist(),
+            program.dep_lag_ns.tolist(), program.dep_distance.tolist(), strict=True,
+        )
+    ]  # fmt: skip
+    lanes = columns[0]
+    for number, row in enumerate(zip(*columns, strict=True)):
+        lane, op, label, origin, slot, sequence, role, first, stop = row
+        order = () if slot == PLAIN else (sequence, 0)
+        # A lane runs in order anyway: as a dependency this would look like a wait.
+        after = [
+            dep
+            for dep in dependencies[first:stop]
+            if lanes[dep.task] != lane or dep.task >= number or dep != Dependency(dep.task)
+        ]
+        yield DraftTask(lane, op, label, origin, slot, order, role, after)
+
+
+def _number_rendezvous(tasks: Sequence[DraftTask]) -> np.ndarray:
+    """Sequence numbers without gaps, by slot, sorted by the *order* of the tasks."""
+    sequence = np.full(len(tasks), PLAIN, dtype=np.int32)
+    of_slot: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    for place, task in enumerate(tasks):
+        if task.slot != PLAIN:
+            of_slot.setdefault(task.slot, []).append((task.order, place))
+    for members in of_slot.values():
+        for number, (_, place) in enumerate(sorted(members)):
+            sequence[place] = number
+    return sequence
+
+
+def _offsets(parts: Sequence[Sequence[object]]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int32)

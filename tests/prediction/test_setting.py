@@ -1,0 +1,91 @@
+"""What a scenario names is loaded once: tables and plans from files, under a model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embeddings.plan_document import to_plan_document
+from embeddings.table_files import load_tables
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import PlanError
+from perfmodel.prediction.question import build_question, load_setting
+from perfmodel.prediction.scenario import Scenario
+from perfmodel.workloads.catalog import check_has_tables, load_workload, with_tables
+from perfmodel.workloads.dlrm.job import build_plan
+
+HEADING = "name,rows,width,pooling_factor,zipf,dtype\n"
+CONCAT = load_workload("dlrm_mlperf", ("dense.interaction=concat",))
+DOT = load_workload("dlrm_mlperf", ("dense.interaction=dot",))
+
+
+def ask(**files: str) -> Scenario:
+    overrides = ("dense.interaction=concat", "batch=64")
+    return Scenario("quad_a100", "dlrm_mlperf", overrides, samples=2, **files)  # type: ignore[arg-type]
+
+
+def write(tmp_path, *rows: str) -> str:
+    path = tmp_path / "tables.csv"
+    path.write_text(HEADING + "".join(f"{row}\n" for row in rows))
+    return str(path)
+
+
+def test_without_files_the_workload_decides():
+    setting = load_setting(ask())
+    assert (setting.plan, setting.tables) == (None, ())
+    assert setting.scenario is not None
+    assert setting.scenario.stack == setting.stack.name == setting.workload.stack
+
+
+def test_what_the_workload_leaves_open_is_filled_in_by_the_stack():
+    assert load_workload("dlrm_mlperf").embedding.index_dtype is DType.INT64
+    workload = load_setting(Scenario("quad_a100", "dlrm_mlperf", stack="hugectr")).workload
+    assert check_has_tables(workload).embedding.index_dtype is DType.INT32
+
+
+def test_tables_of_a_file_take_the_place_of_the_models_own(tmp_path):
+    file = write(tmp_path, "a,1000,64,3,1.1,fp16", "b,500,32,,,fp16")
+    setting = load_setting(ask(tables=file))
+    section = check_has_tables(setting.workload).embedding
+    assert (section.rows, section.width) == ((1000, 500), (64, 32))
+    assert section.pooling_factors == (3.0, 1.0)
+    assert section.dtype is DType.FP16
+    assert setting.tables == load_tables(file)
+    [said] = [
+        line for line in build_question(setting).job.facts.assumptions if "distributions" in line
+    ]
+    assert "1.1" in said
+
+
+def test_a_plan_of_a_file_is_kept(tmp_path):
+    file = write(tmp_path, "a,1000,64,3,1.1,fp32", "b,500,32,,,fp32")
+    workload = check_has_tables(load_setting(ask(tables=file)).workload)
+    first = build_plan(workload, rank_count=4, tables=load_tables(file))
+    (tmp_path / "plan.json").write_text(json.dumps(to_plan_document(first)))
+    found = load_setting(ask(tables=file, plan=str(tmp_path / "plan.json"))).plan
+    assert found is not None
+    assert (found.shards, found.tables, found.rank_count) == (first.shards, first.tables, 4)
+
+
+def test_tables_that_do_not_go_together_are_refused(tmp_path):
+    def place(workload, *rows: str):
+        file = write(tmp_path, *rows)
+        return with_tables(workload, load_tables(file), file=file)
+
+    with pytest.raises(PlanError, match="must have one number format"):
+        place(CONCAT, "a,1000,64,3,,fp16", "b,500,64,,,fp32")
+    width = DOT.dense_width
+    uneven = (f"a,10,{width},1,,fp32", "b,5,8,1,,fp32")
+    with pytest.raises(PlanError, match=f"needs tables {width} wide.*got 8, {width}"):
+        place(DOT, *uneven)
+    assert len(place(CONCAT, *uneven).embedding.rows) == 2
+    assert place(DOT, f"a,10,{width},1,,fp32").embedding.width == (width,)
+
+
+def test_files_must_belong_to_something():
+    with pytest.raises(PlanError, match="give --tables too"):
+        load_setting(ask(indices="i.npz"))
+    for files in ({"plan": "x"}, {"tables": "x"}):
+        with pytest.raises(PlanError, match="has no embedding tables"):
+            load_setting(Scenario("quad_a100", "llama3_8b", **files))

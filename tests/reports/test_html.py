@@ -1,0 +1,69 @@
+"""Reports as pages."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from perfmodel.reports.blocks import Report, Section, Table
+from perfmodel.reports.html import FOLD, to_page
+from perfmodel.reports.prediction import report_prediction
+from tests.reports.predictions import build_prediction
+
+VOID = {"meta", "rect", "line"}
+
+
+class Nesting(HTMLParser):
+    """Checks that every element is closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "input"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_says_the_answer():
+    page = to_page(report_prediction(build_prediction()))
+    nesting = Nesting()
+    nesting.feed(page)
+
+    assert nesting.open == []
+    assert "36 us" in page
+    assert "fits" in page
+
+
+def test_names_from_outside_cannot_become_markup():
+    page = to_page(report_prediction(build_prediction(label="<script>alert(1)</script>")))
+
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    page = to_page(report_prediction(build_prediction()))
+
+    assert re.findall(r"""(?:src|href)\s*=|url\(|@import""", page) == []
+
+
+def test_the_timeline_draws_every_lane_that_worked():
+    page = to_page(report_prediction(build_prediction()))
+
+    for lane in ("rank 0 host", "rank 0 compute", "rank 1 compute", "rank 1 network"):
+        assert lane in page
+
+
+def test_a_long_table_is_folded_and_can_be_opened():
+    rows = [[f"row {number}"] for number in range(FOLD + 3)]
+    page = to_page(Report("Many", sections=[Section("All", [Table(("name",), rows)])]))
+
+    assert page.count('<tr class="folded">') == 3
+    assert "3 more rows" in page

@@ -1,0 +1,176 @@
+"""Editing programs: what is taken out leaves sound dependencies behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.base.errors import ScenarioError
+from perfmodel.engine.replay import replay
+from perfmodel.graph.audit import check_job
+from perfmodel.graph.builder import Dependency
+from perfmodel.graph.durations import build_durations
+from perfmodel.graph.program import PLAIN, LaneKind
+from perfmodel.whatif.drafts import JobDraft, ProgramDraft
+from perfmodel.whatif.pinning import pin_durations, stated_durations
+from perfmodel.whatif.transformation import edit_programs
+from tests.builders import JobSketch, times_by_label
+from tests.strategies import JobSize, random_jobs
+
+
+def remove_labels(job, *labels):
+    def edit(program):
+        names = program.draft.labels
+        program.remove(n for n, task in program.tasks.items() if names[task.label] in labels)
+
+    return edit_programs(job, edit, assumptions=())
+
+
+def times(job):
+    durations = stated_durations(job)
+    return times_by_label(job, durations, replay(job, durations).last)
+
+
+def test_whoever_waited_for_a_removed_task_waits_for_what_it_waited_for():
+    sketch = JobSketch()
+    rank = sketch.rank(host=LaneKind.HOST, stream=LaneKind.COMPUTE, other=LaneKind.COMPUTE)
+    rank.task("launch", "host", 10)
+    rank.task("kernel", "stream", 50, after=["launch"])
+    rank.task("middle", "other", 30, after=["kernel"])
+    rank.task("end", "stream", 5, after=["middle"])
+    job, _ = sketch.build()
+
+    # launch 0..10, kernel 10..60, middle 60..90, end 90..95; without the middle end is 60..65.
+    assert times(job)["0/end"] == (90, 95)
+    assert times(remove_labels(job, "middle"))["0/end"] == (60, 65)
+
+
+def test_the_next_task_of_a_lane_waits_for_what_a_removed_one_waited_for():
+    sketch = JobSketch()
+    rank = sketch.rank(host=LaneKind.HOST, stream=LaneKind.COMPUTE)
+    rank.task("launch", "host", 10)
+    rank.task("kernel", "stream", 50, after=["launch"])
+    rank.task("synchronise", "host", 3, after=["kernel"])
+    rank.task("print", "host", 7)
+    job, _ = sketch.build()
+
+    assert times(job)["0/print"] == (63, 70)
+    assert times(remove_labels(job, "synchronise"))["0/print"] == (60, 67)
+
+
+def test_lags_and_distances_add_up_over_a_removed_task():
+    sketch = JobSketch()
+    rank = sketch.rank(one=LaneKind.COMPUTE, two=LaneKind.COMPUTE, three=LaneKind.COMPUTE)
+    rank.task("first", "one", 10)
+    rank.task("middle", "two", 4, after=[Dependency(0, lag_ns=2, distance=1)])
+    rank.task("last", "three", 6, after=[Dependency(1, lag_ns=3, distance=1)])
+    job, _ = sketch.build()
+
+    program = remove_labels(job, "middle").programs[0]
+
+    # Whether it is the lane of `middle` or `first` that made it late, two iterations lie between.
+    assert program.dep_task.tolist() == [0]
+    assert program.dep_lag_ns.tolist() == [5]
+    assert program.dep_distance.tolist() == [2]
+
+
+def test_collectives_are_numbered_again_without_the_removed_one():
+    sketch = JobSketch()
+    for _ in range(2):
+        rank = sketch.rank(stream=LaneKind.COMMUNICATION)
+        for name in ("a", "b", "c"):
+            rank.meet(name, "stream", 10)
+    sketch.group(0, 1)
+    job, _ = sketch.build()
+
+    left = remove_labels(job, "b")
+
+    check_job(left)
+    assert left.programs[0].sequence.tolist() == [0, 1]
+    assert times(left)["1/c"] == (10, 20)
+
+
+def test_a_task_can_be_put_in_and_moved_to_a_lane_of_its_own():
+    sketch = JobSketch()
+    rank = sketch.rank(stream=LaneKind.COMPUTE)
+    rank.task("a", "stream", 10)
+    rank.task("b", "stream", 20)
+    job, _ = sketch.build()
+
+    def edit(program):
+        op = replace(program.op(0), name="new", duration_ns=5)
+        program.insert([program.new_task(0, op, "new")], before=1)
+        program.move(0, program.add_lane("apart", LaneKind.COMPUTE))
+
+    changed = edit_programs(job, edit, assumptions=["A new task."])
+
+    # new 0..5 and b 5..25 on the stream; a 0..10 beside them.
+    assert times(changed) == {"0/new": (0, 5), "0/b": (5, 25), "0/a": (0, 10)}
+    assert changed.facts.assumptions == ("A new task.",)
+
+
+def test_a_rank_without_any_task_is_refused():
+    sketch = JobSketch()
+    sketch.rank(stream=LaneKind.COMPUTE).task("a", "stream", 10)
+    job, _ = sketch.build()
+
+    with pytest.raises(ScenarioError, match="Narrow the pattern"):
+        remove_labels(job, "a")
+
+
+@given(made=random_jobs())
+def test_an_unchanged_draft_is_the_same_program(made):
+    for program in made.job.programs:
+        same = ProgramDraft(JobDraft(made.job), program, rank=0).build()
+        for name, column in program.columns().items():
+            if not name.startswith("dep_"):
+                assert np.array_equal(getattr(same, name), column)
+        assert same.lanes == program.lanes
+        assert len(same.dep_task) <= len(program.dep_task)
+
+
+@settings(deadline=None)
+@given(made=random_jobs(), picked=st.randoms(use_true_random=False))
+def test_a_removed_task_counts_as_one_that_takes_no_time(made, picked):
+    job = pin_durations(made.job, made.durations.vector(0))
+    labels = {
+        job.labels[label]
+        for program in job.programs
+        for label in program.label[program.slot == PLAIN].tolist()
+    }
+    gone = {label for label in sorted(labels) if picked.random() < 0.3}
+    kept_masks = [
+        np.array([job.labels[label] not in gone for label in program.label.tolist()])
+        for program in job.programs
+    ]
+    if not all(mask.any() for mask in kept_masks):
+        return
+    left = remove_labels(job, *gone)
+    check_job(left)
+
+    durations = stated_durations(job)
+    rows = [
+        np.where(kept_masks[int(program)], durations.of_rank(job, rank)[:, 0], 0)
+        for rank, program in enumerate(job.rank_program)
+    ]
+    idle = replay(job, build_durations(job, rows), iterations=made.iterations)
+    gone_for_good = replay(left, stated_durations(left), iterations=made.iterations)
+
+    flat = np.concatenate([kept_masks[int(program)] for program in job.rank_program])
+    before, after = idle.last.end_ns[flat, 0], gone_for_good.last.end_ns[:, 0]
+    assert (after <= before).all()
+    if not any(program.dep_lag_ns.any() for program in job.programs):
+        assert np.array_equal(after, before)
+
+
+@given(made=random_jobs(JobSize(distance=0)))
+def test_a_job_of_one_iteration_never_waits_for_earlier_ones_after_a_removal(made):
+    job = pin_durations(made.job, made.durations.vector(0))
+    left = remove_labels(job, *[label for label in job.labels if label.endswith("0")][1:])
+
+    for program in left.programs:
+        assert (program.dep_distance <= 2).all()
