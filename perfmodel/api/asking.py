@@ -183,17 +183,12 @@ def sweep(
         )
 
 
-def load_scenario(path: str | Path) -> Scenario | JobScenario:
-    """The question in the file *path*."""
-    from perfmodel.prediction.scenario_file import load_scenario as load
-
-    return load(path)
-
-
 def _load(scenario: Scenario | JobScenario | str | Path) -> Scenario | JobScenario:
     """A scenario, from its file or from the folder of a job where it is one."""
     if isinstance(scenario, Scenario | JobScenario):
         return scenario
+    from perfmodel.prediction.scenario_file import load_scenario
+
     return JobScenario(str(scenario)) if Path(scenario).is_dir() else load_scenario(scenario)
 
 

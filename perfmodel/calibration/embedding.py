@@ -60,22 +60,6 @@ def write_constants(fit: EmbeddingFit, about: Mapping[str, str], path: Path) -> 
     path.write_text(to_text(fit, about), encoding="utf-8")
 
 
-def format_errors(errors: tuple[CaseError, ...]) -> list[str]:
-    """One line a time: measured, predicted, error, held-out error, the other method's error."""
-    width = max(len(error.case) for error in errors)
-    words = f"{'part':<9}{'measured':>11}{'predicted':>11}{'error':>9}"
-    lines = [f"{'case':<{width}}  {words}{'held out':>10}{'heuristic':>11}"]
-    for error in errors:
-        other = "" if error.heuristic_pct is None else f"{error.heuristic_pct:+.1f} %"
-        mark = "" if error.is_fitted else "  not fitted"
-        lines.append(
-            f"{error.case:<{width}}  {error.part:<9}{error.measured_ns / 1e3:>8.1f} us"
-            f"{error.predicted_ns / 1e3:>8.1f} us{error.error_pct:>+7.1f} %"
-            f"{error.held_out_pct:>+8.1f} %{other:>11}{mark}"
-        )
-    return lines
-
-
 def _entry(name: str, constants: EmbeddingConstants) -> list[str]:
     lines = []
     for field, key in _KEYS.items():

@@ -24,7 +24,7 @@ from perfmodel.reports.blocks import Report, Timeline
 from perfmodel.reports.chrome_trace import choose_ranks
 from perfmodel.reports.text import format_ranks
 
-FOLD = 20
+FOLD = 12
 """Rows of a table before the rest is folded."""
 MAX_TASKS = 600_000
 _ON_PATH = 1 << 31

@@ -26,7 +26,7 @@ from perfmodel.reports.blocks import (
     Timeline,
 )
 from perfmodel.reports.document import to_scenario_document
-from perfmodel.reports.links import build_links
+from perfmodel.reports.machines import build_links
 from perfmodel.reports.text import (
     DurationScale,
     build_scale,

@@ -168,7 +168,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             Section("Assumptions", more=lambda: [Sentences(ranking.assumptions)]),
         ),
         rows=to_ranking_rows(ranking),
-        columns=140,
+        columns=160,
     )
 
 

@@ -205,7 +205,7 @@ def _ranges(named: Sequence[tuple[str, Prediction]], base: Prediction, best_ns: 
     times = [(name, found.iteration_ns, found.interval) for name, found in named]
     ranges = time_ranges(times, best_ns)
     changed = [
-        replace(one, words=f"{one.words}  {change_pct(base, found):+.1f} %")
+        replace(one, words=f"{one.words}  {change_pct(base, found):>+6.1f} %")
         for one, (_, found) in zip(ranges.ranges, named, strict=True)
     ]
     return replace(ranges, ranges=changed)

@@ -35,7 +35,7 @@ from perfmodel.prediction.question import (
 )
 from perfmodel.prediction.scenario import Scenario
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.transformer.layout import USABLE_SHARE
+from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.graph.ops import Pass
-from perfmodel.workloads.transformer.schedule import build_schedule
+from perfmodel.workloads.transformer.pipeline import build_schedule
 
 
 def _letters(stage: int, stages: int, micro_batches: int) -> str:

@@ -3,9 +3,15 @@ from itertools import pairwise
 
 import pytest
 
-from perfmodel.reports.topology.drawing import write_picture
-from perfmodel.reports.topology.positions import build_legend, build_plan, drawn_links, line_width
-from perfmodel.reports.topology.text import draw_topology, route_word
+from perfmodel.reports.machine_picture import (
+    build_legend,
+    build_plan,
+    drawn_links,
+    line_width,
+    write_picture,
+)
+from perfmodel.reports.machines import report_topology, route_word
+from perfmodel.reports.terminal import to_text
 from tests.topologies.machines import build_device, build_pcie_host, build_topology
 from topologies import build_cluster, list_topologies, load_topology
 
@@ -68,7 +74,7 @@ def test_a_lonely_gpu_can_be_drawn(tmp_path):
     write_picture(topology, tmp_path / "one.png")
 
     assert (tmp_path / "one.png").stat().st_size > 1000
-    assert draw_topology(topology).startswith("toy: a toy")
+    assert to_text(report_topology(topology)).startswith("toy: a toy")
 
 
 def test_routes_get_the_words_of_nvidia_smi():
