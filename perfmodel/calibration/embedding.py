@@ -17,8 +17,9 @@ import numpy as np
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.bounded_fit import Limit, minimise
 from perfmodel.calibration.embedding_cases import EmbeddingCase
+from perfmodel.costs.calibration_files import HEADER_KEYS
 from perfmodel.costs.corrections import Matrix
-from perfmodel.costs.embedding import HEADER, EmbeddingConstants, LookupPricer, lookups_terms
+from perfmodel.costs.embedding import EmbeddingConstants, LookupPricer, lookups_terms
 from perfmodel.costs.embedding_terms import Int64s
 from perfmodel.graph.ops import EmbeddingOp, Pass
 
@@ -41,11 +42,11 @@ _KEYS = {
 
 def to_text(fit: EmbeddingFit, about: Mapping[str, str]) -> str:
     """The file; *about* has every key of the header."""
-    missing = [key for key in HEADER if not about.get(key)]
+    missing = [key for key in HEADER_KEYS if not about.get(key)]
     if missing:
         raise MeasurementError(f"calibrate embedding: the header needs {', '.join(missing)}.")
     lines = [_HEADING.rstrip()]
-    for key in HEADER:
+    for key in HEADER_KEYS:
         folded = textwrap.wrap(about[key], 96)
         lines += [f"{key}: >-", *(f"  {line}" for line in folded)]
     lines.append("generations:")
@@ -233,7 +234,7 @@ def _fit_generation(generation: str, cases: Sequence[_Case]) -> dict[str, float]
 
 
 def _constants(values: Mapping[str, float]) -> EmbeddingConstants:
-    return EmbeddingConstants(**values, relative_sigma=SMALLEST_SIGMA, is_own=True)
+    return EmbeddingConstants(**values, relative_sigma=SMALLEST_SIGMA)
 
 
 def _with_sigma(
