@@ -79,8 +79,7 @@ def import_traces(
     quiet: Quiet = False,
 ) -> None:
     """Turn recorded traces of all ranks into a job, and replay it once to score it."""
-    from perfmodel.recordings.documents import import_document, shapes_document
-    from perfmodel.recordings.import_files import ImportedJob, ImportWishes
+    from perfmodel.recordings.import_files import ImportWishes
     from perfmodel.reports.progress import show_files
     from perfmodel.reports.recordings import report_import
     from traces.packed import DEFAULT_LIMITS
@@ -92,13 +91,7 @@ def import_traces(
     wishes = ImportWishes(strict, overwrite, DEFAULT_LIMITS.scaled(limits_factor))
     with show_files(is_quiet=quiet) as progress:
         found = api.import_traces(paths, out, wishes, progress)
-    documents: list[dict[str, Any]] = []
-    for one in found:
-        if isinstance(one, ImportedJob):
-            told = import_document(one.job, one.score)
-        else:
-            told = shapes_document(one.job)
-        documents.append(told | {"folder": str(one.folder)})
+    documents = [one.document() for one in found]
     document = documents[0] if len(documents) == 1 else {"kind": "imports", "jobs": documents}
     Outputs(json_file).write([report_import(told) for told in documents], lambda: document)
 

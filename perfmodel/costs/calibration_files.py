@@ -296,7 +296,7 @@ def parse_generations(text: str, kind: type[T], *, document: str) -> dict[str, T
     """The generations in the YAML *text*, each read as *kind*; *document* names it in errors."""
     content = parse_yaml(text, document=document, error_type=CalibrationError)
     header = dict.fromkeys(HEADER_KEYS, Line)
-    form = strict_form("GenerationsFile", **header, generations=dict.__class_getitem__((str, kind)))
+    form = strict_form("GenerationsFile", **header, generations=dict[str, kind])  # type: ignore[valid-type]  # a type at run time
     file = read_mapping(form, content, document=document, error_type=CalibrationError)
     generations: dict[str, T] = file.generations
     return generations

@@ -12,18 +12,22 @@ from enum import IntEnum
 from functools import cache
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import Field
 
 from perfmodel.base.fields import NaturalNumber
 from perfmodel.base.forms import Form
-from perfmodel.costs.calibration_files import GENERATIONS, parse_generations, shipped_text
+from perfmodel.costs.calibration_files import (
+    GENERATIONS,
+    parse_generations,
+    shipped_text,
+    strict_form,
+)
 from topologies import Device
 from topologies.device import Architecture
 
 SLOWED_FAMILIES = ("gemm", "memory", "attention", "embedding")
 """Families of kernels that need multiprocessors; copies and the host do not."""
 _AMD = "cdna"
-_STRICT = ConfigDict(extra="forbid")
 
 
 class Phase(IntEnum):
@@ -113,12 +117,8 @@ def load_slowdowns() -> dict[str, GenerationSlowdowns]:
     return parse_slowdowns(shipped_text("interference.yaml"), document="interference.yaml")
 
 
-_Phases = create_model(
-    "_Phases", __config__=_STRICT, **{phase.word: (Slowdown, ...) for phase in BESIDE}
-)
-_Families = create_model(
-    "_Families", __config__=_STRICT, **dict.fromkeys(SLOWED_FAMILIES, (_Phases, ...))
-)
+_Phases = strict_form("_Phases", **{phase.word: Slowdown for phase in BESIDE})
+_Families = strict_form("_Families", **dict.fromkeys(SLOWED_FAMILIES, _Phases))
 
 
 def parse_slowdowns(text: str, *, document: str) -> dict[str, GenerationSlowdowns]:

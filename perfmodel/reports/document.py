@@ -22,7 +22,6 @@ from perfmodel.prediction.answer import (
     TimeParts,
 )
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
-from perfmodel.recordings.documents import self_replay_document
 from perfmodel.reports.text import format_ranks
 
 SCHEMA_VERSION = 1
@@ -61,7 +60,7 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
         },
     }
     if prediction.score is not None:
-        document["self_replay"] = self_replay_document(prediction.score)
+        document["self_replay"] = prediction.score.document()
     return document
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from perfmodel.base.units import NS_PER_MS, format_duration
 from perfmodel.prediction.answer import Answer, Prediction
-from perfmodel.recordings.documents import SCHEMA_VERSION, self_replay_document
-from perfmodel.recordings.recorded_job import SelfReplay
+from perfmodel.recordings.recorded_job import SCHEMA_VERSION, SelfReplay
 from perfmodel.recordings.storage import is_recorded_job, load_report
 from perfmodel.reports.blocks import Block, Headline, Report, Section, Sentences, Table
 from perfmodel.reports.document import to_ms
@@ -161,7 +160,7 @@ def report_replay(found: Answer, faults: Sequence[str] = ()) -> Report:
                 if score is None
                 else [
                     Table(headings, cells, numeric=(1, 2, 3), most=MOST_STREAMS),
-                    Table((), _score_facts(self_replay_document(score))),
+                    Table((), _score_facts(score.document())),
                 ],
             ),
             Section("Assumptions", [Sentences(found.assumptions)] if found.assumptions else []),
@@ -216,7 +215,7 @@ def to_replay_document(found: Answer, folder: Path) -> dict[str, Any]:
         "assumptions": list(found.assumptions),
     }
     if found.score is not None:
-        document["self_replay"] = self_replay_document(found.score)
+        document["self_replay"] = found.score.document()
     if is_recorded_job(folder):
         report = load_report(folder)
         document["recorded_starts"] = report.recorded_starts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.recordings.stream_parts import Part, part_of, split_streams
+from perfmodel.recordings.trace_stats import Part, part_of, split_streams
 from tests.traces.builders import kernel, write_trace
 from traces.job_trace import load_job_trace
 
