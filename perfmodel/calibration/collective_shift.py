@@ -16,9 +16,14 @@ from typing import TypeVar
 import numpy as np
 
 from collectives.calibration import Calibration, regime_of
-from collectives.calibration_file import FabricEntry, HostEntry, MeasuredSpan
 from collectives.collective import CollectiveKind
-from collectives.constants import FabricConstants, HostConstants
+from collectives.constants import (
+    FabricConstants,
+    FabricEntry,
+    HostConstants,
+    HostEntry,
+    MeasuredSpan,
+)
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
 from collectives.wiring import Wiring
@@ -150,7 +155,7 @@ def _predict(batch: Batch, base: Calibration, shift: Shift) -> FloatArray:
         host = shift.apply(host)
     else:
         fabric = shift.apply(fabric)
-    return batch.predict_ns(host, fabric, base.software)
+    return batch.predict_ns(host, fabric, base.software_constants)
 
 
 def _held_out(rows: Sequence[CollectiveMeasurement], base: Calibration) -> list[HeldOut]:
@@ -209,8 +214,12 @@ def _with_block(base: Calibration, wiring: Wiring, shift: Shift) -> Calibration:
         kept = [replace(one, machines=_without(one, name)) for one in base.fabrics]
         return replace(base, fabrics=(*kept, fabric))
     near = base.host_entry(wiring)
-    host = HostEntry(
-        f"{name}_own", near.architecture, near.link_class, shift.apply(near.constants), (name,)
+    host = replace(
+        near,
+        name=f"{name}_own",
+        machines=(name,),
+        is_odd=False,
+        constants=shift.apply(near.constants),
     )
     # An entry that loses its only machine must not become one for all machines.
     hosts = [

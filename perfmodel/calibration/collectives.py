@@ -17,19 +17,20 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from collectives.calibration import SCHEMA_VERSION, Calibration, load_default_calibration
-from collectives.calibration_file import (
+from collectives.collective import Protocol
+from collectives.constants import (
+    FabricConstants,
     FabricEntry,
+    HostConstants,
     HostEntry,
-    to_document,
-    to_numbers,
+    SoftwareConstants,
 )
-from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
-from collectives.software import Protocol
 from collectives.wiring import HostLinkClass
 from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.forms import to_plain
 from perfmodel.base.writing import write_file
 from perfmodel.calibration.collective_fit import (
     Batch,
@@ -103,23 +104,23 @@ def load_blocks() -> Blocks:
     def host(one: Mapping[str, Any]) -> Block[HostEntry]:
         links = HostLinkClass(one["link_class"])
         entry = HostEntry(
-            one["name"],
-            one["architecture"],
-            links,
-            nvlink if links.is_nvlink else pcie,
-            tuple(one.get("machines", ())),
-            one.get("is_odd", False),
+            name=one["name"],
+            architecture=one["architecture"],
+            link_class=links,
+            machines=tuple(one.get("machines", ())),
+            is_odd=one.get("is_odd", False),
+            constants=nvlink if links.is_nvlink else pcie,
         )
         return block(one, entry, one.get("frozen", content["host_frozen"]))
 
     def network(one: Mapping[str, Any]) -> Block[FabricEntry]:
         entry = FabricEntry(
-            one["name"],
-            tuple(one["machines"]),
-            fabric,
-            protocols(one, "protocols"),
-            protocols(one, "tree_protocols"),
-            one.get("pair_ll_bytes", 0),
+            name=one["name"],
+            machines=tuple(one["machines"]),
+            protocols=protocols(one, "protocols"),
+            tree_protocols=protocols(one, "tree_protocols"),
+            pair_ll_bytes=one.get("pair_ll_bytes", 0),
+            constants=fabric,
         )
         return block(one, entry, content["fabric_frozen"])
 
@@ -140,7 +141,7 @@ def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibratio
         load_default_calibration(),
         hosts=_with_pcie([block.entry for block in blocks.hosts], blocks.pcie),
         fabrics=tuple(block.entry for block in blocks.fabrics),
-        software=blocks.software,
+        software_constants=blocks.software,
         spans=(),
         uncertainty={},
     )
@@ -158,7 +159,7 @@ def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibratio
             host = _fit_host(rows, host, software, block.frozen)
         hosts[block.entry.name] = replace(block.entry, constants=host)
     partial = replace(
-        skeleton, hosts=_with_pcie(list(hosts.values()), blocks.pcie), software=software
+        skeleton, hosts=_with_pcie(list(hosts.values()), blocks.pcie), software_constants=software
     )
     return replace(partial, fabrics=_fit_fabrics(batches, partial))
 
@@ -190,11 +191,18 @@ def _with_pcie(entries: Sequence[HostEntry], prior: HostConstants) -> tuple[Host
         crowding=0.0,
         pair_crowding=0.0,
     )
-    return (
-        *entries,
-        HostEntry("pcie_host", "ada", HostLinkClass.PCIE_HOST, usual),
-        HostEntry("pcie_peer", "ampere", HostLinkClass.PCIE_PEER, usual),
-    )
+    kinds = (("ada", HostLinkClass.PCIE_HOST), ("ampere", HostLinkClass.PCIE_PEER))
+    others = [
+        HostEntry(
+            name=link_class.value,
+            architecture=architecture,
+            link_class=link_class,
+            machines=(),
+            constants=usual,
+        )
+        for architecture, link_class in kinds
+    ]
+    return (*entries, *others)
 
 
 def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[FabricEntry, ...]:
@@ -208,7 +216,7 @@ def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[Fabric
                 prior,
                 rows,
                 lambda batch, fabric: batch.predict_ns(
-                    partial.host_constants(batch.wiring), fabric, partial.software
+                    partial.host_constants(batch.wiring), fabric, partial.software_constants
                 ),
                 frozen=block.frozen,
             )
@@ -232,7 +240,7 @@ def predict_rows(
     def predict(batch: Batch) -> FloatArray:
         wiring = batch.wiring
         host, fabric = calibration.host_constants(wiring), calibration.fabric_constants(wiring)
-        return batch.predict_ns(host, fabric, calibration.software)
+        return batch.predict_ns(host, fabric, calibration.software_constants)
 
     found: dict[int, HeldOut] = {}
     for batch in build_batches(measurements, calibration):
@@ -360,8 +368,9 @@ _HEADING = """\
 def write_calibration(calibration: Calibration, path: Path, *, about: Mapping[str, str]) -> None:
     """Write *calibration* to *path*; *about* says source, hardware, software, licence, command."""
     document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **about}
-    document |= to_document(calibration.hosts, calibration.fabrics)
-    document["software_constants"] = to_numbers(calibration.software)
+    document["hosts"] = [to_plain(entry) for entry in calibration.hosts]
+    document["fabrics"] = [to_plain(entry) for entry in calibration.fabrics]
+    document["software_constants"] = to_plain(calibration.software_constants)
     document["uncertainty"] = dict(calibration.uncertainty)
     document["measured"] = [
         [span.topology, span.kind.value, span.hosts, span.ranks, span.low_bytes, span.high_bytes]
