@@ -13,9 +13,9 @@ from perfmodel.validation.runs import RunScoreboard
 from perfmodel.validation.scoreboard import Score, Scoreboard
 
 if TYPE_CHECKING:
-    from perfmodel.calibration.embedding.fit import CaseError
-    from perfmodel.calibration.interference.command import FittedInterference
-    from perfmodel.calibration.measure.command import MeasuredMachine
+    from perfmodel.calibration.embedding import CaseError
+    from perfmodel.calibration.interference import FittedInterference
+    from perfmodel.calibration.measure.machine import MeasuredMachine
     from perfmodel.stacks.stack import SoftwareStack
 
 MOST_ROWS = 200
@@ -167,7 +167,7 @@ def report_embedding_fit(errors: Sequence[CaseError]) -> Report:
 
 def report_interference(fitted: FittedInterference) -> Report:
     """How many times longer kernels take that run beside collectives."""
-    from perfmodel.calibration.interference.fit import slowdown_of
+    from perfmodel.calibration.interference import slowdown_of
 
     headings = ("generation", "family", "phase", "kernels", "measured (90 %)", "used")
     rows = []
