@@ -45,9 +45,9 @@ from perfmodel.api.schemas import SchemaKind as SchemaKind
 from perfmodel.api.schemas import describe_schema as describe_schema
 from perfmodel.api.schemas import json_schema as json_schema
 from perfmodel.base.dtypes import DType as DType
-from perfmodel.calibration.embedding.fit import EmbeddingFit as EmbeddingFit
-from perfmodel.calibration.interference.command import FittedInterference as FittedInterference
-from perfmodel.calibration.measure.command import MeasuredMachine as MeasuredMachine
+from perfmodel.calibration.embedding import EmbeddingFit as EmbeddingFit
+from perfmodel.calibration.interference import FittedInterference as FittedInterference
+from perfmodel.calibration.measure.machine import MeasuredMachine as MeasuredMachine
 from perfmodel.emulation.request import Emulation as Emulation
 from perfmodel.emulation.telling import EmulatedJob as EmulatedJob
 from perfmodel.graph.job import JobGraph as JobGraph
