@@ -1,12 +1,10 @@
 """The names of `perfmodel.api`: type checkers read them here, and so does `__init__.py`."""
 
-from collectives.cost import CollectiveCost as CollectiveCost
+from collectives.collective import CollectiveCost as CollectiveCost
+from collectives.collective import CollectiveSoftware as CollectiveSoftware
 from collectives.nccl_tests import RunPlace as RunPlace
-from collectives.software import CollectiveSoftware as CollectiveSoftware
 from embeddings.statistics import DataStatistics as DataStatistics
-from perfmodel.api.about import SchemaKind as SchemaKind
 from perfmodel.api.about import TemplateKind as TemplateKind
-from perfmodel.api.about import describe_schema as describe_schema
 from perfmodel.api.about import examine_installation as examine_installation
 from perfmodel.api.about import init as init
 from perfmodel.api.asking import compare as compare
@@ -43,10 +41,13 @@ from perfmodel.api.recorded import trace_chakra as trace_chakra
 from perfmodel.api.recorded import trace_diff as trace_diff
 from perfmodel.api.recorded import trace_extract as trace_extract
 from perfmodel.api.recorded import trace_stats as trace_stats
+from perfmodel.api.schemas import SchemaKind as SchemaKind
+from perfmodel.api.schemas import describe_schema as describe_schema
+from perfmodel.api.schemas import json_schema as json_schema
 from perfmodel.base.dtypes import DType as DType
-from perfmodel.calibration.embedding.fit import EmbeddingFit as EmbeddingFit
-from perfmodel.calibration.interference.command import FittedInterference as FittedInterference
-from perfmodel.calibration.measure.command import MeasuredMachine as MeasuredMachine
+from perfmodel.calibration.embedding import EmbeddingFit as EmbeddingFit
+from perfmodel.calibration.interference import FittedInterference as FittedInterference
+from perfmodel.calibration.measure.machine import MeasuredMachine as MeasuredMachine
 from perfmodel.emulation.request import Emulation as Emulation
 from perfmodel.emulation.telling import EmulatedJob as EmulatedJob
 from perfmodel.graph.job import JobGraph as JobGraph
