@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import curve_fit
 
-from collectives.collective import CollectiveKind
-from collectives.cost import bus_bandwidth
+from collectives.collective import CollectiveKind, bus_bandwidth
 from collectives.measurements import CollectiveMeasurement, load_measurements, wiring_of_run
 from collectives.pricing import price_sizes
 from experiments.figures import (

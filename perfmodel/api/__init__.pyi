@@ -1,8 +1,8 @@
 """The names of `perfmodel.api`: type checkers read them here, and so does `__init__.py`."""
 
-from collectives.cost import CollectiveCost as CollectiveCost
+from collectives.collective import CollectiveCost as CollectiveCost
+from collectives.collective import CollectiveSoftware as CollectiveSoftware
 from collectives.nccl_tests import RunPlace as RunPlace
-from collectives.software import CollectiveSoftware as CollectiveSoftware
 from embeddings.statistics import DataStatistics as DataStatistics
 from perfmodel.api.about import SchemaKind as SchemaKind
 from perfmodel.api.about import TemplateKind as TemplateKind

@@ -10,10 +10,9 @@ from perfmodel.api.questions import open_place
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
-    from collectives.cost import CollectiveCost
+    from collectives.collective import CollectiveCost, CollectiveSoftware
     from collectives.measurements import CollectiveMeasurement
     from collectives.nccl_tests import RunPlace
-    from collectives.software import CollectiveSoftware
     from embeddings.statistics import DataStatistics
     from perfmodel.emulation.request import Emulation
     from perfmodel.emulation.telling import EmulatedJob
@@ -136,7 +135,7 @@ def _group(
     software: CollectiveSoftware | None,
     calibration: Sequence[str],
 ) -> CollectiveGroup:
-    from collectives.software import CollectiveSoftware
+    from collectives.collective import CollectiveSoftware
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.reports.collective import CollectiveGroup
     from topologies import build_cluster, load_topology

@@ -79,8 +79,12 @@ def collective(
     json_file: JsonFile = None,
 ) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
-    from collectives.collective import parse_kind
-    from collectives.software import parse_algorithm, parse_nccl_version, parse_protocol
+    from collectives.collective import (
+        parse_algorithm,
+        parse_kind,
+        parse_nccl_version,
+        parse_protocol,
+    )
     from perfmodel.reports.collective import report_collective, report_sizes
 
     kind = parse_kind(kind).value

@@ -9,14 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from collectives.calibration import calibration_for
-from collectives.collective import Collective, CollectiveKind
-from collectives.cost import CollectiveCost, bus_bandwidth
+from collectives.collective import (
+    Collective,
+    CollectiveCost,
+    CollectiveKind,
+    CollectiveSoftware,
+    bus_bandwidth,
+)
 from collectives.group import wiring_of
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
 from collectives.pricing import CollectiveCall, price_collectives, price_sizes
 from collectives.sharing import share_links
-from collectives.software import CollectiveSoftware
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_US, format_bandwidth, format_duration, format_size

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.units import NS_PER_MS, format_duration
-from perfmodel.prediction.answer import Answer, Prediction
+from perfmodel.prediction.answer import Prediction
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION, SelfReplay
 from perfmodel.recordings.storage import is_recorded_job, load_report
 from perfmodel.reports.blocks import Block, Headline, Report, Section, Sentences, Table
@@ -126,7 +126,7 @@ def _faults(of_job: Sequence[str], per_rank: Sequence[Mapping[str, Any]] = ()) -
     return [Sentences([*of_job, *of_ranks])] if of_job or of_ranks else []
 
 
-def report_replay(found: Answer, faults: Sequence[str] = ()) -> Report:
+def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:
     """How long a job takes, how well a recorded one replays itself, and why, if *found* says."""
     score, facts = found.score, found.facts
     rows = _replay_rows(found)
@@ -136,7 +136,7 @@ def report_replay(found: Answer, faults: Sequence[str] = ()) -> Report:
         for row in rows if score is not None
     ]  # fmt: skip
     headings = ("", "recorded", "replayed", "error")
-    why = iter_sections(found) if isinstance(found, Prediction) else ()
+    why = () if found.reasons is None else iter_sections(found)
     has_width = found.interval.high_ns > found.interval.low_ns
     interval = f", {describe_interval(found.interval)}" if has_width else ""
     return Report(
@@ -176,7 +176,7 @@ def _replays_badly(score: SelfReplay) -> bool:
     return not score.is_trusted and not score.faults
 
 
-def _replay_rows(found: Answer) -> list[dict[str, Any]]:
+def _replay_rows(found: Prediction) -> list[dict[str, Any]]:
     if found.score is None:
         return [{"name": found.facts.job, "iteration_time_ms": to_ms(found.iteration_ns)}]
     return [
@@ -190,7 +190,7 @@ def _replay_rows(found: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def to_answer_document(found: Answer) -> dict[str, Any]:
+def to_answer_document(found: Prediction) -> dict[str, Any]:
     """An answer without reasons as plain values."""
     return {
         "job": found.facts.job,
@@ -202,7 +202,7 @@ def to_answer_document(found: Answer) -> dict[str, Any]:
     }
 
 
-def to_replay_document(found: Answer, folder: Path) -> dict[str, Any]:
+def to_replay_document(found: Prediction, folder: Path) -> dict[str, Any]:
     """What `perfmodel replay` writes of the job in *folder*."""
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,

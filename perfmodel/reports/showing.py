@@ -15,7 +15,7 @@ from perfmodel.base.units import NS_PER_MS
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.layouts.ranking import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
-from perfmodel.prediction.answer import Answer, Prediction
+from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.changing import WhatIf
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import JobScenario
@@ -92,6 +92,8 @@ def save_report(shown: object, path: Path) -> Path:
 
 
 def _view(shown: object) -> View:
+    if isinstance(shown, Prediction) and shown.reasons is None:
+        return _TIMES_ALONE
     for kind, view in VIEWS.items():
         if isinstance(shown, kind):
             return view
@@ -127,11 +129,6 @@ def _draw_layouts(ranking: LayoutRanking) -> Figure:
 
 VIEWS: dict[type[object], View] = {
     Prediction: View(report_prediction, to_document, _draw_prediction),
-    Answer: View(
-        report_replay,
-        to_answer_document,
-        lambda found: _draw_times([(found.facts.job, found.iteration_ns / NS_PER_MS)]),
-    ),
     Ranking: View(report_ranking, lambda ranking: to_ranking_document(ranking, None), draw_ranking),
     LayoutRanking: View(
         lambda ranking: report_search([ranking]),
@@ -148,4 +145,10 @@ VIEWS: dict[type[object], View] = {
     ),
     Comparison: View(report_comparison, to_comparison_document, draw_comparison),
 }
-"""Every kind of answer. A prediction is an answer too, so it comes first."""
+"""Every kind of answer."""
+_TIMES_ALONE = View(
+    report_replay,
+    to_answer_document,
+    lambda found: _draw_times([(found.facts.job, found.iteration_ns / NS_PER_MS)]),
+)
+"""A prediction without an explanation."""

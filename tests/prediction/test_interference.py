@@ -20,8 +20,12 @@ from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.prediction import interference as interfering
-from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
-from perfmodel.prediction.interference import overlap_losses, settle_interference
+from perfmodel.prediction.interference import (
+    FoldedCosts,
+    fold_costs,
+    overlap_losses,
+    settle_interference,
+)
 from perfmodel.prediction.kernel_slowdown import CommIntervals, find_company
 from tests.builders import JobSketch
 from tests.strategies import JobSize, jobs

@@ -12,8 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from collectives.calibration import Calibration, load_default_calibration
-from collectives.calibration_file import FabricEntry, HostEntry
-from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
+from collectives.constants import (
+    FabricConstants,
+    FabricEntry,
+    HostConstants,
+    HostEntry,
+    SoftwareConstants,
+)
 from collectives.measurements import CollectiveMeasurement
 from collectives.wiring import HostLinkClass
 from perfmodel.base.errors import CalibrationError
@@ -66,7 +71,7 @@ def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibratio
             software = _fit_software(rows, hosts[spec.name], software)
             hosts[spec.name] = _fit_host(rows, hosts[spec.name], software, spec)
     entries = _host_entries(hosts)
-    partial = replace(skeleton, hosts=entries, software=software)
+    partial = replace(skeleton, hosts=entries, software_constants=software)
     return replace(partial, fabrics=_fit_fabrics(batches, partial))
 
 
@@ -77,7 +82,7 @@ def _skeleton() -> Calibration:
         default,
         hosts=_host_entries({spec.name: HOST_PRIOR for spec in HOST_SPECS}),
         fabrics=tuple(_fabric_entry(spec, FABRIC_PRIOR) for spec in FABRIC_SPECS),
-        software=SOFTWARE_PRIOR,
+        software_constants=SOFTWARE_PRIOR,
         spans=(),
         uncertainty={},
     )
@@ -86,12 +91,12 @@ def _skeleton() -> Calibration:
 def _host_entries(constants: dict[str, HostConstants]) -> tuple[HostEntry, ...]:
     entries = [
         HostEntry(
-            spec.name,
-            spec.architecture,
-            spec.link_class,
-            constants[spec.name],
-            spec.machines,
-            spec.is_odd,
+            name=spec.name,
+            architecture=spec.architecture,
+            link_class=spec.link_class,
+            machines=spec.machines,
+            is_odd=spec.is_odd,
+            constants=constants[spec.name],
         )
         for spec in HOST_SPECS
         if spec.name in constants
@@ -112,20 +117,27 @@ def _pcie_entries(constants: dict[str, HostConstants]) -> list[HostEntry]:
         crowding=0.0,
         pair_crowding=0.0,
     )
+    kinds = [("ada", HostLinkClass.PCIE_HOST), ("ampere", HostLinkClass.PCIE_PEER)]
     return [
-        HostEntry("pcie_host", "ada", HostLinkClass.PCIE_HOST, usual),
-        HostEntry("pcie_peer", "ampere", HostLinkClass.PCIE_PEER, usual),
+        HostEntry(
+            name=link_class.value,
+            architecture=architecture,
+            link_class=link_class,
+            machines=(),
+            constants=usual,
+        )
+        for architecture, link_class in kinds
     ]
 
 
 def _fabric_entry(spec: FabricSpec, constants: FabricConstants) -> FabricEntry:
     return FabricEntry(
-        spec.name,
-        spec.machines,
-        constants,
-        spec.protocols,
-        spec.tree_protocols,
-        spec.pair_ll_bytes,
+        name=spec.name,
+        machines=spec.machines,
+        protocols=spec.protocols,
+        tree_protocols=spec.tree_protocols,
+        pair_ll_bytes=spec.pair_ll_bytes,
+        constants=constants,
     )
 
 
@@ -190,7 +202,7 @@ def _fit_fabric(rows: list[Batch], prior: FabricConstants, partial: Calibration)
         lambda fabric: log_residuals(
             rows,
             [
-                batch.predict_ns(host, fabric, partial.software)
+                batch.predict_ns(host, fabric, partial.software_constants)
                 for batch, host in zip(rows, hosts, strict=True)
             ],
         ),
@@ -206,9 +218,11 @@ def predict_rows(
     for batch in build_batches(measurements, calibration):
         host = calibration.host_constants(batch.wiring)
         fabric = calibration.fabric_constants(batch.wiring)
-        predicted = batch.predict_ns(host, fabric, calibration.software)
+        predicted = batch.predict_ns(host, fabric, calibration.software_constants)
         empty = replace(batch, movement=batch.movement.without_bytes())
-        latency = empty.predict_ns(host, fabric, calibration.software) * np.ones_like(predicted)
+        latency = empty.predict_ns(host, fabric, calibration.software_constants) * np.ones_like(
+            predicted
+        )
         for row, duration, floor in zip(batch.rows, predicted, latency, strict=True):
             ratio = float(floor / duration)
             measured = measurements[row]

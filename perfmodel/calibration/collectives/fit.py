@@ -13,13 +13,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from collectives.applied import build_tuner, byte_factor, wire_speeds
-from collectives.calibration import Calibration, regime_of
-from collectives.collective import CollectiveKind
+from collectives.calibration import Calibration, build_tuner, byte_factor, regime_of, wire_speeds
+from collectives.collective import CollectiveKind, CollectiveSoftware
 from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray, Movement, build_movement
-from collectives.software import CollectiveSoftware
 from collectives.timing import predict_duration_ns
 from collectives.tuner import Choice
 from collectives.wiring import Wiring

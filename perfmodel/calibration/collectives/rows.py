@@ -11,10 +11,11 @@ from typing import Any
 import yaml
 
 from collectives.calibration import SCHEMA_VERSION, Calibration
-from collectives.calibration_file import MeasuredSpan, to_document, to_numbers
 from collectives.collective import CollectiveKind
+from collectives.constants import MeasuredSpan
 from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.forms import to_plain
 from perfmodel.base.writing import write_file
 
 _HEADING = """\
@@ -26,8 +27,9 @@ _HEADING = """\
 def write_calibration(calibration: Calibration, path: Path, *, about: Mapping[str, str]) -> None:
     """Write *calibration* to *path*; *about* says source, hardware, software, licence, command."""
     document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **about}
-    document |= to_document(calibration.hosts, calibration.fabrics)
-    document["software_constants"] = to_numbers(calibration.software)
+    document["hosts"] = [to_plain(entry) for entry in calibration.hosts]
+    document["fabrics"] = [to_plain(entry) for entry in calibration.fabrics]
+    document["software_constants"] = to_plain(calibration.software_constants)
     document["uncertainty"] = dict(calibration.uncertainty)
     document["measured"] = [
         [span.topology, span.kind.value, span.hosts, span.ranks, span.low_bytes, span.high_bytes]

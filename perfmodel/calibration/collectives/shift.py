@@ -15,9 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from collectives.calibration import Calibration, regime_of
-from collectives.calibration_file import FabricEntry, HostEntry
 from collectives.collective import CollectiveKind
-from collectives.constants import FabricConstants, HostConstants
+from collectives.constants import FabricConstants, FabricEntry, HostConstants, HostEntry
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
 from collectives.wiring import Wiring
@@ -148,7 +147,7 @@ def _predict(batches: Sequence[Batch], base: Calibration, shift: Shift) -> list[
             host = shift.apply(host)
         else:
             fabric = shift.apply(fabric)
-        predicted.append(batch.predict_ns(host, fabric, base.software))
+        predicted.append(batch.predict_ns(host, fabric, base.software_constants))
     return predicted
 
 
@@ -223,8 +222,12 @@ def _with_block(base: Calibration, wiring: Wiring, shift: Shift) -> Calibration:
         kept = [replace(one, machines=_without(one, name)) for one in base.fabrics]
         return replace(base, fabrics=(*kept, fabric))
     near = base.host_entry(wiring)
-    host = HostEntry(
-        f"{name}_own", near.architecture, near.link_class, shift.apply(near.constants), (name,)
+    host = replace(
+        near,
+        name=f"{name}_own",
+        machines=(name,),
+        is_odd=False,
+        constants=shift.apply(near.constants),
     )
     # An entry that loses its only machine must not become one for everybody.
     hosts = [

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from collectives.collective import Protocol
 from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
-from collectives.software import Protocol
 from collectives.wiring import HostLinkClass
 
 ALL_PROTOCOLS = tuple(Protocol)

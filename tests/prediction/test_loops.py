@@ -8,9 +8,9 @@ import pytest
 from perfmodel.engine.replay import Replay, replay
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
-from perfmodel.prediction import sampling
+from perfmodel.prediction import loops
 from perfmodel.prediction.answer import Interval
-from perfmodel.prediction.sampling import build_interval, replay_samples
+from perfmodel.prediction.loops import build_interval, replay_samples
 from tests.reports.predictions import build_job
 
 
@@ -43,7 +43,7 @@ def test_samples_replayed_a_few_at_a_time_have_the_same_times(monkeypatch):
 
     at_once = replay_samples(replay_counted, job, build_samples(job), iterations=4)
     for room in (2 * job.task_count, job.task_count - 1):
-        monkeypatch.setattr(sampling, "MAX_MOMENTS", room)
+        monkeypatch.setattr(loops, "MAX_MOMENTS", room)
         a_few = replay_samples(replay_counted, job, build_samples(job), iterations=4)
         assert a_few.tolist() == at_once.tolist()
     assert counts == [4, 2, 2, 1, 1, 1, 1]

@@ -1,6 +1,6 @@
 import pytest
 
-from collectives.software import (
+from collectives.collective import (
     CollectiveAlgorithm,
     CollectiveSoftware,
     Protocol,
