@@ -39,9 +39,9 @@ from perfmodel.api.questions import search as search
 from perfmodel.api.questions import sweep as sweep
 from perfmodel.api.questions import whatif as whatif
 from perfmodel.base.dtypes import DType as DType
-from perfmodel.calibration.embedding.fit import EmbeddingFit as EmbeddingFit
-from perfmodel.calibration.interference.command import FittedInterference as FittedInterference
-from perfmodel.calibration.measure.command import MeasuredMachine as MeasuredMachine
+from perfmodel.calibration.embedding import EmbeddingFit as EmbeddingFit
+from perfmodel.calibration.interference import FittedInterference as FittedInterference
+from perfmodel.calibration.measure.machine import MeasuredMachine as MeasuredMachine
 from perfmodel.emulation.request import Emulation as Emulation
 from perfmodel.emulation.telling import EmulatedJob as EmulatedJob
 from perfmodel.graph.job import JobGraph as JobGraph
