@@ -237,8 +237,7 @@ def leave_out_collectives(
     """Predict *machines* of *tables* (`dgx_h100`, or `dgx_h100:10` hosts) by a fit without them."""
     from perfmodel.calibration import collectives as fitting
 
-    left_out = [fitting.parse_left_out(text) for text in machines]
-    return _collectives_board(fitting.predict_left_out(load_collectives(tables, place), left_out))
+    return _collectives_board(fitting.predict_left_out(load_collectives(tables, place), machines))
 
 
 def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:
