@@ -87,7 +87,7 @@ def _checked_ranks(
     ordered = np.sort(members)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if twice.size:
-        raise InputError(f"group: every rank may stand once, rank {int(twice[0])} stands twice.")
+        raise InputError(f"group: every rank may occur once, rank {int(twice[0])} occurs twice.")
     return members
 
 

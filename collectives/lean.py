@@ -1,11 +1,11 @@
 """Lean exchanges: collectives that a framework carries out with kernels of its own.
 
-Such kernels write straight into the memory of other GPUs and of their NICs, so that they pay
-one crossing and keep the wires busy from the start. An all-reduce goes through the host first,
-then along the rails, then back.
+Such kernels write directly into the memory of other GPUs and of their NICs, so they pay one
+crossing and keep the wires busy from the start. An all-reduce runs inside the host first, then
+along the rails, then inside the host again.
 
 Leaves out: everything that makes a collective library slower at small sizes. Constants are
-assumed, not fitted: nobody published times of these kernels alone.
+assumed, not fitted: there are no published times of these kernels alone.
 """
 
 from __future__ import annotations

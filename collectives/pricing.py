@@ -284,7 +284,7 @@ def _check_call(collective: Collective, wiring: Wiring) -> None:
     if matrix is not None and len(matrix) != wiring.rank_count:
         raise InputError(
             f"all_to_all: byte matrix has {len(matrix)} rows and the group {wiring.rank_count} "
-            "ranks. Give one row and one column a rank."
+            "ranks. Give one row and one column per rank."
         )
     if collective.kind is CollectiveKind.SEND_RECV and wiring.rank_count > 2:
         raise InputError(

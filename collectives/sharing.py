@@ -1,4 +1,4 @@
-"""Sharing: collectives that run at the same time and meet on a link slow each other.
+"""Sharing: collectives that run at the same time and share a link slow each other down.
 
 A link gives every collective on it an equal share until one is done. Latency is not
 shared: it is paid by each and keeps no wire busy.
@@ -21,7 +21,7 @@ from topologies import Cluster
 def share_links(
     calls: Sequence[CollectiveCall], costs: Sequence[CollectiveCost], *, cluster: Cluster
 ) -> list[CollectiveCost]:
-    """The costs of *calls* when all start at once; those that meet on no link keep theirs.
+    """The costs of *calls* when all start at once; those that share no link keep theirs.
 
     On one link with equal shares, a call that keeps it busy for w ends when every other
     call on it has had min(w, its own) of wire time. The worst link of a call decides.

@@ -1,9 +1,8 @@
-"""Uneven all-to-all: the whole byte matrix in, one end time a rank out.
+"""Uneven all-to-all: from the whole byte matrix to one end time per rank.
 
-A rank is done when it has sent and received everything, and not before its NIC has
-carried what all ranks that share it move. Messages of a rank travel side by side and share its
-wires alike, so what a busy rank sends or takes ends late for its partners, too. The even matrix
-gives exactly the even cost.
+A rank is done when it has sent and received everything, and its NIC has carried the traffic of all
+ranks that share it. Messages of a rank run concurrently and share its wires equally, so a busy rank
+also delays its partners. The even matrix gives exactly the even cost.
 """
 
 from __future__ import annotations

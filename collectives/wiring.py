@@ -2,7 +2,7 @@
 
 Groups that are translations of each other see the same wiring, so a job with
 thousands of groups has a handful of wirings. Bandwidths are the datasheet's;
-what NCCL reaches of them is the business of the calibration.
+the calibration says what NCCL reaches of them.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class Wiring:
     *nic_bandwidth_bytes_per_s* is that of all NICs of a host that the group sends with;
     *nic_sharing* is how many ranks of the group share the busiest NIC, *net_latency_ns* what the
     wires and switches from NIC to NIC take, *call_latency_ns* what a call between hosts pays
-    once. With *is_peer_assumed* nobody said whether PCIe traffic between GPUs stops in host memory;
-    with *is_of_table* the host is the very one that a table was measured on.
+    once. With *is_peer_assumed* it is unknown whether PCIe traffic between GPUs stops in host
+    memory; with *is_of_table* the host is the very one that a table was measured on.
     *pair_oversubscription* is how much the spine slows traffic between all pairs of hosts; rings
     and trees run between neighbours and seldom cross it.
     """

@@ -1,7 +1,7 @@
-"""Clusters: a topology repeated behind its fabric, and where the ranks sit.
+"""Clusters: many copies of a topology joined by its fabric, and where the ranks sit.
 
-Nothing is laid out per pair or per host: every rank's seat is arithmetic, and
-links across hosts are made when somebody asks for a route.
+Nothing is stored per pair or per host: the seat of a rank is arithmetic, and links across hosts
+are built when a route is requested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_RANKS = 2**20
 class Cluster:
     """Ranks seated block by block.
 
-    A block is what one operating system sees: a host, or a tray where a host is a rack.
+    A block is what one operating system sees: a host, or a tray of a host that is a rack.
     Each block seats *ranks_per_block* ranks on its first GPUs.
     """
 
@@ -207,10 +207,10 @@ def build_cluster(
     ranks: int | None = None,
     ranks_per_host: int | None = None,
 ) -> Cluster:
-    """Seat ranks on *hosts* copies of *topology*: one a GPU, or as many as asked for.
+    """Seat ranks on *hosts* copies of *topology*: one per GPU, or as many as requested.
 
-    Where a host is a rack of trays and the ranks of each host fit on one tray, *hosts* counts
-    trays, because that is what a launcher calls a host there; otherwise it counts racks.
+    If a host is a rack of trays and the ranks of each host fit on one tray, *hosts* counts trays,
+    as launchers do; otherwise it counts racks.
     """
     if hosts < 1:
         raise TopologyError(
@@ -258,6 +258,6 @@ def _ranks_per_host(
         needed = -(-hosts * max(per_host, 1) // gpus)
         advice = f"Ask for {needed} hosts or more" + ("." if ranks else f", with {gpus} at most.")
         raise TopologyError(
-            f"cluster: {topology.name} seats 1 to {gpus} ranks a host, got {per_host}. {advice}"
+            f"cluster: {topology.name} seats 1 to {gpus} ranks per host, got {per_host}. {advice}"
         )
     return per_host

@@ -86,7 +86,7 @@ MISTAKES = [
     ("predict --topology empty.yaml", 1, "it is empty"),
     ("predict --topology list.yaml", 1, "`key: value`"),
     ("predict --topology tabs.yaml", 1, r"Line 2, column 1: found character '\t'"),
-    ("predict --topology twice.yaml", 1, "'name' stands twice"),
+    ("predict --topology twice.yaml", 1, "'name' occurs twice"),
     ("predict --topology folder", 1, "it is a directory"),
     ("predict --topology bare_number.yaml", 1, "must carry its unit"),
     ("predict --topology wrong_unit.yaml", 1, "400 Gbit/s"),
