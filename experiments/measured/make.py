@@ -17,9 +17,9 @@ import pandas as pd
 import yaml
 
 from experiments.figures import EXPERIMENTS, MEASURED
-from perfmodel.calibration.embedding.cases import load_cases
-from perfmodel.calibration.interference.command import fit_interference
-from perfmodel.calibration.interference.samples import KernelLoss
+from perfmodel.calibration.embedding_cases import load_cases
+from perfmodel.calibration.interference import fit_interference
+from perfmodel.calibration.interference_samples import KernelLoss
 from perfmodel.recordings.importing import import_job
 from perfmodel.recordings.storage import save_recorded_job
 from perfmodel.recordings.trace_stats import stats_document

@@ -16,12 +16,11 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import CollectiveTables, Run, RunPlaceOptions
-from perfmodel.cli.outputs import JsonFile, Outputs
+from perfmodel.cli.options import CollectiveTables, JsonFile, Outputs, Run, RunPlaceOptions
 from perfmodel.cli.validate import Limit, QuietRun, show_scores
 
 if TYPE_CHECKING:
-    from perfmodel.api.measured import KernelKind
+    from perfmodel.api.details import KernelKind
 
 COLLECTIVES_EPILOG = """\b
 Examples:
@@ -239,12 +238,12 @@ def host(
     ] = "pytorch_eager",
 ) -> None:
     """Make a software stack from recorded host overheads."""
+    from perfmodel.reports.scores import report_host_stack
+    from perfmodel.reports.terminal import print_report
+
     stack = api.calibrate_host(table, out, extends=extends)
-    print(
-        f"Wrote {out}: {len(stack.host.operators)} operators, launch "
-        f"{stack.host.launch_ns / 1e3:.1f} us, {stack.host.between_operators_ns / 1e3:.1f} us "
-        "between operators"
-    )
+    print_report(report_host_stack(stack))
+    print(f"Wrote {out}")
     print(f"perfmodel predict --job JOB --topology NAME --stack {out}")
 
 

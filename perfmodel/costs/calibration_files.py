@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, create_model
 
+from perfmodel.base.documents import parse_yaml
 from perfmodel.base.errors import CalibrationError
-from perfmodel.base.fields import ReadAs
-from perfmodel.base.forms import CalibrationHeader, Document, Form
+from perfmodel.base.fields import Line, ReadAs
+from perfmodel.base.forms import CalibrationHeader, Document, Form, read_mapping
 from perfmodel.base.reading import parse_json, quote, read_text
 from perfmodel.costs.corrections import (
     Correction,
@@ -32,6 +33,7 @@ from perfmodel.costs.corrections import (
 )
 from topologies import Device
 
+T = TypeVar("T")
 DATA_CENTRE_CAPABILITIES = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
 GENERATIONS = {
     "pascal": 1, "volta": 2, "ampere": 3, "ada": 4, "hopper": 4, "cdna3": 4, "blackwell": 5,
@@ -239,3 +241,25 @@ def generations_between(entry: Entry, device: Device) -> int:
     """How many generations *device* is newer than the chip of *entry*."""
     then, now = entry.architecture, device.architecture.value
     return GENERATIONS.get(now, 0) - GENERATIONS.get(then, 0)
+
+
+def strict_form(name: str, **kinds: Any) -> Any:
+    """A form with the keys *kinds*, which are known at run time only; others are refused."""
+    fields: Any = {key: (kind, ...) for key, kind in kinds.items()}
+    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def parse_generations(text: str, kind: type[T], *, document: str) -> dict[str, T]:
+    """The generations in the YAML *text*, each read as *kind*; *document* names it in errors."""
+    content = parse_yaml(text, document=document, error_type=CalibrationError)
+    header = dict.fromkeys(HEADER_KEYS, Line)
+    form = strict_form("GenerationsFile", **header, generations=dict[str, kind])  # type: ignore[valid-type]  # a type at run time
+    file = read_mapping(form, content, document=document, error_type=CalibrationError)
+    generations: dict[str, T] = file.generations
+    return generations
+
+
+def shipped_text(name: str) -> str:
+    """The calibration file *name* that comes with perfmodel."""
+    file = resources.files("perfmodel.costs") / "calibrations" / name
+    return file.read_text(encoding="utf-8")

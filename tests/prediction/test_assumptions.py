@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.interference import GenerationSlowdowns, Phase, Slowdown
+from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import build_shared_durations
@@ -26,8 +26,8 @@ from perfmodel.stacks.spread import Spread
 from tests.prediction.test_interference import price
 
 SLOWED = {
-    ("gemm", Phase.MOVING): Slowdown(1.25, 3),
-    ("memory", Phase.MOVING): Slowdown(1.5, 3),
+    ("gemm", Phase.MOVING): 1.25,
+    ("memory", Phase.MOVING): 1.5,
 }
 
 

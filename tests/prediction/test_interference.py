@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from perfmodel.costs.estimates import Bound
-from perfmodel.costs.interference import GenerationSlowdowns, Phase, Slowdown
+from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import replay
@@ -37,7 +37,7 @@ GEMM = FAMILIES.index("gemm")
 def slowdowns(*, waiting: float = 1.0, moving: float = 1.0) -> GenerationSlowdowns:
     factors = {Phase.WAITING: waiting, Phase.MOVING: moving}
     return GenerationSlowdowns(
-        "made up", {("gemm", phase): Slowdown(factor, 1) for phase, factor in factors.items()}
+        "made up", {("gemm", phase): factor for phase, factor in factors.items()}
     )
 
 

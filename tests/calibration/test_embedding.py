@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.errors import MeasurementError
-from perfmodel.calibration.embedding.cases import EmbeddingCase, load_cases, read_kernel_table
-from perfmodel.calibration.embedding.fit import FITTED, fit_embedding, to_text
+from perfmodel.calibration.embedding import FITTED, fit_embedding, to_text
+from perfmodel.calibration.embedding_cases import EmbeddingCase, load_cases, read_kernel_table
 from perfmodel.cli.commands import app
 from perfmodel.costs.embedding import (
     LookupPricer,

@@ -11,9 +11,8 @@ from collectives.calibration import calibration_for, load_calibration, load_defa
 from collectives.collective import CollectiveKind
 from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.collectives.command import is_enough, predict_rows
-from perfmodel.calibration.collectives.rows import write_calibration
-from perfmodel.calibration.collectives.shift import Shift, shift_collectives
+from perfmodel.calibration.collective_shift import Shift, shift_collectives
+from perfmodel.calibration.collectives import is_enough, predict_rows, write_calibration
 from topologies import load_topology
 
 SLOWER = Shift(latency=log(1.5), bandwidth=log(0.6))
@@ -36,7 +35,7 @@ def rows(count=6, kind=CollectiveKind.ALL_REDUCE, topology="dgx_a100", hosts=4):
 
 @pytest.fixture(scope="module")
 def shifted():
-    return shift_collectives(rows(), load_default_calibration()).calibration
+    return shift_collectives(rows(), load_default_calibration())[0]
 
 
 def test_six_rows_move_a_network_to_where_they_are(shifted):
@@ -64,7 +63,7 @@ def test_rows_that_contradict_each_other_widen_the_interval():
         replace(row, duration_ns=row.duration_ns * (1.5 if number % 2 else 0.67))
         for number, row in enumerate(rows())
     ]
-    found = shift_collectives(noisy, load_default_calibration()).calibration
+    found, _ = shift_collectives(noisy, load_default_calibration())
     for one in predict_rows(noisy, found):
         # Rows lie a factor of 1.5 off to either side; the interval must reach them.
         assert 1.645 * one.relative_sigma > log(1.5)

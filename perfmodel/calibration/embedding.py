@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.base.errors import MeasurementError
-from perfmodel.calibration.bounded_fit import Limit
-from perfmodel.calibration.embedding.cases import EmbeddingCase
-from perfmodel.costs.embedding import HEADER, EmbeddingConstants, LookupPricer, lookups_terms
+from perfmodel.calibration.bounded_fit import Limit, minimise
+from perfmodel.calibration.embedding_cases import EmbeddingCase
+from perfmodel.costs.calibration_files import HEADER_KEYS
+from perfmodel.costs.corrections import Matrix
+from perfmodel.costs.embedding import EmbeddingConstants, LookupPricer, lookups_terms
 from perfmodel.costs.embedding_terms import Int64s
 from perfmodel.graph.ops import EmbeddingOp, Pass
 
@@ -41,11 +42,11 @@ _KEYS = {
 
 def to_text(fit: EmbeddingFit, about: Mapping[str, str]) -> str:
     """The file; *about* has every key of the header."""
-    missing = [key for key in HEADER if not about.get(key)]
+    missing = [key for key in HEADER_KEYS if not about.get(key)]
     if missing:
         raise MeasurementError(f"calibrate embedding: the header needs {', '.join(missing)}.")
     lines = [_HEADING.rstrip()]
-    for key in HEADER:
+    for key in HEADER_KEYS:
         folded = textwrap.wrap(about[key], 96)
         lines += [f"{key}: >-", *(f"  {line}" for line in folded)]
     lines.append("generations:")
@@ -215,44 +216,25 @@ def _fit_all(cases: Sequence[_Case]) -> dict[str, EmbeddingConstants]:
 
 
 def _fit_generation(generation: str, cases: Sequence[_Case]) -> dict[str, float]:
-    from scipy.optimize import least_squares
+    stated = {"tail_row_ns": TAIL_ROW_NS[generation]}
+    # Borrowed constants do not affect the times that are fitted here.
+    every = {**FITTED["volta"], **FITTED["ampere"]}
+    others = {**{name: limit.start for name, limit in every.items()}, **stated}
 
-    limits, stated = FITTED[generation], {"tail_row_ns": TAIL_ROW_NS[generation]}
-    names = list(limits)
-    start = np.log([limits[name].start for name in names])
-    # What the generation takes from elsewhere does not touch the times that are fitted here.
-    others = {**{name: limit.start for name, limit in _ALL.items()}, **stated}
-
-    def constants(vector: NDArray[np.float64]) -> dict[str, float]:
-        return dict(zip(names, np.exp(vector).tolist(), strict=True))
-
-    def errors(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        tried = _constants({**others, **constants(vector)})
+    def errors(tried: Mapping[str, float]) -> Matrix:
+        constants = _constants({**others, **tried})
         logs = []
         for case in cases:
-            predicted = case.predict_ns(tried)
+            predicted = case.predict_ns(constants)
             logs += [np.log(predicted[p] / case.case.measured_ns[p]) for p in case.case.fitted]
-        return np.concatenate([np.array(logs, dtype=np.float64), PULL * (vector - start)])
+        return np.array(logs, dtype=np.float64)
 
-    answer = least_squares(
-        errors,
-        start,
-        bounds=(
-            np.log([limits[name].low for name in names]),
-            np.log([limits[name].high for name in names]),
-        ),
-        max_nfev=200,
-        diff_step=[1e-4] * len(names),
-    )
-    found = {name: float(f"{value:.{DIGITS}g}") for name, value in constants(answer.x).items()}
-    return {**stated, **found}
-
-
-_ALL = {**FITTED["volta"], **FITTED["ampere"]}
+    found = minimise(FITTED[generation], errors, evaluations=200, step=1e-4, pull=PULL)
+    return {**stated, **{name: float(f"{value:.{DIGITS}g}") for name, value in found.items()}}
 
 
 def _constants(values: Mapping[str, float]) -> EmbeddingConstants:
-    return EmbeddingConstants(**values, relative_sigma=SMALLEST_SIGMA, is_own=True)
+    return EmbeddingConstants(**values, relative_sigma=SMALLEST_SIGMA)
 
 
 def _with_sigma(

@@ -7,10 +7,18 @@ import torch
 
 from perfmodel import api
 from perfmodel.base.errors import MeasurementError
-from perfmodel.calibration.measure.command import MeasureRequest, measure_machine
-from perfmodel.calibration.measure.machine import check_device
+from perfmodel.calibration.measure.fit import Wires, wires_document
+from perfmodel.calibration.measure.machine import (
+    MeasureRequest,
+    check_device,
+    device_document,
+    device_path,
+    guess_devices,
+    measure_machine,
+    write_document,
+)
 from perfmodel.cli import main
-from topologies import load_topology
+from topologies import build_cluster, load_device, load_topology
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +100,41 @@ def test_the_command_writes_both_files_and_says_how_to_go_on(tmp_path, capsys):
     assert f"perfmodel predict --topology {out} --stack pytorch_cpu" in printed
     assert out.exists()
     assert (tmp_path / "here_device.yaml").exists()
+
+
+HEAD = {
+    "name": "here",
+    "description": "two ranks",
+    "source": "test",
+    "date": "2026-11-16",
+    "licence": "ours",
+    "device": "here_device.yaml",
+}
+
+
+def test_a_device_is_read_back_as_it_was_written(tmp_path):
+    device = guess_devices("cpu", name="here_device", source="test")[0]
+    path = device_path(tmp_path / "here.yaml")
+
+    write_document(path, device_document(device, date="2026-11-16"))
+
+    found = load_device(path)
+    assert path.name == "here_device.yaml"
+    assert found.peak_flops == pytest.approx(device.peak_flops)
+    assert found.memory_bytes == device.memory_bytes
+    assert found.architecture is device.architecture
+
+
+@pytest.mark.parametrize("is_network", [True, False])
+def test_wires_give_a_cluster_of_as_many_ranks(tmp_path, is_network):
+    path = tmp_path / "here.yaml"
+    device = guess_devices("cpu", name="here_device", source="test")[0]
+    write_document(device_path(path), device_document(device, date="2026-11-16"))
+    wires = Wires(2e9, 30_000.0, ranks=2, is_network=is_network)
+
+    write_document(path, {**HEAD, **wires_document(wires)})
+
+    # Over a network each rank is a host of its own; otherwise both share one.
+    cluster = build_cluster(load_topology(path), hosts=2 if is_network else 1)
+    assert cluster.rank_count == 2
+    assert cluster.route(0, 1).bandwidth_bytes_per_s == pytest.approx(2e9)

@@ -1,7 +1,8 @@
-"""Fitting one block of collective constants: least squares of the logarithm, outliers held down.
+"""Fitting one block of collective constants: least squares of the logarithm with a soft loss.
 
 NCCL's choice does not depend on what is fitted, so it is made once; each batch of rows with the
-same wiring, kind, choice and software is one array.
+same wiring, kind, choice and software is one array. The uncertainty of a scope makes nine of ten
+held-out rows fall in the 90 % interval.
 """
 
 from __future__ import annotations
@@ -23,55 +24,57 @@ from collectives.tuner import Choice
 from collectives.wiring import Wiring
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.collectives.rows import HeldOut
-
-# A standard deviation is the 90 % quantile of the absolute error of the logarithm, divided by that
-# of a normal distribution, so that nine of ten held-out rows lie in the 90 % interval.
-
+from perfmodel.costs.estimates import INTERVAL_SIGMAS
 
 MIN_ROWS = 10
 SMALLEST_SIGMA = 0.01
-_Z_OF_90_PCT = 1.6448536269514722
+PRIOR_WEIGHT = 0.02
+OUTLIER_SCALE = 0.1
+_CURVE_ROWS = 20
+
+Constants = TypeVar("Constants", HostConstants, FabricConstants, SoftwareConstants)
 
 
-def scopes_of(held: HeldOut) -> tuple[str, str, str]:
-    """The scopes a row counts for, narrowest first."""
-    row = held.measurement
-    spread = "one_host" if row.hosts == 1 else "several_hosts"
-    regime = regime_of(held.latency_ratio)
-    return (
-        f"{row.topology}/{spread}/{row.kind.value}/{regime}",
-        f"{row.topology}/{spread}/any/{regime}",
-        f"unseen/{spread}/any/{regime}",
-    )
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A row and its prediction; *latency_ratio* is the share of the prediction that is latency."""
+
+    measurement: CollectiveMeasurement
+    predicted_ns: float
+    latency_ratio: float
+    relative_sigma: float = 0.0
+
+    @property
+    def log_error(self) -> float:
+        """Absolute error of the logarithm."""
+        return abs(math.log(self.predicted_ns / self.measurement.duration_ns))
+
+    @property
+    def scopes(self) -> tuple[str, str, str]:
+        """The scopes of uncertainty that the row counts for, narrowest first."""
+        row = self.measurement
+        spread = "one_host" if row.hosts == 1 else "several_hosts"
+        regime = regime_of(self.latency_ratio)
+        return (
+            f"{row.topology}/{spread}/{row.kind.value}/{regime}",
+            f"{row.topology}/{spread}/any/{regime}",
+            f"unseen/{spread}/any/{regime}",
+        )
 
 
 def fit_uncertainty(held: Sequence[HeldOut], unseen: Sequence[HeldOut] = ()) -> dict[str, float]:
     """Standard deviations by scope; those of unseen machines from rows of machines left out."""
     errors: dict[str, list[float]] = {}
     for one in held:
-        for scope in scopes_of(one)[:2]:
-            errors.setdefault(scope, []).append(_log_error(one))
+        for scope in one.scopes[:2]:
+            errors.setdefault(scope, []).append(one.log_error)
     for one in unseen:
-        errors.setdefault(scopes_of(one)[2], []).append(_log_error(one))
+        errors.setdefault(one.scopes[2], []).append(one.log_error)
     return {
-        scope: _sigma(values)
+        scope: max(SMALLEST_SIGMA, round(float(np.quantile(values, 0.9)) / INTERVAL_SIGMAS, 4))
         for scope, values in sorted(errors.items())
-        if _is_enough(scope, values)
+        if len(values) >= MIN_ROWS or "/any/" in scope
     }
-
-
-def _is_enough(scope: str, values: Sequence[float]) -> bool:
-    return len(values) >= MIN_ROWS or "/any/" in scope
-
-
-def _log_error(held: HeldOut) -> float:
-    return abs(math.log(held.predicted_ns / held.measurement.duration_ns))
-
-
-def _sigma(errors: Iterable[float]) -> float:
-    quantile = float(np.quantile(np.array(list(errors)), 0.9))
-    return max(SMALLEST_SIGMA, round(quantile / _Z_OF_90_PCT, 4))
 
 
 def with_sigma(held: Sequence[HeldOut], fold_of_row: Sequence[int]) -> list[HeldOut]:
@@ -82,25 +85,17 @@ def with_sigma(held: Sequence[HeldOut], fold_of_row: Sequence[int]) -> list[Held
         )
         for fold in sorted(set(fold_of_row))
     }
+
+    def sigma(one: HeldOut, table: dict[str, float]) -> float:
+        for scope in one.scopes:
+            if scope in table:
+                return table[scope]
+        return float(np.median(list(table.values()))) if table else SMALLEST_SIGMA
+
     return [
-        replace(one, relative_sigma=_look_up(one, tables[fold]))
+        replace(one, relative_sigma=sigma(one, tables[fold]))
         for one, fold in zip(held, fold_of_row, strict=True)
     ]
-
-
-def _look_up(held: HeldOut, table: dict[str, float]) -> float:
-    for scope in scopes_of(held):
-        if scope in table:
-            return table[scope]
-    return float(np.median(list(table.values()))) if table else SMALLEST_SIGMA
-
-
-PRIOR_WEIGHT = 0.02
-OUTLIER_SCALE = 0.1
-_CURVE_ROWS = 20
-
-Constants = TypeVar("Constants", HostConstants, FabricConstants, SoftwareConstants)
-Residuals = Callable[[Constants], FloatArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +109,7 @@ class Batch:
     dtype: DType
     movement: Movement
     measured_ns: FloatArray
-    weights: FloatArray
+    weight: float
     rows: tuple[int, ...]
 
     def predict_ns(
@@ -136,6 +131,20 @@ class Batch:
         )
         return duration * byte_factor(self.kind, self.dtype, software)
 
+    def hold_out(
+        self,
+        measurements: Sequence[CollectiveMeasurement],
+        predict: Callable[[Batch], FloatArray],
+    ) -> dict[int, HeldOut]:
+        """Predictions of the rows by their number; *measurements* are what they are numbers of."""
+        predicted = predict(self)
+        latency = predict(replace(self, movement=self.movement.without_bytes()))
+        ratio = latency * np.ones_like(predicted) / predicted
+        return {
+            row: HeldOut(measurements[row], float(duration), float(share))
+            for row, duration, share in zip(self.rows, predicted, ratio, strict=True)
+        }
+
 
 def build_batches(
     measurements: Sequence[CollectiveMeasurement], calibration: Calibration
@@ -143,12 +152,8 @@ def build_batches(
     """Let NCCL's tuner choose for every row and gather equal rows."""
     gathered: dict[tuple[Wiring, CollectiveKind, bool, bool], list[int]] = {}
     for number, row in enumerate(measurements):
-        key = (
-            row.wiring(),
-            row.kind,
-            row.software.is_before_2_24,
-            row.dtype.size_bytes == 1,
-        )
+        is_byte = row.dtype.size_bytes == 1
+        key = (row.wiring(), row.kind, row.software.is_before_2_24, is_byte)
         gathered.setdefault(key, []).append(number)
     batches: list[Batch] = []
     for (wiring, kind, _, _), rows in gathered.items():
@@ -166,9 +171,7 @@ def _by_choice(
     first = measurements[rows[0]]
     sizes = np.array([float(measurements[row].size_bytes) for row in rows])
     measured = np.array([measurements[row].duration_ns for row in rows])
-    tuner = build_tuner(wiring, calibration)
-    candidates, chosen = tuner.choose(kind, sizes, first.software)
-    weight = min(1.0, _CURVE_ROWS / len(rows)) ** 0.5
+    candidates, chosen = build_tuner(wiring, calibration).choose(kind, sizes, first.software)
     for number in np.unique(chosen):
         taken = np.nonzero(chosen == number)[0]
         yield Batch(
@@ -179,15 +182,19 @@ def _by_choice(
             dtype=first.dtype,
             movement=build_movement(kind, candidates[number][0], sizes[taken], wiring),
             measured_ns=measured[taken],
-            weights=np.full(len(taken), weight),
+            weight=min(1.0, _CURVE_ROWS / len(rows)) ** 0.5,
             rows=tuple(rows[place] for place in taken),
         )
 
 
 def fit_constants(
-    prior: Constants, residuals: Residuals[Constants], *, frozen: Sequence[str] = ()
+    prior: Constants,
+    batches: Sequence[Batch],
+    predict: Callable[[Batch, Constants], FloatArray],
+    *,
+    frozen: Sequence[str] = (),
 ) -> Constants:
-    """The constants that make weighted *residuals* smallest, pulled weakly to *prior*."""
+    """The constants that bring *predict* closest to *batches*, pulled weakly to *prior*."""
     from scipy.optimize import least_squares  # heavy, and only fitting needs it
 
     start = asdict(prior)
@@ -199,22 +206,22 @@ def fit_constants(
         return replace(prior, **{name: float(value) for name, value in values.items()})
 
     def cost(place: FloatArray) -> FloatArray:
-        pull = PRIOR_WEIGHT * (place - origin)
-        return np.concatenate([residuals(constants_at(place)), pull])
+        tried = constants_at(place)
+        errors = log_residuals(batches, lambda batch: predict(batch, tried))
+        return np.concatenate([errors, PRIOR_WEIGHT * (place - origin)])
 
     answer = least_squares(
         cost, origin, loss="soft_l1", f_scale=OUTLIER_SCALE, max_nfev=60, x_scale="jac"
     )
     if not np.all(np.isfinite(answer.x)):
-        raise CalibrationError("fit of collectives did not converge. Check the table for junk.")
+        raise CalibrationError(
+            "fit of collectives did not converge. Check the table for wrong times."
+        )
     return constants_at(answer.x)
 
 
-def log_residuals(batches: Sequence[Batch], predicted: Sequence[FloatArray]) -> FloatArray:
+def log_residuals(batches: Sequence[Batch], predict: Callable[[Batch], FloatArray]) -> FloatArray:
     """Weighted logarithms of predicted over measured."""
     return np.concatenate(
-        [
-            batch.weights * np.log(one / batch.measured_ns)
-            for batch, one in zip(batches, predicted, strict=True)
-        ]
+        [batch.weight * np.log(predict(batch) / batch.measured_ns) for batch in batches]
     )

@@ -1,8 +1,8 @@
-"""Interference samples: recorded kernels with and without a collective beside them.
+"""Interference samples: recorded kernels with and without an overlapping collective.
 
-Two calls are the same work if kernel, launch grid, block and the shapes that
-the launching operator was given are the same; where a trace has no shapes,
-kernels whose times alone differ are left out as mixed work.
+Two calls are the same work if kernel, launch grid, block and the input shapes of the launching
+operator are equal. Where a trace has no shapes, kernels whose times alone differ are left out as
+mixed work.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ SHORTEST_NS = 5_000
 """Shorter kernels are launch and timer: some traces count whole microseconds."""
 FEWEST = 3
 LEAST_COVER_RATIO = 0.25
-"""What a collective must cover of a kernel for its loss to stand out."""
+"""Share of a kernel that a collective must cover for its loss to be measurable."""
 PURE_RATIO = 0.9
-"""What one phase must have of the cover for the loss to be its."""
+"""Share of the cover that one phase must have for the loss to be attributed to it."""
 MOST_SPREAD_RATIO = 0.1
-"""Middle half of the times alone, beyond which a kernel is mixed work."""
+"""Interquartile range of the times alone, over their median, beyond which work is mixed."""
 LOSS_LIMITS = (-0.25, 0.75)
-"""No kernel gains that much from company or becomes four times as long: mixed work again."""
-MOST_COMPANY_RATIO = 0.02
+"""No kernel gains that much from an overlap or becomes four times as long: mixed work again."""
+MOST_OVERLAP_RATIO = 0.02
+"""Share of a kernel that kernels and copies of other streams may overlap."""
 
 _ATTENTION_WORDS = ("fmha", "flash", "attention")
 _EMBEDDING_WORDS = ("embedding", "fbgemm", "bounds_check_indices", "linearize_index")
-# The last two are products written in Triton, of matrices with themselves.
-_PRODUCT_WORDS = (
+# The last two are GEMMs written in Triton, of matrices with themselves.
+_GEMM_WORDS = (
     "gemm", "cutlass", "cijk_", "xmma", "nvjet", "conv", "winograd", "xxt_kernel", "ba_plus_caa",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLoss:
-    """What one *kernel* of one shape loses in one phase, as a share of the time it is covered.
+    """What one *kernel* of one shape loses in one phase, as a share of its covered time.
 
     *covered_ns* is how long it was covered in all calls together.
     """
@@ -58,6 +59,8 @@ class KernelLoss:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
+    """One recorded kernel, and how long collectives that wait or move bytes cover it."""
+
     duration_ns: int
     waiting_ns: int
     moving_ns: int
@@ -67,7 +70,7 @@ class _Call:
         return self.waiting_ns + self.moving_ns
 
     def phase(self) -> Phase | None:
-        """The phase that a loss would be due to; None where it cannot be told."""
+        """The phase that a loss would be due to; None where it is ambiguous."""
         if not self.covered_ns:
             return Phase.NONE
         if self.covered_ns < LEAST_COVER_RATIO * self.duration_ns:
@@ -77,13 +80,8 @@ class _Call:
         return Phase.WAITING if self.waiting_ns >= PURE_RATIO * self.covered_ns else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a kernel did, as far as the trace tells."""
-
-    kernel: str
-    launch: str
-    shapes: str
+_Work = tuple[str, str, str]
+"""What a kernel did, as far as the trace tells: its name, launch grid and block, and shapes."""
 
 
 def collect_losses(jobs: Iterable[tuple[JobTrace, str]]) -> list[KernelLoss]:
@@ -96,8 +94,8 @@ def collect_losses(jobs: Iterable[tuple[JobTrace, str]]) -> list[KernelLoss]:
                 calls[device, work].append(call)
     return [
         loss
-        for (device, work), of_work in calls.items()
-        for loss in _losses(device, work.kernel, of_work)
+        for (device, (kernel, _, _)), of_work in calls.items()
+        for loss in _losses(device, kernel, of_work)
     ]
 
 
@@ -108,7 +106,7 @@ def family_of_kernel(name: str) -> str:
         return "attention"
     if any(part in word for part in _EMBEDDING_WORDS):
         return "embedding"
-    return "gemm" if any(part in word for part in _PRODUCT_WORDS) else "memory"
+    return "gemm" if any(part in word for part in _GEMM_WORDS) else "memory"
 
 
 def _losses(device: str, kernel: str, calls: Sequence[_Call]) -> Iterator[KernelLoss]:
@@ -126,7 +124,7 @@ def _losses(device: str, kernel: str, calls: Sequence[_Call]) -> Iterator[Kernel
     for phase, beside in by_phase.items():
         if len(beside) < FEWEST:
             continue
-        # The middle call, so that one that met something else does not decide.
+        # The median call, so that one with another disturbance does not decide.
         loss = np.median([(call.duration_ns - middle_ns) / call.covered_ns for call in beside])
         if LOSS_LIMITS[0] <= loss <= LOSS_LIMITS[1]:
             covered_ns = float(sum(call.covered_ns for call in beside))
@@ -136,7 +134,7 @@ def _losses(device: str, kernel: str, calls: Sequence[_Call]) -> Iterator[Kernel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spans:
-    """When collectives of a rank wait, move, and do what nobody can tell."""
+    """When collectives of a rank wait, move bytes, or do something unknown."""
 
     waiting: Int64s
     moving: Int64s
@@ -146,8 +144,8 @@ class _Spans:
 def _phase_spans(views: Sequence[RankView]) -> list[_Spans]:
     """Phases of the collectives of every rank.
 
-    A kernel moves bytes once the last member has come. Where only one rank was
-    recorded nobody knows when that was: all of the kernel counts as moving.
+    A kernel moves bytes once the last member has arrived. Where only one rank was recorded, that
+    time is unknown and all of the kernel counts as moving.
     """
     waiting: list[list[tuple[int, int]]] = [[] for _ in views]
     moving: list[list[tuple[int, int]]] = [[] for _ in views]
@@ -182,7 +180,7 @@ def _span(view: RankView, task: int) -> tuple[int, int]:
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> Int64s:
-    """*spans* by start, those that touch made one."""
+    """*spans* by start, with touching ones merged."""
     joined: list[list[int]] = []
     for start_ns, end_ns in sorted(spans):
         if joined and start_ns <= joined[-1][1]:
@@ -213,7 +211,7 @@ def _calls(view: RankView, spans: _Spans) -> Iterator[tuple[_Work, _Call]]:
     unknown_ns = _covered_ns(spans.unknown, starts_ns, ends_ns)
     is_usable = ~device.is_collective & ~device.is_copy & (unknown_ns == 0)
     is_usable &= ends_ns - starts_ns >= SHORTEST_NS
-    is_usable &= _company_ns(view) <= MOST_COMPANY_RATIO * (ends_ns - starts_ns)
+    is_usable &= _overlap_ns(view) <= MOST_OVERLAP_RATIO * (ends_ns - starts_ns)
     operator_of_call = view.operators_of_calls()
     for task in np.flatnonzero(is_usable).tolist():
         yield (
@@ -231,22 +229,18 @@ def _work(view: RankView, task: int, operator_of_call: Int64s) -> _Work:
     launch = view.trace.detail_of(row)
     operator = int(operator_of_call[call]) if call >= 0 else NO_OPERATOR
     shapes = view.trace.detail_of(operator).get("Input Dims") if operator >= 0 else None
-    return _Work(
-        kernel=view.trace.name_of(row),
-        launch=f"{launch.get('grid')} {launch.get('block')}",
-        shapes=str(shapes),
-    )
+    return view.trace.name_of(row), f"{launch.get('grid')} {launch.get('block')}", str(shapes)
 
 
-def _company_ns(view: RankView) -> Int64s:
-    """How long kernels and copies of other streams run beside each device task."""
+def _overlap_ns(view: RankView) -> Int64s:
+    """How long kernels and copies of other streams overlap each device task."""
     device = view.device
-    company_ns = np.zeros(len(device), dtype=np.int64)
+    overlap_ns = np.zeros(len(device), dtype=np.int64)
     for stream in np.unique(device.stream):
         on_stream = device.stream == stream
         others = ~on_stream & ~device.is_collective
         spans = zip(device.start_ns[others].tolist(), device.end_ns[others].tolist(), strict=True)
-        company_ns[on_stream] = _covered_ns(
+        overlap_ns[on_stream] = _covered_ns(
             _joined(spans), device.start_ns[on_stream], device.end_ns[on_stream]
         )
-    return company_ns
+    return overlap_ns
