@@ -16,11 +16,10 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.shown import Shown
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.breakdown import Window
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.layout import Int64s
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.engine.reasons import Window
+from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 

@@ -14,10 +14,8 @@ from itertools import pairwise
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.breakdown import break_down
-from perfmodel.engine.critical_path import PathStep, critical_path
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.engine.reasons import PathStep, break_down, critical_path
+from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.graph.ops import (
     Attention,
     Communication,

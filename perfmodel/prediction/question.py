@@ -19,8 +19,7 @@ from embeddings.table import EmbeddingTable
 from embeddings.table_files import load_tables
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import MemoryPart, RankMemory
+from perfmodel.graph.job import JobGraph, MemoryPart, RankMemory
 from perfmodel.graph.ops import Fixed
 from perfmodel.prediction.answer import MemoryFit, RankClass, TimeParts
 from perfmodel.prediction.scenario import (

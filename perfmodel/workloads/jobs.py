@@ -12,8 +12,7 @@ from fractions import Fraction
 
 from embeddings.plan import ShardingPlan
 from perfmodel.base.errors import WorkloadError
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES, Workload
