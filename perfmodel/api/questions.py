@@ -52,7 +52,6 @@ def predict(
     """
     from perfmodel.prediction import predict as prediction
     from perfmodel.prediction.phases import PhaseClock
-    from perfmodel.prediction.question import job_question
 
     asked, clock = _load(scenario), PhaseClock(on_phase)
     if isinstance(asked, Scenario):
@@ -61,6 +60,8 @@ def predict(
         _check_memory(asked, question, on_phase, require_fit=require_fit)
     with open_place(executor, workers, ray_address) as place:
         if isinstance(asked, JobScenario):
+            from perfmodel.prediction.saved_jobs import job_question
+
             with clock.phase("building the job", done=0.0):
                 question = job_question(asked, is_distributed=place.reads_jobs)
         found = prediction.predict(question, executor=place, clock=clock)
@@ -72,10 +73,12 @@ def predict(
 
 def build_scenario(scenario: Scenario | JobScenario, on_phase: OnPhase = ignore_phase) -> Question:
     """The job of *scenario*, with a layout for a Transformer that states none."""
-    from perfmodel.prediction.question import build_question, job_question, load_setting
+    from perfmodel.prediction.question import build_question, load_setting
     from perfmodel.workloads.transformer.spec import TransformerSpec
 
     if isinstance(scenario, JobScenario):
+        from perfmodel.prediction.saved_jobs import job_question
+
         return job_question(scenario)
     setting = load_setting(scenario)
     if isinstance(setting.workload, TransformerSpec):
@@ -116,12 +119,12 @@ def compare(
     on_phase: OnPhase = ignore_phase,
 ) -> Comparison:
     """Compare *scenarios*, named by their keys, their files, or their contents."""
-    from perfmodel.prediction.comparing import NamedScenario, compare_scenarios
+    from perfmodel.prediction.comparing import compare_scenarios
 
     if isinstance(scenarios, Mapping):
-        named = [NamedScenario(name, one) for name, one in scenarios.items()]
+        named = list(scenarios.items())
     else:
-        named = [NamedScenario(_name(one), _load(one)) for one in scenarios]
+        named = [(_name(one), _load(one)) for one in scenarios]
     _check_machines(named)
     with open_place(executor, workers, ray_address) as place:
         return compare_scenarios(named, build=build_scenario, executor=place, on_phase=on_phase)
@@ -142,9 +145,9 @@ def _check_machines(named: Sequence[NamedScenario]) -> None:
     from perfmodel.stacks.profiles import load_stack
     from topologies import load_topology
 
-    for topology in {one.scenario.topology: None for one in named if one.scenario.topology}:
+    for topology in {one.topology: None for _, one in named if one.topology}:
         load_topology(str(topology))
-    for stack in {one.scenario.stack: None for one in named if one.scenario.stack}:
+    for stack in {one.stack: None for _, one in named if one.stack}:
         load_stack(str(stack))
 
 
@@ -243,7 +246,7 @@ def replay(
     """
     from perfmodel.prediction import predict as prediction
     from perfmodel.prediction.phases import PhaseClock
-    from perfmodel.prediction.question import replay_question
+    from perfmodel.prediction.saved_jobs import replay_question
 
     question = replay_question(_as_scenario(job))
     options = replace(question.options, is_explained=is_explained)
@@ -270,14 +273,8 @@ def whatif(
     several values of a parameter. Recordings that replay badly are refused unless *force* is set,
     and so are changes that can price less than half of the time.
     """
-    from perfmodel.prediction.changing import (
-        NamedChange,
-        about_machine,
-        answer_changes,
-        prepare_changes,
-        recorded_machine,
-    )
-    from perfmodel.prediction.question import open_job
+    from perfmodel.prediction.changing import answer_changes, prepare_changes
+    from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
     from perfmodel.whatif import parse_sweep, parse_transformation
 
     scenario = _as_scenario(job)
@@ -285,7 +282,7 @@ def whatif(
     topology = scenario.topology
     if topology is None and (topology := recorded_machine(opened.job)) is not None:
         opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
-    named = [NamedChange(text, parse_transformation(text, topology=topology)) for text in changes]
+    named = [(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(opened, force=force)
     with open_place(executor, workers, ray_address) as place:
