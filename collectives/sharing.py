@@ -31,26 +31,15 @@ def share_links(
     """
     if len(calls) != len(costs):
         raise InputError(f"sharing: got {len(calls)} calls and {len(costs)} costs. Give one each.")
-    gpu_wait = _shared_ns(
-        [_gpu_links(call, cluster) for call in calls], [cost.gpu_busy_ns for cost in costs]
-    )
-    nic_wait = _shared_ns(
-        [_nic_links(call, cluster) for call in calls], [cost.nic_busy_ns for cost in costs]
-    )
+    # A rank has a GPU of its own; NICs are numbered through all hosts.
+    gpus = [np.asarray(call.ranks, dtype=np.int64) for call in calls]
+    nics = [np.unique(cluster.nics_of(ranks)) for ranks in gpus]
+    gpu_wait = _shared_ns(gpus, [cost.gpu_busy_ns for cost in costs])
+    nic_wait = _shared_ns(nics, [cost.nic_busy_ns for cost in costs])
     return [
         _slowed(cost, float(max(gpu, nic)))
         for cost, gpu, nic in zip(costs, gpu_wait, nic_wait, strict=True)
     ]
-
-
-def _gpu_links(call: CollectiveCall, cluster: Cluster) -> npt.NDArray[np.int64]:
-    del cluster  # a rank has a GPU of its own
-    return np.asarray(call.ranks, dtype=np.int64)
-
-
-def _nic_links(call: CollectiveCall, cluster: Cluster) -> npt.NDArray[np.int64]:
-    """The NICs of the call's ranks, numbered through all hosts."""
-    return np.unique(cluster.nics_of(np.asarray(call.ranks, dtype=np.int64)))
 
 
 def _shared_ns(

@@ -11,17 +11,14 @@ import itertools
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from perfmodel.base.errors import InputError
 
-# A ring is a directed cycle through every GPU of the group. The best set of
-# rings is a linear programme over all cycles, which is small for the meshes that exist (8 GPUs).
-
-
 MAX_MESH_GPUS = 8
-
+T = TypeVar("T")
 Capacities = tuple[tuple[float, ...], ...]
 
 
@@ -29,6 +26,8 @@ Capacities = tuple[tuple[float, ...], ...]
 def pack_rings(capacities: Capacities) -> float:
     """Bandwidth of the best set of rings, given what each GPU can send each other one directly.
 
+    A ring is a directed cycle through every GPU of the group. The best set is a linear programme
+    over all cycles, which is small for existing meshes (8 GPUs).
     Zero when no cycle passes all GPUs. Beyond 8 GPUs the bound by the poorest GPU is taken.
     """
     count = len(capacities)
@@ -89,6 +88,21 @@ def chain_bandwidth(capacities: Capacities) -> float:
     if len(reached) < len(matrix):
         return 0.0
     return float(matrix[matrix > 0].min())
+
+
+class ByIdentity(Generic[T]):
+    """A *value* as a key: equal when it is the same object, which it keeps alive."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.value is self.value
 
 
 class HostLinkClass(Enum):
