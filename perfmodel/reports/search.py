@@ -198,10 +198,9 @@ def _layouts(ranking: LayoutRanking) -> Section:
         f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
         f"bound, {tally.replayed} replayed; {proof}."
     )
-    names = _names(ranking.layouts)
     times = [
-        (f"{place}. {name}", one.time_ns, one.interval)
-        for place, (name, one) in enumerate(zip(names, ranking.layouts, strict=True), 1)
+        (f"{place}. {one.name}", one.time_ns, one.interval)
+        for place, one in enumerate(ranking.layouts, 1)
     ]
     return Section(
         f"On {ranking.rank_count} GPUs, {hosts} host{'' if hosts == 1 else 's'}",
@@ -251,27 +250,6 @@ def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str
     }
     cost = ranking.cost_per_million_tokens(layout)
     return cells if cost is None else {**cells, "per M tokens": f"{cost:.3f}"}
-
-
-def _names(layouts: Sequence[RankedLayout]) -> list[str]:
-    """A name each: the split, and of the rest what is not the same in all of them."""
-    further = []
-    for one in layouts:
-        spread, spec = one.candidate.chosen.layout, one.candidate.spec
-        sharding, recompute = spec.parallel.sharding.value, spec.training.recompute.value
-        further.append(
-            (
-                "sp" if spread.is_sequence_parallel else "",
-                f"runs={spread.interleaving}" if spread.interleaving > 1 else "",
-                "" if sharding == "none" else sharding,
-                "" if recompute == "none" else f"recompute {recompute}",
-            )
-        )
-    told = [len(set(words)) > 1 for words in zip(*further, strict=True)]
-    return [
-        " ".join([one.name, *(word for word, one in zip(words, told, strict=True) if word and one)])
-        for one, words in zip(layouts, further, strict=True)
-    ]
 
 
 def _front(rankings: Sequence[LayoutRanking]) -> list[str]:

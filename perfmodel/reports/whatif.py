@@ -147,7 +147,7 @@ def report_whatif(whatif: WhatIf) -> Report:
             Section("What was changed", [Sentences(touched)] if touched else []),
             Section(
                 "Step by step",
-                [_ranges(steps, before, fastest_ns)] if len(steps) > 2 or not swept else [],
+                [_ranges(steps, before, fastest_ns)] if len(whatif.steps) > 1 else [],
             ),
             Section(
                 "" if sweep is None else f"Sweep of {sweep.key} in {sweep.name}",
@@ -187,7 +187,9 @@ def _headline(whatif: WhatIf) -> Headline:
     verdict = (
         f"{abs(change):.1f} % {'longer' if change > 0 else 'shorter'} ({factor:.3g} times as fast)"
     )
-    if before.iteration_ns == after.iteration_ns:
+    if not whatif.steps:
+        verdict = ""
+    elif before.iteration_ns == after.iteration_ns:
         verdict = "no change: what was touched is not on the critical path"
     elif abs(change) < SMALLEST_PCT:
         verdict = "hardly a change: little of what was touched is on the critical path"
@@ -229,7 +231,7 @@ def _side_by_side(
     rows = [
         (name, scale.text(before.get(name, 0)), scale.text(after.get(name, 0))) for name in names
     ]
-    return Table(("", "before", "after"), rows, numeric=(1, 2), finds=(0,), most=most)
+    return Table(("", "before", "after"), rows, numeric=(1, 2), most=most)
 
 
 def _parts(outcome: Prediction) -> dict[str, int]:
