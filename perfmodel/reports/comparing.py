@@ -15,7 +15,7 @@ from perfmodel.reports.blocks import (
     Section,
     Sentences,
     Table,
-    time_ranges,
+    time_bars,
 )
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts
@@ -119,7 +119,7 @@ def report_comparison(comparison: Comparison) -> Report:
             facts=(*_most_done(comparison), *comparison.findings),
         ),
         sections=(
-            Section("Times", more=lambda: [time_ranges(times, best_ns)]),
+            Section("Times", more=lambda: [time_bars(times, best_ns)]),
             Section("The numbers", [_table(comparison)]),
             Section("Where the time goes", more=lambda: [compare_parts(entries)]),
             Section("No answer", [Sentences(faults)] if faults else []),

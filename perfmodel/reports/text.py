@@ -74,8 +74,13 @@ def advise_memory(purpose: str, *, is_transformer: bool) -> str:
 
 def to_question_document(question: Any) -> dict[str, Any]:
     """*question* as plain values: everything needed to ask again."""
-    values = {one.name: getattr(question, one.name) for one in fields(question)}
+    values = pick(question, *(one.name for one in fields(question)))
     return {name: _plain(value) for name, value in values.items()}
+
+
+def pick(value: Any, *names: str) -> dict[str, Any]:
+    """Some attributes of *value*, by name."""
+    return {name: getattr(value, name) for name in names}
 
 
 def _plain(value: Any) -> Any:
