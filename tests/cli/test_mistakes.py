@@ -94,7 +94,7 @@ MISTAKES = [
     ("topology check no_vertex.yaml", 1, "it has gpu, nvswitch"),
     ("predict --topology heads.yaml", 1, "Give it with --workload"),
     ("predict --topology dgx_h100 --workload host.yaml", 1, "Give it with --topology"),
-    ("predict --topology dgx_h100 --workload misspelt.yaml", 1, "Near: model.layers"),
+    ("predict --topology dgx_h100 --workload misspelt.yaml", 1, "did you mean 'layers'"),
     ("predict --topology dgx_h100 --workload words.yaml", 1, "must be a whole number, got 'four'"),
     ("predict --topology dgx_h100 --workload heads.yaml", 1, "hidden must divide by heads"),
     ("predict --topology dgx_h100 --workload family.yaml", 1, "dlrm, transformer, got 'cnn'"),
