@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from collectives.cost import CollectiveCost as CollectiveCost
     from collectives.nccl_tests import RunPlace as RunPlace
     from collectives.software import CollectiveSoftware as CollectiveSoftware
-    from embeddings.statistics import DataStatistics as DataStatistics
+    from embeddings.index_data import DataStatistics as DataStatistics
     from perfmodel.base.dtypes import DType as DType
     from perfmodel.calibration.embedding.fit import EmbeddingFit as EmbeddingFit
     from perfmodel.calibration.interference.command import FittedInterference as FittedInterference
@@ -116,7 +116,7 @@ _LATE = {
     "CollectiveSoftware": "collectives.software",
     "Comparison": "perfmodel.prediction.comparing",
     "DType": "perfmodel.base.dtypes",
-    "DataStatistics": "embeddings.statistics",
+    "DataStatistics": "embeddings.index_data",
     "EmbeddingFit": "perfmodel.calibration.embedding.fit",
     "EmbeddingOp": "perfmodel.graph.ops",
     "EmulatedJob": "perfmodel.emulation.telling",

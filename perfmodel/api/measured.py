@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collectives.cost import CollectiveCost
     from collectives.nccl_tests import RunPlace
     from collectives.software import CollectiveSoftware
-    from embeddings.statistics import DataStatistics
+    from embeddings.index_data import DataStatistics
     from perfmodel.graph.ops import Op
     from perfmodel.reports.collective import CollectiveAnswer, CollectiveGroup, SizeSweep
     from perfmodel.reports.kernel import KernelAnswer
@@ -137,8 +137,8 @@ def _group(
 
 def describe_indices(file: str | Path, *, batch: int = 4096) -> DataStatistics:
     """Pooling and reuse of the indices in *file*, over the whole set and within batches."""
+    from embeddings.index_data import describe_data
     from embeddings.index_files import load_index_data
-    from embeddings.statistics import describe_data
 
     return describe_data(load_index_data(Path(file)), batch_size=batch)
 

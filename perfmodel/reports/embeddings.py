@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from embeddings.statistics import BIN_COUNT, DataStatistics
+from embeddings.index_data import BIN_COUNT, DataStatistics
 from perfmodel.reports.pictures import build_figure
 
 SHOWN = 20
