@@ -177,18 +177,17 @@ def _words(kind: Any) -> str:
 
 
 def _runs() -> Iterator[str]:
-    from perfmodel.base.documents import load_yaml
-    from perfmodel.validation.runs_table import COLUMNS_FILE
+    from perfmodel.validation.runs_table import load_columns
 
-    document = load_yaml(COLUMNS_FILE)
+    columns = load_columns()
     yield "A table of measured runs is CSV (or .csv.gz); other columns may stand beside these."
-    for family, names in document["required"].items():
+    for family, names in columns.required.items():
         yield f"A table of {family} runs must have: {', '.join(names)}."
     for section in ("common", "transformer", "dlrm"):
         yield f"\n## {section}\n"
-        for name, column in document[section].items():
-            words = f" ({' | '.join(column['words'])})" if "words" in column else ""
-            yield f"  {name}: {column['kind']}{words}; {column['meaning']}"
+        for name, column in getattr(columns, section).items():
+            words = f" ({' | '.join(column.words)})" if column.words else ""
+            yield f"  {name}: {column.kind}{words}; {column.meaning}"
 
 
 def examine_installation(*, try_ray: bool = False) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from perfmodel.api.asking import open_place
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
-    from collectives.cost import CollectiveCost
+    from collectives.collective import CollectiveCost, CollectiveSoftware
     from collectives.nccl_tests import RunPlace
-    from collectives.software import CollectiveSoftware
     from embeddings.index_data import DataStatistics
     from perfmodel.graph.ops import Op
     from perfmodel.reports.collective import CollectiveAnswer, CollectiveGroup, SizeSweep
@@ -118,7 +117,7 @@ def _group(
     software: CollectiveSoftware | None,
     calibration: Sequence[str],
 ) -> CollectiveGroup:
-    from collectives.software import CollectiveSoftware
+    from collectives.collective import CollectiveSoftware
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.reports.collective import CollectiveGroup
     from topologies import build_cluster, load_topology
@@ -137,8 +136,8 @@ def _group(
 
 def describe_indices(file: str | Path, *, batch: int = 4096) -> DataStatistics:
     """Pooling and reuse of the indices in *file*, over the whole set and within batches."""
-    from embeddings.index_data import describe_data
     from embeddings.index_files import load_index_data
+    from embeddings.index_data import describe_data
 
     return describe_data(load_index_data(Path(file)), batch_size=batch)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
@@ -21,7 +21,7 @@ from pydantic_core import core_schema
 
 from perfmodel.base.documents import FaultList, find_line, parse_yaml, read_yaml
 from perfmodel.base.errors import InputError
-from perfmodel.base.fields import as_fault
+from perfmodel.base.fields import Line, as_fault
 from perfmodel.base.reading import quote
 
 T = TypeVar("T")
@@ -32,6 +32,10 @@ MOST_LEVELS = 8
 def key_of(field: str) -> str:
     """The key of *field* in a document: its name without the unit."""
     return re.sub(r"_(ns|bytes|bytes_per_s|flops|hz|w)$", "", field)
+
+
+KEEPS_UNITS = ConfigDict(extra="forbid")
+"""`__pydantic_config__` of forms whose keys are the names of fields, units and all."""
 
 
 class Form:
@@ -82,14 +86,35 @@ def _iter_flat(content: Mapping[str, Any], sections: tuple[str, ...]) -> Iterato
             yield key, value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationHeader(Form):
+    """What every file of fitted constants states about itself."""
+
+    source: Line
+    hardware: Line
+    software: Line
+    date: Line
+    licence: Line
+    command: Line
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The header by its keys."""
+        return {one.name: getattr(self, one.name) for one in fields(CalibrationHeader)}
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a document says before it is checked, and *locate*, which makes a path a place."""
+    """What a document says before it is checked.
+
+    *locate* makes a path a place; *advice* ends the list of its faults.
+    """
 
     name: str
     content: Any
     error_type: type[InputError] = InputError
     locate: Callable[[str], str] = str
+    advice: str = ""
 
     def faults(self) -> FaultList:
         """A list for faults of this document."""
@@ -103,7 +128,7 @@ class Document:
             faults = self.faults()
             for place, rule in _iter_faults(error, kind, self.content):
                 faults.add(place or "file", rule)
-            faults.check(self.error_type)
+            faults.check(self.error_type, self.advice)
             raise
         return value
 
@@ -157,6 +182,12 @@ def read_mapping(
     return Document(document, content, error_type).read(kind)
 
 
+def to_plain(value: Any) -> Any:
+    """*value* as a document states it, without what is at its default."""
+    adapter = _adapter(cast("Any", type(value)))
+    return adapter.dump_python(value, mode="json", by_alias=True, exclude_defaults=True)
+
+
 def json_schema(kind: Any) -> dict[str, Any]:
     """The JSON Schema of documents that are read as *kind*."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
@@ -174,6 +205,8 @@ def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tu
     alternatives = set()
     for fault in error.errors(include_url=False):
         place, value, is_alternative = _find(fault["loc"], content)
+        # Entries with faults of their own are not counted.
+        is_alternative |= fault["type"] == "too_short"
         alternatives |= {place} if is_alternative else set()
         rule = _rule_of(fault, value, kind)
         rules.setdefault(place, {})[rule] = fault["type"].endswith("_type")
@@ -211,7 +244,9 @@ _RULES = {
     "literal_error": "must be one of {expected}",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
     "float_type": "must be a number",
+    "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
     "string_type": "must be text",
