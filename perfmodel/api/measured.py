@@ -136,8 +136,8 @@ def _group(
 
 def describe_indices(file: str | Path, *, batch: int = 4096) -> DataStatistics:
     """Pooling and reuse of the indices in *file*, over the whole set and within batches."""
-    from embeddings.index_files import load_index_data
     from embeddings.index_data import describe_data
+    from embeddings.index_files import load_index_data
 
     return describe_data(load_index_data(Path(file)), batch_size=batch)
 
