@@ -236,7 +236,7 @@ def test_by_rows_over_one_host_of_several_is_told_apart():
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
-        ({"frequent_rows": (1, 2)}, "one number a table, got 2"),
+        ({"frequent_rows": (1, 2)}, "one number per table, got 2"),
         ({"summed_in_host": (1,)}, "must name tables that exist"),
         ({"summed_in_host": (-1,)}, "must name tables that exist"),
         ({"summed_in_host": (0,), "ranks_per_host": 3}, "got 4 ranks and 3 per host"),
