@@ -26,7 +26,7 @@ from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 from perfmodel.graph.storage import load_job, open_job, save_job
 from perfmodel.graph.stored_programs import PIECE_ROWS
-from perfmodel.prediction import question
+from perfmodel.prediction import saved_jobs
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.prediction.time_parts import sum_waits
 from perfmodel.reports.document import to_document
@@ -153,7 +153,7 @@ def test_a_large_saved_job_is_answered_on_ray_without_being_read_here(tmp_path, 
     save_job(pin(job, durations), tmp_path / "job")
     scenario = JobScenario(str(tmp_path / "job"))
     wanted = api.predict(scenario, executor="serial")
-    monkeypatch.setattr(question, "MOST_NEAR_TASKS", 100)
+    monkeypatch.setattr(saved_jobs, "MOST_NEAR_TASKS", 100)
 
     found = api.predict(scenario, executor="ray", workers=2, keep_timelines=False)
 
