@@ -54,9 +54,9 @@ class Window:
 
 def break_down(history: History, rank: int, window: Window) -> Breakdown:
     """What the device of *rank* was doing in *window*."""
-    compute = _busy(history, rank, window, (LaneKind.COMPUTE,))
-    communication = _busy(history, rank, window, (LaneKind.COMMUNICATION,))
-    copies = _busy(history, rank, window, (LaneKind.COPY,))
+    compute = busy_spans(history, rank, window, (LaneKind.COMPUTE,))
+    communication = busy_spans(history, rank, window, (LaneKind.COMMUNICATION,))
+    copies = busy_spans(history, rank, window, (LaneKind.COPY,))
     waits = _waits(history, rank, window)
     covered = [0]
     spans = np.empty((0, 2), dtype=np.int64)
@@ -84,7 +84,8 @@ def union_length_ns(spans: Int64s) -> int:
     return int(np.maximum(ordered[:, 1] - begins, 0).sum())
 
 
-def _busy(history: History, rank: int, window: Window, kinds: tuple[LaneKind, ...]) -> Int64s:
+def busy_spans(history: History, rank: int, window: Window, kinds: tuple[LaneKind, ...]) -> Int64s:
+    """When tasks of *rank* on lanes of *kinds* ran, as (from, to) clipped to *window*."""
     program = history.program_of(rank)
     is_kind = np.array([lane.kind in kinds for lane in program.lanes], dtype=bool)
     return _spans(history, rank, window, is_kind[program.task_lanes()], is_wait=False)
