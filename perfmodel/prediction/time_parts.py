@@ -13,10 +13,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from perfmodel.engine.breakdown import Breakdown, Window, busy_spans
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.layout import Int64s
-from perfmodel.graph.program import LaneKind
+from perfmodel.engine.reasons import Breakdown, Window, clipped_spans
 from perfmodel.prediction.answer import (
     CriticalPath,
     Explanation,
@@ -28,8 +27,6 @@ from perfmodel.prediction.answer import (
 )
 from perfmodel.workloads.jobs import Extrapolation
 
-_ON_DEVICE = tuple(kind for kind in LaneKind if kind.is_device)
-
 
 def find_exposed_waits(history: History, rank: int, window: Window) -> list[tuple[Occurrence, int]]:
     """The waits of *rank* in *window* that its device idled for, and for how long.
@@ -38,7 +35,10 @@ def find_exposed_waits(history: History, rank: int, window: Window) -> list[tupl
     nothing. Where waits overlap, a moment belongs to the one that ended first: it set the device
     going. So the waits of a rank add up to its waiting part of the breakdown.
     """
-    idle = _IdleTime(busy_spans(history, rank, window, _ON_DEVICE))
+    program = history.program_of(rank)
+    on_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)
+    is_device = on_device[program.task_lanes()]
+    idle = _IdleTime(clipped_spans(history, rank, window, is_device, is_wait=False))
     found = []
     covered: list[tuple[int, int]] = []
     for from_ns, to_ns, at in _waits(history, rank, window):
