@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from perfmodel.calibration.interference.command import FittedInterference as FittedInterference
     from perfmodel.calibration.measure.command import MeasuredMachine as MeasuredMachine
     from perfmodel.emulation.request import Emulation as Emulation
-    from perfmodel.emulation.telling import EmulatedJob as EmulatedJob
+    from perfmodel.emulation.summary import EmulatedJob as EmulatedJob
     from perfmodel.graph.job import JobGraph as JobGraph
     from perfmodel.graph.ops import Attention as Attention
     from perfmodel.graph.ops import EmbeddingOp as EmbeddingOp
@@ -119,7 +119,7 @@ _LATE = {
     "DataStatistics": "embeddings.statistics",
     "EmbeddingFit": "perfmodel.calibration.embedding.fit",
     "EmbeddingOp": "perfmodel.graph.ops",
-    "EmulatedJob": "perfmodel.emulation.telling",
+    "EmulatedJob": "perfmodel.emulation.summary",
     "Emulation": "perfmodel.emulation.request",
     "FitBoard": "perfmodel.validation.fits",
     "FittedInterference": "perfmodel.calibration.interference.command",

@@ -10,7 +10,7 @@ from perfmodel.api.asking import open_place
 
 if TYPE_CHECKING:
     from perfmodel.emulation.request import Emulation
-    from perfmodel.emulation.telling import EmulatedJob
+    from perfmodel.emulation.summary import EmulatedJob
     from perfmodel.graph.job import JobGraph
     from perfmodel.recordings.import_files import Imported, ImportedJob, ImportWishes
     from traces.job_trace import OnFile

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.base.options import Option, Overwrite, check_ranges
-from perfmodel.emulation.orders import DeviceFacts
+from perfmodel.emulation.workers import DeviceFacts
 
 if TYPE_CHECKING:
     from topologies import Device
@@ -112,12 +112,12 @@ def check_platform() -> None:
     number, _, build = installed.partition("+")
     if number != TORCH_VERSION:
         raise EmulationError(
-            f"emulation: needs torch {TORCH_VERSION}, and {installed} is installed. The virtual "
+            f"emulation: needs torch {TORCH_VERSION}, but {installed} is installed. The virtual "
             "device replaces internals of that version; run `pip install perfmodel[emulate]`."
         )
     if build.startswith(("cu", "rocm", "xpu")):
         raise EmulationError(
-            f"emulation: needs the CPU build of torch, and {installed} is built for GPUs. Run "
+            f"emulation: needs the CPU build of torch, but {installed} is built for GPUs. Run "
             f"`pip install torch=={TORCH_VERSION} --index-url https://download.pytorch.org/whl/cpu`."
         )
 
@@ -129,13 +129,13 @@ def load_gpu(name: str) -> Device:
     device = load_device(name)
     if device.vendor != "nvidia":
         raise EmulationError(
-            f"--device {name}: must be a GPU that runs CUDA, and this is {device.description}."
+            f"--device {name}: must be a GPU that runs CUDA, but this is {device.description}."
         )
     return device
 
 
 def device_facts(device: Device) -> DeviceFacts:
-    """What scripts are told about *device*."""
+    """What scripts see of *device*."""
     major, _, minor = device.compute_capability.partition(".")
     cores = device.multiprocessors
     return DeviceFacts(
@@ -150,7 +150,7 @@ def device_facts(device: Device) -> DeviceFacts:
 
 
 def describe_commit(script: str) -> str:
-    """The commit of the repository that *script* lies in, or nothing."""
+    """The commit of the repository that contains *script*, or nothing."""
     folder = Path(script).absolute().parent
     if not folder.is_dir():
         return ""
@@ -165,14 +165,16 @@ def describe_commit(script: str) -> str:
 
 def _check_words(words: tuple[str, ...]) -> None:
     if not words:
-        raise EmulationError("emulation: no script is given. Write it behind --, with its words.")
+        raise EmulationError(
+            "emulation: no script is given. Write it after --, with its arguments."
+        )
     if words[0] == "-m":
         if len(words) < 2:
             raise EmulationError("emulation: -m needs the name of a module.")
     elif words[0].startswith("-"):
         raise EmulationError(
-            f"emulation: a script or -m MODULE must follow --, got {words[0]}. Options of "
-            "perfmodel stand before --."
+            f"emulation: a script or -m MODULE must follow --, got {words[0]}. Write options of "
+            "perfmodel before --."
         )
     elif not Path(words[0]).is_file():
         raise EmulationError(f"{words[0]}: no such script.")

@@ -17,9 +17,15 @@ import torch.nn.parallel._functions
 import torch.nn.parallel.comm
 from torch._dynamo import trace_rules
 
+from perfmodel.emulation.device.cuda_types import (
+    VirtualEvent,
+    VirtualGraph,
+    VirtualStream,
+    device_index,
+    install_tensor_types,
+    synchronize,
+)
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
-from perfmodel.emulation.device.streams import device_index, make_stream_types, synchronize
-from perfmodel.emulation.device.tensor_types import install_tensor_types
 
 CUDA_VERSION = "12.8"
 CUDNN_VERSION = 91_002
@@ -33,7 +39,6 @@ class CudaModule:
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu = gpu
         self._is_initialized = False
-        self._types = make_stream_types(gpu)
 
     def install(self) -> None:
         """Replace everything."""
@@ -61,10 +66,10 @@ class CudaModule:
         """
         self._is_initialized = True
         index = device_index(self._gpu, device)
-        if not 0 <= index < self._gpu.model.count:
+        if not 0 <= index < self._gpu.count:
             raise RuntimeError(
                 f"CUDA error: invalid device ordinal: cuda:{index}, and there are "
-                f"{self._gpu.model.count} devices."
+                f"{self._gpu.count} devices."
             )
         self._gpu.recorder.state().set_device(index)
 
@@ -96,7 +101,7 @@ class CudaModule:
             init=self._init,
             _lazy_init=self._init,
             _is_compiled=_always(True),
-            device_count=lambda: model.count,
+            device_count=lambda: gpu.count,
             current_device=lambda: gpu.recorder.state().device,
             set_device=self.set_device,
             device=_make_device_context(gpu),
@@ -116,31 +121,30 @@ class CudaModule:
 
     def _install_streams(self) -> None:
         gpu, cuda = self._gpu, torch.cuda
-        types = self._types
+        event = type("Event", (VirtualEvent,), {"gpu": gpu})
+        stream = type("Stream", (VirtualStream,), {"gpu": gpu, "event_type": event})
+        external, graph = (
+            type("ExternalStream", (stream,), {}), type("CUDAGraph", (VirtualGraph,), {"gpu": gpu})
+        )  # fmt: skip
         context = _make_stream_context(gpu)
         for module in (cuda, cuda.streams):
-            _replace(
-                module,
-                Stream=types.stream,
-                Event=types.event,
-                ExternalStream=types.external_stream,
-            )
+            _replace(module, Stream=stream, Event=event, ExternalStream=external)
         _replace(
             cuda,
             synchronize=lambda device=None: synchronize(gpu, device),
-            current_stream=lambda device=None: types.stream(
+            current_stream=lambda device=None: stream(
                 stream_id=gpu.recorder.state().stream.value, device_index=device_index(gpu, device)
             ),
-            default_stream=lambda device=None: types.stream(
+            default_stream=lambda device=None: stream(
                 stream_id=0, device_index=device_index(gpu, device)
             ),
             set_stream=lambda stream: _set_stream(gpu, stream),
             StreamContext=context,
             stream=context,
             is_current_stream_capturing=lambda: False,
-            CUDAGraph=types.graph,
+            CUDAGraph=graph,
         )
-        _replace(cuda.graphs, CUDAGraph=types.graph, _graph_pool_handle=lambda: (0, 0))
+        _replace(cuda.graphs, CUDAGraph=graph, _graph_pool_handle=lambda: (0, 0))
         quiet = SimpleNamespace(
             rangePushA=lambda *_: 0, rangePop=lambda *_: 0, rangeStartA=lambda *_: 0,
             rangeEnd=lambda *_: 0, markA=lambda *_: 0, deviceRangeStart=lambda *_: 0,
@@ -198,7 +202,7 @@ class CudaModule:
 
     def _install_random(self) -> None:
         """Random numbers on the device have no values, so that a seed changes nothing."""
-        count = self._gpu.model.count
+        count = self._gpu.count
         # Seed and offset, as on a real device.
         state = torch.zeros(16, dtype=torch.uint8)
 
@@ -231,7 +235,7 @@ class CudaModule:
         _replace(
             place,
             is_available=_always(True),
-            device_count=lambda: gpu.model.count,
+            device_count=lambda: gpu.count,
             current_accelerator=_always(torch.device("cuda")),
             current_device_index=lambda: gpu.recorder.state().device,
             current_device_idx=lambda: gpu.recorder.state().device,
@@ -253,7 +257,7 @@ class CudaModule:
             _host_emptyCache=_ignore,
             _cuda_getDevice=lambda: state().device,
             _cuda_setDevice=self.set_device,
-            _cuda_getDeviceCount=lambda: gpu.model.count,
+            _cuda_getDeviceCount=lambda: gpu.count,
             _cuda_getCurrentRawStream=lambda _: state().stream.value,
             _cuda_isInBadFork=lambda: gpu.recorder.is_forked,
             _cuda_synchronize=lambda: synchronize(gpu),

@@ -14,9 +14,9 @@ import torch.distributed as dist
 import torch.distributed.device_mesh as mesh
 from torch.distributed import distributed_c10d as c10d
 
+from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.exchange import Exchange
 from perfmodel.emulation.device.groups import VirtualGroup
-from perfmodel.emulation.device.places import script_line
 from perfmodel.emulation.rank_record import GroupRecord
 
 _BACKEND = "perfmodel"

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp, _create_work_from_future
 from torch.futures import Future
 
-from perfmodel.emulation.device.descriptions import DTYPE_WORDS, tensors_in
+from perfmodel.emulation.device.descriptions import DTYPE_WORDS, script_line, tensors_in
 from perfmodel.emulation.device.exchange import Exchange
-from perfmodel.emulation.device.places import script_line
 from perfmodel.emulation.rank_record import CallType
 
 _MULTIPLIED = (ReduceOp.SUM,)

@@ -18,7 +18,7 @@ from perfmodel.emulation.device.descriptions import tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.operators import Kernel
 from perfmodel.emulation.device.special import COMPRESSED, to_device
-from perfmodel.emulation.operator_words import SPARSE
+from perfmodel.emulation.operator_names import SPARSE
 
 _MOST_ON_HOST = 1 << 27
 _SPARSE_CPU = DispatchKeySet(DispatchKey.SparseCPU)
@@ -49,7 +49,7 @@ def sparse_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
         def coalesce(tensor: Tensor) -> Tensor:
             values = tensor._values()
             gpu.launch("aten._coalesce", values.get_device(), inputs=[values], outputs=[values])
-            gpu.recorder.stand_in("rows of a coalesced sparse tensor")
+            gpu.recorder.count_placeholder("rows of a coalesced sparse tensor")
             result: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(
                 tensor._indices(), values, tensor.shape, is_coalesced=True
             )
