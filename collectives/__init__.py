@@ -1,12 +1,17 @@
 """What a group of ranks does together: collectives, and how long they take on a cluster."""
 
 from collectives.calibration import Calibration, load_calibration, load_default_calibration
-from collectives.collective import Collective, CollectiveKind
-from collectives.cost import CollectiveCost
+from collectives.collective import (
+    Collective,
+    CollectiveAlgorithm,
+    CollectiveCost,
+    CollectiveKind,
+    CollectiveSoftware,
+    Protocol,
+)
 from collectives.group import GroupShape, group_shape, wiring_of
 from collectives.pricing import CollectiveCall, price_collective, price_collectives, price_sizes
 from collectives.sharing import share_links
-from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
 from collectives.wiring import HostLinkClass, Wiring
 
 __all__ = [

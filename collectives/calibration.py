@@ -1,4 +1,4 @@
-"""Calibration: the file of fitted constants, and which of them apply to a group.
+"""Calibration: the file of fitted constants, and which of them apply to a group and a release.
 
 A host entry belongs to a GPU generation on a class of links, or to named machines only
 when it describes an odd host. A machine without an entry takes the one of its generation, then of
@@ -12,26 +12,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from collectives.calibration_file import (
+import numpy as np
+from pydantic import Field
+
+from collectives.collective import CollectiveKind, CollectiveSoftware, Protocol
+from collectives.constants import (
+    FabricConstants,
     FabricEntry,
+    HostConstants,
     HostEntry,
     MeasuredSpan,
-    parse_fabric,
-    parse_host,
-    parse_software,
-    parse_spans,
-    parse_tuner,
-    parse_uncertainty,
+    SoftwareConstants,
+    WholeBytes,
 )
-from collectives.collective import CollectiveKind
-from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
-from collectives.tuner import TunerConstants
+from collectives.timing import WireSpeeds
+from collectives.tuner import Tuner, TunerConstants
 from collectives.wiring import HostLinkClass, Wiring
-from perfmodel.base.documents import FaultList, load_yaml
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.fields import Count, ReadAs, Words
+from perfmodel.base.forms import CalibrationHeader, load_document
 from perfmodel.base.provenance import Provenance
+from perfmodel.base.reading import quote
 from topologies import Device
 
 CALIBRATIONS = Path(__file__).parent / "calibrations"
@@ -43,17 +47,34 @@ UNKNOWN_PEER_SIGMA = 1.4
 __all__ = ["Calibration", "calibration_for", "load_calibration", "load_default_calibration"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """All fitted constants, with what they were fitted on."""
+def _read_rows(rows: Iterable[tuple[Any, ...]]) -> tuple[MeasuredSpan, ...]:
+    return tuple(MeasuredSpan(*row) for row in rows)
 
-    about: Mapping[str, str]
+
+_Row = tuple[Words, CollectiveKind, Count, Count, WholeBytes, WholeBytes]
+"""A measured span in a file: topology, kind, hosts, ranks, lowest and highest bytes."""
+_Deviation = Annotated[float, Field(strict=True, ge=0, lt=10, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration(CalibrationHeader):
+    """All fitted constants, with what they were fitted on.
+
+    *uncertainty* holds relative standard deviations by machine/spread/kind/regime. *tuner* is
+    NCCL's planning table, the same for all files.
+    """
+
+    schema_version: Literal[1] = 1
     hosts: tuple[HostEntry, ...]
     fabrics: tuple[FabricEntry, ...]
-    software: SoftwareConstants
-    uncertainty: Mapping[str, float]
-    spans: tuple[MeasuredSpan, ...]
-    tuner: TunerConstants
+    software_constants: SoftwareConstants
+    uncertainty: Mapping[str, _Deviation]
+    spans: Annotated[
+        tuple[MeasuredSpan, ...],
+        ReadAs(tuple[_Row, ...], _read_rows),
+        Field(alias="measured"),
+    ]
+    tuner: TunerConstants = field(init=False, repr=False, compare=False)
     _spans: Mapping[tuple[str, CollectiveKind], tuple[MeasuredSpan, ...]] = field(
         init=False, repr=False
     )
@@ -68,6 +89,7 @@ class Calibration:
             key = (span.topology, span.kind)
             table[key] = (*table.get(key, ()), span)
         object.__setattr__(self, "_spans", table)
+        object.__setattr__(self, "tuner", _load_tuner())
 
     def host_entry(self, wiring: Wiring) -> HostEntry:
         """The entry nearest to *wiring*: its machine, then NVLink or not, generation and class."""
@@ -158,59 +180,26 @@ def _generations_apart(first: str, second: str) -> int:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read a calibration file, with NCCL's planning table beside it; all faults at once."""
-    document = load_yaml(path, error_type=CalibrationError)
-    faults = FaultList(str(path))
-    if not {"hosts", "fabrics"} & set(document):
+    """Read a calibration file; all its faults are reported at once."""
+    document = load_document(path, CalibrationError)
+    if not {"hosts", "fabrics"} & set(document.content):
         raise CalibrationError(
             f"{path}: is no calibration of collectives. "
             "`perfmodel calibrate collectives TABLE --out FILE` writes one."
         )
-    _check_keys(document, faults)
-    faults.check(CalibrationError)
-    if document["schema_version"] != SCHEMA_VERSION:
+    if document.content.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise CalibrationError(
-            f"{path}: schema_version must be {SCHEMA_VERSION}, got {document['schema_version']!r}."
-            " Fit it again with this version of perfmodel."
+            f"{path}: schema_version must be {SCHEMA_VERSION}, got "
+            f"{quote(document.content['schema_version'])}. Fit it again with this version of "
+            "perfmodel."
         )
-    tuner = load_yaml(CALIBRATIONS / "nccl_tuner.yaml", error_type=CalibrationError)
-    return Calibration(
-        about={key: str(document[key]) for key in _ABOUT},
-        hosts=tuple(parse_host(item) for item in _items(document, "hosts")),
-        fabrics=tuple(parse_fabric(item) for item in _items(document, "fabrics")),
-        software=parse_software(document["software_constants"]),
-        uncertainty=parse_uncertainty(document["uncertainty"]),
-        spans=parse_spans(document["measured"]),
-        tuner=parse_tuner(tuner),
-    )
+    return document.read(Calibration)
 
 
-_ABOUT = ("source", "hardware", "software", "date", "licence", "command")
-_KEYS = (
-    *_ABOUT,
-    "schema_version",
-    "hosts",
-    "fabrics",
-    "software_constants",
-    "uncertainty",
-    "measured",
-)
-
-
-def _check_keys(document: Mapping[str, Any], faults: FaultList) -> None:
-    for key in _KEYS:
-        if key not in document:
-            faults.add(key, "is missing")
-    for key in document:
-        if key not in _KEYS:
-            faults.add(str(key), "is no key of a calibration of collectives; remove it")
-
-
-def _items(document: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:
-    items = document[key]
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise CalibrationError(f"calibration.{key}: must be a list of mappings.")
-    return items
+@lru_cache(maxsize=1)
+def _load_tuner() -> TunerConstants:
+    path = CALIBRATIONS / "nccl_tuner.yaml"
+    return load_document(path, CalibrationError).read(TunerConstants)
 
 
 @lru_cache(maxsize=1)
@@ -242,3 +231,44 @@ def _load_own(path: Path, changed_ns: int) -> Calibration:
     """A file is read again when it was written again at *changed_ns*."""
     del changed_ns
     return load_calibration(path)
+
+
+def build_tuner(wiring: Wiring, calibration: Calibration) -> Tuner:
+    """NCCL's tuner as it sees *wiring*."""
+    if wiring.host_count == 1:
+        return Tuner(calibration.tuner, wiring, tuple(Protocol))
+    entry = calibration.fabric_entry(wiring)
+    return Tuner(
+        calibration.tuner, wiring, entry.protocols, entry.tree_protocols, entry.pair_ll_bytes
+    )
+
+
+def wire_speeds(wiring: Wiring) -> WireSpeeds:
+    """The datasheet bandwidths of *wiring*."""
+    return WireSpeeds(
+        ring_bytes_per_s=wiring.ring_bandwidth_bytes_per_s,
+        pair_bytes_per_s=wiring.pair_bandwidth_bytes_per_s,
+        nic_bytes_per_s=wiring.nic_bandwidth_bytes_per_s or np.inf,
+        ranks_per_host=wiring.ranks_per_host,
+        oversubscription=wiring.pair_oversubscription,
+        net_latency_ns=wiring.net_latency_ns,
+        call_latency_ns=wiring.call_latency_ns,
+        nic_sharing=wiring.nic_sharing,
+    )
+
+
+def host_constants_for(
+    software: CollectiveSoftware, calibration: Calibration, wiring: Wiring
+) -> HostConstants:
+    """The host constants, with what the release of NCCL changes in them."""
+    host = calibration.host_constants(wiring)
+    if software.is_before_2_24:
+        return host.before_2_24(calibration.software_constants)
+    return host
+
+
+def byte_factor(kind: CollectiveKind, dtype: DType, constants: SoftwareConstants) -> float:
+    """How much slower numbers of one byte make *kind*: adding them takes longer."""
+    reductions = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
+    is_slow = dtype.size_bytes == 1 and kind in reductions
+    return constants.byte_reduction_ratio if is_slow else 1.0

@@ -1,4 +1,4 @@
-"""Collective: one call that a group of ranks makes together.
+"""Collective: one call that a group of ranks makes together, the library behind it, its cost.
 
 Sizes follow nccl-tests: all-reduce, broadcast, reduce and send/recv count the
 buffer, all-gather the gathered total, reduce-scatter the input, all-to-all
@@ -7,12 +7,17 @@ the whole send buffer of one rank.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
 
+import numpy as np
+import numpy.typing as npt
+
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError
+from perfmodel.base.provenance import Provenance
 
 
 class CollectiveKind(Enum):
@@ -99,3 +104,135 @@ class Collective:
                     f"all_to_all: bytes must not be negative, member {sender} sends "
                     f"{row[receiver]} to member {receiver}."
                 )
+
+
+DEFAULT_NCCL_VERSION = (2, 27)
+
+
+class CollectiveAlgorithm(Enum):
+    """A way to carry out a collective; the value is the word used in files."""
+
+    RING = "ring"
+    TREE = "tree"
+    NVLS = "nvls"
+    NVLS_TREE = "nvls_tree"
+    PAT = "pat"
+    PAIRWISE = "pairwise"
+
+
+class Protocol(Enum):
+    """How NCCL hands data over: flag with every word, flag per 128 bytes, or by chunks."""
+
+    LL = "ll"
+    LL128 = "ll128"
+    SIMPLE = "simple"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSoftware:
+    """Which NCCL runs, and what is forced instead of left to its tuner."""
+
+    nccl_version: tuple[int, ...] = DEFAULT_NCCL_VERSION
+    algorithm: CollectiveAlgorithm | None = None
+    protocol: Protocol | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.nccl_version) < 2 or min(self.nccl_version) < 0:
+            raise InputError(
+                f"NCCL version: must be like 2.27.3, got {self.nccl_version}. "
+                "Give major and minor number."
+            )
+
+    @property
+    def is_before_2_24(self) -> bool:
+        """Whether it is a release before the rewrite of channels and chunks in 2.24."""
+        return self.nccl_version < (2, 24)
+
+
+def parse_nccl_version(text: str) -> tuple[int, ...]:
+    """Read a version such as `2.27.3`."""
+    if re.fullmatch(r"\d{1,3}(\.\d{1,5}){1,3}", text.strip()) is None:
+        raise InputError(f"NCCL version: must be like 2.27.3, got {text!r}.")
+    return tuple(int(part) for part in text.strip().split("."))
+
+
+def parse_algorithm(text: str) -> CollectiveAlgorithm:
+    """Read an algorithm from *text*, in our words or NCCL's."""
+    word = text.strip().lower().replace("nvlstree", "nvls_tree")
+    try:
+        return CollectiveAlgorithm(word)
+    except ValueError:
+        known = ", ".join(member.value for member in CollectiveAlgorithm)
+        raise InputError(f"collective algorithm: must be one of {known}, got {text!r}.") from None
+
+
+def parse_protocol(text: str) -> Protocol:
+    """Read a protocol from *text*."""
+    try:
+        return Protocol(text.strip().lower())
+    except ValueError:
+        known = ", ".join(member.value for member in Protocol)
+        raise InputError(f"NCCL protocol: must be one of {known}, got {text!r}.") from None
+
+
+_PASSES = {
+    CollectiveKind.ALL_REDUCE: 2,
+    CollectiveKind.ALL_GATHER: 1,
+    CollectiveKind.REDUCE_SCATTER: 1,
+    CollectiveKind.ALL_TO_ALL: 1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCost:
+    """The predicted cost of one call, the same on every rank unless *per_rank_ns* is given.
+
+    *latency_ns* is the share that a call of no bytes would take as well. *busiest_link* names
+    the link that decides; *gpu_busy_ns* and *nic_busy_ns* say how long the call keeps the links
+    of a GPU and a NIC busy.
+    """
+
+    duration_ns: float
+    relative_sigma: float
+    provenance: Provenance
+    algorithm: str
+    protocol: str
+    busiest_link: str
+    latency_ns: float
+    bus_bandwidth_bytes_per_s: float
+    gpu_busy_ns: float = 0.0
+    nic_busy_ns: float = 0.0
+    per_rank_ns: npt.NDArray[np.float64] | None = None
+
+    @property
+    def latency_ratio(self) -> float:
+        """The share of latency in the duration."""
+        return self.latency_ns / self.duration_ns if self.duration_ns > 0 else 1.0
+
+    @property
+    def algorithm_word(self) -> str:
+        """Algorithm and protocol together, such as `ring/ll128`."""
+        return f"{self.algorithm}/{self.protocol}"
+
+
+FREE = CollectiveCost(
+    duration_ns=0.0,
+    relative_sigma=0.0,
+    provenance=Provenance.ANALYTIC,
+    algorithm="none",
+    protocol="none",
+    busiest_link="",
+    latency_ns=0.0,
+    bus_bandwidth_bytes_per_s=0.0,
+)
+
+
+def bus_bandwidth(
+    kind: CollectiveKind, *, size_bytes: float, rank_count: int, duration_ns: float
+) -> float:
+    """Bytes per second as nccl-tests reports them: what each GPU's wire carried."""
+    if duration_ns <= 0:
+        return 0.0
+    passes = _PASSES.get(kind)
+    factor = 1.0 if passes is None else passes * (rank_count - 1) / rank_count
+    return factor * size_bytes * 1e9 / duration_ns

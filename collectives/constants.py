@@ -1,15 +1,25 @@
 """Constants: what a generation of GPUs and a fabric reach of their datasheets, as fitted.
 
 Times are nanoseconds, ratios are of the datasheet's bandwidth, so that constants carry over
-to a machine of the same generation with other wires.
+to a machine of the same generation with other wires. A calibration file has one entry per class
+of hosts and per network.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
+from pydantic import Field
+
+from collectives.collective import CollectiveKind, Protocol
+from collectives.wiring import HostLinkClass
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.fields import Constant, Count, Line, Switch, Words
+from perfmodel.base.forms import KEEPS_UNITS, Form
+
+WholeBytes = Annotated[int, Field(strict=True, ge=0, le=2**60)]
 
 
 def _check_positive(owner: str, constants: object) -> None:
@@ -23,7 +33,7 @@ def _check_positive(owner: str, constants: object) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostConstants:
+class HostConstants(Form):
     """Inside a host, for one GPU generation on one class of links.
 
     *spread_ns* is the cost of using all channels, reached when a chunk is much larger than
@@ -36,31 +46,33 @@ class HostConstants:
     *root_launch_ns* is what a broadcast or reduction to one root pays more at the start.
     """
 
-    launch_ns: float
-    spread_ns: float
-    spread_bytes: float
-    ll_hop_ns: float
-    ll_ratio: float
-    ll_overlap: float
-    ll128_hop_ns: float
-    ll128_ratio: float
-    simple_launch_ns: float
-    simple_hop_ns: float
-    simple_ratio: float
-    copy_ratio: float
-    fill_ns: float
-    crowding: float
-    root_launch_ns: float
-    nvls_launch_ns: float
-    nvls_ratio: float
-    nvls_fill_ns: float
-    pair_launch_ns: float
-    pair_peer_ns: float
-    pair_ratio: float
-    pair_fill_ns: float
-    pair_crowding: float
-    plateau_ns: float
-    plateau_bytes: float
+    __pydantic_config__ = KEEPS_UNITS
+
+    launch_ns: Constant
+    spread_ns: Constant
+    spread_bytes: Constant
+    ll_hop_ns: Constant
+    ll_ratio: Constant
+    ll_overlap: Constant
+    ll128_hop_ns: Constant
+    ll128_ratio: Constant
+    simple_launch_ns: Constant
+    simple_hop_ns: Constant
+    simple_ratio: Constant
+    copy_ratio: Constant
+    fill_ns: Constant
+    crowding: Constant
+    root_launch_ns: Constant
+    nvls_launch_ns: Constant
+    nvls_ratio: Constant
+    nvls_fill_ns: Constant
+    pair_launch_ns: Constant
+    pair_peer_ns: Constant
+    pair_ratio: Constant
+    pair_fill_ns: Constant
+    pair_crowding: Constant
+    plateau_ns: Constant
+    plateau_bytes: Constant
 
     def __post_init__(self) -> None:
         _check_positive("host constants", self)
@@ -78,7 +90,7 @@ class HostConstants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FabricConstants:
+class FabricConstants(Form):
     """Between hosts, for one kind of network with its NCCL plugin.
 
     *spread_ns* a hop is what messages well above *spread_bytes* cost over the smallest ones;
@@ -91,44 +103,99 @@ class FabricConstants:
     switches hold.
     """
 
-    launch_ns: float
-    ll_hop_ns: float
-    ll128_hop_ns: float
-    simple_hop_ns: float
-    spread_ns: float
-    spread_bytes: float
-    ll_ratio: float
-    ll128_ratio: float
-    simple_ratio: float
-    fill_ns: float
-    fill_bytes: float
-    ll128_fill_ns: float
-    ll128_fill_bytes: float
-    nic_crowding: float
-    ring_hop_ratio: float
-    nvls_tree_fill_ns: float
-    pair_launch_ns: float
-    pair_peer_ns: float
-    pair_ratio: float
-    pair_fill_ns: float
-    pair_ll_peer_ns: float
-    pair_burst_bytes: float
+    __pydantic_config__ = KEEPS_UNITS
+
+    launch_ns: Constant
+    ll_hop_ns: Constant
+    ll128_hop_ns: Constant
+    simple_hop_ns: Constant
+    spread_ns: Constant
+    spread_bytes: Constant
+    ll_ratio: Constant
+    ll128_ratio: Constant
+    simple_ratio: Constant
+    fill_ns: Constant
+    fill_bytes: Constant
+    ll128_fill_ns: Constant
+    ll128_fill_bytes: Constant
+    nic_crowding: Constant
+    ring_hop_ratio: Constant
+    nvls_tree_fill_ns: Constant
+    pair_launch_ns: Constant
+    pair_peer_ns: Constant
+    pair_ratio: Constant
+    pair_fill_ns: Constant
+    pair_ll_peer_ns: Constant
+    pair_burst_bytes: Constant
 
     def __post_init__(self) -> None:
         _check_positive("fabric constants", self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoftwareConstants:
+class SoftwareConstants(Form):
     """What the release of NCCL and the number format change, as factors.
 
     Steps, the plateau and the cost of a peer are those of the host constants.
     """
 
-    before_2_24_step_ratio: float
-    before_2_24_plateau_ratio: float
-    before_2_24_peer_ratio: float
-    byte_reduction_ratio: float
+    __pydantic_config__ = KEEPS_UNITS
+
+    before_2_24_step_ratio: Constant
+    before_2_24_plateau_ratio: Constant
+    before_2_24_peer_ratio: Constant
+    byte_reduction_ratio: Constant
 
     def __post_init__(self) -> None:
         _check_positive("software constants", self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostEntry(Form):
+    """Constants inside a host; with *machines* only for hosts of these names.
+
+    An *is_odd* host is unlike others of its name: its constants are for its own table, not for
+    other machines.
+    """
+
+    name: Line
+    architecture: Line
+    link_class: HostLinkClass
+    machines: tuple[Words, ...]
+    is_odd: Switch = False
+    constants: HostConstants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricEntry(Form):
+    """Constants between hosts, for the networks of *machines*.
+
+    *protocols* are those the network plugin leaves NCCL, *tree_protocols* those with which logs
+    show trees. A pairwise exchange with slices up to *pair_ll_bytes* goes by LL.
+    """
+
+    __pydantic_config__ = KEEPS_UNITS
+
+    name: Line
+    machines: tuple[Words, ...]
+    protocols: tuple[Protocol, ...]
+    tree_protocols: tuple[Protocol, ...]
+    pair_ll_bytes: WholeBytes
+    constants: FabricConstants
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpan:
+    """A curve that was in the fit: one machine, kind and group, over a span of sizes."""
+
+    topology: Words
+    kind: CollectiveKind
+    hosts: Count
+    ranks: Count
+    low_bytes: WholeBytes
+    high_bytes: WholeBytes
+
+    def holds(self, hosts: int, ranks: int, size_bytes: float) -> bool:
+        """Whether the curve covers a call of that group and size."""
+        same_group = (hosts, ranks) == (self.hosts, self.ranks)
+        return same_group and self.low_bytes <= size_bytes <= self.high_bytes

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectives.collective import Collective, CollectiveKind
-from collectives.cost import FREE, CollectiveCost, bus_bandwidth
+from collectives.collective import FREE, Collective, CollectiveCost, CollectiveKind, bus_bandwidth
 from collectives.group import wiring_of
 from collectives.pricing import Ranks
 from collectives.uneven import build_rank_load

@@ -14,10 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from collectives.collective import CollectiveKind, parse_kind
+from collectives.collective import (
+    CollectiveKind,
+    CollectiveSoftware,
+    parse_kind,
+    parse_nccl_version,
+)
 from collectives.group import wiring_of
 from collectives.nccl_tests import RunPlace, is_nccl_tests, read_nccl_tests
-from collectives.software import CollectiveSoftware, parse_nccl_version
 from collectives.wiring import Wiring
 from perfmodel.base.documents import FaultList
 from perfmodel.base.dtypes import DType, parse_dtype

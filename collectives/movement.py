@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collectives.collective import CollectiveKind
-from collectives.software import CollectiveAlgorithm
+from collectives.collective import CollectiveAlgorithm, CollectiveKind
 from collectives.wiring import Wiring
 
 FloatArray = npt.NDArray[np.float64]

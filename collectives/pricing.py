@@ -13,13 +13,25 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from collectives.applied import build_tuner, byte_factor, host_constants_for, wire_speeds
-from collectives.calibration import Calibration, calibration_for, load_default_calibration
-from collectives.collective import Collective, CollectiveKind
-from collectives.cost import FREE, CollectiveCost, bus_bandwidth
+from collectives.calibration import (
+    Calibration,
+    build_tuner,
+    byte_factor,
+    calibration_for,
+    host_constants_for,
+    load_default_calibration,
+    wire_speeds,
+)
+from collectives.collective import (
+    FREE,
+    Collective,
+    CollectiveCost,
+    CollectiveKind,
+    CollectiveSoftware,
+    bus_bandwidth,
+)
 from collectives.group import wiring_of
 from collectives.movement import FloatArray, Movement, build_movement
-from collectives.software import CollectiveSoftware
 from collectives.timing import predict_duration_ns
 from collectives.tuner import Choice
 from collectives.uneven import RankLoad, build_rank_load, price_uneven
@@ -226,7 +238,7 @@ class _Pricer:
             host=host,
             fabric=self.calibration.fabric_constants(self.wiring),
         )
-        return duration * byte_factor(self.kind, self.dtype, self.calibration.software)
+        return duration * byte_factor(self.kind, self.dtype, self.calibration.software_constants)
 
     def _cost(
         self, choice: Choice, size: float, duration: float, latency: float, busy: _LinkTimes

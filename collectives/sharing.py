@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from collectives.cost import CollectiveCost
+from collectives.collective import CollectiveCost
 from collectives.pricing import CollectiveCall
 from perfmodel.base.errors import InputError
 from topologies import Cluster

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from collectives.collective import CollectiveAlgorithm, Protocol
 from collectives.constants import FabricConstants, HostConstants
 from collectives.movement import FloatArray, Movement
-from collectives.software import CollectiveAlgorithm, Protocol
 from perfmodel.base.units import NS_PER_S
 
 # What all channels of an NVLS tree hold before the first sum comes back.

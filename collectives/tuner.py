@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from collectives.collective import CollectiveKind
+from collectives.collective import CollectiveAlgorithm, CollectiveKind, CollectiveSoftware, Protocol
 from collectives.movement import FloatArray
-from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
 from collectives.wiring import HostLinkClass, Wiring
 from perfmodel.base.errors import InputError
+from perfmodel.base.fields import Constant, Count, ReadAs
+from perfmodel.base.forms import CalibrationHeader, Form
 
 Choice = tuple[CollectiveAlgorithm, Protocol]
 Latencies = Mapping[Protocol, float]
@@ -28,35 +31,53 @@ _PAIRWISE = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
 _NS_PER_US = 1e3
 
 
+def _latencies_ns(table: Mapping[Any, tuple[float, ...]]) -> Mapping[Any, Latencies]:
+    """*table* in microseconds by algorithm, its columns by protocol."""
+    return {
+        word: {protocol: 1e3 * value for protocol, value in zip(Protocol, values, strict=True)}
+        for word, values in table.items()
+    }
+
+
+_Triple = Annotated[tuple[Constant, ...], Field(min_length=3, max_length=3)]
+_Latencies = Annotated[
+    Mapping[CollectiveAlgorithm, Latencies],
+    ReadAs(Mapping[CollectiveAlgorithm, _Triple], _latencies_ns),
+]
+_Rates = Annotated[
+    tuple[float, ...], ReadAs(_Triple, lambda rates: tuple(1e9 * rate for rate in rates))
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationPlan:
+class GenerationPlan(Form):
     """NCCL's bandwidth table for one GPU generation; lists go by 1, 2, and 4 or more hosts.
 
     *two_host_reach* is how much of the network it expects a tree over two hosts to use: NCCL of
     Volta's days did not plan with both trees.
     """
 
-    link_ratio: float
-    channels: int
-    ll_max_bytes_per_s: tuple[float, ...]
-    ring_ll128_channel_bytes_per_s: tuple[float, ...]
-    tree_ll128_channel_bytes_per_s: tuple[float, ...]
-    tree_channel_bytes_per_s: tuple[float, ...]
-    nvls_tree_channel_bytes_per_s: tuple[float, ...]
-    two_host_reach: float
+    link_ratio: Constant
+    channels: Count
+    ll_max_bytes_per_s: Annotated[_Rates, Field(alias="ll_max_gb_per_s")]
+    ring_ll128_channel_bytes_per_s: Annotated[_Rates, Field(alias="ring_ll128_channel_gb_per_s")]
+    tree_ll128_channel_bytes_per_s: Annotated[_Rates, Field(alias="tree_ll128_channel_gb_per_s")]
+    tree_channel_bytes_per_s: Annotated[_Rates, Field(alias="tree_channel_gb_per_s")]
+    nvls_tree_channel_bytes_per_s: Annotated[_Rates, Field(alias="nvls_tree_channel_gb_per_s")]
+    two_host_reach: Constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunerConstants:
+class TunerConstants(CalibrationHeader):
     """NCCL's planning table: latencies in nanoseconds by algorithm and protocol."""
 
-    base_ns: Mapping[CollectiveAlgorithm, Latencies]
-    nvlink_ns: Mapping[CollectiveAlgorithm, Latencies]
-    pcie_ns: Mapping[CollectiveAlgorithm, Latencies]
-    net_ns: Mapping[CollectiveAlgorithm, Latencies]
-    nvls_ratio: float
+    base_ns: Annotated[_Latencies, Field(alias="base_us")]
+    nvlink_ns: Annotated[_Latencies, Field(alias="nvlink_us")]
+    pcie_ns: Annotated[_Latencies, Field(alias="pcie_us")]
+    net_ns: Annotated[_Latencies, Field(alias="net_us")]
+    nvls_ratio: Constant
     generations: Mapping[str, GenerationPlan]
-    tree_correction: Mapping[Protocol, tuple[float, ...]]
+    tree_correction: Mapping[Protocol, tuple[Constant, ...]]
 
     def plan_of(self, architecture: str) -> GenerationPlan:
         """The table of *architecture*, or of the newest generation for one NCCL does not know."""

@@ -14,12 +14,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from collectives.applied import host_constants_for, wire_speeds
-from collectives.calibration import Calibration
-from collectives.collective import CollectiveKind
-from collectives.cost import CollectiveCost, bus_bandwidth
+from collectives.calibration import Calibration, host_constants_for, wire_speeds
+from collectives.collective import (
+    CollectiveAlgorithm,
+    CollectiveCost,
+    CollectiveKind,
+    CollectiveSoftware,
+    Protocol,
+    bus_bandwidth,
+)
 from collectives.movement import FloatArray, Movement
-from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
 from collectives.timing import predict_duration_ns
 from collectives.wiring import Wiring
 from topologies import Cluster

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
+
+from pydantic import Field
 
 from embeddings.plan import Shard, ShardingKind, ShardingPlan
 from embeddings.table import EmbeddingTable, TableMemory
-from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import PlanError
-from perfmodel.base.reading import parse_json, quote, read_text
+from perfmodel.base.fields import OneOf, Parsed
+from perfmodel.base.forms import Document, Form
+from perfmodel.base.reading import parse_json, read_text
 
 MODULE = "embedding_bag_collection"
 MAX_PLAN_BYTES = 256 * 2**20
@@ -31,11 +35,7 @@ _TYPES = {
     ShardingKind.GRID: "grid_shard",
     ShardingKind.DATA_PARALLEL: "data_parallel",
 }
-_SUMMED_IN_HOST = ("table_row_wise",)
-"""Types whose partial sums TorchRec reduces inside a host before they travel."""
 KNOWN_TYPES = (*_TYPES.values(), "table_column_wise")
-_PARAMETER_KEYS = {"sharding_type", "compute_kernel", "ranks", "sharding_spec"}
-_SHARD_KEYS = {"shard_offsets", "shard_sizes", "placement"}
 _PLACEMENT = re.compile(r"rank:(\d+)(/\w+(:\d+)?)?")
 
 
@@ -125,6 +125,64 @@ def load_plan_document(
     )
 
 
+def _parse_rank(placement: Any) -> int:
+    if isinstance(placement, Mapping) and type(placement.get("rank")) is int:
+        rank: int = placement["rank"]
+        return rank
+    match = _PLACEMENT.fullmatch(placement) if isinstance(placement, str) else None
+    if match is None:
+        raise PlanError(f"must be like rank:1/cuda:1, got {str(placement)[:80]!r}")
+    return int(match.group(1))
+
+
+_Whole = Annotated[int, Field(strict=True)]
+_Pair = Annotated[tuple[_Whole, ...], Field(min_length=2, max_length=2)]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedShard(Form):
+    """A shard in a plan: where it begins in its table, how large it is, and its rank."""
+
+    shard_offsets: _Pair
+    shard_sizes: _Pair
+    placement: Annotated[int, Parsed(_parse_rank, "rank:1/cuda:1")]
+
+    def of_table(self, place: int) -> Shard:
+        """The shard as one of the table at *place*."""
+        (first_row, first_column), (rows, width) = self.shard_offsets, self.shard_sizes
+        return Shard(place, self.placement, first_row, rows, first_column, width)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSpec(Form):
+    """The shards of a parameter."""
+
+    shards: Annotated[tuple[PlacedShard, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedParameter(Form):
+    """A parameter in a plan; one that is copied to all ranks has no shards."""
+
+    sharding_type: Annotated[str, OneOf(KNOWN_TYPES)]
+    compute_kernel: Any = None
+    ranks: list[_Whole] | None = None
+    sharding_spec: ShardingSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.sharding_type == "data_parallel":
+            return
+        if self.sharding_spec is None:
+            raise PlanError("must have a sharding_spec with a list of shards")
+        held = sorted(shard.placement for shard in self.sharding_spec.shards)
+        if self.ranks is not None and sorted(self.ranks) != held:
+            raise PlanError("ranks must be the ranks of the shards' placements")
+
+
+PlanFile = Annotated[dict[str, dict[str, PlacedParameter]], Field(min_length=1)]
+"""Module paths to parameters by their names."""
+
+
 def from_plan_document(
     content: Any,
     *,
@@ -133,125 +191,45 @@ def from_plan_document(
     ranks_per_host: int | None = None,
     document: str = "plan",
 ) -> ShardingPlan:
-    """The plan in *content*; *document* names it in errors."""
-    faults = FaultList(document)
+    """The plan in *content*, or in its only key `plan`; *document* names it in errors."""
+    if isinstance(content, Mapping) and set(content) == {"plan"}:
+        content = content["plan"]
+    file = Document(document, content, PlanError)
+    modules: dict[str, dict[str, PlacedParameter]] = file.read(cast("Any", PlanFile))
+    faults = file.faults()
     place_of = {table.name: place for place, table in enumerate(tables)}
-    shards: list[Shard] = []
-    copied: list[int] = []
-    in_host: list[int] = []
-    seen: set[str] = set()
-    for where, name, parameter in _parameters(content, faults):
-        if name in seen:
-            faults.add(where, "placed twice: another module has a table of that name")
-        elif name not in place_of:
-            faults.add(where, f"no such table among {len(tables)}: {', '.join(place_of)[:200]}")
-        elif _is_known(where, parameter, faults):
-            if parameter["sharding_type"] == "data_parallel":
-                copied.append(place_of[name])
-            else:
-                shards += _read_shards(where, parameter, place_of[name], faults)
-            if parameter["sharding_type"] in _SUMMED_IN_HOST:
-                in_host.append(place_of[name])
-        seen.add(name)
+    found: dict[str, PlacedParameter] = {}
+    for module, parameters in modules.items():
+        for name, parameter in parameters.items():
+            if name in found:
+                rule = "placed twice: another module has a table of that name"
+                faults.add(f"{module}.{name}", rule)
+            elif name not in place_of:
+                rule = f"no such table among {len(tables)}: {', '.join(place_of)[:200]}"
+                faults.add(f"{module}.{name}", rule)
+            found[name] = parameter
     faults.check(PlanError)
+    per_host = ranks_per_host or rank_count
+    has_hosts = rank_count > per_host and rank_count % per_host == 0
+    shards = [
+        shard.of_table(place_of[name])
+        for name, parameter in found.items()
+        if parameter.sharding_type != "data_parallel" and parameter.sharding_spec is not None
+        for shard in parameter.sharding_spec.shards
+    ]
+
+    def of_type(word: str) -> tuple[int, ...]:
+        return tuple(
+            sorted(place_of[name] for name, one in found.items() if one.sharding_type == word)
+        )
+
     return ShardingPlan(
         tables=tuple(tables),
         rank_count=rank_count,
         shards=tuple(sorted(shards)),
-        data_parallel=tuple(sorted(copied)),
+        data_parallel=of_type("data_parallel"),
         name=Path(document).stem,
         ranks_per_host=ranks_per_host,
-        summed_in_host=tuple(sorted(in_host)) if _has_hosts(rank_count, ranks_per_host) else (),
+        # TorchRec adds partial sums of these inside a host before they travel.
+        summed_in_host=of_type("table_row_wise") if has_hosts else (),
     )
-
-
-def _has_hosts(rank_count: int, ranks_per_host: int | None) -> bool:
-    """Whether there are several hosts, all of the same size."""
-    per_host = ranks_per_host or rank_count
-    return rank_count > per_host and rank_count % per_host == 0
-
-
-def _parameters(content: Any, faults: FaultList) -> list[tuple[str, str, Any]]:
-    """Place, name and content of every parameter; `{"plan": ...}` around it is taken off."""
-    if isinstance(content, Mapping) and set(content) == {"plan"}:
-        content = content["plan"]
-    if not isinstance(content, Mapping) or not content:
-        faults.add("file", "must be a mapping of module paths")
-        return []
-    found = []
-    for module, parameters in content.items():
-        if not isinstance(parameters, Mapping):
-            faults.add(str(module), "must be a mapping of parameters")
-            continue
-        found += [(f"{module}.{name}", str(name), value) for name, value in parameters.items()]
-    return found
-
-
-def _is_known(where: str, parameter: Any, faults: FaultList) -> bool:
-    if not isinstance(parameter, Mapping):
-        faults.add(where, "must be a mapping with sharding_type and sharding_spec")
-        return False
-    unknown = sorted(set(map(str, parameter)) - _PARAMETER_KEYS)
-    if unknown:
-        faults.add(where, f"unknown key {', '.join(unknown)}")
-    word = parameter.get("sharding_type")
-    if word not in KNOWN_TYPES:
-        faults.add(
-            f"{where}.sharding_type",
-            f"unknown sharding type {quote(word)}; must be one of {', '.join(KNOWN_TYPES)}",
-        )
-        return False
-    return not unknown
-
-
-def _read_shards(where: str, parameter: Any, place: int, faults: FaultList) -> list[Shard]:
-    spec = parameter.get("sharding_spec")
-    entries = spec.get("shards") if isinstance(spec, Mapping) else None
-    if not isinstance(entries, list) or not entries:
-        faults.add(f"{where}.sharding_spec.shards", "must be a list of shards")
-        return []
-    found = []
-    for number, entry in enumerate(entries):
-        shard = _read_shard(f"{where}.sharding_spec.shards[{number}]", entry, place, faults)
-        if shard is not None:
-            found.append(shard)
-    stated, held = parameter.get("ranks"), sorted(shard.rank for shard in found)
-    is_whole = len(found) == len(entries)
-    is_list = isinstance(stated, list)
-    if stated is not None and not is_list:
-        faults.add(f"{where}.ranks", f"must be a list of ranks, got {quote(stated)}")
-    elif is_list and is_whole and sorted(map(str, stated)) != sorted(map(str, held)):
-        faults.add(f"{where}.ranks", "must be the ranks of the shards' placements")
-    return found
-
-
-def _read_shard(where: str, entry: Any, place: int, faults: FaultList) -> Shard | None:
-    if not isinstance(entry, Mapping) or set(entry) != _SHARD_KEYS:
-        faults.add(where, f"must have exactly {', '.join(sorted(_SHARD_KEYS))}")
-        return None
-    rank = _read_rank(entry["placement"])
-    pairs = (entry["shard_offsets"], entry["shard_sizes"])
-    if rank is None:
-        faults.add(
-            f"{where}.placement",
-            f"must be like rank:1/cuda:1, got {str(entry['placement'])[:80]!r}",
-        )
-    if not all(_is_pair(pair) for pair in pairs):
-        faults.add(where, "shard_offsets and shard_sizes must be two whole numbers each")
-        return None
-    if rank is None:
-        return None
-    (first_row, first_column), (rows, width) = pairs
-    return Shard(place, rank, first_row, rows, first_column, width)
-
-
-def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(type(value) is int for value in pair)
-
-
-def _read_rank(placement: Any) -> int | None:
-    if isinstance(placement, Mapping) and type(placement.get("rank")) is int:
-        rank: int = placement["rank"]
-        return rank
-    match = _PLACEMENT.fullmatch(placement) if isinstance(placement, str) else None
-    return int(match.group(1)) if match else None

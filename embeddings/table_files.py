@@ -1,49 +1,157 @@
 """Table files: tables from YAML, CSV or a TorchRec configuration in JSON.
 
-TorchRec's EmbeddingBagConfig says `num_embeddings` and `embedding_dim`; it
-knows no pooling factors, so those are 1 unless `pooling_factor` is added.
+TorchRec's EmbeddingBagConfig says `num_embeddings` and `embedding_dim`; it has no pooling factors,
+so those are 1 unless `pooling_factor` is added.
 """
 
 from __future__ import annotations
 
-import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from embeddings.distribution import UNIFORM, IndexDistribution, ReuseHistogram, Zipf
 from embeddings.index_files import load_index_data
 from embeddings.table import MOST_TABLES, EmbeddingTable, TableMemory
-from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.dtypes import DType, parse_dtype
-from perfmodel.base.errors import InputError, PlanError
-from perfmodel.base.reading import parse_json, parse_rows, read_text
+from perfmodel.base.errors import PlanError
+from perfmodel.base.fields import Parsed, ReadAs
+from perfmodel.base.forms import Document, load_document
+from perfmodel.base.reading import parse_json, parse_rows, quote, read_text
 
 MAX_TABLE_FILE_BYTES = 64 * 2**20
-_TORCHREC_WORDS = {"num_embeddings": "rows", "embedding_dim": "width", "data_type": "dtype"}
-_IGNORED = {"feature_names", "pooling", "init_fn"}
-_KEYS = {
-    "name", "rows", "width", "pooling_factor", "pooling_deviation", "dtype", "distribution",
-    "zipf", "is_weighted", "is_pooled", "memory", "cached_ratio",
-}  # fmt: skip
+
+
+def _refuse_switch(rule: str, value: Any) -> Any:
+    if value is True or value is False:
+        raise ValueError(f"must be {rule}, got {value}")
+    return value
+
+
+def _parse_switch(value: Any) -> bool:
+    words = {"true": True, "false": False}
+    if str(value).lower() not in words:
+        raise ValueError(f"must be true or false, got {quote(value)}")
+    return words[str(value).lower()]
+
+
+def _parse_format(value: Any) -> DType:
+    return parse_dtype(str(value).rpartition(".")[2])
+
+
+def _parse_distribution(value: Any) -> IndexDistribution:
+    if value == "uniform":
+        return UNIFORM
+    keys = set(value) if isinstance(value, dict) else set()
+    if keys == {"zipf"}:
+        return Zipf(value["zipf"])
+    if keys == {"lookup_shares", "mean_reuse", "draws"}:
+        shares, reuse = tuple(value["lookup_shares"]), tuple(value["mean_reuse"])
+        return ReuseHistogram(shares, reuse, value["draws"])
+    raise PlanError(
+        "must be uniform, {zipf: 1.05} or {lookup_shares, mean_reuse, draws}, "
+        f"got {str(value)[:80]!r}"
+    )
+
+
+# A cell of a CSV file is text, so a number may be written as one.
+_Whole = Annotated[int, BeforeValidator(partial(_refuse_switch, "a whole number"))]
+_Number = Annotated[
+    float, Field(allow_inf_nan=False), BeforeValidator(partial(_refuse_switch, "a number"))
+]
+_Switch = Annotated[bool, Parsed(_parse_switch, "true")]
+_Format = Annotated[DType, Parsed(_parse_format, "fp16")]
+_DistributionWords = str | dict[str, _Number | list[_Number]]
+
+
+class TableEntry(BaseModel):
+    """A table as a file states it, in our words or those of TorchRec."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, coerce_numbers_to_str=True)]
+    rows: _Whole = Field(validation_alias=AliasChoices("rows", "num_embeddings"))
+    width: _Whole = Field(validation_alias=AliasChoices("width", "embedding_dim"))
+    pooling_factor: _Number = 1.0
+    pooling_deviation: _Number = 0.0
+    dtype: _Format = Field(DType.FP32, validation_alias=AliasChoices("dtype", "data_type"))
+    distribution: Annotated[Any, ReadAs(_DistributionWords, _parse_distribution)] = UNIFORM
+    zipf: _Number | None = None
+    is_weighted: _Switch = False
+    is_pooled: _Switch = True
+    memory: TableMemory = TableMemory.DEVICE
+    cached_ratio: _Number = 0.2
+    feature_names: Any = None
+    pooling: Any = None
+    init_fn: Any = None
+
+    def build(self) -> EmbeddingTable:
+        """The table; what TorchRec states beyond it has no effect on time."""
+        ignored = ("feature_names", "pooling", "init_fn", "zipf")
+        values = {name: value for name, value in self if name not in ignored}
+        values["distribution"] = self.distribution if self.zipf is None else Zipf(self.zipf)
+        return EmbeddingTable(**values)
+
+
+class TablesFile(BaseModel):
+    """A file of tables."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tables: tuple[Annotated[EmbeddingTable, ReadAs(TableEntry, TableEntry.build)], ...]
+    source: Any = None
+    description: Any = None
 
 
 def load_tables(
     path: str | Path, *, indices: str | Path | None = None
 ) -> tuple[EmbeddingTable, ...]:
     """The tables in *path*, with distribution and pooling as in the file *indices* if given."""
-    path = Path(path)
-    entries = _load_entries(path)
-    faults = FaultList(str(path))
-    tables = [_read_table(number, entry, faults) for number, entry in enumerate(entries)]
-    found = [table for table in tables if table is not None]
-    counts = Counter(table.name for table in found)
-    for name in sorted(name for name, count in counts.items() if count > 1):
-        faults.add(name, "two tables have this name")
+    document = _load(Path(path))
+    entries = document.content.get("tables", [None])
+    if isinstance(entries, list) and not 1 <= len(entries) <= MOST_TABLES:
+        raise PlanError(
+            f"{path}: must list at least one table and at most {MOST_TABLES} tables, "
+            f"got {len(entries)}."
+        )
+    tables = document.read(TablesFile).tables
+    counts = Counter(table.name for table in tables)
+    faults = document.faults()
+    for place, table in enumerate(tables):
+        if counts[table.name] > 1:
+            faults.add(f"tables[{place}].name", f"two tables have this name, got {table.name!r}")
     faults.check(PlanError)
-    return tuple(found) if indices is None else _with_indices(found, indices)
+    return tables if indices is None else _with_indices(tables, indices)
+
+
+def _load(path: Path) -> Document:
+    suffix = path.suffix.lower()
+    if suffix in (".yaml", ".yml"):
+        return load_document(path, PlanError)
+    if suffix not in (".csv", ".json"):
+        raise PlanError(f"{path}: must end in .yaml, .csv or .json, got {suffix or 'nothing'!r}.")
+    text = read_text(path, PlanError, MAX_TABLE_FILE_BYTES)
+    if suffix == ".json":
+        content = parse_json(text, document=str(path), error_type=PlanError)
+        return Document(str(path), content if isinstance(content, dict) else {"tables": content},
+                        PlanError)  # fmt: skip
+    rows = parse_rows(text, document=str(path), error_type=PlanError)
+    entries = [{key: value for key, value in row.items() if value} for row in rows]
+    return Document(str(path), {"tables": entries}, PlanError, _in_table)
+
+
+def _in_table(path: str) -> str:
+    """A path of a document that was a table, such as `row 2, column rows`."""
+    return re.sub(r"^tables\[(\d+)\]\.?(.+)?$", _row_and_column, path)
+
+
+def _row_and_column(match: re.Match[str]) -> str:
+    return f"row {match[1]}" + (f", column {match[2]}" if match[2] else "")
 
 
 def _with_indices(
@@ -55,132 +163,3 @@ def _with_indices(
             f"{indices}: must hold indices of {len(tables)} tables, got {len(data.names)}."
         )
     return tuple(data.describe_table(table, place) for place, table in enumerate(tables))
-
-
-def _load_entries(path: Path) -> list[Any]:
-    suffix = path.suffix.lower()
-    if suffix in (".yaml", ".yml"):
-        content: Any = load_yaml(path, error_type=PlanError)
-    elif suffix in (".csv", ".json"):
-        text = read_text(path, PlanError, MAX_TABLE_FILE_BYTES)
-        if suffix == ".json":
-            content = parse_json(text, document=str(path), error_type=PlanError)
-        else:
-            content = _parse_csv(path, text)
-    else:
-        raise PlanError(f"{path}: must end in .yaml, .csv or .json, got {suffix or 'nothing'!r}.")
-    if isinstance(content, Mapping):
-        unknown = sorted(set(map(str, content)) - {"tables", "source", "description"})
-        if unknown or "tables" not in content:
-            raise PlanError(
-                f"{path}: must hold `tables:`, a list (and source, description); "
-                f"got {', '.join(map(str, content)) or 'nothing'}."
-            )
-        content = content["tables"]
-    if not isinstance(content, list) or not content:
-        raise PlanError(f"{path}: must list at least one table.")
-    if len(content) > MOST_TABLES:
-        raise PlanError(f"{path}: must list at most {MOST_TABLES} tables, got {len(content)}.")
-    return content
-
-
-def _parse_csv(path: Path, text: str) -> list[dict[str, Any]]:
-    rows = parse_rows(text, document=str(path), error_type=PlanError)
-    return [{key: value for key, value in row.items() if value} for row in rows]
-
-
-def _read_table(number: int, entry: Any, faults: FaultList) -> EmbeddingTable | None:
-    where = f"tables[{number}]"
-    if not isinstance(entry, Mapping):
-        faults.add(where, "must be a mapping with name, rows and width")
-        return None
-    words = {_TORCHREC_WORDS.get(key, key): value for key, value in entry.items()}
-    words = {key: value for key, value in words.items() if key not in _IGNORED}
-    before = len(faults.faults)
-    for key in sorted(set(map(str, words)) - _KEYS):
-        faults.add(f"{where}.{key}", f"unknown key; known are {', '.join(sorted(_KEYS))}")
-    for key in ("name", "rows", "width"):
-        if key not in words:
-            faults.add(f"{where}.{key}", "must be given")
-    values = {
-        key: _read_value(f"{where}.{key}", key, value, faults)
-        for key, value in words.items()
-        if key in _KEYS
-    }
-    if len(faults.faults) > before:
-        return None
-    zipf = values.pop("zipf", None)
-    try:
-        table = EmbeddingTable(**values)
-        return table if zipf is None else replace(table, distribution=Zipf(zipf))
-    except PlanError as fault:
-        faults.add(where, str(fault))
-        return None
-
-
-def _read_value(where: str, key: str, value: Any, faults: FaultList) -> Any:
-    try:
-        return _CONVERTERS[key](value)
-    except InputError as fault:
-        faults.add(where, str(fault))
-    except (TypeError, ValueError, KeyError, OverflowError):
-        rule = _RULES.get(_CONVERTERS[key], "cannot be read")
-        faults.add(where, f"{rule}, got {str(value)[:80]!r}")
-    return None
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    if isinstance(value, float) and not value.is_integer():
-        raise ValueError
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, bool) or not math.isfinite(number):
-        raise ValueError
-    return number
-
-
-def _switch(value: Any) -> bool:
-    return {"true": True, "false": False}[str(value).lower()]
-
-
-def _format(value: Any) -> DType:
-    return parse_dtype(str(value).rpartition(".")[2])
-
-
-def _distribution(value: Any) -> IndexDistribution:
-    if value == "uniform":
-        return UNIFORM
-    if isinstance(value, Mapping) and set(value) == {"zipf"}:
-        return Zipf(_number(value["zipf"]))
-    if isinstance(value, Mapping) and set(value) == {"lookup_shares", "mean_reuse", "draws"}:
-        return ReuseHistogram(
-            tuple(_number(share) for share in value["lookup_shares"]),
-            tuple(_number(reuse) for reuse in value["mean_reuse"]),
-            _number(value["draws"]),
-        )
-    raise PlanError(
-        "must be uniform, {zipf: 1.05} or {lookup_shares, mean_reuse, draws}, "
-        f"got {str(value)[:80]!r}"
-    )
-
-
-_RULES = {_whole: "must be a whole number, such as 1200000", _number: "must be a number"}
-_CONVERTERS: dict[str, Any] = {
-    "name": str,
-    "rows": _whole,
-    "width": _whole,
-    "pooling_factor": _number,
-    "pooling_deviation": _number,
-    "dtype": _format,
-    "distribution": _distribution,
-    "zipf": _number,
-    "is_weighted": _switch,
-    "is_pooled": _switch,
-    "memory": TableMemory,
-    "cached_ratio": _number,
-}

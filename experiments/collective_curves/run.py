@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import curve_fit
 
-from collectives.collective import CollectiveKind
-from collectives.cost import bus_bandwidth
+from collectives.collective import CollectiveKind, bus_bandwidth
 from collectives.measurements import CollectiveMeasurement, load_measurements, wiring_of_run
 from collectives.pricing import price_sizes
 from experiments.figures import (
@@ -29,7 +28,7 @@ from experiments.figures import (
     read_measured,
     read_wishes,
 )
-from perfmodel.calibration.collectives.command import cross_validate, deal_folds
+from perfmodel.calibration.collectives import assign_folds, cross_validate
 from perfmodel.validation.tables import validate_collectives
 
 
@@ -183,7 +182,7 @@ def compare_with_paper(
         row for row in measurements if row.hosts == 1 and row.topology in scenario["held_out_of"]
     ]
     count = scenario["folds"]
-    folds = np.array(deal_folds(rows, count))
+    folds = np.array(assign_folds(rows, count))
     ours = {
         one.measurement.row: 100 * abs(one.predicted_ns / one.measurement.duration_ns - 1)
         for one in cross_validate(rows, folds=count)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectives.collective import CollectiveKind
-from collectives.cost import bus_bandwidth
+from collectives.collective import CollectiveKind, bus_bandwidth
 from collectives.measurements import load_measurements, wiring_of_run
 from collectives.pricing import price_sizes
 from experiments.figures import (

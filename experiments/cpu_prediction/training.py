@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from perfmodel.calibration.measure.clock import CpuStopwatch, Timing, join_samples, sum_up
+from perfmodel.calibration.measure.clock import Timing, join_samples, sample_cpu, sum_up
 from perfmodel.calibration.measure.collectives import (
     join_group,
     load_samples,
@@ -109,8 +109,7 @@ def _train(rank: int, ranks: int, workload: str, batch: int, steps: int, folder:
     torch.manual_seed(rank)
     spec = load_workload(workload, [f"batch={batch}"])
     step = build_step(spec, ranks)
-    stopwatch = CpuStopwatch()
-    save_samples(folder, rank, [[stopwatch.sample(step, 1) for _ in range(steps + 3)][3:]])
+    save_samples(folder, rank, [[sample_cpu(step, 1) for _ in range(steps + 3)][3:]])
     torch.distributed.destroy_process_group()
 
 

@@ -24,8 +24,8 @@ from experiments.figures import (
     read_measured,
     read_wishes,
 )
-from perfmodel.calibration.embedding.cases import EmbeddingCase, load_cases
-from perfmodel.calibration.embedding.fit import CaseError, fit_embedding
+from perfmodel.calibration.embedding import CaseError, fit_embedding
+from perfmodel.calibration.embedding_cases import EmbeddingCase, load_cases
 from perfmodel.costs.embedding import LookupPricer, load_constants, lookups_terms
 from perfmodel.graph.ops import Pass
 from topologies import load_device

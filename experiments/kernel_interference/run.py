@@ -19,8 +19,8 @@ from experiments.figures import (
     read_measured,
     read_wishes,
 )
-from perfmodel.calibration.interference.fit import Cell, FittedLoss, fit_losses, slowdown_of
-from perfmodel.calibration.interference.samples import KernelLoss
+from perfmodel.calibration.interference import Cell, FittedLoss, fit_losses, slowdown_of
+from perfmodel.calibration.interference_samples import KernelLoss
 from perfmodel.costs.interference import Phase
 
 

@@ -17,14 +17,12 @@ import pandas as pd
 import yaml
 
 from experiments.figures import EXPERIMENTS, MEASURED
-from perfmodel.calibration.embedding.cases import load_cases
-from perfmodel.calibration.interference.command import fit_interference
-from perfmodel.calibration.interference.samples import KernelLoss
-from perfmodel.recordings.documents import stream_parts_document
+from perfmodel.calibration.embedding_cases import load_cases
+from perfmodel.calibration.interference import fit_interference
+from perfmodel.calibration.interference_samples import KernelLoss
 from perfmodel.recordings.importing import import_job
-from perfmodel.recordings.known_work import known_share_of_trace
 from perfmodel.recordings.storage import save_recorded_job
-from perfmodel.recordings.stream_parts import split_streams
+from perfmodel.recordings.trace_stats import stats_document
 from traces.job_trace import load_job_trace
 
 ROWS = 500
@@ -179,8 +177,7 @@ def make_recordings(folder: Path) -> None:
         with tempfile.TemporaryDirectory() as draft:
             save_recorded_job(import_job(recording), Path(draft) / name)
             shutil.copytree(Path(draft) / name, place)
-        share = known_share_of_trace(recording)
-        streams[name] = stream_parts_document(name, split_streams(recording), share)["streams"]
+        streams[name] = stats_document(recording)["streams"]
     path = MEASURED / "recordings" / "streams.json"
     path.write_text(json.dumps(streams) + "\n", encoding="utf-8")
 

@@ -19,7 +19,7 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.graph.program import PLAIN
-from perfmodel.prediction.answering import answer
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, recording_question
 from perfmodel.recordings.hold_back import HoldRule, replay_held
 from perfmodel.recordings.host_chain import StepKind
@@ -104,7 +104,7 @@ def main() -> None:
         for key, label in scenario["stalled"].items():
             question = recording_question(jobs[key], PredictOptions(is_explained=False))
             without = question.changed_to(parse_transformation("no_stalls").apply(question.job))
-            first_ns = answer(without, executor=executor).periods_ns[0]
+            first_ns = predict(without, executor=executor).periods_ns[0]
             answers[f"no stall, {label}"] = (first_ns / MS, truth[key][1])
     results = {
         name: {

@@ -19,7 +19,6 @@ from experiments.figures import (
     new_figure,
     read_wishes,
 )
-from perfmodel.recordings.documents import self_replay_document
 from perfmodel.recordings.hold_back import HoldRule, replay_held
 from perfmodel.recordings.self_replay import compare
 from perfmodel.recordings.storage import load_recorded_job
@@ -40,7 +39,7 @@ def main() -> None:
     for axis, name in zip(np.atleast_1d(axes), names, strict=True):
         job = load_recorded_job(MEASURED / "recordings" / name)
         held = replay_held(job.graph, job.durations(), HoldRule(job.hold_ratio, job.can_be_held))
-        document = self_replay_document(compare(job, held))
+        document = compare(job, held).document()
         results[name] = {key: document[key] for key in KEPT} | {
             "period_errors_pct": [period["error_pct"] for period in document["periods"]]
         }

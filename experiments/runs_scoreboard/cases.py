@@ -20,10 +20,9 @@ from perfmodel.engine.steady import find_period
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
-from perfmodel.prediction.folded_costs import fold_costs
-from perfmodel.prediction.interference import settle_interference
+from perfmodel.prediction.interference import fold_costs, settle_interference
+from perfmodel.prediction.loops import replay_samples
 from perfmodel.prediction.question import PredictOptions, Question, build_question
-from perfmodel.prediction.sampling import replay_samples
 from perfmodel.stacks.spread import NO_SPREAD
 from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs_question import read_setting

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from perfmodel.planning.layouts.ranking import Search
     from perfmodel.planning.question import LayoutQuestion, RankQuestion
     from perfmodel.planning.ranking import Ranking
-    from perfmodel.prediction.answer import Answer, Prediction
+    from perfmodel.prediction.answer import Prediction
     from perfmodel.prediction.changing import WhatIf
     from perfmodel.prediction.comparing import Comparison, NamedScenario
     from perfmodel.prediction.question import Question
@@ -51,7 +51,7 @@ def predict(
     fit in memory is refused before it is replayed. Without *keep_timelines* what workers of
     Ray know of single tasks goes with them, and the answer has neither trace nor report.
     """
-    from perfmodel.prediction.answering import answer_in_full
+    from perfmodel.prediction import predict as prediction
     from perfmodel.prediction.phases import PhaseClock
     from perfmodel.prediction.question import job_question
 
@@ -64,7 +64,7 @@ def predict(
         if isinstance(asked, JobScenario):
             with clock.phase("building the job", done=0.0):
                 question = job_question(asked, is_distributed=place.reads_jobs)
-        found = answer_in_full(question, executor=place, clock=clock)
+        found = prediction.predict(question, executor=place, clock=clock)
         remote = found.evidence.history.replay.remote
         if remote is not None and not keep_timelines:
             remote.release()
@@ -183,17 +183,12 @@ def sweep(
         )
 
 
-def load_scenario(path: str | Path) -> Scenario | JobScenario:
-    """The question in the file *path*."""
-    from perfmodel.prediction.scenario_file import load_scenario as load
-
-    return load(path)
-
-
 def _load(scenario: Scenario | JobScenario | str | Path) -> Scenario | JobScenario:
     """A scenario, from its file or from the folder of a job where it is one."""
     if isinstance(scenario, Scenario | JobScenario):
         return scenario
+    from perfmodel.prediction.scenario_file import load_scenario
+
     return JobScenario(str(scenario)) if Path(scenario).is_dir() else load_scenario(scenario)
 
 
@@ -244,19 +239,21 @@ def replay(
     ray_address: str | None = None,
     is_explained: bool = False,
     on_phase: OnPhase = ignore_phase,
-) -> Answer:
+) -> Prediction:
     """The times of *job*, a folder or a scenario of one, as `predict` finds them.
 
-    With *is_explained* the answer is a Prediction, with everything it explains.
+    Without *is_explained* the prediction has no explanation.
     """
-    from perfmodel.prediction.answering import answer
+    from perfmodel.prediction import predict as prediction
     from perfmodel.prediction.phases import PhaseClock
     from perfmodel.prediction.question import replay_question
 
     question = replay_question(_as_scenario(job))
-    asked = replace(question, asked=replace(question.asked, is_explained=is_explained))
+    options = replace(question.options, is_explained=is_explained)
     with open_place(executor, workers, ray_address) as place:
-        return answer(asked, executor=place, clock=PhaseClock(on_phase))
+        return prediction.predict(
+            replace(question, options=options), executor=place, clock=PhaseClock(on_phase)
+        )
 
 
 def whatif(
@@ -277,9 +274,13 @@ def whatif(
     refused unless *force* is set, and so are changes that can work out less than half of the
     time anew.
     """
-    from perfmodel.prediction.answering import prepare_changes
-    from perfmodel.prediction.changing import NamedChange, answer_changes
-    from perfmodel.prediction.moving import about_machine, recorded_machine
+    from perfmodel.prediction.changing import (
+        NamedChange,
+        about_machine,
+        answer_changes,
+        prepare_changes,
+        recorded_machine,
+    )
     from perfmodel.prediction.question import open_job
     from perfmodel.whatif import parse_sweep, parse_transformation
 

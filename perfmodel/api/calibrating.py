@@ -13,10 +13,10 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
     from collectives.nccl_tests import RunPlace
-    from perfmodel.calibration.collectives.rows import HeldOut
-    from perfmodel.calibration.embedding.fit import EmbeddingFit
-    from perfmodel.calibration.interference.command import FittedInterference
-    from perfmodel.calibration.measure.command import MeasuredMachine
+    from perfmodel.calibration.collective_fit import HeldOut
+    from perfmodel.calibration.embedding import EmbeddingFit
+    from perfmodel.calibration.interference import FittedInterference
+    from perfmodel.calibration.measure.machine import MeasuredMachine
     from perfmodel.costs.measured_kernels import KernelTable
     from perfmodel.stacks.stack import SoftwareStack
     from perfmodel.validation.scoreboard import Scoreboard
@@ -49,9 +49,13 @@ def calibrate_collectives(
     """
     from collectives.calibration import load_default_calibration
     from collectives.measurements import load_measurements
-    from perfmodel.calibration.collectives.command import fit_with_uncertainty, is_enough
-    from perfmodel.calibration.collectives.rows import about_tables, write_calibration
-    from perfmodel.calibration.collectives.shift import shift_collectives
+    from perfmodel.calibration.collective_shift import shift_collectives
+    from perfmodel.calibration.collectives import (
+        about_tables,
+        fit_with_uncertainty,
+        is_enough,
+        write_calibration,
+    )
 
     check_writable("--out", Path(out))
     measurements = load_measurements([Path(table) for table in tables], place=place)
@@ -60,8 +64,7 @@ def calibrate_collectives(
         blocks = f"{len(fitted.hosts)} host and {len(fitted.fabrics)} fabric blocks"
         sentences: tuple[str, ...] = (f"Fitted {blocks} from {len(measurements)} rows.",)
     else:
-        shifted = shift_collectives(measurements, load_default_calibration())
-        fitted, sentences = shifted.calibration, tuple(shifted.sentences)
+        fitted, sentences = shift_collectives(measurements, load_default_calibration())
     words = [str(table) for table in tables]
     if place is not None:
         said = (("topology", place.topology), ("hosts", place.hosts), ("kind", place.kind))
@@ -115,8 +118,8 @@ def calibrate_embedding(
     Every case is also predicted by constants that were fitted without it. Written to *out* if
     that is given.
     """
-    from perfmodel.calibration.embedding.cases import load_cases
-    from perfmodel.calibration.embedding.fit import fit_embedding, write_constants
+    from perfmodel.calibration.embedding import fit_embedding, write_constants
+    from perfmodel.calibration.embedding_cases import load_cases
 
     if out is not None:
         check_writable("--out", Path(out))
@@ -140,7 +143,7 @@ def calibrate_interference(
 
     *device* is the GPU of traces that name none. Written to *out* if that is given.
     """
-    from perfmodel.calibration.interference.command import about_traces, fit_interference, to_text
+    from perfmodel.calibration.interference import about_traces, fit_interference, to_text
 
     if out is not None:
         check_writable("--out", Path(out))
@@ -189,11 +192,11 @@ def measure_machine(
 
     The topology goes to *out*, the device beside it; *ranks* of 1 measure no collectives.
     """
-    from perfmodel.calibration.measure.command import MeasureRequest
-    from perfmodel.calibration.measure.command import measure_machine as measure
+    from perfmodel.calibration.measure.machine import MeasureRequest
+    from perfmodel.calibration.measure.machine import measure_machine as measure
 
     request = MeasureRequest(device, Path(out), ranks, samples)
-    return measure(request, on_phase=lambda phase: on_phase(phase, 0.0))
+    return measure(request, on_phase=on_phase)
 
 
 def cross_validate(
@@ -215,7 +218,7 @@ def cross_validate(
     columns = tuple(by) or FOLD_COLUMNS[kind]
     if kind == "collectives":
         from collectives.measurements import load_measurements
-        from perfmodel.calibration.collectives import command as fitting
+        from perfmodel.calibration import collectives as fitting
 
         measurements = load_measurements([Path(table) for table in tables], place=place)
         [column] = columns
@@ -235,12 +238,10 @@ def leave_out_collectives(
 ) -> Scoreboard:
     """Predict *machines* of *tables* (`dgx_h100`, or `dgx_h100:10` hosts) by a fit without them."""
     from collectives.measurements import load_measurements
-    from perfmodel.calibration.collectives import command as fitting
-    from perfmodel.calibration.collectives.rows import parse_left_out
+    from perfmodel.calibration import collectives as fitting
 
     measurements = load_measurements([Path(table) for table in tables], place=place)
-    left_out = [parse_left_out(text) for text in machines]
-    return _collectives_board(fitting.predict_left_out(measurements, left_out))
+    return _collectives_board(fitting.predict_left_out(measurements, machines))
 
 
 def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:

@@ -10,9 +10,8 @@ from perfmodel.api.asking import open_place
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
-    from collectives.cost import CollectiveCost
+    from collectives.collective import CollectiveCost, CollectiveSoftware
     from collectives.nccl_tests import RunPlace
-    from collectives.software import CollectiveSoftware
     from embeddings.statistics import DataStatistics
     from perfmodel.graph.ops import Op
     from perfmodel.reports.collective import CollectiveAnswer, CollectiveGroup, SizeSweep
@@ -118,7 +117,7 @@ def _group(
     software: CollectiveSoftware | None,
     calibration: Sequence[str],
 ) -> CollectiveGroup:
-    from collectives.software import CollectiveSoftware
+    from collectives.collective import CollectiveSoftware
     from perfmodel.base.dtypes import parse_dtype
     from perfmodel.reports.collective import CollectiveGroup
     from topologies import build_cluster, load_topology

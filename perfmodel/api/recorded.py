@@ -87,26 +87,22 @@ def save_job(job: JobGraph, folder: str | Path) -> None:
 
 def trace_stats(paths: Sequence[str | Path], on_file: OnFile | None = None) -> list[dict[str, Any]]:
     """What every stream of every rank spent its time on, one document a recording in *paths*."""
-    from perfmodel.recordings.documents import stream_parts_document
-    from perfmodel.recordings.known_work import known_share_of_trace
-    from perfmodel.recordings.stream_parts import split_streams
+    from perfmodel.recordings.trace_stats import stats_document
     from traces.job_trace import ignore_file, load_job_traces
 
     tell = ignore_file if on_file is None else on_file
     return [
-        stream_parts_document(one.name, split_streams(one), known_share_of_trace(one))
-        for one in load_job_traces([Path(path) for path in paths], on_file=tell)
+        stats_document(one) for one in load_job_traces([Path(path) for path in paths], on_file=tell)
     ]
 
 
 def trace_diff(before: str | Path, after: str | Path) -> dict[str, Any]:
     """What got slower between two recordings: by operator, kernel, range of the profiler, wait."""
-    from perfmodel.recordings.documents import diff_document
     from perfmodel.recordings.trace_diff import diff_traces
     from traces.job_trace import load_job_trace
 
     then, now = (load_job_trace([Path(path)]) for path in (before, after))
-    return diff_document(diff_traces(then, now))
+    return diff_traces(then, now).document()
 
 
 def trace_extract(
@@ -122,7 +118,6 @@ def trace_extract(
 
 def trace_chakra(job: str | Path, out: str | Path) -> tuple[Path, ...]:
     """Write the recorded *job* as Chakra execution traces into *out*, one file per rank."""
-    from perfmodel.recordings.chakra_jobs import write_chakra_job
-    from perfmodel.recordings.storage import load_recorded_job
+    from perfmodel.recordings.storage import load_recorded_job, write_chakra_job
 
     return tuple(write_chakra_job(load_recorded_job(Path(job)), Path(out)))

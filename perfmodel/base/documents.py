@@ -40,12 +40,13 @@ class FaultList:
         """Note a *fault* at *place*, a path inside the document."""
         self.faults.append(f"{place}: {fault}")
 
-    def check(self, error_type: type[InputError]) -> None:
-        """Raise *error_type* with every fault, if there are any."""
+    def check(self, error_type: type[InputError], advice: str = "") -> None:
+        """Raise *error_type* with every fault and *advice*, if there are any."""
         if self.faults:
             count = len(self.faults)
             heading = f"{self.document}: {count} fault{'s' if count > 1 else ''}"
-            raise error_type("\n".join([heading, *(f"  {line}" for line in self._lines())]))
+            lines = [*self._lines(), *([advice] if advice else [])]
+            raise error_type("\n".join([heading, *(f"  {line}" for line in lines)]))
 
     def _lines(self) -> list[str]:
         """The faults, those of one cause on one line; what they found there may differ."""

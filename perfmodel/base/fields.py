@@ -9,9 +9,10 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 from pydantic_core import core_schema
 
 from perfmodel.base.dtypes import DType, parse_dtype
@@ -75,6 +76,20 @@ class OneOf:
         return core_schema.literal_schema(list(self.words))
 
 
+@dataclass(frozen=True, slots=True)
+class ReadAs:
+    """Annotates a field that a document states as a *kind*, from which *convert* makes it."""
+
+    kind: Any
+    convert: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
+        convert = partial(as_fault, self.convert)
+        return core_schema.no_info_after_validator_function(
+            convert, handler.generate_schema(self.kind)
+        )
+
+
 def _parse_format(value: Any) -> Any:
     return parse_dtype(value) if isinstance(value, str) else value
 
@@ -98,6 +113,12 @@ Line = Annotated[str, Field(min_length=1), BeforeValidator(_on_one_line)]
 Number = Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Factor = Annotated[float, Field(strict=True, ge=1e-3, le=1e3, allow_inf_nan=False)]
+Constant = Annotated[
+    float,
+    Field(strict=True, ge=0, allow_inf_nan=False),
+    PlainSerializer(lambda value: float(f"{value:.6g}")),
+]
+"""A fitted number, six digits of which are written."""
 Size = Annotated[int, Parsed(parse_size, "80 GiB", "1024 PiB", may_be_zero=True)]
 Duration = Annotated[float, Parsed(parse_duration_ns, "1.5 us", "10000 s", may_be_zero=True)]
 Bandwidth = Annotated[float, Parsed(parse_bandwidth, "450 GB/s", "1 PB/s")]

@@ -10,28 +10,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, Union, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import core_schema
 
 from perfmodel.base.documents import FaultList, find_line, parse_yaml, read_yaml
 from perfmodel.base.errors import InputError
-from perfmodel.base.fields import as_fault
+from perfmodel.base.fields import Line, as_fault
 from perfmodel.base.reading import quote
 
 T = TypeVar("T")
 MOST_LEVELS = 8
 """How many documents one may extend, one after the other."""
+MOST_SECTIONS = 2
+"""How deep a key that is in the wrong section is looked for."""
 
 
 def key_of(field: str) -> str:
     """The key of *field* in a document: its name without the unit."""
     return re.sub(r"_(ns|bytes|bytes_per_s|flops|hz|w)$", "", field)
+
+
+KEEPS_UNITS = ConfigDict(extra="forbid")
+"""`__pydantic_config__` of forms whose keys are the names of fields, units and all."""
 
 
 class Form:
@@ -82,14 +88,35 @@ def _iter_flat(content: Mapping[str, Any], sections: tuple[str, ...]) -> Iterato
             yield key, value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationHeader(Form):
+    """What every file of fitted constants states about itself."""
+
+    source: Line
+    hardware: Line
+    software: Line
+    date: Line
+    licence: Line
+    command: Line
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The header by its keys."""
+        return {one.name: getattr(self, one.name) for one in fields(CalibrationHeader)}
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a document says before it is checked, and *locate*, which makes a path a place."""
+    """What a document says before it is checked.
+
+    *locate* makes a path a place; *advice* ends the list of its faults.
+    """
 
     name: str
     content: Any
     error_type: type[InputError] = InputError
     locate: Callable[[str], str] = str
+    advice: str = ""
 
     def faults(self) -> FaultList:
         """A list for faults of this document."""
@@ -103,7 +130,7 @@ class Document:
             faults = self.faults()
             for place, rule in _iter_faults(error, kind, self.content):
                 faults.add(place or "file", rule)
-            faults.check(self.error_type)
+            faults.check(self.error_type, self.advice)
             raise
         return value
 
@@ -157,10 +184,18 @@ def read_mapping(
     return Document(document, content, error_type).read(kind)
 
 
-def json_schema(kind: Any) -> dict[str, Any]:
-    """The JSON Schema of documents that are read as *kind*."""
-    dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, **_adapter(kind).json_schema()}
+def to_plain(value: Any) -> Any:
+    """*value* as a document states it, without what is at its default."""
+    adapter = _adapter(cast("Any", type(value)))
+    return adapter.dump_python(value, mode="json", by_alias=True, exclude_defaults=True)
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema(*kinds: Any) -> dict[str, Any]:
+    """The JSON Schema of documents that are read as one of *kinds*."""
+    return {"$schema": DIALECT, **_adapter(Union[kinds]).json_schema()}  # noqa: UP007  made of a list
 
 
 @cache
@@ -168,14 +203,21 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+Steps = tuple[int | str, ...]
+
+
 def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tuple[str, str]]:
     """Place and rule of every fault; what the types of a union say of one place is one fault."""
     rules: dict[str, dict[str, bool]] = {}
     alternatives = set()
     for fault in error.errors(include_url=False):
-        place, value, is_alternative = _find(fault["loc"], content)
-        alternatives |= {place} if is_alternative else set()
-        rule = _rule_of(fault, value, kind)
+        path, value, is_alternative = _find(fault["loc"], content)
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+        place = place.removeprefix(".")
+        # Entries with faults of their own are not counted.
+        if is_alternative or fault["type"] == "too_short":
+            alternatives.add(place)
+        rule = _rule_of(fault, path, value, kind)
         rules.setdefault(place, {})[rule] = fault["type"].endswith("_type")
     for place, is_type in rules.items():
         is_deeper = any(other.startswith((f"{place}.", f"{place}[")) for other in rules)
@@ -185,24 +227,26 @@ def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tu
             yield place, " or ".join([one.partition(", got ")[0] for one in first] + [last])
 
 
-def _find(loc: tuple[int | str, ...], content: Any) -> tuple[str, Any, bool]:
+def _find(loc: Steps, content: Any) -> tuple[Steps, Any, bool]:
     """The path of *loc*, what *content* has there, and whether *loc* names types of a union."""
-    place, is_alternative = "", False
+    path: list[int | str] = []
+    is_alternative = False
     for number, part in enumerate(loc):
+        is_last = number == len(loc) - 1
         if isinstance(part, int):
-            place += f"[{part}]"
+            path.append(part)
             content = content[part] if isinstance(content, list) and part < len(content) else None
         elif part != "[key]":
-            head, _, rest = part.partition(".")
-            if isinstance(content, Mapping) and part in content:
-                content = content[part]
-            elif isinstance(content, Mapping) and rest and head in content:
-                content = content[head].get(rest) if isinstance(content[head], Mapping) else None
-            elif number < len(loc) - 1 or not isinstance(content, Mapping):
+            parts = (
+                part.split(".") if isinstance(content, Mapping) and part not in content else [part]
+            )
+            if not isinstance(content, Mapping) or (parts[0] not in content and not is_last):
                 is_alternative = True
                 continue
-            place += f".{part}"
-    return place.removeprefix("."), content, is_alternative
+            for one in parts:
+                content = content.get(one) if isinstance(content, Mapping) else None
+            path += parts
+    return tuple(path), content, is_alternative
 
 
 _RULES = {
@@ -211,7 +255,9 @@ _RULES = {
     "literal_error": "must be one of {expected}",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
     "float_type": "must be a number",
+    "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
     "string_type": "must be text",
@@ -232,15 +278,11 @@ _RULES = {
 }
 
 
-def _rule_of(fault: Any, value: Any, kind: Any) -> str:
+def _rule_of(fault: Any, path: Steps, value: Any, kind: Any) -> str:
     context, got = fault.get("ctx", {}), f", got {quote(value)}"
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        *path, key = [part for part in fault["loc"] if isinstance(part, str | int)]
-        schema, (head, _, rest) = json_schema(kind), str(key).partition(".")
-        known = _keys_at(schema, path)
-        if rest and head in known:
-            return _unknown(rest, _keys_at(schema, [*path, head]), got)
-        return _unknown(str(key), known, got)
+        schema = json_schema(kind)
+        return _unknown(str(path[-1]), _keys_at(schema, path[:-1]), got, schema)
     if fault["type"] == "value_error":
         return str(context["error"])
     if fault["type"] == "missing":
@@ -254,31 +296,39 @@ def _rule_of(fault: Any, value: Any, kind: Any) -> str:
     return rule.format(**context) + got
 
 
-def _unknown(key: str, known: Sequence[str], got: str) -> str:
+def _unknown(key: str, known: Sequence[str], got: str, schema: Any = None) -> str:
     if key in known:
         return f"must be a mapping of keys{got}"
-    near = get_close_matches(key, known, n=1)
+    near = get_close_matches(key, known, n=1) or list(_iter_paths(schema or {}, key))[:1]
     return "unknown key; " + (
         f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     )
 
 
-def _keys_at(schema: Mapping[str, Any], path: Sequence[int | str]) -> list[str]:
+def _iter_paths(schema: Mapping[str, Any], key: str, section: Steps = ()) -> Iterator[str]:
+    """Paths to *key* in other sections of *schema*."""
+    for one in _keys_at(schema, section):
+        if one == key and section:
+            yield ".".join([*map(str, section), one])
+        elif len(section) < MOST_SECTIONS:
+            yield from _iter_paths(schema, key, (*section, one))
+
+
+def _keys_at(schema: Mapping[str, Any], path: Steps) -> list[str]:
     """The keys that *schema* has at *path*, in order."""
-    nodes = [schema]
+    nodes: list[Any] = [schema]
     for part in (*path, None):
-        spread: list[Any] = []
+        reached: list[Any] = []
         while nodes:
             node = nodes.pop()
             if "$ref" in node:
                 nodes.append(schema["$defs"][node["$ref"].rpartition("/")[2]])
             nodes += [*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())]
-            spread.append(node)
+            reached.append(node)
         if part is None:
-            return sorted({key for node in spread for key in node.get("properties", {})})
-        for node in spread:
+            return sorted({key for node in reached for key in node.get("properties", {})})
+        for node in reached:
             inner = node.get("properties", {}).get(part, node.get("additionalProperties"))
             inner = node.get("items") if isinstance(part, int) else inner
             nodes += [inner] if isinstance(inner, dict) else []
-        nodes = nodes or spread
     return []

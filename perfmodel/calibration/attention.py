@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from perfmodel.calibration.bounded_fit import Limit, fit_constants
+from perfmodel.calibration.bounded_fit import Limit, build_entry, fit_constants
 from perfmodel.calibration.networks import TrainingPlan, fit_ordered
 from perfmodel.costs.attention import attention_shapes
 from perfmodel.costs.attention_kernels import variant_of
@@ -98,13 +98,10 @@ def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
         predicted[behind] = predict_backward_ns(
             shapes.rows(behind), machine, fitted, forward_ns=predicted[behind]
         )
-    return Entry(
-        device=device.name,
-        architecture=device.architecture.value,
-        compute_capability=device.compute_capability,
-        variant=variant_of(ops[0]),
+    return build_entry(
+        device,
+        variant_of(ops[0]),
         constants={**asdict(constants), **backward},
-        correction=None,
         ordered=None
         if len(is_forward) < FEWEST_ROWS
         else _fit_correction(shapes.rows(is_forward), machine, constants, measured[is_forward]),

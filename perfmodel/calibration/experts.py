@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.calibration.bounded_fit import Limit, fit_constants
+from perfmodel.calibration.bounded_fit import Limit, build_entry, fit_constants
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.expert_physics import (
@@ -62,13 +62,10 @@ def fit_expert_entry(table: KernelTable, device_name: str) -> Entry:
         correction = _fit_correction(features, log_ratio)
         log_ratio = log_ratio - correction.log_ratio(features)
         curves = {"span": correction.span.tolist(), "weights": [correction.weights.tolist()]}
-    return Entry(
-        device=device.name,
-        architecture=device.architecture.value,
-        compute_capability=device.compute_capability,
-        variant=layers[0].variant,
+    return build_entry(
+        device,
+        layers[0].variant,
         constants=constants,
-        correction=None,
         relative_sigma=max(SMALLEST_SIGMA, float(np.std(log_ratio))),
         curves=curves,
     )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.bounded_fit import Limit, fit_constants
+from perfmodel.calibration.bounded_fit import Limit, build_entry, fit_constants
 from perfmodel.calibration.networks import (
     TrainingPlan,
     fit_spread,
@@ -195,11 +195,9 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
         share=kernel_ns / measured,
     )
     learned = fit_learned(rows, LEARNING[VECTOR if variant_of(dtype) == VECTOR else TENSOR])
-    return Entry(
-        device=device.name,
-        architecture=device.architecture.value,
-        compute_capability=device.compute_capability,
-        variant=variant_of(dtype),
+    return build_entry(
+        device,
+        variant_of(dtype),
         constants=asdict(constants),
         correction=learned.steps,
         ordered=learned.ordered,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.units import NS_PER_S
+from perfmodel.calibration.bounded_fit import build_entry
 from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
@@ -55,13 +56,10 @@ def fit_memory_entry(table: KernelTable, device_name: str) -> Entry:
     }
     if fitted.row_factors:
         curves["row_factors"] = fitted.row_factors
-    return Entry(
-        device=device.name,
-        architecture=device.architecture.value,
-        compute_capability=device.compute_capability,
-        variant=ops[0].operator,
+    return build_entry(
+        device,
+        ops[0].operator,
         constants={"floor_ns": floor_ns, "timing_ns": offset_ns - floor_ns},
-        correction=None,
         relative_sigma=_sigma(errors),
         curves=curves,
     )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from perfmodel import api
 from perfmodel.api.about import EXTRAS, TemplateKind
 from perfmodel.base.options import Option
-from perfmodel.base.writing import STDOUT, write_json
+from perfmodel.base.writing import STDOUT
 from perfmodel.cli.commands import command
-from perfmodel.cli.outputs import JsonFile
+from perfmodel.cli.outputs import JsonFile, Outputs
 
 INIT_EPILOG = """\b
 Examples:
@@ -39,31 +39,9 @@ def doctor(
     json_file: JsonFile = None,
 ) -> None:
     """Show which versions are installed, where packages come from, and what is missing."""
+    from perfmodel.reports.listings import report_installation
+
     found = api.examine_installation(try_ray=try_ray)
-    write_json(json_file, found)
-    if json_file != STDOUT:
-        print("\n".join(describe_installation(found)))
+    Outputs(json_file).write(report_installation(found, EXTRAS), lambda: found)
     if found["faults"]:
         raise typer.Exit(1)
-
-
-def describe_installation(found: dict[str, Any]) -> list[str]:
-    """The lines that `doctor` prints about the document *found*."""
-    versions = found["versions"]
-    heading = (
-        f"perfmodel {found['perfmodel']} on Python {found['python']}, {found['system']}, "
-        f"{found['cores']} cores, {found['memory_gib']} GiB of memory"
-    )
-    return [
-        heading,
-        *(f"  {name:<12} {place or 'NOT FOUND'}" for name, place in found["places"].items()),
-        "  " + ", ".join(f"{name} {version or 'MISSING'}" for name, version in versions.items()),
-        *(
-            f"  without {name}: no {use}. Install it with: pip install 'perfmodel[emulate]'"
-            for name, use in EXTRAS.items()
-            if versions[name] is None
-        ),
-        f"  Ray: {found['ray']}",
-        *(f"  fault: {fault}" for fault in found["faults"]),
-        "Something is amiss; see above." if found["faults"] else "All well.",
-    ]

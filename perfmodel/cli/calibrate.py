@@ -15,7 +15,6 @@ import typer
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
-from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import CollectiveTables, Run, RunPlaceOptions
 from perfmodel.cli.outputs import JsonFile, Outputs
@@ -91,7 +90,6 @@ def _cross_validate_kernels(
     kind: KernelKind, tables: tuple[str, ...], folds: int, by: str, json_file: str | None, run: Run
 ) -> None:
     from perfmodel.reports.scores import report_scores
-    from perfmodel.reports.terminal import print_report
     from perfmodel.validation.scoreboard import Scoreboard
 
     columns = tuple(column.strip() for column in by.split(",") if column.strip())
@@ -102,10 +100,13 @@ def _cross_validate_kernels(
     long_rows = Scoreboard(
         kind, tuple(one for one in whole.deviations if one.measured * 1e6 > LONG_ROWS_NS)
     )
-    write_json(json_file, {**whole.to_json(), "above_10_us": long_rows.to_json()})
-    if json_file != STDOUT:
-        print_report(report_scores(long_rows, title="Held-out rows above 10 us"))
-        print_report(report_scores(whole, title="All held-out rows"))
+    Outputs(json_file).write(
+        [
+            report_scores(long_rows, title="Held-out rows above 10 us"),
+            report_scores(whole, title="All held-out rows"),
+        ],
+        lambda: {**whole.to_json(), "above_10_us": long_rows.to_json()},
+    )
 
 
 @command(calibrate, epilog=COLLECTIVES_EPILOG)
@@ -183,13 +184,14 @@ def embedding(
 
     Every case is also predicted by constants that were fitted without it.
     """
-    from perfmodel.calibration.embedding.fit import format_errors
+    from perfmodel.reports.scores import report_embedding_fit
 
     fit = api.calibrate_embedding(cases, data=data, out=out)
     rows = [asdict(error) for error in fit.errors]
-    write_json(json_file, {"schema_version": 1, "kind": "embedding", "rows": rows})
-    if json_file != STDOUT:
-        print("\n".join(format_errors(fit.errors)))
+    document = {"schema_version": 1, "kind": "embedding", "rows": rows}
+    files = Outputs(json_file)
+    files.write(report_embedding_fit(fit.errors), lambda: document)
+    if files.is_printed:
         print(
             "Nothing written; --out FILE writes the constants." if out is None else f"Wrote {out}"
         )
@@ -213,22 +215,12 @@ def interference(
     out: ConstantsOut = None,
 ) -> None:
     """Fit how much kernels slow down while collectives run, from recorded jobs."""
-    from perfmodel.calibration.interference.fit import slowdown_of
+    from perfmodel.reports.scores import report_interference
+    from perfmodel.reports.terminal import print_report
 
     said = {} if licence is None else {"licence": licence}
     fitted = api.calibrate_interference(traces, device=device, out=out, **said)
-    print(f"{'generation':<12}{'family':<11}{'phase':<9}{'kernels':>7}  measured (90 %)       used")
-    for architecture, cells in sorted(fitted.of_architecture.items()):
-        for (family, phase), cell in cells.items():
-            seen, measured = cell.seen, "assumed"
-            if seen is not None:
-                low, high = slowdown_of(seen.low_ratio), slowdown_of(seen.high_ratio)
-                measured = f"{slowdown_of(seen.mean_ratio):.3f} ({low:.3f} to {high:.3f})"
-            count = 0 if seen is None else seen.kernels
-            print(
-                f"{architecture:<12}{family:<11}{phase.word:<9}{count:>7}  {measured:<24}"
-                f"{cell.slowdown:.3f}"
-            )
+    print_report(report_interference(fitted))
     if out is not None:
         print(f"Wrote {out}")
 
@@ -247,12 +239,12 @@ def host(
     ] = "pytorch_eager",
 ) -> None:
     """Make a software stack from recorded host overheads."""
+    from perfmodel.reports.scores import report_host_stack
+    from perfmodel.reports.terminal import print_report
+
     stack = api.calibrate_host(table, out, extends=extends)
-    print(
-        f"Wrote {out}: {len(stack.host.operators)} operators, launch "
-        f"{stack.host.launch_ns / 1e3:.1f} us, {stack.host.between_operators_ns / 1e3:.1f} us "
-        "between operators"
-    )
+    print_report(report_host_stack(stack))
+    print(f"Wrote {out}")
     print(f"perfmodel predict --job JOB --topology NAME --stack {out}")
 
 
@@ -271,18 +263,13 @@ def measure(
     ] = 9,
 ) -> None:
     """Measure kernels and collectives of this machine and write files that predict accepts."""
+    from perfmodel.reports.scores import report_measured_machine
+    from perfmodel.reports.terminal import print_report
+
     found = api.measure_machine(
         device, out, ranks=ranks, samples=samples, on_phase=lambda one, _: print(f"{one} ...")
     )
-    for family, error in found.errors.items():
-        print(
-            f"{family:<12} {error.count:>3} measured   median error {error.median_pct:5.1f} %   "
-            f"bias {error.bias_pct:+6.1f} %"
-        )
-    print(
-        f"others had the core {100 * found.lost_ratio:.0f} % of the time; samples spread over "
-        f"{100 * found.spread_ratio:.0f} %"
-    )
+    print_report(report_measured_machine(found))
     print(f"Wrote {found.topology} and {found.device}")
     hosts = f" --hosts {ranks}" if device == "cpu" and ranks > 1 else ""
     print(f"perfmodel predict --topology {found.topology} --stack {found.stack}{hosts}")

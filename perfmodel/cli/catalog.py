@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from perfmodel import api
 from perfmodel.base.options import Option
-from perfmodel.base.writing import write_file, write_json
+from perfmodel.base.writing import write_file
 from perfmodel.cli.commands import command
 from perfmodel.cli.outputs import Outputs
 from perfmodel.prediction.scenario import DEFAULT_WORKLOAD
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 CatalogName = Annotated[
     str, Option(is_argument=True, metavar="NAME", help="A name of the catalog, or a file.")
@@ -49,28 +45,12 @@ def list_models() -> None:
 
 def print_workloads() -> None:
     """Print the names of workloads and stacks, and what they are."""
-    from rich.console import Console
+    from perfmodel.reports.listings import report_models
+    from perfmodel.reports.terminal import print_report
 
-    console = Console(width=80, highlight=False)
     workloads = [(title.name, title.description) for title in api.list_workloads()]
-    console.print(_table("Workloads (--workload)", workloads))
     stacks = [(name, api.load_stack(name).description) for name in api.list_stacks()]
-    console.print(_table("Software stacks (--stack)", stacks))
-    console.print(f"Without --workload it is {DEFAULT_WORKLOAD}. Own YAML files work the same way.")
-
-
-def _table(title: str, rows: list[tuple[str, str]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, show_header=False
-    )
-    table.add_column(no_wrap=True, style="cyan")
-    table.add_column()
-    for name, description in rows:
-        table.add_row(Text(name), Text(" ".join(description.split())))
-    return table
+    print_report(report_models(workloads, stacks, default=DEFAULT_WORKLOAD))
 
 
 @command(workload, name="show")
@@ -91,14 +71,10 @@ def list_machines() -> None:
 
     Example: perfmodel topology list
     """
-    from rich.console import Console
+    from perfmodel.reports.listings import report_machines
+    from perfmodel.reports.terminal import print_report
 
-    from perfmodel.reports.topology.text import build_device_list, build_machine_list
-
-    console = Console(width=80, highlight=False)
-    console.print(build_machine_list(api.list_topologies()))
-    console.print()
-    console.print(build_device_list(api.list_devices()))
+    print_report(report_machines(api.list_topologies(), api.list_devices()))
 
 
 @command(topology, name="show")
@@ -113,18 +89,19 @@ def show_topology(
 
     Example: perfmodel topology show dgx_h100 --hosts 64 --plot dgx_h100.png
     """
-    from perfmodel.reports.topology.text import draw_topology
+    from perfmodel.reports.machines import report_topology
+    from perfmodel.reports.terminal import print_report
     from topologies import build_cluster
 
     machine = api.load_topology(name)
     cluster = build_cluster(machine, hosts=hosts)
     if plot is not None:
-        from perfmodel.reports.topology.drawing import write_picture
+        from perfmodel.reports.machine_picture import write_picture
 
         write_picture(machine, Path(plot), cluster)
-    print(draw_topology(machine, cluster), end="")
+    print_report(report_topology(machine, cluster))
     if plot is not None:
-        print(f"\nWrote {plot}")
+        print(f"Wrote {plot}")
 
 
 @command(topology)
@@ -159,11 +136,9 @@ def describe(
     files: Annotated[Outputs, "json_file", "plot_file"],
 ) -> None:
     """Show pooling and reuse of the indices in FILE, over the whole set and within batches."""
-    found = api.describe_indices(file, batch=batch)
-    if files.plot_file is not None:
-        from perfmodel.reports.embeddings import draw_statistics
+    from perfmodel.reports.listings import draw_statistics, report_statistics
 
-        write_file(files.plot_file, draw_statistics(found))
+    found = api.describe_indices(file, batch=batch)
     document = {
         "schema_version": SCHEMA_VERSION,
         "source": found.source,
@@ -173,11 +148,8 @@ def describe(
         "set_reuse_lookup_shares": found.set_reuse.of_lookups.tolist(),
         "batch_reuse_lookup_shares": found.batch_reuse.of_lookups.tolist(),
     }
-    write_json(files.json_file, document)
-    if files.is_printed:
-        from rich.console import Console
-
-        from perfmodel.reports.embeddings import print_statistics
-
-        width = None if sys.stdout.isatty() else 120
-        print_statistics(found, Console(width=width, highlight=False))
+    files.write(
+        report_statistics(found),
+        lambda: document,
+        lambda path: write_file(path, draw_statistics(found)),
+    )

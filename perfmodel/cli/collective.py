@@ -11,14 +11,13 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.base.units import parse_size
-from perfmodel.base.writing import STDOUT, write_output
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import parse_ranks
-from perfmodel.cli.outputs import JsonFile
+from perfmodel.cli.outputs import JsonFile, Outputs
 from perfmodel.prediction.scenario import CalibrationFiles, Hosts, Machine
 
 if TYPE_CHECKING:
-    from perfmodel.reports.collective import CollectiveAnswer, SizeSweep
+    pass
 
 EPILOG = """\b
 Examples:
@@ -81,8 +80,13 @@ def collective(
     json_file: JsonFile = None,
 ) -> None:
     """Price a collective: time, bus bandwidth, algorithm, busiest link, share of latency."""
-    from collectives.collective import parse_kind
-    from collectives.software import parse_algorithm, parse_nccl_version, parse_protocol
+    from collectives.collective import (
+        parse_algorithm,
+        parse_kind,
+        parse_nccl_version,
+        parse_protocol,
+    )
+    from perfmodel.reports.collective import report_collective, report_sizes
 
     kind = parse_kind(kind).value
     group: dict[str, Any] = {
@@ -99,32 +103,23 @@ def collective(
         ),
         "calibration": calibration,
     }
-    answer: CollectiveAnswer | SizeSweep
+    files = Outputs(json_file, plot_file=None if plot is None else Path(plot))
     if sweep:
-        answer = api.sweep_collective(kind, measured=measured, **group)
-        if plot is not None:
-            answer.plot(Path(plot))
-    else:
-        if plot is not None or measured:
-            raise InputError("collective: --plot and --measured need --sweep. Add --sweep.")
-        if size is None and kind != "barrier" and byte_matrix is None:
-            raise InputError(f"{kind}: needs --size, such as 64MiB, or --sweep.")
-        answer = api.ask_collective(
-            kind,
-            size or 0,
-            beside=[_parse_concurrent(text) for text in concurrent],
-            byte_matrix=None if byte_matrix is None else load_byte_matrix(Path(byte_matrix)),
-            **group,
-        )
-    if json_file is not None:
-        import orjson
-
-        options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
-        write_output(json_file, orjson.dumps(answer.to_dict(), option=options).decode() + "\n")
-    if json_file != STDOUT:
-        print("\n".join(answer.lines()))
-        if plot is not None:
-            print(f"wrote {plot}")
+        found = api.sweep_collective(kind, measured=measured, **group)
+        files.write(report_sizes(found), found.to_dict, found.plot)
+        return
+    if plot is not None or measured:
+        raise InputError("collective: --plot and --measured need --sweep. Add --sweep.")
+    if size is None and kind != "barrier" and byte_matrix is None:
+        raise InputError(f"{kind}: needs --size, such as 64MiB, or --sweep.")
+    answer = api.ask_collective(
+        kind,
+        size or 0,
+        beside=[_parse_concurrent(text) for text in concurrent],
+        byte_matrix=None if byte_matrix is None else load_byte_matrix(Path(byte_matrix)),
+        **group,
+    )
+    files.write(report_collective(answer), answer.to_dict)
 
 
 def _parse_concurrent(text: str) -> tuple[str, int, tuple[int, ...]]:

@@ -11,9 +11,8 @@ import typer
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
-from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.commands import command
-from perfmodel.cli.outputs import JsonFile
+from perfmodel.cli.outputs import JsonFile, Outputs
 
 if TYPE_CHECKING:
     from perfmodel.graph.ops import Op
@@ -172,6 +171,8 @@ def embedding(
 
 def _answer(ops: Sequence[Op], target: Target, before: Target) -> None:
     """Price *ops* on the *target*, which may also be named *before* the kind of kernel."""
+    from perfmodel.reports.kernel import report_kernel
+
     device = target.device or before.device
     if device is None:
         raise InputError("kernel: no GPU is named. Give --device, for example --device h100_sxm.")
@@ -179,6 +180,7 @@ def _answer(ops: Sequence[Op], target: Target, before: Target) -> None:
     answers = [api.price_kernel(op, device=device, stack=stack) for op in ops]
     # A lookup is answered with its update inside.
     document, *updates = [answer.to_json() for answer in answers]
-    write_json(target.json_file, document | ({"update": updates[0]} if updates else {}))
-    if target.json_file != STDOUT:
-        print("\n".join(line for answer in answers for line in answer.lines()))
+    Outputs(target.json_file).write(
+        [report_kernel(answer) for answer in answers],
+        lambda: document | ({"update": updates[0]} if updates else {}),
+    )

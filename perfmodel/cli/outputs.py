@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,17 +109,21 @@ class Outputs:
 
     def write(
         self,
-        report: Report,
+        report: Report | Sequence[Report],
         document: Callable[[], Mapping[str, Any]],
         draw: Callable[[Path], object] | None = None,
     ) -> None:
-        """Write an answer everywhere it was asked for: its *report*, its JSON, its picture."""
+        """Write an answer everywhere it was asked for: its *report*, its JSON, its picture.
+
+        Several reports are printed one after the other; a page and a CSV file hold the first.
+        """
+        reports = report if isinstance(report, Sequence) else (report,)
         if self.report_file is not None:
             from perfmodel.reports.html import to_page
 
-            write_file(self.report_file, to_page(report))
+            write_file(self.report_file, to_page(reports[0]))
         if self.csv_file is not None:
-            write_csv(self.csv_file, report.rows)
+            write_csv(self.csv_file, reports[0].rows)
         if self.plot_file is not None and draw is not None:
             draw(self.plot_file)
         if self.json_file is not None:
@@ -127,7 +131,7 @@ class Outputs:
         if self.is_printed:
             from perfmodel.reports.terminal import print_report
 
-            print_report(report)
+            print_report(*reports)
             written = (self.json_file, self.trace_file, self.report_file, self.csv_file)
             for path in (*written, self.plot_file):
                 if path is not None:

@@ -10,7 +10,6 @@ import typer
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option, Overwrite
-from perfmodel.base.writing import STDOUT, write_json
 from perfmodel.cli.commands import command
 from perfmodel.cli.options import JobOut, LocalRun, Quiet
 from perfmodel.cli.outputs import JsonFile, Outputs
@@ -80,11 +79,9 @@ def import_traces(
     quiet: Quiet = False,
 ) -> None:
     """Turn recorded traces of all ranks into a job, and replay it once to score it."""
-    from perfmodel.recordings.documents import import_document, shapes_document
-    from perfmodel.recordings.import_files import ImportedJob, ImportWishes
-    from perfmodel.reports.progress import FileProgress
+    from perfmodel.recordings.import_files import ImportWishes
+    from perfmodel.reports.progress import show_files
     from perfmodel.reports.recordings import report_import
-    from perfmodel.reports.terminal import print_report
     from traces.packed import DEFAULT_LIMITS
 
     if not 0 < limits_factor <= 1e6:
@@ -92,20 +89,11 @@ def import_traces(
             f"--limits-factor: must be above 0 and at most 1000000, got {limits_factor}."
         )
     wishes = ImportWishes(strict, overwrite, DEFAULT_LIMITS.scaled(limits_factor))
-    with FileProgress(is_quiet=quiet) as progress:
-        found = api.import_traces(paths, out, wishes, progress.tell)
-    documents: list[dict[str, Any]] = []
-    for one in found:
-        if isinstance(one, ImportedJob):
-            told = import_document(one.job, one.score)
-        else:
-            told = shapes_document(one.job)
-        documents.append(told | {"folder": str(one.folder)})
+    with show_files(is_quiet=quiet) as progress:
+        found = api.import_traces(paths, out, wishes, progress)
+    documents = [one.document() for one in found]
     document = documents[0] if len(documents) == 1 else {"kind": "imports", "jobs": documents}
-    write_json(json_file, document)
-    if json_file != STDOUT:
-        for told in documents:
-            print_report(report_import(told))
+    Outputs(json_file).write([report_import(told) for told in documents], lambda: document)
 
 
 @command(epilog=REPLAY_EPILOG)
@@ -139,21 +127,17 @@ def stats(
     files: Annotated[Outputs, "plot_file", "json_file"],
 ) -> None:
     """What every stream of every rank spends its time on."""
-    from perfmodel.reports.progress import FileProgress
-    from perfmodel.reports.recordings import report_streams
-    from perfmodel.reports.terminal import print_report
+    from perfmodel.reports.progress import show_files
+    from perfmodel.reports.recordings import draw_streams, report_streams
 
-    with FileProgress() as progress:
-        documents = api.trace_stats(paths, progress.tell)
+    with show_files() as progress:
+        documents = api.trace_stats(paths, progress)
     document = documents[0] if len(documents) == 1 else {"kind": "trace_stats", "jobs": documents}
-    write_json(files.json_file, document)
-    if files.plot_file is not None:
-        from perfmodel.reports.streams import plot_stream_parts
-
-        plot_stream_parts(documents, files.plot_file)
-    if files.is_printed:
-        for found in documents:
-            print_report(report_streams(found))
+    files.write(
+        [report_streams(found) for found in documents],
+        lambda: document,
+        lambda path: draw_streams(documents, path),
+    )
 
 
 @command(trace, epilog=DIFF_EPILOG)
@@ -169,12 +153,9 @@ def diff(
 ) -> None:
     """What is slower in B than in A: by operator, kernel, profiler range, and wait."""
     from perfmodel.reports.recordings import report_diff
-    from perfmodel.reports.terminal import print_report
 
     document = api.trace_diff(before, after)
-    write_json(json_file, document)
-    if json_file != STDOUT:
-        print_report(report_diff(document, top=top))
+    Outputs(json_file).write(report_diff(document, top=top), lambda: document)
 
 
 @command(trace, epilog=EXTRACT_EPILOG)

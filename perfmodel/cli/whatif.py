@@ -65,11 +65,13 @@ def whatif(
 def _print_list() -> None:
     from inspect import getdoc
 
+    from perfmodel.reports.listings import report_whatifs
+    from perfmodel.reports.terminal import print_report
     from perfmodel.whatif import TRANSFORMATIONS
     from perfmodel.whatif.parsing import list_parameters
 
+    listed = []
     for name, kind in TRANSFORMATIONS.items():
-        print(name)
-        print(f"  {(getdoc(kind) or '').splitlines()[0]}")
-        words = [parameter.words for parameter in list_parameters(name)]
-        print(f"  {', '.join(words)}")
+        words = ", ".join(parameter.words for parameter in list_parameters(name))
+        listed.append((name, (getdoc(kind) or "").splitlines()[0], words))
+    print_report(report_whatifs(listed))

@@ -21,10 +21,11 @@ from perfmodel.costs.attention_physics import (
     predict_backward_ns,
     predict_forward_times,
 )
-from perfmodel.costs.calibration_files import Entry, entries_for
+from perfmodel.costs.calibration_files import Entry
 from perfmodel.costs.corrections import Corrected
 from perfmodel.costs.estimates import (
     Bound,
+    CalibratedModel,
     Estimates,
     build_estimates,
     price_by_kind,
@@ -43,13 +44,10 @@ BEYOND_FEW_ROWS_SIGMA = 0.15
 heads of 64 lie a quarter below what rows with 128 make one expect."""
 
 
-class AttentionModel:
+class AttentionModel(CalibratedModel):
     """Prices attention."""
 
-    family = "attention"
-
-    def __init__(self, entries: Sequence[Entry] | None = None) -> None:
-        self._entries = entries
+    family = kind = "attention"
 
     def price(self, ops: Sequence[Attention], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
@@ -64,10 +62,7 @@ class AttentionModel:
         kind = _kind(op, device, stack)
         if kind.kernel == UNFUSED:
             return f"{UNFUSED}: products and passes over the scores"
-        return f"{kind.kernel}: {find_recipe(self._known(device), device, kind).describe(device)}"
-
-    def _known(self, device: Device) -> Sequence[Entry]:
-        return entries_for("attention", device) if self._entries is None else self._entries
+        return f"{kind.kernel}: {find_recipe(self.entries(device), device, kind).describe(device)}"
 
     def _price_kind(
         self, ops: Sequence[Attention], kind: AttentionKind, device: Device, stack: SoftwareStack
@@ -77,7 +72,7 @@ class AttentionModel:
         return price_attentions(
             attention_shapes(ops),
             machine_rates(device, kind.dtype),
-            find_recipe(self._known(device), device, kind),
+            find_recipe(self.entries(device), device, kind),
             slowdown=arithmetic_slowdown(device, stack, kind.dtype),
         )
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, create_model
 
-from perfmodel.base.documents import FaultList
+from perfmodel.base.documents import parse_yaml
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.fields import Line, ReadAs
+from perfmodel.base.forms import CalibrationHeader, Document, Form, read_mapping
 from perfmodel.base.reading import parse_json, quote, read_text
 from perfmodel.costs.corrections import (
     Correction,
@@ -31,6 +33,7 @@ from perfmodel.costs.corrections import (
 )
 from topologies import Device
 
+T = TypeVar("T")
 DATA_CENTRE_CAPABILITIES = frozenset({"6.0", "7.0", "8.0", "9.0", "10.0", "10.3"})
 GENERATIONS = {
     "pascal": 1, "volta": 2, "ampere": 3, "ada": 4, "hopper": 4, "cdna3": 4, "blackwell": 5,
@@ -42,8 +45,20 @@ MOST_BYTES = 64 * 2**20
 HEADER_KEYS = ("source", "hardware", "software", "date", "licence", "command")
 
 
+def _read_correction(content: Any) -> Correction | None:
+    return None if content is None else correction_from_document(content, place="correction")
+
+
+def _read_ordered(content: Any) -> OrderedCorrection | None:
+    return None if content is None else ordered_from_document(content, place="ordered")
+
+
+_Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Arrays = dict[str, Any] | None
+
+
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Form):
     """Constants fitted for one device (and *variant*: a kind of arithmetic, a kernel).
 
     *curves* are tables of (place, value) for what has no formula; *ordered* is a
@@ -54,11 +69,18 @@ class Entry:
     architecture: str
     compute_capability: str
     variant: str
-    constants: Mapping[str, float]
-    correction: Correction | None
-    relative_sigma: float
-    curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
-    ordered: OrderedCorrection | None = None
+    constants: Mapping[str, _Finite]
+    correction: Annotated[Correction | None, ReadAs(_Arrays, _read_correction)]
+    relative_sigma: Annotated[float, Field(strict=True, ge=0, le=10)]
+    curves: Mapping[str, Sequence[Sequence[_Finite]]] = field(default_factory=dict)
+    ordered: Annotated[OrderedCorrection | None, ReadAs(_Arrays, _read_ordered)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationFile(CalibrationHeader):
+    """A file of fitted constants of kernels: its header and its entries."""
+
+    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +145,9 @@ def _load_own(path: Path, changed_ns: int) -> Mapping[str, tuple[Entry, ...]]:
             f"{path}: command must be `perfmodel calibrate KIND ...`, of a kind among "
             f"{', '.join(KINDS)}, got {quote(file.command)}."
         )
-    entries = _build(file, str(path))
-    for entry in entries:
+    for entry in file.entries:
         _check_names(entry, kind, f"{path}, {entry.device}")
-    return {kind: entries}
+    return {kind: file.entries}
 
 
 def _check_names(entry: Entry, kind: str, place: str) -> None:
@@ -143,74 +164,13 @@ def _check_names(entry: Entry, kind: str, place: str) -> None:
 
 def parse_entries(text: str, *, document: str) -> tuple[Entry, ...]:
     """The entries in *text*; *document* names it in errors."""
-    return _build(_parse(text, document), document)
+    return _parse(text, document).entries
 
 
-_Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
-
-
-class _EntryForm(BaseModel):
-    """An entry as it stands in a file."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    device: str
-    architecture: str
-    compute_capability: str
-    variant: str
-    constants: dict[str, _Finite]
-    correction: dict[str, Any] | None
-    relative_sigma: Annotated[float, Field(ge=0, le=10, strict=True)]
-    curves: dict[str, list[list[_Finite]]] = {}
-    ordered: dict[str, Any] | None = None
-
-
-class _FileForm(BaseModel):
-    """A file: where it is from, and its entries."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    source: str
-    hardware: str
-    software: str
-    date: str
-    licence: str
-    command: str
-    entries: list[_EntryForm]
-
-
-def _parse(text: str, document: str) -> _FileForm:
+def _parse(text: str, document: str) -> CalibrationFile:
     content = parse_json(text, document=document, error_type=CalibrationError)
-    try:
-        return _FileForm.model_validate(content)
-    except ValidationError as fault:
-        faults = FaultList(document)
-        for one in fault.errors(include_url=False):
-            faults.add(".".join(map(str, one["loc"])) or "file", one["msg"])
-        faults.faults.append("Make it with `perfmodel calibrate`.")
-        faults.check(CalibrationError)
-        raise
-
-
-def _build(file: _FileForm, document: str) -> tuple[Entry, ...]:
-    return tuple(
-        Entry(
-            **{
-                **form.model_dump(exclude={"correction", "ordered"}),
-                "correction": _correction(form.correction, f"{document}, {form.device}"),
-                "ordered": _ordered(form.ordered, f"{document}, {form.device}"),
-            }
-        )
-        for form in file.entries
-    )
-
-
-def _correction(content: dict[str, Any] | None, place: str) -> Correction | None:
-    return None if content is None else correction_from_document(content, place=place)
-
-
-def _ordered(content: dict[str, Any] | None, place: str) -> OrderedCorrection | None:
-    return None if content is None else ordered_from_document(content, place=place)
+    advice = "Make it with `perfmodel calibrate`."
+    return Document(document, content, CalibrationError, advice=advice).read(CalibrationFile)
 
 
 def entries_to_text(header: Mapping[str, str], entries: Sequence[Entry]) -> str:
@@ -281,3 +241,25 @@ def generations_between(entry: Entry, device: Device) -> int:
     """How many generations *device* is newer than the chip of *entry*."""
     then, now = entry.architecture, device.architecture.value
     return GENERATIONS.get(now, 0) - GENERATIONS.get(then, 0)
+
+
+def strict_form(name: str, **kinds: Any) -> Any:
+    """A form with the keys *kinds*, which are known at run time only; others are refused."""
+    fields: Any = {key: (kind, ...) for key, kind in kinds.items()}
+    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def parse_generations(text: str, kind: type[T], *, document: str) -> dict[str, T]:
+    """The generations in the YAML *text*, each read as *kind*; *document* names it in errors."""
+    content = parse_yaml(text, document=document, error_type=CalibrationError)
+    header = dict.fromkeys(HEADER_KEYS, Line)
+    form = strict_form("GenerationsFile", **header, generations=dict[str, kind])  # type: ignore[valid-type]  # a type at run time
+    file = read_mapping(form, content, document=document, error_type=CalibrationError)
+    generations: dict[str, T] = file.generations
+    return generations
+
+
+def shipped_text(name: str) -> str:
+    """The calibration file *name* that comes with perfmodel."""
+    file = resources.files("perfmodel.costs") / "calibrations" / name
+    return file.read_text(encoding="utf-8")

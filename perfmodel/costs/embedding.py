@@ -10,19 +10,23 @@ every gradient in place (`table_batched`, its predecessor).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from embeddings.table import Lookup
-from perfmodel.base.documents import FaultList, parse_yaml
+from perfmodel.base.documents import parse_yaml
 from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import CalibrationError, InputError
+from perfmodel.base.errors import CalibrationError
+from perfmodel.base.fields import Parsed
+from perfmodel.base.forms import Form
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S, parse_duration_ns
+from perfmodel.costs.calibration_files import parse_generations, shipped_text
 from perfmodel.costs.embedding_terms import (
     CACHE_SHARE,
     GATHER_BYTES,
@@ -56,6 +60,68 @@ WEIGHT_KERNELS = 2
 """Further kernels that sort the weights of indices, passes aside."""
 WARPS_PER_BLOCK = 16
 BLOCKS_PER_SM = 2
+FALLBACK = "ampere"
+"""The generation whose constants others borrow."""
+BORROWED_SIGMA = 0.2
+_FILE = "embedding.yaml"
+
+
+_Time = Annotated[float, Parsed(parse_duration_ns, "4 us", "10000 s")]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingConstants(Form):
+    """What fused kernels reach on one generation.
+
+    *memory_ratio* and *cache_ratio* are of the datasheet's bandwidths for gathered rows,
+    *sort_ratio* of memory bandwidth for sorting indices. *updates_per_clock* are numbers added in
+    place by the whole GPU. *block_ns* is what an empty block of 16 warps takes on its SM and
+    *long_row_ns* what a block spends on a row with many updates, both in the kernels of 2022.
+    *tail_row_ns* is a row of a bag that runs alone.
+    """
+
+    floor_ns: _Time
+    memory_ratio: _Positive
+    cache_ratio: _Positive
+    sort_ratio: _Positive
+    updates_per_clock: _Positive
+    block_ns: Annotated[_Time, Field(alias="block_time")]
+    long_row_ns: Annotated[_Time, Field(alias="long_row_time")]
+    tail_row_ns: Annotated[_Time, Field(alias="tail_row_time")]
+    relative_sigma: _Positive
+
+
+def constants_for(device: Device) -> EmbeddingConstants:
+    """The constants of the generation of *device*, or those borrowed from the fallback."""
+    generations = load_constants()
+    borrowed = generations[FALLBACK]
+    sigma = max(borrowed.relative_sigma, BORROWED_SIGMA)
+    borrowed = replace(borrowed, relative_sigma=sigma)
+    return generations.get(device.architecture.value, borrowed)
+
+
+def describe_constants(device: Device) -> str:
+    """Which constants price lookups on *device*, and what they were fitted to."""
+    content = parse_yaml(shipped_text(_FILE), document=_FILE, error_type=CalibrationError)
+    architecture = device.architecture.value
+    is_own = architecture in content["generations"]
+    origin = architecture if is_own else f"{FALLBACK}, borrowed for {architecture}"
+    return f"{origin}: {content['hardware']}; {content['software']}; {content['date']}"
+
+
+@cache
+def load_constants() -> dict[str, EmbeddingConstants]:
+    """The constants that come with perfmodel, by generation."""
+    return parse_constants(shipped_text(_FILE), document=_FILE)
+
+
+def parse_constants(text: str, *, document: str) -> dict[str, EmbeddingConstants]:
+    """Read constants from *text*; *document* names it in errors."""
+    found = parse_generations(text, EmbeddingConstants, document=document)
+    if FALLBACK not in found:
+        raise CalibrationError(f"{document}: must have constants of {FALLBACK}.")
+    return found
 
 
 class EmbeddingModel:
@@ -78,7 +144,7 @@ class EmbeddingModel:
                 terms[row : row + 1], op.direction, op.lookup.kernel, op.lookup.gradient_dtype
             )
             durations[row], bounds[row] = times[0][0], times[1][0]
-        is_own = pricer.constants.is_own
+        is_own = device.architecture.value in load_constants()
         return build_estimates(
             durations,
             relative_sigma=pricer.constants.relative_sigma,
@@ -103,15 +169,12 @@ def lookups_terms(lookups: Sequence[Lookup], device: Device) -> Int64s:
         for number, terms in zip(
             numbers, np.split(tables_terms(tables, setting), bounds), strict=True
         ):
-            found[number] = _add_repeated(terms, lookups[number], device)
+            together = add_terms(terms)
+            is_cached = together[Term.READ_BYTES] <= CACHE_SHARE * device.l2_bytes
+            if lookups[number].is_repeated and is_cached:
+                together[Term.READ_BYTES] = 0
+            found[number] = together
     return found
-
-
-def _add_repeated(of_tables: Int64s, lookup: Lookup, device: Device) -> Int64s:
-    terms = add_terms(of_tables)
-    if lookup.is_repeated and terms[Term.READ_BYTES] <= CACHE_SHARE * device.l2_bytes:
-        terms[Term.READ_BYTES] = 0
-    return terms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +212,7 @@ class LookupPricer:
         gradient_dtype: DType = DType.FP32,
     ) -> tuple[FloatColumn, NDArray[np.int8]]:
         """Durations and what bounds them, of kernels x terms."""
-        numbers = terms.astype(np.float64)
+        numbers = terms.T.astype(np.float64)
         if direction is Pass.FORWARD:
             return self._forward(numbers)
         if kernel == "table_batched":
@@ -158,26 +221,26 @@ class LookupPricer:
 
     def _forward(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
         # What is written last stays in the L2 when the kernel ends.
-        written = np.maximum(terms[:, Term.OUTPUT_BYTES] - self._l2_bytes, 0)
-        memory_ns = (terms[:, Term.READ_BYTES] + written) * self._memory_ns
-        cache_ns = terms[:, Term.CACHE_BYTES] * self._cache_ns
-        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
-        tail_ns = terms[:, Term.TAIL_ROWS] * (self.constants.tail_row_ns / MILLI)
+        written = np.maximum(terms[Term.OUTPUT_BYTES] - self._l2_bytes, 0)
+        memory_ns = (terms[Term.READ_BYTES] + written) * self._memory_ns
+        cache_ns = terms[Term.CACHE_BYTES] * self._cache_ns
+        host_ns = terms[Term.HOST_BYTES] * self._host_ns
+        tail_ns = terms[Term.TAIL_ROWS] * (self.constants.tail_row_ns / MILLI)
         total_ns = self.constants.floor_ns + _norm4(memory_ns, cache_ns) + host_ns + tail_ns
         return total_ns, _bound(memory_ns, cache_ns, host_ns)
 
     def _added(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
         """Gradients are read once a bag and added to every row in place, all at the same time."""
-        moved = terms[:, Term.OUTPUT_BYTES] + terms[:, Term.UPDATE_BYTES]
+        moved = terms[Term.OUTPUT_BYTES] + terms[Term.UPDATE_BYTES]
         memory_ns = moved * self._memory_ns
-        added_ns = terms[:, Term.ADDED_NUMBERS] * self._added_ns
-        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        added_ns = terms[Term.ADDED_NUMBERS] * self._added_ns
+        host_ns = terms[Term.HOST_BYTES] * self._host_ns
         total_ns = self.constants.floor_ns + np.maximum(memory_ns, added_ns) + host_ns
         return total_ns, _bound(memory_ns, added_ns, host_ns)
 
     def update_parts(self, terms: Int64s, kernel: str) -> UpdateParts:
         """The kernels of a sorted backward pass one by one, of kernels x terms."""
-        return self._update_parts(terms.astype(np.float64), kernel)
+        return self._update_parts(terms.T.astype(np.float64), kernel)
 
     def _sorted(
         self, terms: FloatColumn, kernel: str, gradient_dtype: DType
@@ -185,7 +248,7 @@ class LookupPricer:
         """Indices are sorted, gradients of a row are summed, and each row is updated once."""
         parts = self._update_parts(terms, kernel, gradient_dtype)
         memory_ns, cache_ns = self._merged_rows(terms)
-        host_ns = terms[:, Term.HOST_BYTES] * self._host_ns
+        host_ns = terms[Term.HOST_BYTES] * self._host_ns
         total_ns = parts.prepared_ns + parts.long_ns + parts.short_ns + host_ns
         bound = _bound(memory_ns + parts.prepared_ns, cache_ns, host_ns)
         return total_ns, bound
@@ -193,10 +256,10 @@ class LookupPricer:
     def _update_parts(
         self, terms: FloatColumn, kernel: str, gradient_dtype: DType = DType.FP32
     ) -> UpdateParts:
-        draws = terms[:, Term.DRAWS]
-        bits = np.ceil(np.log2(np.maximum(terms[:, Term.ROWS], 2)))
+        draws = terms[Term.DRAWS]
+        bits = np.ceil(np.log2(np.maximum(terms[Term.ROWS], 2)))
         passes = np.ceil(bits / PASS_BITS)
-        weighted = terms[:, Term.WEIGHTED_DRAWS]
+        weighted = terms[Term.WEIGHTED_DRAWS]
         sorted_bytes = SORTED_BYTES * passes * (draws + weighted)
         launches = PREPARING_KERNELS + passes + (weighted > 0) * (WEIGHT_KERNELS + passes)
         floor_ns = self.constants.floor_ns
@@ -206,7 +269,7 @@ class LookupPricer:
             return UpdateParts(prepared_ns, floor_ns + long_ns, floor_ns + short_ns)
         if kernel == "two_step":
             summed_ns = self._summed(terms, gradient_dtype.size_bytes)
-            moved = terms[:, Term.UPDATE_BYTES] + terms[:, Term.SUMMED_BYTES]
+            moved = terms[Term.UPDATE_BYTES] + terms[Term.SUMMED_BYTES]
             return UpdateParts(
                 prepared_ns, floor_ns + summed_ns, floor_ns + moved * self._memory_ns
             )
@@ -218,32 +281,32 @@ class LookupPricer:
         """Rows with many updates, a block each, and the others, a warp each."""
         constants = self.constants
         slots = self._sm_count * BLOCKS_PER_SM
-        blocks_ns = terms[:, Term.LONG_ROWS] * (constants.long_row_ns / MILLI / slots)
-        long_ns = np.maximum(blocks_ns, terms[:, Term.LONG_CACHE_BYTES] * self._cache_ns)
+        blocks_ns = terms[Term.LONG_ROWS] * (constants.long_row_ns / MILLI / slots)
+        long_ns = np.maximum(blocks_ns, terms[Term.LONG_CACHE_BYTES] * self._cache_ns)
         memory_ns, cache_ns = self._short_rows(terms)
-        empty_ns = terms[:, Term.DRAWS] * (constants.block_ns / (WARPS_PER_BLOCK * self._sm_count))
+        empty_ns = terms[Term.DRAWS] * (constants.block_ns / (WARPS_PER_BLOCK * self._sm_count))
         return long_ns, np.maximum(_norm4(memory_ns, cache_ns), empty_ns)
 
     def _summed(self, terms: FloatColumn, number_bytes: int) -> FloatColumn:
         """Gradients of every row are read through the cache, and their sum is written."""
         shorter = number_bytes / DType.FP32.size_bytes
-        summed = terms[:, Term.SUMMED_BYTES]
-        memory_ns = (shorter * terms[:, Term.GRADIENT_BYTES] + summed) * self._memory_ns
-        narrow = GATHER_BYTES * terms[:, Term.DRAWS]
-        handled = np.hypot(number_bytes * terms[:, Term.ADDED_NUMBERS], narrow)
+        summed = terms[Term.SUMMED_BYTES]
+        memory_ns = (shorter * terms[Term.GRADIENT_BYTES] + summed) * self._memory_ns
+        narrow = GATHER_BYTES * terms[Term.DRAWS]
+        handled = np.hypot(number_bytes * terms[Term.ADDED_NUMBERS], narrow)
         return _norm4(memory_ns, (handled + summed) * self._cache_ns)
 
     def _merged_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
         """Memory and cache time of all rows; each segment writes and reads a partial sum."""
         memory_ns, short_ns = self._short_rows(terms)
-        long_ns = terms[:, Term.LONG_CACHE_BYTES] * self._cache_ns
-        partial_ns = terms[:, Term.CACHE_BYTES] * (2 * self._cache_ns / SEGMENT_UPDATES)
+        long_ns = terms[Term.LONG_CACHE_BYTES] * self._cache_ns
+        partial_ns = terms[Term.CACHE_BYTES] * (2 * self._cache_ns / SEGMENT_UPDATES)
         return memory_ns, short_ns + long_ns + partial_ns
 
     def _short_rows(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
         """Memory and cache time of rows with few updates."""
-        moved = terms[:, Term.GRADIENT_BYTES] + terms[:, Term.UPDATE_BYTES]
-        return moved * self._memory_ns, terms[:, Term.SHORT_CACHE_BYTES] * self._cache_ns
+        moved = terms[Term.GRADIENT_BYTES] + terms[Term.UPDATE_BYTES]
+        return moved * self._memory_ns, terms[Term.SHORT_CACHE_BYTES] * self._cache_ns
 
 
 def _norm4(first: FloatColumn, second: FloatColumn) -> FloatColumn:
@@ -258,93 +321,3 @@ def _bound(memory_ns: FloatColumn, cache_ns: FloatColumn, host_ns: FloatColumn) 
     names = np.array([Bound.MEMORY, Bound.CACHE, Bound.LINK], dtype=np.int8)
     chosen: NDArray[np.int8] = names[np.argmax(np.stack([memory_ns, cache_ns, host_ns]), axis=0)]
     return chosen
-
-
-HEADER = ("source", "hardware", "software", "date", "licence", "command")
-FALLBACK = "ampere"
-_FILE = "embedding.yaml"
-BORROWED_SIGMA = 0.2
-_TIMES = ("floor", "block_time", "long_row_time", "tail_row_time")
-_NUMBERS = ("memory_ratio", "cache_ratio", "sort_ratio", "updates_per_clock", "relative_sigma")
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingConstants:
-    """What fused kernels reach on one generation.
-
-    *memory_ratio* and *cache_ratio* are of the datasheet's bandwidths for
-    gathered rows, *sort_ratio* of memory bandwidth for sorting indices.
-    *updates_per_clock* are numbers added in place, whole GPU. *block_ns* is
-    what an empty block of 16 warps takes on its SM and *long_row_ns* what a
-    block spends on a row with many updates, both in the kernels of 2022.
-    *tail_row_ns* is a row of a bag that is left alone.
-    """
-
-    floor_ns: float
-    memory_ratio: float
-    cache_ratio: float
-    sort_ratio: float
-    updates_per_clock: float
-    block_ns: float
-    long_row_ns: float
-    tail_row_ns: float
-    relative_sigma: float
-    is_own: bool
-
-
-def constants_for(device: Device) -> EmbeddingConstants:
-    """The constants of the generation of *device*, or those borrowed from the nearest."""
-    generations = load_constants()
-    architecture = device.architecture.value
-    return generations.get(architecture, generations[FALLBACK + " borrowed"])
-
-
-def describe_constants(device: Device) -> str:
-    """Whose constants price lookups on *device*, and what they were fitted to."""
-    content = parse_yaml(_text(), document=_FILE, error_type=CalibrationError)
-    architecture = device.architecture.value
-    is_own = architecture in content["generations"]
-    whose = architecture if is_own else f"{FALLBACK}, borrowed for {architecture}"
-    return f"{whose}: {content['hardware']}; {content['software']}; {content['date']}"
-
-
-def _text() -> str:
-    file = resources.files("perfmodel.costs") / "calibrations" / _FILE
-    return file.read_text(encoding="utf-8")
-
-
-@cache
-def load_constants() -> dict[str, EmbeddingConstants]:
-    """The constants that come with perfmodel, by generation."""
-    return parse_constants(_text(), document=_FILE)
-
-
-def parse_constants(text: str, *, document: str) -> dict[str, EmbeddingConstants]:
-    """Read constants from *text*; *document* names it in errors."""
-    content = parse_yaml(text, document=document, error_type=CalibrationError)
-    faults = FaultList(document)
-    for key in (*HEADER, "generations"):
-        if not content.get(key):
-            faults.add(key, "must be given")
-    faults.check(CalibrationError)
-    found: dict[str, EmbeddingConstants] = {}
-    for name, entry in content["generations"].items():
-        values: dict[str, float] = {}
-        for key in (*_TIMES, *_NUMBERS):
-            try:
-                value = entry[key]
-                number = parse_duration_ns(value) if key in _TIMES else float(value)
-            except (InputError, KeyError, TypeError, ValueError) as fault:
-                faults.add(f"generations.{name}.{key}", f"cannot be read ({fault})")
-                continue
-            if not number > 0:
-                faults.add(f"generations.{name}.{key}", f"must be above zero, got {value}")
-            values[key.removesuffix("_time") + "_ns" if key in _TIMES else key] = number
-        faults.check(CalibrationError)
-        found[name] = EmbeddingConstants(**values, is_own=True)
-    if FALLBACK not in found:
-        raise CalibrationError(f"{document}: must have constants of {FALLBACK}.")
-    borrowed = {**{key: getattr(found[FALLBACK], key) for key in values}}
-    borrowed["relative_sigma"] = max(borrowed["relative_sigma"], BORROWED_SIGMA)
-    found[FALLBACK + " borrowed"] = EmbeddingConstants(**borrowed, is_own=False)
-    return found

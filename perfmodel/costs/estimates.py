@@ -1,4 +1,4 @@
-"""Estimates: durations of many ops as columns, with how sure we are and how we know.
+"""Estimates: durations of many ops as columns, with uncertainty and provenance.
 
 A relative sigma is the standard deviation of the natural logarithm of
 measured over predicted time, so a 90 % interval is
@@ -8,35 +8,19 @@ duration x exp(-1.645 sigma) to duration x exp(+1.645 sigma).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.provenance import Provenance
+from perfmodel.costs.calibration_files import Entry, entries_for
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
 Kind = TypeVar("Kind")
-
-
-class KernelModel(Protocol):
-    """Prices many ops of one type at once.
-
-    Ops of one *family* err together: a sample of a job multiplies all of them
-    by one factor.
-    """
-
-    @property
-    def family(self) -> str:
-        """The name of the family, the same in every run."""
-        ...
-
-    def price(self, ops: Sequence[Any], device: Device, stack: SoftwareStack) -> Estimates:
-        """Predict *ops* on *device* under *stack*, in order."""
-        ...
 
 
 FloatColumn = NDArray[np.float64]
@@ -65,7 +49,7 @@ class Bound(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """One row an op: duration, relative sigma, provenance and bound as columns."""
+    """One row per op: duration, relative sigma, provenance and bound as columns."""
 
     duration_ns: FloatColumn
     relative_sigma: FloatColumn
@@ -81,6 +65,10 @@ class Estimates:
 
     def __len__(self) -> int:
         return len(self.duration_ns)
+
+    def take(self, rows: NDArray[np.integer[Any]]) -> Estimates:
+        """A copy of the rows numbered *rows*, in that order."""
+        return Estimates(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     @property
     def low_ns(self) -> FloatColumn:
@@ -100,7 +88,7 @@ def build_estimates(
     provenance: CodeColumn | Provenance,
     bound: CodeColumn | Bound,
 ) -> Estimates:
-    """Estimates of *duration_ns*; a single value stands for a whole column."""
+    """Estimates of *duration_ns*; a single value fills a whole column."""
     count = len(duration_ns)
     return Estimates(
         duration_ns=np.ascontiguousarray(duration_ns, dtype=np.float64),
@@ -112,20 +100,48 @@ def build_estimates(
 
 def concatenate_estimates(parts: Sequence[Estimates]) -> Estimates:
     """The rows of all *parts*, in order."""
-    if not parts:
-        return build_estimates(
-            np.empty(0), relative_sigma=0.0, provenance=Provenance.ASSUMED, bound=Bound.UNKNOWN
-        )
+    nothing = build_estimates(
+        np.empty(0), relative_sigma=0.0, provenance=Provenance.ASSUMED, bound=Bound.UNKNOWN
+    )
     return Estimates(
-        duration_ns=np.concatenate([part.duration_ns for part in parts]),
-        relative_sigma=np.concatenate([part.relative_sigma for part in parts]),
-        provenance=np.concatenate([part.provenance for part in parts]),
-        bound=np.concatenate([part.bound for part in parts]),
+        *(
+            np.concatenate([getattr(part, column.name) for part in parts or [nothing]])
+            for column in fields(Estimates)
+        )
     )
 
 
+class KernelModel(Protocol):
+    """Prices many ops of one type at once.
+
+    Ops of one *family* err together: a sample of a job multiplies all of them by one factor.
+    """
+
+    @property
+    def family(self) -> str:
+        """The name of the family, the same in every run."""
+        ...
+
+    def price(self, ops: Sequence[Any], device: Device, stack: SoftwareStack) -> Estimates:
+        """Predict *ops* on *device* under *stack*, in order."""
+        ...
+
+
+class CalibratedModel:
+    """A model with constants in calibration files of one *kind*, unless it is given *entries*."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, entries: Sequence[Entry] | None = None) -> None:
+        self._given = entries
+
+    def entries(self, device: Device) -> Sequence[Entry]:
+        """The constants to choose from for *device*."""
+        return entries_for(self.kind, device) if self._given is None else self._given
+
+
 def rows_of_kinds(kinds: Iterable[Kind]) -> dict[Kind, list[int]]:
-    """Where each of *kinds* stands."""
+    """The rows of each of *kinds*."""
     rows_of: dict[Kind, list[int]] = {}
     for row, kind in enumerate(kinds):
         rows_of.setdefault(kind, []).append(row)
@@ -137,16 +153,12 @@ def price_by_kind(
     rows_of: Mapping[Kind, Sequence[int]],
     price: Callable[[Kind, Sequence[Any]], Estimates],
 ) -> Estimates:
-    """Predict *ops* in order, those in the rows of one kind together."""
+    """Predict *ops* in order, those of one kind together."""
     if len(rows_of) == 1:
         return price(next(iter(rows_of)), ops)
     together = concatenate_estimates(
         [price(kind, [ops[row] for row in rows]) for kind, rows in rows_of.items()]
     )
-    order = np.argsort([row for rows in rows_of.values() for row in rows], kind="stable")
-    return Estimates(
-        duration_ns=together.duration_ns[order],
-        relative_sigma=together.relative_sigma[order],
-        provenance=together.provenance[order],
-        bound=together.bound[order],
+    return together.take(
+        np.argsort([row for rows in rows_of.values() for row in rows], kind="stable")
     )

@@ -16,6 +16,7 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.costs.calibration_files import Entry, Match, entries_for, match_entry
 from perfmodel.costs.estimates import (
     Bound,
+    CalibratedModel,
     CodeColumn,
     Estimates,
     FloatColumn,
@@ -42,18 +43,16 @@ STAND_IN_SIGMA = 0.1
 _NEAREST = (DType.FP8_BLOCK, DType.FP8, DType.BF16)
 
 
-class ExpertLayerModel:
+class ExpertLayerModel(CalibratedModel):
     """Prices whole layers, as measured tables hold them."""
 
     family = "gemm"
-
-    def __init__(self, entries: Sequence[Entry] | None = None) -> None:
-        self._entries = entries
+    kind = "experts"
 
     def price(self, ops: Sequence[ExpertLayer], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device*; benchmarks have no *stack*."""
         del stack
-        entries = entries_for("experts", device) if self._entries is None else tuple(self._entries)
+        entries = self.entries(device)
 
         def price(variant: str, layers: Sequence[ExpertLayer]) -> Estimates:
             dtype, shapes = layers[0].dtype, layer_shapes(layers)

@@ -21,13 +21,13 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.costs.calibration_files import (
     Entry,
     Match,
-    entries_for,
     generations_between,
     match_entry,
 )
 from perfmodel.costs.corrections import CHUNK_ROWS, Correction, OrderedCorrection
 from perfmodel.costs.estimates import (
     Bound,
+    CalibratedModel,
     Estimates,
     FloatColumn,
     build_estimates,
@@ -94,13 +94,10 @@ class GemmCalibration:
         return Provenance.INTERPOLATED if is_own else Provenance.EXTRAPOLATED
 
 
-class GemmModel:
-    """Prices matrix products."""
+class GemmModel(CalibratedModel):
+    """Prices GEMMs."""
 
-    family = "gemm"
-
-    def __init__(self, entries: Sequence[Entry] | None = None) -> None:
-        self._entries = entries
+    family = kind = "gemm"
 
     def price(self, ops: Sequence[Gemm], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
@@ -126,7 +123,7 @@ class GemmModel:
 
     def calibration(self, device: Device, dtype: DType) -> GemmCalibration:
         """The constants of products of *dtype* on *device*."""
-        entries = entries_for("gemm", device) if self._entries is None else tuple(self._entries)
+        entries = self.entries(device)
         found = [
             (match, sigma)
             for variant, sigma in stand_ins(dtype)

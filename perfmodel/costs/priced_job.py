@@ -2,7 +2,8 @@
 
 Ops of one family err together, and all of them by the spread of their stack. A sample
 draws one factor a family and one for all, from the seed and a name alone, so two plans
-priced with one seed get the same draws and their difference is not noise.
+priced with one seed get the same draws and their difference is not noise. A job that states
+its durations has prices without doubt.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.estimates import CodeColumn, FloatColumn
+from perfmodel.costs.estimates import Bound, CodeColumn, FloatColumn
 from perfmodel.costs.interference import NOTHING_SLOWED, GenerationSlowdowns
 from perfmodel.costs.models import FAMILIES
-from perfmodel.graph.durations import DurationTable
+from perfmodel.graph.durations import DurationTable, OpDurations, build_shared_durations
 from perfmodel.graph.job import JobGraph
+from perfmodel.graph.ops import Fixed, duration_of
+from perfmodel.graph.program import NO_ORIGIN, Program
+from perfmodel.graph.stored_programs import StoredPrograms
 from perfmodel.stacks.spread import NO_SPREAD, Spread
 
 _ROWS_AT_ONCE = 1024
@@ -108,3 +112,68 @@ def family_draws(family: str, count: int, *, seed: int) -> NDArray[np.float64]:
     """Standard normal draws of *family*, the same wherever they are asked for."""
     generator = np.random.default_rng([seed, zlib.crc32(family.encode())])
     return generator.standard_normal(count)
+
+
+def stated_prices(job: JobGraph, known: PricedJob | None = None) -> PricedJob:
+    """The stated durations of *job* as prices without uncertainty.
+
+    Tasks that *known* has by their origin keep their family and its uncertainty, and those that
+    still state the known duration keep the price before it was rounded.
+    """
+    provenance = np.array(
+        [op.provenance if isinstance(op, Fixed) else 0 for op in job.ops], dtype=np.int8
+    )
+    if known is None and isinstance(job.programs, StoredPrograms):
+        # Their tasks are not read here: prices by op.
+        values_ns = np.array([duration_of(op) for op in job.ops], dtype=np.int64)[:, np.newaxis]
+        durations: DurationTable = OpDurations(values_ns, job.rank_program.astype(np.int64))
+        return _certain_prices(job, durations, provenance)
+    # One row per program, in the order in which ranks first run them.
+    programs = [job.programs[place] for place in dict.fromkeys(job.rank_program.tolist())]
+    ops = np.concatenate([program.op for program in programs])
+    certain = _certain_prices(job, stated_durations(job), provenance[ops])
+    if known is None:
+        return certain
+    return _recall(certain, known, np.concatenate([program.origin for program in programs]))
+
+
+def _certain_prices(job: JobGraph, durations: DurationTable, provenance: CodeColumn) -> PricedJob:
+    count = len(durations.values_ns)
+    return PricedJob(
+        job=job,
+        durations=durations,
+        float_ns=durations.values_ns[:, 0].astype(np.float64),
+        relative_sigma=np.zeros(count),
+        provenance=provenance,
+        family=np.full(count, FAMILIES.index("fixed"), dtype=np.int8),
+        bound=np.full(count, Bound.UNKNOWN, dtype=np.int8),
+        link_use=np.zeros((count, 2)),
+    )
+
+
+def _recall(certain: PricedJob, known: PricedJob, origins: NDArray[np.int32]) -> PricedJob:
+    is_known = origins != NO_ORIGIN
+    was = known.take(np.where(is_known, origins, 0), certain.durations.rank_offset, job=certain.job)
+    is_same = is_known & (was.durations.values_ns[:, 0] == certain.durations.values_ns[:, 0])
+    return replace(
+        certain,
+        float_ns=np.where(is_same, was.float_ns, certain.float_ns),
+        relative_sigma=np.where(is_known, was.relative_sigma, 0.0),
+        family=np.where(is_known, was.family, certain.family).astype(np.int8),
+        bound=np.where(is_known, was.bound, certain.bound).astype(np.int8),
+        link_use=np.where(is_known[:, np.newaxis], was.link_use, 0.0),
+        slowdowns=known.slowdowns,
+        spread=known.spread,
+    )
+
+
+def stated_durations(job: JobGraph) -> DurationTable:
+    """The durations that the tasks of a pinned *job* state."""
+    return build_shared_durations(job, [durations_of(job, program) for program in job.programs])
+
+
+def durations_of(job: JobGraph, program: Program) -> NDArray[np.int64]:
+    """The durations that the tasks of *program* state."""
+    ops, place = np.unique(program.op, return_inverse=True)
+    durations = np.array([duration_of(job.ops[op]) for op in ops.tolist()], dtype=np.int64)
+    return durations[place]

@@ -1,8 +1,8 @@
 """Pricing: durations for every task of a whole job.
 
-Ranks with the same program whose groups lie alike on the machine cost the
-same and share one row, so a job of thousands of ranks is priced once per
-distinct rank. Costs are rounded to the clock here and nowhere else.
+Ranks with the same program and groups with the same placement cost the same and share one row, so
+a job of thousands of ranks is priced once per distinct rank. Costs are rounded to the clock here
+and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from collectives import (
 )
 from collectives.lean import price_lean
 from perfmodel.base.errors import ScenarioError
-from perfmodel.costs.estimates import Bound, Estimates, build_estimates
+from perfmodel.base.provenance import Provenance
+from perfmodel.costs.estimates import Bound, Estimates, build_estimates, concatenate_estimates
 from perfmodel.costs.interference import slowdowns_for
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES, family_of, price_ops
 from perfmodel.costs.priced_job import PricedJob
@@ -35,26 +36,29 @@ from perfmodel.stacks.spread import find_spread
 from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
 from topologies import Cluster
 
-# Ranks run the same program in step, so that the groups behind one slot make
-# their collectives together. Where GPUs share a NIC, as on Polaris, each gets
-# its share of it only.
-
-
-NO_NIC = -1
+NO_POSITION = -1
 
 
 def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
-    """For every group of *job*, the others behind its slot that share a NIC with it."""
+    """For every group of *job*, the others of its slot that share a NIC with it.
+
+    Ranks run the same program in step, so the groups of one slot make their collectives together.
+    Where GPUs share a NIC, as on Polaris, each group gets only its share.
+    """
     rivals: list[set[int]] = [set() for _ in job.groups]
-    nic_of_rank = _nics(cluster)
+    nics = np.asarray(cluster.topology.nic_of_gpu, dtype=np.int64)
+    if not len(nics):
+        return [() for _ in job.groups]
     hosts = np.asarray(cluster.host_of_rank)
+    # NICs are numbered through all hosts.
+    nic_of_rank = hosts * len(nics) + nics[np.asarray(cluster.gpu_of_rank)]
     crosses = np.array([len(np.unique(hosts[list(group.ranks)])) > 1 for group in job.groups])
     for slot in range(job.rank_group.shape[1]):
         ranks = np.flatnonzero(job.rank_group[:, slot] != NO_GROUP)
         groups = job.rank_group[ranks, slot]
-        sends = crosses[groups] & (nic_of_rank[ranks] != NO_NIC)
+        sends = crosses[groups]
         pairs = np.unique(np.column_stack([nic_of_rank[ranks], groups])[sends], axis=0)
-        # Sorted by NIC: groups that share one stand together.
+        # Sorted by NIC: groups that share one are adjacent.
         for sharers in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
             if len(sharers) > 1:
                 for group in sharers:
@@ -62,22 +66,9 @@ def find_rivals(job: JobGraph, cluster: Cluster) -> list[tuple[int, ...]]:
     return [tuple(sorted(of_group)) for of_group in rivals]
 
 
-def _nics(cluster: Cluster) -> np.ndarray:
-    """The NIC of every rank, numbered through all hosts."""
-    nics = np.asarray(cluster.topology.nic_of_gpu, dtype=np.int64)
-    if not len(nics):
-        return np.full(cluster.rank_count, NO_NIC, dtype=np.int64)
-    place = np.asarray(cluster.gpu_of_rank)
-    numbered: np.ndarray = np.asarray(cluster.host_of_rank) * len(nics) + nics[place]
-    return numbered
-
-
-NO_POSITION = -1
-
-
 @dataclass(frozen=True, slots=True)
 class _CallPrice:
-    """What one collective costs a group: for each member, or the same for all."""
+    """What one collective costs a group: per member, or the same for all."""
 
     duration_ns: float
     per_member_ns: tuple[float, ...] | None
@@ -87,7 +78,7 @@ class _CallPrice:
     link_use: tuple[float, float]
 
     def of_member(self, rank: int, ranks: Sequence[int]) -> _CallPrice:
-        """What *rank* pays, one of the *ranks* of the group or somebody who looks on."""
+        """What *rank* pays; one that is not among the *ranks* of the group pays as the first."""
         if self.per_member_ns is None:
             return self
         position = ranks.index(rank) if rank in ranks else 0
@@ -108,20 +99,22 @@ def price_job(
     software = CollectiveSoftware(algorithm=stack.collective_algorithm)
     seen = cluster_seen_by(stack, cluster)
     calls = _CallPricer(job, seen, software, time_ratio=ratio, is_lean=is_lean)
-    kinds = _rank_kinds(job, calls)
+    kind_of_rank, representatives = _rank_kinds(job, calls)
     sheet = _PriceSheet(job, plain, calls)
-    offset_of_kind = [sheet.place(representative) for representative in kinds.representative_rank]
-    columns = _join(sheet.rows)
+    offset_of_kind = [sheet.place(int(representative)) for representative in representatives]
+    columns = concatenate_estimates(sheet.rows)
+    family_code = {name: place for place, name in enumerate(FAMILIES)}
+    family_of_op = np.array([family_code[family_of(type(op))] for op in job.ops], dtype=np.int8)
     return PricedJob(
         job=job,
         durations=DurationTable(
             np.rint(columns.duration_ns).astype(np.int64)[:, None],
-            np.array(offset_of_kind, dtype=np.int64)[kinds.kind_of_rank],
+            np.array(offset_of_kind, dtype=np.int64)[kind_of_rank],
         ),
         float_ns=columns.duration_ns,
         relative_sigma=columns.relative_sigma,
         provenance=columns.provenance,
-        family=_families(job, sheet.programs),
+        family=np.concatenate([family_of_op[program.op] for program in sheet.programs]),
         bound=columns.bound,
         link_use=np.concatenate(sheet.link_use),
         slowdowns=slowdowns_for(cluster.device),
@@ -135,7 +128,7 @@ def price_job(
 
 
 def cluster_seen_by(stack: SoftwareStack, cluster: Cluster) -> Cluster:
-    """*cluster* as the collectives of *stack* use it: without relays where it makes none."""
+    """*cluster* as the collectives of *stack* use it: without relays if the stack makes none."""
     if not (stack.has(FrameworkBehaviour.UNRELAYED) and cluster.topology.gpus_forward):
         return cluster
     return replace(cluster, topology=replace(cluster.topology, gpus_forward=False))
@@ -155,19 +148,16 @@ def _price_plain(ops: tuple[Op, ...], cluster: Cluster, stack: SoftwareStack) ->
     """Prices by index of op; a Communication holds zero until its group is known."""
     places = [place for place, op in enumerate(ops) if not isinstance(op, Communication)]
     priced = price_ops([ops[place] for place in places], device=cluster.device, stack=stack)
-    full = build_estimates(
-        np.zeros(len(ops)), relative_sigma=0.0, provenance=np.zeros(len(ops), np.int8),
-        bound=Bound.LINK,
-    )  # fmt: skip
-    full.duration_ns[places] = priced.duration_ns
-    full.relative_sigma[places] = priced.relative_sigma
-    full.provenance[places] = priced.provenance
-    full.bound[places] = priced.bound
-    return full
+    free = build_estimates(
+        np.zeros(1), relative_sigma=0.0, provenance=Provenance.RECORDED, bound=Bound.LINK
+    )
+    row_of_op = np.full(len(ops), len(places))
+    row_of_op[places] = np.arange(len(places))
+    return concatenate_estimates([priced, free]).take(row_of_op)
 
 
 class _CallPricer:
-    """Prices collectives, once for groups that lie alike on the machine."""
+    """Prices collectives, once for groups with the same placement."""
 
     def __init__(
         self,
@@ -186,7 +176,7 @@ class _CallPricer:
         self._price_of: dict[tuple[int, int], _CallPrice] = {}
         self._wiring_of: dict[int, Wiring] = {}
         rivals = find_rivals(job, cluster)
-        # Both are made anew at every look, and a large job has tens of thousands of groups.
+        # The properties are computed at every access, and a large job has many groups.
         hosts, gpus = np.asarray(cluster.host_of_rank), np.asarray(cluster.gpu_of_rank)
         keys = [
             (*_placement(hosts, gpus, group.ranks), len(of_group))
@@ -196,25 +186,12 @@ class _CallPricer:
         self.placement_of_group = np.array([kind_of_key[key] for key in keys], dtype=np.int64)
         self._rivals_of_group = rivals
 
-    @property
-    def has_uneven(self) -> bool:
-        """Whether a member's place in its group matters for what it pays."""
-        return any(
-            isinstance(op, Communication) and op.collective.byte_matrix is not None
-            for op in self._job.ops
-        )
-
     def price(self, op: int, group: int) -> _CallPrice:
         """What the collective number *op* costs group number *group*."""
         key = (op, int(self.placement_of_group[group]))
         if key not in self._price_of:
             self._price_of[key] = self._ask(op, group)
         return self._price_of[key]
-
-    def _wiring(self, group: int) -> Wiring:
-        if group not in self._wiring_of:
-            self._wiring_of[group] = wiring_of(self._job.groups[group].ranks, self._cluster)
-        return self._wiring_of[group]
 
     def _ask(self, op: int, group: int) -> _CallPrice:
         communication = self._job.ops[op]
@@ -223,12 +200,14 @@ class _CallPricer:
         if self._is_lean:
             cost = price_lean(communication.collective, cluster=self._cluster, ranks=ranks)
         else:
+            if group not in self._wiring_of:
+                self._wiring_of[group] = wiring_of(ranks, self._cluster)
             cost = price_collective(
                 communication.collective,
                 cluster=self._cluster,
                 ranks=ranks,
                 software=self._software,
-                wiring=self._wiring(group),
+                wiring=self._wiring_of[group],
             )
         rivals = self._rivals_of_group[group]
         if rivals:
@@ -256,9 +235,9 @@ class _CallPricer:
 def _placement(
     host_of_rank: NDArray[np.int64], gpu_of_rank: NDArray[np.int64], ranks: Sequence[int]
 ) -> tuple[bytes, bytes]:
-    """How *ranks* lie on the machine: hosts numbered as they come, and the GPU in each.
+    """The placement of *ranks*: hosts numbered by first appearance, and the GPU in each.
 
-    Hosts of one cluster are alike, so which of them a group sits on does not matter.
+    Hosts of one cluster are alike, so it does not matter which of them a group uses.
     """
     members = np.asarray(ranks, dtype=np.intp)
     hosts = host_of_rank[members]
@@ -267,30 +246,25 @@ def _placement(
     return order[inverse].tobytes(), gpu_of_rank[members].tobytes()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _RankKinds:
-    """Ranks that must cost the same, and one of each kind."""
-
-    kind_of_rank: NDArray[np.intp]
-    representative_rank: tuple[int, ...]
-
-
-def _rank_kinds(job: JobGraph, calls: _CallPricer) -> _RankKinds:
+def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The kind of every rank, alike in everything that prices depend on, and a rank per kind."""
+    signature = [job.rank_program.astype(np.int64)]
     if len(calls.placement_of_group):
-        placement = np.where(
-            job.rank_group == NO_GROUP, NO_GROUP, calls.placement_of_group[job.rank_group]
-        )
-    else:
-        placement = np.empty((job.rank_count, 0), dtype=np.int64)
-    signature = np.column_stack([job.rank_program.astype(np.int64), placement])
-    if calls.has_uneven:
-        signature = np.column_stack([signature, _positions(job)])
-    _, first, kind = np.unique(signature, axis=0, return_index=True, return_inverse=True)
-    return _RankKinds(kind.reshape(-1), tuple(int(rank) for rank in first))
+        placement = calls.placement_of_group[job.rank_group]
+        signature.append(np.where(job.rank_group == NO_GROUP, NO_GROUP, placement))
+    if any(
+        isinstance(op, Communication) and op.collective.byte_matrix is not None for op in job.ops
+    ):
+        # In an uneven exchange a member's price depends on its position in the group.
+        signature.append(_positions(job))
+    _, first, kind = np.unique(
+        np.column_stack(signature), axis=0, return_index=True, return_inverse=True
+    )
+    return kind.reshape(-1), first
 
 
 def _positions(job: JobGraph) -> NDArray[np.int64]:
-    """The place of every rank in the group behind every slot."""
+    """The position of every rank in its group of every slot."""
     positions = np.full(job.rank_group.shape, NO_POSITION, dtype=np.int64)
     place_in = [{rank: place for place, rank in enumerate(group.ranks)} for group in job.groups]
     for (rank, slot), group in np.ndenumerate(job.rank_group):
@@ -322,7 +296,7 @@ class _PriceSheet:
         self.link_use: list[NDArray[np.float64]] = []
 
     def place(self, rank: int) -> int:
-        """Where the rows of *rank* begin, written if nobody had the same before."""
+        """Where the rows of *rank* begin, written if they are new."""
         number = int(self._job.rank_program[rank])
         if number not in self._calls_of:
             self._calls_of[number] = self._find_calls(self._job.programs[number])
@@ -348,13 +322,7 @@ class _PriceSheet:
         return self._calls.price(op, group).of_member(rank, self._job.groups[group].ranks)
 
     def _write(self, program: Program, calls: _Calls, prices: Sequence[_CallPrice]) -> None:
-        plain = self._plain
-        columns = Estimates(
-            duration_ns=plain.duration_ns[program.op],
-            relative_sigma=plain.relative_sigma[program.op],
-            provenance=plain.provenance[program.op],
-            bound=plain.bound[program.op],
-        )
+        columns = self._plain.take(program.op)
         link_use = np.zeros((program.task_count, 2))
         if prices:
             which, tasks = calls.pair_of_task, calls.tasks
@@ -368,18 +336,3 @@ class _PriceSheet:
         self.rows.append(columns)
         self.link_use.append(link_use)
         self._length += program.task_count
-
-
-def _join(rows: Sequence[Estimates]) -> Estimates:
-    return Estimates(
-        duration_ns=np.concatenate([row.duration_ns for row in rows]),
-        relative_sigma=np.concatenate([row.relative_sigma for row in rows]),
-        provenance=np.concatenate([row.provenance for row in rows]),
-        bound=np.concatenate([row.bound for row in rows]),
-    )
-
-
-def _families(job: JobGraph, programs: Sequence[Program]) -> NDArray[np.int8]:
-    code = {name: place for place, name in enumerate(FAMILIES)}
-    of_op = np.array([code[family_of(type(op))] for op in job.ops], dtype=np.int8)
-    return np.concatenate([of_op[program.op] for program in programs])

@@ -7,13 +7,13 @@ are the tasks with sequence s behind every endpoint (rank, slot) of that group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.ops import Op
-from perfmodel.graph.program import PLAIN, Int32s, Int64s, Program
+from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Int64s, Program
 
 NO_GROUP = -1
 """What `rank_group` holds where a rank has no such communicator."""
@@ -138,3 +138,22 @@ class Endpoints:
     group_start: NDArray[np.int64]
     rank: Int32s
     slot: Int32s
+
+
+def with_own_origins(job: JobGraph) -> JobGraph:
+    """*job* with an origin of its own for every task, numbered program after program.
+
+    What is known of a task is then found by that number, however the job is changed.
+    """
+    starts = np.concatenate([[0], np.cumsum([program.task_count for program in job.programs])])
+    column = np.concatenate([program.origin for program in job.programs]).tolist()
+    return replace(
+        job,
+        origins=tuple(
+            Origin("") if origin == NO_ORIGIN else job.origins[origin] for origin in column
+        ),
+        programs=tuple(
+            replace(program, origin=np.arange(start, start + program.task_count, dtype=np.int32))
+            for program, start in zip(job.programs, starts.tolist(), strict=False)
+        ),
+    )

@@ -13,6 +13,7 @@ from typing import ClassVar
 from collectives.collective import Collective
 from embeddings.table import Lookup
 from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 
 
@@ -241,3 +242,13 @@ class Fixed:
 
 
 Op = Work | Fixed
+
+
+def duration_of(op: Op) -> int:
+    """The duration that *op* states; one that is still to be priced is refused."""
+    if isinstance(op, Fixed):
+        return op.duration_ns
+    raise ScenarioError(
+        f"{type(op).__name__} has no duration yet, so it cannot be changed. Say on which machine "
+        "the job runs (--topology), or price it with `pin_job` first."
+    )

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectives.calibration import calibration_for
-from collectives.collective import CollectiveKind
-from collectives.cost import CollectiveCost
+from collectives.collective import CollectiveCost, CollectiveKind
 from collectives.group import wiring_of
 from collectives.pricing import DEFAULT_SOFTWARE, price_sizes
 from collectives.uneven import RankLoad, price_uneven

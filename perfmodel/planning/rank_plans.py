@@ -40,9 +40,9 @@ from perfmodel.planning.ranking import (
     number_ties,
 )
 from perfmodel.planning.setting import load_rank_setting
-from perfmodel.prediction.answer import Answer
-from perfmodel.prediction.answering import answer
+from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.stack import SoftwareStack
@@ -159,7 +159,7 @@ class _Askers:
 class PlanAnswer:
     """What `predict --plan` answers for a plan, and what its ranks need."""
 
-    answer: Answer
+    answer: Prediction
     memory_bytes: tuple[int, ...]
 
 
@@ -169,7 +169,7 @@ def answer_plan(askers: _Askers, plan: ShardingPlan) -> PlanAnswer:
         Setting(askers.spec, askers.cluster, askers.stack, askers.asked, plan=plan)
     )
     memory_bytes = tuple(memory.total_bytes for memory in question.memory_of_rank)
-    return PlanAnswer(answer(question, executor=SerialExecutor()), memory_bytes)
+    return PlanAnswer(predict(question, executor=SerialExecutor()), memory_bytes)
 
 
 def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]) -> PlanLoads:
@@ -267,7 +267,7 @@ def _straggler(evaluator: PlanEvaluator, plan: ShardingPlan) -> Straggler:
     return Straggler(rank, float(waited[rank]), names)
 
 
-def _assumptions(best: Answer, made: MadePlans, question: RankQuestion) -> tuple[str, ...]:
+def _assumptions(best: Prediction, made: MadePlans, question: RankQuestion) -> tuple[str, ...]:
     sentences = list(best.assumptions)
     sentences.append(
         "The plans that are listed were answered in full, as `predict --plan` answers; what would "

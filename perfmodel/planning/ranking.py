@@ -24,7 +24,7 @@ from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.batches import BatchSpread
 from perfmodel.planning.question import RankBy
-from perfmodel.prediction.answer import Answer
+from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.scenario import Mode
 
 
@@ -80,7 +80,7 @@ class RankedPlan:
     """
 
     plan: ShardingPlan
-    answer: Answer
+    answer: Prediction
     place: int
     beats_next: float | None
     bound: PlanBound

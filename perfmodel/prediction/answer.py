@@ -1,4 +1,4 @@
-"""Answer and Prediction: how long an iteration takes, and the parts that explain it.
+"""Prediction: how long an iteration takes, and the parts that explain it.
 
 Times are integer nanoseconds of the replayed clock. The parts of a
 `TimeParts` add up to the iteration exactly, in every class of ranks and in
@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.shown import Shown
+from perfmodel.costs.priced_job import PricedJob
+from perfmodel.engine.breakdown import Window
+from perfmodel.engine.history import History, Occurrence
+from perfmodel.engine.layout import Int64s
+from perfmodel.graph.job import JobGraph
 from perfmodel.graph.memory import RankMemory
-from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
@@ -67,7 +72,7 @@ class PathShare:
 class CriticalPath:
     """The chain of tasks that decides the iteration, summed up.
 
-    *rank_changes* counts how often the chain goes over to another rank.
+    *rank_changes* counts how often the chain crosses to another rank.
     """
 
     by_kind: tuple[PathShare, ...]
@@ -95,10 +100,10 @@ class RankWait:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where the iteration time lies with 90 % probability, as far as the costs are known.
+    """The 90 % interval of the iteration time, as far as the uncertainty of costs is known.
 
-    Of a recording with one step nothing is known about it: then *is_known* is False and both
-    ends are the iteration.
+    A recording of one step says nothing about it: then *is_known* is False and both ends are the
+    iteration.
     """
 
     low_ns: int
@@ -119,9 +124,9 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the scenario came down to: names and sizes. *batch* counts samples of all ranks.
+    """What was predicted: names and sizes. *batch* counts samples of all ranks.
 
-    What the folder of a job does not say is None.
+    What a saved job does not state is None.
     """
 
     job: str
@@ -155,7 +160,7 @@ class MemoryFit:
 
 @dataclass(frozen=True, slots=True)
 class InterferenceLoss:
-    """What the iteration loses because kernels and collectives overlap, found in *rounds*."""
+    """What contention of overlapping kernels and collectives costs an iteration."""
 
     lost_ns: int
     rounds: int
@@ -163,21 +168,76 @@ class InterferenceLoss:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Where the work was done and how long that took; never part of the answer."""
+    """Where the prediction was computed and how long that took; not part of the answer."""
 
     executor: str
     phase_s: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Answer(Shown):
-    """How long one iteration takes.
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """The replay behind an explanation: one *iteration* of a folded job, and its *window* of time.
 
-    *isolated_ns* is one iteration that starts at a barrier; of a recording, which
-    has none, *span_ns* is one pass from the first task to the last, and
-    *periods_ns* are those that its period is the median of. *drawn_ns* has the
-    times under drawn costs that the *interval* is made of. A recording has a
-    *score*, how well it replays itself.
+    Equal ranks are folded: rank r of the job here represents the ranks `class_ranks[r]`.
+    """
+
+    history: History
+    iteration: int
+    window: Window
+    class_ranks: tuple[tuple[int, ...], ...]
+    priced: PricedJob | None = None
+
+    def provenance_of(self, rank: int, task: int) -> Provenance | None:
+        """How the duration of *task* of *rank* is known, where prices were kept."""
+        if self.priced is None:
+            return None
+        row = self.priced.durations.row_of(self.priced.job, rank, task)
+        return Provenance(int(self.priced.provenance[row]))
+
+    @property
+    def job(self) -> JobGraph:
+        """The folded job."""
+        return self.history.job
+
+    def starts_ns(self, rank: int) -> Int64s:
+        """When the tasks of *rank* started."""
+        return self.history.start_ns(self.iteration, rank)
+
+    def ends_ns(self, rank: int) -> Int64s:
+        """When the tasks of *rank* ended."""
+        return self.history.end_ns(self.iteration, rank)
+
+    def waits_ns(self, rank: int) -> Int64s:
+        """How long the tasks of *rank* waited for other ranks."""
+        waits: Int64s = self.starts_ns(rank) - self.history.ready_ns(self.iteration, rank)
+        return waits
+
+    def last_member(self, rank: int, task: int) -> Occurrence:
+        """The member that the rendezvous of *task* waited for."""
+        return self.history.last_member(Occurrence(self.iteration, rank, task))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reasons:
+    """Why a prediction is what it is.
+
+    *interference* is None where contention was not modelled or is part of what was recorded.
+    """
+
+    explanation: Explanation
+    evidence: Evidence
+    interference: InterferenceLoss | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Prediction(Shown):
+    """How long one iteration takes and, unless only times were asked for, why.
+
+    *isolated_ns* is one iteration that starts at a barrier. A recording has none: *span_ns* is
+    its time from the first task to the last, and its period is the median of *periods_ns*.
+    *drawn_ns* has the times under drawn costs that make the *interval*. The *score* of a
+    recording says how well it replays itself. *scenario* is None where the question was not
+    asked by one.
     """
 
     mode: Mode = Mode.PERIOD
@@ -186,10 +246,13 @@ class Answer(Shown):
     interval: Interval
     assumptions: tuple[str, ...]
     facts: Facts
+    run: Run
     span_ns: int = 0
     periods_ns: tuple[int, ...] = ()
     drawn_ns: tuple[float, ...] = ()
     score: SelfReplay | None = None
+    scenario: Scenario | JobScenario | None = None
+    reasons: Reasons | None = None
 
     @property
     def iteration_ns(self) -> int:
@@ -200,25 +263,33 @@ class Answer(Shown):
 
     @property
     def yardsticks(self) -> Yardsticks | None:
-        """The figures that people compare; None where nobody said what an iteration does."""
+        """Throughput and utilisation; None where the work of an iteration is unknown."""
         if self.facts.work is None:
             return None
         return Yardsticks(self.facts.work, self.facts.rank_count, self.iteration_ns)
 
+    @property
+    def explanation(self) -> Explanation:
+        """Why the iteration takes as long as it does."""
+        return self._why().explanation
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Prediction(Answer):
-    """How long one iteration takes, and why.
+    @property
+    def evidence(self) -> Evidence:
+        """The replay behind the explanation."""
+        return self._why().evidence
 
-    *scenario* is None where the question came from elsewhere. *interference* is
-    None where it was left out or is part of what was recorded.
-    """
+    @property
+    def interference(self) -> InterferenceLoss | None:
+        """What contention costs; None where it was not modelled, or only times were asked for."""
+        return None if self.reasons is None else self.reasons.interference
 
-    scenario: Scenario | JobScenario | None
-    explanation: Explanation
-    run: Run
-    evidence: Evidence
-    interference: InterferenceLoss | None = None
+    def _why(self) -> Reasons:
+        if self.reasons is None:
+            raise ScenarioError(
+                f"{self.facts.job}: has no explanation, because only times were asked for. "
+                "Ask with is_explained."
+            )
+        return self.reasons
 
     @property
     def bound(self) -> PathShare:
@@ -246,8 +317,12 @@ class Prediction(Answer):
 
     @property
     def memory(self) -> MemoryFit | None:
-        """What the fullest ranks need beside what there is; None where nobody said."""
+        """What the fullest ranks need and what a GPU has; None where either is unknown."""
         capacity_bytes = self.facts.device_memory_bytes
         if capacity_bytes is None or not self.fullest_class.memory.parts:
             return None
         return MemoryFit(self.fullest_class, capacity_bytes)
+
+
+Answer = Prediction
+"""The name of a prediction of times alone, in earlier versions of `perfmodel.api`."""

@@ -1,6 +1,8 @@
-"""Assumptions: everything an answer takes for granted, as sentences."""
+"""Assumptions: what a prediction assumes, in sentences that say what would change it."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -8,45 +10,85 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration
 from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.steady import MOST_ITERATIONS, SteadyState
+from perfmodel.engine.steady import MOST_ITERATIONS
 from perfmodel.prediction.answer import InterferenceLoss
 from perfmodel.prediction.explain import merge_numbers
 from perfmodel.prediction.interference import MOST_ROUNDS, SettledCosts
-from perfmodel.prediction.question import PredictOptions
+from perfmodel.prediction.loops import Loop
+from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import Interference
+
+if TYPE_CHECKING:
+    from perfmodel.recordings.recorded_job import SelfReplay
 
 MOST_NAMES = 6
 
 
-def list_assumptions(
-    priced: PricedJob,
-    steady: SteadyState,
-    settled: SettledCosts,
-    asked: PredictOptions,
-    loss: InterferenceLoss | None,
-) -> tuple[str, ...]:
-    """What the job, its costs and its replay assume; each sentence once.
+NO_DOUBT = "The interval is empty: the job states its durations and no doubt about them."
 
-    *loss* is None where interference was left out or nobody asked what it adds.
+
+def list_assumptions(
+    question: Question, loop: Loop, loss: InterferenceLoss | None, *, is_drawn: bool
+) -> tuple[str, ...]:
+    """What the prediction of *question* from *loop* assumes; each sentence once.
+
+    *loss* is None where contention was left out or only times are asked for.
     """
-    sentences = list(priced.job.facts.assumptions)
+    sentences = list(question.job.facts.assumptions)
+    if question.recording is not None:
+        sentences += _about_recording(question.recording.score)
+    else:
+        sentences += _about_costs(loop, question.options, loss)
+    if question.continuation is not None:
+        sentences.append(
+            f"The {question.continuation.micro_batches} equal micro-batches are continued in a "
+            "straight line from two smaller numbers of them, which is within 0.2 % of replaying "
+            "all."
+        )
+    if question.options.samples and not is_drawn and question.recording is None:
+        sentences.append(NO_DOUBT)
+    if question.cluster is not None and question.cluster.device.calibrations:
+        files = ", ".join(question.cluster.device.calibrations)
+        sentences.append(f"Constants of {files} come before perfmodel's own.")
+    return tuple(dict.fromkeys((*sentences, *question.assumptions, *question.chosen)))
+
+
+def _about_recording(score: SelfReplay | None) -> list[str]:
+    count = 0 if score is None else len(score.periods)
+    interval = (
+        f"The interval is the spread of the {count} recorded periods, from the 5th to the 95th "
+        "percentile."
+    )
+    if count < 2:
+        interval = (
+            "The interval is unknown from one step: the recording has fewer than two periods, so "
+            "nothing is known about their spread."
+        )
+    if score is None or score.is_trusted:
+        return [interval]
+    return [interval, f"{score.distrust[:1].upper()}{score.distrust[1:]}."]
+
+
+def _about_costs(loop: Loop, options: PredictOptions, loss: InterferenceLoss | None) -> list[str]:
+    priced, settled = loop.settled.folded.priced, loop.settled
+    sentences = []
     names = _assumed_labels(priced)
     if names:
         shown = ", ".join(names[:MOST_NAMES])
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         sentences.append(f"Some durations are assumed, not modelled, in: {shown}{more}.")
-    if not steady.is_settled:
+    if not loop.is_steady:
         sentences.append(
             f"The loop had not settled after {MOST_ITERATIONS} iterations; its period is the mean "
             "of the second half of them."
         )
     if priced.spread.sentence and np.any(priced.provenance != Provenance.RECORDED):
         sentences.append(priced.spread.sentence)
-    if asked.interference is Interference.LEFT_OUT:
+    if options.interference is Interference.LEFT_OUT:
         sentences.append("Interference is left out: what overlaps takes as long as alone.")
     elif settled.has_losses:
         sentences.extend(_about_interference(priced.slowdowns, settled, loss))
-    return tuple(dict.fromkeys(sentences))
+    return sentences
 
 
 def _about_interference(
@@ -85,7 +127,8 @@ def _assumed_labels(priced: PricedJob) -> list[str]:
     if not (priced.provenance == Provenance.ASSUMED).any():
         return []
     totals: dict[str, int] = {}
-    for rank in _one_rank_a_row(priced):
+    _, first_ranks = np.unique(priced.durations.rank_offset, return_index=True)
+    for rank in first_ranks.tolist():
         rows = priced.durations.rows_of(job, rank)
         is_assumed = priced.provenance[rows] == Provenance.ASSUMED
         durations_ns = priced.durations.values_ns[rows, 0]
@@ -98,8 +141,3 @@ def _assumed_labels(priced: PricedJob) -> list[str]:
             name = merge_numbers(job.labels[int(label)])
             totals[name] = totals.get(name, 0) + round(sums[label])
     return sorted(totals, key=lambda name: (-totals[name], name))
-
-
-def _one_rank_a_row(priced: PricedJob) -> list[int]:
-    _, first = np.unique(priced.durations.rank_offset, return_index=True)
-    return [int(rank) for rank in first]

@@ -19,8 +19,8 @@ from perfmodel.base.value_lists import EXAMPLES, expand_values
 from perfmodel.execution.executor import Executor
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.answering import answer_in_full
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import Question
 from perfmodel.prediction.scenario import JobScenario, Scenario
 
@@ -180,7 +180,7 @@ def answer_one(build: Build, named: NamedScenario) -> Compared:
     """The answer of one scenario; a function of the module, so that it can run on any worker."""
     try:
         question = build(named.scenario)
-        prediction = answer_in_full(question, executor=SerialExecutor())
+        prediction = predict(question, executor=SerialExecutor())
     except PerfModelError as fault:
         return Compared(named.name, named.scenario, None, str(fault))
     asked: AnyScenario = named.scenario

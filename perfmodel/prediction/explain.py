@@ -33,12 +33,12 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.prediction.answer import (
     CriticalPath,
+    Evidence,
     Explanation,
     PathShare,
     RankClass,
     RankWait,
 )
-from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.time_parts import (
     from_breakdown,
     mean_parts,

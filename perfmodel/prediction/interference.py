@@ -11,13 +11,16 @@ never recorded beside kernels, and what kernels cost collectives.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from perfmodel.costs.priced_job import PricedJob
+from perfmodel.engine.folding import Folded, fold
 from perfmodel.engine.layout import Int64s
 from perfmodel.engine.replay import Replay, Timeline
 from perfmodel.engine.steady import Replayer
-from perfmodel.prediction.folded_costs import FoldedCosts
+from perfmodel.graph.durations import OpDurations
 from perfmodel.prediction.kernel_slowdown import (
     CommIntervals,
     Floats,
@@ -27,8 +30,71 @@ from perfmodel.prediction.kernel_slowdown import (
 )
 from perfmodel.prediction.overlap_board import FlatCosts, build_board
 
-# While the links they use are asked for more than they can carry, each runs
-# slower by that factor.
+if TYPE_CHECKING:
+    from perfmodel.recordings.recording_info import RecordingInfo
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoldedCosts:
+    """A priced job with one rank per class; its rank r represents the ranks `class_ranks[r]`."""
+
+    priced: PricedJob
+    class_ranks: tuple[tuple[int, ...], ...]
+
+
+def fold_costs(priced: PricedJob, *, is_folded: bool = True) -> FoldedCosts:
+    """Fold the ranks of *priced* that are equal in all samples of their costs.
+
+    Uncertainties are compared too, so folding is exact for the interval. Without *is_folded*
+    every rank stays.
+    """
+    if not is_folded:
+        return FoldedCosts(priced, tuple((rank,) for rank in range(priced.job.rank_count)))
+    folded = fold(priced.job, replace(priced.durations, values_ns=_signatures(priced)))
+    order = np.argsort(folded.class_of_rank, kind="stable")
+    bounds = np.cumsum(folded.class_size)[:-1]
+    return FoldedCosts(
+        priced=_of_classes(priced, folded),
+        class_ranks=tuple(tuple(ranks.tolist()) for ranks in np.split(order, bounds)),
+    )
+
+
+def _of_classes(priced: PricedJob, folded: Folded) -> PricedJob:
+    """The prices of the ranks that represent their class."""
+    if isinstance(priced.durations, OpDurations):
+        durations = priced.durations.of_ranks(folded.representative)
+        return replace(priced, job=folded.job, durations=durations)
+    rows, offsets = _kept_rows(priced, folded.representative.tolist())
+    return priced.take(rows, offsets, job=folded.job)
+
+
+def _signatures(priced: PricedJob) -> Int64s:
+    """Everything that decides a task's samples, and how it is known, as columns of integers."""
+    return np.column_stack(
+        [
+            priced.float_ns.view(np.int64),
+            priced.relative_sigma.view(np.int64),
+            priced.family.astype(np.int64),
+            priced.provenance.astype(np.int64),
+            priced.link_use.view(np.int64),
+        ]
+    )
+
+
+def _kept_rows(priced: PricedJob, ranks: list[int]) -> tuple[Int64s, Int64s]:
+    """Rows of *ranks*, each stored once, and where those of every rank begin among them."""
+    place_of_offset: dict[int, int] = {}
+    kept: list[Int64s] = []
+    offsets = np.empty(len(ranks), dtype=np.int64)
+    total = 0
+    for place, rank in enumerate(ranks):
+        rows = priced.rows_of_rank(rank)
+        if rows.start not in place_of_offset:
+            place_of_offset[rows.start] = total
+            kept.append(np.arange(rows.start, rows.stop, dtype=np.int64))
+            total += rows.stop - rows.start
+        offsets[place] = place_of_offset[rows.start]
+    return np.concatenate(kept), offsets
 
 
 def overlap_losses(starts_ns: Int64s, ends_ns: Int64s, link_use: Floats) -> Floats:
@@ -69,13 +135,15 @@ ITERATIONS = 3
 class SettledCosts:
     """*folded* with durations that count interference.
 
-    *moved_ratio* is how much the last of *rounds* still moved the iteration.
+    *moved_ratio* is how much the last of *rounds* still moved the iteration. *replay* is the last
+    one, where the rule needs no further replay.
     """
 
     folded: FoldedCosts
-    rounds: int
-    moved_ratio: float
-    has_losses: bool
+    rounds: int = 0
+    moved_ratio: float = 0.0
+    has_losses: bool = False
+    replay: Replay | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -83,9 +151,20 @@ class SettledCosts:
         return self.moved_ratio < STANDSTILL_RATIO
 
 
-def leave_out(folded: FoldedCosts) -> SettledCosts:
+def leave_out(_replay: Replayer, folded: FoldedCosts) -> SettledCosts:
     """*folded* as if everything ran alone."""
-    return SettledCosts(folded, rounds=0, moved_ratio=0.0, has_losses=False)
+    return SettledCosts(folded)
+
+
+def hold_back(recording: RecordingInfo, replay: Replayer, folded: FoldedCosts) -> SettledCosts:
+    """*folded* with the tasks of a recording holding back others, as they were recorded to."""
+    from perfmodel.recordings.hold_back import replay_held  # only recordings need it
+
+    priced = folded.priced
+    rule = recording.hold_rule(priced.job)
+    held = replay_held(priced.job, priced.durations, rule, replayer=replay)
+    settled = replace(priced, job=held.graph, durations=held.durations)
+    return SettledCosts(replace(folded, priced=settled), held.rounds, replay=held.replay)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,11 +185,11 @@ class _Losses:
 def settle_interference(replay: Replayer, folded: FoldedCosts) -> SettledCosts:
     """Replay *folded* until the slow-down of what overlaps stands still."""
     if not (folded.priced.slowdowns.of or folded.priced.link_use.any()):
-        return leave_out(folded)
+        return SettledCosts(folded)
     board = build_board(folded.priced)
     sharing = _sharing_ranks(board)
     if not len(board.calls.task) or not (len(board.lanes.first) or len(sharing)):
-        return leave_out(folded)
+        return SettledCosts(folded)
     losses = _Losses(np.zeros(len(board.alone_ns)), np.zeros(len(board.alone_ns)))
     previous_ns, moved = 0, np.inf
     for rounds in range(1, MOST_ROUNDS + 1):
@@ -123,7 +202,7 @@ def settle_interference(replay: Replayer, folded: FoldedCosts) -> SettledCosts:
         previous_ns = end_ns
         found = _find_losses(board, sharing, _Moments.of(answer, durations.values_ns[:, 0]), losses)
         if rounds == 1 and not found.total_ns.any():
-            return SettledCosts(folded, rounds, 0.0, has_losses=False)
+            return SettledCosts(folded, rounds)
         # Half-way where moves do not get smaller, so that two that swap places come to rest.
         losses = found if moved <= before / 2 else losses.half_way(found)
     slowed = replace(folded, priced=board.price(losses.total_ns))

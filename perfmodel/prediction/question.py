@@ -1,7 +1,7 @@
 """Question: a job, where it runs, and what is asked about it.
 
 Whoever asks (a scenario, a saved job, a what-if, a plan, a measured run) builds
-a question; `perfmodel.prediction.answering` answers it. What differs between
+a question; `perfmodel.prediction.predict` answers it. What differs between
 askers is said in `PredictOptions`, never in another pipeline.
 """
 
@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from collectives import wiring_of
 from embeddings.plan import ShardingPlan
@@ -26,7 +22,6 @@ from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.memory import MemoryPart, RankMemory
 from perfmodel.graph.ops import Fixed
-from perfmodel.graph.program import NO_ORIGIN, Int64s
 from perfmodel.prediction.answer import MemoryFit, RankClass, TimeParts
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,
@@ -54,8 +49,8 @@ UNKNOWN_PEERS = (
     "taken to, and the interval covers hosts where they do not."
 )
 if TYPE_CHECKING:
-    from perfmodel.recordings.hold_back import HoldRule
     from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
+    from perfmodel.recordings.recording_info import RecordingInfo
 
 NO_MEMORY = "Memory is not checked: the folder of a job does not say what its ranks need."
 STATED_MEMORY = (
@@ -66,10 +61,10 @@ STATED_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class PredictOptions:
-    """What differs between those who ask.
+    """How a question is answered.
 
-    *samples* is how often uncertain costs are drawn for the interval, from
-    *seed*; none leave it empty. Without *is_explained* only times are found.
+    *samples* is how often uncertain costs are drawn for the interval, from *seed*; without any the
+    interval is empty. Without *is_explained* only times are predicted.
     """
 
     mode: Mode = Mode.PERIOD
@@ -80,95 +75,44 @@ class PredictOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordingInfo:
-    """What a recording says about tasks, by number of their origin.
-
-    *window_starts* are the tasks that stand for the beginning of the recording,
-    one of each rank; *step_ends* names the tasks that end each step. A change may take
-    those out: then tasks of *recorded*, the job as it was, stand in for them.
-    """
-
-    hold_ratio: NDArray[np.float64]
-    can_be_held: NDArray[np.bool_]
-    window_starts: Int64s
-    step_ends: tuple[Int64s, ...]
-    recorded: JobGraph
-
-    def hold_rule(self, job: JobGraph) -> HoldRule:
-        """The rule for the tasks of *job*; new ones neither hold nor are held."""
-        from perfmodel.recordings.hold_back import HoldRule
-
-        origins = _origins_by_row(job)
-        is_known = origins != NO_ORIGIN
-        known = np.where(is_known, origins, 0)
-        return HoldRule(
-            np.where(is_known, self.hold_ratio[known], 0.0), is_known & self.can_be_held[known]
-        )
-
-    def step_moments_ns(self, job: JobGraph, start_ns: Int64s, end_ns: Int64s) -> list[int]:
-        """When each step of *job* ended; of a single step, when it began and ended.
-
-        A single step is the pass of the rank that takes longest from its first
-        task to its last.
-        """
-        origins = _origins_by_row(job)
-        if len(self.step_ends) > 1:
-            rows = [np.flatnonzero(np.isin(origins, ends)) for ends in self._ends_in(origins)]
-            return [int(end_ns[of_step].max()) for of_step in rows]
-        passes = _passes_ns(job, start_ns, end_ns, ~np.isin(origins, self.window_starts))
-        first_ns, last_ns = max(passes, key=lambda ends: ends[1] - ends[0])
-        return [first_ns, last_ns]
-
-    def _ends_in(self, origins: NDArray[np.int32]) -> list[Int64s]:
-        """Tasks that end each step, among those that are left."""
-        left = set(origins.tolist())
-        if all(left.intersection(ends.tolist()) for ends in self.step_ends):
-            return list(self.step_ends)
-        chains = [
-            [_stand_ins(self.recorded, int(task)) for task in ends] for ends in self.step_ends
-        ]
-        # The same task of every step and rank, so that the time between them is a period.
-        for place in range(min(len(chain) for step in chains for chain in step)):
-            found = [[chain[place] for chain in step] for step in chains]
-            if all(left.issuperset(step) for step in found):
-                return [np.array(step, dtype=np.int64) for step in found]
-        raise ScenarioError(
-            "nothing is left of the tasks that end a step, or of those before them, so that nobody "
-            "knows how long a step takes. Take less out."
-        )
-
-    def span_ns(self, job: JobGraph, start_ns: Int64s, end_ns: Int64s) -> int:
-        """The longest pass of a rank from its first task to its last."""
-        is_task = ~np.isin(_origins_by_row(job), self.window_starts)
-        return max(last - first for first, last in _passes_ns(job, start_ns, end_ns, is_task))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """A job and everything its answer needs.
+    """A job and everything that its prediction needs.
 
-    Tasks are priced on *cluster* under *stack*; without them they state their
-    durations. *known* are the prices of the job before a what-if changed it:
-    what it left alone keeps its price. A recording has *notes* and a *score*.
-    With a *continuation* the job is a smaller one, see `perfmodel.workloads.jobs`.
-    *ends* are the job as fast and as slow as it could be, where a change left that open.
+    Tasks are priced on *cluster* under *stack*; without them they state their durations. *known*
+    are the prices of the job before a what-if: tasks that it did not touch keep their price. A
+    *recording* knows more of its tasks. With a *continuation* the job is a smaller one, see
+    `perfmodel.workloads.jobs`. *ends* are the job as fast and as slow as a change may have made
+    it. *chosen* says what was decided because the scenario leaves it open.
     """
 
     job: JobGraph
-    asked: PredictOptions = field(default_factory=PredictOptions)
+    options: PredictOptions = field(default_factory=PredictOptions)
     cluster: Cluster | None = None
     stack: SoftwareStack | None = None
-    batch: int | None = None
     memory_of_rank: Sequence[RankMemory] = ()
     assumptions: tuple[str, ...] = ()
     continuation: Continuation | None = None
-    notes: RecordingInfo | None = None
-    score: SelfReplay | None = None
+    recording: RecordingInfo | None = None
     known: PricedJob | None = None
     work: IterationWork | None = None
     scenario: Scenario | JobScenario | None = None
     ends: tuple[JobGraph, JobGraph] | None = None
     chosen: tuple[str, ...] = ()
+
+    @property
+    def jobs(self) -> tuple[JobGraph, ...]:
+        """What is replayed: the job, and the larger one that the whole is extrapolated with."""
+        more = self.continuation
+        return (self.job,) if more is None else (self.job, more.larger)
+
+    def extrapolate(self, small: int, large: int) -> int:
+        """A quantity of the whole iteration, from those of the first and the last of *jobs*."""
+        return small if self.continuation is None else self.continuation.reach(small, large)
+
+    @property
+    def score(self) -> SelfReplay | None:
+        """How well a recording replays itself."""
+        return None if self.recording is None else self.recording.score
 
     @property
     def memory_fit(self) -> MemoryFit | None:
@@ -193,14 +137,13 @@ class Setting:
     """Everything that a question about a workload names, loaded once.
 
     What *workload* leaves open is filled in by *stack*. *plan* is the one that was given, and
-    *tables* are those of a file, with what it knows of their indices. *chosen* says what was
-    decided because the scenario leaves it open.
+    *tables* are those of a file, with what it knows of their indices.
     """
 
     workload: Workload
     cluster: Cluster
     stack: SoftwareStack
-    asked: PredictOptions = field(default_factory=PredictOptions)
+    options: PredictOptions = field(default_factory=PredictOptions)
     tables: tuple[EmbeddingTable, ...] = ()
     plan: ShardingPlan | None = None
     scenario: Scenario | None = None
@@ -237,7 +180,7 @@ def load_setting(scenario: Scenario) -> Setting:
         workload,
         cluster,
         load_stack(stack),
-        _asked_by(scenario),
+        _options_of(scenario),
         tables=tables,
         plan=plan,
         scenario=replace(scenario, stack=stack),
@@ -268,10 +211,9 @@ def build_question(setting: Setting) -> Question:
     is_assumed = wiring_of(members, cluster).is_peer_assumed
     return Question(
         job=built.job,
-        asked=setting.asked,
+        options=setting.options,
         cluster=cluster,
         stack=setting.stack,
-        batch=workload.batch,
         memory_of_rank=built.memory_of_rank,
         assumptions=(*setting.assumptions, *((UNKNOWN_PEERS,) if is_assumed else ())),
         chosen=setting.chosen,
@@ -294,8 +236,8 @@ def job_question(scenario: JobScenario, *, is_distributed: bool = False) -> Ques
     _check_stated(scenario, _why_stated(question), {"--calibration": scenario.calibration})
     if scenario.topology is None:
         return question
-    # What-ifs are imported where there is one.
-    from perfmodel.prediction.moving import move_question
+    # Imported here: only a job that is moved needs what-ifs.
+    from perfmodel.prediction.changing import move_question
 
     return move_question(question, scenario)
 
@@ -310,7 +252,7 @@ def replay_question(scenario: JobScenario) -> Question:
 
 
 def _why_stated(question: Question) -> str:
-    return "was recorded" if question.notes is not None else "states all its durations"
+    return "was recorded" if question.recording is not None else "states all its durations"
 
 
 MOST_NEAR_TASKS = 16_000_000
@@ -335,19 +277,19 @@ def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question
     from perfmodel.whatif.compiling import Compile
     from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
 
-    folder, asked = Path(scenario.job), _asked_by(scenario)
+    folder, options = Path(scenario.job), _options_of(scenario)
     if is_recorded_job(folder):
         if scenario.mode is Mode.ISOLATED:
             raise ScenarioError(
                 f"{scenario.job}: was recorded as a loop, so no isolated iteration is known. "
                 "Ask without --isolated."
             )
-        question = recording_question(load_recorded_job(folder), asked)
+        question = recording_question(load_recorded_job(folder), options)
         return replace(question, scenario=scenario)
     job = _read_job(folder, is_distributed=is_distributed)
     question = Question(
         job=job,
-        asked=asked,
+        options=options,
         memory_of_rank=_stated_memory(job),
         assumptions=(STATED_MEMORY if job.facts.peak_memory_bytes else NO_MEMORY,),
         scenario=scenario,
@@ -374,50 +316,15 @@ def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question
     )
 
 
-def recording_question(recorded: RecordedJob, asked: PredictOptions) -> Question:
+def recording_question(recorded: RecordedJob, options: PredictOptions) -> Question:
     """The question about a recording, every task of it with an origin of its own."""
-    from perfmodel.whatif.pinning import with_own_origins
+    from perfmodel.recordings.recording_info import describe_recording
 
-    graph, first_rows = recorded.graph, recorded.graph.rank_rows()[:-1]
-    apart = replace(
-        graph,
-        programs=tuple(graph.program_of(rank) for rank in range(graph.rank_count)),
-        rank_program=np.arange(graph.rank_count, dtype=np.int32),
-    )
-    named = with_own_origins(apart)
-    notes = RecordingInfo(
-        recorded.hold_ratio, recorded.can_be_held, first_rows, recorded.step_ends, named
-    )
-    return Question(
-        job=named,
-        asked=asked,
-        notes=notes,
-        score=recorded.score,
-        assumptions=(NO_MEMORY,),
-    )
+    recording = describe_recording(recorded)
+    return Question(recording.recorded, options, recording=recording, assumptions=(NO_MEMORY,))
 
 
-MOST_STAND_INS = 500
-
-
-def _stand_ins(job: JobGraph, row: int) -> list[int]:
-    """A task of *job* by its number among those of all ranks, its launch, and what came before it.
-
-    Each rank has a program of its own, whose tasks are numbered in a row.
-    """
-    firsts = np.concatenate([[0], np.cumsum(job.task_counts())])
-    rank = int(np.searchsorted(firsts, row, side="right")) - 1
-    program, task = job.program_of(rank), row - int(firsts[rank])
-    lanes = program.task_lanes()
-    is_host = np.array([not lane.kind.is_device for lane in program.lanes], dtype=bool)[lanes]
-    deps = program.dep_task[program.dep_start[task] : program.dep_start[task + 1]]
-    launches = [int(dep) for dep in deps if is_host[dep]]
-    last = max(launches, default=task)
-    first = max(int(program.lane_start[lanes[last]]), last - MOST_STAND_INS)
-    return [row, *(int(firsts[rank]) + one for one in range(last, first - 1, -1))]
-
-
-def _asked_by(scenario: Scenario | JobScenario) -> PredictOptions:
+def _options_of(scenario: Scenario | JobScenario) -> PredictOptions:
     return PredictOptions(scenario.mode, scenario.interference, scenario.samples, scenario.seed)
 
 
@@ -440,20 +347,3 @@ def _check_stated(scenario: JobScenario, why: str, given: Mapping[str, object]) 
                 f"{scenario.job}: {why}, so {option} would change nothing. Ask without it, or for "
                 "another machine with `perfmodel predict --job JOB --topology NAME`."
             )
-
-
-def _passes_ns(
-    job: JobGraph, start_ns: Int64s, end_ns: Int64s, is_task: NDArray[np.bool_]
-) -> list[tuple[int, int]]:
-    """The first start and the last end of every rank that has a task."""
-    bounds = np.concatenate([[0], np.cumsum(job.task_counts())]).tolist()
-    passes = []
-    for first, after in pairwise(bounds):
-        rows = first + np.flatnonzero(is_task[first:after])
-        if len(rows):
-            passes.append((int(start_ns[rows].min()), int(end_ns[rows].max())))
-    return passes
-
-
-def _origins_by_row(job: JobGraph) -> NDArray[np.int32]:
-    return np.concatenate([job.program_of(rank).origin for rank in range(job.rank_count)])

@@ -97,7 +97,7 @@ def count_work(workload: Workload, *, device: Device) -> IterationWork:
     # Imported here: a recommendation model needs none of it.
     from perfmodel.workloads.transformer.flops import count_flops
 
-    flops, dtype = count_flops(workload), workload.training.product_dtype
+    flops, dtype = count_flops(workload), workload.training.gemm_dtype
     return IterationWork(
         samples=workload.batch,
         tokens=flops.tokens,

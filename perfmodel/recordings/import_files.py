@@ -1,42 +1,41 @@
 """Import of files: traces of one job or several become job folders.
 
-What a file holds is told by its content. Kineto traces become recordings with a
-score, with the shapes of execution traces that lie beside them; execution
-traces alone a job of shapes; Chakra files that perfmodel wrote the job they
-came from, those of others a job with their durations.
+The content of a file decides what it is. Kineto traces become recordings with a score, with the
+shapes of execution traces next to them; execution traces alone become a job of shapes. Chakra
+files that perfmodel wrote become the job they came from, those of other programs a job with their
+durations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.audit import check_job
+from perfmodel.graph.job import JobGraph
+from perfmodel.graph.ops import Fixed, HostSpan, HostWork
+from perfmodel.graph.program import PLAIN
 from perfmodel.graph.storage import save_job
-from perfmodel.recordings.chakra_jobs import assemble_chakra_job, is_own
 from perfmodel.recordings.executed_jobs import ExecutedJob, build_executed_job
 from perfmodel.recordings.importing import import_job
 from perfmodel.recordings.linked_jobs import build_linked_job, is_linked
-from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
+from perfmodel.recordings.recorded_job import SCHEMA_VERSION, RecordedJob, SelfReplay
 from perfmodel.recordings.self_replay import with_score
-from perfmodel.recordings.storage import save_recorded_job
+from perfmodel.recordings.storage import assemble_chakra_job, is_own, save_recorded_job
+from perfmodel.recordings.trace_stats import known_share
 from traces.chakra import load_chakra
 from traces.execution_trace import load_execution_trace
-from traces.job_trace import (
-    OnFile,
-    Recording,
-    find_recordings,
-    ignore_file,
-    load_recording,
-)
+from traces.job_trace import OnFile, Recording, find_recordings, ignore_file, load_recording
 from traces.packed import DEFAULT_LIMITS, Limits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportedJob:
-    """A recording that was scored, and the folder it was written to."""
+    """A recording with its score, and the folder it was written to."""
 
     folder: Path
     job: RecordedJob
@@ -49,8 +48,39 @@ class ImportedJob:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is wrong with the recording."""
+        """The faults of the recording."""
         return self.job.report.all_faults
+
+    def document(self) -> dict[str, Any]:
+        """What was found in the traces, and the score, as plain values for JSON."""
+        report, graph = self.job.report, self.job.graph
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "import",
+            "job": graph.facts.name,
+            "ranks": len(report.ranks),
+            "tasks": graph.task_count,
+            "events_read": sum(rank.objects for rank in report.ranks),
+            **{
+                count: sum(getattr(rank, count) for rank in report.ranks)
+                for count in (
+                    "device_tasks",
+                    "launches_linked",
+                    "collectives",
+                    "collectives_matched",
+                )
+            },
+            "rendezvous": report.rendezvous,
+            "steps": report.steps,
+            "recorded_starts": report.recorded_starts,
+            "faults": [*([report.missing] if report.missing else []), *report.faults],
+            "is_trusted": self.score.is_trusted and not report.all_faults,
+            "known_work": known_share(graph).document(),
+            "per_rank": [asdict(rank) for rank in report.ranks],
+            "assumptions": list(graph.facts.assumptions),
+            "self_replay": self.score.document(),
+            "folder": str(self.folder),
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +92,42 @@ class ImportedShapes:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What is wrong with the traces."""
+        """The faults of the traces."""
         return self.job.faults
+
+    def document(self) -> dict[str, Any]:
+        """What was found in the traces, as plain values for JSON."""
+        graph = self.job.graph
+        programs = [graph.program_of(rank) for rank in range(graph.rank_count)]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "import",
+            "job": graph.facts.name,
+            "source": graph.facts.source,
+            "ranks": graph.rank_count,
+            "tasks": graph.task_count,
+            "operators_read": self.job.operators,
+            "device_tasks": sum(int(program.is_on_device().sum()) for program in programs),
+            "collectives": sum(int((program.slot != PLAIN).sum()) for program in programs),
+            "work": _count_work(graph),
+            "faults": list(self.faults),
+            "is_trusted": not self.faults,
+            "known_work": known_share(graph).document(),
+            "assumptions": list(graph.facts.assumptions),
+            "self_replay": None,
+            "folder": str(self.folder),
+        }
+
+
+def _count_work(graph: JobGraph) -> dict[str, int]:
+    """How many device tasks of all ranks do each kind of work."""
+    counts: Counter[str] = Counter()
+    works = [op.work if isinstance(op, Fixed) else op for op in graph.ops]
+    kinds = ["unknown" if work is None else type(work).__name__ for work in works]
+    for rank in range(graph.rank_count):
+        counts.update(kinds[op] for op in graph.program_of(rank).op.tolist())
+    host = (HostWork.__name__, HostSpan.__name__)
+    return {kind: count for kind, count in sorted(counts.items()) if kind not in host}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +141,7 @@ class ImportWishes:
 
 AsUsual = ImportWishes()
 Imported = ImportedJob | ImportedShapes
+Loaded = TypeVar("Loaded")
 
 
 def import_traces(
@@ -95,8 +160,11 @@ def import_traces(
     for recording in recordings:
         folder = out if len(recordings) == 1 else out / recording.name
         made.append(_read(recording, folder, wishes, on_file))
-    if wishes.is_strict:
-        _refuse_faults(made)
+    found = [f"  {one.folder.name}: {fault}" for one in made for fault in one.faults]
+    if wishes.is_strict and found:
+        heading = f"--strict: the traces must have no faults, they have {len(found)}."
+        advice = "Nothing was written. Record again, or import without --strict and mind them."
+        raise TraceError("\n".join([heading, *found, advice]))
     for one in made:
         if isinstance(one, ImportedJob):
             save_recorded_job(one.job, one.folder, is_overwriting=wishes.is_overwriting)
@@ -123,34 +191,27 @@ def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnF
         on_file(recording.kineto[-1], files, files)
         return ImportedJob(folder, with_score(import_job(traces)))
     if recording.executed:
-        job = _read_executed(recording, wishes.limits, on_file)
+        executed = _load(recording.executed, load_execution_trace, wishes.limits, on_file)
+        if all(is_linked(trace) for trace in executed):
+            executed.sort(key=lambda trace: trace.rank)
+            job = build_linked_job(recording.name, executed, "linked execution traces")
+        else:
+            job = build_executed_job(recording.name, executed)
     else:
-        traces_of = []
-        for place, path in enumerate(recording.chakra):
-            on_file(path, place, len(recording.chakra))
-            traces_of.append(load_chakra(path, wishes.limits))
-        if any(is_own(trace) for trace in traces_of):
-            own = assemble_chakra_job(traces_of, recording.chakra[0].parent)
+        chakra = _load(recording.chakra, load_chakra, wishes.limits, on_file)
+        if any(is_own(trace) for trace in chakra):
+            own = assemble_chakra_job(chakra, recording.chakra[0].parent)
             return ImportedJob(folder, with_score(own))
-        job = build_linked_job(recording.name, traces_of, "Chakra traces")
+        job = build_linked_job(recording.name, chakra, "Chakra traces")
     check_job(job.graph)
     return ImportedShapes(folder, job)
 
 
-def _read_executed(recording: Recording, limits: Limits, on_file: OnFile) -> ExecutedJob:
-    traces = []
-    for place, path in enumerate(recording.executed):
-        on_file(path, place, len(recording.executed))
-        traces.append(load_execution_trace(path, limits))
-    if all(is_linked(trace) for trace in traces):
-        ordered = sorted(traces, key=lambda trace: trace.rank)
-        return build_linked_job(recording.name, ordered, "linked execution traces")
-    return build_executed_job(recording.name, traces)
-
-
-def _refuse_faults(made: Sequence[Imported]) -> None:
-    found = [f"  {one.folder.name}: {fault}" for one in made for fault in one.faults]
-    if found:
-        heading = f"--strict: the traces must have no faults, they have {len(found)}."
-        advice = "Nothing was written. Record again, or import without --strict and mind them."
-        raise TraceError("\n".join([heading, *found, advice]))
+def _load(
+    paths: Sequence[Path], load: Callable[[Path, Limits], Loaded], limits: Limits, on_file: OnFile
+) -> list[Loaded]:
+    loaded = []
+    for place, path in enumerate(paths):
+        on_file(path, place, len(paths))
+        loaded.append(load(path, limits))
+    return loaded

@@ -1,7 +1,7 @@
-"""Recorded job: the graph of a recording, and what the recording says beside it.
+"""Recorded job: the graph of a recording, its recorded times, the import report and the score.
 
-Rows count the tasks of rank 0 in program order, then those of rank 1, and so
-on, as a `Timeline` does.
+Rows count the tasks of rank 0 in program order, then those of rank 1, and so on, as in a
+`Timeline`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from perfmodel.base.errors import TraceError
+from perfmodel.base.units import NS_PER_MS, NS_PER_US
 from perfmodel.graph.durations import DurationTable, build_durations
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 
 Int64s = NDArray[np.int64]
-
-
+SCHEMA_VERSION = 1
+"""Version of the JSON documents about recordings."""
 MAX_TRUSTED_ERROR_PCT = 10.0
 
 
@@ -33,10 +35,19 @@ class Compared:
 
     @property
     def error_pct(self) -> float:
-        """How far the replay is off, in percent of the recording."""
+        """Error of the replay, in percent of the recording."""
         if not self.recorded_ns:
             return 0.0
         return 100.0 * (self.replayed_ns - self.recorded_ns) / self.recorded_ns
+
+    def document(self) -> dict[str, Any]:
+        """Both lengths as plain values for JSON."""
+        return {
+            "name": self.name,
+            "recorded_ms": self.recorded_ns / NS_PER_MS,
+            "replayed_ms": self.replayed_ns / NS_PER_MS,
+            "error_pct": round(self.error_pct, 4),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +67,28 @@ class SelfReplay:
 
     @property
     def iteration(self) -> Compared:
-        """The median period; the span of the slowest rank where there is no period."""
+        """The median period, or the span of the slowest rank if there is no period."""
+        recorded = [part.recorded_ns for part in self.periods or self.ranks]
+        replayed = [part.replayed_ns for part in self.periods or self.ranks]
         if self.periods:
             return Compared(
-                "iteration",
-                round(float(np.median([period.recorded_ns for period in self.periods]))),
-                round(float(np.median([period.replayed_ns for period in self.periods]))),
+                "iteration", round(float(np.median(recorded))), round(float(np.median(replayed)))
             )
-        return Compared(
-            "iteration",
-            max(rank.recorded_ns for rank in self.ranks),
-            max(rank.replayed_ns for rank in self.ranks),
-        )
+        return Compared("iteration", max(recorded), max(replayed))
 
     @property
     def worst_error_pct(self) -> float:
-        """The largest error of a period, or of a rank where there is no period."""
+        """The largest error of a period, or of a rank if there is no period."""
         return max(abs(part.error_pct) for part in self.periods or self.ranks)
 
     @property
     def is_trusted(self) -> bool:
-        """Whether what-ifs on the job mean something."""
+        """Whether what-ifs on the job are meaningful."""
         return abs(self.iteration.error_pct) <= MAX_TRUSTED_ERROR_PCT and not self.faults
 
     @property
     def distrust(self) -> str:
-        """Why the job is not trusted, in a sentence; empty where it is."""
+        """Why the job is not trusted, in a sentence; empty if it is."""
         if self.is_trusted:
             return ""
         if abs(self.iteration.error_pct) > MAX_TRUSTED_ERROR_PCT:
@@ -92,10 +99,31 @@ class SelfReplay:
         more = f", and {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
         return f"the recording has faults: {self.faults[0]}{more}"
 
+    def document(self) -> dict[str, Any]:
+        """The score as plain values for JSON."""
+        parts = {
+            name: [part.document() for part in getattr(self, name)]
+            for name in ("periods", "ranks", "streams")
+        }
+        return {
+            "iteration_error_pct": round(self.iteration.error_pct, 4),
+            "worst_error_pct": round(self.worst_error_pct, 4),
+            "is_trusted": self.is_trusted,
+            "faults": list(self.faults),
+            "iteration": self.iteration.document(),
+            **parts,
+            "collective_start_median_error_us": self.collective_start_median_error_ns / NS_PER_US,
+            "unexplained_delay_ms": self.unexplained_delay_ns / NS_PER_MS,
+            "unexplained_delay_pct": round(100 * self.unexplained_delay_ratio, 4),
+            "critical_path_on_host_pct": round(100 * self.host_path_ratio, 2),
+            "rounds": self.rounds,
+            "unsettled": self.unsettled,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What was found in the trace of one rank."""
+    """Counts and faults of the trace of one rank."""
 
     rank: int
     objects: int
@@ -115,7 +143,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What was found in all traces, and which recorded starts entered the graph."""
+    """The reports of all traces, and which recorded starts entered the graph."""
 
     ranks: tuple[RankReport, ...]
     rendezvous: int
@@ -126,41 +154,33 @@ class ImportReport:
 
     @property
     def grave_faults(self) -> tuple[str, ...]:
-        """What makes answers from the job doubtful; that ranks are missing is said apart."""
+        """Faults that make answers from the job doubtful; missing ranks are not among them."""
         of_ranks = (f"rank {rank.rank}: {fault}" for rank in self.ranks for fault in rank.faults)
         return (*self.faults, *of_ranks)
 
     @property
     def all_faults(self) -> tuple[str, ...]:
-        """Everything that is wrong with the recording."""
+        """All faults of the recording."""
         return (*((self.missing,) if self.missing else ()), *self.grave_faults)
 
 
-def report_from_words(words: dict[str, Any]) -> ImportReport:
-    """The report that `dataclasses.asdict` made *words* of."""
-    ranks = tuple(
-        RankReport(**{**rank, "faults": tuple(rank["faults"])}) for rank in words["ranks"]
-    )
-    return ImportReport(**{**words, "ranks": ranks, "faults": tuple(words["faults"])})
+def report_from_words(words: Any) -> ImportReport:
+    """The report that `dataclasses.asdict` turned into *words*."""
+    return TypeAdapter(ImportReport).validate_python(words)
 
 
-def score_from_words(words: dict[str, Any]) -> SelfReplay:
-    """The score that `dataclasses.asdict` made *words* of."""
-    parts = {
-        name: tuple(Compared(**part) for part in words[name])
-        for name in ("periods", "ranks", "streams")
-    }
-    return SelfReplay(**{**words, **parts, "faults": tuple(words.get("faults", ()))})
+def score_from_words(words: Any) -> SelfReplay:
+    """The score that `dataclasses.asdict` turned into *words*."""
+    return TypeAdapter(SelfReplay).validate_python(words)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedJob:
     """A job graph made from traces.
 
-    *hold_ratio* is the share of a task in which it holds back other streams;
-    *can_be_held* says which tasks it holds back.
-    *step_ends* has a row of tasks for every end of a step: the step ended when
-    the last of them did. *score* is None until the job was replayed.
+    *hold_ratio* is the share of a task in which it holds back other streams, *can_be_held* which
+    tasks can be held. *step_ends* has the tasks of every step end: the step ended when the last
+    of them did. *score* is None until the job was replayed.
     """
 
     graph: JobGraph
@@ -173,26 +193,19 @@ class RecordedJob:
     score: SelfReplay | None = None
 
     def __post_init__(self) -> None:
-        for column in self._columns():
+        times = (self.recorded_start_ns, self.recorded_end_ns)
+        for column in (*times, self.hold_ratio, self.can_be_held):
             if len(column) != self.graph.task_count:
                 raise TraceError(
-                    f"recorded job {self.graph.facts.name!r}: must have one recorded time a task, "
-                    f"has {len(column)} for {self.graph.task_count} tasks. Import it again."
+                    f"recorded job {self.graph.facts.name!r}: must have one recorded time per "
+                    f"task, has {len(column)} for {self.graph.task_count} tasks. Import it again."
                 )
-
-    def _columns(self) -> tuple[NDArray[np.generic], ...]:
-        times = (self.recorded_start_ns, self.recorded_end_ns)
-        return (*times, self.hold_ratio, self.can_be_held)
 
     def durations(self) -> DurationTable:
         """The durations that the ops carry."""
-        return recorded_durations(self.graph)
-
-
-def recorded_durations(graph: JobGraph) -> DurationTable:
-    """The durations that the ops of a recorded *graph* carry."""
-    of_op = np.array(
-        [op.duration_ns if isinstance(op, Fixed) else -1 for op in graph.ops], dtype=np.int64
-    )
-    rows = [of_op[program.op] for program in graph.programs]
-    return build_durations(graph, [rows[int(number)] for number in graph.rank_program])
+        of_op = np.array(
+            [op.duration_ns if isinstance(op, Fixed) else -1 for op in self.graph.ops],
+            dtype=np.int64,
+        )
+        programs = [self.graph.program_of(rank) for rank in range(self.graph.rank_count)]
+        return build_durations(self.graph, [of_op[program.op] for program in programs])

@@ -12,9 +12,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
+from perfmodel.base.units import NS_PER_MS
 from perfmodel.recordings.collective_calls import (
     find_collective_calls,
     last_tasks_of_profiler_steps,
@@ -23,6 +25,7 @@ from perfmodel.recordings.collective_calls import (
 )
 from perfmodel.recordings.host_chain import StepKind, build_host_chain
 from perfmodel.recordings.rank_view import INSIDE, NO_OPERATOR, RankView, view_rank
+from perfmodel.recordings.recorded_job import SCHEMA_VERSION
 from perfmodel.recordings.task_work import WorkReader
 from traces.job_trace import JobTrace
 
@@ -61,6 +64,17 @@ class DiffLine:
         """How much longer it takes afterwards."""
         return self.after.duration_ns - self.before.duration_ns
 
+    def document(self) -> dict[str, Any]:
+        """The line as plain values for JSON."""
+        return {
+            "name": self.name,
+            "before_ms": self.before.duration_ns / NS_PER_MS,
+            "after_ms": self.after.duration_ns / NS_PER_MS,
+            "change_ms": self.change_ns / NS_PER_MS,
+            "before_count": round(self.before.count, 3),
+            "after_count": round(self.after.count, 3),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class TraceDiff:
@@ -76,6 +90,20 @@ class TraceDiff:
     def of_kind(self, kind: DiffKind) -> tuple[DiffLine, ...]:
         """The lines of one *kind*, the largest change first."""
         return tuple(line for line in self.lines if line.kind is kind)
+
+    def document(self) -> dict[str, Any]:
+        """The difference as plain values for JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "trace_diff",
+            "before": self.before,
+            "after": self.after,
+            "step_ms": [length_ns / NS_PER_MS for length_ns in self.step_ns],
+            "change_ms": (self.step_ns[1] - self.step_ns[0]) / NS_PER_MS,
+            "steps": list(self.steps),
+            "same_tasks_pct": round(100 * self.same_tasks_ratio, 2),
+            "by": {kind.value: [one.document() for one in self.of_kind(kind)] for kind in DiffKind},
+        }
 
 
 Amounts = dict[tuple[DiffKind, str], Amount]

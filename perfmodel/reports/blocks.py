@@ -12,8 +12,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from perfmodel.base.units import format_duration
-from perfmodel.prediction.answer import Interval
-from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.answer import Evidence, Interval
 
 ALL = 10**9
 """No limit on the rows that a terminal shows."""

@@ -23,8 +23,7 @@ from perfmodel.base.units import NS_PER_US
 from perfmodel.base.writing import draft_of
 from perfmodel.graph.ops import Communication, Fixed
 from perfmodel.graph.program import Anchor, LaneKind, Program
-from perfmodel.prediction.answer import Prediction
-from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.answer import Evidence, Prediction
 from perfmodel.prediction.explain import find_path
 from perfmodel.reports.text import format_ranks
 

@@ -1,4 +1,4 @@
-"""One collective, alone and beside others, or over all sizes: an answer as lines and as JSON."""
+"""One collective, alone and with others, or over all sizes: answers, their JSON and reports."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from pathlib import Path
 import numpy as np
 
 from collectives.calibration import calibration_for
-from collectives.collective import Collective, CollectiveKind
-from collectives.cost import CollectiveCost, bus_bandwidth
+from collectives.collective import (
+    Collective,
+    CollectiveCost,
+    CollectiveKind,
+    CollectiveSoftware,
+    bus_bandwidth,
+)
 from collectives.group import wiring_of
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
 from collectives.pricing import CollectiveCall, price_collectives, price_sizes
 from collectives.sharing import share_links
-from collectives.software import CollectiveSoftware
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import format_bandwidth, format_duration, format_size
-from perfmodel.reports.collective_plots import SizeCurve, plot_sizes
+from perfmodel.base.units import NS_PER_US, format_bandwidth, format_duration, format_size
+from perfmodel.reports.blocks import Report, Section, Table
+from perfmodel.reports.pictures import as_written, build_figure, save_picture
 from perfmodel.validation.scoreboard import interval_of
 from topologies import Cluster
 
@@ -58,14 +63,6 @@ class CollectiveAnswer:
             document["together"] = [_document(call, cost) for call, cost in pairs]
         return document
 
-    def lines(self) -> list[str]:
-        """The same for people."""
-        lines = _lines(self.group.cluster.topology.name, self.calls[0], self.alone[0])
-        if len(self.calls) > 1:
-            rows = zip(self.calls, self.alone, self.together, strict=True)
-            lines += [_together_line(*row) for row in rows]
-        return lines
-
 
 def answer_calls(
     group: CollectiveGroup,
@@ -102,36 +99,37 @@ def _document(call: CollectiveCall, cost: CollectiveCost) -> dict[str, object]:
     return document
 
 
-def _lines(name: str, call: CollectiveCall, cost: CollectiveCost) -> list[str]:
+def report_collective(answer: CollectiveAnswer) -> Report:
+    """The first call alone, and all calls together where there are several."""
+    call, cost = answer.calls[0], answer.alone[0]
     low, high = interval_of(cost.duration_ns, cost.relative_sigma)
+    interval = f"90 %: {format_duration(low)} to {format_duration(high)}"
     share = 100 * cost.latency_ratio
-    lines = [
-        (
-            f"{call.collective.kind.value} of {format_size(call.collective.size_bytes)} over "
-            f"{len(call.ranks)} ranks on {name}"
-        ),
-        (
-            f"  time           {format_duration(cost.duration_ns)}   "
-            f"(90 %: {format_duration(low)} to {format_duration(high)}, {cost.provenance.word})"
-        ),
-        f"  bus bandwidth  {format_bandwidth(cost.bus_bandwidth_bytes_per_s)}",
-        f"  chosen         {cost.algorithm}, {cost.protocol}",
-        f"  busiest link   {cost.busiest_link or 'none'}",
-        f"  share          {share:.0f} % latency, {100 - share:.0f} % bandwidth",
+    rows = [
+        ("time", f"{format_duration(cost.duration_ns)}  ({interval}, {cost.provenance.word})"),
+        ("bus bandwidth", format_bandwidth(cost.bus_bandwidth_bytes_per_s)),
+        ("chosen", f"{cost.algorithm}, {cost.protocol}"),
+        ("busiest link", cost.busiest_link or "none"),
+        ("share", f"{share:.0f} % latency, {100 - share:.0f} % bandwidth"),
     ]
     if cost.per_rank_ns is not None:
         first, last = float(cost.per_rank_ns.min()), float(cost.per_rank_ns.max())
-        lines.append(f"  ranks end      {format_duration(first)} to {format_duration(last)}")
-    return lines
-
-
-def _together_line(call: CollectiveCall, alone: CollectiveCost, shared: CollectiveCost) -> str:
-    ratio = shared.duration_ns / alone.duration_ns if alone.duration_ns else 1.0
-    return (
-        f"  together: {call.collective.kind.value} of {format_size(call.collective.size_bytes)} "
-        f"over {len(call.ranks)} ranks {format_duration(shared.duration_ns)}, "
-        f"alone {format_duration(alone.duration_ns)} ({ratio:.2f}x)"
+        rows.append(("ranks end", f"{format_duration(first)} to {format_duration(last)}"))
+    together = []
+    for one, alone, shared in zip(answer.calls, answer.alone, answer.together, strict=True):
+        ratio = shared.duration_ns / alone.duration_ns if alone.duration_ns else 1.0
+        times = format_duration(shared.duration_ns), format_duration(alone.duration_ns)
+        together.append((_name(one), *times, f"{ratio:.2f}x"))
+    table = Table(("at the same time", "together", "alone", ""), together, numeric=(1, 2, 3))
+    return Report(
+        f"{_name(call)} on {answer.group.cluster.topology.name}",
+        sections=[Section("", [Table((), rows), *([table] if len(together) > 1 else [])])],
     )
+
+
+def _name(call: CollectiveCall) -> str:
+    size = format_size(call.collective.size_bytes)
+    return f"{call.collective.kind.value} of {size} over {len(call.ranks)} ranks"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,38 +167,9 @@ class SizeSweep:
             "measured": [[point.size_bytes, point.duration_ns / 1e3] for point in self.measured],
         }
 
-    def lines(self) -> list[str]:
-        """The same for people."""
-        name = self.group.cluster.topology.name
-        lines = [f"{self.kind.value} over {len(self.group.ranks)} ranks on {name}"]
-        lines.append(
-            f"{'size':>10} {'time':>10} {'bus':>12} {'choice':>16} {'latency':>8} measured"
-        )
-        by_size: dict[int, list[float]] = {}
-        for point in self.measured:
-            by_size.setdefault(point.size_bytes, []).append(point.duration_ns)
-        before = ""
-        for size, cost in zip(self.sizes_bytes, self.costs, strict=True):
-            word = cost.algorithm_word
-            found = by_size.get(size)
-            shown = "" if found is None else format_duration(float(np.median(found)))
-            switch = "  <- NCCL switches here" if before and word != before else ""
-            lines.append(
-                f"{format_size(size):>10} {format_duration(cost.duration_ns):>10} "
-                f"{format_bandwidth(cost.bus_bandwidth_bytes_per_s):>12} {word:>16} "
-                f"{100 * cost.latency_ratio:>6.0f} % {shown}{switch}"
-            )
-            before = word
-        return lines
-
     def plot(self, path: Path) -> None:
-        """Draw it into the file *path*, with sizes between those of the table."""
-        sizes = _sizes(step=0.125)
-        costs = _costs(self.group, self.kind, sizes)
-        ranks = len(self.group.ranks)
-        label = f"{self.kind.value}, {ranks} ranks"
-        curve = build_curve(self.kind, label, sizes, costs, ranks, self.measured)
-        plot_sizes([curve], path, title=self.group.cluster.topology.name)
+        """Draw time and bus bandwidth over sizes, also between those of the table."""
+        draw_sizes(self, path)
 
 
 def answer_sizes(
@@ -239,29 +208,70 @@ def _costs(group: CollectiveGroup, kind: CollectiveKind, sizes: FloatArray) -> l
     )
 
 
-def build_curve(
-    kind: CollectiveKind,
-    label: str,
-    sizes: FloatArray,
-    costs: Sequence[CollectiveCost],
-    rank_count: int,
-    points: Sequence[CollectiveMeasurement] = (),
-) -> SizeCurve:
-    """A curve for the picture, with its interval, switches and measured points."""
-    intervals = [interval_of(cost.duration_ns, cost.relative_sigma) for cost in costs]
-    switches = [
-        (float(size), after.algorithm_word)
-        for size, before, after in zip(sizes[1:], costs, costs[1:], strict=False)
-        if before.algorithm_word != after.algorithm_word
-    ]
-    return SizeCurve(
-        label=label,
-        sizes_bytes=[float(size) for size in sizes],
-        durations_ns=[cost.duration_ns for cost in costs],
-        bus_factor=bus_bandwidth(kind, size_bytes=1.0, rank_count=rank_count, duration_ns=1e9),
-        low_ns=[low for low, _ in intervals],
-        high_ns=[high for _, high in intervals],
-        measured_bytes=[float(point.size_bytes) for point in points],
-        measured_ns=[point.duration_ns for point in points],
-        switches=switches,
+def report_sizes(sweep: SizeSweep) -> Report:
+    """Every size with its time and choice, and the median of what was measured."""
+    measured: dict[int, list[float]] = {}
+    for point in sweep.measured:
+        measured.setdefault(point.size_bytes, []).append(point.duration_ns)
+    rows, before = [], ""
+    for size, cost in zip(sweep.sizes_bytes, sweep.costs, strict=True):
+        word, found = cost.algorithm_word, measured.get(size)
+        rows.append(
+            (
+                format_size(size),
+                format_duration(cost.duration_ns),
+                format_bandwidth(cost.bus_bandwidth_bytes_per_s),
+                word,
+                f"{100 * cost.latency_ratio:.0f} %",
+                "" if found is None else format_duration(float(np.median(found))),
+                "<- NCCL switches here" if before and word != before else "",
+            )
+        )
+        before = word
+    headings = ("size", "time", "bus bandwidth", "choice", "latency", "measured", "")
+    name = sweep.group.cluster.topology.name
+    return Report(
+        f"{sweep.kind.value} over {len(sweep.group.ranks)} ranks on {name}",
+        sections=[Section("", [Table(headings, rows, numeric=range(6))])],
+        columns=100,
     )
+
+
+def draw_sizes(sweep: SizeSweep, path: Path) -> None:
+    """Time and bus bandwidth over sizes: lines are predicted, dots are measured."""
+    sizes = _sizes(step=0.125)
+    costs = _costs(sweep.group, sweep.kind, sizes)
+    ranks = len(sweep.group.ranks)
+    figure = build_figure(11, 4.6)
+    left, right = figure.subplots(1, 2)
+    times_us = np.array([cost.duration_ns for cost in costs]) / NS_PER_US
+    ends = [interval_of(cost.duration_ns, cost.relative_sigma) for cost in costs]
+    low_us, high_us = np.array(ends).T / NS_PER_US
+    left.plot(sizes, times_us, label=f"{sweep.kind.value}, {ranks} ranks", linewidth=1.4)
+    left.fill_between(sizes, low_us, high_us, alpha=0.12, linewidth=0)
+    right.plot(sizes, [cost.bus_bandwidth_bytes_per_s / 1e9 for cost in costs], linewidth=1.4)
+    dots = {"color": "C0", "marker": "o", "markersize": 3.2, "alpha": 0.7, "linestyle": "none"}
+    points = np.array([(one.size_bytes, one.duration_ns) for one in sweep.measured]).reshape(-1, 2)
+    left.plot(points[:, 0], points[:, 1] / NS_PER_US, **dots)
+    rates = [
+        bus_bandwidth(sweep.kind, size_bytes=size, rank_count=ranks, duration_ns=duration) / 1e9
+        for size, duration in points
+    ]
+    right.plot(points[:, 0], rates, **dots)
+    for size, before, after in zip(sizes[1:], costs, costs[1:], strict=False):
+        if before.algorithm_word != after.algorithm_word:
+            left.axvline(size, color="C0", linestyle=":", linewidth=0.8)
+            place = {"xycoords": ("data", "axes fraction"), "va": "bottom", "ha": "right"}
+            left.annotate(
+                after.algorithm_word, (size, 0.02), rotation=90, fontsize=6.5, color="C0", **place
+            )
+    left.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="time (us)")
+    right.set(xscale="log", xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)")
+    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.grid(visible=True, which="major", alpha=0.3)
+    left.legend(fontsize=8, loc="upper left")
+    key = "  (line: predicted, dots: measured)" if sweep.measured else ""
+    title = as_written(f"{sweep.group.cluster.topology.name}{key}")
+    figure.suptitle(title, fontsize=11)
+    save_picture(figure, path, dpi=110)

@@ -18,13 +18,13 @@ from markupsafe import Markup
 import perfmodel
 from perfmodel.engine.layout import Int64s
 from perfmodel.graph.program import LaneKind
-from perfmodel.prediction.evidence import Evidence
+from perfmodel.prediction.answer import Evidence
 from perfmodel.prediction.explain import find_path
 from perfmodel.reports.blocks import Report, Timeline
 from perfmodel.reports.chrome_trace import choose_ranks
 from perfmodel.reports.text import format_ranks
 
-FOLD = 20
+FOLD = 12
 """Rows of a table before the rest is folded."""
 MAX_TASKS = 600_000
 _ON_PATH = 1 << 31

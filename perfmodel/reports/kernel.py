@@ -1,4 +1,4 @@
-"""Kernel answers: one kernel priced, with its rate, what bounds it and the interval."""
+"""One kernel priced: its time, rate, bound and interval."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from perfmodel.costs.estimates import Bound
 from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
+from perfmodel.reports.blocks import Report, Section, Table
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
@@ -60,28 +61,11 @@ class KernelAnswer:
         """The machine-readable answer."""
         return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
-    def lines(self) -> list[str]:
-        """The answer for people."""
-        low, high = (format_duration(end * NS_PER_MS) for end in self.interval_ms)
-        rate = f"{self.tflops:.4g} TFLOP/s, " if self.tflops else ""
-        priced_as = [] if self.priced_as is None else [f"  priced as   {self.priced_as}"]
-        steps = [f"  steps       {self.steps}"] if self.steps else []
-        return [
-            f"{self.kernel} on {self.device} ({self.stack})",
-            f"  time        {format_duration(self.time_ms * NS_PER_MS)}  (90 %: {low} to {high})",
-            f"  rate        {rate}{self.gigabytes_per_s:.4g} GB/s",
-            f"  bound by    {self.bound}",
-            f"  known by    {self.provenance}",
-            *priced_as,
-            *([] if self.constants is None else [f"  constants   {self.constants}"]),
-            *steps,
-        ]
-
 
 def _gemm(op: Gemm) -> KernelQuestion:
-    """How long a product takes."""
+    """A matrix multiply: its operands and what it writes."""
     operands = op.dtype.bytes_of(op.batch * (op.m * op.k + op.n * op.k))
-    # Operands narrower than half precision still give out half precision.
+    # Operands narrower than half precision still give a half-precision result.
     product = op.batch * op.m * op.n * max(op.dtype.size_bits, DType.BF16.size_bits) / BITS_PER_BYTE
     batch = f"{op.batch} x " if op.batch > 1 else ""
     return KernelQuestion(
@@ -94,11 +78,11 @@ def _gemm(op: Gemm) -> KernelQuestion:
 
 
 def _gemm_steps(op: Gemm) -> str:
-    """Where the time of products near *op* jumps."""
+    """Where the time of GEMMs near *op* jumps."""
     if op.batch * op.m * op.n * op.k < TINY_WORK:
         return (
             "below 2**21 multiply-adds a simple kernel runs that does not split k; "
-            "a larger product may take less"
+            "a larger GEMM may take less"
         )
     return (
         "up with whole tiles and waves; down by 6 % at most, where half-precision libraries "
@@ -189,4 +173,25 @@ def answer_op(op: Op, device: Device, stack: SoftwareStack) -> KernelAnswer:
         if isinstance(question.op, Attention)
         else None,
         constants=describe_constants(device) if isinstance(question.op, EmbeddingOp) else None,
+    )
+
+
+def report_kernel(answer: KernelAnswer) -> Report:
+    """The price of one kernel."""
+    low, high = (format_duration(end * NS_PER_MS) for end in answer.interval_ms)
+    rate = f"{answer.tflops:.4g} TFLOP/s, " if answer.tflops else ""
+    rows = [
+        ("time", f"{format_duration(answer.time_ms * NS_PER_MS)}  (90 %: {low} to {high})"),
+        ("rate", f"{rate}{answer.gigabytes_per_s:.4g} GB/s"),
+        ("bound by", answer.bound),
+        ("known by", answer.provenance),
+        ("priced as", answer.priced_as or ""),
+        ("constants", answer.constants or ""),
+        ("steps", answer.steps),
+    ]
+    shown = [row for row in rows if row[1]]
+    return Report(
+        f"{answer.kernel} on {answer.device} ({answer.stack})",
+        sections=[Section("", [Table((), shown, wraps=(1,))])],
+        columns=100,
     )

@@ -1,7 +1,7 @@
 """Progress: a bar on the terminal for what takes longer than two seconds.
 
-It goes to standard error. Where that is no terminal, a line says every ten
-seconds what is going on. A phase that begins with `note:` is said at once.
+It goes to standard error. Where that is no terminal, a line every ten seconds names the phase.
+A phase that begins with `note:` is printed at once.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.reports.text import printable
@@ -26,7 +25,7 @@ NOTE = "note:"
 def show_progress(
     *, delay_s: float = DELAY_S, line_every_s: float = LINE_EVERY_S, is_quiet: bool = False
 ) -> Iterator[OnPhase]:
-    """Yield what is to be told of phases; the bar appears after *delay_s*."""
+    """Yield a function to report phases to; the bar appears after *delay_s*."""
     if is_quiet:
         yield ignore_phase
     elif not sys.stderr.isatty():
@@ -72,7 +71,7 @@ def _bar(delay_s: float) -> Iterator[OnPhase]:
 
 @contextmanager
 def _lines(every_s: float) -> Iterator[OnPhase]:
-    """A line every *every_s* seconds, with the phase that was told last."""
+    """A line every *every_s* seconds, with the latest phase."""
     began_s, done_with_it = time.monotonic(), threading.Event()
     now: tuple[str, float, float] = ("starting", 0.0, began_s)
 
@@ -111,34 +110,23 @@ def describe_left(seconds: float, done: float, *, since_s: float = 0.0) -> str:
     return f", about {left_s:.0f} s left" if left_s < 90 else f", about {left_s / 60:.0f} min left"
 
 
-class FileProgress:
-    """Shows which file is read and how fast."""
+@contextmanager
+def show_files(*, is_quiet: bool = False) -> Iterator[Callable[[Path, int, int], None]]:
+    """Yield what to tell which file is read next, and how many there are; at that count, all are.
 
-    def __init__(self, *, is_quiet: bool = False) -> None:
-        self._is_quiet = is_quiet
-        self._stack = ExitStack()
-        self._since_s = time.monotonic()
-        self._read_bytes = 0
-        self._last_bytes = 0
+    Shows the file and how fast files are read.
+    """
+    since_s, read_bytes, last_bytes = time.monotonic(), 0, 0
+    with show_progress(is_quiet=is_quiet) as progress:
 
-    def __enter__(self) -> FileProgress:
-        self._bar = self._stack.enter_context(show_progress(is_quiet=self._is_quiet))
-        return self
+        def told(path: Path, place: int, count: int) -> None:
+            nonlocal read_bytes, last_bytes
+            read_bytes += last_bytes
+            last_bytes = path.stat().st_size
+            rate = read_bytes / 1e6 / max(time.monotonic() - since_s, 1e-3)
+            phase = f"reading {printable(path.name)} ({place + 1} of {count}, {rate:.1f} MB/s)"
+            if place == count:
+                phase = f"matching and replaying {count} ranks (read at {rate:.1f} MB/s)"
+            progress(phase, place / count)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-
-    def tell(self, path: Path, place: int, count: int) -> None:
-        """The file *path*, number *place* of *count*, is read next; at *count*, all are read."""
-        self._read_bytes += self._last_bytes
-        self._last_bytes = path.stat().st_size
-        rate = self._read_bytes / 1e6 / max(time.monotonic() - self._since_s, 1e-3)
-        phase = f"reading {printable(path.name)} ({place + 1} of {count}, {rate:.1f} MB/s)"
-        if place == count:
-            phase = f"matching and replaying {count} ranks (read at {rate:.1f} MB/s)"
-        self._bar(phase, place / count)
+        yield told

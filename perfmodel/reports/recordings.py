@@ -10,16 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.units import NS_PER_MS, format_duration
-from perfmodel.prediction.answer import Answer, Prediction
-from perfmodel.recordings.documents import SCHEMA_VERSION, self_replay_document
-from perfmodel.recordings.recorded_job import SelfReplay
+from perfmodel.prediction.answer import Prediction
+from perfmodel.recordings.recorded_job import SCHEMA_VERSION, SelfReplay
 from perfmodel.recordings.storage import is_recorded_job, load_report
 from perfmodel.reports.blocks import Block, Headline, Report, Section, Sentences, Table
 from perfmodel.reports.document import to_ms
+from perfmodel.reports.pictures import as_written, build_figure, draw_stacks, save_picture
 from perfmodel.reports.prediction import iter_sections
 from perfmodel.reports.text import describe_interval
 
-PARTS = ("lookup", "gemm", "memory", "communication", "other", "idle")
+PARTS = {
+    "lookup": "#d95f02",
+    "gemm": "#1b9e77",
+    "memory": "#7570b3",
+    "communication": "#e7298a",
+    "other": "#a6761d",
+    "idle": "#e6e6e6",
+}
+"""What streams do, with the colour in the picture."""
 WIDTH = 100
 MOST_STREAMS = 40
 NEEDS_FORCE = "it replays badly: what-ifs on this job need --force"
@@ -118,7 +126,7 @@ def _faults(of_job: Sequence[str], per_rank: Sequence[Mapping[str, Any]] = ()) -
     return [Sentences([*of_job, *of_ranks])] if of_job or of_ranks else []
 
 
-def report_replay(found: Answer, faults: Sequence[str] = ()) -> Report:
+def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:
     """How long a job takes, how well a recorded one replays itself, and why, if *found* says."""
     score, facts = found.score, found.facts
     rows = _replay_rows(found)
@@ -128,7 +136,7 @@ def report_replay(found: Answer, faults: Sequence[str] = ()) -> Report:
         for row in rows if score is not None
     ]  # fmt: skip
     headings = ("", "recorded", "replayed", "error")
-    why = iter_sections(found) if isinstance(found, Prediction) else ()
+    why = () if found.reasons is None else iter_sections(found)
     has_width = found.interval.high_ns > found.interval.low_ns
     interval = f", {describe_interval(found.interval)}" if has_width else ""
     return Report(
@@ -152,7 +160,7 @@ def report_replay(found: Answer, faults: Sequence[str] = ()) -> Report:
                 if score is None
                 else [
                     Table(headings, cells, numeric=(1, 2, 3), most=MOST_STREAMS),
-                    Table((), _score_facts(self_replay_document(score))),
+                    Table((), _score_facts(score.document())),
                 ],
             ),
             Section("Assumptions", [Sentences(found.assumptions)] if found.assumptions else []),
@@ -168,7 +176,7 @@ def _replays_badly(score: SelfReplay) -> bool:
     return not score.is_trusted and not score.faults
 
 
-def _replay_rows(found: Answer) -> list[dict[str, Any]]:
+def _replay_rows(found: Prediction) -> list[dict[str, Any]]:
     if found.score is None:
         return [{"name": found.facts.job, "iteration_time_ms": to_ms(found.iteration_ns)}]
     return [
@@ -182,7 +190,7 @@ def _replay_rows(found: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def to_answer_document(found: Answer) -> dict[str, Any]:
+def to_answer_document(found: Prediction) -> dict[str, Any]:
     """An answer without reasons as plain values."""
     return {
         "job": found.facts.job,
@@ -194,7 +202,7 @@ def to_answer_document(found: Answer) -> dict[str, Any]:
     }
 
 
-def to_replay_document(found: Answer, folder: Path) -> dict[str, Any]:
+def to_replay_document(found: Prediction, folder: Path) -> dict[str, Any]:
     """What `perfmodel replay` writes of the job in *folder*."""
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -207,7 +215,7 @@ def to_replay_document(found: Answer, folder: Path) -> dict[str, Any]:
         "assumptions": list(found.assumptions),
     }
     if found.score is not None:
-        document["self_replay"] = self_replay_document(found.score)
+        document["self_replay"] = found.score.document()
     if is_recorded_job(folder):
         report = load_report(folder)
         document["recorded_starts"] = report.recorded_starts
@@ -231,6 +239,23 @@ def report_streams(document: Mapping[str, Any]) -> Report:
         sections=[Section("", [table, Sentences([known])])],
         columns=WIDTH,
     )
+
+
+def draw_streams(documents: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the streams of every job to *path*; the ending decides the format."""
+    heights = [max(len(document["streams"]), 2) for document in documents]
+    figure = build_figure(9, 1.2 + 0.28 * sum(heights))
+    axes = figure.subplots(len(documents), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, document in zip(axes, documents, strict=True):
+        streams = document["streams"]
+        names = [f"rank {stream['rank']} stream {stream['stream']}" for stream in streams]
+        parts = {
+            part: (colour, [stream["parts_ms"][part] for stream in streams])
+            for part, colour in PARTS.items()
+        }
+        draw_stacks(axis, names, parts, label="ms")
+        axis.set_ylabel(as_written(str(document["job"])), fontsize=7)
+    save_picture(figure, path, dpi=150)
 
 
 def report_diff(document: Mapping[str, Any], *, top: int) -> Report:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from perfmodel.base.units import format_duration
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table
 from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.runs import RunScoreboard
 from perfmodel.validation.scoreboard import Score, Scoreboard
+
+if TYPE_CHECKING:
+    from perfmodel.calibration.embedding import CaseError
+    from perfmodel.calibration.interference import FittedInterference
+    from perfmodel.calibration.measure.machine import MeasuredMachine
+    from perfmodel.stacks.stack import SoftwareStack
 
 MOST_ROWS = 200
 MOST_ASSUMPTIONS = 20
@@ -135,6 +143,69 @@ def report_fits(board: FitBoard) -> Report:
         rows=board.to_rows(),
         columns=100,
     )
+
+
+def report_embedding_fit(errors: Sequence[CaseError]) -> Report:
+    """Measured and predicted times of cases, with held-out errors and those of a heuristic."""
+    headings = ("case", "part", "measured", "predicted", "error", "held out", "heuristic", "")
+    rows = [
+        (
+            one.case,
+            one.part,
+            f"{one.measured_ns / 1e3:.1f} us",
+            f"{one.predicted_ns / 1e3:.1f} us",
+            f"{one.error_pct:+.1f} %",
+            f"{one.held_out_pct:+.1f} %",
+            "" if one.heuristic_pct is None else f"{one.heuristic_pct:+.1f} %",
+            "" if one.is_fitted else "not fitted",
+        )
+        for one in errors
+    ]
+    table = Table(headings, rows, numeric=range(2, 7))
+    return Report("Embedding constants, fitted", sections=[Section("", [table])], columns=120)
+
+
+def report_interference(fitted: FittedInterference) -> Report:
+    """How many times longer kernels take that run beside collectives."""
+    from perfmodel.calibration.interference import slowdown_of
+
+    headings = ("generation", "family", "phase", "kernels", "measured (90 %)", "used")
+    rows = []
+    for architecture, cells in sorted(fitted.of_architecture.items()):
+        for (family, phase), cell in cells.items():
+            seen, words = cell.seen, "assumed"
+            if seen is not None:
+                low, high = slowdown_of(seen.low_ratio), slowdown_of(seen.high_ratio)
+                words = f"{slowdown_of(seen.mean_ratio):.3f} ({low:.3f} to {high:.3f})"
+            count = 0 if seen is None else seen.kernels
+            row = (architecture, family, phase.word, str(count), words, f"{cell.slowdown:.3f}")
+            rows.append(row)
+    table = Table(headings, rows, numeric=(3, 5))
+    return Report("Slowdown beside collectives, fitted", sections=[Section("", [table])])
+
+
+def report_measured_machine(found: MeasuredMachine) -> Report:
+    """What a fit leaves per kernel family, and how noisy the machine was."""
+    rows = [
+        (family, str(one.count), f"{one.median_pct:.1f} %", f"{one.bias_pct:+.1f} %")
+        for family, one in found.errors.items()
+    ]
+    noise = (
+        f"Other programs had the core {100 * found.lost_ratio:.0f} % of the time; samples spread "
+        f"over {100 * found.spread_ratio:.0f} %."
+    )
+    table = Table(("family", "measured", "median error", "bias"), rows, numeric=(1, 2, 3))
+    return Report("This machine, measured", sections=[Section("", [table, Sentences([noise])])])
+
+
+def report_host_stack(stack: SoftwareStack) -> Report:
+    """Host overheads of a fitted *stack*."""
+    rows = [
+        ("operators", str(len(stack.host.operators))),
+        ("launch", format_duration(stack.host.launch_ns)),
+        ("between operators", format_duration(stack.host.between_operators_ns)),
+    ]
+    return Report("Host overheads, fitted", sections=[Section("", [Table((), rows)])])
 
 
 def _number(value: float) -> str:

@@ -5,25 +5,24 @@ The first type of the table that an answer is an instance of decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import NS_PER_MS
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.layouts.ranking import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
-from perfmodel.prediction.answer import Answer, Prediction
+from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.changing import WhatIf
 from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.blocks import Report
 from perfmodel.reports.comparing import draw_comparison, report_comparison, to_comparison_document
-from perfmodel.reports.document import to_document
+from perfmodel.reports.document import to_document, to_ms
 from perfmodel.reports.html import to_page
-from perfmodel.reports.pictures import as_written, build_figure, save_picture
+from perfmodel.reports.pictures import draw_times, save_picture
 from perfmodel.reports.prediction import describe_title, report_prediction
 from perfmodel.reports.rank import draw_ranking, report_ranking, to_ranking_document
 from perfmodel.reports.recordings import report_replay, to_answer_document
@@ -92,6 +91,8 @@ def save_report(shown: object, path: Path) -> Path:
 
 
 def _view(shown: object) -> View:
+    if isinstance(shown, Prediction) and shown.reasons is None:
+        return _TIMES_ALONE
     for kind, view in VIEWS.items():
         if isinstance(shown, kind):
             return view
@@ -104,34 +105,12 @@ def _draw_prediction(prediction: Prediction) -> Figure:
     return draw_comparison(Comparison((entry,)))
 
 
-def _draw_times(rows: Sequence[tuple[str, float]]) -> Figure:
-    """A bar per name: milliseconds of an iteration."""
-    figure = build_figure(8, 1.4 + 0.4 * len(rows))
-    axis = figure.subplots()
-    names = [as_written(name) for name, _ in rows]
-    axis.barh(range(len(rows)), [value for _, value in rows], color="#3b74c4")
-    axis.set_yticks(range(len(rows)), names, fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xlabel("iteration ms")
-    return figure
-
-
 def _draw_layouts(ranking: LayoutRanking) -> Figure:
-    rows = []
-    for one in ranking.layouts:
-        split = one.candidate.chosen.layout
-        name = f"tp={split.tp} pp={split.pp} dp={split.dp} x{split.micro_batch}"
-        rows.append((name, one.time_ns / NS_PER_MS))
-    return _draw_times(rows)
+    return draw_times([(one.name, to_ms(one.time_ns)) for one in ranking.layouts])
 
 
 VIEWS: dict[type[object], View] = {
     Prediction: View(report_prediction, to_document, _draw_prediction),
-    Answer: View(
-        report_replay,
-        to_answer_document,
-        lambda found: _draw_times([(found.facts.job, found.iteration_ns / NS_PER_MS)]),
-    ),
     Ranking: View(report_ranking, lambda ranking: to_ranking_document(ranking, None), draw_ranking),
     LayoutRanking: View(
         lambda ranking: report_search([ranking]),
@@ -142,10 +121,16 @@ VIEWS: dict[type[object], View] = {
     WhatIf: View(
         report_whatif,
         to_whatif_document,
-        lambda whatif: _draw_times(
+        lambda whatif: draw_times(
             [(row["apply"], row["iteration_time_ms"]) for row in report_whatif(whatif).rows]
         ),
     ),
     Comparison: View(report_comparison, to_comparison_document, draw_comparison),
 }
-"""Every kind of answer. A prediction is an answer too, so it comes first."""
+"""Every kind of answer."""
+_TIMES_ALONE = View(
+    report_replay,
+    to_answer_document,
+    lambda found: draw_times([(found.facts.job, to_ms(found.iteration_ns))]),
+)
+"""A prediction without an explanation."""

@@ -40,26 +40,20 @@ MOST_PIECES = 8
 EMPTY = "·"
 
 
-def print_report(report: Report) -> None:
-    """Print *report* on standard output: as wide as the terminal, or as the report asks."""
-    is_terminal = sys.stdout.isatty()
-    width = None if is_terminal else report.columns
-    console = Console(width=width, highlight=False)
-    with console.capture() as captured:
-        _draw(report, console)
-    text = captured.get()
-    print(text if is_terminal else _without_trailing_blanks(text), end="")
+def print_report(*reports: Report) -> None:
+    """Print *reports* on standard output: as wide as the terminal, or as each of them asks."""
+    for report in reports:
+        if not sys.stdout.isatty():
+            print(to_text(report), end="")
+            continue
+        _draw(report, Console(highlight=False))
 
 
 def to_text(report: Report, width: int | None = None) -> str:
     """*report* as plain text of *width* columns."""
     target = io.StringIO()
     _draw(report, Console(width=width or report.columns, highlight=False, file=target))
-    return _without_trailing_blanks(target.getvalue())
-
-
-def _without_trailing_blanks(text: str) -> str:
-    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    return "".join(f"{line.rstrip()}\n" for line in target.getvalue().splitlines())
 
 
 def _draw(report: Report, console: Console) -> None:
@@ -67,22 +61,24 @@ def _draw(report: Report, console: Console) -> None:
         console.print(_line(report.title, "bold"))
     if report.headline is not None:
         console.print(*_headline(report.headline), sep="\n")
-    for section in report.sections:
-        if section.blocks and section.title:
-            console.print(_line(f"\n{section.title}", "bold"))
+    shown = [section for section in report.sections if section.blocks]
+    for number, section in enumerate(shown):
+        if number or report.headline or (report.title and section.title):
+            console.print()
+        if section.title:
+            console.print(_line(section.title, "bold"))
         for block in section.blocks:
             for row in _rows(block, console.width - INDENT):
                 # Commands are not wrapped: a terminal copies them whole.
                 is_command = isinstance(block, Command)
-                shown = row if is_command else Padding(row, (0, 0, 0, INDENT))
-                console.print(shown, soft_wrap=is_command)
+                placed = row if is_command else Padding(row, (0, 0, 0, INDENT))
+                console.print(placed, soft_wrap=is_command)
     if report.footer:
-        console.print(_line(f"\n{report.footer}", "dim"))
+        console.print("", _line(report.footer, "dim"), sep="\n")
 
 
 def _line(text: str, style: str = "") -> Text:
-    lead = "\n" if text.startswith("\n") else ""
-    return Text(lead + printable(text.removeprefix("\n")), style=style)
+    return Text(printable(text), style=style)
 
 
 def _headline(headline: Headline) -> Iterator[RenderableType]:

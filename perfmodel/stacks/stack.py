@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field
 
-from collectives.software import CollectiveAlgorithm
+from collectives.collective import CollectiveAlgorithm
 from embeddings.sharders import DEFAULT_SHARDER, HYBRID_SHARDERS, SHARDERS
 from embeddings.table import KERNELS
 from perfmodel.base.dtypes import DType
@@ -26,6 +26,7 @@ from perfmodel.base.fields import (
     Number,
     NumberFormat,
     OneOf,
+    ReadAs,
     Size,
     Switch,
     Words,
@@ -227,18 +228,11 @@ def _of_every_chip(ratio: Any) -> Any:
     return ratio if isinstance(ratio, Mapping) else {"default": ratio}
 
 
-_Part = Annotated[
-    HostPart,
-    OneOf(tuple(part.name.lower() for part in HostPart)),
-    AfterValidator(lambda word: HostPart[word.upper()]),
-]
+_PartWord = Annotated[str, OneOf(tuple(part.name.lower() for part in HostPart))]
+_Part = Annotated[HostPart, ReadAs(_PartWord, lambda word: HostPart[word.upper()])]
 _Parts = Mapping[_Part, Duration]
 _Chip = Annotated[str, OneOf(("default", *(one.value for one in Architecture)))]
-_Ratios = Annotated[
-    Mapping[_Chip, Factor],
-    BeforeValidator(_of_every_chip),
-    WithJsonSchema({"type": ["number", "object"]}),
-]
+_Ratios = Annotated[Mapping[str, float], ReadAs(Mapping[_Chip, Factor] | Factor, _of_every_chip)]
 _Kernel = Annotated[str, OneOf(KERNELS)]
 _KernelFamily = Annotated[
     str,

@@ -18,7 +18,7 @@ from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import SCHEMA_VERSION
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.transformer.layout import choose_layout
+from perfmodel.workloads.transformer.layout_choice import choose_layout
 
 
 @dataclass(frozen=True, slots=True)

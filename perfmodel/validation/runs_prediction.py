@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from perfmodel.base.errors import InputError
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.prediction.answering import answer
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question, build_question
 from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow
@@ -44,7 +44,7 @@ def predict_run(shared: RunAsked, row: RunRow) -> RunAnswer:
 
 def answer_run(question: Question) -> RunAnswer:
     """The answer that `predict` gives to *question*."""
-    found = answer(question, executor=SerialExecutor())
+    found = predict(question, executor=SerialExecutor())
     return RunAnswer(
         predicted_ns=float(found.iteration_ns),
         low_ns=float(found.interval.low_ns),

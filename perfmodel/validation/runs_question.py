@@ -13,7 +13,7 @@ from perfmodel.validation.runs_machines import build_machine
 from perfmodel.validation.runs_table import RunRow
 from perfmodel.validation.runs_transformer import build_transformer_spec
 from perfmodel.workloads.catalog import Workload
-from perfmodel.workloads.transformer.layout import choose_layout, peak_bytes
+from perfmodel.workloads.transformer.layout_choice import choose_layout, peak_bytes
 from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
 
 _FAR_BEYOND = 1.2

@@ -7,13 +7,14 @@ empty cell means "not stated", never zero. A cell that cannot be read is a fault
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import MeasurementError, WorkloadError
+from perfmodel.base.fields import Line, OneOf, Ratio
+from perfmodel.base.forms import Form, load_document
 from perfmodel.base.reading import iter_lines, quote, read_packed_text
 from perfmodel.stacks.stack import Family
 
@@ -27,12 +28,12 @@ _SWITCHES = {"0": False, "1": True, "0.0": False, "1.0": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column that is read: what may stand in it, and what its words stand for."""
+class Column(Form):
+    """A column that is read: what a cell may hold, and what its words mean."""
 
-    kind: str
-    meaning: str
-    words: Mapping[str, Any]
+    kind: Annotated[str, OneOf(("count", "natural", "number", "switch", "counts", "word", "text"))]
+    meaning: Line
+    words: Mapping[str, Any] = field(default_factory=dict)
 
     def fault(self, text: str) -> str:
         """Why *text* cannot stand in this column; empty where it can."""
@@ -74,33 +75,39 @@ _KINDS: Mapping[str, tuple[Callable[[str], bool], str]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnsFile(Form):
+    """`columns.yaml`: columns by family, those that a table must have, and what flags mean.
+
+    Flags under *apart* are reported apart; *unpadded* is the share of a sequence's length that was
+    computed, by flag.
+    """
+
+    common: Mapping[str, Column]
+    transformer: Mapping[str, Column]
+    dlrm: Mapping[str, Column]
+    required: Mapping[str, tuple[str, ...]]
+    apart: tuple[str, ...]
+    unpadded: Mapping[str, Ratio]
+
+
+@lru_cache(maxsize=1)
+def load_columns() -> ColumnsFile:
+    """The columns that are known."""
+    return load_document(COLUMNS_FILE, MeasurementError).read(ColumnsFile)
+
+
 @lru_cache(maxsize=2)
 def columns_of(family: Family) -> Mapping[str, Column]:
     """The columns that a table of *family* may have."""
-    document = load_yaml(COLUMNS_FILE)
-    entries = document["common"] | document[family.value]
-    return {
-        name: Column(entry["kind"], entry["meaning"], entry.get("words", {}))
-        for name, entry in entries.items()
-    }
+    own: Mapping[str, Column] = getattr(load_columns(), family.value)
+    return {**load_columns().common, **own}
 
 
-@lru_cache(maxsize=2)
 def required_columns(family: Family) -> tuple[str, ...]:
     """The columns that a table of *family* must have."""
-    required = load_yaml(COLUMNS_FILE)["required"]
+    required = load_columns().required
     return (*required["common"], *required[family.value])
-
-
-@lru_cache(maxsize=1)
-def _flags_apart() -> tuple[str, ...]:
-    return tuple(load_yaml(COLUMNS_FILE)["apart"])
-
-
-@lru_cache(maxsize=1)
-def _flags_unpadded() -> Mapping[str, float]:
-    shares: Mapping[str, float] = load_yaml(COLUMNS_FILE)["unpadded"]
-    return shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +123,13 @@ class RunRow:
     @property
     def tokens_ratio(self) -> float:
         """Share of a sequence's length that was computed: less than 1 where padding was not."""
-        shares = _flags_unpadded()
+        shares = load_columns().unpadded
         return min((shares.get(flag, 1.0) for flag in self.text("flag").split(";")), default=1.0)
 
     @property
     def group(self) -> str:
         """Framework and device, and flags that are reported apart: a line of a scoreboard."""
-        flags = [flag for flag in self.text("flag").split(";") if flag in _flags_apart()]
+        flags = [flag for flag in self.text("flag").split(";") if flag in load_columns().apart]
         return ", ".join([self.text("framework") or "?", self.text("device") or "?", *flags])
 
     def check(self) -> None:

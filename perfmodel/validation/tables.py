@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from collectives.calibration import Calibration
-from collectives.collective import CollectiveKind
-from collectives.cost import FREE, CollectiveCost
+from collectives.collective import FREE, CollectiveCost, CollectiveKind, CollectiveSoftware
 from collectives.measurements import CollectiveMeasurement
 from collectives.pricing import price_sizes
-from collectives.software import CollectiveSoftware
 from collectives.wiring import Wiring
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError, PerfModelError

@@ -18,11 +18,11 @@ from collectives import Collective
 from perfmodel.base.errors import GraphError, ScenarioError
 from perfmodel.base.units import format_size
 from perfmodel.graph.builder import Dependency
-from perfmodel.graph.ops import Communication
+from perfmodel.graph.ops import Communication, duration_of
 from perfmodel.graph.program import LaneKind, Program
 from perfmodel.whatif.drafts import ProgramDraft
 from perfmodel.whatif.recosting import OnMachine, retime
-from perfmodel.whatif.selection import Pattern, Selection, duration_of
+from perfmodel.whatif.selection import Pattern, Selection
 from perfmodel.whatif.traffic import ALL_REDUCE, carry, collective_of
 from perfmodel.whatif.transformation import Transformation
 

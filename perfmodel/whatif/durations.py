@@ -9,11 +9,11 @@ import numpy as np
 from perfmodel.base.dtypes import DType
 from perfmodel.base.units import format_duration
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Attention, Convolution, Fixed, Gemm, MemoryBound, Op
+from perfmodel.graph.ops import Attention, Convolution, Fixed, Gemm, MemoryBound, Op, duration_of
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.drafts import ProgramDraft, Ranks
 from perfmodel.whatif.recosting import OnMachine, Recosted, check_factor, count_recosted, retime
-from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, Selection
 from perfmodel.whatif.transformation import OpChange, Transformation
 
 GEMM_LIKE = Pattern("gemm|attention|convolution")

@@ -12,11 +12,11 @@ from enum import Enum
 
 import numpy as np
 
-from perfmodel.graph.ops import Fixed, MemoryBound
+from perfmodel.graph.ops import Fixed, MemoryBound, duration_of
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.drafts import ProgramDraft
 from perfmodel.whatif.recosting import check_factor, retime
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.transformation import Transformation
 
 OPTIMIZER = Pattern("range:Optimizer.step|optimizer/step|adam|sgd|adagrad|multi_tensor")

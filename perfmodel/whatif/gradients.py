@@ -20,13 +20,13 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed
+from perfmodel.graph.ops import Communication, Fixed, duration_of
 from perfmodel.graph.program import LaneKind, Role
 from perfmodel.whatif.drafts import DraftTask, JobDraft, ProgramDraft
 from perfmodel.whatif.ordering import STEP
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine
 from perfmodel.whatif.recosting import bytes_of, price_ns
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.transformation import Transformation
 
 GRADIENTS = Pattern("ReduceScatter|reduce_scatter|AllReduce|all_reduce")

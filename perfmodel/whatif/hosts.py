@@ -12,18 +12,11 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Fixed
+from perfmodel.graph.ops import Fixed, duration_of
 from perfmodel.graph.program import PLAIN, Anchor, LaneKind, Program
 from perfmodel.whatif.drafts import JobDraft, ProgramDraft
 from perfmodel.whatif.recosting import retime
-from perfmodel.whatif.selection import (
-    LaneWord,
-    Numbers,
-    Pattern,
-    Selection,
-    duration_of,
-    lane_mask,
-)
+from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, Selection, lane_mask
 from perfmodel.whatif.transformation import Transformation
 
 INPUT = Pattern("input/|HtoD|host_to_device|dataloader")

@@ -11,15 +11,15 @@ import numpy as np
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
+from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Fixed
+from perfmodel.graph.ops import Fixed, duration_of
 from perfmodel.graph.program import PLAIN, LaneKind
 from perfmodel.whatif.drafts import ProgramDraft
-from perfmodel.whatif.pinning import stated_durations
 from perfmodel.whatif.recosting import bytes_of
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.traffic import ALL_REDUCE
 from perfmodel.whatif.transformation import Transformation, edit_programs
 

@@ -32,10 +32,11 @@ from perfmodel.graph.ops import (
     MemoryBound,
     Op,
     Work,
+    duration_of,
 )
 from perfmodel.whatif.drafts import Ranks
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine
-from perfmodel.whatif.selection import Selection, duration_of
+from perfmodel.whatif.selection import Selection
 
 _SENT_SHARE = {
     # Bytes that cross a member's link per byte of the buffer, divided by (p - 1) / p.

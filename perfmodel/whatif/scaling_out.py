@@ -10,7 +10,16 @@ import numpy as np
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.units import format_duration
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, HostPart, HostSpan, HostWork, Op, Work
+from perfmodel.graph.ops import (
+    Communication,
+    Fixed,
+    HostPart,
+    HostSpan,
+    HostWork,
+    Op,
+    Work,
+    duration_of,
+)
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.drafts import Ranks
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, pin_job
@@ -22,7 +31,7 @@ from perfmodel.whatif.recosting import (
     price_ns,
     retime,
 )
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of, lane_mask
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection, lane_mask
 from perfmodel.whatif.transformation import Transformation, change_ops
 from topologies import cpu_speed, load_topology
 

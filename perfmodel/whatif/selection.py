@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.errors import ScenarioError
+from perfmodel.costs.priced_job import durations_of
 from perfmodel.graph.job import JobGraph, Origin
 from perfmodel.graph.ops import (
     Attention,
@@ -224,16 +225,6 @@ def names_of(op: Op) -> tuple[str, ...]:
     return _NAMES[type(op)](op)
 
 
-def duration_of(op: Op) -> int:
-    """The duration that *op* states; an op without a price is refused."""
-    if isinstance(op, Fixed):
-        return op.duration_ns
-    raise ScenarioError(
-        f"{type(op).__name__} has no duration yet, so it cannot be changed. Name the machine "
-        "of the job (--topology), or price it with `pin_job` first."
-    )
-
-
 def _look(job: JobGraph, program: Program, where: Where, words: str) -> Mask:
     """Which tasks one term of a pattern matches."""
     if where in _ORIGIN_FIELDS:
@@ -284,13 +275,6 @@ def _by_origin(job: JobGraph, program: Program, is_meant: Callable[[Origin], boo
     return _by_value(
         program.origin, lambda number: number != NO_ORIGIN and known(job.origins[number])
     )
-
-
-def durations_of(job: JobGraph, program: Program) -> NDArray[np.int64]:
-    """The durations that the tasks of *program* state."""
-    ops, place = np.unique(program.op, return_inverse=True)
-    durations = np.array([duration_of(job.ops[op]) for op in ops.tolist()], dtype=np.int64)
-    return durations[place]
 
 
 MOST_NEAR = 3

@@ -1,7 +1,7 @@
 """Touched: which tasks a change altered, and their amounts before and after.
 
 Tasks are recognised by origin and label, so every task of the job has an origin of its own
-(`pinning.with_own_origins`). A change that alters nothing is refused: "no change" would
+(`graph.job.with_own_origins`). A change that alters nothing is refused: "no change" would
 read like an answer.
 """
 

@@ -13,12 +13,12 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S, format_bandwidth
 from perfmodel.graph.job import NO_GROUP, Group, JobGraph
-from perfmodel.graph.ops import Communication, Fixed, Op
+from perfmodel.graph.ops import Communication, Fixed, Op, duration_of
 from perfmodel.graph.program import PLAIN
 from perfmodel.whatif.activations import check_rate
 from perfmodel.whatif.drafts import ProgramDraft, Ranks
 from perfmodel.whatif.recosting import OnMachine, check_factor, retime
-from perfmodel.whatif.selection import LaneWord, Pattern, Selection, duration_of
+from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.transformation import OpChange, Transformation, edit_programs
 
 ALL_REDUCE = Pattern("all_reduce|AllReduce")

@@ -14,11 +14,10 @@ import numpy as np
 
 from perfmodel.base.errors import GraphError, PerfModelError, ScenarioError
 from perfmodel.graph.audit import check_job
-from perfmodel.graph.job import JobGraph
+from perfmodel.graph.job import JobGraph, with_own_origins
 from perfmodel.graph.ops import Op
 from perfmodel.graph.program import PLAIN, Program
 from perfmodel.whatif.drafts import JobDraft, ProgramDraft, Ranks
-from perfmodel.whatif.pinning import with_own_origins
 from perfmodel.whatif.recosting import Recosted
 from perfmodel.whatif.selection import Numbers, Selection
 from perfmodel.whatif.touching import Touched, count_matched, find_touched

@@ -82,7 +82,7 @@ def build_workload(
         )
     # Imported here: a recommendation model needs none of it.
     from perfmodel.workloads.transformer.job import build_shorter_jobs, build_transformer_job
-    from perfmodel.workloads.transformer.layout import choose_layout
+    from perfmodel.workloads.transformer.layout_choice import choose_layout
     from perfmodel.workloads.transformer.memory import memory_of_stages
 
     chosen = choose_layout(

@@ -1,74 +1,161 @@
-"""Kernels: ops that both families use, with the bytes they move."""
+"""Kernels that both families use: GEMMs of fully connected layers, memory-bound ones, optimizers.
+
+A fused optimizer reads and writes everything once. `foreach` runs each
+operation of the formula over a list of tensors, `plain` over one tensor after
+another; both move every operand again. Weights used in a format shorter than
+fp32 have an fp32 master copy, and are rewritten from it.
+Leaves out: loss scaling.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Gemm, MemoryBound
+from perfmodel.stacks.stack import OptimizerKernels
+
+FP32_BYTES = DType.FP32.size_bytes
+
+_MOMENTS = (
+    ("lerp_", 2, 1),
+    ("mul_", 1, 1),
+    ("addcmul_", 2, 1),
+    ("sqrt", 1, 1),
+    ("div_", 1, 1),
+    ("add_", 1, 1),
+)
+_FORMULAS: dict[str, tuple[tuple[str, int, int], ...]] = {
+    "sgd": (("add_", 2, 1),),
+    "adagrad": (("addcmul_", 2, 1), ("sqrt", 1, 1), ("add_", 1, 1), ("addcdiv_", 3, 1)),
+    "adam": (*_MOMENTS, ("addcdiv_", 3, 1)),
+    "adamw": (("mul_", 1, 1), *_MOMENTS, ("addcdiv_", 3, 1)),
+    "lamb": (*_MOMENTS, ("div", 2, 1), ("add_", 2, 1), ("norm", 1, 0), ("norm", 1, 0),
+             ("add_", 2, 1)),
+}  # fmt: skip
+"""Operations of a step with the fp32 tensors that each reads and writes."""
+
+STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2, "lamb": 2}
+"""fp32 tensors of state that an optimizer keeps per parameter."""
 
 
-def forward_gemm(rows: int, inputs: int, outputs: int, dtype: DType) -> Gemm:
-    """The product of a fully connected layer: rows x inputs by inputs x outputs."""
-    return Gemm(m=rows, n=outputs, k=inputs, dtype=dtype)
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A fully connected layer as one rank has it; *bias* counts its elements."""
 
+    inputs: int
+    outputs: int
+    bias: int = 0
 
-def input_gemm(rows: int, inputs: int, outputs: int, dtype: DType) -> Gemm:
-    """The gradient of that layer's input: rows x outputs by outputs x inputs."""
-    return Gemm(m=rows, n=inputs, k=outputs, dtype=dtype)
+    @property
+    def weight(self) -> int:
+        """Elements of the weight."""
+        return self.inputs * self.outputs
 
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Elements of the weight and of the bias, if there is one."""
+        return (self.weight, self.bias) if self.bias else (self.weight,)
 
-def weight_gemm(rows: int, inputs: int, outputs: int, dtype: DType) -> Gemm:
-    """The gradient of that layer's weight: outputs x rows by rows x inputs."""
-    return Gemm(m=outputs, n=inputs, k=rows, dtype=dtype)
+    @property
+    def parameters(self) -> int:
+        """Elements of weight and bias."""
+        return self.weight + self.bias
+
+    def forward_gemm(self, rows: int, dtype: DType) -> Gemm:
+        """The GEMM of the forward pass over *rows* rows."""
+        return Gemm(m=rows, n=self.outputs, k=self.inputs, dtype=dtype)
+
+    def input_gemm(self, rows: int, dtype: DType) -> Gemm:
+        """The GEMM for the gradient of the input."""
+        return Gemm(m=rows, n=self.inputs, k=self.outputs, dtype=dtype)
+
+    def weight_gemm(self, rows: int, dtype: DType) -> Gemm:
+        """The GEMM for the gradient of the weight."""
+        return Gemm(m=self.outputs, n=self.inputs, k=rows, dtype=dtype)
 
 
 def elementwise(
-    operator: str, elements: int, dtype: DType, *, reads: int = 1, writes: int = 1
+    operator: str,
+    elements: int,
+    dtype: DType,
+    *,
+    reads: int = 1,
+    writes: int = 1,
+    row_length: int = 0,
 ) -> MemoryBound:
-    """A kernel that reads and writes *reads* and *writes* tensors of *elements* numbers."""
+    """A kernel that reads *reads* and writes *writes* tensors of *elements* numbers."""
     size_bytes = elements * dtype.size_bytes
     return MemoryBound(
-        operator, read_bytes=reads * size_bytes, write_bytes=writes * size_bytes, dtype=dtype
+        operator, reads * size_bytes, writes * size_bytes, dtype, row_length=row_length
     )
 
 
-def cast(elements: int, source: DType, target: DType) -> MemoryBound:
-    """Numbers turned from one format into another."""
-    return MemoryBound(
-        "cast",
-        read_bytes=elements * source.size_bytes,
-        write_bytes=elements * target.size_bytes,
-        dtype=target,
-    )
+def cast(elements: int, source: DType, target: DType, *, copies: int = 1) -> MemoryBound:
+    """Convert *elements* numbers to another format, written *copies* times."""
+    written_bytes = copies * target.bytes_of(elements)
+    return MemoryBound("cast", elements * source.size_bytes, written_bytes, target)
 
 
 def row_sum(rows: int, columns: int, dtype: DType) -> MemoryBound:
     """The sum over rows that is the gradient of a bias."""
-    return MemoryBound(
-        "reduction",
-        read_bytes=rows * columns * dtype.size_bytes,
-        write_bytes=columns * dtype.size_bytes,
-        dtype=dtype,
-        row_length=rows,
-    )
+    size_bytes = columns * dtype.size_bytes
+    return MemoryBound("reduction", rows * size_bytes, size_bytes, dtype, row_length=rows)
 
 
-def dropout(elements: int, dtype: DType, *, is_backward: bool) -> MemoryBound:
-    """Drop *elements* numbers, or carry their gradients back; the mask is a byte a number."""
+def dropout(elements: int, dtype: DType, *, is_backward: bool = False) -> MemoryBound:
+    """Drop *elements* numbers, or pass their gradients back; the mask is one byte per number."""
     size_bytes = elements * dtype.size_bytes
-    return MemoryBound(
-        "dropout",
-        read_bytes=size_bytes + (elements if is_backward else 0),
-        write_bytes=size_bytes + (0 if is_backward else elements),
-        dtype=dtype,
-    )
+    read, write = (elements, 0) if is_backward else (0, elements)
+    return MemoryBound("dropout", size_bytes + read, size_bytes + write, dtype)
 
 
-def dropout_residual(elements: int, dtype: DType) -> MemoryBound:
-    """Drop *elements* numbers and add the residual, in one kernel."""
-    size_bytes = elements * dtype.size_bytes
-    return MemoryBound("dropout_residual", 2 * size_bytes, size_bytes + elements, dtype=dtype)
+def iter_optimizer_calls(
+    optimizer: str,
+    kernels: OptimizerKernels,
+    groups: Sequence[Sequence[int]],
+    *,
+    gradient_dtype: DType,
+    weight_dtype: DType,
+) -> Iterator[tuple[str, tuple[MemoryBound, ...]]]:
+    """The operators of a step of *optimizer*, each with its kernels.
+
+    *groups* are groups of tensors, each tensor given by its elements.
+    """
+    sizes = [sum(group) for group in groups]
+    is_fused = kernels is OptimizerKernels.FUSED
+    operations = _operations(optimizer, gradient_dtype.size_bytes, is_fused=is_fused)
+    lists = [sizes]
+    if kernels is OptimizerKernels.PLAIN:
+        lists = [[tensor] for group in groups for tensor in group]
+    calls = [(numbers, call) for numbers in lists for call in operations]
+    if (size := weight_dtype.size_bytes) < FP32_BYTES:
+        calls.append((sizes, ("copy_", "master_weights", FP32_BYTES, size)))
+    for numbers, (operator, word, read, write) in calls:
+        yield (
+            operator,
+            tuple(MemoryBound(word, n * read, n * write, DType.FP32) for n in numbers),
+        )
 
 
-def bias_add(rows: int, columns: int, dtype: DType) -> MemoryBound:
-    """Add a bias to the output of a product, in a kernel of its own."""
-    return elementwise("bias_add", rows * columns, dtype)
+def _operations(
+    optimizer: str, gradient_bytes: int, *, is_fused: bool
+) -> list[tuple[str, str, int, int]]:
+    """Operator, kernel, and bytes read and written per parameter of every operation."""
+    if not is_fused:
+        casts = [("to", "cast", gradient_bytes, FP32_BYTES)] if gradient_bytes < FP32_BYTES else []
+        return casts + [
+            (operator, optimizer, reads * FP32_BYTES, writes * FP32_BYTES)
+            for operator, reads, writes in _FORMULAS[optimizer]
+        ]
+    name = f"Optimizer.step#{optimizer.upper()}.step"
+    write = FP32_BYTES * (1 + STATES[optimizer])
+    operations = [(name, optimizer, write + gradient_bytes, write)]
+    if optimizer == "lamb":
+        # The update is written, its norm and that of the weight are taken, then it is applied.
+        operations += [
+            ("norm", "l2_norm", 2 * FP32_BYTES, 0),
+            (name, optimizer, 2 * FP32_BYTES, FP32_BYTES),
+        ]
+    return operations

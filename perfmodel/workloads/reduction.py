@@ -1,4 +1,9 @@
-"""GradientReduction: buckets of gradients reduced over ranks, beside the backward pass or after."""
+"""GradientReduction: gradients reduced in buckets, during the backward pass or after it.
+
+As in PyTorch's DistributedDataParallel, the gradient that reaches the limit
+closes a bucket, the first limit is smaller so that communication starts early,
+and gradients arrive in the order in which the backward pass makes them.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,7 @@ from dataclasses import dataclass, field
 
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.workloads.eager import EagerWriter, Stream
-
-# As in PyTorch's DistributedDataParallel a bucket is closed by the gradient
-# that makes it reach its limit, the first limit is smaller so that communication
-# starts early, and gradients arrive in the order the backward pass makes them.
-
+from perfmodel.workloads.eager import EagerWriter, OpenLane
 
 FIRST_BUCKET_BYTES = 2**20
 
@@ -44,31 +44,24 @@ class BucketFill:
         return size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Replicas:
-    """Groups of ranks with a whole state each: *shares* ranks a group, joined by *slot*."""
-
-    slot: int
-    shares: int
-
-
 @dataclass(slots=True)
 class GradientReduction:
     """Issues one collective of *kind* on *stream* for every bucket that fills.
 
     With *is_deferred* buckets are reduced only after the last gradient. Buckets behind the first
-    one queue: ranks do not wait for each other before every one of them. Where *replicas* is
-    given, what a rank keeps of a bucket is then all-reduced over them.
+    one queue: ranks do not wait for each other before each of them. Where a *replica_slot* is
+    given, the share of a bucket that a rank keeps, one of *shares*, is then all-reduced over it.
     """
 
     writer: EagerWriter
-    stream: Stream
+    stream: OpenLane
     slot: int
     dtype: DType
     fill: BucketFill
     kind: CollectiveKind = CollectiveKind.ALL_REDUCE
     is_deferred: bool = False
-    replicas: Replicas | None = None
+    replica_slot: int | None = None
+    shares: int = 1
     tasks: list[int] = field(default_factory=list)
     deferred_bytes: list[int] = field(default_factory=list)
     bucket_elements: list[int] = field(default_factory=list)
@@ -80,46 +73,43 @@ class GradientReduction:
     def add(self, elements: int) -> None:
         """Note that gradients of *elements* parameters were just issued."""
         size_bytes = self.fill.add(elements * self.dtype.size_bytes)
-        if size_bytes and self.is_deferred:
+        if self.is_deferred:
             self.deferred_bytes.append(size_bytes)
-        elif size_bytes:
+        else:
             self._reduce(size_bytes)
 
     def flush(self) -> None:
         """Note that the last gradient was issued: its bucket need not wait for what follows."""
-        size_bytes = 0 if self.is_deferred else self.fill.close()
-        if size_bytes:
-            self._reduce(size_bytes)
+        if not self.is_deferred:
+            self._reduce(self.fill.close())
 
     def finish(self) -> None:
-        """Reduce what is left, and let compute wait for all buckets."""
+        """Reduce what is left, and make compute wait for all buckets."""
         for size_bytes in (*self.deferred_bytes, self.fill.close()):
-            if size_bytes:
-                self._reduce(size_bytes)
+            self._reduce(size_bytes)
         self.deferred_bytes.clear()
-        self.writer.hold(self.writer.compute, self.tasks)
+        self.writer.hold(self.writer.compute, *self.tasks)
 
     def _reduce(self, size_bytes: int) -> None:
+        if not size_bytes:
+            return
         number = len(self.tasks)
         self.bucket_elements.append(size_bytes // self.dtype.size_bytes)
         self.tasks.append(
             self.writer.communicate(
-                self.kind.value,
                 Collective(self.kind, size_bytes, self.dtype, is_queued=number > 0),
                 label=f"gradients/bucket {number} {self.kind.value}",
                 stream=self.stream,
                 slot=self.slot,
             )
         )
-        if self.replicas is not None:
-            self.tasks.append(self._reduce_share(self.replicas, size_bytes, number))
-
-    def _reduce_share(self, replicas: Replicas, size_bytes: int, number: int) -> int:
-        kind = CollectiveKind.ALL_REDUCE
-        return self.writer.communicate(
-            kind.value,
-            Collective(kind, size_bytes=-(-size_bytes // replicas.shares), dtype=self.dtype),
-            label=f"gradients/bucket {number} share {kind.value}",
-            stream=self.stream,
-            slot=replicas.slot,
-        )
+        if self.replica_slot is not None:
+            share_bytes = -(-size_bytes // self.shares)
+            self.tasks.append(
+                self.writer.communicate(
+                    Collective(CollectiveKind.ALL_REDUCE, share_bytes, self.dtype),
+                    label=f"gradients/bucket {number} share all_reduce",
+                    stream=self.stream,
+                    slot=self.replica_slot,
+                )
+            )

@@ -7,19 +7,14 @@ from collectives.calibration import load_calibration, load_default_calibration
 from collectives.collective import CollectiveKind
 from collectives.measurements import CollectiveMeasurement
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.collectives.command import (
+from perfmodel.calibration.collective_fit import HeldOut, fit_uncertainty
+from perfmodel.calibration.collective_shift import measured_spans
+from perfmodel.calibration.collectives import (
     IN_EVERY_FIT,
-    deal_folds,
+    assign_folds,
     fit_collectives,
     predict_left_out,
     predict_rows,
-)
-from perfmodel.calibration.collectives.fit import fit_uncertainty
-from perfmodel.calibration.collectives.rows import (
-    HeldOut,
-    LeftOut,
-    measured_spans,
-    parse_left_out,
     write_calibration,
 )
 
@@ -70,18 +65,18 @@ def test_machines_without_rows_keep_what_their_neighbours_have(slower_machine):
 
 def test_a_machine_left_out_is_predicted_from_the_others():
     table = [*rows(), *rows("dgx_h100")]
-    held = predict_left_out(table, [LeftOut("dgx_h100")])
+    held = predict_left_out(table, ["dgx_h100"])
     assert {one.measurement.topology for one in held} == {"dgx_h100"}
 
 
 def test_leaving_out_a_machine_that_is_not_there_is_refused():
     with pytest.raises(CalibrationError, match="dgx_h100:10"):
-        predict_left_out(rows(), [parse_left_out("dgx_h100:10")])
+        predict_left_out(rows(), ["dgx_h100:10"])
 
 
 def test_folds_are_made_of_sizes():
     table = rows()
-    folds = deal_folds(table, 5)
+    folds = assign_folds(table, 5)
     by_size = {}
     for row, fold in zip(table, folds, strict=True):
         by_size.setdefault(row.size_bytes, set()).add(fold)
@@ -91,7 +86,7 @@ def test_folds_are_made_of_sizes():
 
 def test_folds_by_hosts_keep_rows_of_one_host_in_every_fit():
     table = [*rows(hosts=1), *rows(hosts=2), *rows(hosts=4)]
-    folds = deal_folds(table, 2, by="hosts")
+    folds = assign_folds(table, 2, by="hosts")
     assert {row.hosts: fold for row, fold in zip(table, folds, strict=True)} == {
         1: IN_EVERY_FIT,
         2: 0,
@@ -101,13 +96,13 @@ def test_folds_by_hosts_keep_rows_of_one_host_in_every_fit():
 
 def test_folds_by_ranks_hold_out_whole_group_sizes():
     table = rows()
-    folds = deal_folds(table, 3, by="nranks")
+    folds = assign_folds(table, 3, by="nranks")
     assert {row.ranks: fold for row, fold in zip(table, folds, strict=True)} == {2: 0, 4: 1, 8: 2}
 
 
 def test_more_folds_than_sizes_are_refused():
     with pytest.raises(CalibrationError, match="from 2 to the number of values of size_bytes"):
-        deal_folds(rows(), 1000)
+        assign_folds(rows(), 1000)
 
 
 def test_uncertainty_covers_nine_of_ten_rows():
@@ -133,4 +128,4 @@ def test_a_written_fit_reads_back(tmp_path, slower_machine):
 
 def test_junk_of_leave_out_is_refused():
     with pytest.raises(CalibrationError, match="dgx_h100:ten"):
-        parse_left_out("dgx_h100:ten")
+        predict_left_out(rows(), ["dgx_h100:ten"])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.base.errors import CalibrationError
-from perfmodel.calibration.interference.command import fit_interference
-from perfmodel.calibration.interference.fit import fit_losses
-from perfmodel.calibration.interference.samples import (
+from perfmodel.calibration.interference import fit_interference, fit_losses
+from perfmodel.calibration.interference_samples import (
     KernelLoss,
     collect_losses,
     family_of_kernel,

@@ -6,9 +6,9 @@ import pytest
 
 from perfmodel.calibration.measure.clock import (
     LEAST_NS,
-    CpuStopwatch,
     Sample,
     join_samples,
+    sample_cpu,
     sum_up,
     time_call,
 )
@@ -67,7 +67,7 @@ def test_a_real_call_takes_the_time_it_computes():
     def call() -> int:
         return sum(range(20_000))
 
-    short = time_call(call, stopwatch=CpuStopwatch(), samples=5)
-    long = time_call(lambda: [call() for _ in range(10)], stopwatch=CpuStopwatch(), samples=5)
+    short = time_call(call, stopwatch=sample_cpu, samples=5)
+    long = time_call(lambda: [call() for _ in range(10)], stopwatch=sample_cpu, samples=5)
 
     assert 3 < long.duration_ns / short.duration_ns < 30

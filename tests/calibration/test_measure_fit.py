@@ -6,16 +6,24 @@ from dataclasses import replace
 
 import pytest
 
+from collectives import Collective, CollectiveKind, price_collective
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 from perfmodel.calibration.measure.clock import Timing
-from perfmodel.calibration.measure.fit import fit_device
+from perfmodel.calibration.measure.collectives import CollectiveMeasurement
+from perfmodel.calibration.measure.fit import Wires, fit_device, fit_wires, wires_document
 from perfmodel.calibration.measure.kernels import KernelMeasurement
-from perfmodel.calibration.measure.machine import guess_devices
+from perfmodel.calibration.measure.machine import (
+    device_document,
+    device_path,
+    guess_devices,
+    write_document,
+)
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Gemm, MemoryBound
 from perfmodel.stacks.profiles import load_stack
-from topologies import Device
+from tests.calibration.test_measure_machine import HEAD
+from topologies import Device, build_cluster, load_topology
 
 STACK = load_stack("pytorch_cpu")
 OPS = [
@@ -29,9 +37,9 @@ def measured_on(device: Device) -> list[KernelMeasurement]:
     times = price_ops([op for _, op in OPS], device=device, stack=STACK).duration_ns
     return [
         KernelMeasurement(
-            family, op, Timing(duration_ns=time, wall_ns=time, spread_ratio=0.0, lost_ratio=0.0)
+            op, Timing(duration_ns=time, wall_ns=time, spread_ratio=0.0, lost_ratio=0.0)
         )
-        for (family, op), time in zip(OPS, times.tolist(), strict=True)
+        for (_, op), time in zip(OPS, times.tolist(), strict=True)
     ]
 
 
@@ -51,22 +59,21 @@ def test_the_rates_behind_measurements_are_found_again():
     wanted = truth()
     guess = guess_devices("cpu", name="core", source="test")[0]
 
-    fitted = fit_device([guess], measured_on(wanted), stack=STACK)
+    found, errors = fit_device([guess], measured_on(wanted), stack=STACK)
 
-    found = fitted.device
     assert found.peak_flops[DType.FP32] == pytest.approx(wanted.peak_flops[DType.FP32], rel=0.01)
     assert found.memory_bandwidth_bytes_per_s == pytest.approx(
         wanted.memory_bandwidth_bytes_per_s, rel=0.01
     )
-    assert fitted.errors["gemm"].median_pct < 1
+    assert errors["gemm"].median_pct < 1
 
 
 def test_the_guess_that_explains_most_is_taken():
     guesses = guess_devices("cpu", name="core", source="test")
 
-    fitted = fit_device(guesses, measured_on(guesses[-1]), stack=STACK)
+    device, _ = fit_device(guesses, measured_on(guesses[-1]), stack=STACK)
 
-    assert fitted.device.sm_count == guesses[-1].sm_count
+    assert device.sm_count == guesses[-1].sm_count
 
 
 def test_a_fit_without_products_is_refused():
@@ -74,3 +81,37 @@ def test_a_fit_without_products_is_refused():
 
     with pytest.raises(MeasurementError, match="products in fp32"):
         fit_device([truth()], memory_only, stack=STACK)
+
+
+SIZES = (2**16, 2**20, 2**22, 2**24)
+
+
+@pytest.mark.parametrize("is_network", [True, False])
+def test_the_bandwidth_behind_measurements_is_found_again(tmp_path, is_network):
+    path = tmp_path / "here.yaml"
+    device = guess_devices("cpu", name="here_device", source="test")[0]
+    write_document(device_path(path), device_document(device, date="2026-11-16"))
+    truth = Wires(5e8, 80_000.0, ranks=2, is_network=is_network)
+    write_document(path, {**HEAD, **wires_document(truth)})
+    cluster = build_cluster(load_topology(path), hosts=2 if is_network else 1)
+    kind = CollectiveKind.ALL_REDUCE
+    quiet = Timing(duration_ns=1.0, wall_ns=1.0, spread_ratio=0.0, lost_ratio=0.0)
+    measured = [
+        CollectiveMeasurement(
+            kind,
+            2,
+            size,
+            replace(
+                quiet,
+                duration_ns=price_collective(
+                    Collective(kind, size, DType.FP32), cluster=cluster, ranks=range(2)
+                ).duration_ns,
+            ),
+        )
+        for size in SIZES
+    ]
+
+    wires, error = fit_wires(measured, head=HEAD, path=path, is_network=is_network)
+
+    assert wires.bandwidth_bytes_per_s == pytest.approx(5e8, rel=0.1)
+    assert error.median_pct < 5

@@ -1,8 +1,7 @@
 import pytest
 
-from collectives.collective import CollectiveKind
+from collectives.collective import CollectiveKind, CollectiveSoftware
 from collectives.measurements import load_measurements
-from collectives.software import CollectiveSoftware
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import MeasurementError
 

@@ -3,10 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from collectives.collective import CollectiveKind
+from collectives.collective import CollectiveAlgorithm, CollectiveKind
 from collectives.group import wiring_of
 from collectives.movement import ALGORITHMS, build_movement
-from collectives.software import CollectiveAlgorithm
 from tests.collectives.machines import build_host
 from topologies import build_cluster
 

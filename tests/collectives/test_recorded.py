@@ -8,18 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives.applied import wire_speeds
-from collectives.calibration import Calibration, load_default_calibration
-from collectives.calibration_file import FabricEntry, HostEntry, MeasuredSpan
-from collectives.collective import Collective, CollectiveKind
-from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
-from collectives.cost import FREE, bus_bandwidth
+from collectives.calibration import Calibration, load_default_calibration, wire_speeds
+from collectives.collective import (
+    FREE,
+    Collective,
+    CollectiveAlgorithm,
+    CollectiveKind,
+    CollectiveSoftware,
+    Protocol,
+    bus_bandwidth,
+)
+from collectives.constants import (
+    FabricConstants,
+    FabricEntry,
+    HostConstants,
+    HostEntry,
+    MeasuredSpan,
+    SoftwareConstants,
+)
 from collectives.group import group_shape, wiring_of
 from collectives.lean import CALL_NS, WIRE_RATIO, price_lean
 from collectives.movement import ALGORITHMS, build_movement
 from collectives.pricing import CollectiveCall, price_collective, price_collectives
 from collectives.sharing import share_links
-from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
 from collectives.timing import predict_duration_ns
 from collectives.tuner import Tuner
 from collectives.uneven import build_rank_load
@@ -173,16 +184,26 @@ def _calibration() -> Calibration:
         for regime in regimes
     ]
     entry = HostEntry(
-        "own", "ampere", HostLinkClass.NVSWITCH, _constants(HostConstants), ("test_host",)
+        name="own",
+        architecture="ampere",
+        link_class=HostLinkClass.NVSWITCH,
+        machines=("test_host",),
+        constants=_constants(HostConstants),
+    )
+    fabric = FabricEntry(
+        name="own",
+        machines=("test_host",),
+        protocols=tuple(Protocol),
+        tree_protocols=tuple(Protocol),
+        pair_ll_bytes=60_000,
+        constants=_constants(FabricConstants),
     )
     kinds = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL
     return replace(
         shipped,
         hosts=(entry,),
-        fabrics=(
-            FabricEntry("own", ("test_host",), _constants(FabricConstants), pair_ll_bytes=60_000),
-        ),
-        software=_constants(SoftwareConstants),
+        fabrics=(fabric,),
+        software_constants=_constants(SoftwareConstants),
         uncertainty={scope: 0.1 + 0.01 * number for number, scope in enumerate(scopes)},
         spans=tuple(
             MeasuredSpan("test_host", kind, hosts, ranks, 512, 1_000_000)

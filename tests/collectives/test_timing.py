@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from collectives.calibration import load_default_calibration
-from collectives.collective import CollectiveKind
+from collectives.collective import CollectiveAlgorithm, CollectiveKind, Protocol
 from collectives.constants import FabricConstants, HostConstants
 from collectives.measurements import wiring_of_run
 from collectives.movement import build_movement
 from collectives.pricing import price_sizes
-from collectives.software import CollectiveAlgorithm, Protocol
 from collectives.timing import WireSpeeds, _norm, predict_duration_ns
 
 PLAIN = HostConstants(

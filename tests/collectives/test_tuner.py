@@ -3,12 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collectives.applied import build_tuner
-from collectives.calibration import load_default_calibration
-from collectives.collective import CollectiveKind
+from collectives.calibration import build_tuner, load_default_calibration
+from collectives.collective import CollectiveAlgorithm, CollectiveKind, CollectiveSoftware, Protocol
 from collectives.group import wiring_of
 from collectives.measurements import wiring_of_run
-from collectives.software import CollectiveAlgorithm, CollectiveSoftware, Protocol
 from collectives.tuner import Tuner
 from tests.collectives.machines import build_host
 from topologies import build_cluster

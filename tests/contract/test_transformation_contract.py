@@ -7,10 +7,12 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 import pytest
 
+from perfmodel.costs.priced_job import stated_durations
 from perfmodel.graph.audit import check_job
+from perfmodel.graph.job import with_own_origins
 from perfmodel.graph.program import NO_ORIGIN
 from perfmodel.whatif import TRANSFORMATIONS, parse_transformation
-from perfmodel.whatif.pinning import is_pinned, stated_durations, with_own_origins
+from perfmodel.whatif.pinning import is_pinned
 from tests.whatif.jobs import EXAMPLES, alone, span_ns, training_job
 
 

@@ -51,7 +51,10 @@ def test_indices_bring_pooling_and_distribution(tmp_path):
     [
         ("tables: [{name: a, rows: 0, width: 4}]", ["rows must be from 1 to 1000000000000, got 0"]),
         ("tables: [{name: a, rows: x, width: true}]", ["tables[0].rows", "tables[0].width"]),
-        ("tables: [{name: a, rows: 5, widht: 4}]", ["tables[0].widht: unknown", "width: must be"]),
+        (
+            "tables: [{name: a, rows: 5, widht: 4}]",
+            ["tables[0].widht (line 1): unknown", "width (line 1): must be"],
+        ),
         ("tables: [{name: a, rows: 5, width: 4, pooling_factor: .nan}]", ["pooling_factor"]),
         ("tables: [{name: a, rows: 5, width: 4, distribution: {zipf: -1}}]", ["exponent"]),
         ("tables: [{name: a, rows: 5, width: 4, distribution: odd}]", ["must be uniform"]),
@@ -59,7 +62,7 @@ def test_indices_bring_pooling_and_distribution(tmp_path):
         ("tables: [{name: a, rows: 5, width: 2147483648}]", ["width must be from 1 to 16777216"]),
         ("tables: [" + "1," * (2**16 + 1) + "]", ["at most 65536 tables, got 65537"]),
         ("tables: []", ["at least one table"]),
-        ("rows: 5", ["must hold `tables:`"]),
+        ("rows: 5", ["tables: must be given", "rows (line 1): unknown key"]),
         ("tables: [3]", ["must be a mapping"]),
         ("tables: [{name: a, rows: 5, width: 4, is_pooled: 1}]", ["tables[0].is_pooled"]),
     ],
@@ -81,6 +84,15 @@ def test_other_files_are_refused(tmp_path):
             load_tables(tmp_path / name)
 
 
+def test_a_fault_of_a_csv_file_is_named_with_its_row_and_column(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("name,rows,width,colour\na,5,4,\nb,many,4,red\n")
+    with pytest.raises(PlanError) as error:
+        load_tables(path)
+    assert "row 1, column rows: must be a whole number, got 'many'" in str(error.value)
+    assert "row 1, column colour: unknown key" in str(error.value)
+
+
 def test_switches_of_a_table_are_words(tmp_path):
     (tmp_path / "x.csv").write_text(
         "name,rows,width,is_weighted,is_pooled\na,5,4,True,false\nb,5,4,,\n"
@@ -98,7 +110,7 @@ def test_switches_of_a_table_are_words(tmp_path):
         ("rows: '5'", None),
         ("rows: true", "must be a whole number"),
         ("rows: 5, pooling_factor: true", "must be a number"),
-        ("rows: 5, pooling_factor: .inf", "must be a number"),
+        ("rows: 5, pooling_factor: .inf", "must be a finite number"),
         ("rows: 5, distribution: {lookup_shares: [1], mean_reuse: [2], draws: 4}", None),
         ("rows: 5, distribution: {lookup_shares: [1], mean_reuse: [2]}", "must be uniform"),
         ("rows: 5, distribution: {zipf: 1, more: 2}", "must be uniform"),
@@ -124,7 +136,7 @@ def test_the_most_tables_are_read_and_what_else_is_in_a_file_is_refused(tmp_path
     path.write_text("description: mine\ntables: [{name: a, rows: 5, width: 4}]\n")
     assert len(load_tables(path)) == 1
     path.write_text("colour: red\ntables: [{name: a, rows: 5, width: 4}]\n")
-    with pytest.raises(PlanError, match="must hold `tables:`"):
+    with pytest.raises(PlanError, match=r"colour .line 1.: unknown key"):
         load_tables(path)
     (tmp_path / "i.npz").write_bytes(b"")
     np.savez(tmp_path / "i.npz", indices=[1], lengths=[[1]])

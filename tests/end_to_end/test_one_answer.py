@@ -14,7 +14,7 @@ from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.storage import save_job
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.setting import load_rank_setting
-from perfmodel.prediction.answering import answer
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import build_question, load_setting
 from perfmodel.recordings.storage import save_recorded_job
 from perfmodel.validation.runs_prediction import answer_run
@@ -51,7 +51,7 @@ def test_a_model_takes_the_same_nanoseconds_through_every_door(plan_file, tmp_pa
             samples=4,
         )
     )  # fmt: skip
-    unexplained = replace(question, asked=replace(question.asked, is_explained=False))
+    unexplained = replace(question, options=replace(question.options, is_explained=False))
     doors = {
         "predict --job": api.predict(job, executor="serial"),
         "replay": api.replay(job),
@@ -110,8 +110,8 @@ def test_micro_batches_are_continued_within_the_bound_that_is_stated(name, chang
         is_whole=True,
     ).job
 
-    found = answer(continued, executor=SerialExecutor())
-    truth = answer(replace(continued, job=whole, continuation=None), executor=SerialExecutor())
+    found = predict(continued, executor=SerialExecutor())
+    truth = predict(replace(continued, job=whole, continuation=None), executor=SerialExecutor())
 
     assert found.iteration_ns == pytest.approx(truth.iteration_ns, rel=2e-3)
     assert found.facts.task_count == truth.facts.task_count
@@ -129,7 +129,7 @@ def test_predict_continues_micro_batches_as_validation_does():
     question = build_question(load_setting(scenario))
     assert question.continuation is not None
 
-    validated = answer_run(replace(question, asked=replace(question.asked, is_explained=False)))
+    validated = answer_run(replace(question, options=replace(question.options, is_explained=False)))
 
     assert api.predict(scenario, executor="serial").iteration_ns == validated.predicted_ns
 

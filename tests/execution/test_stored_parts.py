@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from perfmodel import api
 from perfmodel.base.errors import ExecutionError, GraphError
 from perfmodel.base.writing import to_json
+from perfmodel.costs.priced_job import stated_prices
 from perfmodel.engine.breakdown import Window, break_down
 from perfmodel.engine.critical_path import critical_path
 from perfmodel.engine.history import History
@@ -30,7 +31,7 @@ from perfmodel.prediction import question
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.prediction.time_parts import sum_waits
 from perfmodel.reports.document import to_document
-from perfmodel.whatif.pinning import pin_durations, stated_prices
+from perfmodel.whatif.pinning import pin_durations
 from tests.execution.comparison import assert_same
 from tests.execution.crew import replay_in_blocks
 from tests.execution.jobs import alternating_job

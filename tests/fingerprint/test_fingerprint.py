@@ -17,7 +17,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.ray if "Ray" in name else ()) for name in QUESTIONS],
+)
 def test_an_answer_keeps_its_numbers_and_its_texts(name, folder):
     if name.startswith("emulate"):
         pytest.importorskip("torch")

@@ -210,8 +210,7 @@ def _trace_readers() -> list[Reader]:
 
 def _chakra_bytes() -> bytes:
     from perfmodel.api import import_kineto
-    from perfmodel.recordings.chakra_jobs import write_chakra_job
-    from perfmodel.recordings.storage import load_recorded_job
+    from perfmodel.recordings.storage import load_recorded_job, write_chakra_job
 
     with tempfile.TemporaryDirectory() as place:
         trace = Path(place) / "rank0.json"

@@ -1,9 +1,9 @@
-"""`make mutants`: how many small wrong turns the tests of a folder notice.
+"""`make mutants`: how many small wrong turns the tests notice.
 
-Mutations are drawn by seed over the rooms below, each is applied to a copy of
-the project, and the tests of its folder must fail; those that reach the mutated
-function run first. Survivors are printed: each is a rule that no test states, or
-code that makes no difference.
+Mutations are drawn by seed over all rooms, each is applied to a copy of the project, and a
+test must fail. Tests that reach the mutated function run, the quickest first; where none is seen to
+(it runs while a module is loaded, or in another process), all tests of its room run. Survivors
+are printed: each is a rule that no test states, or code that makes no difference.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ from tests.mutants.mutations import Mutation, find_mutations
 from tests.mutants.reach import LOOK, SORT, name_function
 
 PACKAGES = ("perfmodel", "collectives", "embeddings", "topologies", "traces")
-ROOMS = {
-    "perfmodel/engine": ("tests/engine", "tests/golden"),
-    "perfmodel/prediction": ("tests/prediction", "tests/contract"),
-    "perfmodel/planning": ("tests/planning",),
-    "collectives": ("tests/collectives",),
-    "embeddings": ("tests/embeddings",),
-    "perfmodel/stacks": ("tests/stacks",),
-}
+NO_ROOMS = ("__pycache__",)
+EVERYWHERE = ("tests/contract", "tests/fingerprint", "tests/golden")
+OWN_TESTS = {"perfmodel/api": ("tests/test_api.py", "tests/cli")}
+"""Tests of a room that are not in the folder of its name."""
+NOT_LOOKED_AT = ("tests/benchmarks", "tests/mutants", "tests/faults", "tests/fuzz")
 GRACE_S, COMPILING_GRACE_S = 10.0, 120.0
 """Processor time of a test beyond ten times its own: a busy machine must not count as a kill."""
 NOTICED = (1, 2)
 """What pytest ends with where a test fails, and where a module can no longer be loaded."""
 
 
-def draw(seed: int, count: int, rooms: list[str]) -> list[Mutation]:
+def list_rooms() -> list[str]:
+    """Folders of the product, those of `perfmodel` one by one."""
+    inner = [f"perfmodel/{path.parent.name}" for path in Path("perfmodel").glob("*/__init__.py")]
+    return sorted([*inner, *PACKAGES[1:]])
+
+
+def draw(seed: int, count: int, rooms: Sequence[str]) -> list[Mutation]:
     """*count* mutations, rooms in turn, each file as likely as its number of mutations."""
     chooser = random.Random(seed)
     pools = {
@@ -49,29 +52,36 @@ def draw(seed: int, count: int, rooms: list[str]) -> list[Mutation]:
     return [chooser.choice(pools[rooms[number % len(rooms)]]) for number in range(count)]
 
 
+def tests_of(room: str) -> tuple[str, ...]:
+    """The folder of tests that mirrors *room*, and those that every room has."""
+    folder = f"tests/{room.removeprefix('perfmodel/')}"
+    own = OWN_TESTS.get(room, (folder,) if Path(folder).is_dir() else ())
+    return (*own, *EVERYWHERE)
+
+
 class Bench:
     """A copy of the project in which one mutation after the other is tried."""
 
     def __init__(self, place: Path) -> None:
         self._copy, self._kernels = place / "project", place / "kernels"
-        for name in (*PACKAGES, "tests", "experiments"):
+        for name in (*PACKAGES, "tests", "experiments", "docs"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(name, self._copy / name, ignore=ignored)
-        shutil.copy("pyproject.toml", self._copy)
+        for name in ("pyproject.toml", "README.md", "Makefile", "constraints.txt"):
+            shutil.copy(name, self._copy)
 
-    def look(self, rooms: Sequence[str]) -> None:
-        """Run the tests of *rooms* as they are: they must pass, and tell what they reach."""
-        if "perfmodel/engine" in rooms:
-            # Compiling takes long where every call is followed, so kernels are compiled before.
-            self._run(ROOMS["perfmodel/engine"], self._kernels, {})
-        for room in rooms:
-            told = {LOOK: str(self._look(room))}
-            if code := self._run(ROOMS[room], self._kernels, told):
-                raise SystemExit(f"without a mutation, the tests of {room} end with {code}")
+    def look(self, tests: Sequence[str]) -> dict[str, tuple[float, list[str]]]:
+        """Run *tests*, which must pass: what each reaches, and how long it takes."""
+        # Compiling takes long where every call is followed, so kernels are compiled before.
+        self._run(("tests/engine", "tests/fingerprint"), self._kernels, {})
+        seen = self._copy.parent / "seen.json"
+        if code := self._run(tests, self._kernels, {LOOK: str(seen)}):
+            raise SystemExit(f"without a mutation, the tests of {', '.join(tests)} end with {code}")
+        found: dict[str, tuple[float, list[str]]] = json.loads(seen.read_text())
+        return found
 
-    def survives(self, mutation: Mutation) -> bool:
-        """Whether the tests of the folder pass although *mutation* is in it."""
-        room = next(room for room in ROOMS if mutation.path.is_relative_to(room))
+    def survives(self, mutation: Mutation, look: Path) -> bool:
+        """Whether the tests pass although *mutation* is in the code."""
         target = self._copy / mutation.path
         right = target.read_text(encoding="utf-8")
         kernels, grace_s = self._kernels, GRACE_S
@@ -79,10 +89,16 @@ class Bench:
             # Compiled callers hold a copy of what they call, and do not ask whether it changed.
             kernels, grace_s = self._copy.parent / "wrong kernels", COMPILING_GRACE_S
         function = name_function(mutation.path, mutation.line)
-        told = {SORT: json.dumps((str(self._look(room)), function, grace_s))}
+        seen = json.loads(look.read_text())
+        reaching = sorted(
+            (took_s, test) for test, (took_s, places) in seen.items() if function in places
+        )
+        files = dict.fromkeys(test.partition("::")[0] for _, test in reaching)
+        room = next(room for room in list_rooms() if mutation.path.is_relative_to(room))
+        told = {SORT: json.dumps((str(look), function, grace_s))}
         try:
             target.write_text(mutation.apply(right), encoding="utf-8")
-            code = self._run(ROOMS[room], kernels, told)
+            code = self._run(files or tests_of(room), kernels, told)
         finally:
             target.write_text(right, encoding="utf-8")
             shutil.rmtree(self._copy.parent / "wrong kernels", ignore_errors=True)
@@ -91,9 +107,6 @@ class Bench:
                 f"{mutation}: pytest ends with {code}, which says nothing of the tests"
             )
         return code == 0
-
-    def _look(self, room: str) -> Path:
-        return self._copy.parents[1] / f"{room.replace('/', '_')}.json"
 
     def _run(self, tests: Iterable[str], kernels: Path, told: dict[str, str]) -> int:
         words = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
@@ -109,30 +122,51 @@ class Bench:
         done = subprocess.run(
             [*words, *tests], cwd=self._copy, env=surroundings, capture_output=True, check=False
         )
+        if done.returncode and LOOK in told:
+            print(done.stdout.decode(errors="replace")[-4000:], file=sys.stderr)
         return done.returncode
+
+
+def look_at_all(benches: Sequence[Bench], rooms: Sequence[str], target: Path) -> None:
+    """Write to *target* what all tests reach; benches share the folders between them."""
+    wanted = {folder for room in rooms for folder in tests_of(room)}
+    others = [str(path) for path in sorted(Path("tests").iterdir()) if path.is_dir()]
+    folders = sorted(wanted.union(others).difference(NOT_LOOKED_AT))
+    folders = [name for name in folders if not name.endswith(NO_ROOMS)]
+    with ThreadPoolExecutor(len(benches)) as pool:
+        parts = pool.map(
+            lambda place: benches[place].look(folders[place :: len(benches)]), range(len(benches))
+        )
+        seen = {test: entry for part in parts for test, entry in part.items()}
+    target.write_text(json.dumps(seen))
 
 
 def main() -> int:
     """Draw, run, and print; exit 1 where fewer than the wanted share are noticed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=lambda text: int(text, 0), default=1)
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--rooms", default=",".join(ROOMS))
+    parser.add_argument("--rooms", default=",".join(list_rooms()))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--wanted-pct", type=float, default=90.0)
+    parser.add_argument("--look", type=Path, help="Keep what tests reach here, or read it.")
     asked = parser.parse_args()
-    mutations = draw(asked.seed, asked.count, asked.rooms.split(","))
+    rooms = asked.rooms.split(",")
+    mutations = draw(asked.seed, asked.count, rooms)
     killed = 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        made = [Bench(Path(place) / str(number)) for number in range(asked.workers)]
+        look = asked.look or Path(place) / "look.json"
+        if not look.exists():
+            look_at_all(made, rooms, look)
         benches: Queue[Bench] = Queue()
-        for number in range(asked.workers):
-            benches.put(Bench(Path(place) / str(number)))
-        benches.queue[0].look(asked.rooms.split(","))
+        for bench in made:
+            benches.put(bench)
 
         def survives(mutation: Mutation) -> bool:
             bench = benches.get()
             try:
-                return bench.survives(mutation)
+                return bench.survives(mutation, look)
             finally:
                 benches.put(bench)
 

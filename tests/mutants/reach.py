@@ -1,9 +1,9 @@
 """Which tests reach which function: a plugin of pytest that looks once and sorts ever after.
 
 A run that looks writes, for each test, the functions that it called and the
-processor time it took. A run that sorts takes the quickest tests that reach
-the function of a mutation first, then all others, so that what is noticed is
-noticed early and nothing is left out. A test that takes many times its time
+processor time it took. A run that sorts takes the tests that reach the function of a
+mutation, the quickest first, so that what is noticed is noticed early; no other test could
+notice it. Where none is seen to reach it, all run. A test that takes many times its time
 ends the run: that is a mutant noticed, too.
 """
 
@@ -81,12 +81,12 @@ class Sort:
         self._grace_s = grace_s
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """The quickest that reach it, the others that do, the rest; each in the usual order."""
+        """The quickest that reach it, then the others that do; all, where none does."""
         near = sorted(self._reach, key=lambda test: (self._times_s[test], test))
         first = {test: place for place, test in enumerate(near[:QUICKEST])}
-        items.sort(
-            key=lambda item: (first.get(item.nodeid, QUICKEST), item.nodeid not in self._reach)
-        )
+        if self._reach:
+            items[:] = [item for item in items if item.nodeid in self._reach]
+        items.sort(key=lambda item: first.get(item.nodeid, QUICKEST))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:

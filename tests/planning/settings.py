@@ -7,8 +7,8 @@ import random
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.execution.serial import SerialExecutor
-from perfmodel.prediction.answer import Answer
-from perfmodel.prediction.answering import answer
+from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.profiles import load_stack
@@ -75,8 +75,8 @@ def random_plan(task: ShardingTask, chance: random.Random) -> ShardingPlan:
     )
 
 
-def predict_plan(spec, cluster, plan) -> Answer:
+def predict_plan(spec, cluster, plan) -> Prediction:
     """The full answer, interference aside, as plans are judged."""
     asked = PredictOptions(interference=Interference.LEFT_OUT, samples=0, is_explained=False)
     question = build_question(Setting(spec, cluster, STACK, asked, plan=plan))
-    return answer(question, executor=SerialExecutor())
+    return predict(question, executor=SerialExecutor())

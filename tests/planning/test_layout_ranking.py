@@ -28,7 +28,7 @@ from perfmodel.planning.layouts.search import (
     search_layouts,
 )
 from perfmodel.planning.question import LayoutQuestion
-from perfmodel.prediction.answer import Part, Prediction
+from perfmodel.prediction.answer import Part
 from perfmodel.prediction.phases import ignore_phase
 
 MS = 1_000_000
@@ -194,7 +194,7 @@ def test_the_winner_is_held_against_the_next_layout_with_another_split(monkeypat
     same, other, third = (RankedLayout(candidate(n), 0, answer(1)) for n in (2, 3, 4))
     times = {2: prediction(100, compute=90), 3: prediction(110, compute=100)}
     monkeypatch.setattr(searching, "_question", lambda shared, one: one)
-    monkeypatch.setattr(searching, "answer_in_full", lambda one, executor: times[one.number])
+    monkeypatch.setattr(searching, "predict", lambda one, executor: times[one.number])
     setting: Any = SimpleNamespace(cluster=None, stack=None)
     for ranked in ([same, other, third], [same, same, other, third]):
         reasons = _reasons(setting, ranked)
@@ -235,7 +235,7 @@ def test_what_is_set_is_not_searched_and_layouts_are_answered_without_explanatio
     setting = _load(question, 1)
     assert setting.stated == stated
     [found] = search_layouts(question, executor=SerialExecutor())
-    assert not isinstance(found.best.found, Prediction)
+    assert found.best.found.reasons is None
     assert len(found.best.found.drawn_ns) == 2
 
 

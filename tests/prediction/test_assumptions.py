@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from perfmodel.base.provenance import Provenance
-from perfmodel.costs.interference import GenerationSlowdowns, Phase, Slowdown
+from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import build_shared_durations
@@ -18,17 +18,16 @@ from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.answer import InterferenceLoss
-from perfmodel.prediction.answering import _about_constants, about_continuing
-from perfmodel.prediction.assumptions import list_assumptions
-from perfmodel.prediction.interference import SettledCosts
-from perfmodel.prediction.question import PredictOptions
+from perfmodel.prediction.assumptions import NO_DOUBT, list_assumptions
+from perfmodel.prediction.interference import FoldedCosts, SettledCosts
+from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.spread import Spread
 from tests.prediction.test_interference import price
 
 SLOWED = {
-    ("gemm", Phase.MOVING): Slowdown(1.25, 3),
-    ("memory", Phase.MOVING): Slowdown(1.5, 3),
+    ("gemm", Phase.MOVING): 1.25,
+    ("memory", Phase.MOVING): 1.5,
 }
 
 
@@ -60,11 +59,11 @@ def said(
     interference: Interference = Interference.COUNTED,
     loss: InterferenceLoss | None = None,
 ) -> tuple[str, ...]:
-    steady: Any = SimpleNamespace(is_settled=is_settled)
-    quiet: Any = SimpleNamespace(has_losses=False, is_settled=True)
-    return list_assumptions(
-        of, steady, settled or quiet, PredictOptions(interference=interference), loss
-    )
+    folded = FoldedCosts(of, ())
+    settled = replace(settled, folded=folded) if settled else SettledCosts(folded)
+    loop: Any = SimpleNamespace(settled=settled, is_steady=is_settled)
+    question = Question(of.job, PredictOptions(interference=interference))
+    return list_assumptions(question, loop, loss, is_drawn=True)
 
 
 def test_what_is_assumed_is_named_longest_first_and_once_for_ranks_alike():
@@ -131,14 +130,39 @@ def test_interference_is_told_where_it_was_left_out_or_costs_something():
 
 
 def test_what_came_from_elsewhere_is_named():
-    question: Any = SimpleNamespace(cluster=None, continuation=None)
-    assert _about_constants(question) == about_continuing(question) == ()
-    for files, told in (
+    of = priced(a=1)
+    loop: Any = SimpleNamespace(settled=SettledCosts(FoldedCosts(of, ())), is_steady=True)
+
+    def told(**known: Any) -> tuple[str, ...]:
+        return list_assumptions(Question(of.job, **known), loop, None, is_drawn=True)
+
+    for files, sentences in (
         ((), ()),
         (("a", "b"), ("Constants of a, b come before perfmodel's own.",)),
     ):
         device = SimpleNamespace(calibrations=files)
-        asked: Any = SimpleNamespace(cluster=SimpleNamespace(device=device))
-        assert _about_constants(asked) == told
-    some: Any = SimpleNamespace(continuation=SimpleNamespace(micro_batches=64))
-    assert about_continuing(some)[0].startswith("The 64 equal micro-batches are continued")
+        assert told(cluster=SimpleNamespace(device=device)) == sentences
+    [said_of_many] = told(continuation=SimpleNamespace(micro_batches=64))
+    assert said_of_many.startswith("The 64 equal micro-batches are continued")
+    assert told(assumptions=("x", "y"), chosen=("y", "z")) == ("x", "y", "z")
+
+
+def test_without_a_draw_the_interval_is_said_to_be_empty():
+    of = priced(a=1)
+    loop: Any = SimpleNamespace(settled=SettledCosts(FoldedCosts(of, ())), is_steady=True)
+    for samples, sentences in ((0, ()), (2, (NO_DOUBT,))):
+        question = Question(of.job, PredictOptions(samples=samples))
+        assert list_assumptions(question, loop, None, is_drawn=False) == sentences
+
+
+def test_a_recording_says_what_its_interval_is_and_whether_it_can_be_trusted():
+    of = priced(a=1)
+
+    def told(*periods: int, distrust: str = "") -> tuple[str, ...]:
+        score = SimpleNamespace(periods=periods, is_trusted=not distrust, distrust=distrust)
+        question = Question(of.job, recording=cast(Any, SimpleNamespace(score=score)))
+        return list_assumptions(question, cast(Any, None), None, is_drawn=False)
+
+    assert "the 2 recorded periods" in told(90, 110)[0]
+    assert "unknown from one step" in told(90)[0]
+    assert told(90, 110, distrust="it is off")[1:] == ("It is off.",)

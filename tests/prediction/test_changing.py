@@ -9,8 +9,8 @@ import pytest
 from perfmodel.base.errors import ScenarioError
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.storage import save_job
-from perfmodel.prediction.answering import answer_in_full, prepare_changes
-from perfmodel.prediction.changing import NamedChange, answer_changes
+from perfmodel.prediction.changing import NamedChange, answer_changes, prepare_changes
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import (
     NO_MEMORY,
     STATED_MEMORY,
@@ -32,7 +32,7 @@ ISOLATED = PredictOptions(mode=Mode.ISOLATED)
 
 
 def answered(question):
-    return answer_in_full(question, executor=SerialExecutor())
+    return predict(question, executor=SerialExecutor())
 
 
 def changes(*texts):

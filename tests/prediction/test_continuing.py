@@ -15,7 +15,7 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.prediction.continuing import continue_explanation
+from perfmodel.prediction.time_parts import continue_explanation
 from perfmodel.workloads.jobs import Continuation
 from tests.strategies import random_job
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from perfmodel.costs.estimates import Bound
-from perfmodel.costs.interference import GenerationSlowdowns, Phase, Slowdown
+from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.replay import replay
@@ -20,8 +20,12 @@ from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.prediction import interference as interfering
-from perfmodel.prediction.folded_costs import FoldedCosts, fold_costs
-from perfmodel.prediction.interference import overlap_losses, settle_interference
+from perfmodel.prediction.interference import (
+    FoldedCosts,
+    fold_costs,
+    overlap_losses,
+    settle_interference,
+)
 from perfmodel.prediction.kernel_slowdown import CommIntervals, find_company
 from tests.builders import JobSketch
 from tests.strategies import JobSize, jobs
@@ -33,7 +37,7 @@ GEMM = FAMILIES.index("gemm")
 def slowdowns(*, waiting: float = 1.0, moving: float = 1.0) -> GenerationSlowdowns:
     factors = {Phase.WAITING: waiting, Phase.MOVING: moving}
     return GenerationSlowdowns(
-        "made up", {("gemm", phase): Slowdown(factor, 1) for phase, factor in factors.items()}
+        "made up", {("gemm", phase): factor for phase, factor in factors.items()}
     )
 
 

@@ -11,8 +11,8 @@ from perfmodel.base.errors import InputError
 from perfmodel.costs.pricing import price_job
 from perfmodel.engine.replay import replay
 from perfmodel.prediction.answer import Part, Prediction
-from perfmodel.prediction.answering import NO_DOUBT
-from perfmodel.prediction.folded_costs import fold_costs
+from perfmodel.prediction.assumptions import NO_DOUBT
+from perfmodel.prediction.interference import fold_costs
 from perfmodel.prediction.question import build_question, load_setting
 from perfmodel.prediction.scenario import Mode, Scenario
 

@@ -41,7 +41,8 @@ def test_every_fault_of_a_scenario_is_told_at_once(tmp_path):
 
     with pytest.raises(ScenarioError) as told:
         load_scenario(path)
-    message = str(told.value)
+    message = re.sub(r" \(line \d\)", "", str(told.value))
+    assert "topologi (line 1)" in str(told.value)
     assert "unknown key; did you mean 'topology'?" in message
     assert "hosts: must be a whole number, got 'two'" in message
     assert "mode: must be one of period, isolated, got 'soon'" in message
@@ -66,18 +67,19 @@ def test_files_are_looked_for_beside_the_scenario_and_constants_may_be_several(t
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("topology: 5\n", "topology: must be a text, got 5"),
-        ("topology: ' '\n", "topology: must be a text, got ' '"),
+        ("topology: 5\n", "topology: must be text, got 5"),
+        ("topology: ' '\n", "topology: must be text, not empty, got ' '"),
         ("topology: dgx_h100\noverrides: [batch=1]\n", "overrides: unknown key"),
         ("job: a\nset: {batch: 1}\n", "set: unknown key"),
         ("job: a\nforce: 1\n", "force: must be true or false, got 1"),
         ("topology: dgx_h100\nhosts: true\n", "hosts: must be a whole number, got True"),
-        ("topology: dgx_h100\nset: [batch=1]\n", "set: must be a mapping of fields to values"),
+        ("topology: dgx_h100\nset: [batch=1]\n", "set: must be a mapping of keys"),
         ("topology: dgx_h100\nmode: 3\n", "mode: must be one of"),
-        ("topology: dgx_h100\ncalibration: [a.yaml, 3]\n", "calibration: must be a text, got 3"),
+        ("topology: dgx_h100\ncalibration: [a.yaml, 3]\n", "calibration[1]: must be text, got 3"),
         ("topology: dgx_h100\nzzzzz: 3\n", "zzzzz: unknown key; known: calibration, description"),
     ],
 )
 def test_a_fault_is_named(tmp_path, text, fault):
-    with pytest.raises(ScenarioError, match=re.escape(fault)):
+    with pytest.raises(ScenarioError) as told:
         load_scenario(write(tmp_path, text))
+    assert fault in re.sub(r" \(line \d\)", "", str(told.value))

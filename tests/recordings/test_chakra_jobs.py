@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from perfmodel.base.errors import TraceError
-from perfmodel.recordings.chakra_jobs import assemble_chakra_job, write_chakra_job
 from perfmodel.recordings.self_replay import self_replay
+from perfmodel.recordings.storage import assemble_chakra_job, write_chakra_job
 from tests.recordings.builders import held_of
 from traces.chakra import load_chakra
 

@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.program import PLAIN
-from perfmodel.prediction.answering import answer
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, recording_question
 from perfmodel.recordings.host_chain import StepKind
 from perfmodel.recordings.self_replay import with_score
@@ -90,7 +90,7 @@ def periods_ms(job, wish):
     """The periods of a recording after a what-if."""
     question = recording_question(with_score(job), PredictOptions(is_explained=False))
     changed = question.changed_to(parse_transformation(wish).apply(question.job))
-    return [period / MS for period in answer(changed, executor=SerialExecutor()).periods_ns]
+    return [period / MS for period in predict(changed, executor=SerialExecutor()).periods_ns]
 
 
 # The allocator frees its cache and fills it again; three allocations are made in every step.
@@ -149,7 +149,7 @@ def asked(job, *texts):
     changed = question.changed_to(
         apply_all(question.job, [parse_transformation(text) for text in texts])
     )
-    return answer(changed, executor=SerialExecutor()).iteration_ns / MS
+    return predict(changed, executor=SerialExecutor()).iteration_ns / MS
 
 
 def test_reduce_scatters_moved_into_hooks_give_the_run_that_had_them_there(recorded):

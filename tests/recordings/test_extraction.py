@@ -1,8 +1,7 @@
 """Tables out of recordings."""
 
 from perfmodel.graph.ops import HostPart
-from perfmodel.recordings.extraction import extract_tables, write_tables
-from perfmodel.recordings.host_overheads import extract_host_overheads
+from perfmodel.recordings.extraction import extract_host_overheads, extract_tables, write_tables
 from perfmodel.recordings.rank_view import view_rank
 from tests.traces.builders import kernel, launch, span, write_trace
 from traces.job_trace import load_job_trace
@@ -17,7 +16,7 @@ def test_host_parts_are_told_apart_and_the_profiler_is_taken_out(tmp_path):
         span("cpu_op", "aten::view", 70, 9),
     ]  # fmt: skip
     lines = extract_host_overheads([view_rank(load_kineto(write_trace(tmp_path / "a", spans)))])
-    found = {(line.part, line.operator): line.mean_us for line in lines}
+    found = {(HostPart(line["type"]), line["op"]): line["mean_us"] for line in lines}
 
     assert found[(HostPart.BETWEEN_OPERATORS, "")] == 70 - 60 - 2
     assert found[(HostPart.BEFORE_LAUNCH, "aten::mm")] == 20

@@ -1,10 +1,11 @@
 """What makes a recording doubtful is said, and the job is not trusted."""
 
+from pathlib import Path
+
 import pytest
 
 from perfmodel.base.errors import TraceError
-from perfmodel.recordings.documents import import_document
-from perfmodel.recordings.import_files import ImportWishes, import_traces
+from perfmodel.recordings.import_files import ImportedJob, ImportWishes, import_traces
 from perfmodel.recordings.self_replay import with_score
 from perfmodel.recordings.trace_diff import DiffKind, diff_traces
 from tests.recordings.builders import call, import_spans
@@ -26,8 +27,7 @@ def some_steps(name="ncclDevKernel_AllReduce", *, count=4, late=0):
 
 
 def told_of(job):
-    scored = with_score(job)
-    return import_document(scored, scored.score)
+    return ImportedJob(Path("job"), with_score(job)).document()
 
 
 def test_a_sound_recording_is_trusted(tmp_path):

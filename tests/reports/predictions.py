@@ -19,6 +19,7 @@ from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.answer import (
     CriticalPath,
+    Evidence,
     Explanation,
     Facts,
     Interval,
@@ -27,10 +28,10 @@ from perfmodel.prediction.answer import (
     Prediction,
     RankClass,
     RankWait,
+    Reasons,
     Run,
     TimeParts,
 )
-from perfmodel.prediction.evidence import Evidence
 from perfmodel.prediction.scenario import Scenario
 
 
@@ -110,11 +111,10 @@ def build_prediction(*, label: str = "matmul", peak_bytes: int = 40 * 2**30) -> 
         period_ns=36_000,
         isolated_ns=36_500,
         interval=Interval(30_000, 45_000),
-        explanation=explanation,
+        reasons=Reasons(explanation, build_evidence(label=label)),
         assumptions=("Kernels do not slow each other down.",),
         facts=Facts("small", "h100", 80 * 2**30, "pytorch_eager", 512, 4, 12, 6),
         run=Run("in this process", {"replay": 0.25}),
-        evidence=build_evidence(label=label),
     )
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from collectives import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
+from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import Dependency, JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Communication, Fixed, Gemm, MemoryBound
 from perfmodel.graph.program import LaneKind
 from perfmodel.whatif.parsing import parse_transformation
-from perfmodel.whatif.pinning import stated_durations
 from tests.builders import times_by_label
 
 LAUNCH_NS = 10

@@ -18,13 +18,13 @@ import pytest
 from collectives import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import ScenarioError
+from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import Dependency, JobBuilder
 from perfmodel.graph.job import JobFacts, Origin
 from perfmodel.graph.ops import Communication, Convolution, Fixed, MemoryBound
 from perfmodel.graph.program import LaneKind
 from perfmodel.whatif import apply_all, parse_transformation
-from perfmodel.whatif.pinning import stated_durations
 from tests.whatif.jobs import span_ns, times
 
 CONV = Convolution(64, 64, 64, DType.FP32, read_bytes=3000, write_bytes=1000)

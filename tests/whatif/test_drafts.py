@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.base.errors import ScenarioError
+from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.durations import build_durations
 from perfmodel.graph.program import PLAIN, LaneKind
 from perfmodel.whatif.drafts import JobDraft, ProgramDraft
-from perfmodel.whatif.pinning import pin_durations, stated_durations
+from perfmodel.whatif.pinning import pin_durations
 from perfmodel.whatif.transformation import edit_programs
 from tests.builders import JobSketch, times_by_label
 from tests.strategies import JobSize, random_jobs

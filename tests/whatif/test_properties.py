@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.base.errors import ScenarioError
+from perfmodel.costs.priced_job import stated_durations
 from perfmodel.engine.replay import replay
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.program import PLAIN
@@ -14,7 +15,7 @@ from perfmodel.whatif import apply_all, parse_transformation
 from perfmodel.whatif.durations import HostOverhead, Scale
 from perfmodel.whatif.editing import remove_tasks
 from perfmodel.whatif.hosts import RemoveStraggler
-from perfmodel.whatif.pinning import is_pinned, pin_durations, stated_durations
+from perfmodel.whatif.pinning import is_pinned, pin_durations
 from perfmodel.whatif.selection import LaneWord, Numbers, Pattern, Selection, lane_mask
 from perfmodel.whatif.transformation import edit_programs
 from tests.strategies import random_jobs

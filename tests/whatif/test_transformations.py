@@ -12,11 +12,10 @@ import pytest
 
 from perfmodel.base.errors import GraphError, ScenarioError
 from perfmodel.base.provenance import Provenance
-from perfmodel.graph.job import Origin
+from perfmodel.graph.job import Origin, with_own_origins
 from perfmodel.graph.ops import Communication
 from perfmodel.graph.program import LaneKind
 from perfmodel.whatif import apply_all, parse_transformation
-from perfmodel.whatif.pinning import with_own_origins
 from perfmodel.whatif.selection import LaneWord, Pattern, Selection
 from perfmodel.whatif.transformation import apply_one
 from tests.builders import JobSketch

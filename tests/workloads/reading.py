@@ -10,6 +10,13 @@ from perfmodel.graph.memory import RankMemory
 from perfmodel.graph.ops import Communication, Op
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import Workload, build_workload
+from perfmodel.workloads.transformer.layout import Layout
+from perfmodel.workloads.transformer.shapes import (
+    layer_shape,
+    stage_expert_parameters,
+    stage_parameters,
+)
+from perfmodel.workloads.transformer.spec import ModelSection
 from perfmodel.workloads.unstated import apply_stack_defaults
 
 
@@ -35,3 +42,21 @@ def collectives_of(
         for label, op in iter_ops(job, rank)
         if isinstance(op, Communication) and op.collective.kind is kind and label.startswith(prefix)
     ]
+
+
+def parameter_count(model: ModelSection) -> int:
+    """Parameters of the whole model."""
+    whole = Layout(tp=1, pp=1, dp=1, micro_batch=1, micro_batches=1)
+    return stage_parameters(model, whole, stage=0) + stage_expert_parameters(model, whole, stage=0)
+
+
+def active_parameter_count(model: ModelSection) -> int:
+    """Parameters that one token uses; a table that is only looked up is left out."""
+    count = parameter_count(model)
+    if not model.tied_embeddings:
+        count -= model.vocab * model.hidden
+    if not model.has_experts:
+        return count
+    shape = layer_shape(model, tp=1, is_expert=True)
+    idle = sum(shape.expert_tensors) * (model.experts - model.top_k) // model.experts
+    return count - (model.layers - model.dense_layers) * idle

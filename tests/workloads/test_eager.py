@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.ops import Gemm, HostPart, HostSpan
 from perfmodel.graph.program import LaneKind
-from perfmodel.workloads.eager import EagerWriter, Issuing
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.workloads.eager import EagerWriter
 
 KERNEL = Gemm(1, 2, 3, DType.FP32)
 
@@ -30,7 +33,7 @@ def test_host_pieces_up_to_a_launch_are_one_task():
     writer.run("linear", [KERNEL, KERNEL], label="a")
     writer.note("view")
     writer.run("relu", [KERNEL], label="b")
-    program = writer.finish()
+    program = writer.finish(reads_loss=False)
 
     assert _parts(job, program, 0) == [
         ["linear t1", "linear t2", "linear t4"],
@@ -44,7 +47,7 @@ def test_a_kernel_waits_for_its_launch():
     job = JobBuilder()
     writer = EagerWriter(job.new_program())
     writer.run("linear", [KERNEL, KERNEL], label="a")
-    program = writer.finish()
+    program = writer.finish(reads_loss=False)
 
     # Main thread: tasks 0 to 2; autograd: none; compute: tasks 3 and 4.
     assert program.lane_start.tolist() == [0, 3, 3, 5]
@@ -60,7 +63,7 @@ def test_threads_hand_over_both_ways():
     writer.run("AddmmBackward", [KERNEL], label="backward")
     writer.hand_over(writer.main, label="optimizer")
     writer.run("step", [KERNEL], label="step")
-    program = writer.finish()
+    program = writer.finish(reads_loss=False)
 
     # Main: launch 0, hand-over 1, launch of the step 2, rest 3. Autograd: launch 4, hand-over 5.
     assert program.lane_start.tolist()[:3] == [0, 4, 6]
@@ -74,11 +77,11 @@ def test_a_collective_waits_for_compute_and_compute_for_it_only_where_told():
     stream = writer.add_stream("communication", LaneKind.COMMUNICATION)
     writer.run("linear", [KERNEL], label="a")
     reduce = Collective(CollectiveKind.ALL_REDUCE, 8)
-    task = writer.communicate("all_reduce", reduce, label="r", stream=stream, slot=0)
+    task = writer.communicate(reduce, label="r", stream=stream, slot=0)
     writer.run("relu", [KERNEL], label="b")
-    writer.hold(writer.compute, [task])
+    writer.hold(writer.compute, task)
     writer.run("relu", [KERNEL], label="c")
-    program = writer.finish()
+    program = writer.finish(reads_loss=False)
 
     # Main 0 to 4, compute 5 to 7, communication 8.
     assert _awaited(program, 8) == [1, 5]
@@ -90,22 +93,24 @@ def test_a_synchronising_call_is_a_wait_of_the_host():
     job = JobBuilder()
     writer = EagerWriter(job.new_program())
     kernel = writer.run("linear", [KERNEL], label="a")
-    writer.block([kernel], label="read")
-    program = writer.finish()
+    writer.block(kernel, label="read")
+    program = writer.finish(reads_loss=False)
 
     assert _parts(job, program, 0)[-1] == [f"synchronize {HostPart.WAIT.value}"]
     assert _awaited(program, 2) == [3]
 
 
 def test_a_captured_iteration_is_one_launch_and_one_more_after_a_wait():
+    stack = load_stack("cuda_graphs")
+    stack = replace(stack, host=replace(stack.host, launch_latency_ns=7.0, iteration_ns=0.0))
     job = JobBuilder()
-    writer = EagerWriter(job.new_program(), Issuing(launch_latency_ns=7, is_captured=True))
+    writer = EagerWriter(job.new_program(), stack)
     writer.run("linear", [KERNEL, KERNEL], label="forward")
     writer.hand_over(writer.autograd, label="backward")
     last = writer.run("AddmmBackward", [KERNEL], label="backward")
-    writer.block([last], label="loss")
+    writer.block(last, label="loss")
     writer.run("step", [KERNEL], label="optimizer")
-    program = writer.finish()
+    program = writer.finish(reads_loss=False)
 
     # Main thread: graph, wait, graph. Autograd: nothing. Compute: three kernels and one.
     assert _parts(job, program, 0) == [

@@ -11,7 +11,7 @@ from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.repetition import Repetition
 from perfmodel.workloads.transformer.job import build_shorter_jobs, build_transformer_job
-from perfmodel.workloads.transformer.layout import choose_layout
+from perfmodel.workloads.transformer.layout_choice import choose_layout
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Stopwatches: how long a call takes on a CPU or a CUDA device, undisturbed by neighbours.
 
-Time that a thread of ours waited for a core is taken off, because it belongs to whoever else uses
-the machine; how much was taken off is reported. A calling thread runs, waits for a core, or
-sleeps while helpers (those of gloo) work for it; of its sleep, the longest wait of a helper is
-taken off. Where the system does not tell (not Linux), sleep counts in full.
+Time that our threads waited for a core is subtracted, because other processes used it; the
+subtracted share is reported. A calling thread runs, waits for a core, or sleeps while helpers
+(those of gloo) work for it; of its sleep, the longest wait of a helper is subtracted. Where the
+system does not report waits (not Linux), sleep counts in full.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 SAMPLE_NS = 4_000_000
-"""A sample holds as many calls as take this long, so that the clock's own cost vanishes."""
+"""A sample holds as many calls as take this long, so that the cost of the clock vanishes."""
 MOST_CALLS = 200
 LEAST_NS = 1_000.0
-"""No call of torch takes less; a shorter time is noise of what was taken off."""
+"""No call of torch takes less; a shorter time is noise of the subtraction."""
 _TASKS = Path("/proc/self/task")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Samples of one call, summed up.
+    """A summary of the samples of one call.
 
     *duration_ns* is the median of the calm half; *spread_ratio* the distance of its 10th and 90th
     percentile over it; *lost_ratio* the share of wall time in which others had the core.
-    *wall_ns* is the median of all samples with nothing taken off.
+    *wall_ns* is the median of all samples with nothing subtracted.
     """
 
     duration_ns: float
@@ -54,63 +53,54 @@ class Sample:
 
     @property
     def slept_ns(self) -> float:
-        """How long the caller had nothing to do but wait for helpers or other ranks."""
+        """How long the caller slept, waiting for helpers or other ranks."""
         return max(self.wall_ns - self.ran_ns - self.waited_ns, 0.0)
 
     @property
     def quiet_ns(self) -> float:
-        """What it would have taken on a machine without neighbours."""
+        """The time on a machine without other load."""
         # The two clocks are not read at the same instant, so a little more may have run.
         quiet_ns = self.ran_ns + max(self.slept_ns - self.helper_waited_ns, 0.0)
         return min(quiet_ns, self.wall_ns)
 
 
-class Stopwatch(Protocol):
-    """Takes one sample of *calls* calls."""
-
-    def sample(self, call: Callable[[], object], calls: int) -> Sample:
-        """Run *call* that often and say how long all of it took."""
+Stopwatch = Callable[[Callable[[], object], int], Sample]
+"""Runs a call that many times and returns how long all of it took."""
 
 
-class CpuStopwatch:
-    """The monotonic clock, less what the scheduler made us wait."""
-
-    def sample(self, call: Callable[[], object], calls: int) -> Sample:
-        """Run *call* that often and say how long all of it took."""
-        before = waits_for_core_ns()
-        ran_ns, start_ns = time.thread_time_ns(), time.perf_counter_ns()
-        for _ in range(calls):
-            call()
-        wall_ns = time.perf_counter_ns() - start_ns
-        ran_ns = time.thread_time_ns() - ran_ns
-        after = waits_for_core_ns()
-        waits = {thread: float(after[thread] - before.get(thread, 0)) for thread in after}
-        waited_ns = waits.pop(str(threading.get_native_id()), 0.0)
-        return Sample(wall_ns, ran_ns, waited_ns, max(waits.values(), default=0.0))
+def sample_cpu(call: Callable[[], object], calls: int) -> Sample:
+    """The monotonic clock over *calls* calls, and what the scheduler made us wait."""
+    before = waits_for_core_ns()
+    ran_ns, start_ns = time.thread_time_ns(), time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    wall_ns = time.perf_counter_ns() - start_ns
+    ran_ns = time.thread_time_ns() - ran_ns
+    after = waits_for_core_ns()
+    waits = {thread: float(after[thread] - before.get(thread, 0)) for thread in after}
+    waited_ns = waits.pop(str(threading.get_native_id()), 0.0)
+    return Sample(wall_ns, ran_ns, waited_ns, max(waits.values(), default=0.0))
 
 
-class CudaStopwatch:
-    """CUDA events around the calls: device time, whatever the host does meanwhile."""
+def sample_cuda(call: Callable[[], object], calls: int) -> Sample:
+    """CUDA events around *calls* calls: device time, whatever the host does meanwhile."""
+    import torch
 
-    def sample(self, call: Callable[[], object], calls: int) -> Sample:
-        """Run *call* that often and say how long all of it took."""
-        import torch
-
-        # torch does not annotate its events.
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(calls):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        return Sample(1e6 * float(start.elapsed_time(end)), 0.0, 0.0, 0.0)
+    # torch does not annotate its events.
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return Sample(1e6 * float(start.elapsed_time(end)), 0.0, 0.0, 0.0)
 
 
 def stopwatch_for(device: str) -> Stopwatch:
     """The stopwatch of *device*, `cpu` or `cuda`."""
-    return CudaStopwatch() if device == "cuda" else CpuStopwatch()
+    return sample_cuda if device == "cuda" else sample_cpu
 
 
 def waits_for_core_ns() -> dict[str, int]:
@@ -127,22 +117,22 @@ def waits_for_core_ns() -> dict[str, int]:
 def time_call(call: Callable[[], object], *, stopwatch: Stopwatch, samples: int) -> Timing:
     """The median time of *call* over *samples* samples, after two calls to warm up."""
     call()
-    once_ns = max(stopwatch.sample(call, 1).quiet_ns, 1.0)
+    once_ns = max(stopwatch(call, 1).quiet_ns, 1.0)
     calls = int(np.clip(SAMPLE_NS // once_ns, 1, MOST_CALLS))
-    return sum_up([stopwatch.sample(call, calls) for _ in range(samples)], calls=calls)
+    return sum_up([stopwatch(call, calls) for _ in range(samples)], calls=calls)
 
 
 def join_samples(of_rank: Sequence[Sample]) -> Sample:
     """One sample of a call that all ranks made together.
 
-    The rank that slept least came last: the others waited for it. Waits of helpers on the other
-    ranks stay in, so on a crowded machine this is still too long.
+    The rank that slept least arrived last: the others waited for it. Waits of helpers on the other
+    ranks are not subtracted, so on a crowded machine this is still too long.
     """
     return min(of_rank, key=lambda sample: sample.slept_ns)
 
 
 def sum_up(samples: Sequence[Sample], *, calls: int = 1) -> Timing:
-    """What *samples* of *calls* calls each say about one call: the least disturbed half decides."""
+    """The time of one call from *samples* of *calls* calls: the least disturbed half decides."""
     wall_ns = sum(sample.wall_ns for sample in samples)
     lost_ns = sum(sample.wall_ns - sample.quiet_ns for sample in samples)
     calm = sorted(samples, key=lambda sample: 1.0 - sample.quiet_ns / max(sample.wall_ns, 1.0))

@@ -1,6 +1,6 @@
-"""Collectives to measure: ranks spawned here run them over gloo (CPU) or NCCL (CUDA).
+"""Collectives to measure: spawned ranks run them over gloo (CPU) or NCCL (CUDA).
 
-All ranks leave a barrier together; what the rank that came last needed is the time of the
+All ranks leave a barrier together. The time of the rank that arrived last is the time of the
 collective, because the others wait for it inside the call.
 """
 
@@ -64,13 +64,13 @@ def measure_collectives(device: str, *, ranks: int, samples: int) -> list[Collec
 
 
 def save_samples(folder: str, rank: int, samples: Sequence[Sequence[Sample]]) -> None:
-    """Leave the *samples* of this rank, cases x samples, for `load_samples`."""
+    """Save the *samples* of this rank, cases x samples, for `load_samples`."""
     numbers = [[astuple(sample) for sample in of_case] for of_case in samples]
     np.save(Path(folder) / f"rank{rank}.npy", np.array(numbers))
 
 
 def load_samples(folder: str, ranks: int) -> list[list[list[Sample]]]:
-    """What all ranks left: cases x samples x ranks."""
+    """What all ranks saved: cases x samples x ranks."""
     of_rank = [np.load(Path(folder) / f"rank{rank}.npy") for rank in range(ranks)]
     return [
         [[Sample(*numbers) for numbers in of_sample] for of_sample in of_case]
@@ -79,7 +79,7 @@ def load_samples(folder: str, ranks: int) -> list[list[list[Sample]]]:
 
 
 def spawn_ranks(function: Callable[..., None], ranks: int, arguments: tuple[object, ...]) -> None:
-    """Run *function* as *ranks* processes, each told its rank first."""
+    """Run *function* as *ranks* processes, with its rank as the first argument."""
     # The loopback interface: no name of this machine has to resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # torch does not annotate it.
@@ -87,13 +87,13 @@ def spawn_ranks(function: Callable[..., None], ranks: int, arguments: tuple[obje
 
 
 def join_group(device: str, rank: int, ranks: int, folder: str) -> None:
-    """Make this process rank *rank* of *ranks* that meet in *folder*, on one thread."""
+    """Make this process rank *rank* of *ranks* that rendezvous in *folder*, on one thread."""
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
-    meeting = f"file://{folder}/meeting"
+    rendezvous = f"file://{folder}/rendezvous"
     dist.init_process_group(
-        BACKENDS[device], init_method=meeting, rank=rank, world_size=ranks, timeout=TIMEOUT
+        BACKENDS[device], init_method=rendezvous, rank=rank, world_size=ranks, timeout=TIMEOUT
     )
 
 
@@ -113,7 +113,7 @@ def _run_rank(
         taken = []
         for _ in range(samples + WARM_UPS):
             dist.barrier()
-            taken.append(stopwatch.sample(call, 1))
+            taken.append(stopwatch(call, 1))
         results.append(taken[WARM_UPS:])
     save_samples(folder, rank, results)
     dist.destroy_process_group()

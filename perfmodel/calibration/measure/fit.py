@@ -1,8 +1,9 @@
-"""Fitting a device to measurements: the rates at which our cost models reproduce what was timed.
+"""Fitting a machine to measurements: the rates at which our cost models reproduce the times.
 
-Two rates are fitted, arithmetic and memory, everything else is asked of the system. They are
-*effective*: with them, the shapes of the curves borrowed from the nearest calibrated GPU come out
-right on average here, so they need not be what a datasheet would say.
+Two rates of the device are fitted, arithmetic and memory, and two of the wires between ranks,
+bandwidth and latency. They are *effective*: with them, curves borrowed from the nearest calibrated
+GPU are right on average, so they may differ from a datasheet. Ranks over gloo are processes with
+sockets, written as hosts with a NIC; ranks over NCCL share a host and are written as linked GPUs.
 """
 
 from __future__ import annotations
@@ -10,21 +11,29 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from collectives import Collective, price_collective
 from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import MeasurementError
+from perfmodel.base.errors import MeasurementError, TopologyError
+from perfmodel.base.forms import Document
+from perfmodel.calibration.measure.collectives import CollectiveMeasurement
 from perfmodel.calibration.measure.kernels import KernelMeasurement
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Gemm
 from perfmodel.stacks.stack import SoftwareStack
-from topologies import Device
+from topologies import Device, build_cluster
+from topologies.topology_file import parse_topology
+
+Floats = NDArray[np.float64]
 
 FITTED_FAMILIES = ("gemm", "bmm", "memory")
-"""Families that decide the rates; attention and lookups only show how well they carry over."""
+"""Families that decide the rates; attention and lookups only check them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +45,15 @@ class FamilyError:
     bias_pct: float
 
 
-@dataclass(frozen=True, slots=True)
-class FittedDevice:
-    """A device, and what is left of the measurements after the fit."""
-
-    device: Device
-    errors: Mapping[str, FamilyError]
+def _build_error(errors_pct: Sequence[float] | Floats) -> FamilyError:
+    median_pct = float(np.median(np.abs(errors_pct)))
+    return FamilyError(len(errors_pct), median_pct, float(np.median(errors_pct)))
 
 
 def fit_device(
     guesses: Sequence[Device], measurements: Sequence[KernelMeasurement], *, stack: SoftwareStack
-) -> FittedDevice:
-    """The one of *guesses* whose rates, fitted, explain *measurements* best under *stack*."""
+) -> tuple[Device, dict[str, FamilyError]]:
+    """The best of *guesses* with fitted rates, and its errors on *measurements* by family."""
     used = [one for one in measurements if one.family in FITTED_FAMILIES]
     dtypes = tuple(dict.fromkeys(one.op.dtype for one in used if isinstance(one.op, Gemm)))
     if DType.FP32 not in dtypes or not any(one.family == "memory" for one in used):
@@ -57,7 +63,11 @@ def fit_device(
         )
     fits = [_fit_rates(guess, dtypes, used, stack) for guess in guesses]
     _, device = min(fits, key=lambda fit: fit[0])
-    return FittedDevice(device, family_errors(device, measurements, stack=stack))
+    priced = price_ops([one.op for one in measurements], device=device, stack=stack)
+    errors: dict[str, list[float]] = defaultdict(list)
+    for one, predicted_ns in zip(measurements, priced.duration_ns.tolist(), strict=True):
+        errors[one.family].append(100 * (predicted_ns / one.timing.duration_ns - 1))
+    return device, {family: _build_error(values) for family, values in errors.items()}
 
 
 def _fit_rates(
@@ -66,14 +76,19 @@ def _fit_rates(
     used: Sequence[KernelMeasurement],
     stack: SoftwareStack,
 ) -> tuple[float, Device]:
-    """What is left unexplained, and the device."""
+    """The remaining cost of the fit, and the device."""
     measured_ns = np.array([one.timing.duration_ns for one in used])
     ops = [one.op for one in used]
-    weights = _weights(used)
+    times: dict[str, list[float]] = defaultdict(list)
+    for one in used:
+        times[one.family].append(one.timing.duration_ns)
+    means = {family: sum(values) / len(values) for family, values in times.items()}
+    # Long kernels count more, as in an iteration, within their family.
+    weights = np.sqrt([one.timing.duration_ns / means[one.family] for one in used])
 
-    def log_ratios(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def log_ratios(logs: Floats) -> Floats:
         priced = price_ops(ops, device=_with_rates(guess, dtypes, logs), stack=stack)
-        ratios: NDArray[np.float64] = weights * np.log(priced.duration_ns / measured_ns)
+        ratios: Floats = weights * np.log(priced.duration_ns / measured_ns)
         return ratios
 
     rates = [*(guess.peak_flops[dtype] for dtype in dtypes), guess.memory_bandwidth_bytes_per_s]
@@ -82,16 +97,7 @@ def _fit_rates(
     return float(found.cost), _with_rates(guess, dtypes, found.x)
 
 
-def _weights(used: Sequence[KernelMeasurement]) -> NDArray[np.float64]:
-    """Long kernels count more, as in an iteration, family by family."""
-    times: dict[str, list[float]] = defaultdict(list)
-    for one in used:
-        times[one.family].append(one.timing.duration_ns)
-    means = {family: sum(values) / len(values) for family, values in times.items()}
-    return np.sqrt([one.timing.duration_ns / means[one.family] for one in used])
-
-
-def _with_rates(guess: Device, dtypes: Sequence[DType], logs: NDArray[np.float64]) -> Device:
+def _with_rates(guess: Device, dtypes: Sequence[DType], logs: Floats) -> Device:
     *peaks, bandwidth = np.exp(logs).tolist()
     of_dtype = {**guess.peak_flops, **dict(zip(dtypes, peaks, strict=True))}
     scale = bandwidth / guess.memory_bandwidth_bytes_per_s
@@ -105,19 +111,91 @@ def _with_rates(guess: Device, dtypes: Sequence[DType], logs: NDArray[np.float64
     )
 
 
-def family_errors(
-    device: Device, measurements: Sequence[KernelMeasurement], *, stack: SoftwareStack
-) -> dict[str, FamilyError]:
-    """Relative errors of *device* by family, in percent of the measured time."""
-    priced = price_ops([one.op for one in measurements], device=device, stack=stack)
-    errors: dict[str, list[float]] = defaultdict(list)
-    for one, predicted_ns in zip(measurements, priced.duration_ns.tolist(), strict=True):
-        errors[one.family].append(100 * (predicted_ns / one.timing.duration_ns - 1))
+FIRST_GUESS = (2e9, 50_000.0)
+LEAST = (1e6, 1.0)
+MOST = (1e13, 1e8)
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """Bandwidth and latency between a rank and the others.
+
+    With *is_network* each of *ranks* ranks is a host of its own.
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_ns: float
+    ranks: int
+    is_network: bool
+
+
+def fit_wires(
+    measurements: Sequence[CollectiveMeasurement],
+    *,
+    head: Mapping[str, Any],
+    path: Path,
+    is_network: bool,
+) -> tuple[Wires, FamilyError]:
+    """The wires that explain *measurements* best, and the remaining error.
+
+    *head* are the other keys of the topology file at *path*, beside its device file.
+    """
+    ranks = measurements[0].ranks
+    measured_ns = np.array([one.timing.duration_ns for one in measurements])
+    # Long calls count more, as in an iteration; short ones are mostly scheduler noise here.
+    weights = np.sqrt(measured_ns / measured_ns.max())
+
+    def log_ratios(logs: Floats) -> Floats:
+        bandwidth, latency_ns = np.exp(logs).tolist()
+        wires = Wires(bandwidth, latency_ns, ranks, is_network)
+        document = Document(str(path), {**head, **wires_document(wires)}, TopologyError)
+        hosts = ranks if is_network else 1
+        cluster = build_cluster(parse_topology(document, path=path), hosts=hosts)
+        predicted_ns = [
+            price_collective(
+                Collective(one.kind, one.size_bytes, DType.FP32),
+                cluster=cluster,
+                ranks=range(one.ranks),
+            ).duration_ns
+            for one in measurements
+        ]
+        ratios: Floats = np.log(np.array(predicted_ns) / measured_ns)
+        return ratios
+
+    def weighted(logs: Floats) -> Floats:
+        return np.asarray(weights * log_ratios(logs))
+
+    found = least_squares(
+        weighted,
+        np.log(FIRST_GUESS),
+        loss="soft_l1",
+        f_scale=0.2,
+        diff_step=[1e-2],
+        bounds=(np.log(LEAST), np.log(MOST)),
+    )
+    bandwidth, latency_ns = np.exp(found.x).tolist()
+    errors = 100 * (np.exp(log_ratios(found.x)) - 1)
+    return Wires(bandwidth, latency_ns, ranks, is_network), _build_error(errors)
+
+
+def wires_document(wires: Wires) -> dict[str, Any]:
+    """The part of a topology file that says how ranks are wired."""
+    bandwidth = f"{wires.bandwidth_bytes_per_s / 1e9:.6g} GB/s"
+    latency = f"{wires.latency_ns:.6g} ns"
+    if not wires.is_network:
+        link = {"mesh": "gpu:*", "kind": "pcie", "bandwidth": bandwidth, "latency": latency}
+        return {"vertices": {"gpu": wires.ranks}, "links": [link]}
+    inside = {"kind": "pcie", "bandwidth": "1000 GB/s", "latency": "0 ns"}
     return {
-        family: FamilyError(
-            count=len(values),
-            median_pct=float(np.median(np.abs(values))),
-            bias_pct=float(np.median(values)),
-        )
-        for family, values in errors.items()
+        "vertices": {"gpu": 1, "cpu": 1, "nic": 1},
+        "links": [
+            {"between": ["gpu:0", "cpu:0"], **inside},
+            {"between": ["nic:0", "cpu:0"], **inside},
+        ],
+        "fabric": {
+            "kind": "flat",
+            "nic": {"bandwidth": bandwidth, "latency": latency},
+            "leaf": {"hosts": 1024},
+            "spine": {"oversubscription": "1 to 1", "latency": "0 ns"},
+        },
     }

@@ -1,145 +1,208 @@
-"""What the system says about itself: a first guess of the device that is then fitted.
+"""Measuring this machine: kernels and collectives, then files that `predict` accepts.
 
-On a CPU one rank runs on one thread, so the device is one core. Our models deal tiles of a
-product to multiprocessors, which a core does not have; how many it is best described with is
-part of the fit.
+The same code serves a CPU (one thread per rank, wall clock, gloo) and CUDA devices (events, NCCL).
+What the system says about itself is a first guess of the device, which is then fitted. On a CPU
+the device is one core. Our models assign tiles of a GEMM to multiprocessors, which a core does not
+have; the number that describes it best is part of the fit.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.optimize import least_squares
+import yaml
 
-from collectives import Collective, price_collective
 from perfmodel.base.dtypes import DType
-from perfmodel.base.errors import MeasurementError, TopologyError
-from perfmodel.base.forms import Document
-from perfmodel.calibration.measure.collectives import CollectiveMeasurement
-from perfmodel.calibration.measure.fit import FamilyError
-from topologies import Cluster, Device, build_cluster
+from perfmodel.base.errors import MeasurementError
+from perfmodel.calibration.measure.clock import stopwatch_for
+from perfmodel.calibration.measure.collectives import (
+    BACKENDS,
+    CollectiveMeasurement,
+    measure_collectives,
+)
+from perfmodel.calibration.measure.fit import (
+    FamilyError,
+    Wires,
+    fit_device,
+    fit_wires,
+    wires_document,
+)
+from perfmodel.calibration.measure.kernels import KernelMeasurement, measure_kernels
+from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.stacks.profiles import load_stack
+from topologies import Device
 from topologies.device import Architecture, HostLink, HostLinkKind, Multiprocessors
-from topologies.topology_file import parse_topology
 
-# Ranks that talk over gloo are processes with sockets, so each is written as a host with a NIC;
-# ranks that talk over NCCL share a host and are written as GPUs linked to each other.
-
-
-FIRST_GUESS = (2e9, 50_000.0)
-LEAST = (1e6, 1.0)
-MOST = (1e13, 1e8)
+STACKS = {"cpu": "pytorch_cpu", "cuda": "pytorch_fused"}
+"""The software stack that kernels are fitted under; predict with the same one."""
+_LICENCE = "measured by whoever ran the command; no restriction"
 
 
 @dataclass(frozen=True, slots=True)
-class Wires:
-    """What a rank's way to the others carries, and how long its first byte takes.
+class MeasureRequest:
+    """What to measure: *samples* of everything, collectives over *ranks* ranks (1: none)."""
 
-    With *is_network* each of *ranks* ranks is a host of its own.
-    """
+    device: str
+    out: Path
+    ranks: int = 2
+    samples: int = 9
 
-    bandwidth_bytes_per_s: float
-    latency_ns: float
-    ranks: int
-    is_network: bool
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.samples < 3:
+            raise MeasurementError(
+                "measure: must have at least 1 rank and 3 samples, got "
+                f"{self.ranks} and {self.samples}."
+            )
+        if self.out.suffix != ".yaml" or not self.out.parent.is_dir():
+            raise MeasurementError(
+                f"measure: {self.out} must be a file ending in .yaml in a folder that exists."
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class FittedWires:
-    """Wires, and what is left of the measurements after the fit."""
+class MeasuredMachine:
+    """Files that were written, what the fit leaves, and how noisy the machine was.
 
-    wires: Wires
-    error: FamilyError
-
-
-def fit_wires(
-    measurements: Sequence[CollectiveMeasurement],
-    *,
-    head: Mapping[str, Any],
-    path: Path,
-    is_network: bool,
-) -> FittedWires:
-    """The wires that explain *measurements*.
-
-    *head* are the other keys of the topology file at *path*, beside its device file.
+    *lost_ratio* is the share of time in which others had our core, *spread_ratio* the median
+    distance between low and high samples.
     """
-    ranks = measurements[0].ranks
-    measured_ns = np.array([one.timing.duration_ns for one in measurements])
-    # Long calls count more, as they do in an iteration; short ones are mostly scheduler here.
-    weights = np.sqrt(measured_ns / measured_ns.max())
 
-    def log_ratios(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        bandwidth, latency_ns = np.exp(logs).tolist()
-        wires = Wires(bandwidth, latency_ns, ranks, is_network)
-        document = Document(str(path), {**head, **wires_document(wires)}, TopologyError)
-        hosts = ranks if is_network else 1
-        cluster = build_cluster(parse_topology(document, path=path), hosts=hosts)
-        ratios: NDArray[np.float64] = np.log(_predict_ns(measurements, cluster) / measured_ns)
-        return ratios
+    topology: Path
+    device: Path
+    stack: str
+    errors: Mapping[str, FamilyError]
+    lost_ratio: float
+    spread_ratio: float
 
-    def weighted(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        product: NDArray[np.float64] = weights * log_ratios(logs)
-        return product
 
-    found = least_squares(
-        weighted,
-        np.log(FIRST_GUESS),
-        loss="soft_l1",
-        f_scale=0.2,
-        diff_step=[1e-2],
-        bounds=(np.log(LEAST), np.log(MOST)),
+def measure_machine(
+    request: MeasureRequest, *, on_phase: OnPhase = ignore_phase
+) -> MeasuredMachine:
+    """Measure what *request* asks for, fit, and write the files."""
+    check_device(request.device)
+    torch.set_num_threads(1)
+    on_phase("kernels", 0.0)
+    kernels = measure_kernels(
+        request.device,
+        dtypes_of(request.device),
+        stopwatch=stopwatch_for(request.device),
+        samples=request.samples,
     )
-    bandwidth, latency_ns = np.exp(found.x).tolist()
-    errors = 100 * (np.exp(log_ratios(found.x)) - 1)
-    return FittedWires(
-        Wires(bandwidth, latency_ns, ranks, is_network),
-        FamilyError(len(errors), float(np.median(np.abs(errors))), float(np.median(errors))),
+    calls: list[CollectiveMeasurement] = []
+    if request.ranks > 1:
+        on_phase("collectives", 0.0)
+        calls = measure_collectives(request.device, ranks=request.ranks, samples=request.samples)
+    on_phase("fitting", 0.0)
+    return _write(request, kernels, calls)
+
+
+def _write(
+    request: MeasureRequest,
+    kernels: list[KernelMeasurement],
+    calls: list[CollectiveMeasurement],
+) -> MeasuredMachine:
+    day = datetime.now(UTC).date().isoformat()
+    stack = STACKS[request.device]
+    source = (
+        f"perfmodel calibrate measure --device {request.device}, torch {torch.__version__}; "
+        f"effective rates under the stack {stack}"
     )
-
-
-def _predict_ns(
-    measurements: Sequence[CollectiveMeasurement], cluster: Cluster
-) -> NDArray[np.float64]:
-    return np.array(
-        [
-            price_collective(
-                Collective(one.kind, one.size_bytes, DType.FP32),
-                cluster=cluster,
-                ranks=range(one.ranks),
-            ).duration_ns
-            for one in measurements
-        ]
-    )
-
-
-def wires_document(wires: Wires) -> dict[str, Any]:
-    """The part of a topology file that says how ranks are wired."""
-    bandwidth = f"{wires.bandwidth_bytes_per_s / 1e9:.6g} GB/s"
-    latency = f"{wires.latency_ns:.6g} ns"
-    if not wires.is_network:
-        link = {"mesh": "gpu:*", "kind": "pcie", "bandwidth": bandwidth, "latency": latency}
-        return {"vertices": {"gpu": wires.ranks}, "links": [link]}
-    inside = {"kind": "pcie", "bandwidth": "1000 GB/s", "latency": "0 ns"}
-    return {
-        "vertices": {"gpu": 1, "cpu": 1, "nic": 1},
-        "links": [
-            {"between": ["gpu:0", "cpu:0"], **inside},
-            {"between": ["nic:0", "cpu:0"], **inside},
-        ],
-        "fabric": {
-            "kind": "flat",
-            "nic": {"bandwidth": bandwidth, "latency": latency},
-            "leaf": {"hosts": 1024},
-            "spine": {"oversubscription": "1 to 1", "latency": "0 ns"},
-        },
+    guesses = guess_devices(request.device, name=request.out.stem, source=source)
+    device, errors = fit_device(guesses, kernels, stack=load_stack(stack))
+    beside = device_path(request.out)
+    write_document(beside, device_document(device, date=day))
+    head = {
+        "name": request.out.stem,
+        "description": f"{request.ranks} {request.device} ranks of the machine measured",
+        "source": source,
+        "date": day,
+        "licence": _LICENCE,
+        "device": beside.name,
     }
+    wires = Wires(1e9, 1000.0, 1, is_network=False)
+    if calls:
+        is_network = BACKENDS[request.device] == "gloo"
+        wires, errors["collectives"] = fit_wires(
+            calls, head=head, path=request.out, is_network=is_network
+        )
+    write_document(request.out, {**head, **wires_document(wires)})
+    return MeasuredMachine(
+        topology=request.out,
+        device=beside,
+        stack=stack,
+        errors=errors,
+        lost_ratio=_middle([one.timing.lost_ratio for one in kernels]),
+        spread_ratio=_middle([one.timing.spread_ratio for one in kernels]),
+    )
+
+
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def device_path(topology_path: Path) -> Path:
+    """The device file that goes with the topology file at *topology_path*."""
+    return topology_path.with_name(f"{topology_path.stem}_device.yaml")
+
+
+def device_document(device: Device, *, date: str) -> dict[str, Any]:
+    """*device* as a file holds it; every quantity with its unit."""
+    units = device.multiprocessors
+    cache: dict[str, str] = {"size": f"{device.l2_bytes} B"}
+    if device.l2_bandwidth_bytes_per_s is not None:
+        cache["bandwidth"] = _rate(device.l2_bandwidth_bytes_per_s)
+    link = device.host_link
+    return {
+        "name": device.name,
+        "description": device.description,
+        "vendor": device.vendor,
+        "architecture": device.architecture.value,
+        "compute_capability": device.compute_capability,
+        "source": device.source,
+        "date": date,
+        "licence": _LICENCE,
+        "clock": f"{device.clock_hz / 1e9:.6g} GHz",
+        "multiprocessors": {
+            "count": units.count,
+            "max_threads": units.max_threads,
+            "shared_memory": f"{units.shared_memory_bytes} B",
+        },
+        "memory": {
+            "size": f"{device.memory_bytes} B",
+            "bandwidth": _rate(device.memory_bandwidth_bytes_per_s),
+        },
+        "l2": cache,
+        "peak": {dtype.value: _flops(rate) for dtype, rate in device.peak_flops.items()},
+        "vector_fp32": _flops(device.vector_flops),
+        "host_link": {
+            "kind": link.kind.value,
+            "generation": link.generation,
+            "bandwidth": _rate(link.bandwidth_bytes_per_s),
+            "effective": _rate(link.effective_bytes_per_s),
+        },
+        "power": f"{device.power_w:g} W",
+    }
+
+
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Write *document* to *path*."""
+    text = yaml.safe_dump(document, sort_keys=False, width=110)
+    path.write_text(text, encoding="utf-8")
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.6g} GB/s"
+
+
+def _flops(rate: float) -> str:
+    return f"{rate / 1e12:.6g} TFLOP/s"
 
 
 DEVICES = ("cpu", "cuda")

@@ -83,7 +83,7 @@ class Bounds:
         if not spec.parallel.sharding.divides_weights or layout.pp > 1 or layout.shard_ranks == 1:
             return 0.0
         shapes, size_bytes = LayerShapes(spec.model, layout), spec.training.precision.size_bytes
-        ranks = layout.data_group(tensor=0, stage=0)
+        ranks = tuple(layout.ranks[0, 0, :, 0].tolist())
         # Forward and backward, but the last layer of the one is the first of the other.
         layers_ns = sum(
             self._gather_ns(ranks, shapes.of(layer).all_parameters * size_bytes)
@@ -91,7 +91,7 @@ class Bounds:
         )
         return layout.micro_batches * 2 * layers_ns
 
-    def _price_gather(self, ranks: range, size_bytes: int) -> float:
+    def _price_gather(self, ranks: tuple[int, ...], size_bytes: int) -> float:
         gather = Collective(CollectiveKind.ALL_GATHER, size_bytes, DType.BF16)
         return price_collective(gather, cluster=self._cluster, ranks=ranks).duration_ns
 

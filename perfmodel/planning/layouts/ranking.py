@@ -10,7 +10,7 @@ from perfmodel.base.shown import Shown
 from perfmodel.base.units import NS_PER_HOUR
 from perfmodel.planning.layouts.candidates import Candidate
 from perfmodel.planning.question import LayoutQuestion
-from perfmodel.prediction.answer import Answer, Interval
+from perfmodel.prediction.answer import Interval, Prediction
 
 TIE_PROBABILITY = 0.6
 """A layout that beats the next one less surely than this is tied with it."""
@@ -22,7 +22,7 @@ class RankedLayout:
 
     candidate: Candidate
     bound_ns: int
-    found: Answer
+    found: Prediction
     beats_next: float | None = None
 
     @property

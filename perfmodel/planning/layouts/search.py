@@ -23,9 +23,9 @@ from perfmodel.planning.layouts.candidates import Candidate, iter_candidates
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import beats_next
-from perfmodel.prediction.answer import Answer, Prediction
-from perfmodel.prediction.answering import answer, answer_in_full
+from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
+from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import (
     PredictOptions,
     Question,
@@ -35,7 +35,7 @@ from perfmodel.prediction.question import (
 )
 from perfmodel.prediction.scenario import Scenario
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.transformer.layout import USABLE_SHARE
+from perfmodel.workloads.transformer.layout_choice import USABLE_SHARE
 from perfmodel.workloads.transformer.spec import TransformerSpec
 from topologies import Cluster
 
@@ -220,14 +220,16 @@ def _bound(
 
 def _judge_with(
     setting: _Setting, asked: PredictOptions, executor: Executor
-) -> Callable[[Sequence[Candidate]], list[Answer]]:
+) -> Callable[[Sequence[Candidate]], list[Prediction]]:
     shared = (setting.cluster, setting.stack, asked)
     return lambda candidates: executor.map(judge, shared, candidates)
 
 
-def judge(shared: tuple[Cluster, SoftwareStack, PredictOptions], candidate: Candidate) -> Answer:
+def judge(
+    shared: tuple[Cluster, SoftwareStack, PredictOptions], candidate: Candidate
+) -> Prediction:
     """The answer for one layout; a function of the module, so that it can run on any worker."""
-    return answer(_question(shared, candidate), executor=SerialExecutor())
+    return predict(_question(shared, candidate), executor=SerialExecutor())
 
 
 def _question(
@@ -239,7 +241,7 @@ def _question(
 
 def _replay(
     queue: Sequence[tuple[int, Candidate]],
-    judge_all: Callable[[Sequence[Candidate]], list[Answer]],
+    judge_all: Callable[[Sequence[Candidate]], list[Prediction]],
     top: int,
     deadline_s: float,
     on_phase: OnPhase,
@@ -285,7 +287,7 @@ def _reasons(setting: _Setting, ranked: Sequence[RankedLayout]) -> tuple[str, ..
     asked = PredictOptions(samples=2)
     shared = (setting.cluster, setting.stack, asked)
     first, second = (
-        answer_in_full(_question(shared, one.candidate), executor=SerialExecutor())
+        predict(_question(shared, one.candidate), executor=SerialExecutor())
         for one in (winner, other)
     )
     return _compare(first, second, other.name)

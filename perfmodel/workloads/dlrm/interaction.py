@@ -1,8 +1,9 @@
-"""Where dense and sparse features meet, operator by operator.
+"""The interaction of dense and sparse features, operator by operator.
 
-A fused interaction is one kernel each way. Otherwise vectors are concatenated,
-multiplied, and a triangle of the products is picked. What a model adds to the
-output of its top layers (a wide sum, a factorization machine) is written here too.
+A fused interaction is one kernel per direction. Otherwise vectors are
+concatenated and multiplied, and a triangle of the result is picked. Sums that a
+model adds to the output of its top layers (a wide sum, a factorization machine)
+are written here too.
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Gemm, MemoryBound, Op
 from perfmodel.stacks.stack import FrameworkBehaviour, Fusion, SoftwareStack
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
-from perfmodel.workloads.eager import EagerWriter
-from perfmodel.workloads.feeding import copy_blocking
-from perfmodel.workloads.kernels import elementwise
+from perfmodel.workloads.eager import EagerWriter, copy_blocking
+from perfmodel.workloads.kernels import FP32_BYTES, elementwise
 
 _INDEX_BYTES = 8
 _INDEX_BACKWARD_BYTES = 355
-"""Traffic an element stands for whose gradient is added by index.
+"""Memory traffic per element whose gradient is added by index.
 
-Fitted: the kernel takes 0.436 ns an element at two sizes of recorded V100 iterations (36 and 351
-elements a sample, 2,048 samples; arXiv 2201.07821, figures quoted as facts, 2026-11-16), far from
-any bandwidth: neighbours lie a sample apart.
+Fitted: the kernel takes 0.436 ns per element at two sizes of recorded V100 iterations (36 and 351
+elements per sample, 2,048 samples; arXiv 2201.07821, figures quoted as facts, 2026-11-16), far
+from any bandwidth: neighbouring elements are a whole sample apart in memory.
 """
 _SORTING_KERNELS = 8
 """Small kernels that sort the indices before gradients are added by them."""
@@ -45,44 +45,44 @@ class InteractionWriter:
         is_fused = is_dot and self.stack.fuses(Fusion.INTERACTION)
         if not (is_fused and self.stack.fuses(Fusion.ELEMENTWISE)):
             self._note("view", "view")
-            self._run("cat", [self._concat()], "interaction/concat forward")
+            self._run("cat", "concat forward", self._concat(self.spec.interaction_inputs))
         if is_fused:
-            self._run("interaction", [self._fused(is_backward=False)], "interaction/dot forward")
+            self._run("interaction", "dot forward", self._fused(is_backward=False))
         elif is_dot:
             self._dot_forward()
-        for operator, kernel in self._skipping_forward():
-            self._run(operator, [kernel], "interaction/skipping forward")
+        for operator, kernel, reads, writes in self._skipping_kernels(is_backward=False):
+            self._run(operator, "skipping forward", self._traffic(kernel, reads, writes))
 
     def run_backward(self) -> None:
         """Write the backward pass, up to the gradients of all vectors."""
-        for operator, kernel in self._skipping_backward():
-            self._run(operator, [kernel], "interaction/skipping backward")
+        for operator, kernel, reads, writes in self._skipping_kernels(is_backward=True):
+            self._run(operator, "skipping backward", self._traffic(kernel, reads, writes))
         is_dot = self.spec.dense.interaction is Interaction.DOT
         if is_dot and self.stack.fuses(Fusion.INTERACTION):
-            kernel = self._fused(is_backward=True)
-            self._run("InteractionBackward", [kernel], "interaction/dot backward")
+            self._run("InteractionBackward", "dot backward", self._fused(is_backward=True))
             if self.stack.fuses(Fusion.ELEMENTWISE):
                 return
         elif is_dot and self.stack.has(FrameworkBehaviour.HOST_TRIANGLE):
             self._indexed_backward()
             return
         elif is_dot:
-            self._dot_backward()
-        self._run("CatBackward", [self._concat()], "interaction/concat backward")
+            output = self._concat(self.spec.top_inputs)
+            self._run("CatBackward", "output backward", output)
+            self._run("IndexBackward", "triangle backward", self._triangle())
+            self._gemms_backward()
+        self._run("CatBackward", "concat backward", self._concat(self.spec.interaction_inputs))
 
     def join_forward(self) -> None:
         """Add what skipped the top layers to their output."""
         for _ in range(self._skipping_sums):
-            add = self._sized("add", self.samples, reads=2)
-            self._run("add", [add], "interaction/join forward")
+            self._run("add", "join forward", self._traffic("add", 2, 1))
         if self._skipping_sums:
-            self._run("sigmoid", [self._sized("sigmoid", self.samples)], "interaction/join forward")
+            self._run("sigmoid", "join forward", self._traffic("sigmoid", 1, 1))
 
     def join_backward(self) -> None:
         """Write the backward pass of the joined output; sums pass their gradient on."""
         if self._skipping_sums:
-            kernel = self._sized("sigmoid", self.samples, reads=2)
-            self._run("SigmoidBackward", [kernel], "interaction/join backward")
+            self._run("SigmoidBackward", "join backward", self._traffic("sigmoid", 2, 1))
 
     @property
     def _dtype(self) -> DType:
@@ -98,135 +98,116 @@ class InteractionWriter:
 
     @property
     def _picked(self) -> int:
-        return self.samples * (self._vectors * (self._vectors - 1) // 2)
+        """Numbers per sample in the triangle."""
+        return self._vectors * (self._vectors - 1) // 2
 
     @property
     def _skipping_sums(self) -> int:
         """Sums that are added to the output: of the wide tables, of the factorization machine."""
-        is_machine = self.spec.dense.interaction is Interaction.DEEP_FM
-        return (1 if self.spec.wide_tables else 0) + (1 if is_machine else 0)
+        return bool(self.spec.wide_tables) + self._has_machine
 
-    def _concat(self) -> MemoryBound:
-        return self._sized("concat", self.samples * self.spec.interaction_inputs)
+    @property
+    def _has_machine(self) -> bool:
+        return self.spec.dense.interaction is Interaction.DEEP_FM
+
+    def _concat(self, width: int) -> MemoryBound:
+        return self._traffic("concat", width, width)
 
     def _fused(self, *, is_backward: bool) -> MemoryBound:
-        """One kernel; products in fp32 run on plain cores and cost their arithmetic too."""
-        size = self.samples * self._dtype.size_bytes
+        """One kernel; GEMMs in fp32 run on plain cores and cost their arithmetic too."""
         inputs, outputs = self.spec.interaction_inputs, self.spec.top_inputs
-        flops = 2 * self.samples * self._vectors**2 * self._width
+        reads, writes = (inputs + outputs, inputs) if is_backward else (inputs, outputs)
+        size = self.samples * self._dtype.size_bytes
+        flops = 2 * self.samples * self._vectors**2 * self._width * (2 if is_backward else 1)
+        is_short = self._dtype.size_bytes < FP32_BYTES
         return MemoryBound(
-            "interaction",
-            read_bytes=size * (inputs + outputs if is_backward else inputs),
-            write_bytes=size * (inputs if is_backward else outputs),
-            dtype=self._dtype,
-            flops=0 if self._dtype.size_bytes < 4 else flops * (2 if is_backward else 1),
+            "interaction", reads * size, writes * size, self._dtype, 0 if is_short else flops
         )
 
     def _dot_forward(self) -> None:
         self._note("transpose")
         gemm = Gemm(self._vectors, self._vectors, self._width, self._dtype, batch=self.samples)
-        self._run("bmm", [gemm], "interaction/products forward")
+        self._run("bmm", "products forward", gemm)
         if self.stack.has(FrameworkBehaviour.HOST_TRIANGLE):
             self._note("tril_indices", "slice")
-            indices_bytes = self._picked // self.samples * _INDEX_BYTES
             for _ in range(2):  # row and column
-                copy_blocking(self.writer, indices_bytes, label="interaction/triangle indices")
-        self._run("index", [self._triangle()], "interaction/triangle forward")
-        output = self._sized("concat", self.samples * self.spec.top_inputs)
-        self._run("cat", [output], "interaction/output forward")
-
-    def _dot_backward(self) -> None:
-        output = self._sized("concat", self.samples * self.spec.top_inputs)
-        self._run("CatBackward", [output], "interaction/output backward")
-        self._run("IndexBackward", [self._triangle()], "interaction/triangle backward")
-        self._products_backward()
+                label = "interaction/triangle indices"
+                copy_blocking(self.writer, self._picked * _INDEX_BYTES, label=label)
+        self._run("index", "triangle forward", self._triangle())
+        self._run("cat", "output forward", self._concat(self.spec.top_inputs))
 
     def _indexed_backward(self) -> None:
         """The backward pass of indexing with tensors, as PyTorch runs it.
 
-        Gradients of slices and concatenations are views, which no kernel makes.
+        Gradients of slices and concatenations are views, which need no kernel.
         """
-        square = self.samples * self._vectors**2
-        zero = MemoryBound("zero", 0, square * self._dtype.size_bytes, self._dtype)
-        sorting = [self._sized("fill", self.samples) for _ in range(_SORTING_KERNELS)]
-        added = MemoryBound("index", self._picked * _INDEX_BACKWARD_BYTES, 0, self._dtype)
-        kernels = [zero, *sorting, self._sized("copy", self._picked), added]
+        square, picked = self._vectors**2, self.samples * self._picked
+        zero = self._traffic("zero", 0, square)
+        sorting = [self._traffic("fill", 1, 1) for _ in range(_SORTING_KERNELS)]
+        added = MemoryBound("index", picked * _INDEX_BACKWARD_BYTES, 0, self._dtype)
+        copied = elementwise("copy", picked, self._dtype)
         self._note("slice", "slice")
-        self._run("IndexBackward", kernels, "interaction/triangle backward")
-        sliced = [zero, self._sized("copy", square)]
-        self._run("SliceBackward", sliced, "interaction/triangle backward")
-        self._products_backward()
+        self._run("IndexBackward", "triangle backward", zero, *sorting, copied, added)
+        self._run("SliceBackward", "triangle backward", zero, self._traffic("copy", square, square))
+        self._gemms_backward()
         self._note("TransposeBackward", "slice", "slice", "ViewBackward", "ViewBackward")
-        add = self._sized("add", self.samples * self._width, reads=2)
-        self._run("add", [add], "interaction/output backward")
+        self._run("add", "output backward", self._traffic("add", 2 * self._width, self._width))
 
-    def _products_backward(self) -> None:
+    def _gemms_backward(self) -> None:
         gemm = Gemm(self._vectors, self._width, self._vectors, self._dtype, batch=self.samples)
-        self._run("BmmBackward", [gemm, gemm], "interaction/products backward")
-        add = self._sized("residual_add", self.samples * self._vectors * self._width, reads=2)
-        self._run("add", [add], "interaction/products backward")
+        self._run("BmmBackward", "products backward", gemm, gemm)
+        width = self._vectors * self._width
+        self._run("add", "products backward", self._traffic("residual_add", 2 * width, width))
 
     def _triangle(self) -> MemoryBound:
-        size = self._dtype.size_bytes
-        square_bytes = size * self.samples * self._vectors**2
-        return MemoryBound("interaction_tril", square_bytes, size * self._picked, self._dtype)
+        return self._traffic("interaction_tril", self._vectors**2, self._picked)
 
-    def _skipping_forward(self) -> list[tuple[str, MemoryBound]]:
-        kernels = []
-        if self.spec.wide_tables:
-            kernels.append(("sum", self._traffic("sum", self.spec.wide_tables, 1)))
-        if self.spec.dense.interaction is Interaction.DEEP_FM:
-            kernels += self._machine_forward()
-        return kernels
+    def _skipping_kernels(self, *, is_backward: bool) -> Sequence[tuple[str, str, int, int]]:
+        """Kernels of what skips the top layers: operator, kernel, numbers read and written.
 
-    def _skipping_backward(self) -> list[tuple[str, MemoryBound]]:
-        kernels = []
-        if self.spec.wide_tables:
-            kernels.append(("ExpandBackward", self._traffic("copy", 1, self.spec.wide_tables)))
-        if self.spec.dense.interaction is Interaction.DEEP_FM:
-            kernels += self._machine_backward()
-        return kernels
-
-    def _machine_forward(self) -> list[tuple[str, MemoryBound]]:
-        """Half of (sum of vectors)^2 - sum of squares, summed over the width."""
-        deep, width = self.spec.deep_inputs, self.spec.deep_width
-        if self.stack.fuses(Fusion.INTERACTION):
-            return [("interaction", self._traffic("interaction", deep, 1))]
+        A wide sum adds up the rows of the wide tables. A factorization machine is half of
+        (sum of vectors)^2 - sum of squares, summed over the width; backward, each vector gets
+        (sum of vectors - itself), added to its gradient from the top layers.
+        """
+        wide, deep, width = self.spec.wide_tables, self.spec.deep_inputs, self.spec.deep_width
+        kernels: list[tuple[str, str, int, int]] = []
+        if wide:
+            kernels = [
+                ("ExpandBackward", "copy", 1, wide) if is_backward else ("sum", "sum", wide, 1)
+            ]
+        if not self._has_machine:
+            return kernels
+        is_fused = self.stack.fuses(Fusion.INTERACTION)
+        if is_fused and is_backward:
+            return [*kernels, ("InteractionBackward", "interaction", 2 * deep + 1, deep)]
+        if is_fused:
+            return [*kernels, ("interaction", "interaction", deep, 1)]
+        if is_backward:
+            return [
+                *kernels,
+                ("MulBackward", "mul", width + 1, width),
+                ("PowBackward", "mul", deep + width, deep),
+                ("add", "add", deep + width, deep),
+                ("add", "add", 2 * deep, deep),
+            ]
         return [
-            ("sum", self._traffic("sum", deep, width)),
-            ("pow", self._traffic("pow", width, width)),
-            ("pow", self._traffic("pow", deep, deep)),
-            ("sum", self._traffic("sum", deep, width)),
-            ("sub", self._traffic("sub", 2 * width, width)),
-            ("sum", self._traffic("sum", width, 1)),
+            *kernels,
+            ("sum", "sum", deep, width),
+            ("pow", "pow", width, width),
+            ("pow", "pow", deep, deep),
+            ("sum", "sum", deep, width),
+            ("sub", "sub", 2 * width, width),
+            ("sum", "sum", width, 1),
         ]
 
-    def _machine_backward(self) -> list[tuple[str, MemoryBound]]:
-        """Each vector gets (sum of vectors - itself), added to its gradient from the top layers."""
-        deep, width = self.spec.deep_inputs, self.spec.deep_width
-        if self.stack.fuses(Fusion.INTERACTION):
-            fused = self._traffic("interaction", 2 * deep + 1, deep)
-            return [("InteractionBackward", fused)]
-        return [
-            ("MulBackward", self._traffic("mul", width + 1, width)),
-            ("PowBackward", self._traffic("mul", deep + width, deep)),
-            ("add", self._traffic("add", deep + width, deep)),
-            ("add", self._traffic("add", 2 * deep, deep)),
-        ]
-
-    def _traffic(self, word: str, reads: int, writes: int) -> MemoryBound:
-        """A kernel that reads and writes so many numbers a sample."""
-        size = self.samples * self._dtype.size_bytes
-        return MemoryBound(word, reads * size, writes * size, self._dtype)
-
-    def _sized(self, word: str, elements: int, reads: int = 1) -> MemoryBound:
-        return elementwise(word, elements, self._dtype, reads=reads)
+    def _traffic(self, kernel: str, reads: int, writes: int) -> MemoryBound:
+        """A kernel that reads and writes so many numbers per sample."""
+        return elementwise(kernel, self.samples, self._dtype, reads=reads, writes=writes)
 
     def _note(self, *operators: str) -> None:
-        """Operators without kernels, where the script's own are followed one by one."""
+        """Operators without kernels, in a stack that issues those of the script one by one."""
         if self.stack.has(FrameworkBehaviour.HOST_TRIANGLE):
-            for operator in operators:
-                self.writer.note(operator)
+            self.writer.note(*operators)
 
-    def _run(self, operator: str, kernels: Sequence[Op], label: str) -> None:
-        self.writer.run(operator, kernels, label=label)
+    def _run(self, operator: str, label: str, *kernels: Op) -> None:
+        self.writer.run(operator, kernels, label=f"interaction/{label}")

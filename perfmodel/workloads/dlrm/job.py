@@ -29,7 +29,7 @@ from perfmodel.workloads.dlrm.sparse import (
     own_ops,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
-from perfmodel.workloads.feeding import input_assumption
+from perfmodel.workloads.eager import host_assumptions
 
 _RANKS_TO_SPARE_ONE = 5
 """Ranks from which on the one with the bottom layers is spared all tables."""
@@ -248,9 +248,8 @@ def _index_assumption(plan: ShardingPlan) -> str:
 def _facts(spec: DlrmSpec, plan: ShardingPlan, exchanges: Exchanges | None) -> JobFacts:
     empty = sum(not shards for shards in plan.shards_of_rank)
     sentences = [
-        input_assumption(spec.input),
+        *host_assumptions(spec.input),
         _index_assumption(plan),
-        "The host may run ahead of the GPU without limit; the queue of 1,024 launches is left out.",
         "Kernels of PyTorch's DistributedDataParallel and a fused table kernel a rank are assumed.",
     ]
     if exchanges is not None and spec.training.distribute_ahead:

@@ -6,12 +6,10 @@ gradients starts, the bottom layers run meanwhile, then the tables are updated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import CopyRoute, MemoryBound, Op
-from perfmodel.graph.program import LaneKind, Program
+from perfmodel.graph.program import Program
 from perfmodel.stacks.stack import (
     FrameworkBehaviour,
     Fusion,
@@ -29,56 +27,15 @@ from perfmodel.workloads.dlrm.dense import (
 from perfmodel.workloads.dlrm.interaction import InteractionWriter
 from perfmodel.workloads.dlrm.sparse import SparsePart, SparseWriter, has_lone_bottom
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
-from perfmodel.workloads.feeding import copy_blocking, feed_batch, feed_blocking
-from perfmodel.workloads.kernels import elementwise, row_sum
-from perfmodel.workloads.optimizers import STATES, OptimizerStep
+from perfmodel.workloads.eager import EagerWriter, copy_blocking, feed_batch
+from perfmodel.workloads.kernels import (
+    FP32_BYTES,
+    STATES,
+    elementwise,
+    iter_optimizer_calls,
+    row_sum,
+)
 from perfmodel.workloads.reduction import BucketFill, GradientReduction
-
-# How many kernels an operator launches is the optimizer's and the stack's business.
-
-
-def write_step(
-    writer: EagerWriter,
-    spec: DlrmSpec,
-    stack: SoftwareStack,
-    sizes: Sequence[int],
-    *,
-    has_buckets: bool,
-) -> None:
-    """Write the step over tensors of *sizes* numbers."""
-    dtype = DType.FP32
-    name = spec.training.optimizer
-    if has_buckets and not stack.fuses(Fusion.GRADIENT_COPY):
-        for size in sizes:
-            kernel = elementwise("copy", size, dtype)
-            writer.run("copy_bucket_to_grad", [kernel], label="gradients/copy from bucket")
-    is_short = stack.fuses(Fusion.WEIGHT_CAST)
-    is_cast = STATES[name] > 0 and stack.has(FrameworkBehaviour.CASTS_WEIGHTS)
-    step = OptimizerStep(
-        name,
-        stack.optimizer_kernels,
-        gradient_dtype=spec.training.precision if is_short else dtype,
-        weight_dtype=spec.training.precision if is_cast else dtype,
-    )
-    kernels = [kernel for call in step.iter_calls([sizes]) for kernel in call.kernels]
-    writer.run(f"Optimizer.step#{name.upper()}.step", kernels, label="optimizer/step")
-
-
-def write_clearing(
-    writer: EagerWriter, spec: DlrmSpec, stack: SoftwareStack, sizes: Sequence[int]
-) -> None:
-    """Clear gradients of *sizes* numbers, where products do not overwrite them anyway."""
-    if stack.fuses(Fusion.GRADIENT_COPY):
-        return
-    dtype = DType.FP32
-    is_plain = stack.optimizer_kernels is OptimizerKernels.PLAIN
-    cleared = sizes if is_plain else [sum(sizes)]
-    zeros = [MemoryBound("zero", 0, size * dtype.size_bytes, dtype) for size in cleared]
-    name = spec.training.optimizer.upper()
-    operator = f"Optimizer.zero_grad#{name}.zero_grad"
-    writer.run(operator, zeros, label="optimizer/zero gradients")
-
 
 REDUCTION_SLOT = 1
 
@@ -94,47 +51,40 @@ class RankWriter:
         rank_count: int,
         stack: SoftwareStack,
     ) -> None:
-        self._program = program
-        self._spec = spec
-        self._stack = stack
+        self._spec, self._stack = spec, stack
         self._samples = samples = spec.batch // rank_count
-        self._writer = writer = EagerWriter(program, issuing_under(stack))
-        stream = index_stream = None
-        self._reduction = None
-        if rank_count > 1:
-            # One process group has one stream, so exchanges and reductions queue up behind
-            # each other in the order they are issued.
-            stream = writer.add_stream("communication stream", LaneKind.COMMUNICATION)
-            reducing = stream
-            if stack.overlaps_with_compute(Overlap.EXCHANGE_AND_REDUCTION):
-                reducing = writer.add_stream("reduction stream", LaneKind.COMMUNICATION)
-            self._reduction = self._build_reduction(reducing)
-            if stack.overlaps_with_compute(Overlap.INDEX_EXCHANGE):
-                index_stream = writer.add_stream("index stream", LaneKind.COMMUNICATION)
+        self._writer = writer = EagerWriter(program, stack)
+        # Gradients in the format of products where the cast of weights is fused.
         precision = spec.training.precision
-        self._dense = DenseWriter(writer, samples, precision, self._reduction, stack)
+        self._gradient_dtype = precision if stack.fuses(Fusion.WEIGHT_CAST) else DType.FP32
+        stream = index_stream = reduction = None
+        if rank_count > 1:
+            # One process group has one stream, so exchanges and reductions queue in the order
+            # in which they are issued.
+            stream = reducing = writer.add_stream("communication stream")
+            if stack.overlaps_with_compute(Overlap.EXCHANGE_AND_REDUCTION):
+                reducing = writer.add_stream("reduction stream")
+            # Gradients in one piece have no smaller first bucket.
+            closed = int(stack.has(FrameworkBehaviour.ONE_REDUCTION))
+            reduction = GradientReduction(
+                writer,
+                reducing,
+                REDUCTION_SLOT,
+                self._gradient_dtype,
+                BucketFill(spec.training.bucket_size, closed=closed),
+                is_deferred=not stack.overlaps_with_compute(Overlap.GRADIENT_REDUCTION),
+            )
+            if stack.overlaps_with_compute(Overlap.INDEX_EXCHANGE):
+                index_stream = writer.add_stream("index stream")
+        self._reduction = reduction
+        self._dense = DenseWriter(writer, samples, precision, reduction, stack)
         self._has_lone_bottom = has_lone_bottom(stack, rank_count)
-        reduced = None if self._has_lone_bottom else self._reduction
+        reduced = None if self._has_lone_bottom else reduction
         self._bottom = DenseWriter(writer, part.bottom_samples, precision, reduced, stack)
         self._sparse = SparseWriter(
-            writer, spec, part, samples, stream, index_stream, self._reduction, stack
+            writer, spec, part, samples, stream, index_stream, reduction, stack
         )
         self._interaction = InteractionWriter(writer, spec, stack, samples)
-
-    def _build_reduction(self, stream: Stream) -> GradientReduction:
-        training, stack = self._spec.training, self._stack
-        is_short = stack.fuses(Fusion.WEIGHT_CAST)
-        return GradientReduction(
-            self._writer,
-            stream,
-            REDUCTION_SLOT,
-            training.precision if is_short else DType.FP32,
-            # Gradients in one piece have no smaller first bucket.
-            BucketFill(
-                training.bucket_size, closed=int(stack.has(FrameworkBehaviour.ONE_REDUCTION))
-            ),
-            is_deferred=not stack.overlaps_with_compute(Overlap.GRADIENT_REDUCTION),
-        )
 
     def write(self) -> Program:
         """The program."""
@@ -142,68 +92,54 @@ class RankWriter:
         self._feed()
         self._forward()
         self._loss()
-        sizes = self._tensor_sizes()
-        write_clearing(writer, self._spec, self._stack, sizes)
-        writer.hand_over(writer.autograd, label="backward")
-        self._backward()
-        writer.hand_over(writer.main, label="optimizer")
-        has_buckets = self._reduction is not None
-        write_step(writer, self._spec, self._stack, sizes, has_buckets=has_buckets)
-        if self._spec.sync_each_iteration:
-            last = writer.compute.last_task
-            writer.block([last] if last is not None else [], label="loss/read on the host")
-        return writer.finish()
-
-    def _tensor_sizes(self) -> list[int]:
-        """Numbers in every tensor that this rank's optimizer steps over."""
         layers = dense_layers(self._spec)
         if not self._bottom.samples:
             layers = layers[len(bottom_layers(self._spec)) :]
         copied = [table.rows * table.width for table in self._sparse.copied_tables]
-        return [size for layer in layers for size in layer.tensors] + copied
+        sizes = [size for layer in layers for size in layer.tensors] + copied
+        self._zero_gradients(sizes)
+        writer.hand_over(writer.autograd, label="backward")
+        self._backward()
+        writer.hand_over(writer.main, label="optimizer")
+        self._step(sizes)
+        return writer.finish(reads_loss=self._spec.sync_each_iteration)
 
     def _feed(self) -> None:
-        section, sizes = self._spec.input, self._input_sizes()
+        """Copy indices, offsets, dense features and labels to the GPU."""
+        spec, section, samples = self._spec, self._spec.input, self._samples
+        tables = spec.embedding.tables()
+        index_bytes = spec.embedding.index_dtype.size_bytes
+        lookups = round(samples * sum(table.pooling_factor for table in tables))
+        indices, offsets = lookups * index_bytes, (samples * len(tables) + 1) * index_bytes
+        features, labels = samples * spec.dense.features * FP32_BYTES, samples * FP32_BYTES
         if self._stack.has(FrameworkBehaviour.BLOCKING_COPIES):
-            feed_blocking(self._writer, self._program, section=section, sizes=sizes)
+            feed_batch(self._writer, section, (indices, offsets, features), is_blocking=True)
             return
         if not self._stack.overlaps_with_compute(Overlap.INPUT):
             section = section.model_copy(update={"prefetch": False})
-        labels_bytes = self._samples * DType.FP32.size_bytes
-        size_bytes = sizes[0] + sizes[2] + labels_bytes
-        feed_batch(self._writer, self._program, section=section, size_bytes=size_bytes)
-
-    def _input_sizes(self) -> tuple[int, int, int]:
-        """Bytes of indices, offsets and dense features."""
-        tables = self._spec.embedding.tables()
-        lookups = round(self._samples * sum(table.pooling_factor for table in tables))
-        offsets = self._samples * len(tables) + 1
-        index_bytes = self._spec.embedding.index_dtype.size_bytes
-        dense_bytes = self._samples * self._spec.dense.features * DType.FP32.size_bytes
-        return lookups * index_bytes, offsets * index_bytes, dense_bytes
+        feed_batch(self._writer, section, (indices, features, labels))
 
     def _forward(self) -> None:
-        spec = self._spec
+        spec, writer, sparse = self._spec, self._writer, self._sparse
         is_ahead = spec.training.distribute_ahead
         if not is_ahead:
-            indices = self._sparse.distribute_indices()
-            self._writer.hold(self._writer.compute, [] if indices is None else [indices])
-        # Without an exchange to hide nothing is gained by looking up first, and scripts do not.
-        is_first = self._sparse.part.exchanges is not None and not self._has_lone_bottom
+            writer.hold(writer.compute, sparse.distribute_indices())
+        # Without an exchange to hide, looking up first gains nothing, and scripts do not do it.
+        is_first = sparse.part.exchanges is not None and not self._has_lone_bottom
         if not is_first:
             self._run_bottom_forward()
-        tasks = self._sparse.look_up()
+        lookup, exchange = sparse.look_up()
         if is_ahead:
-            indices = self._sparse.distribute_indices()
-            if indices is not None and tasks.lookup is not None:
-                self._program.add_dependency(tasks.lookup, Dependency(indices, distance=1))
-        is_beside = self._stack.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
-        if not is_beside:
-            self._sparse.join(tasks.exchange)
+            indices = sparse.distribute_indices()
+            if indices is not None and lookup is not None:
+                writer.program.add_dependency(lookup, Dependency(indices, distance=1))
+        is_overlapped = self._stack.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
+        if not is_overlapped:
+            sparse.join(exchange)
         if is_first:
             self._run_bottom_forward()
-        if is_beside:
-            self._sparse.join(tasks.exchange)
+        if is_overlapped:
+            sparse.join(exchange)
         self._interaction.run_forward()
         self._dense.run_cross_forward(cross_layers(spec))
         self._dense.run_forward(top_layers(spec))
@@ -214,23 +150,22 @@ class RankWriter:
             self._bottom.run_forward(bottom_layers(self._spec))
 
     def _loss(self) -> None:
-        is_blocking = self._stack.has(FrameworkBehaviour.BLOCKING_COPIES)
-        size_bytes = DType.FP32.size_bytes
+        writer, is_blocking = self._writer, self._stack.has(FrameworkBehaviour.BLOCKING_COPIES)
         if is_blocking:
-            copy_blocking(self._writer, self._samples * size_bytes, label="loss/labels to device")
+            copy_blocking(writer, self._samples * FP32_BYTES, label="loss/labels to device")
         kernels: list[Op] = [elementwise("bce_loss", self._samples, DType.FP32, reads=2)]
         if not self._stack.fuses(Fusion.ELEMENTWISE):
             kernels.append(row_sum(self._samples, 1, DType.FP32))
-        self._writer.run("binary_cross_entropy", kernels, label="loss forward")
+        writer.run("binary_cross_entropy", kernels, label="loss forward")
         if is_blocking:
             route = CopyRoute.DEVICE_TO_HOST
-            copy_blocking(self._writer, size_bytes, label="loss/read on the host", route=route)
+            copy_blocking(writer, FP32_BYTES, label="loss/read on the host", route=route)
 
     def _backward(self) -> None:
         spec = self._spec
         kernels: list[Op] = [elementwise("bce_loss", self._samples, DType.FP32, reads=2)]
         if not self._stack.fuses(Fusion.ELEMENTWISE):
-            one = MemoryBound("fill", 0, DType.FP32.size_bytes, DType.FP32)
+            one = MemoryBound("fill", 0, FP32_BYTES, DType.FP32)
             self._writer.run("ones_like", [one], label="loss backward")
             kernels.insert(0, elementwise("zero", self._samples, DType.FP32, reads=0))
         self._writer.run("BinaryCrossEntropyBackward", kernels, label="loss backward")
@@ -239,8 +174,8 @@ class RankWriter:
         self._dense.run_cross_backward(cross_layers(spec))
         self._interaction.run_backward()
         gradients = self._sparse.return_gradients()
-        is_beside = self._stack.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
-        is_hidden = gradients is not None and is_beside and not self._has_lone_bottom
+        is_overlapped = self._stack.overlaps_with_compute(Overlap.EMBEDDING_EXCHANGE)
+        is_hidden = gradients is not None and is_overlapped and not self._has_lone_bottom
         if not is_hidden:
             self._sparse.update(gradients)
         if self._bottom.samples:
@@ -252,3 +187,34 @@ class RankWriter:
             self._sparse.update(gradients)
         if self._reduction is not None:
             self._reduction.finish()
+
+    def _zero_gradients(self, sizes: list[int]) -> None:
+        """Clear gradients of *sizes* numbers, unless GEMMs overwrite them."""
+        if self._stack.fuses(Fusion.GRADIENT_COPY):
+            return
+        is_plain = self._stack.optimizer_kernels is OptimizerKernels.PLAIN
+        cleared = sizes if is_plain else [sum(sizes)]
+        zeros = [elementwise("zero", size, DType.FP32, reads=0) for size in cleared]
+        name = self._spec.training.optimizer.upper()
+        operator = f"Optimizer.zero_grad#{name}.zero_grad"
+        self._writer.run(operator, zeros, label="optimizer/zero gradients")
+
+    def _step(self, sizes: list[int]) -> None:
+        """Write the optimizer's step over tensors of *sizes* numbers, as one operator."""
+        stack, training = self._stack, self._spec.training
+        if self._reduction is not None and not stack.fuses(Fusion.GRADIENT_COPY):
+            label = "gradients/copy from bucket"
+            for size in sizes:
+                kernel = elementwise("copy", size, DType.FP32)
+                self._writer.run("copy_bucket_to_grad", [kernel], label=label)
+        name = training.optimizer
+        is_cast = STATES[name] > 0 and stack.has(FrameworkBehaviour.CASTS_WEIGHTS)
+        calls = iter_optimizer_calls(
+            name,
+            stack.optimizer_kernels,
+            [sizes],
+            gradient_dtype=self._gradient_dtype,
+            weight_dtype=training.precision if is_cast else DType.FP32,
+        )
+        kernels = [kernel for _, of_call in calls for kernel in of_call]
+        self._writer.run(f"Optimizer.step#{name.upper()}.step", kernels, label="optimizer/step")

@@ -23,9 +23,8 @@ from perfmodel.workloads.dlrm.exchange import (
     shards_by_host,
 )
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.eager import EagerWriter, Stream
-from perfmodel.workloads.kernels import cast, elementwise
-from perfmodel.workloads.optimizers import STATES
+from perfmodel.workloads.eager import EagerWriter, OpenLane
+from perfmodel.workloads.kernels import STATES, cast, elementwise
 from perfmodel.workloads.reduction import GradientReduction
 
 EXCHANGE_SLOT, HOST_SLOT, RAIL_SLOT = 0, 2, 3
@@ -135,14 +134,6 @@ def count_partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, sa
 
 
 @dataclass(frozen=True, slots=True)
-class LookupTasks:
-    """The first lookup kernel and the exchange of what was looked up, where there are any."""
-
-    lookup: int | None
-    exchange: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class SparseWriter:
     """Writes the sparse part of one rank."""
 
@@ -150,88 +141,95 @@ class SparseWriter:
     spec: DlrmSpec
     part: SparsePart
     samples: int
-    stream: Stream | None
-    index_stream: Stream | None
+    stream: OpenLane | None
+    index_stream: OpenLane | None
     reduction: GradientReduction | None
     stack: SoftwareStack
-
-    def distribute_indices(self) -> int | None:
-        """Send indices to the ranks that hold their tables; the task, if there is one."""
-        if self.part.exchanges is None or self.stack.tables.has_all_keys:
-            return None
-        label = "embedding/indices all_to_all"
-        return self._exchange(self.part.exchanges.indices, label, stream=self.index_stream)
-
-    def look_up(self) -> LookupTasks:
-        """Look up, and start the exchange of pooled vectors; copied tables are not part of it."""
-        self._take_keys()
-        self._prepare_keys()
-        held, copied = self.part.lookup, self.part.copied
-        first = None if held is None else self._run_lookup(held, "lookup")
-        exchange = self._exchange_pooled()
-        if copied is not None:
-            self._run_lookup(copied, "data-parallel lookup")
-        return LookupTasks(first, exchange)
-
-    def _run_lookup(self, lookup: Lookup, word: str) -> int:
-        op = EmbeddingOp(lookup, Pass.FORWARD)
-        return self.writer.run("LookupFunction", [op], label=f"embedding/{word} forward")
-
-    def _exchange_pooled(self) -> int | None:
-        if self.part.exchanges is None:
-            return None
-        self._cast_sent(DType.FP32, self.spec.embedding.exchange_dtype, "forward")
-        last = None
-        if self.part.exchanges.has_direct:
-            label = "embedding/pooled all_to_all forward"
-            last = self._exchange(self.part.exchanges.pooled, label)
-        if self.part.in_host is not None:
-            last = self._sum_in_host(self.part.in_host)
-        return last
-
-    def _sum_in_host(self, host: HostExchange) -> int:
-        """Sum inside the host, then send the sums along the rails; the last task."""
-        label = "embedding/partial sums in host forward"
-        inside = self._exchange(host.inside, label, slot=HOST_SLOT)
-        self.writer.hold(self.writer.compute, [inside])
-        members = len(host.inside.byte_matrix or ((),))
-        numbers = self.spec.batch // members * host.summed_width
-        kernel = elementwise("reduce_sum", numbers, self.spec.embedding.exchange_dtype)
-        self.writer.run("sum", [kernel], label="embedding/sums in host forward")
-        label = "embedding/pooled between hosts forward"
-        return self._exchange(host.across, label, slot=RAIL_SLOT)
 
     @property
     def copied_tables(self) -> tuple[EmbeddingTable, ...]:
         """The data-parallel tables."""
         return self.part.copied.tables if self.part.copied is not None else ()
 
+    @property
+    def _sent_dtype(self) -> DType:
+        return self.spec.embedding.exchange_dtype
+
+    def distribute_indices(self) -> int | None:
+        """Send indices to the ranks that hold their tables; the task, if there is one."""
+        if self.part.exchanges is None or self.stack.tables.has_all_keys:
+            return None
+        label = "indices all_to_all"
+        return self._exchange(self.part.exchanges.indices, label, stream=self.index_stream)
+
+    def look_up(self) -> tuple[int | None, int | None]:
+        """Look up, and start the exchange of pooled vectors; copied tables are not part of it.
+
+        Returns the first lookup kernel and the last exchange, where there are any.
+        """
+        tables, held, copied = self.stack.tables, self.part.lookup, self.part.copied
+        keys = sum(table.pooling_factor for table in self.spec.embedding.tables())
+        if tables.key_ns:
+            # Every rank spends it on each key of the whole batch.
+            key_ns = round(self.spec.batch * keys * tables.key_ns)
+            self._run("handle_keys", "keys", Fixed("handle keys", key_ns, Provenance.EXTRAPOLATED))
+        if tables.key_traffic_bytes and self.part.exchanges is not None:
+            # Find out where each key of this rank's samples goes, count, and sort them.
+            half = round(self.samples * keys * tables.key_traffic_bytes / 2)
+            kernel = MemoryBound("prepare_keys", half, half, self.spec.embedding.index_dtype)
+            self._run("prepare_keys", "keys", kernel)
+        lookup = None
+        if held is not None:
+            lookup = self._run("LookupFunction", "lookup", EmbeddingOp(held, Pass.FORWARD))
+        exchange = self._exchange_pooled()
+        if copied is not None:
+            op = EmbeddingOp(copied, Pass.FORWARD)
+            self._run("LookupFunction", "data-parallel lookup", op)
+        return lookup, exchange
+
+    def _exchange_pooled(self) -> int | None:
+        exchanges, host = self.part.exchanges, self.part.in_host
+        if exchanges is None:
+            return None
+        self._cast_sent(DType.FP32, self._sent_dtype, "forward")
+        last = None
+        if exchanges.has_direct:
+            last = self._exchange(exchanges.pooled, "pooled all_to_all forward")
+        if host is not None:
+            # Sum inside the host, then send the sums along the rails.
+            inside = self._exchange(host.inside, "partial sums in host forward", slot=HOST_SLOT)
+            self.writer.hold(self.writer.compute, inside)
+            members = len(host.inside.byte_matrix or ((),))
+            numbers = self.spec.batch // members * host.summed_width
+            kernel = elementwise("reduce_sum", numbers, self._sent_dtype)
+            self._run("sum", "sums in host", kernel)
+            last = self._exchange(host.across, "pooled between hosts forward", slot=RAIL_SLOT)
+        return last
+
     def join(self, task: int | None) -> None:
-        """Let compute wait for the pooled vectors and add up partial sums."""
+        """Make compute wait for the pooled vectors, and add up partial sums."""
         if task is None:
             return
         self.writer.note("All2All_Wait")
-        self.writer.hold(self.writer.compute, [task])
-        dtype = self.spec.embedding.exchange_dtype
+        self.writer.hold(self.writer.compute, task)
         if self.part.partial_numbers:
-            kernel = elementwise("reduce_sum", self.part.partial_numbers, dtype)
-            self.writer.run("sum", [kernel], label="embedding/partial sums forward")
+            kernel = elementwise("reduce_sum", self.part.partial_numbers, self._sent_dtype)
+            self._run("sum", "partial sums", kernel)
         self._rearrange("forward")
 
     def return_gradients(self) -> int | None:
         """Start the exchange of gradients of pooled vectors; the task to wait for."""
-        if self.part.exchanges is None:
+        exchanges, host = self.part.exchanges, self.part.in_host
+        if exchanges is None:
             return None
         self._rearrange("backward")
         last = None
-        if self.part.exchanges.has_direct:
-            label = "embedding/gradients all_to_all backward"
-            last = self._exchange(self.part.exchanges.gradients, label)
-        host = self.part.in_host
+        if exchanges.has_direct:
+            last = self._exchange(exchanges.gradients, "gradients all_to_all backward")
         if host is not None:
-            label = "embedding/gradients between hosts backward"
+            label = "gradients between hosts backward"
             self._exchange(host.across_back, label, slot=RAIL_SLOT)
-            label = "embedding/gradients in host backward"
+            label = "gradients in host backward"
             last = self._exchange(host.inside_back, label, slot=HOST_SLOT)
         return last
 
@@ -239,55 +237,21 @@ class SparseWriter:
         """Wait for the gradients, then update the tables in the same kernel."""
         if task is not None:
             self.writer.note("All2All_ReqBackward")
-            self.writer.hold(self.writer.compute, [task])
-            self._cast_sent(self.spec.embedding.exchange_dtype, DType.FP32, "backward")
+            self.writer.hold(self.writer.compute, task)
+            self._cast_sent(self._sent_dtype, DType.FP32, "backward")
         if self.part.lookup is not None:
             op = EmbeddingOp(self.part.lookup, Pass.BACKWARD)
-            label = "embedding/update backward"
-            self.writer.run("LookupFunctionBackward", [op], label=label)
+            self._run("LookupFunctionBackward", "update", op, way="backward")
         if self.stack.tables.updates_all_rows:
-            self._update_all_rows()
-
-    def _take_keys(self) -> None:
-        """Time that the stack spends on each key of the whole batch, on every rank."""
-        key_ns = self.stack.tables.key_ns
-        if not key_ns:
-            return
-        keys = self.spec.batch * sum(t.pooling_factor for t in self.spec.embedding.tables())
-        work = Fixed("handle keys", round(keys * key_ns), Provenance.EXTRAPOLATED)
-        self.writer.run("handle_keys", [work], label="embedding/keys forward")
-
-    def _prepare_keys(self) -> None:
-        """Find out where each key of this rank's samples goes, count, and put them in order."""
-        traffic_bytes = self.stack.tables.key_traffic_bytes
-        if not traffic_bytes or self.part.exchanges is None:
-            return
-        keys = self.samples * sum(t.pooling_factor for t in self.spec.embedding.tables())
-        half = round(keys * traffic_bytes / 2)
-        kernel = MemoryBound("prepare_keys", half, half, self.spec.embedding.index_dtype)
-        self.writer.run("prepare_keys", [kernel], label="embedding/keys forward")
-
-    def _rearrange(self, way: str) -> None:
-        """Put vectors that were received, or their gradients, in the order that is needed."""
-        passes = self.stack.tables.vector_passes
-        if not passes:
-            return
-        dtype = self.spec.embedding.exchange_dtype
-        half = round(passes * self.samples * self.part.received_width * dtype.size_bytes)
-        kernel = MemoryBound("rearrange_vectors", half, half, dtype)
-        self.writer.run("rearrange", [kernel], label=f"embedding/rearrange {way}")
-
-    def _update_all_rows(self) -> None:
-        """A pass over weights and state of all tables, whoever holds them."""
-        numbers = sum(table.rows * table.width for table in self.spec.embedding.tables())
-        # A state a row is small beside the row.
-        states = STATES.get(self.spec.embedding.optimizer, 0)
-        size_bytes = numbers * DType.FP32.size_bytes * (1 + states)
-        kernel = MemoryBound(self.spec.embedding.optimizer, size_bytes, size_bytes, DType.FP32)
-        self.writer.run("update_all_rows", [kernel], label="embedding/all rows backward")
+            # A pass over weights and state of all tables, also those of other ranks. State per
+            # row is small beside the row.
+            name, tables = self.spec.embedding.optimizer, self.spec.embedding.tables()
+            numbers = sum(table.rows * table.width for table in tables) * (1 + STATES.get(name, 0))
+            kernel = elementwise(name, numbers, DType.FP32)
+            self._run("update_all_rows", "all rows", kernel, way="backward")
 
     def reduce_copied(self) -> None:
-        """Make the gradients of copied tables and let them join those of the dense part.
+        """Make the gradients of copied tables and reduce them with those of the dense part.
 
         The kernel that would update the tables adds to zeroed gradients of their size.
         """
@@ -295,21 +259,30 @@ class SparseWriter:
         if lookup is None:
             return
         numbers = sum(table.rows * table.width for table in lookup.tables)
-        zero = MemoryBound("zero", 0, numbers * DType.FP32.size_bytes, DType.FP32)
+        zero = elementwise("zero", numbers, DType.FP32, reads=0)
         add = EmbeddingOp(replace(lookup, optimizer="sgd"), Pass.BACKWARD)
-        label = "embedding/data-parallel gradients backward"
-        self.writer.run("EmbeddingBagBackward", [zero, add], label=label)
+        label = "data-parallel gradients"
+        self._run("EmbeddingBagBackward", label, zero, add, way="backward")
         if self.reduction is not None:
             self.reduction.add(numbers)
 
+    def _rearrange(self, way: str) -> None:
+        """Put received vectors, or their gradients, in the order that is needed."""
+        passes, dtype = self.stack.tables.vector_passes, self._sent_dtype
+        if passes:
+            half = round(passes * self.samples * self.part.received_width * dtype.size_bytes)
+            kernel = MemoryBound("rearrange_vectors", half, half, dtype)
+            self._run("rearrange", "rearrange", kernel, way=way)
+
     def _cast_sent(self, source: DType, target: DType, way: str) -> None:
-        if source is target or self.part.lookup is None:
+        lookup = self.part.lookup
+        if source is target or lookup is None or self.stack.fuses(Fusion.LOOKUP_CAST):
             return
-        if self.stack.fuses(Fusion.LOOKUP_CAST):
-            return
-        width = sum(table.width for table in self.part.lookup.tables)
-        kernel = cast(self.spec.batch * width, source, target)
-        self.writer.run("to", [kernel], label=f"embedding/cast {way}")
+        width = sum(table.width for table in lookup.tables)
+        self._run("to", "cast", cast(self.spec.batch * width, source, target), way=way)
+
+    def _run(self, operator: str, label: str, *kernels: Op, way: str = "forward") -> int:
+        return self.writer.run(operator, kernels, label=f"embedding/{label} {way}")
 
     def _exchange(
         self,
@@ -317,10 +290,10 @@ class SparseWriter:
         label: str,
         *,
         slot: int = EXCHANGE_SLOT,
-        stream: Stream | None = None,
+        stream: OpenLane | None = None,
     ) -> int:
         stream = stream or self.stream
         assert stream is not None
         return self.writer.communicate(
-            "All2All_Req", collective, label=label, stream=stream, slot=slot
+            collective, label=f"embedding/{label}", stream=stream, slot=slot, operator="All2All_Req"
         )

@@ -1,71 +1,75 @@
-"""Chains: what one fused kernel does, as the small kernels of a stack without that fusion.
+"""Chains: norms and activations as one fused kernel, or as small kernels without that fusion.
 
 Pieces follow the operators of the usual Python code: gelu by its tanh formula,
 rotary positions by rotating halves, RMS norm in fp32, a loss over fp32 logits.
-Passes over a few numbers a token are left out.
+Passes over a few numbers per token are left out.
+
+Layer norm is one kernel in every framework; a stack that fuses norms only uses a
+better one. Where all pointwise chains are fused, the norm also adds the residual
+before it: one more tensor to read and one to write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound
 from perfmodel.stacks.stack import Fusion
-from perfmodel.workloads.kernels import cast
-from perfmodel.workloads.transformer.products import ProductSteps
-from perfmodel.workloads.transformer.schedule import Joining, Step
+from perfmodel.workloads.kernels import FP32_BYTES, cast, elementwise
+from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.spec import Norm
-
-# Layer norm is one kernel in every framework; a stack that fuses norms only
-# takes a better one. Where all pointwise chains are fused, the norm also adds
-# the residual before it: one tensor more to read and one to write.
+from perfmodel.workloads.transformer.steps import Joining, Step, pointwise
 
 
-def norm_steps(products: ProductSteps, label: str, *, is_backward: bool = False) -> list[Step]:
+def norm_steps(linears: LinearSteps, label: str, *, is_backward: bool = False) -> list[Step]:
     """A norm over the tokens that one rank sees."""
-    model, run = products.spec.model, products.run
-    elements = products.split_tokens * model.hidden
+    model, run = linears.run.spec.model, linears.run
+    elements = linears.split_tokens * model.hidden
     if model.norm is Norm.RMS and not run.fuses(Fusion.NORM):
         pieces = RMS_NORM_BACKWARD if is_backward else RMS_NORM
-        first, *rest = chain_steps(pieces, label, elements=elements, dtype=products.dtype)
-        return [Step(first.operator, label, first.kernels, joins=(Joining.GRADIENT,)), *rest]
+        first, *rest = chain_steps(pieces, label, elements=elements, dtype=run.dtype)
+        return [replace(first, joins=(Joining.GRADIENT,)), *rest]
     # The backward pass reads the input and the gradient, once more for the parameters.
     reads, writes = (3, 1) if is_backward else (1, 1)
     if run.fuses(Fusion.ELEMENTWISE):
         reads, writes = reads + 1, writes if is_backward else writes + 1
-    size_bytes = elements * run.residual_dtype.size_bytes
-    kernel = MemoryBound(
-        f"{model.norm.value}_backward" if is_backward else model.norm.value,
-        read_bytes=reads * size_bytes,
-        write_bytes=writes * size_bytes,
-        dtype=run.residual_dtype,
-        row_length=model.hidden,
-    )
-    name = "NativeLayerNormBackward" if model.norm is Norm.LAYER else "RmsNormBackward"
-    operator = name if is_backward else model.norm.value
+    dtype, word, operator = run.residual_dtype, model.norm.value, model.norm.value
+    if is_backward:
+        word = f"{word}_backward"
+        operator = "NativeLayerNormBackward" if model.norm is Norm.LAYER else "RmsNormBackward"
+    kernel = elementwise(word, elements, dtype, reads=reads, writes=writes, row_length=model.hidden)
     steps = [Step(operator, label, (kernel,), joins=(Joining.GRADIENT,))]
-    return steps + _norm_cast(products, elements, label, is_backward=is_backward)
+    if dtype is not run.dtype and not run.fuses(Fusion.ELEMENTWISE):
+        # Between a norm in fp32 and GEMMs in a shorter format.
+        formats = (run.dtype, dtype) if is_backward else (dtype, run.dtype)
+        steps.append(
+            Step("ToCopyBackward" if is_backward else "to", label, (cast(elements, *formats),))
+        )
+    return steps
 
 
-def _norm_cast(
-    products: ProductSteps, elements: int, label: str, *, is_backward: bool
+def activation_steps(
+    linears: LinearSteps, elements: int, label: str, *, is_backward: bool
 ) -> list[Step]:
-    """The cast between a norm in fp32 and products in a shorter format, where nothing fuses it."""
-    run = products.run
-    if run.residual_dtype is products.dtype or run.fuses(Fusion.ELEMENTWISE):
-        return []
-    formats = (run.residual_dtype, products.dtype)
-    kernel = cast(elements, *(reversed(formats) if is_backward else formats))
-    return [Step("ToCopyBackward" if is_backward else "to", label, (kernel,))]
+    """A feed-forward network's activation that writes *elements* numbers."""
+    is_gated, dtype = linears.run.spec.model.gated_ffn, linears.dtype
+    if not linears.run.fuses(Fusion.SWIGLU if is_gated else Fusion.GELU):
+        forward, backward = (SWIGLU, SWIGLU_BACKWARD) if is_gated else (GELU, GELU_BACKWARD)
+        pieces = backward if is_backward else forward
+        return chain_steps(pieces, label, elements=elements, dtype=dtype)
+    kernel, inputs = ("swiglu", 2) if is_gated else ("gelu", 1)
+    reads, writes = (inputs + 1, inputs) if is_backward else (inputs, 1)
+    operator = f"{kernel.capitalize()}Backward" if is_backward else kernel
+    return [pointwise(operator, label, kernel, elements, dtype, reads=reads, writes=writes)]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One kernel of a chain: tensors read and written in the model's format, and in fp32.
 
-    *operator* is what the host issues, *kernel* the word its traffic is priced by.
+    *operator* is what the host issues, *kernel* the word that its traffic is priced by.
     """
 
     operator: str
@@ -75,23 +79,25 @@ class Piece:
     wide_reads: float = 0.0
     wide_writes: float = 0.0
 
-    def op(self, elements: int, dtype: DType) -> MemoryBound:
-        """The kernel over tensors of *elements* numbers."""
-        size, wide = dtype.size_bytes, DType.FP32.size_bytes
-        return MemoryBound(
-            self.kernel,
-            read_bytes=round(elements * (self.reads * size + self.wide_reads * wide)),
-            write_bytes=round(elements * (self.writes * size + self.wide_writes * wide)),
-            dtype=dtype,
-        )
-
 
 def chain_steps(pieces: Sequence[Piece], label: str, *, elements: int, dtype: DType) -> list[Step]:
-    """A step for each of *pieces*: one operator, one kernel; fp32 needs no casts."""
+    """One step per piece over tensors of *elements* numbers; fp32 needs no casts."""
+    size = dtype.size_bytes
     return [
-        Step(piece.operator, label, (piece.op(elements, dtype),))
-        for piece in pieces
-        if not (dtype is DType.FP32 and piece.kernel == "cast")
+        Step(
+            one.operator,
+            label,
+            (
+                MemoryBound(
+                    one.kernel,
+                    round(elements * (one.reads * size + one.wide_reads * FP32_BYTES)),
+                    round(elements * (one.writes * size + one.wide_writes * FP32_BYTES)),
+                    dtype,
+                ),
+            ),
+        )
+        for one in pieces
+        if not (dtype is DType.FP32 and one.kernel == "cast")
     ]
 
 
@@ -127,7 +133,7 @@ SWIGLU_BACKWARD = (
     Piece("SiluBackward", "silu", 2, 1),
     Piece("CatBackward", "concat", 2, 2),
 )
-"""Gate and up are halves of one product, so their gradients are joined."""
+"""Gate and up are halves of one GEMM, so their gradients are joined."""
 
 ROTARY = (
     Piece("neg", "scale", 0.5, 0.5),
@@ -182,7 +188,7 @@ COMPILED_LOSS = (
     Piece("sum", "reduction", reads=1),
 )
 COMPILED_LOSS_BACKWARD = (Piece("LogSoftmaxBackward", "log_softmax_backward", reads=1, writes=1),)
-"""Where chains are fused but no kernel knows the loss: a pass for each reduction, none in fp32."""
+"""Where chains are fused but the loss has no kernel: one pass per reduction, none in fp32."""
 
 SPLIT_LOSS_HEAD = (
     Piece("to", "cast", reads=1, wide_writes=1),
@@ -199,27 +205,3 @@ SPLIT_LOSS_BACKWARD = (
     Piece("ToCopyBackward", "cast", wide_reads=1, writes=1),
 )
 """A loss whose vocabulary is split over ranks: its pieces before and after the largest logit."""
-
-
-def activation_pieces(*, is_gated: bool, is_backward: bool) -> tuple[Piece, ...]:
-    """The chain of a gated activation or of gelu."""
-    if is_gated:
-        return SWIGLU_BACKWARD if is_backward else SWIGLU
-    return GELU_BACKWARD if is_backward else GELU
-
-
-def activation_steps(
-    products: ProductSteps, elements: int, label: str, *, is_backward: bool
-) -> list[Step]:
-    """A feed-forward network's activation that writes *elements* numbers."""
-    is_gated = products.spec.model.gated_ffn
-    if not products.run.fuses(Fusion.SWIGLU if is_gated else Fusion.GELU):
-        pieces = activation_pieces(is_gated=is_gated, is_backward=is_backward)
-        return chain_steps(pieces, label, elements=elements, dtype=products.dtype)
-    kernel, operator, inputs = ("swiglu", "swiglu", 2) if is_gated else ("gelu", "gelu", 1)
-    reads, writes = (inputs + 1, inputs) if is_backward else (inputs, 1)
-    size_bytes = elements * products.dtype.size_bytes
-    op = MemoryBound(kernel, reads * size_bytes, writes * size_bytes, products.dtype)
-    if is_backward:
-        operator = "SwigluBackward" if is_gated else "GeluBackward"
-    return [Step(operator, label, (op,))]

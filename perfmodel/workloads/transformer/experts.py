@@ -1,9 +1,9 @@
-"""A layer's experts as steps: routing, exchange of tokens, grouped products, and back.
+"""A layer's experts as steps: routing, exchange of tokens, grouped GEMMs, and back.
 
 Every rank sends each of its tokens to the ranks of the experts it chose, and
-gets back what they made of it. All ranks are written as the most loaded one,
-because the exchange behind the products waits for that one. With a capacity
-factor an expert drops what is beyond it; the bytes sent shrink with it.
+gets their results back. All ranks are written as the most loaded one, because
+the exchange behind the GEMMs waits for it. With a capacity factor an expert
+drops the tokens beyond it; the bytes sent shrink with it.
 """
 
 from __future__ import annotations
@@ -11,206 +11,198 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from collectives.collective import Collective, CollectiveKind
+from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.ops import GroupedGemm, MemoryBound, Op
+from perfmodel.graph.ops import GroupedGemm, MemoryBound
+from perfmodel.graph.routing import hottest_loads
 from perfmodel.stacks.stack import FrameworkBehaviour
-from perfmodel.workloads.kernels import elementwise
-from perfmodel.workloads.transformer import chains
-from perfmodel.workloads.transformer.products import ProductSteps
-from perfmodel.workloads.transformer.routing import distinct_places, routed_rows
-from perfmodel.workloads.transformer.schedule import Step
-from perfmodel.workloads.transformer.shapes import ExpertShape, Linear
-from perfmodel.workloads.transformer.slots import Slot
-from perfmodel.workloads.transformer.spec import TransformerSpec
+from perfmodel.workloads.kernels import Linear, elementwise
+from perfmodel.workloads.transformer.chains import activation_steps
+from perfmodel.workloads.transformer.layout import Slot
+from perfmodel.workloads.transformer.linears import LinearSteps
+from perfmodel.workloads.transformer.shapes import ExpertShape
+from perfmodel.workloads.transformer.spec import Routing, TransformerSpec
+from perfmodel.workloads.transformer.steps import Step, communication, pointwise
+
+_UP, _DOWN = "ffn/experts up", "ffn/experts down"
+
+
+def routed_rows(spec: TransformerSpec, *, tokens: int, ep: int) -> int:
+    """Rows that the most loaded of *ep* ranks works on if each has *tokens* tokens."""
+    model, training = spec.model, spec.training
+    is_even = training.routing is Routing.BALANCED
+    rows = hottest_loads(
+        tokens=tokens * ep,
+        top_k=model.top_k,
+        experts=model.experts,
+        ranks=ep,
+        exponent=None if is_even else training.routing_exponent,
+    ).rows
+    if training.capacity_factor is not None:
+        rows = min(rows, training.capacity_factor * tokens * model.top_k)
+    return math.ceil(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSteps:
     """Makes the steps of the routed experts of a layer; *shape* is what a rank holds of them."""
 
-    products: ProductSteps
+    linears: LinearSteps
     shape: ExpertShape
 
     def forward(self) -> list[Step]:
-        """From normalised tokens to the sum of what their experts made of them."""
+        """From normalised tokens to the sum of their experts' results."""
         return [
             *self.without_down(),
-            self._grouped(self.shape.down, "ffn/experts down"),
-            *self._returned("forward"),
-            self._combined("ffn/combine forward"),
+            self._grouped(self.shape.down, _DOWN),
+            *self._returned("combine", "forward"),
+            self._combined("forward"),
         ]
 
     def without_down(self) -> list[Step]:
         """As far as the activation, which the backward pass needs."""
         return [
-            *self.products.local(self.shape.router, "ffn/router"),
-            self._chosen("ffn/router choice forward"),
+            *self.linears.replicated(self.shape.router, "ffn/router"),
+            self._chosen("forward"),
             self._moved("ffn/permute forward", self.sent_rows),
-            *self._dispatched("forward"),
-            self._grouped(self.shape.up, "ffn/experts up"),
-            *self._activation("ffn/experts activation forward", is_backward=False),
+            *self._dispatched("dispatch", "forward"),
+            self._grouped(self.shape.up, _UP),
+            *self._activation("forward"),
         ]
 
     def backward(self) -> list[Step]:
-        """The same way back, with products for inputs and weights."""
+        """The same way back, with GEMMs for inputs and weights."""
         return [
-            self._combined("ffn/combine backward"),
-            *self._dispatched("backward"),
-            *self._grouped_backward(self.shape.down, "ffn/experts down"),
-            *self._activation("ffn/experts activation backward", is_backward=True),
-            *self._grouped_backward(self.shape.up, "ffn/experts up"),
-            *self._returned("backward"),
+            self._combined("backward"),
+            *self._dispatched("combine gradient", "backward"),
+            *self._grouped_backward(self.shape.down, _DOWN),
+            *self._activation("backward"),
+            *self._grouped_backward(self.shape.up, _UP),
+            *self._returned("dispatch gradient", "backward"),
             self._moved("ffn/permute backward", self.sent_rows),
-            self._chosen("ffn/router choice backward"),
-            *self.products.local_backward(self.shape.router, "ffn/router"),
+            self._chosen("backward"),
+            *self.linears.replicated_backward(self.shape.router, "ffn/router"),
         ]
 
     def casts(self) -> list[Step]:
-        """What turns stored weights of all experts into the format of products."""
-        return [
-            step
-            for linear, label in (
-                (self.shape.up, "ffn/experts up"),
-                (self.shape.down, "ffn/experts down"),
-            )
-            for step in self.products.weight_casts(
-                Linear(linear.inputs, linear.outputs * self.shape.held), label
-            )
-        ]
+        """The casts of the stored weights of all experts to the format of GEMMs."""
+        steps = []
+        for linear, label in ((self.shape.up, _UP), (self.shape.down, _DOWN)):
+            stacked = Linear(linear.inputs, linear.outputs * self.shape.held)
+            steps += self.linears.weight_casts(stacked, label)
+        return steps
 
     @property
     def spec(self) -> TransformerSpec:
         """The workload."""
-        return self.products.spec
-
-    @property
-    def dtype(self) -> DType:
-        """What activations are stored in."""
-        return self.products.dtype
+        return self.linears.run.spec
 
     @property
     def sent_rows(self) -> int:
-        """Rows that a rank sends: each token as often as it chose experts."""
-        return self.products.split_tokens * self.spec.model.top_k
+        """Rows that a rank sends: each token once per chosen expert."""
+        return self.linears.split_tokens * self.spec.model.top_k
 
     @property
     def received_rows(self) -> int:
         """Rows that the most loaded rank receives."""
-        layout = self.products.layout
-        return routed_rows(self.spec, tokens=self.products.split_tokens, ep=layout.ep)
+        return routed_rows(self.spec, tokens=self.linears.split_tokens, ep=self.linears.layout.ep)
 
     @property
     def rows(self) -> int:
-        """Rows that its experts work on, those of the other ranks of an expert included."""
-        return self.received_rows * self.products.layout.etp
+        """Rows that its experts work on, including those of the other ranks of an expert."""
+        return self.received_rows * self.linears.layout.etp
 
-    def _dispatched(self, way: str) -> list[Step]:
-        """Rows brought to the experts: to their rank, to all ranks that share them, in order."""
-        layout = self.products.layout
-        what = "dispatch" if way == "forward" else "combine gradient"
-        steps = []
-        if layout.ep > 1:
-            steps += [self._exchange(f"ffn/{what}"), self._moved(f"ffn/sort {way}", self.rows)]
+    def _dispatched(self, what: str, way: str) -> list[Step]:
+        """Rows sent to the ranks of the experts, to all ranks that share one, and sorted."""
+        layout = self.linears.layout
+        steps = [self._exchange(what)] if layout.ep > 1 else []
         if layout.etp > 1:
-            steps.insert(1 if layout.ep > 1 else 0, self._share(CollectiveKind.ALL_GATHER, what))
+            steps.append(self._share(CollectiveKind.ALL_GATHER, what))
+        if layout.ep > 1:
+            steps.append(self._moved(f"ffn/sort {way}", self.rows))
         return steps
 
-    def _returned(self, way: str) -> list[Step]:
-        """Rows brought back to the ranks of their tokens."""
-        layout = self.products.layout
-        what = "combine" if way == "forward" else "dispatch gradient"
-        steps = []
-        if layout.ep > 1:
-            steps.append(self._moved(f"ffn/unsort {way}", self.rows))
+    def _returned(self, what: str, way: str) -> list[Step]:
+        """Rows sent back to the ranks of their tokens."""
+        layout = self.linears.layout
+        steps = [self._moved(f"ffn/unsort {way}", self.rows)] if layout.ep > 1 else []
         if layout.etp > 1:
             steps.append(self._share(CollectiveKind.REDUCE_SCATTER, what))
         if layout.ep > 1:
-            steps.append(self._exchange(f"ffn/{what}"))
+            steps.append(self._exchange(what))
         return steps
 
-    def _exchange(self, label: str) -> Step:
-        kind = CollectiveKind.ALL_TO_ALL
-        # The rank with most to receive holds the others up, so all send as much as it receives.
+    def _exchange(self, what: str) -> Step:
+        # The rank with most to receive delays the others, so all send as much as it receives.
         rows = math.ceil(self.received_rows * self._copies_share)
-        size_bytes = rows * self.spec.model.hidden * self.dtype.size_bytes
-        collective = Collective(kind, size_bytes=size_bytes, dtype=self.dtype)
-        return Step(kind.value, f"{label} {kind.value}", collective=collective, slot=Slot.EXPERTS)
+        return self._communication(CollectiveKind.ALL_TO_ALL, what, rows, Slot.EXPERTS)
 
     @property
     def _copies_share(self) -> float:
-        """Copies of a token that travel, as a share of the experts it chose.
+        """Copies of a token that are sent, as a share of the experts it chose.
 
         Between hosts the network decides, and the copies inside a host are made there.
         """
-        layout, top_k = self.products.layout, self.spec.model.top_k
-        if not self.products.run.stack.has(FrameworkBehaviour.TOKENS_ONCE):
+        layout, top_k = self.linears.layout, self.spec.model.top_k
+        if not self.linears.run.stack.has(FrameworkBehaviour.TOKENS_ONCE):
             return 1.0
         places = layout.expert_hosts if layout.expert_hosts > 1 else layout.ep
-        return distinct_places(top_k, places) / top_k
+        # Places that top_k independent, even choices are expected to fall on.
+        return places * (1.0 - (1.0 - 1.0 / places) ** top_k) / top_k
 
     def _share(self, kind: CollectiveKind, what: str) -> Step:
-        size_bytes = self.rows * self.spec.model.hidden * self.dtype.size_bytes
-        collective = Collective(kind, size_bytes=size_bytes, dtype=self.dtype)
-        name = f"ffn/{what} {kind.value}"
-        return Step(kind.value, name, collective=collective, slot=Slot.EXPERT_TENSOR)
+        return self._communication(kind, what, self.rows, Slot.EXPERT_TENSOR)
+
+    def _communication(self, kind: CollectiveKind, what: str, rows: int, slot: Slot) -> Step:
+        dtype = self.linears.dtype
+        size_bytes = rows * self.spec.model.hidden * dtype.size_bytes
+        return communication(kind, f"ffn/{what}", size_bytes, dtype, slot)
 
     def _grouped(self, linear: Linear, label: str) -> Step:
-        op = self._product(linear.outputs, linear.inputs)
-        return Step("grouped_mm", f"{label} forward", (*self._cast(linear.inputs), op))
+        casts = self.linears.cast(self.rows * linear.inputs)
+        gemm = self._gemm(self._rows_per_expert, linear.outputs, linear.inputs)
+        return Step("grouped_mm", f"{label} forward", (*casts, gemm))
 
     def _grouped_backward(self, linear: Linear, label: str) -> list[Step]:
-        name = f"{label} backward"
-        weight = GroupedGemm(
-            groups=self.shape.held,
-            m=linear.outputs,
-            n=linear.inputs,
-            k=self._rows_of_expert,
-            dtype=self.products.product_dtype,
+        name, rows = f"{label} backward", self._rows_per_expert
+        kernels = (
+            *self.linears.cast(self.rows * linear.outputs),
+            self._gemm(rows, linear.inputs, linear.outputs),
+            self._gemm(linear.outputs, linear.inputs, rows),
         )
-        kernels: tuple[Op, ...] = (
-            *self._cast(linear.outputs),
-            self._product(linear.inputs, linear.outputs),
-            weight,
-        )
-        added = self.products.accumulate(self.shape.held * linear.parameters, name)
+        added = self.linears.accumulate(self.shape.held * linear.parameters, name)
         return [
             Step("GroupedMmBackward", name, kernels),
             *(replace(step, is_expert=True) for step in added),
         ]
 
     @property
-    def _rows_of_expert(self) -> int:
+    def _rows_per_expert(self) -> int:
         return max(1, -(-self.rows // self.shape.held))
 
-    def _product(self, n: int, k: int) -> GroupedGemm:
-        dtype = self.products.product_dtype
-        return GroupedGemm(self.shape.held, self._rows_of_expert, n, k, dtype)
+    def _gemm(self, m: int, n: int, k: int) -> GroupedGemm:
+        return GroupedGemm(self.shape.held, m, n, k, self.linears.gemm_dtype)
 
-    def _cast(self, width: int) -> tuple[Op, ...]:
-        return self.products.cast(self.rows * width)
+    def _activation(self, way: str) -> list[Step]:
+        elements, label = self.rows * self.shape.down.inputs, f"ffn/experts activation {way}"
+        return activation_steps(self.linears, elements, label, is_backward=way == "backward")
 
-    def _activation(self, label: str, *, is_backward: bool) -> list[Step]:
-        elements = self.rows * self.shape.down.inputs
-        return chains.activation_steps(self.products, elements, label, is_backward=is_backward)
-
-    def _chosen(self, label: str) -> Step:
-        """Scores over all experts, and which are the largest."""
-        size_bytes = self.products.split_tokens * self.spec.model.experts * DType.FP32.size_bytes
-        op = MemoryBound(
-            "softmax", 2 * size_bytes, size_bytes, DType.FP32, row_length=self.spec.model.experts
-        )
-        return Step("topk", label, (op,))
+    def _chosen(self, way: str) -> Step:
+        """Scores over all experts, and the choice of the largest."""
+        experts = self.spec.model.experts
+        scores = self.linears.split_tokens * experts
+        op = elementwise("softmax", scores, DType.FP32, reads=2, row_length=experts)
+        return Step("topk", f"ffn/router choice {way}", (op,))
 
     def _moved(self, label: str, rows: int) -> Step:
-        op = elementwise("embedding", rows * self.spec.model.hidden, self.dtype)
-        return Step("index_select", label, (op,))
+        elements = rows * self.spec.model.hidden
+        return pointwise("index_select", label, "embedding", elements, self.linears.dtype)
 
-    def _combined(self, label: str) -> Step:
-        """The weighted sum of what the experts of a token made, or its gradient."""
-        size_bytes = self.spec.model.hidden * self.dtype.size_bytes
-        many, few = self.sent_rows * size_bytes, self.products.split_tokens * size_bytes
-        op = MemoryBound("embedding", many, few, self.dtype)
-        if label.endswith("backward"):
-            op = MemoryBound("embedding", many + few, many, self.dtype)
-        return Step("index_add", label, (op,))
+    def _combined(self, way: str) -> Step:
+        """The weighted sum of the results of a token's experts, or its gradient."""
+        dtype = self.linears.dtype
+        row_bytes = self.spec.model.hidden * dtype.size_bytes
+        many, few = self.sent_rows * row_bytes, self.linears.split_tokens * row_bytes
+        read, write = (many, few) if way == "forward" else (many + few, many)
+        op = MemoryBound("embedding", read, write, dtype)
+        return Step("index_add", f"ffn/combine {way}", (op,))

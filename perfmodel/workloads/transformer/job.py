@@ -1,4 +1,4 @@
-"""The job of one Transformer iteration: a program a pipeline stage, shared by its ranks."""
+"""The job of one Transformer iteration: one program per pipeline stage, shared by its ranks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from perfmodel.graph.builder import JobBuilder, Tables
 from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import SoftwareStack
-from perfmodel.workloads.feeding import input_assumption
-from perfmodel.workloads.transformer.layout import ChosenLayout
-from perfmodel.workloads.transformer.run import TransformerRun
-from perfmodel.workloads.transformer.slots import add_groups
+from perfmodel.workloads.eager import host_assumptions
+from perfmodel.workloads.transformer.layout import add_groups
+from perfmodel.workloads.transformer.layout_choice import ChosenLayout
 from perfmodel.workloads.transformer.spec import (
     AdapterPlaces,
     Recompute,
@@ -21,17 +20,20 @@ from perfmodel.workloads.transformer.spec import (
     TransformerSpec,
 )
 from perfmodel.workloads.transformer.stage import StageParts, StageWriter
+from perfmodel.workloads.transformer.steps import TransformerRun
 
-_PLACES = {AdapterPlaces.ALL: "every product", AdapterPlaces.QKV: "queries, keys and values"}
+_PLACES = {AdapterPlaces.ALL: "every GEMM", AdapterPlaces.QKV: "queries, keys and values"}
+_RECOMPUTED = {
+    Recompute.FULL: "Every layer",
+    Recompute.ATTENTION: "The attention core",
+    Recompute.OPS: "All but the attention core and every second GEMM",
+}
 
 
 def build_transformer_job(
     spec: TransformerSpec, chosen: ChosenLayout, *, stack: SoftwareStack | None = None
 ) -> JobGraph:
-    """One iteration of *spec* in the layout that was *chosen*.
-
-    *stack* is what issues it, as a rule the one that *spec* names.
-    """
+    """One iteration of *spec* in the *chosen* layout, issued by *stack*, by default its own."""
     return next(_iter_jobs(spec, (chosen,), stack or load_stack(spec.stack)))
 
 
@@ -42,9 +44,9 @@ def build_shorter_jobs(
     stack: SoftwareStack,
     micro_batches: tuple[int, int],
 ) -> tuple[JobGraph, JobGraph]:
-    """The same with two other numbers of *micro_batches*, each beyond one.
+    """The same job with two other numbers of *micro_batches*, each above one.
 
-    What both do is made once.
+    Their common stretches are made once.
     """
     shorter = [
         replace(chosen, layout=replace(chosen.layout, micro_batches=count))
@@ -67,60 +69,43 @@ def _iter_jobs(
             for _ in range(layout.ranks_of_stage):
                 job.add_rank(program)
         add_groups(job, spec, layout)
-        yield job.build(_facts(spec, chosen))
+        source = f"specification: {spec.source}"
+        assumptions = tuple(_iter_assumptions(spec, chosen))
+        yield job.build(JobFacts(name=spec.name, source=source, assumptions=assumptions))
 
 
-def _recompute_sentence(spec: TransformerSpec) -> str:
-    what = {
-        Recompute.FULL: "Every layer",
-        Recompute.ATTENTION: "The attention core",
-        Recompute.OPS: "All but the attention core and every second product",
-    }[spec.training.recompute]
-    share = spec.training.recompute_fraction
-    where = "" if share == 1 else f", in {share:.0%} of the layers,"
-    return f"{what}{where} is computed again in the backward pass."
-
-
-def _routing_sentence(spec: TransformerSpec) -> str:
-    training = spec.training
-    how = "evenly" if training.routing is Routing.BALANCED else "by a power law"
-    kept = "none is dropped"
-    if training.capacity_factor is not None:
-        kept = f"beyond {training.capacity_factor:g} times the mean they are dropped"
-    return f"Tokens choose experts {how}; {kept}; every rank waits for the most loaded one."
-
-
-def _facts(spec: TransformerSpec, chosen: ChosenLayout) -> JobFacts:
+def _iter_assumptions(spec: TransformerSpec, chosen: ChosenLayout) -> Iterator[str]:
     layout, training = chosen.layout, spec.training
-    sentences = [
-        chosen.sentence,
-        input_assumption(spec.input),
-        "The host may run ahead of the GPU without limit; the queue of 1,024 launches is left out.",
-        f"Gradients are reduced in buckets of {format_size(training.bucket_size)}.",
-    ]
+    yield chosen.sentence
+    yield from host_assumptions(spec.input)
+    yield f"Gradients are reduced in buckets of {format_size(training.bucket_size)}."
     if layout.is_sequence_parallel:
-        sentences.append("Norms and residuals are split along the sequence over the tensor group.")
+        yield "Norms and residuals are split along the sequence over the tensor group."
     if layout.cp > 1:
-        sentences.append(f"{layout.cp} ranks share every sequence, two mirrored chunks each.")
+        yield f"{layout.cp} ranks share every sequence, two mirrored chunks each."
     if spec.model.has_experts:
-        sentences.append(_routing_sentence(spec))
+        how = "evenly" if training.routing is Routing.BALANCED else "by a power law"
+        kept = "none is dropped"
+        if training.capacity_factor is not None:
+            kept = f"tokens beyond {training.capacity_factor:g} times the mean are dropped"
+        yield f"Tokens choose experts {how}; {kept}; every rank waits for the most loaded one."
     if layout.pp > 1:
-        sentences.append("Pipeline stages run one forward, one backward.")
+        yield "Pipeline stages run one forward, one backward."
     if layout.interleaving > 1:
-        sentences.append(f"Every pipeline stage holds {layout.interleaving} runs of layers.")
+        yield f"Every pipeline stage holds {layout.interleaving} runs of layers."
     if training.recompute is not Recompute.NONE:
-        sentences.append(_recompute_sentence(spec))
+        share = training.recompute_fraction
+        where = "" if share == 1 else f", in {share:.0%} of the layers,"
+        what = _RECOMPUTED[training.recompute]
+        yield f"{what}{where} is recomputed in the backward pass."
     if spec.parallel.sharding.divides_weights:
-        sentences.append(
-            "Weights are gathered one layer ahead of use; at most two are held."
+        yield (
+            "Weights are gathered one layer ahead of use; at most two layers are held."
             if layout.pp == 1
             else "Weights are gathered before their first use and kept until the iteration ends."
         )
     if training.adapters_only:
-        sentences.append(
+        yield (
             f"Weights are frozen; adapters of rank {training.adapter_rank} beside "
             f"{_PLACES[training.adapter_places]} of a layer are trained."
         )
-    return JobFacts(
-        name=spec.name, source=f"specification: {spec.source}", assumptions=tuple(sentences)
-    )

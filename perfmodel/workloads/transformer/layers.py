@@ -2,269 +2,216 @@
 
 Norms, residuals and dropout of post-norm models are counted as those of
 pre-norm ones: the same kernels run in another order. Where chains of pointwise
-kernels are fused, a residual is added by the kernel of the norm behind it.
+kernels are fused, the kernel of the norm behind a residual adds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from perfmodel.graph.ops import Pass
+from perfmodel.graph.ops import MemoryBound, Pass
 from perfmodel.stacks.stack import Fusion
-from perfmodel.workloads.kernels import dropout, dropout_residual, elementwise
+from perfmodel.workloads.kernels import dropout
 from perfmodel.workloads.transformer import chains
+from perfmodel.workloads.transformer.attention import attention_steps
 from perfmodel.workloads.transformer.chains import norm_steps
-from perfmodel.workloads.transformer.core_attention import attention_steps
 from perfmodel.workloads.transformer.experts import ExpertSteps
-from perfmodel.workloads.transformer.products import ProductSteps
-from perfmodel.workloads.transformer.run import TransformerRun
-from perfmodel.workloads.transformer.schedule import Step
-from perfmodel.workloads.transformer.shapes import QKV, LayerShape, LayerShapes, Linear
+from perfmodel.workloads.transformer.linears import LinearSteps
+from perfmodel.workloads.transformer.shapes import QKV, LayerShapes
 from perfmodel.workloads.transformer.spec import Positions, Recompute
+from perfmodel.workloads.transformer.steps import PartSteps, Step, TransformerRun, pointwise
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What tells the layers of a model apart."""
+    """What distinguishes the layers of a model; layers of one kind have equal steps."""
 
     has_window: bool
     is_recomputed: bool
     is_expert: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSteps:
-    """The steps of a layer on one rank; *recompute* runs before *backward*.
-
-    *casts* turn weights into the format of products, as often as `StageWriter` finds necessary.
-    Layers of one *kind* have equal steps, labelled within the layer.
-    """
-
-    kind: LayerKind
-    casts: tuple[Step, ...]
-    forward: tuple[Step, ...]
-    recompute: tuple[Step, ...]
-    backward: tuple[Step, ...]
-
-
-class LayerKinds:
-    """The steps of every layer: equal ones are made once."""
-
-    def __init__(self, run: TransformerRun) -> None:
-        self._run = run
-        self._known: dict[LayerKind, LayerSteps] = {}
-
-    def steps(self, layer: int) -> LayerSteps:
-        """The steps of *layer* for one micro-batch."""
-        spec = self._run.spec
-        model = spec.model
-        kind = LayerKind(
-            model.has_window(layer), spec.training.recomputes(layer), model.is_expert_layer(layer)
-        )
-        if kind not in self._known:
-            self._known[kind] = _build(self._run, kind)
-        return self._known[kind]
-
-
-def _build(run: TransformerRun, kind: LayerKind) -> LayerSteps:
-    maker, again = _LayerMaker(run, kind), kind.is_recomputed
+def build_layer_steps(run: TransformerRun, kind: LayerKind) -> PartSteps:
+    """The steps of a layer of *kind* for one micro-batch, labelled within the layer."""
+    maker, way = _LayerMaker(run, kind), run.spec.training.recompute
     forward = maker.forward()
-    recompute: tuple[Step, ...] = ()
-    way = run.spec.training.recompute
-    if again and way is Recompute.FULL:
+    recompute: list[Step] = []
+    if kind.is_recomputed and way is Recompute.FULL:
         recompute = forward
-    elif again and way is Recompute.ATTENTION:
-        recompute = tuple(maker.attention(Pass.FORWARD))
-    elif again and way is Recompute.OPS:
-        recompute = maker.without_every_second_product()
-    return LayerSteps(kind, maker.casts(), forward, _labelled_again(recompute), maker.backward())
-
-
-def _labelled_again(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    return tuple(replace(step, label=f"recompute/{step.label}") for step in steps)
+    elif kind.is_recomputed and way is Recompute.ATTENTION:
+        recompute = maker.attention(Pass.FORWARD)
+    elif kind.is_recomputed and way is Recompute.OPS:
+        recompute = maker.without_every_second_gemm()
+    again = [replace(step, label=f"recompute/{step.label}") for step in recompute]
+    return PartSteps(tuple(forward), tuple(maker.backward()), tuple(maker.casts()), tuple(again))
 
 
 class _LayerMaker:
+    """Makes the steps of a layer of *kind*."""
+
     def __init__(self, run: TransformerRun, kind: LayerKind) -> None:
-        self._run, self._spec, self._has_window = run, run.spec, kind.has_window
+        self._run, self._model, self._has_window = run, run.spec.model, kind.has_window
         shapes = LayerShapes(run.spec.model, run.layout)
-        self._shape: LayerShape = shapes.of_experts if kind.is_expert else shapes.dense
-        self._products = ProductSteps(run, run.tokens)
+        self._shape = shapes.of_experts if kind.is_expert else shapes.dense
+        self._linears = LinearSteps(run, run.tokens)
+        self._elements = self._linears.split_tokens * self._model.hidden
         shape = self._shape.experts
-        self._experts = None if shape is None else ExpertSteps(self._products, shape)
+        self._experts = None if shape is None else ExpertSteps(self._linears, shape)
 
-    def casts(self) -> tuple[Step, ...]:
-        products = self._shape.products.items()
+    def casts(self) -> list[Step]:
+        """The casts of weights to the format of GEMMs."""
+        steps: list[Step] = []
+        for label, linear in self._shape.linears.items():
+            steps += self._linears.weight_casts(linear, label)
+        return steps + (self._experts.casts() if self._experts else [])
+
+    def forward(self) -> list[Step]:
+        """The forward pass."""
+        linears, shape = self._linears, self._shape
         steps = [
-            step
-            for label, linear in products
-            for step in self._products.weight_casts(linear, label)
-        ]
-        return (*steps, *(self._experts.casts() if self._experts else ()))
-
-    def forward(self) -> tuple[Step, ...]:
-        return (
             *self._until_core(),
             *self.attention(Pass.FORWARD),
-            *self._products.narrow(self._shape.projection, "attention/projection"),
+            *linears.row_parallel(shape.projection, "attention/projection"),
             *self._residual("attention"),
-            *norm_steps(self._products, "ffn/norm forward"),
+            *norm_steps(linears, "ffn/norm forward"),
             *(self._experts.forward() if self._experts else ()),
-            *self._feed_forward(),
-            *self._residual("ffn"),
-        )
+        ]
+        if shape.up is not None and shape.down is not None:
+            steps += [
+                *linears.column_parallel(shape.up, "ffn/up"),
+                *self._activation("forward"),
+                *linears.row_parallel(shape.down, "ffn/down"),
+                *self._add_shared("forward"),
+            ]
+        return steps + self._residual("ffn")
 
-    def without_every_second_product(self) -> tuple[Step, ...]:
-        products = self._products
-        again = self._shape.every_second(is_gated=self._spec.model.gated_ffn)
-        steps = self._until_core() if self._shape.latent else self._keys_again(again)
-        return (
+    def without_every_second_gemm(self) -> list[Step]:
+        """The forward pass until the down GEMM, without every second GEMM and the core."""
+        linears, shape = self._linears, self._shape
+        again = shape.every_second(is_gated=self._model.gated_ffn)
+        if shape.latent:
+            steps = self._until_core()
+        else:
+            steps = [
+                *norm_steps(linears, "attention/norm forward"),
+                *(linears.column_parallel(again[QKV], QKV) if QKV in again else ()),
+                *self._rotary("forward"),
+                *linears.row_parallel(shape.projection, "attention/projection"),
+            ]
+        return [
             *steps,
             *self._residual("attention"),
-            *norm_steps(products, "ffn/norm forward"),
+            *norm_steps(linears, "ffn/norm forward"),
             *(self._experts.without_down() if self._experts else ()),
-            *(products.wide(again["ffn/up"], "ffn/up") if "ffn/up" in again else ()),
-            *self._activation("ffn/activation forward", is_backward=False),
-        )
-
-    def _keys_again(self, again: Mapping[str, Linear]) -> list[Step]:
-        """What is computed again until the projection's output, *again* the products of it."""
-        products = self._products
-        return [
-            *norm_steps(products, "attention/norm forward"),
-            *(products.wide(again[QKV], QKV) if QKV in again else ()),
-            *self._rotary("attention/rotary forward", is_backward=False),
-            *products.narrow(again["attention/projection"], "attention/projection"),
+            *(linears.column_parallel(again["ffn/up"], "ffn/up") if "ffn/up" in again else ()),
+            *self._activation("forward"),
         ]
 
-    def backward(self) -> tuple[Step, ...]:
-        products, shape = self._products, self._shape
-        return (
-            *self._dropout_backward("ffn/dropout backward"),
-            *self._feed_forward_backward(),
+    def backward(self) -> list[Step]:
+        """The backward pass."""
+        linears, shape = self._linears, self._shape
+        steps = self._dropout("ffn", "backward")
+        if shape.up is not None and shape.down is not None:
+            steps += [
+                *linears.row_parallel_backward(shape.down, "ffn/down"),
+                *self._activation("backward"),
+                *linears.column_parallel_backward(shape.up, "ffn/up"),
+                *self._add_shared("backward"),
+            ]
+        steps += [
             *(self._experts.backward() if self._experts else ()),
             *self._norm_backward("ffn"),
-            *self._dropout_backward("attention/dropout backward"),
-            *products.narrow_backward(shape.projection, "attention/projection"),
+            *self._dropout("attention", "backward"),
+            *linears.row_parallel_backward(shape.projection, "attention/projection"),
             *self.attention(Pass.BACKWARD),
-            *self._rotary("attention/rotary backward", is_backward=True),
-            *self._qkv_backward(),
-            *self._norm_backward("attention"),
-        )
+            *self._rotary("backward"),
+        ]
+        if shape.keys is not None:
+            steps += linears.column_parallel_backward(shape.keys, "attention/keys")
+        steps += linears.column_parallel_backward(shape.qkv, QKV)
+        if shape.latent is not None:
+            steps += [
+                *linears.accumulate(shape.latent_norms, "attention/latent norms backward"),
+                *linears.replicated_backward(shape.latent, "attention/latent"),
+            ]
+        return steps + self._norm_backward("attention")
+
+    def attention(self, direction: Pass) -> list[Step]:
+        """The attention core."""
+        return attention_steps(self._run, direction, has_window=self._has_window)
 
     def _until_core(self) -> list[Step]:
         """From the input to queries, keys and values."""
-        products, latent = self._products, self._shape.latent
-        steps = norm_steps(products, "attention/norm forward")
-        if latent is not None:
-            steps += products.local(latent.down, "attention/latent")
-        steps += products.wide(self._shape.qkv, "attention/qkv")
-        if latent is not None:
-            steps += products.wide(latent.keys, "attention/keys")
-        return steps + self._rotary("attention/rotary forward", is_backward=False)
+        linears, shape = self._linears, self._shape
+        steps = norm_steps(linears, "attention/norm forward")
+        if shape.latent is not None:
+            steps += linears.replicated(shape.latent, "attention/latent")
+        steps += linears.column_parallel(shape.qkv, QKV)
+        if shape.keys is not None:
+            steps += linears.column_parallel(shape.keys, "attention/keys")
+        return steps + self._rotary("forward")
 
-    def _qkv_backward(self) -> list[Step]:
-        products, latent = self._products, self._shape.latent
-        steps = products.wide_backward(self._shape.qkv, "attention/qkv")
-        if latent is None:
-            return steps
-        return [
-            *products.wide_backward(latent.keys, "attention/keys"),
-            *steps,
-            *products.accumulate(latent.norms, "attention/latent norms backward"),
-            *products.local_backward(latent.down, "attention/latent"),
-        ]
-
-    def _feed_forward(self) -> list[Step]:
-        """The network that all tokens pass, if there is one."""
-        up, down = self._shape.up, self._shape.down
-        if up is None or down is None:
+    def _rotary(self, way: str) -> list[Step]:
+        if self._model.positions is not Positions.ROTARY:
             return []
-        return [
-            *self._products.wide(up, "ffn/up"),
-            *self._activation("ffn/activation forward", is_backward=False),
-            *self._products.narrow(down, "ffn/down"),
-            *self._add_shared("ffn/shared experts forward"),
-        ]
-
-    def _feed_forward_backward(self) -> list[Step]:
-        up, down = self._shape.up, self._shape.down
-        if up is None or down is None:
-            return []
-        return [
-            *self._products.narrow_backward(down, "ffn/down"),
-            *self._activation("ffn/activation backward", is_backward=True),
-            *self._products.wide_backward(up, "ffn/up"),
-            *self._add_shared("ffn/shared experts backward"),
-        ]
-
-    def _add_shared(self, label: str) -> list[Step]:
-        """What shared experts made, added to what the chosen ones made."""
-        return self._add(label) if self._experts is not None else []
-
-    def attention(self, direction: Pass) -> list[Step]:
-        return attention_steps(self._run, direction, has_window=self._has_window)
-
-    def _rotary(self, label: str, *, is_backward: bool) -> list[Step]:
-        if self._spec.model.positions is not Positions.ROTARY:
-            return []
-        products, width = self._products, self._spec.model.head_width
-        queries = products.tokens * self._shape.heads * width
-        keys = products.tokens * self._shape.kv_heads * width
-        if self._shape.latent is not None:
-            # Only the part beside each head turns, and all keys share one.
-            width = self._spec.model.rope_dim
-            queries, keys = products.tokens * self._shape.heads * width, products.tokens * width
+        linears, shape, label = self._linears, self._shape, f"attention/rotary {way}"
+        width, key_heads = self._model.head_width, shape.kv_heads
+        if shape.latent is not None:
+            # Only the part beside each head is rotated, and all keys share one.
+            width, key_heads = self._model.rope_dim, 1
+        sizes = [linears.tokens * heads * width for heads in (shape.heads, key_heads)]
+        is_backward = way == "backward"
         if self._run.fuses(Fusion.ROTARY):
             operator = "RotaryBackward" if is_backward else "rotary"
-            return [products.pointwise("rotary", label, elements=queries + keys, operator=operator)]
+            return [pointwise(operator, label, "rotary", sum(sizes), linears.dtype)]
         pieces = chains.ROTARY_BACKWARD if is_backward else chains.ROTARY
         return [
             step
-            for elements in (queries, keys)
-            for step in chains.chain_steps(pieces, label, elements=elements, dtype=products.dtype)
+            for elements in sizes
+            for step in chains.chain_steps(pieces, label, elements=elements, dtype=linears.dtype)
         ]
 
-    def _activation(self, label: str, *, is_backward: bool) -> list[Step]:
+    def _activation(self, way: str) -> list[Step]:
         if self._shape.down is None:
             return []
-        elements = self._products.tokens * self._shape.down.inputs
-        return chains.activation_steps(self._products, elements, label, is_backward=is_backward)
+        elements, label = self._linears.tokens * self._shape.down.inputs, f"ffn/activation {way}"
+        return chains.activation_steps(
+            self._linears, elements, label, is_backward=way == "backward"
+        )
 
-    @property
-    def _elements(self) -> int:
-        return self._products.split_tokens * self._spec.model.hidden
-
-    def _dropout_backward(self, label: str) -> list[Step]:
-        if not self._spec.model.dropout:
+    def _dropout(self, where: str, way: str) -> list[Step]:
+        if not self._model.dropout:
             return []
-        op = dropout(self._elements, self._products.dtype, is_backward=True)
-        return [Step("DropoutBackward", label, (op,))]
+        is_backward = way == "backward"
+        op = dropout(self._elements, self._run.dtype, is_backward=is_backward)
+        operator = "DropoutBackward" if is_backward else "dropout"
+        return [Step(operator, f"{where}/dropout {way}", (op,))]
 
     def _residual(self, where: str) -> list[Step]:
-        dtype, label = self._products.dtype, f"{where}/residual forward"
-        has_dropout = self._spec.model.dropout
-        if has_dropout and self._run.fuses(Fusion.DROPOUT_RESIDUAL):
-            return [Step("dropout_residual", label, (dropout_residual(self._elements, dtype),))]
-        steps = []
-        if has_dropout:
-            op = dropout(self._elements, dtype, is_backward=False)
-            steps.append(Step("dropout", f"{where}/dropout forward", (op,)))
-        return steps + self._add(label)
+        label = f"{where}/residual forward"
+        if self._model.dropout and self._run.fuses(Fusion.DROPOUT_RESIDUAL):
+            # The mask is one byte per number.
+            size_bytes = self._elements * self._run.dtype.size_bytes
+            written_bytes = size_bytes + self._elements
+            op = MemoryBound("dropout_residual", 2 * size_bytes, written_bytes, self._run.dtype)
+            return [Step("dropout_residual", label, (op,))]
+        return self._dropout(where, "forward") + self._add(label)
 
     def _norm_backward(self, where: str) -> list[Step]:
         label = f"{where}/norm backward"
         return [
-            *norm_steps(self._products, label, is_backward=True),
-            *self._products.accumulate(self._shape.norm, label),
+            *norm_steps(self._linears, label, is_backward=True),
+            *self._linears.accumulate(self._shape.norm, label),
             *self._add(f"{where}/residual backward"),
         ]
 
+    def _add_shared(self, way: str) -> list[Step]:
+        """Add the results of shared experts to those of the chosen ones."""
+        return [] if self._experts is None else self._add(f"ffn/shared experts {way}")
+
     def _add(self, label: str) -> list[Step]:
-        """The addition of a residual, where no norm does it on the way."""
+        """The addition of a residual, unless a norm does it."""
         if self._run.fuses(Fusion.ELEMENTWISE):
             return []
         dtype = self._run.residual_dtype
-        kernel = elementwise("residual_add", self._elements, dtype, reads=2)
-        return [Step("add", label, (kernel,))]
+        return [pointwise("add", label, "residual_add", self._elements, dtype, reads=2)]

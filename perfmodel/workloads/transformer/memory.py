@@ -8,13 +8,12 @@ and grouped-query layers.
 
 from __future__ import annotations
 
-from perfmodel.base.dtypes import DType
 from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.stacks.stack import Fusion, SoftwareStack
-from perfmodel.workloads.optimizers import STATES
-from perfmodel.workloads.transformer.placement import Layout
-from perfmodel.workloads.transformer.routing import routed_rows
-from perfmodel.workloads.transformer.schedule import turns_ahead
+from perfmodel.workloads.kernels import FP32_BYTES, STATES
+from perfmodel.workloads.transformer.experts import routed_rows
+from perfmodel.workloads.transformer.layout import Layout, has_separate_experts
+from perfmodel.workloads.transformer.pipeline import turns_ahead
 from perfmodel.workloads.transformer.shapes import (
     ExpertShape,
     LayerShape,
@@ -23,7 +22,6 @@ from perfmodel.workloads.transformer.shapes import (
     stage_expert_parameters,
     stage_parameters,
 )
-from perfmodel.workloads.transformer.slots import has_experts_apart
 from perfmodel.workloads.transformer.spec import (
     AttentionKernel,
     Positions,
@@ -31,7 +29,6 @@ from perfmodel.workloads.transformer.spec import (
     TransformerSpec,
 )
 
-_FP32_BYTES = DType.FP32.size_bytes
 _GATHERED_LAYERS = 2
 _FRAGMENTED_RATIO = 0.2
 """What lies idle between activations, and what a backward pass holds for a moment: read off runs
@@ -76,7 +73,7 @@ def _stage_memory(
     training, sharding = spec.training, spec.parallel.sharding
     held = stage_parameters(spec.model, layout, stage=stage)
     experts = stage_expert_parameters(spec.model, layout, stage=stage)
-    if not has_experts_apart(spec, layout):
+    if not has_separate_experts(spec, layout):
         held, experts = held + experts, 0
     trained = _trained_parameters(spec, layout, stage, held)
     shares = layout.shard_ranks
@@ -135,25 +132,24 @@ def _state_bytes_per_element(spec: TransformerSpec) -> int:
     training = spec.training
     if training.optimizer == "none":
         return 0
-    has_master = training.weight_dtype.size_bytes < _FP32_BYTES
-    return (has_master + STATES[training.optimizer]) * _FP32_BYTES
+    has_master = training.weight_dtype.size_bytes < FP32_BYTES
+    return (has_master + STATES[training.optimizer]) * FP32_BYTES
 
 
 def _cast_bytes(spec: TransformerSpec, layout: Layout, stage: int) -> int:
     """Copies of weights that live from the forward to the backward pass."""
     training = spec.training
-    if not (training.product_dtype.is_quantised or training.is_autocast):
+    if not (training.gemm_dtype.is_quantised or training.is_autocast):
         return 0
     shapes = LayerShapes(spec.model, layout).of_stage(layout, stage)
     if spec.parallel.sharding.divides_weights and layout.pp == 1:
         shapes = shapes[-_GATHERED_LAYERS:]
     elements = sum(
-        sum(linear.inputs * linear.outputs for linear in shape.products.values())
-        + sum(shape.expert_tensors)
+        sum(linear.weight for linear in shape.linears.values()) + sum(shape.expert_tensors)
         for shape in shapes
     )
-    if training.product_dtype.is_quantised:
-        return training.product_dtype.bytes_of(elements) * (1 if training.adapters_only else 2)
+    if training.gemm_dtype.is_quantised:
+        return training.gemm_dtype.bytes_of(elements) * (1 if training.adapters_only else 2)
     return elements * training.precision.size_bytes
 
 
@@ -205,13 +201,13 @@ def layer_activation_bytes(
     shapes = LayerShapes(model, layout)
     shape = shapes.of_experts if is_expert else shapes.dense
     tokens = layout.micro_batch * spec.sequence_length // layout.cp
-    residual = _FP32_BYTES if spec.training.is_autocast else size
+    residual = FP32_BYTES if spec.training.is_autocast else size
     numbers = tokens * model.hidden
     share = layout.tp if layout.is_sequence_parallel else 1
     if recompute is Recompute.FULL:
         return numbers * residual // share
     # What a product reads is kept in the product's format, what it writes in the activations'.
-    dtype = spec.training.product_dtype
+    dtype = spec.training.gemm_dtype
     # Inputs of both norms, of the qkv and of the up product.
     whole = 2 * residual * numbers + 2 * dtype.bytes_of(numbers)
     if model.dropout:
@@ -238,7 +234,7 @@ def _routed_bytes(spec: TransformerSpec, layout: Layout, shape: ExpertShape) -> 
     tokens //= layout.tp if layout.is_sequence_parallel else 1
     rows = routed_rows(spec, tokens=tokens, ep=layout.ep) * layout.etp
     # Inputs of both products in their format, the output of the first in the activations'.
-    kept = spec.training.product_dtype.bytes_of(rows * (shape.up.inputs + shape.down.inputs))
+    kept = spec.training.gemm_dtype.bytes_of(rows * (shape.up.inputs + shape.down.inputs))
     return kept + rows * shape.up.outputs * spec.training.precision.size_bytes
 
 
@@ -262,7 +258,7 @@ def _score_bytes(spec: TransformerSpec, layout: Layout, recompute: Recompute) ->
     heads = spec.model.heads // layout.tp
     is_unfused = spec.training.attention is AttentionKernel.UNFUSED
     if not is_unfused or recompute is not Recompute.NONE:
-        return _FP32_BYTES * layout.micro_batch * heads * spec.sequence_length // layout.cp
+        return FP32_BYTES * layout.micro_batch * heads * spec.sequence_length // layout.cp
     size = spec.training.precision.size_bytes
     a_pair = size + (size + 1 if spec.model.dropout else 0)
     return a_pair * layout.micro_batch * heads * spec.sequence_length**2
@@ -285,5 +281,5 @@ def _logit_bytes(
     tokens = layout.micro_batch * spec.predicted_tokens // layout.cp
     is_fused = stack is None or stack.fuses(Fusion.CROSS_ENTROPY)
     copies = _FUSED_LOSS_COPIES if is_fused else _LOSS_COPIES
-    a_logit = spec.training.precision.size_bytes + copies * _FP32_BYTES
+    a_logit = spec.training.precision.size_bytes + copies * FP32_BYTES
     return tokens * -(-spec.model.vocab // layout.tp) * a_logit

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from perfmodel.workloads.transformer.placement import Layout
+from perfmodel.workloads.kernels import Linear
+from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.spec import (
     AdapterPlaces,
     Head,
@@ -21,35 +22,8 @@ _BEFORE_CORE = ("attention/latent", QKV, "attention/keys")
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """A fully connected layer as one rank has it; *bias* counts its elements."""
-
-    inputs: int
-    outputs: int
-    bias: int = 0
-
-    @property
-    def parameters(self) -> int:
-        """Elements of weight and bias."""
-        return self.inputs * self.outputs + self.bias
-
-    def adapter_parameters(self, rank: int) -> int:
-        """Elements of the two products of inner width *rank* that are trained beside it."""
-        return rank * (self.inputs + self.outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class LatentShape:
-    """What makes latent vectors, whole on every rank, and what makes keys and values of them."""
-
-    down: Linear
-    keys: Linear
-    norms: int
-
-
-@dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """The router, whole on every rank, and both products of each of the *held* experts."""
+    """The router, whole on every rank, and both GEMMs of each of the *held* experts."""
 
     router: Linear
     up: Linear
@@ -59,11 +33,12 @@ class ExpertShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """One layer as one of *tp* ranks has it.
+    """One layer as one rank of a tensor group has it.
 
-    The first of each pair of products is split by outputs, the second by
-    inputs, so that a bias of the second is whole on every rank. In a layer of
-    experts *up* and *down* are those of the shared ones, if there are any.
+    The first of each pair of GEMMs is split by outputs, the second by inputs, so that a bias of
+    the second is whole on every rank. In a layer of experts *up* and *down* are those of the
+    shared experts, if there are any. In latent attention *latent* makes the latent vectors, whole
+    on every rank, and *keys* makes keys and values from them.
     """
 
     qkv: Linear
@@ -73,21 +48,18 @@ class LayerShape:
     norm: int
     heads: int
     kv_heads: int
-    latent: LatentShape | None = None
+    latent: Linear | None = None
+    keys: Linear | None = None
+    latent_norms: int = 0
     experts: ExpertShape | None = None
 
     @property
-    def parameters(self) -> int:
-        """Elements a rank holds of one layer, both norms included, experts aside."""
-        return sum(self.tensors)
-
-    @property
-    def products(self) -> dict[str, Linear]:
-        """The products that a tensor group shares or repeats, by label; those of experts aside."""
+    def linears(self) -> dict[str, Linear]:
+        """The GEMMs that a tensor group shares or repeats, by label, without those of experts."""
         named = {
-            "attention/latent": self.latent.down if self.latent else None,
+            "attention/latent": self.latent,
             QKV: self.qkv,
-            "attention/keys": self.latent.keys if self.latent else None,
+            "attention/keys": self.keys,
             "attention/projection": self.projection,
             "ffn/router": self.experts.router if self.experts else None,
             "ffn/up": self.up,
@@ -96,14 +68,14 @@ class LayerShape:
         return {label: linear for label, linear in named.items() if linear is not None}
 
     def every_second(self, *, is_gated: bool) -> dict[str, Linear]:
-        """Products that are computed again where every second one is kept, experts aside.
+        """GEMMs that are recomputed where every second one is kept, without those of experts.
 
-        Models with a gate issue queries, keys, values, projection, gate, up and down one by one;
-        others join the first three, and nobody needs their last one again. Latent attention
-        computes everything before its core again.
+        Models with a gate issue queries, keys, values, projection, gate, up and down one by one.
+        Others issue the first three as one, and their last one is never needed again. Latent
+        attention recomputes everything before its core.
         """
         if self.latent is not None:
-            again = {name: one for name, one in self.products.items() if name in _BEFORE_CORE}
+            again = {name: one for name, one in self.linears.items() if name in _BEFORE_CORE}
         else:
             again = {"attention/projection": self.projection}
         if is_gated and self.latent is None:
@@ -114,10 +86,17 @@ class LayerShape:
 
     @property
     def attention_outputs(self) -> int:
-        """Numbers a token that attention's products write before its core."""
-        if self.latent is None:
-            return self.qkv.outputs
-        return self.latent.down.outputs + self.qkv.outputs + self.latent.keys.outputs
+        """Numbers per token that the GEMMs of attention write before its core."""
+        return sum(one.outputs for one in (self.latent, self.qkv, self.keys) if one is not None)
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Elements of every weight, bias and norm of the layer, without its experts."""
+        linears = self.linears.values()
+        weights = [linear.weight for linear in linears]
+        biases = [linear.bias for linear in linears if linear.bias]
+        latent = (self.latent_norms,) if self.latent else ()
+        return (*weights, *biases, *latent, self.norm, self.norm)
 
     @property
     def expert_tensors(self) -> tuple[int, ...]:
@@ -129,26 +108,17 @@ class LayerShape:
 
     @property
     def all_parameters(self) -> int:
-        """Elements a rank holds of one layer, its experts included."""
-        return self.parameters + sum(self.expert_tensors)
+        """Elements that a rank holds of one layer, its experts included."""
+        return sum(self.tensors) + sum(self.expert_tensors)
 
     def adapter_tensors(self, training: TrainingSection) -> tuple[int, ...]:
         """Elements of every adapter of the layer."""
         return tuple(
             training.adapter_rank * width
-            for label, product in self.products.items()
+            for label, linear in self.linears.items()
             if has_adapter(training, label)
-            for width in (product.inputs, product.outputs)
+            for width in (linear.inputs, linear.outputs)
         )
-
-    @property
-    def tensors(self) -> tuple[int, ...]:
-        """Elements of every weight, bias and norm of the layer."""
-        products = self.products.values()
-        weights = [product.inputs * product.outputs for product in products]
-        biases = [product.bias for product in products if product.bias]
-        latent = (self.latent.norms,) if self.latent else ()
-        return (*weights, *biases, *latent, self.norm, self.norm)
 
 
 def _part(linear: Linear, outputs: int) -> Linear:
@@ -156,7 +126,7 @@ def _part(linear: Linear, outputs: int) -> Linear:
 
 
 def has_adapter(training: TrainingSection, label: str) -> bool:
-    """Whether an adapter is trained beside the product called *label*."""
+    """Whether an adapter is trained beside the GEMM called *label*."""
     is_everywhere = training.adapter_places is AdapterPlaces.ALL
     return training.adapters_only and (is_everywhere or label == QKV)
 
@@ -166,49 +136,35 @@ def layer_shape(
     model: ModelSection, *, tp: int, ep: int = 1, etp: int = 1, is_expert: bool = False
 ) -> LayerShape:
     """The shape of one layer, of experts or dense, on one of *tp* ranks."""
-    heads = model.heads // tp
-    latent = _latent_shape(model, heads) if model.kv_lora_rank else None
-    kv_heads = heads if latent else max(1, model.key_heads // tp)
+    hidden, heads = model.hidden, model.heads // tp
+    kv_rank, q_rank = model.kv_lora_rank or 0, model.q_lora_rank or 0
+    kv_heads = heads if kv_rank else max(1, model.key_heads // tp)
     ffn = (model.shared_experts * model.expert_ffn if is_expert else model.ffn) // tp
-    qkv = _linear(model, model.hidden, (heads + 2 * kv_heads) * model.head_width)
-    if latent:
-        qkv = _linear(model, model.q_lora_rank or model.hidden, heads * model.query_width)
-    up, down = _feed_forward(model, ffn)
+
+    def linear(inputs: int, outputs: int) -> Linear:
+        return Linear(inputs, outputs, outputs if model.bias else 0)
+
+    def feed_forward(width: int) -> tuple[Linear, Linear]:
+        return linear(hidden, 2 * width if model.gated_ffn else width), linear(width, hidden)
+
+    qkv = linear(hidden, (heads + 2 * kv_heads) * model.head_width)
+    if kv_rank:
+        qkv = linear(q_rank or hidden, heads * model.query_width)
+    up, down = feed_forward(ffn)
+    router = linear(hidden, model.experts)
+    experts = ExpertShape(router, *feed_forward(model.expert_ffn // etp), model.experts // ep)
     return LayerShape(
         qkv=qkv,
-        projection=_linear(model, heads * model.head_width, model.hidden),
+        projection=linear(heads * model.head_width, hidden),
         up=up if ffn else None,
         down=down if ffn else None,
         norm=norm_parameters(model),
         heads=heads,
         kv_heads=kv_heads,
-        latent=latent,
-        experts=_expert_shape(model, ep, etp) if is_expert else None,
-    )
-
-
-def _linear(model: ModelSection, inputs: int, outputs: int) -> Linear:
-    return Linear(inputs, outputs, outputs if model.bias else 0)
-
-
-def _feed_forward(model: ModelSection, ffn: int) -> tuple[Linear, Linear]:
-    """Both products of a feed-forward network of width *ffn*."""
-    up = _linear(model, model.hidden, 2 * ffn if model.gated_ffn else ffn)
-    return up, _linear(model, ffn, model.hidden)
-
-
-def _expert_shape(model: ModelSection, ep: int, etp: int) -> ExpertShape:
-    up, down = _feed_forward(model, model.expert_ffn // etp)
-    router = _linear(model, model.hidden, model.experts)
-    return ExpertShape(router, up, down, held=model.experts // ep)
-
-
-def _latent_shape(model: ModelSection, heads: int) -> LatentShape:
-    keys, queries = model.kv_lora_rank or 0, model.q_lora_rank or 0
-    return LatentShape(
-        down=_linear(model, model.hidden, queries + keys + model.rope_dim),
-        keys=_linear(model, keys, 2 * heads * model.head_width),
-        norms=queries + keys,
+        latent=linear(hidden, q_rank + kv_rank + model.rope_dim) if kv_rank else None,
+        keys=linear(kv_rank, 2 * heads * model.head_width) if kv_rank else None,
+        latent_norms=q_rank + kv_rank,
+        experts=experts if is_expert else None,
     )
 
 
@@ -233,11 +189,10 @@ class LayerShapes:
         return [self.of(layer) for run in runs for layer in run]
 
     def total(self, layout: Layout, stage: int, count: Callable[[LayerShape], int]) -> int:
-        """What *count* says of all layers of *stage*; equal layers are asked once."""
+        """The sum of *count* over all layers of *stage*; equal layers are counted once."""
         shapes = self.of_stage(layout, stage)
-        of_experts = sum(shape is self.of_experts for shape in shapes)
-        dense = len(shapes) - of_experts
-        return of_experts * count(self.of_experts) + (dense and dense * count(self.dense))
+        experts = sum(shape is self.of_experts for shape in shapes)
+        return experts * count(self.of_experts) + (len(shapes) - experts) * count(self.dense)
 
 
 def norm_parameters(model: ModelSection) -> int:
@@ -256,11 +211,11 @@ def embedding_parameters(model: ModelSection, *, tp: int) -> int:
 
 
 def head_parameters(model: ModelSection, *, tp: int) -> int:
-    """Elements a rank holds of what turns vectors into logits, a tied weight aside."""
+    """Elements a rank holds of what turns vectors into logits, without a tied weight."""
     vocab = -(-model.vocab // tp)
     elements = 0 if model.tied_embeddings else vocab * model.hidden
     if model.head is Head.MASKED_TOKENS:
-        # A dense layer, its norm, and a bias of the tied product.
+        # A dense layer, its norm, and a bias of the tied weight.
         elements += model.hidden * (model.hidden + 1) + norm_parameters(model) + vocab
     else:
         elements += norm_parameters(model)
@@ -270,43 +225,18 @@ def head_parameters(model: ModelSection, *, tp: int) -> int:
 
 
 def multiplied_parameters(model: ModelSection) -> int:
-    """Weights of one layer that a token is multiplied with, of experts the chosen ones."""
+    """Weights of one layer that multiply a token; of experts the chosen ones."""
     shape = layer_shape(model, tp=1, is_expert=model.has_experts)
-    products = sum(linear.inputs * linear.outputs for linear in shape.products.values())
+    weights = sum(linear.weight for linear in shape.linears.values())
     if shape.experts is None:
-        return products
-    chosen = (shape.experts.up, shape.experts.down)
-    return products + model.top_k * sum(one.inputs * one.outputs for one in chosen)
-
-
-def parameter_count(model: ModelSection) -> int:
-    """Parameters of the whole model."""
-    whole = LayerShapes(model, Layout(tp=1, pp=1, dp=1, micro_batch=1, micro_batches=1))
-    return (
-        embedding_parameters(model, tp=1)
-        + sum(whole.of(layer).all_parameters for layer in range(model.layers))
-        + head_parameters(model, tp=1)
-    )
-
-
-def active_parameter_count(model: ModelSection) -> int:
-    """Parameters that one token passes through.
-
-    Of a table that is only looked up a token reads one row, and the table is left out.
-    """
-    looked_up = 0 if model.tied_embeddings else model.vocab * model.hidden
-    count = parameter_count(model) - looked_up
-    if not model.has_experts:
-        return count
-    shape = layer_shape(model, tp=1, is_expert=True)
-    idle = sum(shape.expert_tensors) * (model.experts - model.top_k) // model.experts
-    return count - (model.layers - model.dense_layers) * idle
+        return weights
+    return weights + model.top_k * (shape.experts.up.weight + shape.experts.down.weight)
 
 
 def end_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
     """Elements a rank of pipeline *stage* holds outside layers.
 
-    A tied weight stands on the first and on the last stage.
+    The first and the last stage both hold a tied weight.
     """
     tp, elements = layout.tp, 0
     if stage == 0:
@@ -319,8 +249,8 @@ def end_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
 
 
 def stage_parameters(model: ModelSection, layout: Layout, *, stage: int) -> int:
-    """Elements a rank of pipeline *stage* holds, those of routed experts aside."""
-    of_layers = LayerShapes(model, layout).total(layout, stage, lambda shape: shape.parameters)
+    """Elements a rank of pipeline *stage* holds, without those of routed experts."""
+    of_layers = LayerShapes(model, layout).total(layout, stage, lambda shape: sum(shape.tensors))
     return of_layers + end_parameters(model, layout, stage=stage)
 
 

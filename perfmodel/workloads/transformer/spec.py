@@ -348,8 +348,8 @@ class TrainingSection(Section):
     capacity_factor: Number | None = None
 
     @property
-    def product_dtype(self) -> DType:
-        """What products inside layers are computed in."""
+    def gemm_dtype(self) -> DType:
+        """The format that GEMMs inside layers are computed in."""
         return self.compute or self.precision
 
     @property

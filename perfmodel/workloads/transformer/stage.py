@@ -10,26 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.builder import Dependency, ProgramBuilder
+from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.ops import Pass
-from perfmodel.graph.program import LaneKind, Program
+from perfmodel.graph.program import Program
 from perfmodel.stacks.stack import FrameworkBehaviour, Overlap
-from perfmodel.workloads.eager import EagerWriter, Stream, issuing_under
-from perfmodel.workloads.feeding import feed_batch
-from perfmodel.workloads.reduction import BucketFill, GradientReduction, Replicas
+from perfmodel.workloads.eager import EagerWriter, OpenLane, feed_batch
 from perfmodel.workloads.repetition import KnownStretches, Repetition, Stateful
+from perfmodel.workloads.transformer.data_parallel import (
+    LayerGathering,
+    Reductions,
+    UpdateWriter,
+    build_reduction,
+)
 from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
-from perfmodel.workloads.transformer.finishing import FinishWriter
-from perfmodel.workloads.transformer.gathering import LayerGathering, WeightsReady
-from perfmodel.workloads.transformer.layers import LayerKind, LayerKinds
-from perfmodel.workloads.transformer.run import TransformerRun
-from perfmodel.workloads.transformer.schedule import Step, StepWriter, Turn, build_schedule
+from perfmodel.workloads.transformer.layers import LayerKind, build_layer_steps
+from perfmodel.workloads.transformer.layout import Slot
+from perfmodel.workloads.transformer.pipeline import Transfers, Turn, build_schedule
 from perfmodel.workloads.transformer.shapes import LayerShapes, end_parameters
-from perfmodel.workloads.transformer.slots import Slot
 from perfmodel.workloads.transformer.spec import ContextKind
-from perfmodel.workloads.transformer.transfers import Transfers
+from perfmodel.workloads.transformer.steps import PartSteps, Step, StepWriter, TransformerRun
 
 _ROOT = "embedding and head"
 _LAYER = "layer "
@@ -55,49 +55,30 @@ class _LayerNaming:
 
 
 class StageParts:
-    """What all stages of runs are made of, and what was written of them before.
+    """What all stages of runs are made of, and the stretches that were written of them before.
 
     The runs differ in the number of micro-batches only, and none has just one.
     """
 
     def __init__(self, run: TransformerRun) -> None:
-        self.layers = LayerKinds(run)
+        self._run = run
+        self._layers: dict[LayerKind, PartSteps] = {}
         self.embedding = build_embedding_steps(run)
         self.head = build_head_steps(run)
-        self.known = KnownStretches()
-        self._number_of_kinds: dict[tuple[LayerKind, ...], int] = {}
+        self.known: KnownStretches = {}
 
-    def number_of_kinds(self, layers: Sequence[int]) -> int:
-        """The same number for *layers* that are of the same kinds, one by one."""
-        kinds = tuple([self.layers.steps(number).kind for number in layers])
-        return self._number_of_kinds.setdefault(kinds, len(self._number_of_kinds))
+    def kind(self, layer: int) -> LayerKind:
+        """What *layer* has in common with others of equal steps."""
+        model, training = self._run.spec.model, self._run.spec.training
+        return LayerKind(
+            model.has_window(layer), training.recomputes(layer), model.is_expert_layer(layer)
+        )
 
-
-@dataclass(slots=True)
-class _Reductions:
-    """Reductions over one set of ranks: of the last micro-batch, of earlier ones, and the active.
-
-    *ready* knows the kernels that use the weights whose gradients these are.
-    """
-
-    ready: WeightsReady
-    last: GradientReduction | None = None
-    early: GradientReduction | None = None
-    active: GradientReduction | None = None
-
-    def note(self, elements: int, part: str) -> None:
-        """Put gradients of *part* that were just made into the bucket being filled."""
-        if self.active is None:
-            return
-        if self.active is self.last:
-            self.ready.note_bucket(part, self.active.fill.closed)
-        self.active.add(elements)
-
-    def finish(self) -> None:
-        """Reduce what is left."""
-        for reduction in (self.early, self.last):
-            if reduction is not None:
-                reduction.finish()
+    def layer(self, kind: LayerKind) -> PartSteps:
+        """The steps of layers of *kind*, made once."""
+        if kind not in self._layers:
+            self._layers[kind] = build_layer_steps(self._run, kind)
+        return self._layers[kind]
 
 
 class StageWriter:
@@ -106,97 +87,85 @@ class StageWriter:
     def __init__(
         self, program: ProgramBuilder, run: TransformerRun, parts: StageParts, *, stage: int
     ) -> None:
-        self._run = run
         spec, layout = run.spec, run.layout
-        self._program, self._spec, self._layout = program, spec, layout
+        self._run, self._spec, self._layout, self._parts = run, spec, layout, parts
         self._stage = stage
-        self._is_first, self._is_last = stage == 0, stage == layout.pp - 1
         self._runs = layout.layer_runs(spec.model.layers, stage=stage)
-        self._layer_count = sum(len(run) for run in self._runs)
-        self._turns = build_schedule(
-            stage=stage,
-            stages=layout.pp,
-            micro_batches=layout.micro_batches,
-            runs=layout.interleaving,
-        )
-        self._layers, self._embedding, self._head = parts.layers, parts.embedding, parts.head
-        self._kinds = [parts.number_of_kinds(layers) for layers in self._runs]
+        self._kind_of = {number: parts.kind(number) for layers in self._runs for number in layers}
         self._shapes = LayerShapes(spec.model, layout)
         self._root_size = end_parameters(spec.model, layout, stage=stage)
         self._trained_root = 0 if spec.training.adapters_only else self._root_size
-        self._writer = EagerWriter(program, issuing_under(run.stack))
+        self._writer = EagerWriter(program, run.stack)
         self._steps = StepWriter(self._writer, self._add_group_streams())
-        self._data = self._add_stream("data stream") if layout.weight_copies > 1 else None
+        data = self._writer.add_stream("data stream") if layout.weight_copies > 1 else None
         self._transfers = Transfers(run, self._writer, self._steps, stage=stage)
-        self._ready = WeightsReady()
-        self._dense = _Reductions(self._ready)
-        self._experts = _Reductions(WeightsReady(first_task=self._ready.first_task))
+        self._first_task: dict[str, int] = {}
+        self._dense, self._experts = Reductions(self._first_task), Reductions(self._first_task)
+        if run.has_separate_experts and layout.expert_copies > 1:
+            stream = self._writer.add_stream("expert data stream")
+            self._add_reductions(self._experts, stream, Slot.EXPERT_DATA)
         self._gathering: LayerGathering | None = None
-        self._build_sharing()
+        if data is not None:
+            self._add_reductions(self._dense, data, Slot.DATA)
+            if spec.parallel.sharding.divides_weights:
+                self._gathering = LayerGathering(
+                    self._writer,
+                    data,
+                    run.dtype,
+                    is_ahead=run.overlaps(Overlap.PARAMETER_GATHER),
+                    is_kept=layout.pp > 1,
+                    is_copied=run.stack.has(FrameworkBehaviour.COPIED_GATHERS),
+                )
         self._cast_layers: set[int] = set()
         states: list[Stateful] = [self._writer, self._steps]
-        if self._gathering is not None:
-            states.append(self._gathering)
+        states += [self._gathering] if self._gathering is not None else []
         self._repetition = Repetition(program, states, parts.known)
 
     def write(self) -> Program:
         """The program."""
-        writer = self._writer
-        if self._is_first or self._is_last:
-            sequences = self._layout.micro_batch * self._layout.micro_batches
-            tokens = sequences * self._spec.sequence_length // self._layout.cp
-            size_bytes = tokens * DType.INT64.size_bytes
-            feed_batch(writer, self._program, section=self._spec.input, size_bytes=size_bytes)
-        finish = FinishWriter(writer, self._run)
-        layers = [number for run in self._runs for number in run]
-        groups = [self._tensors(number) for number in layers]
-        groups += [(self._trained_root,)] if self._trained_root else []
-        experts = [tensors for number in layers if (tensors := self._expert_tensors(number))]
-        first_task = finish.zero_gradients(groups, experts)
-        for turn in self._turns:
+        writer, layout = self._writer, self._layout
+        is_end = self._stage in (0, layout.pp - 1)
+        if is_end:
+            sequences = layout.micro_batch * layout.micro_batches
+            tokens = sequences * self._spec.sequence_length // layout.cp
+            feed_batch(writer, self._spec.input, [tokens * DType.INT64.size_bytes])
+        root = [(self._trained_root,)] if self._trained_root else []
+        groups = [*map(self._tensors, self._kind_of), *root]
+        experts = []
+        if self._run.has_separate_experts:
+            shapes = map(self._shapes.of, self._kind_of)
+            experts = [shape.expert_tensors for shape in shapes if shape.expert_tensors]
+        update = UpdateWriter(writer, self._run, groups, experts)
+        first_task = update.zero_gradients()
+        for turn in build_schedule(
+            stage=self._stage,
+            stages=layout.pp,
+            micro_batches=layout.micro_batches,
+            runs=layout.interleaving,
+        ):
             self._take(turn)
-        if self._is_first or self._is_last:
-            finish.reduce_tied_weight(is_sole_end=self._is_first and self._is_last)
+        if is_end:
+            update.reduce_tied_weight()
         for reductions in (self._dense, self._experts):
             reductions.finish()
-        finish.step(groups, experts)
+        update.step()
         for reductions in (self._dense, self._experts):
-            self._gather_updated(finish, reductions, first_task)
-        if self._spec.sync_each_iteration:
-            last = writer.compute.last_task
-            writer.block([] if last is None else [last], label="loss/read on the host")
-        return writer.finish()
-
-    def _gather_updated(
-        self, finish: FinishWriter, reductions: _Reductions, first_task: int
-    ) -> None:
-        """Gather the weights of *reductions*, and let the next iteration wait for them."""
-        gathers, ready = finish.gather_weights(reductions.last), reductions.ready
-        if not self._overlaps(Overlap.PARAMETER_GATHER):
-            ready = WeightsReady(users={number: [first_task] for number in gathers})
-        for task, gather in ready.iter_waits(gathers):
-            self._program.add_dependency(task, Dependency(gather, distance=1))
+            update.gather_weights(reductions, first_task=first_task)
+        return writer.finish(reads_loss=self._spec.sync_each_iteration)
 
     def _tensors(self, number: int) -> tuple[int, ...]:
         """Trained tensors of layer *number* that the data-parallel group reduces."""
         shape, training = self._shapes.of(number), self._spec.training
         if training.adapters_only:
             return shape.adapter_tensors(training)
-        return shape.tensors + (() if self._run.has_experts_apart else shape.expert_tensors)
-
-    def _expert_tensors(self, number: int) -> tuple[int, ...]:
-        """Tensors of layer *number* that only ranks with the same experts reduce."""
-        return self._shapes.of(number).expert_tensors if self._run.has_experts_apart else ()
-
-    def _layer_size(self, number: int) -> int:
-        return self._shapes.of(number).all_parameters
+        return shape.tensors + (() if self._run.has_separate_experts else shape.expert_tensors)
 
     @property
     def _is_reducing(self) -> bool:
         return self._dense.active is not None or self._experts.active is not None
 
     def _take(self, turn: Turn) -> None:
-        """Write *turn*; equal ones, which reduce nothing, are written once."""
+        """Write *turn*; equal turns that reduce nothing are written once."""
         is_forward = turn.direction is Pass.FORWARD
         is_final = turn.micro_batch == self._layout.micro_batches - 1
         if not is_forward:
@@ -207,30 +176,33 @@ class StageWriter:
         if turn.micro_batch == 0 if is_forward else self._is_reducing:
             write()
             return
-        key = (is_forward, self._kinds[turn.run], self._is_begin(turn), self._is_end(turn))
         layers = self._runs[turn.run]
+        kinds = tuple([self._kind_of[number] for number in layers])
+        key = (is_forward, kinds, self._is_begin(turn), self._is_end(turn))
         self._repetition.write(key, write, naming=_LayerNaming(layers[0] if layers else 0))
 
     def _is_begin(self, turn: Turn) -> bool:
-        return self._is_first and turn.run == 0
+        return self._stage == 0 and turn.run == 0
 
     def _is_end(self, turn: Turn) -> bool:
-        return self._is_last and turn.run == self._layout.interleaving - 1
+        return self._stage == self._layout.pp - 1 and turn.run == self._layout.interleaving - 1
 
     def _forward(self, turn: Turn) -> None:
         if not self._is_begin(turn):
             self._transfers.receive(Slot.FORWARD_IN, "receive forward")
-        self._use_root()
+        if self._gathering is not None and self._root_size:
+            self._gathering.use(_ROOT, self._root_size)
         if self._is_begin(turn):
-            self._write_end(self._embedding.forward, "embedding")
+            self._write_end(self._parts.embedding.forward, "embedding")
         for number in self._runs[turn.run]:
             self._use_layer(number, number + 1)
-            layer = self._layers.steps(number)
-            steps = (*layer.casts, *layer.forward) if self._needs_cast(number) else layer.forward
-            self._write_layer(number, steps, Pass.FORWARD)
-            self._release_layer()
+            layer = self._parts.layer(self._kind_of[number])
+            casts = layer.casts if self._needs_cast(number) else ()
+            self._write_layer(number, casts + layer.forward, Pass.FORWARD)
+            if self._gathering is not None:
+                self._gathering.release()
         if self._is_end(turn):
-            self._write_end(self._head.forward, "head")
+            self._write_end(self._parts.head.forward, "head")
         else:
             self._transfers.send(Slot.FORWARD_OUT, "send forward")
 
@@ -239,15 +211,17 @@ class StageWriter:
             self._transfers.receive(Slot.BACKWARD_IN, "receive backward")
         self._writer.hand_over(self._writer.autograd, label="backward")
         if self._is_end(turn):
-            self._write_end(self._head.backward, "head")
+            self._write_end(self._parts.head.backward, "head")
         for number in reversed(self._runs[turn.run]):
             self._use_layer(number, number - 1)
-            layer = self._layers.steps(number)
-            steps = (*layer.recompute, *layer.backward)
-            self._write_layer(number, steps, Pass.BACKWARD)
-            self._release_layer(reduced=number)
+            layer = self._parts.layer(self._kind_of[number])
+            self._write_layer(number, layer.recompute + layer.backward, Pass.BACKWARD)
+            if self._gathering is not None:
+                self._gathering.release()
+            if self._is_reduced_whole:
+                self._reduce(sum(self._tensors(number)))
         if self._is_begin(turn):
-            self._write_end(self._embedding.backward, "embedding")
+            self._write_end(self._parts.embedding.backward, "embedding")
         if self._is_reduced_whole and self._trained_root:
             self._reduce(self._trained_root)
         self._writer.hand_over(self._writer.main, label="forward")
@@ -262,141 +236,85 @@ class StageWriter:
         part, start = f"{_LAYER}{number}", 0
         if self._is_reducing and not self._is_reduced_whole:
             for place, step in enumerate(steps):
-                if step.parameters and self._fills_bucket(step):
+                if not step.parameters:
+                    continue
+                reductions = self._reductions_of(step)
+                active = reductions.active
+                if active is not None and active.is_issued_by(step.parameters):
                     self._write_stretch(number, steps, slice(start, place + 1), direction)
                     start = place + 1
-                if step.parameters:
-                    self._reductions_of(step).note(step.parameters, part)
+                reductions.note(step.parameters, part)
         if start < len(steps):
             self._write_stretch(number, steps, slice(start, len(steps)), direction)
 
     def _write_stretch(
         self, number: int, steps: tuple[Step, ...], stretch: slice, direction: Pass
     ) -> None:
-        kind, part = self._layers.steps(number).kind, f"{_LAYER}{number}"
-        key = (direction.value, kind, len(steps), stretch.start, stretch.stop)
+        part = f"{_LAYER}{number}"
+        key = (direction.value, self._kind_of[number], len(steps), stretch.start, stretch.stop)
         write = partial(self._write_steps, steps[stretch], part + "/")
-        task = self._repetition.write(key, write, naming=_LayerNaming(number))
-        self._ready.note_use(part, task)
+        self._note_use(part, self._repetition.write(key, write, naming=_LayerNaming(number)))
 
-    def _write_steps(self, steps: tuple[Step, ...], prefix: str) -> int | None:
-        """Write *steps*; the first task of a kernel that works on them."""
+    def _write_steps(self, steps: Sequence[Step], prefix: str) -> int | None:
+        """Write *steps*; the first task of one of their kernels."""
         tasks = [self._steps.write(step, prefix=prefix) for step in steps]
         return next((task for task in tasks if task is not None), None)
 
     def _write_end(self, steps: tuple[Step, ...], part: str) -> None:
         """Write *steps* of the embedding or the head."""
         for step in steps:
-            self._ready.note_use(part, self._steps.write(step, prefix=""))
+            self._note_use(part, self._steps.write(step, prefix=""))
             if step.parameters and not self._is_reduced_whole:
                 self._reductions_of(step).note(step.parameters, part)
 
-    def _fills_bucket(self, step: Step) -> bool:
-        active = self._reductions_of(step).active
-        return active is not None and active.is_issued_by(step.parameters)
+    def _note_use(self, part: str, task: int | None) -> None:
+        """Note that *task* works on *part*; only the first such task waits for the weights."""
+        if task is not None:
+            self._first_task.setdefault(part, task)
 
-    def _reductions_of(self, step: Step) -> _Reductions:
-        is_apart = step.is_expert and self._run.has_experts_apart
-        return self._experts if is_apart else self._dense
+    def _reductions_of(self, step: Step) -> Reductions:
+        is_separate = step.is_expert and self._run.has_separate_experts
+        return self._experts if is_separate else self._dense
 
     @property
     def _is_reduced_whole(self) -> bool:
-        """Whether gradients are reduced a layer at a time, because weights are gathered so."""
+        """Whether gradients are reduced one layer at a time, because weights are gathered so."""
         return self._gathering is not None and self._dense.active is not None
-
-    def _needs_cast(self, number: int) -> bool:
-        """Whether weights of layer *number* must be cast for this micro-batch.
-
-        A quantised copy is kept while the weights are; autocast forgets its own.
-        """
-        is_forgotten = self._gathering is not None and not self._gathering.is_kept
-        if self._spec.training.is_autocast or is_forgotten:
-            return True
-        is_new = number not in self._cast_layers
-        self._cast_layers.add(number)
-        return is_new
 
     def _reduce(self, elements: int) -> None:
         """Reduce the gradients of a sharded layer; without overlap, compute waits for it."""
         active = self._dense.active
         assert active is not None
         active.add(elements)
-        if not self._overlaps(Overlap.GRADIENT_REDUCTION):
-            self._writer.hold(self._writer.compute, active.tasks[-1:])
+        if not self._run.overlaps(Overlap.GRADIENT_REDUCTION):
+            self._writer.hold(self._writer.compute, *active.tasks[-1:])
 
-    def _overlaps(self, overlap: Overlap) -> bool:
-        return self._run.overlaps(overlap)
+    def _needs_cast(self, number: int) -> bool:
+        """Whether weights of layer *number* must be cast for this micro-batch.
 
-    def _build_sharing(self) -> None:
-        layout, training = self._layout, self._spec.training
-        sharding = self._spec.parallel.sharding
-        is_kept = layout.pp > 1
-        is_early = sharding.divides_gradients and not is_kept
-        if self._run.has_experts_apart and layout.expert_copies > 1:
-            stream = self._add_stream("expert data stream")
-            self._experts.last = self._build_reduction(stream, Slot.EXPERT_DATA)
-            if is_early:
-                self._experts.early = self._build_reduction(stream, Slot.EXPERT_DATA)
-        if self._data is None:
-            return
-        self._dense.last = self._build_reduction(self._data, Slot.DATA)
-        if is_early:
-            self._dense.early = self._build_reduction(self._data, Slot.DATA)
-        if sharding.divides_weights:
-            is_ahead = self._overlaps(Overlap.PARAMETER_GATHER)
-            self._gathering = LayerGathering(
-                self._writer,
-                self._data,
-                training.precision,
-                is_ahead,
-                is_kept,
-                self._run.stack.has(FrameworkBehaviour.COPIED_GATHERS),
-            )
-
-    def _build_reduction(self, stream: Stream, slot: Slot) -> GradientReduction:
-        layout, training = self._layout, self._spec.training
-        sharding = self._spec.parallel.sharding
-        is_divided = sharding.divides_state
-        # Gathered weights are reduced a layer at a time: every layer fills its bucket.
-        is_by_layer = sharding.divides_weights
-        return GradientReduction(
-            self._writer,
-            stream,
-            slot,
-            training.gradient_dtype,
-            BucketFill(1 if is_by_layer else training.bucket_size),
-            CollectiveKind.REDUCE_SCATTER if is_divided else CollectiveKind.ALL_REDUCE,
-            not (is_by_layer or self._overlaps(Overlap.GRADIENT_REDUCTION)),
-            Replicas(Slot.REPLICA, layout.shard_ranks)
-            if layout.replicas > 1 and slot is Slot.DATA
-            else None,
-        )
-
-    def _use_root(self) -> None:
-        if self._gathering is not None and self._root_size:
-            self._gathering.gather(_ROOT, self._root_size)
-            self._gathering.use(_ROOT, self._root_size)
+        A quantised copy is kept while the weights are; autocast drops its own.
+        """
+        is_dropped = self._gathering is not None and not self._gathering.is_kept
+        is_new = number not in self._cast_layers
+        self._cast_layers.add(number)
+        return is_new or is_dropped or self._spec.training.is_autocast
 
     def _use_layer(self, number: int, following: int) -> None:
+        """Gather layer *number*, and the *following* one ahead of its use."""
         if self._gathering is None:
             return
-        self._gathering.gather(f"layer {number}", self._layer_size(number))
-        is_held = any(following in run for run in self._runs)
-        if is_held and self._gathering.is_ahead:
-            self._gathering.gather(f"layer {following}", self._layer_size(following))
-        self._gathering.use(f"layer {number}", self._layer_size(number))
+        for ahead in (number, following):
+            if ahead == number or (ahead in self._kind_of and self._gathering.is_ahead):
+                size = self._shapes.of(ahead).all_parameters
+                self._gathering.gather(f"{_LAYER}{ahead}", size)
+        self._gathering.use(f"{_LAYER}{number}", self._shapes.of(number).all_parameters)
 
-    def _release_layer(self, *, reduced: int | None = None) -> None:
-        if self._gathering is None:
-            return
-        self._gathering.release()
-        if reduced is not None and self._is_reduced_whole:
-            self._reduce(sum(self._tensors(reduced)))
+    def _add_reductions(self, reductions: Reductions, stream: OpenLane, slot: Slot) -> None:
+        reductions.last = build_reduction(self._run, self._writer, stream, slot)
+        if self._spec.parallel.sharding.divides_gradients and self._layout.pp == 1:
+            reductions.early = build_reduction(self._run, self._writer, stream, slot)
 
-    def _add_stream(self, name: str) -> Stream:
-        return self._writer.add_stream(name, LaneKind.COMMUNICATION)
-
-    def _add_group_streams(self) -> dict[Slot, Stream]:
+    def _add_group_streams(self) -> dict[Slot, OpenLane]:
         """The streams of the groups that the steps of a layer communicate in."""
         layout, spec = self._layout, self._spec
         is_ring = spec.parallel.cp_kind is ContextKind.RING
@@ -410,5 +328,7 @@ class StageWriter:
             Slot.EXPERT_TENSOR: has_experts and layout.etp > 1,
         }
         return {
-            slot: self._add_stream(slot.stream_name) for slot, is_used in slots.items() if is_used
+            slot: self._writer.add_stream(slot.stream_name)
+            for slot, is_used in slots.items()
+            if is_used
         }

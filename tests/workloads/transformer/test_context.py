@@ -13,7 +13,7 @@ from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import Attention
 from perfmodel.workloads import build_job
-from perfmodel.workloads.transformer.layout import choose_layout
+from perfmodel.workloads.transformer.layout_choice import choose_layout
 from perfmodel.workloads.transformer.memory import layer_activation_bytes
 from tests.workloads.reading import collectives_of, memory_of
 from tests.workloads.transformer.test_words import STACK, bytes_of, job_of, ops_of, tiny

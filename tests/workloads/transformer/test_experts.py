@@ -15,12 +15,8 @@ from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.transformer.flops import count_flops
-from perfmodel.workloads.transformer.shapes import (
-    active_parameter_count,
-    layer_shape,
-    parameter_count,
-)
-from tests.workloads.reading import memory_of
+from perfmodel.workloads.transformer.shapes import layer_shape
+from tests.workloads.reading import active_parameter_count, memory_of, parameter_count
 from tests.workloads.transformer.test_context import iteration_ns
 from tests.workloads.transformer.test_words import STACK, bytes_of, job_of, ops_of, tiny
 
@@ -147,10 +143,10 @@ def test_latent_attention_of_deepseek_v3_has_the_weights_of_its_report():
     # Down to 1536 + 512 + 64, up to 128 heads of 192, keys and values of 128 each, and back.
     weights = 7168 * 2112 + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
     assert (
-        sum(linear.parameters for label, linear in shape.products.items() if "attention" in label)
+        sum(linear.parameters for label, linear in shape.linears.items() if "attention" in label)
         == weights
     )
-    assert shape.latent.norms == 2048
+    assert shape.latent_norms == 2048
 
 
 def test_latent_attention_counts_scores_over_the_rotary_part_too():

@@ -7,8 +7,7 @@ import pytest
 from perfmodel.graph.ops import Gemm
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.transformer.flops import count_flops
-from perfmodel.workloads.transformer.shapes import parameter_count
-from tests.workloads.reading import iter_ops
+from tests.workloads.reading import iter_ops, parameter_count
 
 
 def test_a_gpt_takes_six_operations_a_parameter_and_token_and_those_of_attention():

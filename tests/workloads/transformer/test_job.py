@@ -15,8 +15,7 @@ from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Gemm, Pass
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload, parse_workload
-from perfmodel.workloads.transformer.shapes import parameter_count
-from tests.workloads.reading import collectives_of, iter_ops
+from tests.workloads.reading import collectives_of, iter_ops, parameter_count
 
 
 def _tiny(**parallel):
@@ -221,4 +220,4 @@ def test_shipped_models_pass_the_audit(name):
 def test_the_job_says_what_it_assumed():
     job = build_job(load_workload("llama3_8b", ["batch=8"]), rank_count=8, ranks_per_host=8)
     assert any(sentence.startswith("Layout: tp=") for sentence in job.facts.assumptions)
-    assert any("1,024 launches" in sentence for sentence in job.facts.assumptions)
+    assert any("1,024 entries" in sentence for sentence in job.facts.assumptions)

@@ -8,8 +8,8 @@ import pytest
 
 from perfmodel.base.errors import WorkloadError
 from perfmodel.workloads import load_workload
-from perfmodel.workloads.transformer.layout import choose_layout
-from perfmodel.workloads.transformer.placement import Layout, deal_by_cost, split_layers
+from perfmodel.workloads.transformer.layout import Layout, split_layers, split_layers_by_cost
+from perfmodel.workloads.transformer.layout_choice import choose_layout
 
 
 def _choose(name: str, rank_count: int, *overrides: str):
@@ -67,9 +67,9 @@ def test_what_does_not_divide_is_named(overrides, fault):
 def test_groups_of_a_layout_by_hand():
     layout = Layout(tp=2, pp=2, dp=2, micro_batch=1, micro_batches=1)
     # Rank = tensor + 2 (data + 2 stage).
-    assert list(layout.tensor_group(data=1, stage=0)) == [2, 3]
-    assert list(layout.data_group(tensor=1, stage=1)) == [5, 7]
-    assert list(layout.stage_ranks(tensor=0, data=1)) == [2, 6]
+    assert layout.ranks[0, 0, 1, :].tolist() == [2, 3]
+    assert layout.ranks[1, 0, :, 1].tolist() == [5, 7]
+    assert layout.ranks[:, 0, 1, 0].tolist() == [2, 6]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_hybrid_sharding_divides_inside_a_host_and_repeats_over_hosts():
     ).layout
     # 8 ranks a host in pairs: 4 of the 16 data-parallel ranks share, four times over.
     assert (layout.dp, layout.shard_ranks, layout.replicas) == (16, 4, 4)
-    assert list(layout.data_group(tensor=1, stage=0, replica=1)) == [9, 11, 13, 15]
-    assert list(layout.replica_group(tensor=1, stage=0, share=2)) == [5, 13, 21, 29]
+    assert layout.ranks[0, 1, :, 1].tolist() == [9, 11, 13, 15]
+    assert layout.ranks[0, :, 2, 1].tolist() == [5, 13, 21, 29]
 
 
 def test_the_largest_batch_is_divided_in_a_moment():
@@ -111,9 +111,9 @@ def test_a_batch_beyond_bounds_is_refused():
 def test_stages_dealt_by_cost_leave_more_to_the_first_and_the_head_to_the_last():
     # 8 layers of 1 and a head of 2: shares of 2.5. The first stage takes 3 (2 is not more than
     # its share), the second up to 6, the third 7 and 8, then the last norm and the head.
-    assert deal_by_cost(8, 4, layer_cost=1, head_cost=2) == (3, 3, 2, 0)
+    assert split_layers_by_cost(8, 4, layer_cost=1, head_cost=2) == (3, 3, 2, 0)
     # Twelve shares of less than a layer each: after the loss nothing is left for the last two.
-    assert deal_by_cost(2, 12, layer_cost=1, head_cost=1)[-2:] == (-1, -1)
+    assert split_layers_by_cost(2, 12, layer_cost=1, head_cost=1)[-2:] == (-1, -1)
 
 
 def test_a_stage_with_nothing_to_do_is_named():

@@ -6,10 +6,9 @@ import pytest
 
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import load_workload
+from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.memory import layer_activation_bytes, memory_of_stages
-from perfmodel.workloads.transformer.placement import Layout
-from perfmodel.workloads.transformer.shapes import parameter_count
-from tests.workloads.reading import memory_of
+from tests.workloads.reading import memory_of, parameter_count
 
 ONE_RANK = Layout(tp=1, pp=1, dp=1, micro_batch=1, micro_batches=1)
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.workloads import load_workload
-from perfmodel.workloads.transformer.placement import Layout
-from perfmodel.workloads.transformer.shapes import (
-    layer_shape,
-    parameter_count,
-    stage_parameters,
-)
+from perfmodel.workloads.transformer.layout import Layout
+from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
+from tests.workloads.reading import parameter_count
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from perfmodel.graph.ops import Attention, Gemm, MemoryBound
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import Fusion
 from perfmodel.workloads import build_job, parse_workload
-from perfmodel.workloads.transformer.shapes import layer_shape, parameter_count
+from perfmodel.workloads.transformer.shapes import layer_shape
 from perfmodel.workloads.transformer.spec import Recompute, StateSharding
-from tests.workloads.reading import collectives_of, iter_ops, memory_of
+from tests.workloads.reading import collectives_of, iter_ops, memory_of, parameter_count
 
 STACK = replace(
     load_stack("pytorch_fused"),
@@ -166,7 +166,7 @@ def test_weights_are_cast_once_for_all_micro_batches():
     assert Counter(casts) == Counter(
         f"layer {layer}/{product} weight cast"
         for layer in range(4)
-        for product in layer_shape(tiny().model, tp=1).products
+        for product in layer_shape(tiny().model, tp=1).linears
     )
 
 

@@ -1,0 +1,227 @@
+"""Fitting one block of collective constants: least squares of the logarithm with a soft loss.
+
+NCCL's choice does not depend on what is fitted, so it is made once; each batch of rows with the
+same wiring, kind, choice and software is one array. The uncertainty of a scope makes nine of ten
+held-out rows fall in the 90 % interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from collectives.calibration import Calibration, build_tuner, byte_factor, regime_of, wire_speeds
+from collectives.collective import CollectiveKind, CollectiveSoftware
+from collectives.constants import FabricConstants, HostConstants, SoftwareConstants
+from collectives.measurements import CollectiveMeasurement
+from collectives.movement import FloatArray, Movement, build_movement
+from collectives.timing import predict_duration_ns
+from collectives.tuner import Choice
+from collectives.wiring import Wiring
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import CalibrationError
+from perfmodel.costs.estimates import INTERVAL_SIGMAS
+
+MIN_ROWS = 10
+SMALLEST_SIGMA = 0.01
+PRIOR_WEIGHT = 0.02
+OUTLIER_SCALE = 0.1
+_CURVE_ROWS = 20
+
+Constants = TypeVar("Constants", HostConstants, FabricConstants, SoftwareConstants)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A row and its prediction; *latency_ratio* is the share of the prediction that is latency."""
+
+    measurement: CollectiveMeasurement
+    predicted_ns: float
+    latency_ratio: float
+    relative_sigma: float = 0.0
+
+    @property
+    def log_error(self) -> float:
+        """Absolute error of the logarithm."""
+        return abs(math.log(self.predicted_ns / self.measurement.duration_ns))
+
+    @property
+    def scopes(self) -> tuple[str, str, str]:
+        """The scopes of uncertainty that the row counts for, narrowest first."""
+        row = self.measurement
+        spread = "one_host" if row.hosts == 1 else "several_hosts"
+        regime = regime_of(self.latency_ratio)
+        return (
+            f"{row.topology}/{spread}/{row.kind.value}/{regime}",
+            f"{row.topology}/{spread}/any/{regime}",
+            f"unseen/{spread}/any/{regime}",
+        )
+
+
+def fit_uncertainty(held: Sequence[HeldOut], unseen: Sequence[HeldOut] = ()) -> dict[str, float]:
+    """Standard deviations by scope; those of unseen machines from rows of machines left out."""
+    errors: dict[str, list[float]] = {}
+    for one in held:
+        for scope in one.scopes[:2]:
+            errors.setdefault(scope, []).append(one.log_error)
+    for one in unseen:
+        errors.setdefault(one.scopes[2], []).append(one.log_error)
+    return {
+        scope: max(SMALLEST_SIGMA, round(float(np.quantile(values, 0.9)) / INTERVAL_SIGMAS, 4))
+        for scope, values in sorted(errors.items())
+        if len(values) >= MIN_ROWS or "/any/" in scope
+    }
+
+
+def with_sigma(held: Sequence[HeldOut], fold_of_row: Sequence[int]) -> list[HeldOut]:
+    """Give every row the uncertainty that the rows of the other folds show."""
+    tables = {
+        fold: fit_uncertainty(
+            [one for one, of in zip(held, fold_of_row, strict=True) if of != fold]
+        )
+        for fold in sorted(set(fold_of_row))
+    }
+
+    def sigma(one: HeldOut, table: dict[str, float]) -> float:
+        for scope in one.scopes:
+            if scope in table:
+                return table[scope]
+        return float(np.median(list(table.values()))) if table else SMALLEST_SIGMA
+
+    return [
+        replace(one, relative_sigma=sigma(one, tables[fold]))
+        for one, fold in zip(held, fold_of_row, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows of one wiring, kind, choice and software, as arrays."""
+
+    wiring: Wiring
+    kind: CollectiveKind
+    choice: Choice
+    software: CollectiveSoftware
+    dtype: DType
+    movement: Movement
+    measured_ns: FloatArray
+    weight: float
+    rows: tuple[int, ...]
+
+    def predict_ns(
+        self,
+        host: HostConstants,
+        fabric: FabricConstants | None,
+        software: SoftwareConstants,
+    ) -> FloatArray:
+        """Predict the rows with other constants than those of the calibration."""
+        if self.software.is_before_2_24:
+            host = host.before_2_24(software)
+        duration = predict_duration_ns(
+            self.movement,
+            algorithm=self.choice[0],
+            protocol=self.choice[1],
+            wires=wire_speeds(self.wiring),
+            host=host,
+            fabric=fabric if self.wiring.host_count > 1 else None,
+        )
+        return duration * byte_factor(self.kind, self.dtype, software)
+
+    def hold_out(
+        self,
+        measurements: Sequence[CollectiveMeasurement],
+        predict: Callable[[Batch], FloatArray],
+    ) -> dict[int, HeldOut]:
+        """Predictions of the rows by their number; *measurements* are what they are numbers of."""
+        predicted = predict(self)
+        latency = predict(replace(self, movement=self.movement.without_bytes()))
+        ratio = latency * np.ones_like(predicted) / predicted
+        return {
+            row: HeldOut(measurements[row], float(duration), float(share))
+            for row, duration, share in zip(self.rows, predicted, ratio, strict=True)
+        }
+
+
+def build_batches(
+    measurements: Sequence[CollectiveMeasurement], calibration: Calibration
+) -> list[Batch]:
+    """Let NCCL's tuner choose for every row and gather equal rows."""
+    gathered: dict[tuple[Wiring, CollectiveKind, bool, bool], list[int]] = {}
+    for number, row in enumerate(measurements):
+        is_byte = row.dtype.size_bytes == 1
+        key = (row.wiring(), row.kind, row.software.is_before_2_24, is_byte)
+        gathered.setdefault(key, []).append(number)
+    batches: list[Batch] = []
+    for (wiring, kind, _, _), rows in gathered.items():
+        batches += _by_choice(wiring, kind, rows, measurements, calibration)
+    return batches
+
+
+def _by_choice(
+    wiring: Wiring,
+    kind: CollectiveKind,
+    rows: list[int],
+    measurements: Sequence[CollectiveMeasurement],
+    calibration: Calibration,
+) -> Iterable[Batch]:
+    first = measurements[rows[0]]
+    sizes = np.array([float(measurements[row].size_bytes) for row in rows])
+    measured = np.array([measurements[row].duration_ns for row in rows])
+    candidates, chosen = build_tuner(wiring, calibration).choose(kind, sizes, first.software)
+    for number in np.unique(chosen):
+        taken = np.nonzero(chosen == number)[0]
+        yield Batch(
+            wiring=wiring,
+            kind=kind,
+            choice=candidates[number],
+            software=first.software,
+            dtype=first.dtype,
+            movement=build_movement(kind, candidates[number][0], sizes[taken], wiring),
+            measured_ns=measured[taken],
+            weight=min(1.0, _CURVE_ROWS / len(rows)) ** 0.5,
+            rows=tuple(rows[place] for place in taken),
+        )
+
+
+def fit_constants(
+    prior: Constants,
+    batches: Sequence[Batch],
+    predict: Callable[[Batch, Constants], FloatArray],
+    *,
+    frozen: Sequence[str] = (),
+) -> Constants:
+    """The constants that bring *predict* closest to *batches*, pulled weakly to *prior*."""
+    from scipy.optimize import least_squares  # heavy, and only fitting needs it
+
+    start = asdict(prior)
+    names = [name for name, value in start.items() if name not in frozen and value > 0]
+    origin = np.log([start[name] for name in names])
+
+    def constants_at(place: FloatArray) -> Constants:
+        values = dict(zip(names, np.exp(np.clip(place, origin - 4, origin + 4)), strict=True))
+        return replace(prior, **{name: float(value) for name, value in values.items()})
+
+    def cost(place: FloatArray) -> FloatArray:
+        tried = constants_at(place)
+        errors = log_residuals(batches, lambda batch: predict(batch, tried))
+        return np.concatenate([errors, PRIOR_WEIGHT * (place - origin)])
+
+    answer = least_squares(
+        cost, origin, loss="soft_l1", f_scale=OUTLIER_SCALE, max_nfev=60, x_scale="jac"
+    )
+    if not np.all(np.isfinite(answer.x)):
+        raise CalibrationError(
+            "fit of collectives did not converge. Check the table for wrong times."
+        )
+    return constants_at(answer.x)
+
+
+def log_residuals(batches: Sequence[Batch], predict: Callable[[Batch], FloatArray]) -> FloatArray:
+    """Weighted logarithms of predicted over measured."""
+    return np.concatenate(
+        [batch.weight * np.log(predict(batch) / batch.measured_ns) for batch in batches]
+    )

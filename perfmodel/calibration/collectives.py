@@ -1,0 +1,399 @@
+"""Calibration of collectives: from tables of measurements to constants, and held-out checks.
+
+One-host rows decide the host blocks, then rows of several hosts the fabric blocks
+(`collective_blocks.yaml` lists both). Folds are made of sizes, so no row of a held-out size is in
+the fit.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import yaml
+
+from collectives.calibration import SCHEMA_VERSION, Calibration, load_default_calibration
+from collectives.collective import Protocol
+from collectives.constants import (
+    FabricConstants,
+    FabricEntry,
+    HostConstants,
+    HostEntry,
+    SoftwareConstants,
+)
+from collectives.measurements import CollectiveMeasurement
+from collectives.movement import FloatArray
+from collectives.wiring import HostLinkClass
+from perfmodel.base.documents import load_yaml
+from perfmodel.base.errors import CalibrationError
+from perfmodel.base.forms import to_plain
+from perfmodel.base.writing import write_file
+from perfmodel.calibration.collective_fit import (
+    Batch,
+    HeldOut,
+    build_batches,
+    fit_constants,
+    fit_uncertainty,
+    with_sigma,
+)
+from perfmodel.calibration.collective_shift import measured_spans, shift_collectives
+from perfmodel.prediction.phases import OnPhase, ignore_phase
+
+TRANSFER_MACHINES = (
+    "dgx_a100", "dgx_h100", "dgx_b200", "alps_gh200", "aws_p4d", "azure_nd_a100_v4",
+)  # fmt: skip
+"""Machines whose generation or network others share: leaving each out shows the error that an
+unseen machine can expect."""
+ENOUGH_ROWS = 200
+"""Fewer rows, or rows of other machines, shift the shipped constants by a few factors."""
+
+_Entry = TypeVar("_Entry", HostEntry, FabricEntry)
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Generic[_Entry]):
+    """A block of constants to fit: its *entry* with prior constants, and what it learns from.
+
+    *prior* names the block that it starts from; *frozen* constants keep their prior.
+    """
+
+    entry: _Entry
+    learns_from: tuple[str, ...]
+    prior: str
+    frozen: tuple[str, ...]
+
+    def rows(self, batches: Sequence[Batch], *, several_hosts: bool) -> list[Batch]:
+        """Those of *batches* that it learns from."""
+        return [
+            batch
+            for batch in batches
+            if (batch.wiring.host_count > 1) is several_hosts
+            and batch.wiring.topology_name in self.learns_from
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """All blocks, in the order of fitting, and the priors that no block holds."""
+
+    hosts: tuple[Block[HostEntry], ...]
+    fabrics: tuple[Block[FabricEntry], ...]
+    pcie: HostConstants
+    software: SoftwareConstants
+
+
+@cache
+def load_blocks() -> Blocks:
+    """The blocks and priors that come with perfmodel."""
+    path = Path(__file__).with_name("collective_blocks.yaml")
+    content = load_yaml(path, error_type=CalibrationError)
+    priors = content["priors"]
+    nvlink, fabric = HostConstants(**priors["nvlink"]), FabricConstants(**priors["fabric"])
+    pcie = replace(nvlink, **priors["pcie"])
+
+    def protocols(one: Mapping[str, Any], key: str) -> tuple[Protocol, ...]:
+        return tuple(Protocol(word) for word in one.get(key, [word.value for word in Protocol]))
+
+    def block(one: Mapping[str, Any], entry: _Entry, frozen: Sequence[str]) -> Block[_Entry]:
+        return Block(entry, tuple(one["learns_from"]), one.get("prior", ""), tuple(frozen))
+
+    def host(one: Mapping[str, Any]) -> Block[HostEntry]:
+        links = HostLinkClass(one["link_class"])
+        entry = HostEntry(
+            name=one["name"],
+            architecture=one["architecture"],
+            link_class=links,
+            machines=tuple(one.get("machines", ())),
+            is_odd=one.get("is_odd", False),
+            constants=nvlink if links.is_nvlink else pcie,
+        )
+        return block(one, entry, one.get("frozen", content["host_frozen"]))
+
+    def network(one: Mapping[str, Any]) -> Block[FabricEntry]:
+        entry = FabricEntry(
+            name=one["name"],
+            machines=tuple(one["machines"]),
+            protocols=protocols(one, "protocols"),
+            tree_protocols=protocols(one, "tree_protocols"),
+            pair_ll_bytes=one.get("pair_ll_bytes", 0),
+            constants=fabric,
+        )
+        return block(one, entry, content["fabric_frozen"])
+
+    return Blocks(
+        tuple(map(host, content["hosts"])),
+        tuple(map(network, content["fabrics"])),
+        pcie,
+        SoftwareConstants(**priors["software"]),
+    )
+
+
+def fit_collectives(measurements: Sequence[CollectiveMeasurement]) -> Calibration:
+    """Fit all blocks that *measurements* have rows for; the others keep their priors."""
+    if not measurements:
+        raise CalibrationError("calibration of collectives: must be given measurements, got none.")
+    blocks = load_blocks()
+    skeleton = replace(
+        load_default_calibration(),
+        hosts=_with_pcie([block.entry for block in blocks.hosts], blocks.pcie),
+        fabrics=tuple(block.entry for block in blocks.fabrics),
+        software_constants=blocks.software,
+        spans=(),
+        uncertainty={},
+    )
+    batches = build_batches(measurements, skeleton)
+    software = blocks.software
+    hosts: dict[str, HostEntry] = {}
+    for block in blocks.hosts:
+        rows = block.rows(batches, several_hosts=False)
+        if not rows:
+            continue
+        prior = hosts.get(block.prior, block.entry).constants
+        host = _fit_host(rows, prior, software, block.frozen)
+        if any(batch.software.is_before_2_24 for batch in rows):
+            software = _fit_software(rows, host, software)
+            host = _fit_host(rows, host, software, block.frozen)
+        hosts[block.entry.name] = replace(block.entry, constants=host)
+    partial = replace(
+        skeleton, hosts=_with_pcie(list(hosts.values()), blocks.pcie), software_constants=software
+    )
+    return replace(partial, fabrics=_fit_fabrics(batches, partial))
+
+
+def _fit_host(
+    rows: Sequence[Batch], prior: HostConstants, software: SoftwareConstants, frozen: Sequence[str]
+) -> HostConstants:
+    return fit_constants(
+        prior, rows, lambda batch, host: batch.predict_ns(host, None, software), frozen=frozen
+    )
+
+
+def _fit_software(
+    rows: Sequence[Batch], host: HostConstants, prior: SoftwareConstants
+) -> SoftwareConstants:
+    return fit_constants(prior, rows, lambda batch, tried: batch.predict_ns(host, None, tried))
+
+
+def _with_pcie(entries: Sequence[HostEntry], prior: HostConstants) -> tuple[HostEntry, ...]:
+    """*entries* and other PCIe machines: latencies of the measured one, not its bandwidth loss."""
+    measured = {entry.name: entry.constants for entry in entries}.get("l40s_pcie", prior)
+    usual = replace(
+        measured,
+        simple_ratio=prior.simple_ratio,
+        pair_ratio=prior.pair_ratio,
+        ll_ratio=prior.ll_ratio,
+        ll128_ratio=prior.ll128_ratio,
+        ll128_hop_ns=prior.ll128_hop_ns,
+        crowding=0.0,
+        pair_crowding=0.0,
+    )
+    kinds = (("ada", HostLinkClass.PCIE_HOST), ("ampere", HostLinkClass.PCIE_PEER))
+    others = [
+        HostEntry(
+            name=link_class.value,
+            architecture=architecture,
+            link_class=link_class,
+            machines=(),
+            constants=usual,
+        )
+        for architecture, link_class in kinds
+    ]
+    return (*entries, *others)
+
+
+def _fit_fabrics(batches: Sequence[Batch], partial: Calibration) -> tuple[FabricEntry, ...]:
+    entries: list[FabricEntry] = []
+    prior = load_blocks().fabrics[0].entry.constants
+    for block in load_blocks().fabrics:
+        rows = block.rows(batches, several_hosts=True)
+        constants = prior
+        if rows:
+            constants = fit_constants(
+                prior,
+                rows,
+                lambda batch, fabric: batch.predict_ns(
+                    partial.host_constants(batch.wiring), fabric, partial.software_constants
+                ),
+                frozen=block.frozen,
+            )
+        elif entries:
+            # Bandwidth halfway to what the entry before reaches, where two ranks share a NIC and
+            # slow each other down.
+            last = entries[-1].constants
+            reached = last.simple_ratio / (1.0 + last.nic_crowding)
+            constants = replace(prior, simple_ratio=(prior.simple_ratio + reached) / 2)
+        if block.entry.protocols == tuple(Protocol):
+            prior = constants
+        entries.append(replace(block.entry, constants=constants))
+    return tuple(entries)
+
+
+def predict_rows(
+    measurements: Sequence[CollectiveMeasurement], calibration: Calibration
+) -> list[HeldOut]:
+    """Predict every row with *calibration*, in order."""
+
+    def predict(batch: Batch) -> FloatArray:
+        wiring = batch.wiring
+        host, fabric = calibration.host_constants(wiring), calibration.fabric_constants(wiring)
+        return batch.predict_ns(host, fabric, calibration.software_constants)
+
+    found: dict[int, HeldOut] = {}
+    for batch in build_batches(measurements, calibration):
+        for row, one in batch.hold_out(measurements, predict).items():
+            sigma = calibration.relative_sigma(
+                batch.wiring, batch.kind, one.measurement.size_bytes, one.latency_ratio
+            )
+            found[row] = replace(one, relative_sigma=sigma)
+    return [found[number] for number in range(len(measurements))]
+
+
+def cross_validate(
+    measurements: Sequence[CollectiveMeasurement],
+    *,
+    folds: int,
+    by: str = "size_bytes",
+    on_phase: OnPhase = ignore_phase,
+) -> list[HeldOut]:
+    """Predict every row that a fold holds from a fit on all others; see `assign_folds`."""
+    fold_of_row = assign_folds(measurements, folds, by=by)
+    held: dict[int, HeldOut] = {}
+    for fold in range(folds):
+        on_phase(f"fitting without fold {fold + 1} of {folds}", 0.6 * fold / folds)
+        inside = [row for row, of in zip(measurements, fold_of_row, strict=True) if of != fold]
+        places = [place for place, of in enumerate(fold_of_row) if of == fold]
+        if is_enough(measurements):
+            fitted = fit_collectives(inside)
+        else:
+            fitted, _ = shift_collectives(inside, load_default_calibration())
+        predicted = predict_rows([measurements[place] for place in places], fitted)
+        held.update(zip(places, predicted, strict=True))
+    places = sorted(held)
+    return with_sigma([held[place] for place in places], [fold_of_row[one] for one in places])
+
+
+def predict_left_out(
+    measurements: Sequence[CollectiveMeasurement], machines: Sequence[str]
+) -> list[HeldOut]:
+    """Predict the rows of *machines* from a fit on all others and the datasheet.
+
+    A machine is `dgx_h100`, or `dgx_h100:10` for its runs on 10 hosts only.
+    """
+    names = set()
+    for text in machines:
+        name, _, hosts = text.partition(":")
+        if not name or (hosts and not hosts.isdecimal()):
+            raise CalibrationError(
+                f"leave-out: must be a topology, or one with its number of hosts such as "
+                f"dgx_h100:10, got {text!r}."
+            )
+        names.add(f"{name}:{int(hosts)}" if hosts else name)
+    kept: list[CollectiveMeasurement] = []
+    rest: list[CollectiveMeasurement] = []
+    for row in measurements:
+        is_out = bool(names & {row.topology, f"{row.topology}:{row.hosts}"})
+        (rest if is_out else kept).append(row)
+    if not rest:
+        raise CalibrationError(
+            f"leave-out {', '.join(machines)}: no row of the tables is of that machine."
+        )
+    return predict_rows(rest, fit_collectives(kept))
+
+
+def is_enough(measurements: Sequence[CollectiveMeasurement]) -> bool:
+    """Whether *measurements* can be fitted from priors: many rows, all of machines with a block.
+
+    Fewer rows shift the shipped constants instead (`collective_shift`).
+    """
+    blocks = load_blocks()
+    known = {name for block in blocks.hosts for name in block.learns_from}
+    known |= {name for block in blocks.fabrics for name in block.learns_from}
+    return len(measurements) >= ENOUGH_ROWS and all(row.topology in known for row in measurements)
+
+
+def fit_with_uncertainty(
+    measurements: Sequence[CollectiveMeasurement], *, folds: int, on_phase: OnPhase = ignore_phase
+) -> Calibration:
+    """Fit all rows, with the uncertainty that held-out sizes and left-out machines show."""
+    held = cross_validate(measurements, folds=folds, on_phase=on_phase)
+    unseen: list[HeldOut] = []
+    for machine in TRANSFER_MACHINES:
+        if any(row.topology == machine for row in measurements):
+            on_phase(f"fitting without {machine}", 0.7)
+            unseen += predict_left_out(measurements, [machine])
+    on_phase("fitting all rows", 0.9)
+    fitted = fit_collectives(measurements)
+    spans = measured_spans(measurements)
+    return replace(fitted, uncertainty=fit_uncertainty(held, unseen), spans=spans)
+
+
+FOLD_COLUMNS: Mapping[str, Callable[[CollectiveMeasurement], int]] = {
+    "size_bytes": lambda row: row.size_bytes,
+    "hosts": lambda row: row.hosts,
+    "nranks": lambda row: row.ranks,
+}
+IN_EVERY_FIT = -1
+
+
+def assign_folds(
+    measurements: Sequence[CollectiveMeasurement], folds: int, *, by: str = "size_bytes"
+) -> list[int]:
+    """The fold of each row: values of the column *by* in order, assigned round-robin.
+
+    Folding by hosts tests how far a network extrapolates: rows of one host are always fitted.
+    """
+    values = [
+        None if by == "hosts" and row.hosts == 1 else FOLD_COLUMNS[by](row) for row in measurements
+    ]
+    distinct = sorted({value for value in values if value is not None})
+    if not 2 <= folds <= len(distinct):
+        raise CalibrationError(
+            f"cross-validation: folds must be from 2 to the number of values of {by} "
+            f"({len(distinct)}), got {folds}."
+        )
+    fold_of = {value: number % folds for number, value in enumerate(distinct)}
+    return [IN_EVERY_FIT if value is None else fold_of[value] for value in values]
+
+
+_HEADING = """\
+# Fitted constants of collectives. Times in nanoseconds, ratios of the datasheet's bandwidth.
+# Made by the command below; do not edit by hand.
+"""
+
+
+def write_calibration(calibration: Calibration, path: Path, *, about: Mapping[str, str]) -> None:
+    """Write *calibration* to *path*; *about* says source, hardware, software, licence, command."""
+    document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **about}
+    document["hosts"] = [to_plain(entry) for entry in calibration.hosts]
+    document["fabrics"] = [to_plain(entry) for entry in calibration.fabrics]
+    document["software_constants"] = to_plain(calibration.software_constants)
+    document["uncertainty"] = dict(calibration.uncertainty)
+    document["measured"] = [
+        [span.topology, span.kind.value, span.hosts, span.ranks, span.low_bytes, span.high_bytes]
+        for span in calibration.spans
+    ]
+    text = yaml.safe_dump(document, sort_keys=False, width=100, default_flow_style=None)
+    write_file(path, _HEADING + text)
+
+
+def about_tables(
+    measurements: Sequence[CollectiveMeasurement], *, command: str, licence: str, day: datetime.date
+) -> dict[str, str]:
+    """Where constants come from: the sources, machines and releases that the tables name."""
+    sources = sorted({row.source or "not stated" for row in measurements})
+    versions = sorted({row.nccl_version for row in measurements if row.nccl_version is not None})
+    named = [".".join(str(part) for part in version) for version in versions]
+    if any(row.nccl_version is None for row in measurements):
+        named.append("releases not stated")
+    return {
+        "source": "; ".join(sources),
+        "hardware": ", ".join(sorted({row.topology for row in measurements})),
+        "software": f"NCCL {', '.join(named)}",
+        "date": day.isoformat(),
+        "licence": licence,
+        "command": command,
+    }

@@ -1,1 +1,0 @@
-"""Fitting collectives to measured ones."""

@@ -1,0 +1,253 @@
+"""Embedding fit: a few physical constants a GPU generation from measured cases.
+
+Each constant stays between limits and is pulled a little to where it starts,
+so that one that no case decides keeps its start. Constants that a generation
+has no case for are another's, or assumed, and the file says which.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from perfmodel.base.errors import MeasurementError
+from perfmodel.calibration.bounded_fit import Limit, minimise
+from perfmodel.calibration.embedding_cases import EmbeddingCase
+from perfmodel.costs.calibration_files import HEADER_KEYS
+from perfmodel.costs.corrections import Matrix
+from perfmodel.costs.embedding import EmbeddingConstants, LookupPricer, lookups_terms
+from perfmodel.costs.embedding_terms import Int64s
+from perfmodel.graph.ops import EmbeddingOp, Pass
+
+_HEADING = """\
+# Constants of fused embedding kernels, one set a GPU generation. Others take those of ampere,
+# scaled by their datasheets. Ratios are of the datasheet's bandwidths. Made by the command below.
+"""
+_KEYS = {
+    "floor_ns": "floor",
+    "memory_ratio": "memory_ratio",
+    "cache_ratio": "cache_ratio",
+    "sort_ratio": "sort_ratio",
+    "updates_per_clock": "updates_per_clock",
+    "block_ns": "block_time",
+    "long_row_ns": "long_row_time",
+    "tail_row_ns": "tail_row_time",
+    "relative_sigma": "relative_sigma",
+}
+
+
+def to_text(fit: EmbeddingFit, about: Mapping[str, str]) -> str:
+    """The file; *about* has every key of the header."""
+    missing = [key for key in HEADER_KEYS if not about.get(key)]
+    if missing:
+        raise MeasurementError(f"calibrate embedding: the header needs {', '.join(missing)}.")
+    lines = [_HEADING.rstrip()]
+    for key in HEADER_KEYS:
+        folded = textwrap.wrap(about[key], 96)
+        lines += [f"{key}: >-", *(f"  {line}" for line in folded)]
+    lines.append("generations:")
+    for name, constants in fit.generations.items():
+        lines.append(f"  {name}:")
+        lines += [f"    {line}" for line in _entry(name, constants)]
+    return "\n".join(lines) + "\n"
+
+
+def write_constants(fit: EmbeddingFit, about: Mapping[str, str], path: Path) -> None:
+    """Write the file to *path*."""
+    path.write_text(to_text(fit, about), encoding="utf-8")
+
+
+def _entry(name: str, constants: EmbeddingConstants) -> list[str]:
+    lines = []
+    for field, key in _KEYS.items():
+        value = getattr(constants, field)
+        text = f"{value:g} ns" if field.endswith("_ns") else f"{value:g}"
+        lines.append(f"{key}: {text}{_origin(name, field)}")
+    return lines
+
+
+def _origin(name: str, field: str) -> str:
+    if field == "tail_row_ns":
+        return "  # latency of the L2, not fitted"
+    if field == "relative_sigma":
+        return "  # from held-out errors"
+    return "" if field in FITTED[name] else f"  # that of {LENDERS[name]}"
+
+
+PULL = 0.02
+"""Weight of an e-fold away from the start beside an e-fold of error of a time."""
+SMALLEST_SIGMA = 0.05
+MEAN_OF_NORMAL = 0.798
+"""Mean of the size of a normal draw, over its deviation."""
+DIGITS = 4
+_SORTED = {
+    "sort_ratio": Limit(0.6, 0.2, 1.0),
+    "block_ns": Limit(100.0, 20.0, 500.0),
+    "long_row_ns": Limit(10_000.0, 1_000.0, 50_000.0),
+}
+_COMMON = {"floor_ns": Limit(4_000.0, 1_000.0, 10_000.0), "cache_ratio": Limit(0.6, 0.2, 1.0)}
+FITTED: dict[str, dict[str, Limit]] = {
+    "volta": {
+        **_COMMON,
+        # A kernel that does next to nothing takes 2 to 3 us on these GPUs, whatever it is.
+        "floor_ns": Limit(2_500.0, 1_000.0, 3_000.0),
+        "memory_ratio": Limit(0.85, 0.5, 1.0),
+        "updates_per_clock": Limit(64.0, 10.0, 200.0),
+    },
+    "ampere": {**_COMMON, **_SORTED},
+}
+"""Constants that the cases of a generation decide."""
+TAIL_ROW_NS = {"volta": 154.0, "ampere": 146.0}
+"""Constants that no case decides: the latency of the L2, 212 clocks of 1,380 MHz on a V100 and 206
+of 1,410 MHz on an A100 (RRZE-HPC/gpu-benches, 2026-11-16; figures quoted as facts)."""
+LENDERS = {"volta": "ampere", "ampere": "volta"}
+"""Whose constants a generation takes where it has no case for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseError:
+    """One time of a case, as measured, predicted, held out, and by another method."""
+
+    case: str
+    generation: str
+    part: str
+    measured_ns: float
+    predicted_ns: float
+    held_out_ns: float
+    heuristic_ns: float | None
+    is_fitted: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole pass and not one of its kernels."""
+        return self.part in (Pass.FORWARD.value, Pass.BACKWARD.value)
+
+    @property
+    def error_pct(self) -> float:
+        """Error of the prediction."""
+        return 100 * (self.predicted_ns / self.measured_ns - 1)
+
+    @property
+    def held_out_pct(self) -> float:
+        """Error of a prediction whose constants did not see this case."""
+        return 100 * (self.held_out_ns / self.measured_ns - 1)
+
+    @property
+    def heuristic_pct(self) -> float | None:
+        """Error of the other method."""
+        if self.heuristic_ns is None:
+            return None
+        return 100 * (self.heuristic_ns / self.measured_ns - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingFit:
+    """Constants by generation, and how well each case is met."""
+
+    generations: Mapping[str, EmbeddingConstants]
+    errors: tuple[CaseError, ...]
+
+
+class _Case:
+    """A case with its terms, so that only constants have to be tried."""
+
+    def __init__(self, case: EmbeddingCase) -> None:
+        self.case = case
+        self.generation = case.device.architecture.value
+        op = EmbeddingOp(case.lookup, Pass.FORWARD)
+        self._terms: Int64s = lookups_terms([op.lookup], case.device)
+
+    def predict_ns(self, constants: EmbeddingConstants) -> dict[str, float]:
+        """Every part of the case."""
+        pricer = LookupPricer(self.case.device, constants)
+        kernel = self.case.lookup.kernel
+        found = {
+            direction.value: float(pricer.times(self._terms, direction, kernel)[0][0])
+            for direction in Pass
+        }
+        parts = pricer.update_parts(self._terms, kernel)
+        return {
+            **found,
+            "prepared": float(parts.prepared_ns[0]),
+            "long": float(parts.long_ns[0]),
+            "short": float(parts.short_ns[0]),
+        }
+
+
+def fit_embedding(cases: Sequence[EmbeddingCase]) -> EmbeddingFit:
+    """Fit all generations, and each once more without each of its cases."""
+    known = [_Case(case) for case in cases]
+    fitted = _fit_all(known)
+    held_out = {case.case.name: _fit_all([other for other in known if other is not case])
+                for case in known}  # fmt: skip
+    errors = tuple(
+        CaseError(
+            case.case.name,
+            case.generation,
+            part,
+            measured,
+            case.predict_ns(fitted[case.generation])[part],
+            case.predict_ns(held_out[case.case.name][case.generation])[part],
+            case.case.heuristic_ns.get(part),
+            part in case.case.fitted or part == Pass.BACKWARD.value,
+        )
+        for case in known
+        for part, measured in case.case.measured_ns.items()
+    )
+    return EmbeddingFit(
+        {name: _with_sigma(constants, name, errors) for name, constants in fitted.items()}, errors
+    )
+
+
+def _fit_all(cases: Sequence[_Case]) -> dict[str, EmbeddingConstants]:
+    """The constants of every generation, rounded as they will be written."""
+    own: dict[str, dict[str, float]] = {}
+    for generation in FITTED:
+        members = [case for case in cases if case.generation == generation]
+        own[generation] = _fit_generation(generation, members)
+    return {
+        generation: _constants({**own[LENDERS[generation]], **own[generation]})
+        for generation in FITTED
+    }
+
+
+def _fit_generation(generation: str, cases: Sequence[_Case]) -> dict[str, float]:
+    stated = {"tail_row_ns": TAIL_ROW_NS[generation]}
+    # Borrowed constants do not affect the times that are fitted here.
+    every = {**FITTED["volta"], **FITTED["ampere"]}
+    others = {**{name: limit.start for name, limit in every.items()}, **stated}
+
+    def errors(tried: Mapping[str, float]) -> Matrix:
+        constants = _constants({**others, **tried})
+        logs = []
+        for case in cases:
+            predicted = case.predict_ns(constants)
+            logs += [np.log(predicted[p] / case.case.measured_ns[p]) for p in case.case.fitted]
+        return np.array(logs, dtype=np.float64)
+
+    found = minimise(FITTED[generation], errors, evaluations=200, step=1e-4, pull=PULL)
+    return {**stated, **{name: float(f"{value:.{DIGITS}g}") for name, value in found.items()}}
+
+
+def _constants(values: Mapping[str, float]) -> EmbeddingConstants:
+    return EmbeddingConstants(**values, relative_sigma=SMALLEST_SIGMA)
+
+
+def _with_sigma(
+    constants: EmbeddingConstants, generation: str, errors: Sequence[CaseError]
+) -> EmbeddingConstants:
+    """Constants with the spread that the held-out errors of whole passes show, long ones more."""
+    own = [
+        error
+        for error in errors
+        if error.generation == generation and error.is_fitted and error.is_whole
+    ]
+    if not own:
+        return constants
+    sizes = [abs(np.log(error.held_out_ns / error.measured_ns)) for error in own]
+    mean = float(np.average(sizes, weights=[error.measured_ns for error in own]))
+    return replace(constants, relative_sigma=max(SMALLEST_SIGMA, round(mean / MEAN_OF_NORMAL, 3)))

@@ -1,1 +1,0 @@
-"""Fitting embedding kernels to measured ones."""

@@ -1,1 +1,0 @@
-"""Fitting how much kernels slow down beside collectives."""

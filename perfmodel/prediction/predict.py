@@ -1,0 +1,215 @@
+"""The path of a prediction: price, fold, settle, find the period, sample, explain.
+
+Every command asks a `Question` and takes this path, so equal questions have equal nanoseconds.
+`perfmodel.prediction.question` makes a question of a scenario: what it names is loaded once into a
+`Setting`, and its job is built. Executor and clock cannot change the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from perfmodel.costs.priced_job import PricedJob, stated_prices
+from perfmodel.costs.pricing import price_job
+from perfmodel.engine.steady import Replayer
+from perfmodel.execution.executor import Executor
+from perfmodel.graph.job import JobGraph
+from perfmodel.prediction.answer import Facts, InterferenceLoss, Interval, Prediction, Reasons, Run
+from perfmodel.prediction.assumptions import list_assumptions
+from perfmodel.prediction.explain import explain
+from perfmodel.prediction.interference import (
+    FoldedCosts,
+    SettledCosts,
+    fold_costs,
+    hold_back,
+    leave_out,
+    settle_interference,
+)
+from perfmodel.prediction.loops import (
+    Loop,
+    build_interval,
+    find_loop,
+    find_recorded_loop,
+    recorded_interval,
+    replay_samples,
+)
+from perfmodel.prediction.phases import PhaseClock
+from perfmodel.prediction.question import Question
+from perfmodel.prediction.scenario import Interference, Mode
+from perfmodel.prediction.time_parts import continue_explanation
+
+
+def predict(
+    question: Question, *, executor: Executor, clock: PhaseClock | None = None
+) -> Prediction:
+    """How long an iteration of *question* takes and, unless it asks for times alone, why."""
+    clock, replay, recording = clock or PhaseClock(), executor.replay, question.recording
+    settle = _contention_of(question)
+    loops: list[Loop] = []
+    # An iteration of many equal micro-batches has two smaller jobs, and is extrapolated.
+    for job in question.jobs:
+        with clock.phase("pricing", done=0.2):
+            priced = price(question, job)
+        with clock.phase("folding equal ranks", done=0.35):
+            alone = fold_costs(priced, is_folded=recording is None)
+        with clock.phase("modelling contention", done=0.4):
+            settled = settle(replay, alone)
+        with clock.phase("replaying", done=0.45):
+            if recording is None:
+                loops.append(find_loop(replay, alone, settled))
+            else:
+                loops.append(find_recorded_loop(recording, alone, settled))
+    with clock.phase("replaying samples", done=0.55):
+        drawn_ns = _draw(question, loops, replay)
+    reasons = None
+    if question.options.is_explained:
+        with clock.phase("explaining", done=0.9):
+            reasons = _explain(question, loops, replay)
+    found = _conclude(question, loops, drawn_ns, reasons)
+    if question.ends is not None:
+        found = _widen(found, question, question.ends, executor)
+    return replace(found, run=Run(executor.description, dict(clock.phase_s)))
+
+
+def price(question: Question, job: JobGraph) -> PricedJob:
+    """*job* with a price for every task; durations that it states stay."""
+    if question.cluster is None or question.known is not None:
+        return stated_prices(job, question.known)
+    assert question.stack is not None
+    return price_job(job, cluster=question.cluster, stack=question.stack)
+
+
+def _contention_of(question: Question) -> Callable[[Replayer, FoldedCosts], SettledCosts]:
+    """The rule that decides how long tasks take that run at the same time."""
+    if question.recording is not None:
+        return partial(hold_back, question.recording)
+    if question.options.interference is Interference.LEFT_OUT:
+        return leave_out
+    return settle_interference
+
+
+def _whole(question: Question, loops: Sequence[Loop], of: Callable[[Loop], int]) -> int:
+    """A quantity of the whole iteration, from those of its loops."""
+    return question.extrapolate(of(loops[0]), of(loops[-1]))
+
+
+def _iteration_ns(question: Question, loops: Sequence[Loop], mode: Mode) -> int:
+    return _whole(question, loops, lambda loop: loop.iteration_ns(mode))
+
+
+def _draw(question: Question, loops: Sequence[Loop], replay: Replayer) -> tuple[float, ...]:
+    """Times under drawn costs; those of a smaller job are kept in proportion."""
+    options, loop = question.options, loops[0]
+    priced = loop.settled.folded.priced
+    if not options.samples or not priced.relative_sigma.any():
+        return ()
+    times_ns = replay_samples(
+        replay,
+        priced.job,
+        priced.sample(options.samples, seed=options.seed),
+        iterations=loop.replay.iteration_count if options.mode is Mode.PERIOD else 1,
+    )
+    if len(loops) > 1:
+        whole_ns = _iteration_ns(question, loops, options.mode)
+        times_ns = times_ns * (whole_ns / loop.iteration_ns(options.mode))
+    return tuple(times_ns.tolist())
+
+
+def _explain(question: Question, loops: Sequence[Loop], replay: Replayer) -> Reasons:
+    """Why the iteration takes as long as it does, and what contention adds to it."""
+    mode = question.options.mode
+    evidences = [loop.evidence(mode, replay) for loop in loops]
+    explanations = [
+        explain(
+            evidence,
+            priced=loop.alone.priced,
+            memory_of_rank=question.memory_of_rank,
+            iteration_ns=loop.iteration_ns(mode),
+        )
+        for loop, evidence in zip(loops, evidences, strict=True)
+    ]
+    explanation = explanations[0]
+    if question.continuation is not None:
+        explanation = continue_explanation(
+            explanation,
+            explanations[-1],
+            question.continuation,
+            iteration_ns=_iteration_ns(question, loops, mode),
+        )
+    is_counted = question.options.interference is Interference.COUNTED
+    if question.recording is not None or not is_counted:
+        return Reasons(explanation, evidences[0])
+
+    def lost_ns(loop: Loop) -> int:
+        if not loop.settled.has_losses:
+            return 0
+        undisturbed = find_loop(replay, loop.alone, leave_out(replay, loop.alone))
+        return loop.iteration_ns(mode) - undisturbed.iteration_ns(mode)
+
+    loss = InterferenceLoss(_whole(question, loops, lost_ns), loops[0].settled.rounds)
+    return Reasons(explanation, evidences[0], loss)
+
+
+def _conclude(
+    question: Question, loops: Sequence[Loop], drawn_ns: tuple[float, ...], reasons: Reasons | None
+) -> Prediction:
+    """The times of *loops* as those of the whole iteration, with everything that is assumed."""
+    options, recording, first = question.options, question.recording, loops[0]
+    iteration_ns = _iteration_ns(question, loops, options.mode)
+    if recording is None:
+        interval = build_interval(np.array(drawn_ns), nominal_ns=iteration_ns)
+        isolated_ns = span_ns = _iteration_ns(question, loops, Mode.ISOLATED)
+        periods_ns: tuple[int, ...] = (iteration_ns,)
+    else:
+        interval = recorded_interval(recording.score, iteration_ns)
+        isolated_ns, span_ns, periods_ns = None, first.span_ns, first.periods_ns
+    loss = None if reasons is None else reasons.interference
+    return Prediction(
+        mode=options.mode,
+        period_ns=_iteration_ns(question, loops, Mode.PERIOD),
+        isolated_ns=isolated_ns,
+        interval=interval,
+        assumptions=list_assumptions(question, first, loss, is_drawn=bool(drawn_ns)),
+        facts=_find_facts(question, first),
+        span_ns=span_ns,
+        periods_ns=periods_ns,
+        drawn_ns=drawn_ns,
+        score=None if recording is None else recording.score,
+        scenario=question.scenario,
+        reasons=reasons,
+        run=Run("", {}),
+    )
+
+
+def _find_facts(question: Question, loop: Loop) -> Facts:
+    cluster, stack, job = question.cluster, question.stack, question.job
+    is_period = question.options.mode is Mode.PERIOD
+    return Facts(
+        job=job.facts.name,
+        device=None if cluster is None else cluster.device.name,
+        device_memory_bytes=None if cluster is None else cluster.device.memory_bytes,
+        stack=None if stack is None else stack.name,
+        batch=None if question.work is None else question.work.samples,
+        rank_count=job.rank_count,
+        task_count=question.extrapolate(job.task_count, question.jobs[-1].task_count),
+        iterations_replayed=loop.replay.iteration_count if is_period else 1,
+        work=question.work,
+    )
+
+
+def _widen(
+    found: Prediction, question: Question, ends: tuple[JobGraph, JobGraph], executor: Executor
+) -> Prediction:
+    """*found* with an interval that reaches to both *ends* of what the job could be."""
+    from perfmodel.whatif.scaling_out import DOUBT  # only a job that is moved needs what-ifs
+
+    times = replace(question, options=replace(question.options, is_explained=False))
+    low, high = (predict(times.changed_to(job), executor=executor).interval for job in ends)
+    interval = Interval(
+        min(low.low_ns, found.interval.low_ns), max(high.high_ns, found.interval.high_ns)
+    )
+    return replace(found, interval=interval, assumptions=(*found.assumptions, DOUBT))

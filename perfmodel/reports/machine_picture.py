@@ -1,0 +1,420 @@
+"""Pictures of machines: boxes and wires, the thicker the faster.
+
+Rows from top to bottom: NVSwitch, GPUs, PCIe switches, CPU sockets and NICs, fabric. Of a rack
+only the first trays are drawn, the others are equal. A wire is drawn once for both directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.base.units import format_bandwidth
+from perfmodel.reports.pictures import as_written, check_picture_path, save_picture
+from topologies import Cluster, Fabric, FabricKind, Link, LinkKind, Topology, Vertex, VertexKind
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK = "#22303c"
+QUIET = "#66727d"
+PAPER = "#ffffff"
+BOX_HEIGHT = 0.52
+BOX_COLOURS = {
+    "gpu": ("#dff0d2", "#5a8f29"),
+    "nvswitch": ("#c9e6b2", "#4a7c1f"),
+    "pcie_switch": ("#e3e8f6", "#5369ad"),
+    "cpu": ("#fbe9cf", "#b87a1f"),
+    "nic": ("#f8dfe5", "#b04a66"),
+    "fabric": ("#f3e6ea", "#b04a66"),
+}
+LABELS = {"nvswitch": "NVSwitch", "pcie_switch": "PCIe", "cpu": "CPU", "nic": "NIC", "gpu": "GPU"}
+WIRE_COLOURS = {
+    LinkKind.NVLINK: "#6fae2f",
+    LinkKind.NVLINK_C2C: "#1f9a8a",
+    LinkKind.PCIE: "#7d8fc9",
+    LinkKind.CPU: "#dba24a",
+    LinkKind.NIC: "#cf6d88",
+}
+KIND_WORDS = {
+    LinkKind.NVLINK: "NVLink",
+    LinkKind.NVLINK_C2C: "NVLink-C2C",
+    LinkKind.PCIE: "PCIe",
+    LinkKind.CPU: "between sockets",
+    LinkKind.NIC: "network",
+}
+TRAYS_SHOWN = 2
+ROW_GAP = 1.55
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The middle of a box, and its width."""
+
+    x: float
+    y: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Places of the vertices drawn, the columns they take, and the lowest row."""
+
+    places: dict[str, Place]
+    columns: int
+    hidden_trays: int
+    bottom: float
+
+
+def build_plan(topology: Topology) -> Plan:
+    """Give every vertex of *topology* that is drawn its place."""
+    share = 1.0
+    hidden = 0
+    if topology.trays > TRAYS_SHOWN:
+        hidden = topology.trays - TRAYS_SHOWN
+        share = TRAYS_SHOWN / topology.trays
+    gpus, switches, cpus, nics = (
+        _first(topology.of_kind(kind), share)
+        for kind in (VertexKind.GPU, VertexKind.PCIE_SWITCH, VertexKind.CPU, VertexKind.NIC)
+    )
+    places = {gpu.name: Place(float(column), 0.0, 0.8) for column, gpu in enumerate(gpus)}
+    columns = len(gpus)
+    middle = (columns - 1) / 2
+    top = ROW_GAP * 1.05
+    nvswitches = topology.of_kind(VertexKind.NVSWITCH)
+    for number, vertex in enumerate(nvswitches):
+        part = columns / len(nvswitches)
+        x = middle - columns / 2 + part * (number + 0.5)
+        places[vertex.name] = Place(x, top, part - 0.2)
+    level = 0.0
+    if switches:
+        level -= ROW_GAP
+        _put_below(topology, switches, places, level, 0.95)
+    nic_level = level - ROW_GAP
+    cpu_level = nic_level - (0.9 * ROW_GAP if switches and nics else 0.0)
+    _put_below(topology, cpus, places, cpu_level, 0.8)
+    if not switches and cpus:
+        nic_level = cpu_level - ROW_GAP
+    _put_nics(topology, nics, places, nic_level)
+    _clear_wires(places)
+    bottom = min((place.y for place in places.values()), default=0.0)
+    return Plan(places, columns, hidden, bottom)
+
+
+def _first(vertices: tuple[Vertex, ...], share: float) -> list[Vertex]:
+    return list(vertices[: round(len(vertices) * share)])
+
+
+def _neighbours(topology: Topology, name: str, places: Iterable[str]) -> list[str]:
+    known = set(places)
+    return [link.target for link in topology.links if link.source == name and link.target in known]
+
+
+def _put_below(
+    topology: Topology, vertices: list[Vertex], places: dict[str, Place], y: float, width: float
+) -> None:
+    """Stand each vertex under the middle of what it is wired to above."""
+    above = list(places)
+    for number, vertex in enumerate(vertices):
+        xs = [
+            places[name].x
+            for name in _neighbours(topology, vertex.name, above)
+            if places[name].y < ROW_GAP
+        ]
+        places[vertex.name] = Place(sum(xs) / len(xs) if xs else float(number), y, width)
+
+
+def _put_nics(topology: Topology, nics: list[Vertex], places: dict[str, Place], y: float) -> None:
+    """Stand NICs left and right below what they are plugged into, its own wire between them."""
+    homes: dict[str, list[Vertex]] = {}
+    for nic in nics:
+        wired = _neighbours(topology, nic.name, list(places))
+        for home in sorted(wired, key=lambda name: name.startswith("gpu"))[:1]:
+            homes.setdefault(home, []).append(nic)
+    crowded = len(homes) > len([name for name in places if name.startswith("gpu")]) // 2
+    for home, guests in homes.items():
+        beside = home.startswith(VertexKind.PCIE_SWITCH.value) and len(guests) == 1
+        shift = (0.35 if crowded else 0.5) if beside else (len(guests) - 1) / 2
+        width = 0.55 if beside and crowded else 0.66
+        for number, nic in enumerate(guests):
+            places[nic.name] = Place(places[home].x - shift + number, y, width)
+
+
+def _clear_wires(places: dict[str, Place]) -> None:
+    """Move sockets off the wires that NICs above them send down."""
+    nics = [place for name, place in places.items() if name.startswith("nic")]
+    xs = sorted(nic.x for nic in nics)
+    gaps = [(a + b) / 2 for a, b in pairwise(xs)]
+    for name, place in list(places.items()):
+        below = name.startswith("cpu") and any(nic.y > place.y for nic in nics)
+        reach = place.width / 2 + 0.05
+        if below and gaps and any(abs(x - place.x) < reach for x in xs):
+            free = min(gaps, key=lambda x: abs(x - place.x))
+            places[name] = Place(free, place.y, place.width)
+
+
+def write_picture(topology: Topology, path: Path, cluster: Cluster | None = None) -> None:
+    """Draw *topology* into *path*, a PNG or SVG file."""
+    check_picture_path(path)
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "perfmodel"
+    from matplotlib import pyplot
+
+    plan = build_plan(topology)
+    left, right = -0.9, plan.columns - 0.1
+    low = plan.bottom - (ROW_GAP if topology.fabric else 0.0) - 0.35
+    arcs = _arc_height(topology, plan)
+    high = max(arcs, max(place.y for place in plan.places.values()) + 0.45)
+    width = max(7.0, 1.05 * (right - left))
+    scale = width / (right - left)
+    legend_inches = 0.3 * len(build_legend(topology, plan)) / 2 + 0.45
+    height = (high - low) * min(scale, 1.05) * 0.82 + legend_inches + 0.75
+    figure = pyplot.figure(figsize=(width, height), facecolor=PAPER)
+    bottom, top = legend_inches / height, 1 - 0.72 / height
+    axes = figure.add_axes((0.02, bottom, 0.96, top - bottom))
+    axes.set(xlim=(left, right), ylim=(low, high))
+    axes.axis("off")
+    _paint_wires(axes, topology, plan)
+    _paint_boxes(axes, topology, plan)
+    if topology.fabric is not None:
+        _paint_fabric(axes, topology.fabric, plan)
+    _paint_words(figure, topology, plan, cluster)
+    save_picture(figure, path, dpi=160, facecolor=PAPER)
+    pyplot.close(figure)
+
+
+def _paint_wires(axes: Axes, topology: Topology, plan: Plan) -> None:
+    for link in drawn_links(topology, plan):
+        a, b = plan.places[link.source], plan.places[link.target]
+        style: dict[str, Any] = {
+            "color": WIRE_COLOURS[link.kind],
+            "lw": line_width(link.bandwidth_bytes_per_s),
+            "zorder": 1,
+            "solid_capstyle": "round",
+        }
+        if a.y == b.y and link.kind is LinkKind.NVLINK:
+            _paint_arc(axes, a, b, style, lift=_lift(a, b))
+        elif a.y == b.y and _stands_between(plan, a, b):
+            _paint_arc(axes, a, b, style, lift=-0.25 - 0.12 * abs(a.x - b.x))
+        elif a.y == b.y:
+            axes.plot((a.x, b.x), (a.y, b.y), **style)
+        elif (straight := _shared_x(a, b)) is not None:
+            axes.plot((straight, straight), (a.y, b.y), **style)
+        else:
+            fans_out = "nic:" in link.source + link.target
+            upper, lower = sorted((a, b), key=lambda place: -place.y)
+            _paint_elbow(axes, upper, lower, style, fans_out=fans_out)
+
+
+def _shared_x(a: Place, b: Place) -> float | None:
+    """The middle of the narrow box where it stands straight under or over a wide one."""
+    narrow, wide = sorted((a, b), key=lambda place: place.width)
+    is_under = wide.width > 1 and abs(narrow.x - wide.x) < wide.width / 2
+    return narrow.x if is_under else None
+
+
+def _stands_between(plan: Plan, a: Place, b: Place) -> bool:
+    low, high = sorted((a.x, b.x))
+    return any(place.y == a.y and low < place.x < high for place in plan.places.values())
+
+
+def _paint_elbow(
+    axes: Axes, upper: Place, lower: Place, style: dict[str, Any], *, fans_out: bool
+) -> None:
+    """Down, across, down, each wire on its own way out of the upper box or into the lower.
+
+    Far wires turn below near ones, so that wires that meet at one box do not cross.
+    """
+    away = lower.x - upper.x
+    start = upper.x + (_spread(away) if fans_out else 0.0)
+    end = lower.x - (0.0 if fans_out else _spread(away))
+    turn = lower.y + BOX_HEIGHT / 2 + 0.2 + 0.25 / (1 + abs(away))
+    ys = (upper.y, turn, turn, lower.y)
+    axes.plot((start, start, end, end), ys, solid_joinstyle="round", **style)
+
+
+def _spread(away: float) -> float:
+    """How far from the middle of a box a wire to or from a neighbour *away* is fixed."""
+    return 0.3 * away / (0.4 + abs(away))
+
+
+def _paint_arc(axes: Axes, a: Place, b: Place, style: dict[str, Any], *, lift: float) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Curve
+
+    rim = math.copysign(BOX_HEIGHT / 2, lift)
+    start, end = a.y + rim, b.y + rim
+    shift = 0.12 if b.x > a.x else -0.12
+    points = [
+        (a.x + shift, start),
+        (a.x + shift, start + lift),
+        (b.x - shift, end + lift),
+        (b.x - shift, end),
+    ]
+    curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+    axes.add_patch(
+        PathPatch(curve, fill=False, edgecolor=style["color"], lw=style["lw"], zorder=1, alpha=0.9)
+    )
+
+
+def _lift(a: Place, b: Place) -> float:
+    return 0.3 + 0.5 * abs(a.x - b.x)
+
+
+def _arc_height(topology: Topology, plan: Plan) -> float:
+    lifts = [
+        _lift(plan.places[link.source], plan.places[link.target])
+        for link in drawn_links(topology, plan)
+        if link.kind is LinkKind.NVLINK and plan.places[link.source].y == plan.places[link.target].y
+    ]
+    return BOX_HEIGHT / 2 + 0.75 * max(lifts, default=0.0) + 0.15
+
+
+def _paint_boxes(axes: Axes, topology: Topology, plan: Plan) -> None:
+    chips = {vertex.name: vertex for vertex in topology.vertices}
+    for name, place in plan.places.items():
+        kind, _, index = name.partition(":")
+        vertex = chips[name]
+        text = f"{LABELS[kind]} {index}"
+        if kind == "nvswitch":
+            reduces = ", they reduce (NVLS)" if vertex.reduces else ""
+            text = f"NVSwitch, {vertex.chips} chips{reduces}"
+        _paint_box(axes, place, kind, text)
+
+
+def _paint_box(axes: Axes, place: Place, kind: str, text: str) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    face, edge = BOX_COLOURS[kind]
+    corner = (place.x - place.width / 2 + 0.06, place.y - BOX_HEIGHT / 2 + 0.06)
+    axes.add_patch(
+        FancyBboxPatch(
+            corner,
+            place.width - 0.12,
+            BOX_HEIGHT - 0.12,
+            boxstyle="round,pad=0.06,rounding_size=0.09",
+            facecolor=face,
+            edgecolor=edge,
+            lw=1.1,
+            zorder=3,
+        )
+    )
+    axes.text(
+        place.x,
+        place.y - 0.01,
+        as_written(text),
+        ha="center",
+        va="center",
+        fontsize=9,
+        color=INK,
+        zorder=4,
+    )
+
+
+def _paint_fabric(axes: Axes, fabric: Fabric, plan: Plan) -> None:
+    place = Place((plan.columns - 1) / 2, plan.bottom - ROW_GAP * 0.95, plan.columns - 0.2)
+    width = line_width(fabric.nic_bandwidth_bytes_per_s)
+    for name, nic in plan.places.items():
+        if name.startswith("nic"):
+            axes.plot(
+                (nic.x, nic.x),
+                (nic.y, place.y),
+                color=WIRE_COLOURS[LinkKind.NIC],
+                lw=width,
+                zorder=1,
+            )
+    wiring = (
+        "one leaf per rail" if fabric.kind is FabricKind.RAIL_OPTIMISED else "all NICs on one leaf"
+    )
+    spine = f"spine {fabric.oversubscription:g} to 1"
+    text = f"fabric: {wiring}, {fabric.hosts_per_leaf} hosts per leaf, {spine}"
+    _paint_box(axes, place, "fabric", text)
+
+
+def _paint_words(figure: Any, topology: Topology, plan: Plan, cluster: Cluster | None) -> None:
+    from matplotlib.lines import Line2D
+
+    height = figure.get_size_inches()[1]
+    title = topology.name
+    if cluster is not None and cluster.host_count > 1:
+        title += f", {cluster.host_count} hosts, {cluster.rank_count} GPUs"
+    title = as_written(title)
+    figure.text(0.03, 1 - 0.16 / height, title, fontsize=15, weight="bold", color=INK, va="top")
+    words = as_written(topology.description)
+    if plan.hidden_trays:
+        words += f" ({plan.hidden_trays} more trays like these are not drawn)"
+    figure.text(0.03, 1 - 0.47 / height, words, fontsize=9.5, color=QUIET, va="top")
+    handles = [
+        Line2D([], [], color=entry.colour, lw=entry.width, label=entry.words)
+        for entry in build_legend(topology, plan)
+    ]
+    figure.legend(
+        handles=handles,
+        loc="lower center",
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        title="bandwidth each way",
+        title_fontproperties={"size": 9},
+        handlelength=2.6,
+        columnspacing=3.0,
+    )
+
+
+def drawn_links(topology: Topology, plan: Plan) -> list[Link]:
+    """One link of each two-way pair, with both ends in the picture."""
+    seen: set[frozenset[str]] = set()
+    drawn = []
+    for link in topology.links:
+        ends = frozenset((link.source, link.target))
+        if ends <= plan.places.keys() and ends not in seen:
+            seen.add(ends)
+            drawn.append(link)
+    return drawn
+
+
+def line_width(bandwidth_bytes_per_s: float) -> float:
+    """The width of a wire in the picture, in points."""
+    return 1.0 + 0.62 * max(0.0, math.log2(bandwidth_bytes_per_s / 12e9))
+
+
+@dataclass(frozen=True, slots=True)
+class LegendEntry:
+    """One sort of wire and the words for it."""
+
+    colour: str
+    words: str
+    width: float
+
+
+def build_legend(topology: Topology, plan: Plan) -> list[LegendEntry]:
+    """An entry for each sort of wire in the picture."""
+    entries: dict[tuple[LinkKind, float], LegendEntry] = {}
+    for link in drawn_links(topology, plan):
+        width = line_width(link.bandwidth_bytes_per_s)
+        entry = LegendEntry(WIRE_COLOURS[link.kind], _wire_words(link), width)
+        entries.setdefault((link.kind, link.bandwidth_bytes_per_s), entry)
+    legend = list(entries.values())
+    fabric = topology.fabric
+    if fabric is not None:
+        gbit = fabric.nic_bandwidth_bytes_per_s * 8e-9 / fabric.nic_lanes
+        lanes = f"{fabric.nic_lanes} x " if fabric.nic_lanes > 1 else ""
+        width = line_width(fabric.nic_bandwidth_bytes_per_s)
+        words = f"NIC  {lanes}{gbit:g} Gbit/s"
+        legend.append(LegendEntry(WIRE_COLOURS[LinkKind.NIC], words, width))
+    return legend
+
+
+def _wire_words(link: Link) -> str:
+    total = format_bandwidth(link.bandwidth_bytes_per_s)
+    if link.lanes == 1:
+        return f"{KIND_WORDS[link.kind]}  {total}"
+    one = format_bandwidth(link.bandwidth_bytes_per_s / link.lanes)
+    return f"{KIND_WORDS[link.kind]}  {link.lanes} x {one} = {total}"

@@ -1,0 +1,290 @@
+"""Reports of machines: what one has, how its GPUs reach each other, which links a job keeps busy.
+
+The matrix uses the words of `nvidia-smi topo -m`; a table gives the bandwidth, latency and route
+of every word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import permutations
+
+import numpy as np
+
+from perfmodel.base.dtypes import DType
+from perfmodel.base.errors import PerfModelError
+from perfmodel.base.units import format_bandwidth, format_duration, format_size
+from perfmodel.prediction.answer import Evidence, Prediction
+from perfmodel.prediction.explain import merge_numbers
+from perfmodel.reports.blocks import (
+    Block,
+    Matrix,
+    Range,
+    Ranges,
+    Report,
+    Section,
+    Sentences,
+    Table,
+)
+from perfmodel.reports.text import name_ranks
+from topologies import (
+    Cluster,
+    Device,
+    Fabric,
+    FabricKind,
+    Link,
+    LinkKind,
+    Route,
+    Topology,
+    load_topology,
+)
+from topologies.link import VertexKind
+
+INSIDE, BETWEEN = "links inside the host", "network card"
+MOST_LINES = 12
+MOST_LABELS = 8
+MOST_MATRIX_GPUS = 16
+MOST_SOCKETS_SHOWN = 4
+PEAKS = (DType.FP32, DType.TF32, DType.FP16, DType.BF16, DType.FP8, DType.NVFP4)
+
+
+def report_topology(topology: Topology, cluster: Cluster | None = None) -> Report:
+    """The machine, and *cluster* where several hosts of it were asked for."""
+    gpus = range(topology.gpus_per_host)
+    wiring = [[line] for line in _wiring(topology)]
+    routes = list(_iter_routes(topology))
+    has_matrix = 1 < len(gpus) <= MOST_MATRIX_GPUS
+    sections = [
+        Section("", [Table((), _facts(topology), wraps=(1,))]),
+        Section("Wiring", [Table((), wiring, code=(0,))] if wiring else []),
+        Section("GPU to GPU", [_matrix(topology)] if has_matrix else []),
+        Section("Routes", [_route_table(routes)] if routes else []),
+    ]
+    if cluster is not None and cluster.host_count > 1:
+        title = f"{cluster.host_count} hosts, {cluster.rank_count} GPUs"
+        sections.append(Section(title, [_route_table(_iter_host_routes(cluster))]))
+    sections.append(Section("Notes", [Sentences(topology.notes)] if topology.notes else []))
+    sections.append(Section("Source", [Sentences([topology.source])]))
+    return Report(f"{topology.name}: {topology.description}", sections=sections)
+
+
+def _facts(topology: Topology) -> list[tuple[str, str]]:
+    copy = format_bandwidth(topology.host_copy_bandwidth_bytes_per_s)
+    nvlink = _nvlink_line(topology)
+    fabric = topology.fabric
+    return [
+        ("GPU", f"{topology.gpus_per_host} x {_device_line(topology.device)}"),
+        *([("NVLink", nvlink)] if nvlink else []),
+        ("Host", f"{topology.host_cpu or 'CPU not stated'}; copies to a GPU {copy}"),
+        ("Network", _fabric_line(topology, fabric) if fabric else "none, one host only"),
+    ]
+
+
+def _device_line(device: Device) -> str:
+    peaks = [
+        f"{dtype.value} {device.peak_flops[dtype] / 1e12:.5g}"
+        for dtype in PEAKS
+        if dtype in device.peak_flops
+    ]
+    memory = format_size(device.memory_bytes)
+    bandwidth = format_bandwidth(device.memory_bandwidth_bytes_per_s)
+    return (
+        f"{device.description}; {memory} at {bandwidth}; {device.power_w:g} W; "
+        f"TFLOP/s {', '.join(peaks)}"
+    )
+
+
+def _nvlink_line(topology: Topology) -> str:
+    total = topology.nvlink_bandwidth_bytes_per_s(0)
+    if not total:
+        return ""
+    switches = topology.of_kind(VertexKind.NVSWITCH)
+    reduces = ", which reduce (NVLS)" if topology.has_nvls else ""
+    through = f" to {switches[0].chips} NVSwitch chips{reduces}" if switches else " in a mesh"
+    return f"{format_bandwidth(total)} each way out of a GPU{through}"
+
+
+def _fabric_line(topology: Topology, fabric: Fabric) -> str:
+    gbit = fabric.nic_bandwidth_bytes_per_s * 8 / 1e9 / fabric.nic_lanes
+    lanes = f"{fabric.nic_lanes} x " if fabric.nic_lanes > 1 else ""
+    kind = "rail-optimised" if fabric.kind is FabricKind.RAIL_OPTIMISED else "flat"
+    nics = "1 NIC" if topology.nics_per_host == 1 else f"{topology.nics_per_host} NICs"
+    return (
+        f"{nics} of {lanes}{gbit:g} Gbit/s, {kind}, "
+        f"{fabric.hosts_per_leaf} hosts per leaf, spine {fabric.oversubscription:g} to 1"
+    )
+
+
+def _wiring(topology: Topology) -> Iterator[str]:
+    """Every socket and what hangs below it."""
+    sockets = topology.of_kind(VertexKind.CPU)
+    shown = sockets if len(sockets) <= MOST_SOCKETS_SHOWN else sockets[:1]
+    for socket in shown:
+        below = [link for link in topology.links if link.source == socket.name]
+        below = [link for link in below if link.kind is not LinkKind.CPU]
+        yield socket.name
+        for number, link in enumerate(_bundles(below)):
+            branch = "└─" if number == len(_bundles(below)) - 1 else "├─"
+            yield f"{branch} {_bundle_line(topology, link)}"
+    if len(shown) < len(sockets):
+        yield f"... and {len(sockets) - len(shown)} more sockets alike"
+
+
+def _bundles(links: list[Link]) -> list[list[Link]]:
+    """Links to switches one by one, links to end points of one sort and rate together."""
+    bundles: dict[tuple[str, str, float], list[Link]] = {}
+    for link in links:
+        kind, _, index = link.target.partition(":")
+        alone = index if kind == VertexKind.PCIE_SWITCH.value else ""
+        bundles.setdefault((kind, alone, link.bandwidth_bytes_per_s), []).append(link)
+    return list(bundles.values())
+
+
+def _bundle_line(topology: Topology, bundle: list[Link]) -> str:
+    first = bundle[0]
+    names = "  ".join(link.target for link in bundle)
+    line = f"{first.kind.value} {format_bandwidth(first.bandwidth_bytes_per_s)}  {names}"
+    if not first.target.startswith(VertexKind.PCIE_SWITCH.value):
+        return line
+    below = [
+        link.target
+        for link in topology.links
+        if link.source == first.target and not link.target.startswith(VertexKind.CPU.value)
+    ]
+    return f"{line} ── {'  '.join(below)}"
+
+
+def route_word(route: Route) -> str:
+    """The word `nvidia-smi topo -m` has for *route*; NVB for NVLink through another GPU."""
+    if route.is_nvlink:
+        lanes = min(link.lanes for link in route.links)
+        return f"NVB{lanes}" if route.passes_gpu else f"NV{lanes}"
+    if LinkKind.CPU in route.kinds:
+        return "SYS"
+    return "PHB" if route.passes_cpu else "PIX"
+
+
+def _matrix(topology: Topology) -> Matrix:
+    gpus = range(topology.gpus_per_host)
+    rows = []
+    for gpu_a in gpus:
+        words = [
+            "-" if gpu_a == gpu_b else route_word(topology.gpu_route(gpu_a, gpu_b))
+            for gpu_b in gpus
+        ]
+        rows.append((str(gpu_a), [(word, 0.0) for word in words]))
+    return Matrix("GPU", [str(gpu) for gpu in gpus], rows)
+
+
+def _iter_routes(topology: Topology) -> Iterator[tuple[str, Route]]:
+    """An example of each word of the matrix, then the ways out of a GPU."""
+    seen: set[tuple[str, float]] = set()
+    for gpu_a, gpu_b in permutations(range(topology.gpus_per_host), 2):
+        route = topology.gpu_route(gpu_a, gpu_b)
+        key = (route_word(route), route.bandwidth_bytes_per_s)
+        if key not in seen:
+            seen.add(key)
+            yield key[0], route
+    if topology.of_kind(VertexKind.CPU):
+        yield "CPU", topology.cpu_route(0)
+    if topology.nic_of_gpu:
+        yield "NIC", topology.nic_route(0)
+
+
+def _iter_host_routes(cluster: Cluster) -> Iterator[tuple[str, Route]]:
+    near = cluster.route(0, cluster.ranks_per_host)
+    yield "near", near
+    remote = cluster.route(0, cluster.rank_count - 1)
+    if remote.latency_ns > near.latency_ns:
+        yield "far", remote
+
+
+def _route_table(routes: Iterable[tuple[str, Route]]) -> Table:
+    rows = [
+        (
+            word,
+            format_bandwidth(route.bandwidth_bytes_per_s),
+            format_duration(route.latency_ns),
+            " > ".join([route.source, *route.stops, route.target]),
+        )
+        for word, route in routes
+    ]
+    headings = ("", "each way", "latency", "for example")
+    return Table(headings, rows, numeric=(1, 2), wraps=(3,))
+
+
+def build_links(prediction: Prediction) -> list[Block]:
+    """The machine, how long each class of ranks keeps its links busy, and with what."""
+    scenario = prediction.scenario
+    if scenario is None or scenario.topology is None:
+        return []
+    try:
+        topology = load_topology(scenario.topology)
+    except PerfModelError:
+        # A page may be made where the file of the machine is not.
+        return []
+    hosts = ("hosts", f"{scenario.hosts or 1} x {topology.name}")
+    blocks: list[Block] = [Table((), [hosts, *_facts(topology)])]
+    busy = _busy(prediction)
+    if not busy:
+        return [*blocks, Sentences(["No collective keeps a link busy."])]
+    window = format_duration(prediction.evidence.window.length_ns)
+    note = (
+        f"How long collectives keep the links of a rank busy in the {window} of the timeline, at "
+        "the speed that software reaches."
+    )
+    return [*blocks, Ranges(busy[:MOST_LINES], note), *_by_label(prediction)]
+
+
+def _busy(prediction: Prediction) -> list[Range]:
+    """Busiest first; ties by rank."""
+    evidence = prediction.evidence
+    found = [
+        (name_ranks(evidence.class_ranks[rank]), word, float(busy_ns))
+        for rank, times in _of_ranks(evidence)
+        for word, busy_ns in zip((INSIDE, BETWEEN), times.sum(axis=0), strict=True)
+        if busy_ns > 0
+    ]
+    whole_ns = max(evidence.window.length_ns, 1)
+    most = max((busy_ns for *_, busy_ns in found), default=0.0)
+    found.sort(key=lambda one: -one[2])
+    return [
+        Range(
+            f"{ranks}, {word}",
+            f"{format_duration(busy_ns)}, {busy_ns / whole_ns:.0%}",
+            min(busy_ns / whole_ns, 1.0),
+            min(busy_ns / whole_ns, 1.0),
+            min(busy_ns / whole_ns, 1.0),
+            is_best=busy_ns == most,
+        )
+        for ranks, word, busy_ns in found
+    ]
+
+
+def _of_ranks(evidence: Evidence) -> Iterator[tuple[int, np.ndarray]]:
+    """For every rank of the folded job, tasks by links: how long each is busy."""
+    priced = evidence.priced
+    if priced is None:
+        return
+    for rank in range(evidence.job.rank_count):
+        rows = priced.durations.rows_of(evidence.job, rank)
+        yield rank, priced.durations.values_ns[rows, :1] * priced.link_use[rows]
+
+
+def _by_label(prediction: Prediction) -> list[Block]:
+    """What the busiest rank sends."""
+    evidence = prediction.evidence
+    loads = list(_of_ranks(evidence))
+    rank, times = max(loads, key=lambda load: float(load[1].sum(axis=0).max()))
+    totals: dict[str, np.ndarray] = {}
+    for task in np.flatnonzero(times.any(axis=1)).tolist():
+        label = merge_numbers(evidence.job.labels[int(evidence.job.program_of(rank).label[task])])
+        totals[label] = totals.get(label, np.zeros(2)) + times[task]
+    busiest = sorted(totals, key=lambda label: (-float(totals[label].max()), label))
+    rows = [
+        (label, *(format_duration(float(one)) if one else "" for one in totals[label]))
+        for label in busiest[:MOST_LABELS]
+    ]
+    name = name_ranks(evidence.class_ranks[rank])
+    headings = (f"busiest on {name}", INSIDE, BETWEEN)
+    return [Table(headings, rows, numeric=(1, 2), finds=(0,))]

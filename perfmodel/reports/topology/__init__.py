@@ -1,1 +1,0 @@
-"""How a topology is shown."""

@@ -1,0 +1,231 @@
+"""The attention core as steps: one fused kernel, or GEMMs with passes over the scores.
+
+Unfused, a causal mask saves nothing: the whole matrix of scores is computed,
+masked and read. Plain eager code also copies queries, keys and values to make
+heads contiguous; a stack with a fused scale-mask-softmax does not.
+
+Ranks that share a sequence hold two mirrored chunks each, which makes causal work
+even: of the keys of another rank, either all queries see the first half, or half
+of the queries see all. Both are the same number of pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from collectives.collective import CollectiveKind
+from perfmodel.base.errors import WorkloadError
+from perfmodel.graph.ops import Attention, Gemm, Pass
+from perfmodel.stacks.stack import Fusion
+from perfmodel.workloads.kernels import dropout, elementwise
+from perfmodel.workloads.transformer.layout import Slot
+from perfmodel.workloads.transformer.shapes import layer_shape
+from perfmodel.workloads.transformer.spec import AttentionKernel, ContextKind
+from perfmodel.workloads.transformer.steps import (
+    Joining,
+    Step,
+    TransformerRun,
+    communication,
+    pointwise,
+)
+
+_KERNELS = {AttentionKernel.FMHA: "flash1"}
+"""Kernels by the generation that they are priced as: the fused one of 2020 is no better."""
+_TILE = 128
+"""Queries that a kernel works on at once; under a window they see it and each other."""
+
+
+def attention_steps(
+    run: TransformerRun, direction: Pass, *, has_window: bool = False
+) -> list[Step]:
+    """The steps between the qkv GEMM and the projection."""
+    spec, cp = run.spec, run.layout.cp
+    length = seen = spec.sequence_length
+    if has_window:
+        seen = (spec.model.window or length) + _TILE
+    if cp > 1:
+        if run.has_unfused_attention:
+            raise WorkloadError(
+                f"{spec.name}: cp={cp} needs a fused attention kernel, which adds up blocks of "
+                "keys, and this one is unfused. Set training.attention=flash, or cp=1."
+            )
+        most = length // 2 if spec.model.causal else length
+        context = _ContextAttention(run, direction, seen if seen < most else None)
+        if spec.parallel.cp_kind is ContextKind.ALL_GATHER:
+            return context.gathered(most)
+        return context.ring() if direction is Pass.FORWARD else context.ring_backward()
+    if run.has_unfused_attention:
+        return _unfused_steps(run, direction)
+    is_causal = spec.model.causal and seen >= length
+    return [_fused_step(run, direction, length, min(length, seen), is_causal=is_causal)]
+
+
+def _fused_step(
+    run: TransformerRun, direction: Pass, queries: int, keys: int, *, is_causal: bool
+) -> Step:
+    """One fused kernel over *queries* and *keys* tokens of every sequence.
+
+    In latent attention heads are wider in scores than in values; the mean of both widths counts
+    the same operations.
+    """
+    spec, layout = run.spec, run.layout
+    shape = layer_shape(spec.model, tp=layout.tp)
+    chosen = spec.training.attention
+    kernel = _KERNELS.get(chosen) or str(chosen.value)
+    if chosen is AttentionKernel.FLASH:
+        # Some fused kernel: the stack's own, unless the stack has none.
+        kernel = AttentionKernel.FLASH2.value if run.stack.unfuses_attention else "auto"
+    op = Attention(
+        batch=layout.micro_batch,
+        query_length=queries,
+        key_length=keys,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=(spec.model.query_width + spec.model.head_width) // 2,
+        dtype=run.dtype,
+        is_causal=is_causal,
+        direction=direction,
+        kernel=kernel,
+    )
+    operator = "scaled_dot_product_attention"
+    if direction is Pass.BACKWARD:
+        operator = "ScaledDotProductAttentionBackward"
+    return Step(operator, f"attention/core {direction.value}", (op,))
+
+
+def _unfused_steps(run: TransformerRun, direction: Pass) -> list[Step]:
+    """GEMMs for scores and their mixture, with passes over all scores between them."""
+    model, dtype, length = run.spec.model, run.dtype, run.spec.sequence_length
+    pairs = run.layout.micro_batch * layer_shape(model, tp=run.layout.tp).heads
+    width, scores = model.head_width, pairs * length**2
+    is_masked_in_softmax = run.fuses(Fusion.SOFTMAX_MASK)
+    is_backward = direction is Pass.BACKWARD
+    label = f"attention/core {direction.value}"
+    score = Gemm(length, length, width, dtype, batch=pairs)
+    # Also the gradients of queries, keys and values, which have the same shape.
+    mix = Gemm(length, width, length, dtype, batch=pairs)
+
+    def reorder(operator: str) -> Step:
+        return pointwise(operator, label, "transpose", pairs * length * width, dtype)
+
+    copies = [] if is_masked_in_softmax else [reorder("reshape")] * 3
+    word, reads = ("softmax_backward", 2) if is_backward else ("softmax", 1)
+    softmax = elementwise(word, scores, dtype, reads=reads, row_length=length)
+    steps = [Step("SoftmaxBackward" if is_backward else "softmax", label, (softmax,))]
+    if model.dropout:
+        operator = "MulBackward" if is_backward else "dropout"
+        dropped = Step(operator, label, (dropout(scores, dtype, is_backward=is_backward),))
+        steps.insert(0 if is_backward else 1, dropped)
+    if is_backward:
+        if not is_masked_in_softmax:
+            steps.append(pointwise("DivBackward", label, "div", scores, dtype))
+        first, last = (Step("BmmBackward", label, (one, mix)) for one in (score, mix))
+        return [reorder("TransposeBackward"), first, *steps, last, *copies]
+    if not is_masked_in_softmax:
+        scale = pointwise("div", label, "div", scores, dtype)
+        steps = [scale, pointwise("add", label, "mask", scores, dtype), *steps]
+    first, last = (Step("bmm", label, (one,)) for one in (score, mix))
+    return [*copies, first, *steps, last, reorder("reshape")]
+
+
+@dataclass(frozen=True, slots=True)
+class _ContextAttention:
+    """Attention over the keys and values of all ranks that share a sequence.
+
+    *windowed_keys* are the keys that a query sees under a window, where a window limits them.
+    """
+
+    run: TransformerRun
+    direction: Pass
+    windowed_keys: int | None
+
+    @property
+    def own(self) -> int:
+        """Tokens of a sequence on one rank."""
+        return self.run.spec.sequence_length // self.run.layout.cp
+
+    @property
+    def label(self) -> str:
+        return f"attention/core {self.direction.value}"
+
+    @property
+    def kv_elements(self) -> int:
+        """Numbers in keys and values of a rank's own tokens."""
+        model = self.run.spec.model
+        heads = layer_shape(model, tp=self.run.layout.tp).kv_heads
+        return self.run.tokens * heads * (model.query_width + model.head_width)
+
+    def gathered(self, most_keys: int) -> list[Step]:
+        """Attention behind a gather of all keys and values; gradients are scattered again."""
+        keys = self.windowed_keys or most_keys
+        core = _fused_step(self.run, self.direction, self.own, keys, is_causal=False)
+        steps = [self._collective(CollectiveKind.ALL_GATHER, "keys and values"), core]
+        if self.direction is Pass.FORWARD:
+            return steps
+        scatter = self._collective(CollectiveKind.REDUCE_SCATTER, "key and value gradients")
+        return [*steps, scatter]
+
+    def ring(self) -> list[Step]:
+        """Each turn attends to the present keys while the next ones arrive."""
+        model = self.run.spec.model
+        outputs = self.run.tokens * layer_shape(model, tp=self.run.layout.tp).projection.inputs
+        steps = []
+        for turn in range(self.run.layout.cp):
+            steps += self._pass_on(turn)
+            block = self._block(turn)
+            steps += block
+            if block and turn:
+                steps.append(self._merge(outputs))
+        return steps
+
+    def ring_backward(self) -> list[Step]:
+        """Keys and values go round again, followed by their gradients back to their rank."""
+        steps = []
+        for turn in range(self.run.layout.cp):
+            steps += [*self._pass_on(turn), *self._block(turn)]
+            if turn:
+                merge = self._merge(self.kv_elements)
+                steps.append(replace(merge, joins=(Joining.BLOCK_GRADIENT,)))
+            steps += self._send_and_receive("key and value gradients", Joining.BLOCK_GRADIENT)
+        return [*steps, self._wait(Joining.BLOCK_GRADIENT)]
+
+    def _block(self, turn: int) -> list[Step]:
+        """Attention over the keys that arrive in *turn*; all keys of a window in the first."""
+        is_causal, keys = self.run.spec.model.causal, self.own
+        is_masked = is_causal and turn == 0
+        if self.windowed_keys is not None:
+            if turn:
+                return []
+            keys, is_masked = self.windowed_keys, False
+        elif is_causal and turn:
+            keys //= 2
+        return [_fused_step(self.run, self.direction, self.own, keys, is_causal=is_masked)]
+
+    def _pass_on(self, turn: int) -> list[Step]:
+        """Send the present keys to the next rank, once they are here, and receive others."""
+        if turn + 1 < self.run.layout.cp:
+            return self._send_and_receive("keys and values", Joining.NEXT_BLOCK)
+        return [self._wait(Joining.NEXT_BLOCK)]
+
+    def _wait(self, joining: Joining) -> Step:
+        return Step("wait", f"{self.label} wait", joins=(joining,))
+
+    def _send_and_receive(self, what: str, joining: Joining) -> list[Step]:
+        name, size_bytes = f"{self.label} {what}", self.kv_elements * self.run.dtype.size_bytes
+        kind = CollectiveKind.SEND_RECV
+        moved = communication(kind, name, size_bytes, self.run.dtype, Slot.RING_OUT, Joining.NEVER)
+        joins = (joining,) if joining is Joining.NEXT_BLOCK else ()
+        return [
+            replace(moved, label=f"{name} send", joins=joins),
+            replace(moved, label=f"{name} receive", joining=joining, slot=Slot.RING_IN),
+        ]
+
+    def _merge(self, elements: int) -> Step:
+        """Add the result of a block to that of the blocks before it."""
+        name = f"{self.label} merge"
+        return pointwise("add", name, "residual_add", elements, self.run.dtype, reads=2)
+
+    def _collective(self, kind: CollectiveKind, what: str) -> Step:
+        size_bytes = self.kv_elements * self.run.dtype.size_bytes * self.run.layout.cp
+        name = f"{self.label} {what}"
+        return communication(kind, name, size_bytes, self.run.dtype, Slot.CONTEXT)

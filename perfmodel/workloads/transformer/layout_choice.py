@@ -1,0 +1,301 @@
+"""The choice of a layout: what a workload states of it, completed for a number of ranks.
+
+The layout with the fewest ranks per model copy that fits in memory is chosen,
+tensor parallelism inside a host before pipeline stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from perfmodel.base.errors import WorkloadError
+from perfmodel.base.units import format_size
+from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES
+from perfmodel.workloads.transformer.layout import Layout, split_layers_by_cost
+from perfmodel.workloads.transformer.memory import memory_of_stages
+from perfmodel.workloads.transformer.shapes import multiplied_parameters
+from perfmodel.workloads.transformer.spec import StageSplit, StateSharding, TransformerSpec
+
+USABLE_SHARE = 0.9
+_MICRO_BATCHES_PER_STAGE = 4
+_MOST_MICRO_BATCHES = 2**16
+_ENDS = 2
+_STATED = ("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch")
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLayout:
+    """A layout, whether it fits in the memory it was chosen for, and the peak of its ranks."""
+
+    layout: Layout
+    fits: bool
+    sentence: str
+    peak_bytes: int
+
+
+def choose_layout(
+    spec: TransformerSpec,
+    *,
+    rank_count: int,
+    ranks_per_host: int,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    stack: SoftwareStack | None = None,
+) -> ChosenLayout:
+    """The layout that *spec* states, completed for *rank_count* ranks of *memory_bytes* each.
+
+    Chains that *stack* does not fuse keep more activations; without a stack, all are fused.
+    """
+    candidates = _candidates(spec, rank_count, ranks_per_host)
+    if not candidates:
+        raise WorkloadError(_explain(spec, rank_count, ranks_per_host))
+    usable_bytes = int(memory_bytes * USABLE_SHARE)
+    needed: list[int] = []
+    for layout in candidates:
+        needed.append(peak_bytes(spec, layout, stack))
+        if needed[-1] <= usable_bytes:
+            grown = _grow_micro_batch(spec, layout, stack, usable_bytes)
+            most = needed[-1] if grown is layout else peak_bytes(spec, grown, stack)
+            return _described(spec, grown, most, usable_bytes)
+    least = min(needed)
+    return _described(spec, candidates[needed.index(least)], least, usable_bytes)
+
+
+def peak_bytes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None = None) -> int:
+    """Peak memory of the rank that needs most."""
+    return max(memory.total_bytes for memory in memory_of_stages(spec, layout, stack=stack))
+
+
+def _candidates(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> list[Layout]:
+    """The possible layouts with their smallest micro-batch, fewest ranks per model copy first."""
+    parallel, model = spec.parallel, spec.model
+    tps = [parallel.tp] if parallel.tp else _powers(min(ranks_per_host, rank_count))
+    if parallel.pp:
+        pps = [parallel.pp]
+    elif parallel.sharding.divides_weights:
+        pps = [1]
+    else:
+        pps = [pp for pp in _powers(rank_count) if model.layers % pp == 0]
+    splits = [
+        (tp, pp)
+        for tp in tps
+        for pp in pps
+        if next(_iter_faults(spec, tp, pp, rank_count, ranks_per_host), None) is None
+    ]
+    # A further stage costs more than a wider tensor split, so pipelines come last among equals.
+    splits.sort(key=lambda split: (split[0] * split[1], split[1]))
+    return [_smallest(spec, tp, pp, rank_count, ranks_per_host) for tp, pp in splits]
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(most.bit_length())]
+
+
+def _smallest(
+    spec: TransformerSpec, tp: int, pp: int, rank_count: int, ranks_per_host: int
+) -> Layout:
+    """The layout of tp x pp with the smallest micro-batch."""
+    parallel = spec.parallel
+    dp = rank_count // (tp * pp * parallel.cp)
+    micro_batch = parallel.micro_batch or 1
+    return Layout(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        micro_batch=micro_batch,
+        micro_batches=spec.batch // dp // micro_batch,
+        is_sequence_parallel=tp > 1 and parallel.sequence_parallel is not False,
+        interleaving=parallel.interleaving,
+        shard=_shard(spec, tp, dp * parallel.cp, ranks_per_host),
+        lengths=_lengths(spec, pp),
+        cp=parallel.cp,
+        ep=parallel.ep,
+        etp=parallel.etp,
+        expert_hosts=-(-parallel.ep * parallel.etp // ranks_per_host),
+    )
+
+
+def _iter_faults(
+    spec: TransformerSpec, tp: int, pp: int, rank_count: int, ranks_per_host: int
+) -> Iterator[str]:
+    """Every reason why tp x pp is impossible."""
+    parallel = spec.parallel
+    cp = parallel.cp
+    dp = rank_count // (tp * pp * cp)
+    step = max(1, dp) * (parallel.micro_batch or 1)
+    near = spec.batch // step * step
+    yield from _iter_tensor_faults(spec, tp)
+    yield from _iter_stage_faults(spec, pp, near // step)
+    if rank_count % (tp * pp * cp):
+        yield (
+            f"{rank_count} ranks do not divide by tp x pp{' x cp' if cp > 1 else ''} = "
+            f"{tp} x {pp}{f' x {cp}' if cp > 1 else ''}"
+        )
+    yield from _iter_context_faults(spec, tp)
+    yield from _iter_expert_faults(spec, tp, rank_count // pp)
+    if parallel.dp is not None and parallel.dp != dp:
+        yield (
+            f"dp={parallel.dp} is not {rank_count} ranks / (tp={tp} x pp={pp}"
+            f"{f' x cp={cp}' if cp > 1 else ''}) = {dp}"
+        )
+    if spec.batch % step:
+        yield (
+            f"batch ({spec.batch}) does not divide by dp x micro_batch = {step}; "
+            f"near: batch={f'{near} or batch=' if near else ''}{near + step}"
+        )
+    shard = _shard(spec, tp, dp * cp, ranks_per_host)
+    if shard == 1:
+        yield f"a shard_group of 1 divides nothing among dp={dp * cp} ranks: set sharding=none"
+    elif shard is not None and dp * cp % shard:
+        yield f"dp={dp * cp} does not divide by shard_group={shard}"
+
+
+def _iter_tensor_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
+    model, key_heads = spec.model, spec.model.key_heads
+    if model.heads % tp:
+        yield f"heads ({model.heads}) do not divide by tp={tp}"
+    if key_heads % tp and tp % key_heads:
+        yield f"kv_heads ({key_heads}) neither divide by tp={tp} nor divide it"
+    if model.ffn % tp:
+        yield f"ffn ({model.ffn}) does not divide by tp={tp}"
+    if tp > 1 and spec.parallel.sequence_parallel is not False and spec.sequence_length % tp:
+        yield f"sequence_length ({spec.sequence_length}) does not divide by tp={tp}"
+
+
+def _iter_stage_faults(spec: TransformerSpec, pp: int, micro_batches: int) -> Iterator[str]:
+    """Why layers cannot be spread over stages of several runs."""
+    runs, layers = spec.parallel.interleaving, spec.model.layers
+    lengths = _lengths(spec, pp)
+    if lengths is not None and min(lengths) < 0:
+        yield f"stage {lengths.index(-1) % pp} of pp={pp} would have nothing to do"
+    if pp * runs > layers + _ENDS:
+        yield f"layers ({layers}) are too few for pp x interleaving = {pp} x {runs}"
+    if runs > 1 and pp == 1:
+        yield f"interleaving={runs} needs pipeline stages, but pp=1"
+    if runs > 1 and spec.parallel.micro_batch and micro_batches % pp:
+        yield f"interleaving needs micro-batches ({micro_batches}) that divide by pp={pp}"
+
+
+def _iter_context_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
+    """Why sequences cannot be shared by cp ranks."""
+    cp, length = spec.parallel.cp, spec.sequence_length
+    # Two mirrored chunks per rank make causal work even.
+    parts = 2 * cp * (tp if spec.parallel.sequence_parallel is not False else 1)
+    if cp > 1 and length % parts:
+        yield f"sequence_length ({length}) does not divide by 2 x cp x tp = {parts}"
+    if spec.predicted_tokens % cp:
+        yield f"predicted tokens ({spec.predicted_tokens}) do not divide by cp={cp}"
+
+
+def _iter_expert_faults(spec: TransformerSpec, tp: int, ranks_of_stage: int) -> Iterator[str]:
+    """Why experts cannot be spread over the ranks of a stage."""
+    model, ep, etp = spec.model, spec.parallel.ep, spec.parallel.etp
+    if not model.has_experts:
+        if ep * etp > 1:
+            yield f"ep={ep} x etp={etp} needs experts, and the model has one"
+        return
+    if model.experts % ep:
+        yield f"experts ({model.experts}) do not divide by ep={ep}"
+    if model.expert_ffn % etp:
+        yield f"moe_ffn ({model.expert_ffn}) does not divide by etp={etp}"
+    if ranks_of_stage % (ep * etp):
+        yield f"{ranks_of_stage} ranks of a stage do not divide by ep x etp = {ep} x {etp}"
+    yield from _iter_combined_faults(spec, tp)
+    if model.shared_experts * model.expert_ffn % tp:
+        yield (
+            f"width of shared experts ({model.shared_experts} x {model.expert_ffn}) does not "
+            f"divide by tp={tp}"
+        )
+
+
+def _iter_combined_faults(spec: TransformerSpec, tp: int) -> Iterator[str]:
+    """Why experts cannot be combined with other parallelism and with adapters."""
+    parallel, ep, etp = spec.parallel, spec.parallel.ep, spec.parallel.etp
+    if tp > 1 and parallel.sequence_parallel is False:
+        yield f"experts under tp={tp} need sequence_parallel: else {tp} ranks send the same tokens"
+    is_separate = ep * etp != tp
+    if is_separate and parallel.sharding.divides_weights:
+        yield (
+            f"sharding={parallel.sharding.value} gathers weights over data-parallel ranks, and "
+            f"experts are spread separately from them (ep x etp = {ep} x {etp}, tp={tp})"
+        )
+    if is_separate and parallel.shard_group is not None:
+        yield "shard_group cannot be combined with ep"
+    if spec.training.adapters_only:
+        yield "adapters of experts are not modelled"
+
+
+def _explain(spec: TransformerSpec, rank_count: int, ranks_per_host: int) -> str:
+    parallel = spec.parallel
+    faults = _iter_faults(spec, parallel.tp or 1, parallel.pp or 1, rank_count, ranks_per_host)
+    values = {name: getattr(parallel, name) for name in _STATED}
+    stated = ", ".join(
+        f"{name}={value}"
+        for name, value in values.items()
+        if value is not None and not (name in ("cp", "ep", "etp") and value == 1)
+    )
+    return (
+        f"{spec.name} on {rank_count} ranks ({ranks_per_host} per host): no layout is possible"
+        f"{f' with {stated}' if stated else ''}: {next(faults, 'nothing divides')}. "
+        "Change parallel.*, batch or the number of ranks."
+    )
+
+
+def _lengths(spec: TransformerSpec, pp: int) -> tuple[int, ...] | None:
+    """Layers of each run where they are split by cost."""
+    parallel, model = spec.parallel, spec.model
+    if parallel.stages is StageSplit.EQUAL or pp == 1:
+        return None
+    return split_layers_by_cost(
+        model.layers,
+        pp * parallel.interleaving,
+        layer_cost=multiplied_parameters(model),
+        head_cost=model.vocab * model.hidden,
+    )
+
+
+def _shard(spec: TransformerSpec, tp: int, dp: int, ranks_per_host: int) -> int | None:
+    """Ranks that divide state: as stated, for `hsdp` those of a host, else all of them."""
+    parallel = spec.parallel
+    if not parallel.sharding.divides_state:
+        return None
+    if parallel.shard_group is not None:
+        return parallel.shard_group if parallel.shard_group != dp else None
+    of_host = max(1, ranks_per_host // tp)
+    return of_host if parallel.sharding is StateSharding.HSDP and of_host < dp else None
+
+
+def _grow_micro_batch(
+    spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None, usable_bytes: int
+) -> Layout:
+    """The largest micro-batch that divides, fits, and leaves a pipeline enough of them."""
+    if spec.parallel.micro_batch:
+        return layout
+    sequences = layout.micro_batch * layout.micro_batches
+    least = 1 if layout.pp == 1 else min(sequences, _MICRO_BATCHES_PER_STAGE * layout.pp)
+    for count in range(least, min(sequences, _MOST_MICRO_BATCHES) + 1):
+        is_even = layout.interleaving == 1 or count % layout.pp == 0
+        if sequences % count == 0 and is_even:
+            larger = layout.with_micro_batch(sequences // count)
+            if peak_bytes(spec, larger, stack) <= usable_bytes:
+                return larger
+    return layout
+
+
+def _described(
+    spec: TransformerSpec, layout: Layout, needed_bytes: int, usable_bytes: int
+) -> ChosenLayout:
+    fits = needed_bytes <= usable_bytes
+    context = f"cp={layout.cp} ({spec.parallel.cp_kind.value}), " if layout.cp > 1 else ""
+    experts = f"ep={layout.ep}, " if layout.ep > 1 else ""
+    sentence = (
+        f"Layout: tp={layout.tp}, pp={layout.pp}, {context}{experts}dp={layout.dp}, "
+        f"{layout.micro_batches} micro-batches of {layout.micro_batch} sequences per rank"
+    )
+    if not fits:
+        sentence += (
+            f"; no layout fits in {format_size(usable_bytes)}, this one needs "
+            f"{format_size(needed_bytes)}"
+        )
+    return ChosenLayout(layout, fits, sentence + ".", needed_bytes)
