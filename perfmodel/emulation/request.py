@@ -91,7 +91,7 @@ class Emulation:
 
     @property
     def script(self) -> str:
-        """What runs, in a word."""
+        """The script or module that runs."""
         return self.words[1] if self.words[0] == "-m" else self.words[0]
 
 
@@ -112,12 +112,12 @@ def check_platform() -> None:
     number, _, build = installed.partition("+")
     if number != TORCH_VERSION:
         raise EmulationError(
-            f"emulation: needs torch {TORCH_VERSION}, but {installed} is installed. The virtual "
+            f"emulation: needs torch {TORCH_VERSION}, and {installed} is installed. The virtual "
             "device replaces internals of that version; run `pip install perfmodel[emulate]`."
         )
     if build.startswith(("cu", "rocm", "xpu")):
         raise EmulationError(
-            f"emulation: needs the CPU build of torch, but {installed} is built for GPUs. Run "
+            f"emulation: needs the CPU build of torch, and {installed} is built for GPUs. Run "
             f"`pip install torch=={TORCH_VERSION} --index-url https://download.pytorch.org/whl/cpu`."
         )
 
@@ -129,13 +129,13 @@ def load_gpu(name: str) -> Device:
     device = load_device(name)
     if device.vendor != "nvidia":
         raise EmulationError(
-            f"--device {name}: must be a GPU that runs CUDA, but this is {device.description}."
+            f"--device {name}: must be a GPU that runs CUDA, and this is {device.description}."
         )
     return device
 
 
 def device_facts(device: Device) -> DeviceFacts:
-    """What scripts see of *device*."""
+    """The properties of *device* that scripts can query."""
     major, _, minor = device.compute_capability.partition(".")
     cores = device.multiprocessors
     return DeviceFacts(
@@ -173,8 +173,8 @@ def _check_words(words: tuple[str, ...]) -> None:
             raise EmulationError("emulation: -m needs the name of a module.")
     elif words[0].startswith("-"):
         raise EmulationError(
-            f"emulation: a script or -m MODULE must follow --, got {words[0]}. Write options of "
-            "perfmodel before --."
+            f"emulation: a script or -m MODULE must follow --, got {words[0]}. Options of "
+            "perfmodel go before --."
         )
     elif not Path(words[0]).is_file():
         raise EmulationError(f"{words[0]}: no such script.")
