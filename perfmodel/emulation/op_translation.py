@@ -249,12 +249,10 @@ def _table(
     )
 
 
-def _copy(route: CopyRoute) -> Callable[[RecordedCall], Ops]:
-    def translate(call: RecordedCall) -> Ops:
-        tensor = (call.outputs or call.inputs)[0]
-        return (Copy(route, tensor.size_bytes, bool(call.arguments.get("pinned", False))),)
-
-    return translate
+def _copy(call: RecordedCall) -> Ops:
+    tensor = (call.outputs or call.inputs)[0]
+    is_pinned = bool(call.arguments.get("pinned", False))
+    return (Copy(CopyRoute(call.operator), tensor.size_bytes, is_pinned),)
 
 
 def _device_copy(call: RecordedCall) -> Ops:
@@ -363,8 +361,8 @@ _TRANSLATORS: dict[str, Callable[[RecordedCall], Ops]] = {
     "_embedding_bag_forward_only": _lookup,
     "embedding_dense_backward": _lookup_backward,
     "_embedding_bag_dense_backward": _lookup_backward,
-    "host_to_device": _copy(CopyRoute.HOST_TO_DEVICE),
-    "device_to_host": _copy(CopyRoute.DEVICE_TO_HOST),
+    "host_to_device": _copy,
+    "device_to_host": _copy,
     "copy": _device_copy,
     "native_layer_norm_backward": _norm_backward,
     "_fused_rms_norm_backward": _norm_backward,

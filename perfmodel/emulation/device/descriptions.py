@@ -55,11 +55,14 @@ def describe_call(op: Any, args: Args, kwargs: Kwargs, outputs: list[Tensor]) ->
     """The call of *op*."""
     inputs: list[list[Any]] = []
     arguments: dict[str, Any] = {}
-    for schema, value in _bind(op, args, kwargs):
-        if not _add_tensors(inputs, schema.name, value):
-            plain = _plain(value)
-            if plain is not None:
-                arguments[schema.name] = plain
+    for place, schema in enumerate(op._schema.arguments):
+        default = kwargs.get(schema.name, schema.default_value)
+        value = args[place] if place < len(args) else default
+        tensors = tensors_in(value)
+        inputs += [describe_tensor(schema.name, tensor) for tensor in tensors]
+        plain = None if tensors else _plain(value)
+        if plain is not None:
+            arguments[schema.name] = plain
     written = [
         schema.name
         for schema in op._schema.arguments
@@ -98,28 +101,6 @@ def tensors_in(value: Any) -> list[Tensor]:
         elif isinstance(item, list | tuple):
             pending.extend(reversed(item))
     return found
-
-
-def _bind(op: Any, args: Args, kwargs: Kwargs) -> list[tuple[Any, Any]]:
-    bound = []
-    for place, schema in enumerate(op._schema.arguments):
-        if place < len(args):
-            bound.append((schema, args[place]))
-        elif schema.name in kwargs:
-            bound.append((schema, kwargs[schema.name]))
-        elif schema.has_default_value():
-            bound.append((schema, schema.default_value))
-    return bound
-
-
-def _add_tensors(inputs: list[list[Any]], name: str, value: Any) -> bool:
-    if isinstance(value, Tensor):
-        inputs.append(describe_tensor(name, value))
-        return True
-    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
-        inputs.extend(describe_tensor(name, item) for item in value if isinstance(item, Tensor))
-        return True
-    return False
 
 
 def _plain(value: Any) -> Any:

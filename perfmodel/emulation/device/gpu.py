@@ -34,17 +34,19 @@ class VirtualGpu:
         self.model = model
         self.count = count
         self.native = NativeDevice(count)
-        self.memory = DeviceMemory(
-            self.native, device_count=count, capacity_bytes=model.memory_bytes
-        )
         self.recorder = Recorder(self.native)
         self.values = Values()
+        self.memory = DeviceMemory(
+            self.native,
+            device_count=count,
+            capacity_bytes=model.memory_bytes,
+            on_peak=self._note_peak,
+            on_full=self._refuse,
+            on_free=self.values.forget_storage,
+        )
         self.peak_place = "no allocation"
         self.pinned: set[int] = set()
         self.kernels: dict[Any, Any] = {}
-        self.memory.on_free = self.values.forget_storage
-        self.memory.on_peak = self._note_peak
-        self.memory.on_full = self._refuse
 
     def empty(
         self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: int
@@ -76,11 +78,9 @@ class VirtualGpu:
     def device_of(self, args: Sequence[Any], kwargs: Kwargs) -> int:
         """The device a call works on: that of its first tensor, or the one it names."""
         for value in args:
-            if isinstance(value, Tensor):
-                if value.is_cuda:
-                    return value.get_device()
-            elif _is_list_on_device(value):
-                return int(value[0].get_device())
+            first = value[0] if isinstance(value, list | tuple) and value else value
+            if isinstance(first, Tensor) and first.is_cuda:
+                return first.get_device()
         named = kwargs.get("device")
         if named is not None and named.index is not None:
             return int(named.index)
@@ -94,7 +94,7 @@ class VirtualGpu:
             "a custom operator needs a meta kernel (torch.library.register_fake)."
         )
 
-    def _note_peak(self, _: int) -> None:
+    def _note_peak(self) -> None:
         self.peak_place = script_line()
 
     def _refuse(self, wanted_bytes: int, device: int) -> None:
@@ -150,12 +150,6 @@ def install_storages(gpu: VirtualGpu) -> None:
 def address_of(tensor: Tensor) -> int:
     """Where the bytes of a host tensor's storage begin."""
     return ctypes.c_void_p(tensor.untyped_storage().data_ptr()).value or 0
-
-
-def _is_list_on_device(value: Any) -> bool:
-    if not (isinstance(value, list | tuple) and value and isinstance(value[0], Tensor)):
-        return False
-    return bool(value[0].is_cuda)
 
 
 def _size(size_bytes: int) -> str:

@@ -109,29 +109,22 @@ class OperatorKernel:
             written.of(args, kwargs).data = self._build(wanted, device)
         if plan.kind is not None:
             recorder.launch(self.kind_of_call(plan.kind, args, kwargs), device, 1)
-        if self._returned is not None:
-            return self._written_results(args, kwargs, plan)
         result = self._build(plan.outputs, device)
-        if plan.has_integers_only:
-            gpu.values.compute(self._op, args, kwargs, tensors_in(result))
-        if self._written and gpu.values:
+        if self._returned is not None:
+            result = [written.of(args, kwargs) for written in self._returned]
+        is_known = plan.has_integers_only and gpu.values.compute(
+            self._op, args, kwargs, tensors_in(result)
+        )
+        if self._written and gpu.values and not (is_known and self._returned is not None):
             self._forget(args, kwargs)
-        return result
+        if self._returned is None:
+            return result
+        return result[0] if len(result) == 1 else tuple(result) or None
 
     def kind_of_call(self, kind: int, args: Args, kwargs: Kwargs) -> int:
         """The kind of a call planned as *kind*; for most operators the same."""
         del args, kwargs
         return kind
-
-    def _written_results(self, args: Args, kwargs: Kwargs, plan: CallPlan) -> Any:
-        assert self._returned is not None
-        results = [written.of(args, kwargs) for written in self._returned]
-        is_known = plan.has_integers_only and self._gpu.values.compute(
-            self._op, args, kwargs, tensors_in(results)
-        )
-        if not is_known and self._gpu.values:
-            self._forget(args, kwargs)
-        return results[0] if len(results) == 1 else tuple(results) or None
 
     def _forget(self, args: Args, kwargs: Kwargs) -> None:
         for written in self._written:
@@ -162,7 +155,12 @@ class OperatorKernel:
                 raise
             meta_args, meta_kwargs = _convert((args, kwargs), _CPU, _host_tensor)
             result = self._ask_host(meta_args, meta_kwargs, fault)
-        resized = self._find_resized(args, kwargs, meta_args, meta_kwargs)
+        # Arguments to which the meta kernel gave another shape.
+        resized = []
+        for written in self._written:
+            tensor, meta = written.of(args, kwargs), written.of(meta_args, meta_kwargs)
+            if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.shape != meta.shape:
+                resized.append((written, _plan_of(meta)))
         result = _keep_channels_last(self._name, meta_args, result)
         outputs = None if self._returned is not None else _plan_of(result)
         made = tensors_in(result) if self._returned is None else []
@@ -171,9 +169,8 @@ class OperatorKernel:
             words = describe_call(self._op, args, kwargs, made)
             kind = self._gpu.recorder.add_kind(words | _precision(self._name))
         tensors = tensors_in([*args, *kwargs.values()])
-        return CallPlan(
-            kind, outputs, resized, self._has_integers_only(tensors, tensors_in(result))
-        )
+        is_computed = self._has_integers_only(tensors, tensors_in(result))
+        return CallPlan(kind, outputs, tuple(resized), is_computed)
 
     def _ask_host(self, args: Args, kwargs: Kwargs, fault: Exception) -> Any:
         """Ask the CPU kernel for shapes, on placeholder values."""
@@ -185,35 +182,19 @@ class OperatorKernel:
         except RuntimeError as other:
             raise self._gpu.refuse_operator(self._name, other) from None
 
-    def _find_resized(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        meta_args: tuple[Any, ...],
-        meta_kwargs: dict[str, Any],
-    ) -> tuple[tuple[_Written, TensorPlan], ...]:
-        """Arguments to which the meta kernel gave another shape."""
-        found = []
-        for written in self._written:
-            tensor, meta = written.of(args, kwargs), written.of(meta_args, meta_kwargs)
-            is_single = isinstance(tensor, Tensor) and tensor.is_cuda
-            if is_single and tensor.shape != meta.shape:
-                found.append((written, _plan_of(meta)))
-        return tuple(found)
-
     def _has_integers_only(self, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
         """Whether the result is worth computing, once all inputs are known."""
-        if not outputs or any(
-            tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > MOST_COMPUTED
-            for tensor in outputs
-        ):
+        if not outputs or not all(map(_is_computed, outputs)):
             return False
         if self._is_comparison and outputs[0].numel() == 1:
             return True
-        return not any(
-            tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > MOST_COMPUTED
-            for tensor in inputs
-        ) or self._name in ("aten.all.default", "aten.any.default")
+        is_settled = self._name in ("aten.all.default", "aten.any.default")
+        return is_settled or all(map(_is_computed, inputs))
+
+
+def _is_computed(tensor: Tensor) -> bool:
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    return not is_number and tensor.numel() <= MOST_COMPUTED
 
 
 def view_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
@@ -231,9 +212,8 @@ def view_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
 def is_view(op: Any) -> bool:
     """Whether *op* returns a view of one of its arguments."""
     returns = op._schema.returns
-    return (
-        bool(returns) and returns[0].alias_info is not None and (not returns[0].alias_info.is_write)
-    )
+    alias = returns[0].alias_info if returns else None
+    return alias is not None and not alias.is_write
 
 
 def _returned_arguments(schema: Any, written: tuple[_Written, ...]) -> list[_Written] | None:

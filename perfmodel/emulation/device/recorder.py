@@ -51,7 +51,7 @@ class ScriptStop(SystemExit):
 
 
 class Recorder:
-    """Collects calls of all threads; off until `is_on` is set."""
+    """Collects calls of all threads; off until `is_on` is set. The script runs on *main_thread*."""
 
     def __init__(self, native: NativeDevice) -> None:
         self.is_on = False
@@ -63,26 +63,19 @@ class Recorder:
         self.operator_names: list[str] = []
         self.placeholders: Counter[str] = Counter()
         self.notes: dict[str, None] = {}
-        self.launch_count = 0
         self._native = native
         self._log_seen = 0
         self._kind_of: dict[bytes, int] = {}
         self._states: dict[int, ThreadState] = {}
-        self._main = main_thread().ident
+        self.main_thread = main_thread().ident or 0
         self._place: dict[int, tuple[object, int, int]] = {}
-
-    @property
-    def main_thread(self) -> int:
-        """The thread that the script started on."""
-        return self._main or 0
 
     def state(self) -> ThreadState:
         """Current device and stream of this thread."""
         thread = get_ident()
-        state = self._states.get(thread)
-        if state is None:
-            state = self._states[thread] = self._native.thread_state()
-        return state
+        if thread not in self._states:
+            self._states[thread] = self._native.thread_state()
+        return self._states[thread]
 
     def stream(self) -> int:
         """The stream of this thread, with its device above bit 32."""
@@ -104,7 +97,6 @@ class Recorder:
 
     def launch(self, kind: int, device: int, depth: int = 1) -> None:
         """A kernel of *kind* on the current stream of *device*."""
-        self.launch_count += 1
         if not self.is_on:
             return
         thread = get_ident()
@@ -123,7 +115,6 @@ class Recorder:
 
     def communicate(self, call: dict[str, Any], stream: int) -> None:
         """A collective on *stream*."""
-        self.launch_count += 1
         if not self.is_on:
             return
         self.flush()
@@ -181,7 +172,7 @@ class Recorder:
     def _operator(self, thread: int, kind: int, depth: int) -> int:
         """The number of the operator that a call with *kind* belongs to."""
         name, place = "", None
-        if thread != self._main:
+        if thread != self.main_thread:
             node = _current_node()
             if node is not None:
                 name = node.name()

@@ -67,7 +67,10 @@ class RankRun:
         self._throttle.take()
         self._watch_time()
         self._steps.install()
-        _hide_own_packages()
+        for name in list(sys.modules):
+            # The script may have modules with the names of our packages.
+            if name.partition(".")[0] in _OWN_PACKAGES:
+                del sys.modules[name]
         sys.meta_path.insert(0, TorchvisionFinder())
         code = self._run_script()
         faulthandler.cancel_dump_traceback_later()
@@ -109,8 +112,7 @@ class RankRun:
                 model.__dict__["_orig_mod"] = model
             return model
 
-        def compile_module(module: Any, *_: Any, **__: Any) -> None:
-            del module
+        def compile_module(*_: Any, **__: Any) -> None:
             self._is_compiled = True
 
         torch.compile = compile_
@@ -125,7 +127,7 @@ class RankRun:
             local_size = self._order.local_size
             if nprocs != local_size:
                 raise RuntimeError(
-                    f"{script_line()}: the script starts {nprocs} processes on this host, and "
+                    f"{script_line()}: the script starts {nprocs} processes on this host, but "
                     f"{local_size} are emulated. Give --ranks {nprocs}, or --ranks-per-host."
                 )
             fn(self._rank % local_size, *args)
@@ -208,13 +210,6 @@ def _run_words(words: Sequence[str]) -> None:
     sys.modules["__main__"] = program
     code = compile(path.read_bytes(), str(path), "exec")
     exec(code, program.__dict__)  # noqa: S102  the user wants to run it
-
-
-def _hide_own_packages() -> None:
-    """Let the script have modules with the names of our packages."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in _OWN_PACKAGES:
-            del sys.modules[name]
 
 
 def _exit_code(stop: SystemExit) -> int:
