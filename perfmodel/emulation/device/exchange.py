@@ -24,10 +24,6 @@ from perfmodel.emulation.workers import NEEDS_ALL_RANKS, Throttle
 _UNKNOWN = b""
 
 
-class NeedsAllRanksError(SystemExit):
-    """The script communicates with a rank that is not being emulated."""
-
-
 @dataclass(slots=True)
 class Exchange:
     """What this rank knows of the others; *running* are those that run at the same time."""
@@ -105,10 +101,11 @@ class Exchange:
             return bytes(self.store.get(key))
 
     def _check_peer(self, rank: int) -> None:
+        """End this rank if it communicates with one that is not being emulated."""
         if rank not in self.running:
             note = f"rank {self.rank} communicates with rank {rank} ({script_line()})"
             self.gpu.recorder.notes[note] = None
-            raise NeedsAllRanksError(NEEDS_ALL_RANKS)
+            raise SystemExit(NEEDS_ALL_RANKS)
 
     def own(self, tensor: Tensor) -> Tensor | None:
         """What this rank knows of *tensor*."""
