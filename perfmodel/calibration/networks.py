@@ -17,7 +17,6 @@ from torch import nn
 from perfmodel.costs.corrections import (
     LARGEST_STEP,
     Correction,
-    Layer,
     Matrix,
     Network,
     OrderedCorrection,
@@ -262,10 +261,7 @@ def _tensor(values: Matrix) -> torch.Tensor:
 def _to_network(network: nn.Sequential) -> Network:
     return Network(
         tuple(
-            Layer(
-                weight=np.ascontiguousarray(layer.weight.detach().numpy().T),
-                bias=layer.bias.detach().numpy(),
-            )
+            (np.ascontiguousarray(layer.weight.detach().numpy().T), layer.bias.detach().numpy())
             for layer in network
             if isinstance(layer, nn.Linear)
         )

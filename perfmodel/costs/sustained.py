@@ -1,8 +1,8 @@
 """Sustained load: how much longer kernels take in a long run than in a short benchmark.
 
-A chip under long load lowers its clocks, and its memory never serves one kernel alone. Both
+A chip under sustained load lowers its clocks, and its memory never serves one kernel alone. Both
 belong to the chip: `calibrations/sustained.yaml` states them by device or by generation. A value
-of a generation is that of its *reference* device; others differ by the power they may draw.
+of a generation is that of its *reference* device; others differ by their power limit.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, Any
 
-from perfmodel.base.documents import FaultList, load_yaml
+from pydantic import Field
+
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.fields import Line
+from perfmodel.base.forms import load_document
+from perfmodel.costs.calibration_files import strict_form
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device, list_devices, load_device
 
@@ -21,41 +26,42 @@ FILE = Path(__file__).parent / "calibrations" / "sustained.yaml"
 ARITHMETIC = "arithmetic"
 KINDS = (ARITHMETIC, "attention", "memory")
 """Arithmetic on tensor cores, and whole kernels of two families."""
-_REFERENCE = "reference"
 _PLAIN = (DType.FP32, DType.FP64)
-_HEADING = {"source", "date", "licence", "command", "hardware", _REFERENCE}
+_Ratios = dict[str, Annotated[float, Field(strict=True, gt=0)]]
+_HEADER = dict.fromkeys(("source", "date", "licence", "command", "hardware"), Line)
+_FILE_FORM = strict_form(
+    "SustainedFile", **_HEADER, reference=dict[str, str], **dict.fromkeys(KINDS, _Ratios)
+)
 
 
 def arithmetic_slowdown(device: Device, stack: SoftwareStack, dtype: DType) -> float:
     """How much longer arithmetic in *dtype* takes under *stack*, at least 1.
 
-    Plain arithmetic does not draw the power that tensor cores do.
+    Plain arithmetic draws less power than tensor cores.
     """
     if not stack.loads_long or dtype in _PLAIN:
         return 1.0
     is_own = device.name in load_sustained()[ARITHMETIC]
     reference = device.name if is_own else reference_of(device)
-    return max(of_chip(ARITHMETIC, device) * power_ratio(device, reference), 1.0)
+    return max(_of_chip(ARITHMETIC, device) * power_ratio(device, reference), 1.0)
 
 
 def kernel_ratio(family: str, device: Device, stack: SoftwareStack) -> float:
     """How much longer kernels of *family* take on *device* under *stack* than alone."""
-    if not stack.loads_long or family not in KINDS:
-        return 1.0
-    return of_chip(family, device)
+    return _of_chip(family, device) if stack.loads_long and family in KINDS else 1.0
 
 
-def of_chip(kind: str, device: Device) -> float:
-    """What the file states of *kind* for *device*, or for its generation."""
+def _of_chip(kind: str, device: Device) -> float:
+    """The stated ratio of *kind* for *device*, or for its generation."""
     values = load_sustained()[kind]
     return values.get(device.name, values.get(device.architecture.value, 1.0))
 
 
 def power_ratio(device: Device, reference: str | None) -> float:
-    """How much slower *device* computes than the board of *reference*, for want of power.
+    """How much slower *device* computes than the board of *reference*, for lack of power.
 
-    Dynamic power goes with clock and the square of voltage, which goes with the clock: a chip with
-    less power for its peak rate loses the cube root of what it lacks.
+    Dynamic power is proportional to clock and voltage squared, and voltage to clock: a chip with
+    less power per peak rate is slower by the cube root of the ratio.
     """
     wanted = None if reference is None else _power_per_rate(reference)
     if wanted is None or DType.FP16 not in device.peak_flops:
@@ -65,12 +71,13 @@ def power_ratio(device: Device, reference: str | None) -> float:
 
 def reference_of(device: Device) -> str | None:
     """The device that the values of *device*'s generation are of."""
-    return _references().get(device.architecture.value)
+    found: str | None = _load_file().reference.get(device.architecture.value)
+    return found
 
 
 @lru_cache(maxsize=32)
 def _power_per_rate(name: str) -> float | None:
-    """Watts that the board of device *name* has for an operation a second on tensor cores."""
+    """Watts of the board of device *name* per operation per second on tensor cores."""
     if name not in list_devices():
         return None
     device = load_device(name)
@@ -79,21 +86,10 @@ def _power_per_rate(name: str) -> float | None:
 
 
 @lru_cache(maxsize=1)
-def _references() -> Mapping[str, str]:
-    content: Mapping[str, str] = load_yaml(FILE, error_type=CalibrationError).get(_REFERENCE, {})
-    return content
+def _load_file() -> Any:
+    return load_document(FILE, CalibrationError).read(_FILE_FORM)
 
 
-@lru_cache(maxsize=1)
 def load_sustained() -> Mapping[str, Mapping[str, float]]:
     """The file that comes with perfmodel: ratios by kind, then by device or generation."""
-    content = load_yaml(FILE, error_type=CalibrationError)
-    faults = FaultList(FILE.name)
-    for key in sorted(set(content) - _HEADING - set(KINDS)):
-        faults.add(key, f"unknown key; known: {', '.join((*sorted(_HEADING), *KINDS))}")
-    for kind in KINDS:
-        for chip, value in content.get(kind, {}).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                faults.add(f"{kind}.{chip}", f"must be a number above 0, got {value!r}")
-    faults.check(CalibrationError)
-    return {kind: content.get(kind, {}) for kind in KINDS}
+    return {kind: getattr(_load_file(), kind) for kind in KINDS}
