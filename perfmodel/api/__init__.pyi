@@ -4,9 +4,7 @@ from collectives.collective import CollectiveCost as CollectiveCost
 from collectives.collective import CollectiveSoftware as CollectiveSoftware
 from collectives.nccl_tests import RunPlace as RunPlace
 from embeddings.statistics import DataStatistics as DataStatistics
-from perfmodel.api.about import SchemaKind as SchemaKind
 from perfmodel.api.about import TemplateKind as TemplateKind
-from perfmodel.api.about import describe_schema as describe_schema
 from perfmodel.api.about import examine_installation as examine_installation
 from perfmodel.api.about import init as init
 from perfmodel.api.asking import compare as compare
@@ -43,6 +41,9 @@ from perfmodel.api.recorded import trace_chakra as trace_chakra
 from perfmodel.api.recorded import trace_diff as trace_diff
 from perfmodel.api.recorded import trace_extract as trace_extract
 from perfmodel.api.recorded import trace_stats as trace_stats
+from perfmodel.api.schemas import SchemaKind as SchemaKind
+from perfmodel.api.schemas import describe_schema as describe_schema
+from perfmodel.api.schemas import json_schema as json_schema
 from perfmodel.base.dtypes import DType as DType
 from perfmodel.calibration.embedding import EmbeddingFit as EmbeddingFit
 from perfmodel.calibration.interference import FittedInterference as FittedInterference

@@ -10,19 +10,18 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
 from enum import Enum
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import perfmodel
 from perfmodel.base.errors import InputError, OutputError
 from perfmodel.base.writing import check_writable, write_file
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    pass
 
 HERE = Path(__file__).parent
 PACKAGES = HERE.parent
@@ -42,31 +41,11 @@ class TemplateKind(Enum):
     SCENARIO = "scenario"
 
 
-class SchemaKind(Enum):
-    """What has a schema."""
-
-    TOPOLOGY = "topology"
-    DEVICE = "device"
-    WORKLOAD = "workload"
-    STACK = "stack"
-    SCENARIO = "scenario"
-    TABLES = "tables"
-    PLAN = "plan"
-    RUNS = "runs"
-    GEMM = "gemm"
-    ATTENTION = "attention"
-    MEMORY = "memory"
-    COLLECTIVES = "collectives"
-    PREDICT = "predict"
-    COMPARE = "compare"
-    RANK = "rank"
-    SEARCH = "search"
-
-
 _Kind = TypeVar("_Kind", bound=Enum)
 
 
-def _one_of(kinds: type[_Kind], word: _Kind | str) -> _Kind:
+def one_of(kinds: type[_Kind], word: _Kind | str) -> _Kind:
+    """The member of *kinds* that *word* means."""
     words = [str(kind.value) for kind in kinds]
     if isinstance(word, str) and word not in words:
         raise InputError(f"kind: must be one of {', '.join(words)}, got {word!r}.")
@@ -75,119 +54,13 @@ def _one_of(kinds: type[_Kind], word: _Kind | str) -> _Kind:
 
 def init(kind: TemplateKind | str, out: str | Path | None = None) -> str:
     """A commented file to start from, accepted as it is; written to *out* if that is given."""
-    text = (HERE / "templates" / f"{_one_of(TemplateKind, kind).value}.yaml").read_text("utf-8")
+    text = (HERE / "templates" / f"{one_of(TemplateKind, kind).value}.yaml").read_text("utf-8")
     if out is not None:
         if Path(out).exists():
             raise OutputError(f"{out}: exists already, and is not overwritten. Name another file.")
         check_writable("--out", Path(out))
         write_file(Path(out), text)
     return text
-
-
-def describe_schema(kind: SchemaKind | str) -> str:
-    """The fields of a file that perfmodel reads, or of the JSON that it writes, as text."""
-    kind = _one_of(SchemaKind, kind)
-    if kind is SchemaKind.WORKLOAD:
-        return "\n".join(_workload())
-    if kind is SchemaKind.RUNS:
-        return "\n".join(_runs())
-    if kind is SchemaKind.PREDICT:
-        return (PACKAGES / "reports" / "SCHEMA.md").read_text(encoding="utf-8").strip()
-    sections = {
-        SchemaKind.TOPOLOGY: (_package("topologies"), "## A machine", "## How well"),
-        SchemaKind.DEVICE: (_package("topologies"), "## A GPU", "## How well"),
-        SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
-    }
-    readers = {
-        SchemaKind.GEMM: "perfmodel.costs.kernel_tables",
-        SchemaKind.ATTENTION: "perfmodel.costs.kernel_tables",
-        SchemaKind.MEMORY: "perfmodel.costs.kernel_tables",
-        SchemaKind.COLLECTIVES: "collectives.measurements",
-    }
-    if kind in readers:
-        from importlib import import_module
-
-        return (import_module(readers[kind]).__doc__ or "").strip()
-    if kind in sections:
-        folder, begin, stop = sections[kind]
-        return _section((folder / "README.md").read_text(encoding="utf-8"), begin, stop)
-    text = (HERE / "schemas.md").read_text(encoding="utf-8")
-    return _section(text, f"## {kind.value}", "\n## ")
-
-
-def _package(name: str) -> Path:
-    from importlib.util import find_spec
-
-    spec = find_spec(name)
-    assert spec is not None  # our own packages are installed together
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-def _section(text: str, begin: str, stop: str) -> str:
-    _, found, rest = text.partition(f"{begin}\n")
-    assert found, f"the documentation has no section {begin!r}"
-    return f"{begin}\n{rest.partition(stop)[0]}".strip()
-
-
-def _workload() -> Iterator[str]:
-    from perfmodel.workloads.dlrm.spec import DlrmSpec
-    from perfmodel.workloads.transformer.spec import TransformerSpec
-
-    yield "A workload is a YAML file; `perfmodel workload show NAME` prints one."
-    yield "Fields can be changed with --set, such as --set batch=4096 or --set parallel.tp=4."
-    for title, spec in (("transformer", TransformerSpec), ("dlrm", DlrmSpec)):
-        yield f"\n## family: {title}\n"
-        yield from _fields(spec)
-
-
-def _fields(spec: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    from pydantic import BaseModel
-
-    for name, field in spec.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield f"\n{prefix}{name}:  {' '.join((kind.__doc__ or '').split())}"
-            yield from _fields(kind, f"{prefix}{name}.")
-        else:
-            needed = "must be given" if field.is_required() else f"default {_word(field.default)}"
-            yield f"  {prefix}{name}: {_words(kind)}; {needed}"
-
-
-def _word(value: object) -> str:
-    if value is None:
-        return "left open"
-    return str(value.value if isinstance(value, Enum) else value)
-
-
-def _words(kind: Any) -> str:
-    """The type in words; of an enum, what may stand there."""
-    from typing import get_args, get_origin
-
-    if get_origin(kind) is Annotated:
-        return _words(get_args(kind)[0])
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return " | ".join(str(member.value) for member in kind)
-    if get_origin(kind) is tuple:
-        return f"list of {_words(get_args(kind)[0])}"
-    inner = [one for one in get_args(kind) if one is not type(None)]
-    if inner and not isinstance(kind, type):
-        return " | ".join(dict.fromkeys(_words(one) for one in inner))
-    return kind.__name__ if isinstance(kind, type) else str(kind)
-
-
-def _runs() -> Iterator[str]:
-    from perfmodel.validation.runs_table import load_columns
-
-    columns = load_columns()
-    yield "A table of measured runs is CSV (or .csv.gz); other columns may stand beside these."
-    for family, names in columns.required.items():
-        yield f"A table of {family} runs must have: {', '.join(names)}."
-    for section in ("common", "transformer", "dlrm"):
-        yield f"\n## {section}\n"
-        for name, column in getattr(columns, section).items():
-            words = f" ({' | '.join(column.words)})" if column.words else ""
-            yield f"  {name}: {column.kind}{words}; {column.meaning}"
 
 
 def examine_installation(*, try_ray: bool = False) -> dict[str, Any]:

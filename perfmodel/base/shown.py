@@ -1,8 +1,7 @@
 """Shown: what every answer offers in Python and in a notebook.
 
-How an answer is shown is known in `perfmodel.reports`, far above; it is looked
-up when somebody asks, so that answers stay plain values. The import contract
-lists this one step upwards.
+`perfmodel.reports` knows how an answer is shown. It is looked up on use, so that answers stay
+plain values; the import contract lists this one import upwards.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Shown:
-    """An answer that can be looked at: as a line, a table, a picture, a page, plain values."""
+    """An answer that shows itself: as text, table, picture, page, or plain values."""
 
     __slots__ = ()
 
@@ -34,7 +33,7 @@ class Shown:
         return document
 
     def to_frame(self) -> pandas.DataFrame:
-        """A table: a line per class of ranks, plan, layout, scenario or change."""
+        """A table: one row per class of ranks, plan, layout, scenario or change."""
         frame: pandas.DataFrame = _view().to_frame(self)
         return frame
 
@@ -44,7 +43,7 @@ class Shown:
         return figure
 
     def save_report(self, path: str | Path) -> Path:
-        """Write the page that `--report` writes; gives *path* back."""
+        """Write the page that `--report` writes, and return *path*."""
         written: Path = _view().save_report(self, Path(path))
         return written
 

@@ -239,12 +239,12 @@ def host(
     ] = "pytorch_eager",
 ) -> None:
     """Make a software stack from recorded host overheads."""
+    from perfmodel.reports.scores import report_host_stack
+    from perfmodel.reports.terminal import print_report
+
     stack = api.calibrate_host(table, out, extends=extends)
-    print(
-        f"Wrote {out}: {len(stack.host.operators)} operators, launch "
-        f"{stack.host.launch_ns / 1e3:.1f} us, {stack.host.between_operators_ns / 1e3:.1f} us "
-        "between operators"
-    )
+    print_report(report_host_stack(stack))
+    print(f"Wrote {out}")
     print(f"perfmodel predict --job JOB --topology NAME --stack {out}")
 
 

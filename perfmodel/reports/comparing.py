@@ -17,10 +17,9 @@ from perfmodel.reports.blocks import (
     Table,
     time_ranges,
 )
-from perfmodel.reports.document import to_scenario_document
-from perfmodel.reports.pictures import as_written, build_figure
+from perfmodel.reports.pictures import as_written, build_figure, draw_stacks
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts
-from perfmodel.reports.text import to_command
+from perfmodel.reports.text import to_command, to_question_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +88,7 @@ def to_comparison_document(comparison: Comparison) -> dict[str, Any]:
         "sweep": {axis.key: list(axis.values) for axis in comparison.axes},
         "fastest": comparison.fastest.name,
         "scenarios": [
-            {**row, "scenario": to_scenario_document(entry.scenario)}
+            {**row, "scenario": to_question_document(entry.scenario)}
             for row, entry in zip(rows, comparison.entries, strict=True)
         ],
         "findings": list(comparison.findings),
@@ -106,7 +105,9 @@ def report_comparison(comparison: Comparison) -> Report:
     best_ns = best.prediction.iteration_ns
     times = [(name, found.iteration_ns, found.interval) for name, found in entries]
     faults = [f"{e.name}: {e.fault}" for e in comparison.entries if e.prediction is None]
-    commands = [Command(to_command(entry.scenario)) for entry in comparison.answered[:MOST_ROWS]]
+    commands = [
+        Command(to_command("predict", entry.scenario)) for entry in comparison.answered[:MOST_ROWS]
+    ]
     return Report(
         title=f"{len(comparison.entries)} scenarios side by side",
         headline=Headline(
@@ -205,45 +206,26 @@ def _most_done(comparison: Comparison) -> str:
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
-    """Times with intervals, cut into parts; a curve of throughput beside a sweep of numbers."""
+    """Times with intervals, cut into parts; throughput beside them where it is known."""
     entries = comparison.answered
+    names = [_name(entry, comparison) for entry in entries]
+    rows = [_row(entry) for entry in entries]
     figure = build_figure(11, 1.8 + 0.42 * len(entries))
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _draw_parts(left, comparison)
-    rates = [_row(entry)["per_s"] for entry in entries]
-    places = range(len(entries))
-    names = [as_written(_name(entry, comparison)) for entry in entries]
-    if all(rate is not None for rate in rates):
-        right.plot(places, rates, marker="o", color="#3b74c4")
-        right.set_ylabel(f"{_row(entries[0])['per_s_unit']} per second")
-        right.set_xticks(list(places), names, rotation=30, ha="right", fontsize=8)
-        right.set_ylim(0, 1.08 * max(rates))
-        right.set_xlabel(_axis_names(comparison))
-        right.yaxis.set_major_formatter("{x:,.0f}")
-    else:
+    parts = {
+        words: (look.colour, [row[f"{part.value}_ms"] for row in rows])
+        for part, (look, words) in PART_LOOKS.items()
+    }
+    ends = [(row["low_ms"], row["high_ms"]) for row in rows]
+    draw_stacks(left, names, parts, label="iteration ms, with 90 % interval", ends=ends)
+    left.set_ylabel(_axis_names(comparison))
+    rates = [row["per_s"] for row in rows]
+    if None in rates:
         right.set_axis_off()
+        return figure
+    right.plot(range(len(rates)), rates, marker="o", color="#3b74c4")
+    right.set_xticks(range(len(rates)), map(as_written, names), rotation=30, ha="right", fontsize=8)
+    right.set_ylim(0, 1.08 * max(rates))
+    right.set(xlabel=_axis_names(comparison), ylabel=f"{rows[0]['per_s_unit']} per second")
+    right.yaxis.set_major_formatter("{x:,.0f}")
     return figure
-
-
-def _draw_parts(axis: Any, comparison: Comparison) -> None:
-    entries = comparison.answered
-    places = list(range(len(entries)))
-    done = [0.0] * len(entries)
-    for part, (look, words) in PART_LOOKS.items():
-        widths = [
-            _parts(entry.prediction)[part] / NS_PER_MS for entry in entries if entry.prediction
-        ]
-        if any(widths):
-            axis.barh(places, widths, left=done, color=look.colour, label=words)
-        done = [start + width for start, width in zip(done, widths, strict=True)]
-    rows = [_row(entry) for entry in entries]
-    below = [max(row["iteration_time_ms"] - row["low_ms"], 0) for row in rows]
-    above = [max(row["high_ms"] - row["iteration_time_ms"], 0) for row in rows]
-    times = [row["iteration_time_ms"] for row in rows]
-    axis.errorbar(times, places, xerr=[below, above], fmt="none", ecolor="#333", capsize=3)
-    names = [as_written(_name(entry, comparison)) for entry in entries]
-    axis.set_yticks(places, names, fontsize=8)
-    axis.invert_yaxis()
-    axis.set_ylabel(_axis_names(comparison))
-    axis.set_xlabel("iteration ms, with 90 % interval")
-    axis.legend(fontsize=7)

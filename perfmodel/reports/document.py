@@ -6,7 +6,6 @@ scenarios give equal bytes.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import perfmodel
@@ -21,8 +20,7 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
-from perfmodel.reports.text import format_ranks
+from perfmodel.reports.text import format_ranks, to_question_document
 
 SCHEMA_VERSION = 1
 EXACT = 10**9
@@ -50,7 +48,7 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
         "memory_gib": _memory(prediction),
         "provenance": {kind.word: round(ratio, 6) for kind, ratio in why.provenance_ratio.items()},
         "assumptions": list(prediction.assumptions),
-        "scenario": prediction.scenario and to_scenario_document(prediction.scenario),
+        "scenario": prediction.scenario and to_question_document(prediction.scenario),
         "facts": _facts(prediction.facts),
         "run": {
             "executor": prediction.run.executor,
@@ -62,46 +60,6 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
     if prediction.score is not None:
         document["self_replay"] = prediction.score.document()
     return document
-
-
-def to_scenario_document(scenario: Scenario | JobScenario) -> dict[str, Any]:
-    """*scenario* as plain values: everything needed to ask again."""
-    if isinstance(scenario, JobScenario):
-        return {
-            **asdict(scenario),
-            "mode": scenario.mode.value,
-            "interference": scenario.interference.value,
-            "calibration": list(scenario.calibration),
-        }
-    return {
-        "workload": scenario.workload,
-        "overrides": list(scenario.overrides),
-        "topology": scenario.topology,
-        "hosts": scenario.hosts,
-        "ranks_per_host": scenario.ranks_per_host,
-        "stack": scenario.stack,
-        "mode": scenario.mode.value,
-        "seed": scenario.seed,
-        "samples": scenario.samples,
-        "tables": scenario.tables,
-        "indices": scenario.indices,
-        "plan": scenario.plan,
-        "interference": scenario.interference.value,
-        "calibration": list(scenario.calibration),
-    }
-
-
-def from_scenario_document(document: dict[str, Any]) -> Scenario | JobScenario:
-    """The scenario that `to_scenario_document` wrote."""
-    words = {
-        **document,
-        "mode": Mode(document["mode"]),
-        "interference": Interference(document["interference"]),
-        "calibration": tuple(document.get("calibration", ())),
-    }
-    if "job" in document:
-        return JobScenario(**words)
-    return Scenario(**{**words, "overrides": tuple(document["overrides"])})
 
 
 def interval_ms(interval: Interval) -> list[float] | None:

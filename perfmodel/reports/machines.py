@@ -223,7 +223,8 @@ def build_links(prediction: Prediction) -> list[Block]:
     except PerfModelError:
         # A page may be made where the file of the machine is not.
         return []
-    blocks: list[Block] = [Table((), _machine_rows(topology, scenario.hosts or 1), code=(1,))]
+    hosts = ("hosts", f"{scenario.hosts or 1} x {topology.name}")
+    blocks: list[Block] = [Table((), [hosts, *_facts(topology)])]
     busy = _busy(prediction)
     if not busy:
         return [*blocks, Sentences(["No collective keeps a link busy."])]
@@ -233,23 +234,6 @@ def build_links(prediction: Prediction) -> list[Block]:
         "the speed that software reaches."
     )
     return [*blocks, Ranges(busy[:MOST_LINES], note), *_by_label(prediction)]
-
-
-def _machine_rows(topology: Topology, hosts: int) -> list[tuple[str, str]]:
-    device = topology.device
-    rows = [
-        ("machine", f"{hosts} x {topology.name}"),
-        ("GPUs per host", f"{topology.gpus_per_host} x {device.name}"),
-        ("GPU memory bandwidth", format_bandwidth(device.memory_bandwidth_bytes_per_s)),
-    ]
-    nvlink = topology.nvlink_bandwidth_bytes_per_s(0)
-    if nvlink:
-        rows.append(("NVLink per GPU, one way", format_bandwidth(nvlink)))
-    if topology.fabric is not None:
-        card = format_bandwidth(topology.fabric.nic_bandwidth_bytes_per_s)
-        rows.append(("network per host", f"{topology.nics_per_host} x {card}"))
-        rows.append(("fabric", topology.fabric.kind.value.replace("_", " ")))
-    return rows
 
 
 def _busy(prediction: Prediction) -> list[Range]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.writing import check_writable, draft_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -21,6 +25,40 @@ def build_figure(width: float, height: float) -> Figure:
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def draw_stacks(
+    axes: Axes,
+    names: Sequence[str],
+    stacks: Mapping[str, tuple[str | None, Sequence[float]]],
+    *,
+    label: str,
+    ends: Sequence[tuple[float, float]] = (),
+) -> None:
+    """A bar per name, made of *stacks* (colour and widths by word); *ends* are intervals."""
+    places, done = list(range(len(names))), np.zeros(len(names))
+    for words, (colour, widths) in stacks.items():
+        if any(widths):
+            axes.barh(places, widths, left=done, color=colour, label=words)
+        done = done + np.array(widths)
+    if ends:
+        low, high = np.array(ends).T
+        spread = [np.maximum(done - low, 0), np.maximum(high - done, 0)]
+        axes.errorbar(done, places, xerr=spread, fmt="none", ecolor="#333", capsize=3)
+    axes.set_yticks(places, [as_written(name) for name in names], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    if len(stacks) > 1:
+        axes.legend(fontsize=7)
+
+
+def draw_times(times_ms: Sequence[tuple[str, float]]) -> Figure:
+    """A bar per name: milliseconds of an iteration."""
+    figure = build_figure(8, 1.4 + 0.4 * len(times_ms))
+    stack = {"": ("#3b74c4", [time_ms for _, time_ms in times_ms])}
+    names = [name for name, _ in times_ms]
+    draw_stacks(figure.subplots(), names, stack, label="iteration ms")
     return figure
 
 

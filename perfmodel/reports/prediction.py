@@ -13,7 +13,6 @@ from perfmodel.reports.blocks import (
     Bar,
     Bars,
     Block,
-    Command,
     Headline,
     Legend,
     Look,
@@ -25,16 +24,15 @@ from perfmodel.reports.blocks import (
     Table,
     Timeline,
 )
-from perfmodel.reports.document import to_scenario_document
 from perfmodel.reports.machines import build_links
 from perfmodel.reports.text import (
     DurationScale,
+    ask_again,
     build_scale,
     describe_fit,
     describe_interval,
     format_ranks,
     name_ranks,
-    to_command,
 )
 
 TERA = 1e12
@@ -188,22 +186,14 @@ def iter_sections(prediction: Prediction, command: str | None = None) -> Iterato
 
 
 def _question(prediction: Prediction, command: str | None) -> list[Block]:
-    scenario, facts = prediction.scenario, prediction.facts
-    rows: list[tuple[str, str]] = []
-    if scenario is not None:
-        rows = [
-            (key.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
-            for key, value in to_scenario_document(scenario).items()
-            if value not in (None, [])
-        ]
-        command = command or to_command(scenario)
-    if facts.batch is not None:
-        rows.append(("batch", f"{facts.batch:,}"))
+    facts = prediction.facts
+    rows = [] if facts.batch is None else [("batch", f"{facts.batch:,}")]
     layout = [text for text in prediction.assumptions if text.startswith("Layout: ")]
     rows += [("layout", text.removeprefix("Layout: ")) for text in layout]
     rows += [("GPU", facts.device)] if facts.device else []
-    blocks: list[Block] = [Table((), rows, code=(1,))] if rows else []
-    return blocks if command is None else [*blocks, Command(command)]
+    if prediction.scenario is None:
+        return [Table((), rows, code=(1,))] if rows else []
+    return ask_again("predict", prediction.scenario, rows, command)
 
 
 def parts_bar(time: TimeParts, name: str = "", value: str = "") -> Bar:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +13,6 @@ from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking
 from perfmodel.reports.blocks import (
-    Block,
-    Command,
     Headline,
     Matrix,
     Report,
@@ -26,8 +22,8 @@ from perfmodel.reports.blocks import (
     time_ranges,
 )
 from perfmodel.reports.document import interval_ms
-from perfmodel.reports.pictures import as_written, build_figure
-from perfmodel.reports.text import describe_interval
+from perfmodel.reports.pictures import build_figure, draw_stacks
+from perfmodel.reports.text import ask_again, describe_interval, to_question_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +55,7 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
         ],
         "refused": [{"plan": name, "reason": reason} for name, reason in ranking.refused],
         "assumptions": list(ranking.assumptions),
-        "question": None if question is None else _question(question),
+        "question": question and to_question_document(question),
     }
 
 
@@ -126,14 +122,6 @@ def _row(plan: RankedPlan) -> dict[str, Any]:
     }
 
 
-def _question(question: RankQuestion) -> dict[str, Any]:
-    return {
-        name: getattr(value, "value", value)
-        for name in question.__dataclass_fields__
-        for value in [getattr(question, name)]
-    }
-
-
 def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Report:
     """Sharding plans, fastest first; *question* is what was asked, where it is known."""
     best = ranking.plans[0]
@@ -158,7 +146,11 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             ),
         ),
         sections=(
-            Section("The question", [Sentences(ranking.facts)], more=lambda: _asked(question)),
+            Section(
+                "The question",
+                [Sentences(ranking.facts)],
+                more=lambda: [] if question is None else ask_again("rank", question),
+            ),
             Section("Times", more=lambda: [time_ranges(times, best_ns)]),
             Section("Plans", [_table(ranking)]),
             Section(f"Load per rank under {name}", more=lambda: [_load_matrix(best)]),
@@ -200,40 +192,6 @@ def _table(ranking: Ranking) -> Table:
         wraps=(6,),
         optional=(3, 6, 4, 8) if has_spread else (3, 6, 4),
     )
-
-
-def _asked(question: RankQuestion | None) -> list[Block]:
-    if question is None:
-        return []
-    defaults = {one.name: one.default for one in fields(question)}
-    given = {
-        name: getattr(question, name)
-        for name in (
-            "workload",
-            "topology",
-            "hosts",
-            "ranks_per_host",
-            "tables",
-            "indices",
-            "stack",
-        )
-    }
-    rows = [(key.replace("_", " "), str(value)) for key, value in given.items() if value]
-    words = [
-        f"--{key.replace('_', '-')} {shlex.quote(str(value))}"
-        for key, value in given.items()
-        if value is not None and value != defaults[key]
-    ]
-    words += [f"--set {shlex.quote(change)}" for change in question.overrides]
-    words += [f"--plan {shlex.quote(file)}" for file in question.plan_files]
-    words += [f"--calibration {shlex.quote(file)}" for file in question.calibration]
-    if question.sharders != defaults["sharders"]:
-        words += [f"--sharder {name}" for name in question.sharders or ("none",)]
-    for option, value in (("search", question.search_seconds), ("batches", question.batches)):
-        words += [f"--{option} {value:g}"] if value else []
-    if question.overrides:
-        rows.append(("set", ", ".join(question.overrides)))
-    return [Table((), rows, code=(1,)), Command(f"perfmodel rank {' '.join(words)}")]
 
 
 def _load_matrix(ranked: RankedPlan) -> Matrix:
@@ -319,28 +277,18 @@ def _limits(tables: Sequence[str]) -> str:
 
 def draw_ranking(ranking: Ranking) -> Figure:
     """Times with intervals, and what 10 % less of each part would save."""
-    names = [as_written(plan.plan.name) for plan in ranking.plans]
+    plans = ranking.plans
+    names = [plan.plan.name for plan in plans]
     figure = build_figure(11, 0.42 * len(names) + 1.8)
     left, right = figure.subplots(1, 2, sharey=True)
-    places = range(len(names))
-    times = [plan.answer.iteration_ns / NS_PER_MS for plan in ranking.plans]
-    below = [
-        time - plan.answer.interval.low_ns / NS_PER_MS
-        for time, plan in zip(times, ranking.plans, strict=True)
-    ]
-    above = [
-        plan.answer.interval.high_ns / NS_PER_MS - time
-        for time, plan in zip(times, ranking.plans, strict=True)
-    ]
-    left.barh(places, times, color="#7aa6c2", xerr=[below, above], ecolor="#444", capsize=3)
-    left.set_yticks(list(places), names)
-    left.invert_yaxis()
-    left.set_xlabel("iteration ms, with 90 % interval")
-    start = [0.0] * len(names)
-    for bound in ranking.plans[0].gains_ns:
-        gains = [max(plan.gains_ns[bound], 0.0) / NS_PER_MS for plan in ranking.plans]
-        right.barh(places, gains, left=start, label=bound.value)
-        start = [done + gain for done, gain in zip(start, gains, strict=True)]
-    right.set_xlabel("saved by 10 % less of each, ms")
-    right.legend(fontsize=8)
+    gains = {
+        bound.value: (None, [max(plan.gains_ns[bound], 0.0) / NS_PER_MS for plan in plans])
+        for bound in plans[0].gains_ns
+    }
+    draw_stacks(right, names, gains, label="saved by 10 % less of each, ms")
+    times = {"": ("#7aa6c2", [plan.answer.iteration_ns / NS_PER_MS for plan in plans])}
+    intervals = [plan.answer.interval for plan in plans]
+    ends = [(one.low_ns / NS_PER_MS, one.high_ns / NS_PER_MS) for one in intervals]
+    draw_stacks(left, names, times, label="iteration ms, with 90 % interval", ends=ends)
+    left.set_ylim(len(names) - 0.5, -0.5)
     return figure

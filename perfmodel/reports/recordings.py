@@ -15,7 +15,7 @@ from perfmodel.recordings.recorded_job import SCHEMA_VERSION, SelfReplay
 from perfmodel.recordings.storage import is_recorded_job, load_report
 from perfmodel.reports.blocks import Block, Headline, Report, Section, Sentences, Table
 from perfmodel.reports.document import to_ms
-from perfmodel.reports.pictures import as_written, build_figure, save_picture
+from perfmodel.reports.pictures import as_written, build_figure, draw_stacks, save_picture
 from perfmodel.reports.prediction import iter_sections
 from perfmodel.reports.text import describe_interval
 
@@ -241,30 +241,21 @@ def report_streams(document: Mapping[str, Any]) -> Report:
     )
 
 
-def draw_streams(documents: Sequence[dict[str, Any]], path: Path) -> None:
+def draw_streams(documents: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the streams of every job to *path*; the ending decides the format."""
     heights = [max(len(document["streams"]), 2) for document in documents]
     figure = build_figure(9, 1.2 + 0.28 * sum(heights))
     axes = figure.subplots(len(documents), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, document in zip(axes, documents, strict=True):
-        _draw_job(axis, document)
-    axes[0].legend(ncols=len(PARTS), loc="lower left", bbox_to_anchor=(0, 1.02), fontsize=8)
-    axes[-1].set_xlabel("ms")
+        streams = document["streams"]
+        names = [f"rank {stream['rank']} stream {stream['stream']}" for stream in streams]
+        parts = {
+            part: (colour, [stream["parts_ms"][part] for stream in streams])
+            for part, colour in PARTS.items()
+        }
+        draw_stacks(axis, names, parts, label="ms")
+        axis.set_ylabel(as_written(str(document["job"])), fontsize=7)
     save_picture(figure, path, dpi=150)
-
-
-def _draw_job(axis: Any, document: dict[str, Any]) -> None:
-    streams = document["streams"]
-    names = [f"rank {stream['rank']} stream {stream['stream']}" for stream in streams]
-    places = range(len(streams))
-    left = [0.0] * len(streams)
-    for part, colour in PARTS.items():
-        widths = [stream["parts_ms"][part] for stream in streams]
-        axis.barh(places, widths, left=left, color=colour, label=part)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axis.set_yticks(places, names, fontsize=7)
-    axis.invert_yaxis()
-    axis.set_ylabel(as_written(str(document["job"])), fontsize=7)
 
 
 def report_diff(document: Mapping[str, Any], *, top: int) -> Report:

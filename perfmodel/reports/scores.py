@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from perfmodel.base.units import format_duration
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table
 from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.runs import RunScoreboard
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from perfmodel.calibration.embedding import CaseError
     from perfmodel.calibration.interference import FittedInterference
     from perfmodel.calibration.measure.machine import MeasuredMachine
+    from perfmodel.stacks.stack import SoftwareStack
 
 MOST_ROWS = 200
 MOST_ASSUMPTIONS = 20
@@ -194,6 +196,16 @@ def report_measured_machine(found: MeasuredMachine) -> Report:
     )
     table = Table(("family", "measured", "median error", "bias"), rows, numeric=(1, 2, 3))
     return Report("This machine, measured", sections=[Section("", [table, Sentences([noise])])])
+
+
+def report_host_stack(stack: SoftwareStack) -> Report:
+    """Host overheads of a fitted *stack*."""
+    rows = [
+        ("operators", str(len(stack.host.operators))),
+        ("launch", format_duration(stack.host.launch_ns)),
+        ("between operators", format_duration(stack.host.between_operators_ns)),
+    ]
+    return Report("Host overheads, fitted", sections=[Section("", [Table((), rows)])])
 
 
 def _number(value: float) -> str:

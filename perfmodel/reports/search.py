@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,7 @@ from perfmodel.base.documents import load_yaml
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, format_duration, format_size
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, pareto
-from perfmodel.planning.question import LayoutQuestion
 from perfmodel.reports.blocks import (
-    Block,
     Command,
     Headline,
     Report,
@@ -22,7 +19,7 @@ from perfmodel.reports.blocks import (
     time_ranges,
 )
 from perfmodel.reports.document import interval_ms
-from perfmodel.reports.text import describe_interval
+from perfmodel.reports.text import ask_again, describe_interval
 from perfmodel.workloads.transformer.spec import ContextKind
 
 if TYPE_CHECKING:
@@ -178,7 +175,7 @@ def report_search(rankings: Sequence[LayoutRanking]) -> Report:
             beside=f"per iteration on {best.rank_count} GPUs, {interval}",
         ),
         sections=(
-            Section("The question", more=lambda: _asked(question)),
+            Section("The question", more=lambda: ask_again("search", question)),
             *(_layouts(one) for one in rankings),
             Section(
                 "More GPUs that pay", [Sentences(_front(rankings))] if len(rankings) > 1 else []
@@ -286,17 +283,3 @@ def _front(rankings: Sequence[LayoutRanking]) -> list[str]:
         time_text = format_duration(one.best.time_ns)
         lines.append(f"{one.rank_count} GPUs: {time_text}{money}, {one.best.name}")
     return lines
-
-
-def _asked(question: LayoutQuestion) -> list[Block]:
-    hosts = ",".join(str(one) for one in question.hosts)
-    rows = [("workload", question.workload), ("topology", question.topology), ("hosts", hosts)]
-    per_host = question.ranks_per_host
-    rows += [("ranks per host", str(per_host))] if per_host else []
-    rows += [("stack", question.stack)] if question.stack else []
-    words = [f"--{key.replace(' ', '-')} {shlex.quote(value)}" for key, value in rows]
-    rows += [("fixed", ", ".join(question.overrides))] if question.overrides else []
-    words += [f"--set {shlex.quote(change)}" for change in question.overrides]
-    words += [f"--calibration {shlex.quote(file)}" for file in question.calibration]
-    words.append(f"--seconds {question.seconds:g}")
-    return [Table((), rows, code=(1,)), Command(f"perfmodel search {' '.join(words)}")]

@@ -5,13 +5,12 @@ The first type of the table that an answer is an instance of decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import NS_PER_MS
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.planning.layouts.ranking import LayoutRanking, Search
 from perfmodel.planning.ranking import Ranking
@@ -21,9 +20,9 @@ from perfmodel.prediction.comparing import Compared, Comparison
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.blocks import Report
 from perfmodel.reports.comparing import draw_comparison, report_comparison, to_comparison_document
-from perfmodel.reports.document import to_document
+from perfmodel.reports.document import to_document, to_ms
 from perfmodel.reports.html import to_page
-from perfmodel.reports.pictures import as_written, build_figure, save_picture
+from perfmodel.reports.pictures import draw_times, save_picture
 from perfmodel.reports.prediction import describe_title, report_prediction
 from perfmodel.reports.rank import draw_ranking, report_ranking, to_ranking_document
 from perfmodel.reports.recordings import report_replay, to_answer_document
@@ -106,25 +105,8 @@ def _draw_prediction(prediction: Prediction) -> Figure:
     return draw_comparison(Comparison((entry,)))
 
 
-def _draw_times(rows: Sequence[tuple[str, float]]) -> Figure:
-    """A bar per name: milliseconds of an iteration."""
-    figure = build_figure(8, 1.4 + 0.4 * len(rows))
-    axis = figure.subplots()
-    names = [as_written(name) for name, _ in rows]
-    axis.barh(range(len(rows)), [value for _, value in rows], color="#3b74c4")
-    axis.set_yticks(range(len(rows)), names, fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xlabel("iteration ms")
-    return figure
-
-
 def _draw_layouts(ranking: LayoutRanking) -> Figure:
-    rows = []
-    for one in ranking.layouts:
-        split = one.candidate.chosen.layout
-        name = f"tp={split.tp} pp={split.pp} dp={split.dp} x{split.micro_batch}"
-        rows.append((name, one.time_ns / NS_PER_MS))
-    return _draw_times(rows)
+    return draw_times([(one.name, to_ms(one.time_ns)) for one in ranking.layouts])
 
 
 VIEWS: dict[type[object], View] = {
@@ -139,7 +121,7 @@ VIEWS: dict[type[object], View] = {
     WhatIf: View(
         report_whatif,
         to_whatif_document,
-        lambda whatif: _draw_times(
+        lambda whatif: draw_times(
             [(row["apply"], row["iteration_time_ms"]) for row in report_whatif(whatif).rows]
         ),
     ),
@@ -149,6 +131,6 @@ VIEWS: dict[type[object], View] = {
 _TIMES_ALONE = View(
     report_replay,
     to_answer_document,
-    lambda found: _draw_times([(found.facts.job, found.iteration_ns / NS_PER_MS)]),
+    lambda found: draw_times([(found.facts.job, to_ms(found.iteration_ns))]),
 )
 """A prediction without an explanation."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from typing import Any
 
+from perfmodel.base.options import options_of
 from perfmodel.base.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration, format_size
+from perfmodel.planning.question import NO_SHARDER
 from perfmodel.prediction.answer import Interval, MemoryFit
-from perfmodel.prediction.scenario import Interference, JobScenario, Mode, Scenario
+from perfmodel.reports.blocks import Block, Command, Table
 
 _UNITS = (("s", 10 * NS_PER_S, NS_PER_S), ("ms", NS_PER_MS, NS_PER_MS), ("us", 1, NS_PER_US))
 """Name, the shortest whole that is shown in it, and its length."""
@@ -68,31 +72,52 @@ def advise_memory(purpose: str, *, is_transformer: bool) -> str:
     return "Take more hosts, or ask `perfmodel search` for layouts that fit."
 
 
-def to_command(scenario: Scenario | JobScenario) -> str:
-    """What to type to ask *scenario* again."""
-    words = ["perfmodel", "predict"]
-    for one in fields(scenario):
-        value = getattr(scenario, one.name)
-        if (
-            value == one.default
-            or value is None
-            or one.name in ("overrides", "mode", "interference", "calibration")
-            # A replay draws nothing; nobody asks for that.
-            or (one.name == "samples" and not value)
-        ):
+def to_question_document(question: Any) -> dict[str, Any]:
+    """*question* as plain values: everything needed to ask again."""
+    values = {one.name: getattr(question, one.name) for one in fields(question)}
+    return {
+        name: value.value
+        if isinstance(value, Enum)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for name, value in values.items()
+    }
+
+
+def to_command(verb: str, question: Any, *, only: Sequence[str] = ()) -> str:
+    """What to type to ask *question* again: its options, or *only* some, that are not defaults."""
+    words = ["perfmodel", verb]
+    defaults = {
+        one.name: one.default if one.default_factory is MISSING else one.default_factory()
+        for one in fields(question)
+    }
+    for name, (_, option) in options_of(question.__class__).items():
+        value = getattr(question, name)
+        is_untypable = option.min is not None and isinstance(value, int) and value < option.min
+        if value is None or value == defaults[name] or is_untypable or (only and name not in only):
             continue
-        words.append(f"--{one.name.replace('_', '-')}")
-        if value is not True:
-            words.append(shlex.quote(str(value)))
-    for file in scenario.calibration:
-        words += ["--calibration", shlex.quote(file)]
-    for change in getattr(scenario, "overrides", ()):
-        words += ["--set", shlex.quote(change)]
-    if scenario.mode is Mode.ISOLATED:
-        words.append("--isolated")
-    if scenario.interference is Interference.LEFT_OUT:
-        words.append("--no-interference")
+        typed = option.name or f"--{name.replace('_', '-')}"
+        if option.flag is not None or value is True:
+            words.append(typed)
+            continue
+        values = (value or (NO_SHARDER,)) if isinstance(value, tuple) else (value,)
+        texts = [str(one.value if isinstance(one, Enum) else one) for one in values]
+        for text in [",".join(texts)] if option.parse is not None else texts:
+            words += [typed, shlex.quote(text)]
     return " ".join(words)
+
+
+def ask_again(
+    verb: str, question: Any, rows: Sequence[tuple[str, str]] = (), command: str | None = None
+) -> list[Block]:
+    """The options of *question* that have a value, more *rows*, and what to type to ask again."""
+    asked = []
+    for name, value in to_question_document(question).items():
+        if value not in (None, [], 0):
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            asked.append((name.replace("_", " "), text))
+    return [Table((), [*asked, *rows], code=(1,)), Command(command or to_command(verb, question))]
 
 
 MAX_PIECES = 4

@@ -15,7 +15,7 @@ import perfmodel
 from perfmodel.base.units import format_duration
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.changing import ChangeStep, WhatIf
-from perfmodel.prediction.scenario import JobScenario, Mode
+from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.blocks import (
     ALL,
     Block,
@@ -29,7 +29,13 @@ from perfmodel.reports.blocks import (
 )
 from perfmodel.reports.document import EXACT, interval_ms, parts_ms, to_ms
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts, iter_sections
-from perfmodel.reports.text import build_scale, describe_interval, format_ranks, name_ranks
+from perfmodel.reports.text import (
+    build_scale,
+    describe_interval,
+    format_ranks,
+    name_ranks,
+    to_command,
+)
 
 SCHEMA_VERSION = 1
 SMALLEST_PCT = 0.05
@@ -251,14 +257,8 @@ def _command(whatif: WhatIf) -> str | None:
     scenario = whatif.after.scenario
     if not isinstance(scenario, JobScenario):
         return None
-    words = ["perfmodel", "whatif", shlex.quote(scenario.job)]
-    for name in ("topology", "hosts", "stack"):
-        value = getattr(scenario, name)
-        if value is not None:
-            words += [f"--{name}", shlex.quote(str(value))]
-    if scenario.mode is Mode.ISOLATED:
-        words.append("--isolated")
-    for step in whatif.steps:
-        words += ["--apply", shlex.quote(step.text)]
-    words += [] if whatif.sweep is None else ["--sweep", shlex.quote(whatif.sweep.text)]
+    verb = f"whatif {shlex.quote(scenario.job)}"
+    words = [to_command(verb, scenario, only=("topology", "hosts", "stack", "mode"))]
+    words += [f"--apply {shlex.quote(step.text)}" for step in whatif.steps]
+    words += [] if whatif.sweep is None else [f"--sweep {shlex.quote(whatif.sweep.text)}"]
     return " ".join(words)

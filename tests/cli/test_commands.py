@@ -63,7 +63,7 @@ ASKS = {
     "kernel memory": ("price_kernel",),
     "kernel embedding": ("price_kernel",),
     "init": ("init",),
-    "schema": ("describe_schema",),
+    "schema": ("describe_schema", "json_schema"),
     "doctor": ("examine_installation",),
 }
 """The functions of `perfmodel.api` that each command calls: what can be typed can be called."""

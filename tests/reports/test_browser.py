@@ -173,6 +173,6 @@ def test_a_search_is_narrow_names_every_bar_apart_and_keeps_options_whole(tmp_pa
     assert found["wide"] <= found["width"]
     assert len(found["names"]) > 1
     assert len(set(found["names"])) == len(found["names"])
-    assert found["command"].startswith("perfmodel search --workload transformer_small --topology")
+    assert found["command"].startswith("perfmodel search --topology quad_a100 --workload")
     assert found["broken"] == 0
     assert found["themes"][0] != found["themes"][1]

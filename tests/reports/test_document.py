@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from perfmodel.base.writing import to_json
+from perfmodel.prediction.scenario import Interference, Mode, Scenario
 from perfmodel.reports import document
-from perfmodel.reports.document import from_scenario_document, to_document
+from perfmodel.reports.document import to_document
 from tests.reports.predictions import build_prediction
 
 KEYS = {
@@ -44,7 +45,10 @@ def test_the_scenario_can_be_read_back_and_asked_again():
     prediction = build_prediction()
     written = json.loads(to_json(to_document(prediction)))["scenario"]
 
-    assert from_scenario_document(written) == prediction.scenario
+    mode, interference = Mode(written["mode"]), Interference(written["interference"])
+    lists = {key: tuple(written[key]) for key in ("overrides", "calibration")}
+    again = Scenario(**{**written, **lists, "mode": mode, "interference": interference})
+    assert again == prediction.scenario
 
 
 def test_equal_predictions_are_equal_bytes():
