@@ -11,8 +11,7 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option, Overwrite
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import JobOut, LocalRun, Quiet
-from perfmodel.cli.outputs import JsonFile, Outputs
+from perfmodel.cli.options import JobOut, JsonFile, LocalRun, Outputs, Quiet
 from perfmodel.prediction.scenario import JobScenario
 
 IMPORT_EPILOG = """\b

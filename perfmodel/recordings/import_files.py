@@ -145,8 +145,8 @@ Loaded = TypeVar("Loaded")
 
 
 def import_traces(
-    paths: Sequence[Path],
-    out: Path,
+    paths: Sequence[str | Path],
+    out: str | Path,
     wishes: ImportWishes = AsUsual,
     on_file: OnFile = ignore_file,
 ) -> tuple[Imported, ...]:
@@ -158,7 +158,7 @@ def import_traces(
     recordings = find_recordings(list(paths))
     made: list[Imported] = []
     for recording in recordings:
-        folder = out if len(recordings) == 1 else out / recording.name
+        folder = Path(out) if len(recordings) == 1 else Path(out, recording.name)
         made.append(_read(recording, folder, wishes, on_file))
     found = [f"  {one.folder.name}: {fault}" for one in made for fault in one.faults]
     if wishes.is_strict and found:
@@ -173,13 +173,13 @@ def import_traces(
     return tuple(made)
 
 
-def import_kineto(paths: Sequence[Path], out: Path) -> tuple[ImportedJob, ...]:
+def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:
     """Import Kineto traces as `import_traces` does; a job that is there is replaced."""
     found = import_traces(paths, out, ImportWishes(is_overwriting=True))
     return tuple(one for one in found if isinstance(one, ImportedJob))
 
 
-def import_chakra(paths: Sequence[Path], out: Path) -> tuple[Imported, ...]:
+def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[Imported, ...]:
     """Import Chakra traces as `import_traces` does; a job that is there is replaced."""
     return import_traces(paths, out, ImportWishes(is_overwriting=True))
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 def open_place(
     executor: str | None, workers: int | None, ray_address: str | None
 ) -> AbstractContextManager[Executor]:
-    """The executor that was named, else Ray where an address or workers were, else this process."""
+    """The named *executor*; by default Ray if an address or workers are given, else serial."""
     from perfmodel.execution import open_executor
 
-    is_far = ray_address is not None or (workers or 1) > 1
-    word = executor or ("ray" if is_far else "serial")
-    return open_executor(word, workers=workers, address=ray_address)
+    is_remote = ray_address is not None or (workers or 1) > 1
+    name = executor or ("ray" if is_remote else "serial")
+    return open_executor(name, workers=workers, address=ray_address)
 
 
 def predict(
