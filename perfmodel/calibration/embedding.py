@@ -170,12 +170,7 @@ class _Case:
             for direction in Pass
         }
         parts = pricer.update_parts(self._terms, kernel)
-        return {
-            **found,
-            "prepared": float(parts.prepared_ns[0]),
-            "long": float(parts.long_ns[0]),
-            "short": float(parts.short_ns[0]),
-        }
+        return {**found, **{part: float(times_ns[0]) for part, times_ns in parts.items()}}
 
 
 def fit_embedding(cases: Sequence[EmbeddingCase]) -> EmbeddingFit:
