@@ -11,7 +11,7 @@ from perfmodel.api.about import EXTRAS, TemplateKind
 from perfmodel.base.options import Option
 from perfmodel.base.writing import STDOUT
 from perfmodel.cli.commands import command
-from perfmodel.cli.outputs import JsonFile, Outputs
+from perfmodel.cli.options import JsonFile, Outputs
 
 INIT_EPILOG = """\b
 Examples:
