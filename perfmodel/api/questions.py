@@ -53,7 +53,6 @@ def predict(
     """
     from perfmodel.prediction import predict as prediction
     from perfmodel.prediction.phases import PhaseClock
-    from perfmodel.prediction.question import job_question
 
     asked, clock = _load(scenario), PhaseClock(on_phase)
     if isinstance(asked, Scenario):
@@ -62,6 +61,8 @@ def predict(
         _check_memory(asked, question, on_phase, require_fit=require_fit)
     with open_place(executor, workers, ray_address) as place:
         if isinstance(asked, JobScenario):
+            from perfmodel.prediction.saved_jobs import job_question
+
             with clock.phase("building the job", done=0.0):
                 question = job_question(asked, is_distributed=place.reads_jobs)
         found = prediction.predict(question, executor=place, clock=clock)
@@ -73,10 +74,12 @@ def predict(
 
 def build_scenario(scenario: Scenario | JobScenario, on_phase: OnPhase = ignore_phase) -> Question:
     """The job of *scenario*, with a layout where a Transformer leaves it open."""
-    from perfmodel.prediction.question import build_question, job_question, load_setting
+    from perfmodel.prediction.question import build_question, load_setting
     from perfmodel.workloads.transformer.spec import TransformerSpec
 
     if isinstance(scenario, JobScenario):
+        from perfmodel.prediction.saved_jobs import job_question
+
         return job_question(scenario)
     setting = load_setting(scenario)
     if isinstance(setting.workload, TransformerSpec):
@@ -117,12 +120,12 @@ def compare(
     on_phase: OnPhase = ignore_phase,
 ) -> Comparison:
     """Several *scenarios* side by side, named by their keys, files, or what they ask."""
-    from perfmodel.prediction.comparing import NamedScenario, compare_scenarios
+    from perfmodel.prediction.comparing import compare_scenarios
 
     if isinstance(scenarios, Mapping):
-        named = [NamedScenario(name, one) for name, one in scenarios.items()]
+        named = list(scenarios.items())
     else:
-        named = [NamedScenario(_name(one), _load(one)) for one in scenarios]
+        named = [(_name(one), _load(one)) for one in scenarios]
     _check_machines(named)
     with open_place(executor, workers, ray_address) as place:
         return compare_scenarios(named, build=build_scenario, executor=place, on_phase=on_phase)
@@ -143,10 +146,10 @@ def _check_machines(named: Sequence[NamedScenario]) -> None:
     from perfmodel.stacks.profiles import load_stack
     from topologies import load_topology
 
-    for topology in dict.fromkeys(one.scenario.topology for one in named):
+    for topology in dict.fromkeys(scenario.topology for _, scenario in named):
         if topology is not None:
             load_topology(topology)
-    for stack in dict.fromkeys(one.scenario.stack for one in named):
+    for stack in dict.fromkeys(scenario.stack for _, scenario in named):
         if stack is not None:
             load_stack(stack)
 
@@ -246,7 +249,7 @@ def replay(
     """
     from perfmodel.prediction import predict as prediction
     from perfmodel.prediction.phases import PhaseClock
-    from perfmodel.prediction.question import replay_question
+    from perfmodel.prediction.saved_jobs import replay_question
 
     question = replay_question(_as_scenario(job))
     options = replace(question.options, is_explained=is_explained)
@@ -274,14 +277,8 @@ def whatif(
     refused unless *force* is set, and so are changes that can work out less than half of the
     time anew.
     """
-    from perfmodel.prediction.changing import (
-        NamedChange,
-        about_machine,
-        answer_changes,
-        prepare_changes,
-        recorded_machine,
-    )
-    from perfmodel.prediction.question import open_job
+    from perfmodel.prediction.changing import answer_changes, prepare_changes
+    from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
     from perfmodel.whatif import parse_sweep, parse_transformation
 
     scenario = _as_scenario(job)
@@ -289,7 +286,7 @@ def whatif(
     topology = scenario.topology
     if topology is None and (topology := recorded_machine(opened.job)) is not None:
         opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
-    named = [NamedChange(text, parse_transformation(text, topology=topology)) for text in changes]
+    named = [(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(opened, force=force)
     with open_place(executor, workers, ray_address) as place:

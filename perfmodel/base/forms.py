@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
@@ -140,9 +140,13 @@ def load_document(
 ) -> Document:
     """The YAML file at *path*; *what* it is comes before its name in errors."""
     text = read_yaml(path, error_type=error_type, must_close=must_close)
-    content = parse_yaml(text, document=str(path), error_type=error_type)
-    locate = partial(find_line, [(path.name, text)])
-    return Document(f"{what} {path}".strip(), content, error_type, locate)
+    return replace(parse_document(text, str(path), error_type), name=f"{what} {path}".strip())
+
+
+def parse_document(text: str, name: str, error_type: type[InputError]) -> Document:
+    """The YAML document in *text*; *name* names it in errors."""
+    content = parse_yaml(text, document=name, error_type=error_type)
+    return Document(name, content, error_type, partial(find_line, [(name, text)]))
 
 
 @lru_cache(maxsize=64)

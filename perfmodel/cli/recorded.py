@@ -81,7 +81,7 @@ def import_traces(
     from perfmodel.recordings.import_files import ImportWishes
     from perfmodel.reports.progress import show_files
     from perfmodel.reports.recordings import report_import
-    from traces.packed import DEFAULT_LIMITS
+    from traces.file_stream import DEFAULT_LIMITS
 
     if not 0 < limits_factor <= 1e6:
         raise InputError(

@@ -8,17 +8,14 @@ of a generation is that of its *reference* device; others differ by their power 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
-from perfmodel.base.fields import Line
-from perfmodel.base.forms import load_document
-from perfmodel.costs.calibration_files import strict_form
+from perfmodel.base.fields import Line, Positive
+from perfmodel.base.forms import Form, load_document
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device, list_devices, load_device
 
@@ -27,11 +24,6 @@ ARITHMETIC = "arithmetic"
 KINDS = (ARITHMETIC, "attention", "memory")
 """Arithmetic on tensor cores, and whole kernels of two families."""
 _PLAIN = (DType.FP32, DType.FP64)
-_Ratios = dict[str, Annotated[float, Field(strict=True, gt=0)]]
-_HEADER = dict.fromkeys(("source", "date", "licence", "command", "hardware"), Line)
-_FILE_FORM = strict_form(
-    "SustainedFile", **_HEADER, reference=dict[str, str], **dict.fromkeys(KINDS, _Ratios)
-)
 
 
 def arithmetic_slowdown(device: Device, stack: SoftwareStack, dtype: DType) -> float:
@@ -43,15 +35,15 @@ def arithmetic_slowdown(device: Device, stack: SoftwareStack, dtype: DType) -> f
         return 1.0
     is_own = device.name in load_sustained()[ARITHMETIC]
     reference = device.name if is_own else reference_of(device)
-    return max(_of_chip(ARITHMETIC, device) * power_ratio(device, reference), 1.0)
+    return max(of_chip(ARITHMETIC, device) * power_ratio(device, reference), 1.0)
 
 
 def kernel_ratio(family: str, device: Device, stack: SoftwareStack) -> float:
     """How much longer kernels of *family* take on *device* under *stack* than alone."""
-    return _of_chip(family, device) if stack.loads_long and family in KINDS else 1.0
+    return of_chip(family, device) if stack.loads_long and family in KINDS else 1.0
 
 
-def _of_chip(kind: str, device: Device) -> float:
+def of_chip(kind: str, device: Device) -> float:
     """The stated ratio of *kind* for *device*, or for its generation."""
     values = load_sustained()[kind]
     return values.get(device.name, values.get(device.architecture.value, 1.0))
@@ -71,8 +63,7 @@ def power_ratio(device: Device, reference: str | None) -> float:
 
 def reference_of(device: Device) -> str | None:
     """The device that the values of *device*'s generation are of."""
-    found: str | None = _load_file().reference.get(device.architecture.value)
-    return found
+    return _load().reference.get(device.architecture.value)
 
 
 @lru_cache(maxsize=32)
@@ -85,11 +76,26 @@ def _power_per_rate(name: str) -> float | None:
     return None if rate is None else device.power_w / rate
 
 
+@dataclass(frozen=True, slots=True)
+class SustainedFile(Form):
+    """`sustained.yaml`: ratios by device or generation, and the *reference* of each generation."""
+
+    source: Line
+    date: Line
+    licence: Line
+    command: Line
+    hardware: Line
+    reference: Mapping[str, str] = field(default_factory=dict)
+    arithmetic: Mapping[str, Positive] = field(default_factory=dict)
+    attention: Mapping[str, Positive] = field(default_factory=dict)
+    memory: Mapping[str, Positive] = field(default_factory=dict)
+
+
 @lru_cache(maxsize=1)
-def _load_file() -> Any:
-    return load_document(FILE, CalibrationError).read(_FILE_FORM)
+def _load() -> SustainedFile:
+    return load_document(FILE, CalibrationError).read(SustainedFile)
 
 
 def load_sustained() -> Mapping[str, Mapping[str, float]]:
     """The file that comes with perfmodel: ratios by kind, then by device or generation."""
-    return {kind: getattr(_load_file(), kind) for kind in KINDS}
+    return {kind: getattr(_load(), kind) for kind in KINDS}

@@ -18,7 +18,8 @@ from perfmodel.engine.replay import Replay
 from perfmodel.engine.steady import Replayer, find_period, mean_of_second_half_ns
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
-from perfmodel.prediction.answer import Evidence, Interval
+from perfmodel.prediction.answer import Interval
+from perfmodel.prediction.explain import Evidence
 from perfmodel.prediction.interference import FoldedCosts, SettledCosts
 from perfmodel.prediction.scenario import Mode
 

@@ -29,8 +29,8 @@ from perfmodel.recordings.storage import assemble_chakra_job, is_own, save_recor
 from perfmodel.recordings.trace_stats import known_share
 from traces.chakra import load_chakra
 from traces.execution_trace import load_execution_trace
+from traces.file_stream import DEFAULT_LIMITS, Limits
 from traces.job_trace import OnFile, Recording, find_recordings, ignore_file, load_recording
-from traces.packed import DEFAULT_LIMITS, Limits
 
 
 @dataclass(frozen=True, slots=True, eq=False)

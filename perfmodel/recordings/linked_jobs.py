@@ -27,8 +27,7 @@ from perfmodel.recordings.operator_calls import call_of_operator, whole_number
 from perfmodel.recordings.operator_work import work_of_call
 from perfmodel.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
 from perfmodel.recordings.rank_view import is_communication
-from traces.chakra import ChakraOperation, ChakraTrace
-from traces.chakra_messages import ChakraKind
+from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace
 from traces.execution_trace import ExecutedOperator, ExecutionTrace
 
 _NS_PER_US = 1000
@@ -151,9 +150,7 @@ def _chakra_work(one: ChakraOperation) -> Work | None:
         schema = str(one.attributes.get("op_schema", ""))
         operator = schema.split("(", 1)[0].split(".", 1)[0] or one.name
         arguments = (one.inputs, one.outputs)
-        return _main_work(
-            ExecutedOperator(one.number, one.name, 0, 0, 0, 0, 0, *arguments), operator
-        )
+        return _main_work(ExecutedOperator(one.number, one.name, 0, 0, *arguments), operator)
     flops, moved_bytes = (
         whole_number(one.attributes.get(key)) for key in ("num_ops", "tensor_size")
     )

@@ -35,8 +35,7 @@ from perfmodel.recordings.recorded_job import (
     score_from_words,
 )
 from perfmodel.recordings.self_replay import with_score
-from traces.chakra import SCHEMA_VERSION, ChakraOperation, ChakraTrace, write_chakra
-from traces.chakra_messages import ChakraKind
+from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
 
 _FOLDER_VERSION = 1
 RECORDING_HEADER = "recording.json"

@@ -13,7 +13,7 @@ from perfmodel.prediction.question import PredictOptions, Setting, build_questio
 from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.unstated import apply_stack_defaults
+from perfmodel.workloads.jobs import apply_stack_defaults
 
 STACK = load_stack("pytorch_eager")
 

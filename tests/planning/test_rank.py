@@ -28,7 +28,7 @@ from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import choose_plan
-from perfmodel.workloads.unstated import apply_stack_defaults, fill
+from perfmodel.workloads.jobs import apply_stack_defaults, fill
 from tests.planning.settings import build_spec
 from topologies import build_cluster, load_topology
 

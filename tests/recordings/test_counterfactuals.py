@@ -9,7 +9,8 @@ import pytest
 from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.predict import predict
-from perfmodel.prediction.question import PredictOptions, recording_question
+from perfmodel.prediction.question import PredictOptions
+from perfmodel.prediction.saved_jobs import recording_question
 from perfmodel.recordings.host_chain import StepKind
 from perfmodel.recordings.self_replay import with_score
 from perfmodel.whatif import apply_all, parse_transformation

@@ -19,7 +19,6 @@ from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.answer import (
     CriticalPath,
-    Evidence,
     Explanation,
     Facts,
     Interval,
@@ -32,6 +31,7 @@ from perfmodel.prediction.answer import (
     Run,
     TimeParts,
 )
+from perfmodel.prediction.explain import Evidence
 from perfmodel.prediction.scenario import Scenario
 
 

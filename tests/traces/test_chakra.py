@@ -3,8 +3,7 @@
 import pytest
 
 from perfmodel.base.errors import TraceError
-from traces.chakra import ChakraOperation, ChakraTrace, load_chakra, write_chakra
-from traces.chakra_messages import ChakraKind
+from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace, load_chakra, write_chakra
 
 OPERATIONS = (
     ChakraOperation(1, "start", ChakraKind.COMPUTE, duration_us=5, attributes={"is_cpu_op": True}),
