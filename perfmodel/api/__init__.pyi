@@ -4,9 +4,12 @@ from collectives.collective import CollectiveCost as CollectiveCost
 from collectives.collective import CollectiveSoftware as CollectiveSoftware
 from collectives.nccl_tests import RunPlace as RunPlace
 from embeddings.statistics import DataStatistics as DataStatistics
+from perfmodel.api.about import SchemaKind as SchemaKind
 from perfmodel.api.about import TemplateKind as TemplateKind
+from perfmodel.api.about import describe_schema as describe_schema
 from perfmodel.api.about import examine_installation as examine_installation
 from perfmodel.api.about import init as init
+from perfmodel.api.about import json_schema as json_schema
 from perfmodel.api.calibration import calibrate_collectives as calibrate_collectives
 from perfmodel.api.calibration import calibrate_embedding as calibrate_embedding
 from perfmodel.api.calibration import calibrate_host as calibrate_host
@@ -36,9 +39,6 @@ from perfmodel.api.questions import replay as replay
 from perfmodel.api.questions import search as search
 from perfmodel.api.questions import sweep as sweep
 from perfmodel.api.questions import whatif as whatif
-from perfmodel.api.schemas import SchemaKind as SchemaKind
-from perfmodel.api.schemas import describe_schema as describe_schema
-from perfmodel.api.schemas import json_schema as json_schema
 from perfmodel.base.dtypes import DType as DType
 from perfmodel.calibration.embedding import EmbeddingFit as EmbeddingFit
 from perfmodel.calibration.interference import FittedInterference as FittedInterference

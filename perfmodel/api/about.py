@@ -1,27 +1,28 @@
-"""About perfmodel itself: files to start from, what is in a file, what an installation has.
+"""About perfmodel itself: files to start from, the schemas of documents, the installation.
 
-The words of a schema are those of the documentation and of the code that reads the files, so that
-they cannot say something else.
+Schemas come from the documentation and from the code that reads the files, so that they are true.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from enum import Enum
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import perfmodel
 from perfmodel.base.errors import InputError, OutputError
 from perfmodel.base.writing import check_writable, write_file
 
 if TYPE_CHECKING:
-    pass
+    from pydantic import BaseModel
 
 HERE = Path(__file__).parent
 PACKAGES = HERE.parent
@@ -32,7 +33,7 @@ EXTRAS = {"torch": "emulate, calibrate gemm|attention|measure, indices in torch 
 
 
 class TemplateKind(Enum):
-    """What a template is there for."""
+    """The kinds of templates."""
 
     WORKLOAD = "workload"
     DLRM = "dlrm"
@@ -41,26 +42,202 @@ class TemplateKind(Enum):
     SCENARIO = "scenario"
 
 
+class SchemaKind(Enum):
+    """The kinds of documents that have a schema."""
+
+    TOPOLOGY = "topology"
+    DEVICE = "device"
+    WORKLOAD = "workload"
+    STACK = "stack"
+    SCENARIO = "scenario"
+    TABLES = "tables"
+    PLAN = "plan"
+    RUNS = "runs"
+    CALIBRATION = "calibration"
+    GEMM = "gemm"
+    ATTENTION = "attention"
+    MEMORY = "memory"
+    COLLECTIVES = "collectives"
+    PREDICT = "predict"
+    COMPARE = "compare"
+    RANK = "rank"
+    SEARCH = "search"
+
+
 _Kind = TypeVar("_Kind", bound=Enum)
 
 
-def one_of(kinds: type[_Kind], word: _Kind | str) -> _Kind:
-    """The member of *kinds* that *word* means."""
-    words = [str(kind.value) for kind in kinds]
-    if isinstance(word, str) and word not in words:
-        raise InputError(f"kind: must be one of {', '.join(words)}, got {word!r}.")
-    return kinds(word) if isinstance(word, str) else word
+def _one_of(kinds: type[_Kind], name: _Kind | str) -> _Kind:
+    """The member of *kinds* with this *name*."""
+    try:
+        return kinds(name)
+    except ValueError:
+        known = ", ".join(str(kind.value) for kind in kinds)
+        raise InputError(f"kind: must be one of {known}, got {name!r}.") from None
 
 
 def init(kind: TemplateKind | str, out: str | Path | None = None) -> str:
-    """A commented file to start from, accepted as it is; written to *out* if that is given."""
-    text = (HERE / "templates" / f"{one_of(TemplateKind, kind).value}.yaml").read_text("utf-8")
+    """A commented file to start from, accepted as it is; written to *out* if it is given."""
+    text = (HERE / "templates" / f"{_one_of(TemplateKind, kind).value}.yaml").read_text("utf-8")
     if out is not None:
         if Path(out).exists():
-            raise OutputError(f"{out}: exists already, and is not overwritten. Name another file.")
+            raise OutputError(f"{out}: exists already and is not overwritten. Name another file.")
         check_writable("--out", Path(out))
         write_file(Path(out), text)
     return text
+
+
+def describe_schema(kind: SchemaKind | str) -> str:
+    """The fields of a file that perfmodel reads, or of the JSON that it writes, as text."""
+    kind = _one_of(SchemaKind, kind)
+    if kind is SchemaKind.WORKLOAD:
+        return "\n".join(_workload())
+    if kind is SchemaKind.RUNS:
+        return "\n".join(_runs())
+    if kind is SchemaKind.PREDICT:
+        return (PACKAGES / "reports" / "SCHEMA.md").read_text(encoding="utf-8").strip()
+    sections = {
+        SchemaKind.TOPOLOGY: (Path(_place("topologies") or ""), "## A machine", "## How well"),
+        SchemaKind.DEVICE: (Path(_place("topologies") or ""), "## A GPU", "## How well"),
+        SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
+    }
+    readers = {
+        SchemaKind.GEMM: "perfmodel.costs.kernel_tables",
+        SchemaKind.ATTENTION: "perfmodel.costs.kernel_tables",
+        SchemaKind.MEMORY: "perfmodel.costs.kernel_tables",
+        SchemaKind.COLLECTIVES: "collectives.measurements",
+    }
+    if kind in readers:
+        return (import_module(readers[kind]).__doc__ or "").strip()
+    if kind in sections:
+        folder, begin, stop = sections[kind]
+        return _section((folder / "README.md").read_text(encoding="utf-8"), begin, stop)
+    text = (HERE / "schemas.md").read_text(encoding="utf-8")
+    return _section(text, f"## {kind.value}", "\n## ")
+
+
+def _section(text: str, begin: str, stop: str) -> str:
+    _, found, rest = text.partition(f"{begin}\n")
+    assert found, f"the documentation has no section {begin!r}"
+    return f"{begin}\n{rest.partition(stop)[0]}".strip()
+
+
+def _workload() -> Iterator[str]:
+    from perfmodel.workloads.dlrm.spec import DlrmSpec
+    from perfmodel.workloads.transformer.spec import TransformerSpec
+
+    yield "A workload is a YAML file; `perfmodel workload show NAME` prints one."
+    yield "Fields can be changed with --set, such as --set batch=4096 or --set parallel.tp=4."
+    for title, spec in (("transformer", TransformerSpec), ("dlrm", DlrmSpec)):
+        yield f"\n## family: {title}\n"
+        yield from _fields(spec)
+
+
+def _fields(spec: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    from pydantic import BaseModel
+
+    for name, field in spec.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield f"\n{prefix}{name}:  {' '.join((kind.__doc__ or '').split())}"
+            yield from _fields(kind, f"{prefix}{name}.")
+        else:
+            needed = "must be given" if field.is_required() else f"default {_word(field.default)}"
+            yield f"  {prefix}{name}: {_words(kind)}; {needed}"
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "left open"
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def _words(kind: Any) -> str:
+    """The type in words; of an enum, its values."""
+    if get_origin(kind) is Annotated:
+        return _words(get_args(kind)[0])
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return " | ".join(str(member.value) for member in kind)
+    if get_origin(kind) is tuple:
+        return f"list of {_words(get_args(kind)[0])}"
+    inner = [one for one in get_args(kind) if one is not type(None)]
+    if inner and not isinstance(kind, type):
+        return " | ".join(dict.fromkeys(_words(one) for one in inner))
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def _runs() -> Iterator[str]:
+    from perfmodel.validation.runs_table import load_columns
+
+    columns = load_columns()
+    yield "A table of measured runs is CSV (or .csv.gz); other columns are allowed."
+    for family, names in columns.required.items():
+        yield f"A table of {family} runs must have: {', '.join(names)}."
+    for section in ("common", "transformer", "dlrm"):
+        yield f"\n## {section}\n"
+        for name, column in getattr(columns, section).items():
+            words = f" ({' | '.join(column.words)})" if column.words else ""
+            yield f"  {name}: {column.kind}{words}; {column.meaning}"
+
+
+_FORMS = {
+    SchemaKind.TOPOLOGY: ("topologies.topology_file:TopologyFile",),
+    SchemaKind.DEVICE: ("topologies.device:Device",),
+    SchemaKind.WORKLOAD: (
+        "perfmodel.workloads.transformer.spec:TransformerSpec",
+        "perfmodel.workloads.dlrm.spec:DlrmSpec",
+    ),
+    SchemaKind.STACK: ("perfmodel.stacks.stack:SoftwareStack",),
+    SchemaKind.TABLES: ("embeddings.table_files:TablesFile",),
+    SchemaKind.PLAN: ("embeddings.plan_document:PlanFile",),
+    SchemaKind.CALIBRATION: (
+        "perfmodel.costs.calibration_files:CalibrationFile",
+        "collectives.calibration:Calibration",
+    ),
+}
+"""What a document of each kind is read as."""
+
+
+def json_schema(kind: SchemaKind | str) -> dict[str, Any]:
+    """The JSON Schema of a kind of document; of a table, that of its rows as mappings."""
+    from perfmodel.base import forms
+
+    kind = _one_of(SchemaKind, kind)
+    if kind in _FORMS:
+        parts = [name.split(":") for name in _FORMS[kind]]
+        found = [getattr(import_module(module), name) for module, name in parts]
+        schema = forms.json_schema(*found)
+        if kind is SchemaKind.STACK:
+            # A file that extends another states only what it changes.
+            schema["required"] = ["name"]
+            del schema["properties"]["host"]["required"]
+        return schema
+    if kind is SchemaKind.SCENARIO:
+        from perfmodel.prediction.scenario import JobScenario, Scenario
+        from perfmodel.prediction.scenario_file import scenario_form
+
+        return forms.json_schema(scenario_form(Scenario), scenario_form(JobScenario))
+    text = describe_schema(kind)
+    keys: dict[str, Any] = {
+        key: {"description": meaning}
+        for words, meaning in re.findall(
+            r"^\| (`.*?) \| (.*) \|$", text.partition("\n## ")[0], re.M
+        )
+        for key in re.findall(r"`([a-z_]+)`", words)
+    }
+    row: dict[str, Any] = {"type": "object", "properties": keys}
+    answers = (SchemaKind.PREDICT, SchemaKind.COMPARE, SchemaKind.RANK, SchemaKind.SEARCH)
+    if kind is SchemaKind.RUNS:
+        from perfmodel.validation.runs_table import load_columns
+
+        columns = load_columns()
+        row["required"] = list(columns.required["common"])
+        for section in (columns.common, columns.transformer, columns.dlrm):
+            for name, column in section.items():
+                words = {"enum": ["", *column.words]} if column.kind == "word" else {}
+                keys[name] = {"description": column.meaning, "type": "string", **words}
+    shape = row if kind in answers else {"type": "array", "items": row}
+    return {"$schema": forms.DIALECT, "description": text, **shape}
 
 
 def examine_installation(*, try_ray: bool = False) -> dict[str, Any]:

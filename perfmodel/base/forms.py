@@ -253,26 +253,21 @@ def _find(loc: Steps, content: Any) -> tuple[Steps, Any, bool]:
     return tuple(path), content, is_alternative
 
 
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    **dict.fromkeys(("dict", "mapping", "dataclass", "model"), "a mapping of keys"),
+    **dict.fromkeys(("list", "tuple", "frozen"), "a list"),
+}
+"""What a value must be, by the first word of pydantic's fault."""
 _RULES = {
     "missing": "must be given, but is missing",
+    "string_too_short": "must be text, not empty",
     "enum": "must be one of {expected}",
     "literal_error": "must be one of {expected}",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "string_too_short": "must be text, not empty",
-    "dict_type": "must be a mapping of keys",
-    "mapping_type": "must be a mapping of keys",
-    "dataclass_type": "must be a mapping of keys",
-    "model_type": "must be a mapping of keys",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "frozen_set_type": "must be a list",
     "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
     "less_than": "must be below {lt:g}",
@@ -296,8 +291,8 @@ def _rule_of(fault: Any, path: Steps, value: Any, kind: Any) -> str:
         if fault["loc"][-1] == "[key]":
             return _unknown(str(fault["input"]), words, got)
         context = {"expected": ", ".join(words)}
-    rule = _RULES.get(fault["type"], str(fault["msg"]).replace("Input should be", "must be"))
-    return rule.format(**context) + got
+    kind_of_value = _TYPES.get(fault["type"].partition("_")[0], str(fault["msg"]))
+    return _RULES.get(fault["type"], f"must be {kind_of_value}").format(**context) + got
 
 
 def _unknown(key: str, known: Sequence[str], got: str, schema: Any = None) -> str:

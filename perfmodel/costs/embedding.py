@@ -21,7 +21,7 @@ from embeddings.table import Lookup
 from perfmodel.base.documents import parse_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
-from perfmodel.base.fields import Parsed
+from perfmodel.base.fields import Parsed, Positive
 from perfmodel.base.forms import Form
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S, parse_duration_ns
@@ -66,7 +66,6 @@ _FILE = "embedding.yaml"
 
 
 _Time = Annotated[float, Parsed(parse_duration_ns, "4 us", "10000 s")]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +80,14 @@ class EmbeddingConstants(Form):
     """
 
     floor_ns: _Time
-    memory_ratio: _Positive
-    cache_ratio: _Positive
-    sort_ratio: _Positive
-    updates_per_clock: _Positive
+    memory_ratio: Positive
+    cache_ratio: Positive
+    sort_ratio: Positive
+    updates_per_clock: Positive
     block_ns: Annotated[_Time, Field(alias="block_time")]
     long_row_ns: Annotated[_Time, Field(alias="long_row_time")]
     tail_row_ns: Annotated[_Time, Field(alias="tail_row_time")]
-    relative_sigma: _Positive
+    relative_sigma: Positive
 
 
 def constants_for(device: Device) -> EmbeddingConstants:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.shown import Shown
-from perfmodel.graph.memory import RankMemory
+from perfmodel.graph.job import RankMemory
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 

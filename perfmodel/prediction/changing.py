@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
-from perfmodel.execution.executor import Executor
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.graph.job import with_own_origins
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps

@@ -16,8 +16,7 @@ from perfmodel.base.errors import PerfModelError, ScenarioError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import NS_PER_HOUR, format_duration
 from perfmodel.base.value_lists import EXAMPLES, expand_values
-from perfmodel.execution.executor import Executor
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict

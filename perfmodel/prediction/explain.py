@@ -14,12 +14,10 @@ from itertools import pairwise
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.breakdown import Window, break_down
-from perfmodel.engine.critical_path import PathStep, critical_path
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.layout import Int64s
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.engine.reasons import PathStep, Window, break_down, critical_path
+from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.graph.ops import (
     Attention,
     Communication,

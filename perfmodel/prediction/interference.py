@@ -18,8 +18,7 @@ import numpy as np
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.folding import Folded, fold
 from perfmodel.engine.layout import Int64s
-from perfmodel.engine.replay import Replay, Timeline
-from perfmodel.engine.steady import Replayer
+from perfmodel.engine.replay import Replay, Replayer, Timeline
 from perfmodel.graph.durations import OpDurations
 from perfmodel.prediction.overlaps import (
     CommIntervals,

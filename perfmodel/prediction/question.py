@@ -15,8 +15,7 @@ from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.prediction.answer import MemoryFit, RankClass, TimeParts
 from perfmodel.prediction.scenario import (
     DEFAULT_SAMPLES,

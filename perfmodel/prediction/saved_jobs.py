@@ -12,8 +12,7 @@ from pathlib import Path
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.graph import storage
-from perfmodel.graph.job import JobGraph, with_own_origins
-from perfmodel.graph.memory import MemoryPart, RankMemory
+from perfmodel.graph.job import JobGraph, MemoryPart, RankMemory, with_own_origins
 from perfmodel.graph.ops import Fixed
 from perfmodel.prediction.question import PredictOptions, Question
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode

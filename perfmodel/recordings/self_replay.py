@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.engine.critical_path import critical_path
 from perfmodel.engine.history import History
-from perfmodel.engine.steady import Replayer
+from perfmodel.engine.reasons import critical_path
+from perfmodel.engine.replay import Replayer
 from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.hold_back import (
     HeldReplay,

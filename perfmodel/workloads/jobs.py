@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from embeddings.plan import ShardingPlan
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES, Workload

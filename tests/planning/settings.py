@@ -6,7 +6,7 @@ import random
 
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction.changing import answer_changes, prepare_changes
 from perfmodel.prediction.predict import predict

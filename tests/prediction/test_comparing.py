@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.base.value_lists import expand_values
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.comparing import (
     Compared,
     Comparison,

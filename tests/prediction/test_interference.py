@@ -12,8 +12,7 @@ from perfmodel.costs.estimates import Bound
 from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.replay import replay
-from perfmodel.engine.steady import find_period
+from perfmodel.engine.replay import find_period, replay
 from perfmodel.graph.builder import Dependency, JobBuilder
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.job import JobFacts

@@ -11,8 +11,8 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PerfModelError, ScenarioError
-from perfmodel.engine.breakdown import Window
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.engine.reasons import Window
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.storage import save_job
 from perfmodel.prediction import saved_jobs as asking

@@ -6,7 +6,7 @@ Reproducing a recording proves little; these are the questions with an answer.
 import numpy as np
 import pytest
 
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collectives.collective import Collective, CollectiveKind
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.graph.ops import Communication, Op
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import Workload, build_workload

@@ -9,7 +9,7 @@ from embeddings.plan import ShardingPlan
 from embeddings.plan_memory import piece_bytes, state_bytes
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
-from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
+from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.workloads.dlrm.dense import dense_layers, dense_parameters
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 
