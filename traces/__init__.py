@@ -1,4 +1,4 @@
-"""Recorded reality: what happened on each rank of a training job, read from trace files."""
+"""Trace files: the recorded intervals of each rank of a training job."""
 
 from traces.job_trace import JobTrace, load_job_trace, load_job_traces
 from traces.kineto import load_kineto

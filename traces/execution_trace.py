@@ -1,22 +1,20 @@
 """PyTorch execution traces: operators of one rank with their tensors and parents, without times.
 
-They say what ran and with which tensors; a Kineto trace of the same step says
-when. Files that were linked with a Kineto trace (`et_plus`) have kernels and
-durations among the operators.
+They say what ran and with which tensors; a Kineto trace of the same step says when. Files that
+were linked with a Kineto trace (`et_plus`) also contain kernels and durations.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import TraceError
-from traces.json_stream import ObjectStream
-from traces.packed import DEFAULT_LIMITS, Limits
+from traces.file_stream import DEFAULT_LIMITS, Limits, ObjectStream
 
-_RANGE_KEYS = ("rf_id", "seq_id", "fw_tid", "tid")
 _MOST_FAULTY_RATIO = 0.05
 _LARGEST = 2**63 - 1
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|et|host)[_.-]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -71,19 +69,15 @@ def _storages_in(value: Any) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ExecutedOperator:
-    """One operator call: its parent, its inputs and outputs, its number in the profiler.
+    """One operator call: its parent, its thread, its inputs and outputs.
 
-    *attributes* holds the schema, what collectives say about themselves and, in linked files,
-    times.
+    *attributes* holds the schema, the metadata of collectives and, in linked files, times.
     """
 
     number: int
     name: str
     parent: int
-    record: int
-    sequence: int
     thread: int
-    forward_thread: int
     inputs: tuple[Argument, ...] = ()
     outputs: tuple[Argument, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -107,11 +101,12 @@ def load_execution_trace(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> E
     operators: dict[int, ExecutedOperator] = {}
     faulty = count = 0
     for batch in stream.batches():
-        _check_count(Path(path), count + len(batch), limits)
+        limits.check_count(Path(path), count + len(batch), "operators")
         for item in batch:
             count += 1
             try:
-                _keep(_operator(item), operators)
+                found = _operator(item, operators)
+                operators[found.number] = found
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as fault:
                 faulty += 1
                 stream.faults.add(f"operator left out ({type(fault).__name__}: {fault})", "nodes")
@@ -136,20 +131,6 @@ def load_execution_trace(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> E
     )
 
 
-def _check_count(path: Path, count: int, limits: Limits) -> None:
-    if count > limits.most_objects:
-        raise TraceError(
-            f"{path}: must hold at most {limits.most_objects} operators, holds more. Cut the "
-            "recording, or raise the limits with --limits-factor."
-        )
-
-
-def _keep(found: ExecutedOperator, operators: dict[int, ExecutedOperator]) -> None:
-    if found.number in operators:
-        raise ValueError(f"id {found.number} stands twice")
-    operators[found.number] = found
-
-
 def _check(path: Path, schema: object, kept: int, faulty: int) -> None:
     if not isinstance(schema, str) or not kept:
         raise TraceError(
@@ -163,26 +144,26 @@ def _check(path: Path, schema: object, kept: int, faulty: int) -> None:
         )
 
 
-def _operator(item: dict[str, Any]) -> ExecutedOperator:
+def _operator(item: dict[str, Any], known: Mapping[int, ExecutedOperator]) -> ExecutedOperator:
     stated = {entry["name"]: entry.get("value") for entry in item.get("attrs", ())}
     parent = item.get("ctrl_deps", item.get("parent", 0))
     if isinstance(parent, list):
         parent = parent[0] if parent else 0
-    numbers = {key: _whole(stated.get(key, item.get(key, -1))) for key in _RANGE_KEYS}
+    thread = _whole(stated.get("tid", item.get("tid", -1)))
     if not isinstance(item["name"], str):
         raise TypeError("name must be text")
-    if "tid" in item and numbers["tid"] < 0:
+    if "tid" in item and thread < 0:
         raise ValueError("tid must not be negative")
+    number = _whole(item["id"], least=0)
+    if number in known:
+        raise ValueError(f"id {number} is used twice")
     attributes = {key: stated[key] for key in _ATTRIBUTES if key in stated}
     attributes |= {key: item[key] for key in (*_LINKED_KEYS, "op_schema", "scope") if key in item}
     return ExecutedOperator(
-        number=_whole(item["id"], least=0),
+        number=number,
         name=item["name"],
         parent=_whole(parent, least=0),
-        record=numbers["rf_id"],
-        sequence=numbers["seq_id"],
-        thread=numbers["tid"],
-        forward_thread=numbers["fw_tid"],
+        thread=thread,
         inputs=_arguments(item, "input"),
         outputs=_arguments(item, "output"),
         attributes=attributes,
@@ -201,6 +182,13 @@ def _arguments(item: dict[str, Any], word: str) -> tuple[Argument, ...]:
         raise TypeError(f"{word}s must be lists")
     if len(shapes) != len(kinds):
         raise ValueError(f"{word}s: {len(shapes)} shapes for {len(kinds)} types")
+    return pair_arguments(values, shapes, kinds)
+
+
+def pair_arguments(
+    values: Sequence[Any], shapes: Sequence[Any], kinds: Sequence[Any]
+) -> tuple[Argument, ...]:
+    """The arguments with these *shapes* and *kinds*; those without a value have None."""
     padded = [*values, *[None] * (len(shapes) - len(values))]
     return tuple(
         Argument(value, shape, str(kind))

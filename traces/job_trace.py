@@ -1,8 +1,8 @@
 """Job traces: the recordings of all ranks of one job.
 
-A job is a folder with one trace a rank. A folder of such folders is several
-recordings, each a job of its own. Execution traces beside Kineto traces belong
-to them, in the same folder or in one next to it.
+A job is a folder with one trace per rank. A folder of such folders holds several recordings, each
+a job of its own. Execution traces in the folder of Kineto traces, or in one next to it, belong to
+the same job.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
 from traces.chakra import is_chakra
 from traces.execution_trace import ExecutionTrace, load_execution_trace
+from traces.file_stream import DEFAULT_LIMITS, Limits, read_head
 from traces.kineto import load_kineto
-from traces.packed import DEFAULT_LIMITS, Limits, read_head
 from traces.trace import Trace
 
 _HEAD_BYTES = 1 << 20
@@ -25,7 +25,7 @@ _NAMED_RANKS = 8
 
 
 class TraceFormat(Enum):
-    """What a file holds, by its content."""
+    """The format of a file, by its content."""
 
     KINETO = "kineto"
     EXECUTION_TRACE = "pytorch execution trace"
@@ -34,28 +34,33 @@ class TraceFormat(Enum):
 
 
 OnFile = Callable[[Path, int, int], None]
-"""Told before each file is read: the file, its place from 0, and how many there are."""
+"""Called before each file is read: the file, its place from 0, and how many there are."""
 
 
 def ignore_file(path: Path, place: int, count: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The files of one job, by what they hold."""
+    """The files of one job, by format."""
 
     name: str
     kineto: tuple[Path, ...] = ()
     executed: tuple[Path, ...] = ()
     chakra: tuple[Path, ...] = ()
 
+    @property
+    def has_files(self) -> bool:
+        """Whether any trace was found."""
+        return bool(self.kineto or self.executed or self.chakra)
+
 
 @dataclass(frozen=True, slots=True)
 class JobTrace:
-    """What every recorded rank did, by rank; `missing_ranks` were not recorded.
+    """The traces of all recorded ranks of a job; `missing_ranks` were not recorded.
 
-    *executed* are execution traces of the same job by rank.
+    *executed* are execution traces of the same job.
     """
 
     name: str
@@ -80,14 +85,14 @@ class JobTrace:
 
     @property
     def missing_count(self) -> int:
-        """How many ranks of the job no trace is of."""
+        """How many ranks of the job have no trace."""
         return self.world_size - len(self.ranks)
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """The first few ranks of the job that no trace is of."""
+        """The first few ranks of the job without a trace."""
         recorded = {trace.rank for trace in self.ranks}
-        # Among so many ranks there are enough that were not recorded.
+        # This many ranks contain enough that were not recorded.
         first = range(min(self.world_size, len(recorded) + _NAMED_RANKS + 1))
         return tuple(rank for rank in first if rank not in recorded)[: _NAMED_RANKS + 1]
 
@@ -95,7 +100,7 @@ class JobTrace:
 def load_job_trace(
     paths: Sequence[Path | str] | Path | str, limits: Limits = DEFAULT_LIMITS
 ) -> JobTrace:
-    """Read the one job at *paths*: a file, some files, or a folder with one file a rank."""
+    """Read the one job at *paths*: a file, some files, or a folder with one file per rank."""
     jobs = load_job_traces(paths, limits)
     if len(jobs) > 1:
         names = ", ".join(job.name for job in jobs)
@@ -115,33 +120,34 @@ def load_job_traces(
     lacking = [recording.name for recording in recordings if not recording.kineto]
     if lacking:
         raise TraceError(
-            f"{', '.join(lacking)}: must hold Kineto traces, one file a rank; holds execution "
-            "traces only. Make a job of them with `perfmodel import`."
+            f"{', '.join(lacking)}: must hold Kineto traces, one file per rank; holds execution "
+            "traces only. Turn them into a job with `perfmodel import`."
         )
     return tuple(load_recording(recording, limits, on_file) for recording in recordings)
 
 
 def find_recordings(paths: Sequence[Path | str] | Path | str) -> tuple[Recording, ...]:
-    """The jobs whose files lie at *paths*; files given together are one job."""
+    """The jobs whose files are at *paths*; files given together are one job."""
     given = [Path(paths)] if isinstance(paths, Path | str) else [Path(path) for path in paths]
     if not given:
         raise TraceError("traces: must name at least one file or folder, got none.")
     for path in given:
         if not path.exists():
-            raise TraceError(f"{path}: must be a trace or a folder of traces, but is not there.")
+            raise TraceError(f"{path}: must be a trace or a folder of traces, but does not exist.")
     files = [path for path in given if path.is_file()]
     found = []
     if files:
-        name = files[0].parent.name if len(files) > 1 else _stem(files[0])
+        stem = files[0].name.removesuffix(".gz").removesuffix(".json").removesuffix(".et")
+        name = files[0].parent.name if len(files) > 1 else stem
         found.append(_recording_of(name, files, is_asked_for=True))
     for folder in given:
         if folder.is_dir():
             found.extend(_recordings_in(folder))
-    return tuple(_beside(found, found[0].name))
+    return tuple(_joined(found, found[0].name))
 
 
 def detect_format(path: Path) -> TraceFormat:
-    """What *path* holds, from its first bytes."""
+    """The format of *path*, from its first bytes."""
     head = read_head(path, _HEAD_BYTES)
     text = head.lstrip()
     if text[:1] in (b"{", b"["):
@@ -155,48 +161,43 @@ def detect_format(path: Path) -> TraceFormat:
 
 
 def _recordings_in(folder: Path) -> list[Recording]:
-    own = _recording_of(folder.name, _files_in(folder))
-    if own.kineto or own.executed or own.chakra:
+    own = _recording_of(folder.name, [path for path in folder.iterdir() if path.is_file()])
+    if own.has_files:
         return [own]
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
     inner = [
-        _recording_of(path.name, _files_in(path))
-        for path in sorted(folder.iterdir())
-        if path.is_dir()
+        _recording_of(path.name, [file for file in path.iterdir() if file.is_file()])
+        for path in folders
     ]
-    inner = [found for found in inner if found.kineto or found.executed or found.chakra]
+    inner = [found for found in inner if found.has_files]
     if not inner:
         raise TraceError(
-            f"{folder}: must hold Kineto traces, execution traces or Chakra traces, one file a "
-            "rank, or folders of such; holds none."
+            f"{folder}: must hold Kineto traces, execution traces or Chakra traces, one file "
+            "per rank, or folders of such; holds none."
         )
-    joined = _beside(inner, folder.name)
+    joined = _joined(inner, folder.name)
     jobs = [found for found in joined if found.kineto] or joined
     return [replace(jobs[0], name=folder.name)] if len(jobs) == 1 else jobs
 
 
-def _beside(found: list[Recording], name: str) -> list[Recording]:
-    """One recording beside its execution traces is one job, called *name*."""
+def _joined(found: list[Recording], name: str) -> list[Recording]:
+    """*found*; one recording with its execution traces next to it is one job, called *name*."""
     recorded = [one for one in found if one.kineto]
-    beside = [one.executed for one in found if one.executed]
-    if len(recorded) != 1 or len(beside) != 1 or len(found) != 2:
+    executed = [one.executed for one in found if one.executed]
+    if len(recorded) != 1 or len(executed) != 1 or len(found) != 2:
         return found
-    return [replace(recorded[0], name=name, executed=beside[0])]
-
-
-def _files_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file())
+    return [replace(recorded[0], name=name, executed=executed[0])]
 
 
 def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = False) -> Recording:
     by_format: dict[TraceFormat, list[Path]] = {kind: [] for kind in TraceFormat}
-    for path in files:
+    for path in files if is_asked_for else sorted(files):
         by_format[detect_format(path)].append(path)
-    other = by_format[TraceFormat.OTHER]
     # A file that was named must be read; if it is no trace, the Kineto reader says why.
-    kineto = by_format[TraceFormat.KINETO] + (other if is_asked_for else [])
+    other = by_format[TraceFormat.OTHER] if is_asked_for else []
     return Recording(
         name,
-        tuple(sorted(kineto)),
+        tuple(sorted(by_format[TraceFormat.KINETO] + other)),
         tuple(by_format[TraceFormat.EXECUTION_TRACE]),
         tuple(by_format[TraceFormat.CHAKRA]),
     )
@@ -205,7 +206,7 @@ def _recording_of(name: str, files: Sequence[Path], *, is_asked_for: bool = Fals
 def load_recording(
     recording: Recording, limits: Limits = DEFAULT_LIMITS, on_file: OnFile = ignore_file
 ) -> JobTrace:
-    """Read the Kineto traces of *recording*, and the execution traces beside them."""
+    """Read the Kineto traces of *recording*, and its execution traces."""
     traces, faults = [], FaultList(f"job {recording.name!r}")
     count = len(recording.kineto) + len(recording.executed)
     for place, path in enumerate(recording.kineto):
@@ -215,7 +216,14 @@ def load_recording(
         except TraceError as fault:
             faults.add(path.name, str(fault))
     faults.check(TraceError)
-    traces = _with_ranks(traces)
+    # A lone trace without a rank is rank 0; several without one cannot be distinguished.
+    unknown = [trace.document for trace in traces if not trace.is_rank_stated]
+    if unknown and len(traces) > 1:
+        raise TraceError(
+            f"{', '.join(unknown)}: no rank in distributedInfo nor in the file name. "
+            "Name the files of one job rank0.json, rank1.json and so on; give recordings of "
+            "different jobs one by one."
+        )
     executed = []
     for place, path in enumerate(recording.executed, start=len(recording.kineto)):
         on_file(path, place, count)
@@ -228,21 +236,3 @@ def load_recording(
         world_size=max(max(trace.world_size, trace.rank + 1) for trace in traces),
         executed=tuple(executed),
     )
-
-
-def _with_ranks(traces: list[Trace]) -> list[Trace]:
-    """A lone trace without a rank is rank 0; several without one cannot be told apart."""
-    if len(traces) == 1:
-        return traces
-    unknown = [trace.document for trace in traces if not trace.is_rank_stated]
-    if unknown:
-        raise TraceError(
-            f"{', '.join(unknown)}: no rank in distributedInfo nor in the file name. "
-            "Name the files of one job rank0.json, rank1.json and so on; give recordings of "
-            "different jobs one by one."
-        )
-    return traces
-
-
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".et")

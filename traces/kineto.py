@@ -1,7 +1,7 @@
 """Reader of Kineto traces: the Chrome JSON that torch.profiler writes.
 
-Batches of objects become columns at once; only a batch with something odd in
-it is looked at object by object, and what is odd there is counted and reported.
+Whole batches of objects become columns; only a batch with something odd in it is read object by
+object, and each oddity is counted and reported.
 """
 
 from __future__ import annotations
@@ -14,18 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.base.errors import TraceError
-from traces.json_stream import ObjectStream
-from traces.kineto_rows import (
-    CATEGORIES,
-    Interner,
-    NameInterner,
-    RowBuffer,
-    RowError,
-    careful_row,
-    is_module,
-    quick_rows,
-)
-from traces.packed import DEFAULT_LIMITS, Limits
+from traces.file_stream import DEFAULT_LIMITS, Limits, ObjectStream
+from traces.kineto_rows import CATEGORIES, RowBuffer, RowError, is_module
 from traces.trace import ReadReport, Trace
 
 MOST_RANKS = 2**20
@@ -33,7 +23,8 @@ MOST_RANKS = 2**20
 _LARGEST_BASE_NS = 2**61
 MAX_FAULTY_RATIO = 0.05
 # A tuple: a damaged phase need not be hashable.
-_ARROWS_NAMES_AND_MARKS = ("s", "f", "t", "i", "M")
+_PHASES = ("s", "f", "t", "i", "M")
+_NO_INTERVALS = "arrows, names and marks"
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[_.-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -50,7 +41,7 @@ def load_kineto(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> Trace:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Parsing makes many short-lived objects and no cycles; looking for cycles takes a third."""
+    """Parsing makes many objects and no cycles; the garbage collector would take a third of it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -65,14 +56,12 @@ class _Reader:
 
     def __init__(self, stream: ObjectStream) -> None:
         self.stream = stream
-        self.names = NameInterner()
-        self.details = Interner()
         self.rows = RowBuffer()
         self.objects = 0
         self.left_out: dict[str, int] = {}
 
     def add(self, batch: list[Any]) -> None:
-        """Take what is kept from a batch of objects."""
+        """Take the intervals that are kept from a batch of objects."""
         self.objects += len(batch)
         try:
             spans = [
@@ -80,49 +69,49 @@ class _Reader:
                 for item in batch
                 if item["ph"] == "X" and (item["cat"] in CATEGORIES or is_module(item))
             ]
-            rows = quick_rows(spans, self.names, self.details)
+            self.rows.add_quickly(spans)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-            self._add_carefully(batch)
+            for item in batch:
+                self._add_carefully(item)
             return
-        self.rows.add(rows)
         if len(spans) == len(batch):
             return
-        arrows = [item for item in batch if item["ph"] != "X"]
-        self._leave_out("arrows, names and marks", len(arrows))
-        for item in arrows:
-            if item["ph"] not in _ARROWS_NAMES_AND_MARKS:
+        others = [item for item in batch if item["ph"] != "X"]
+        self._leave_out(_NO_INTERVALS, len(others))
+        for item in others:
+            if item["ph"] not in _PHASES:
                 self._check_phase(item)
-        if len(spans) + len(arrows) < len(batch):
+        if len(spans) + len(others) < len(batch):
             for item in batch:
                 if item["ph"] == "X" and not (item["cat"] in CATEGORIES or is_module(item)):
                     self._leave_out_category(item["cat"])
 
-    def _add_carefully(self, batch: list[Any]) -> None:
-        for item in batch:
-            if not isinstance(item, dict):
-                self._fault("something that is no object")
-            elif item.get("ph") != "X":
-                self._leave_out("arrows, names and marks")
-                self._check_phase(item)
-            elif not _is_kept(item):
-                self._leave_out_category(item.get("cat"))
-            else:
-                self._add_row(item)
-
-    def _add_row(self, item: dict[str, Any]) -> None:
+    def _add_carefully(self, item: Any) -> None:
+        if not isinstance(item, dict):
+            self._fault("entry that is no object")
+            return
+        if item.get("ph") != "X":
+            self._leave_out(_NO_INTERVALS)
+            self._check_phase(item)
+            return
+        category, is_named = item.get("cat"), isinstance(item.get("name"), str)
+        if not isinstance(category, str) or not (
+            category in CATEGORIES or (is_named and is_module(item))
+        ):
+            self._leave_out_category(category)
+            return
         try:
-            row, oddities = careful_row(item, self.names, self.details)
+            oddities = self.rows.add_carefully(item)
         except RowError as fault:
             self._fault(str(fault))
             return
         for oddity in oddities:
             self.stream.faults.add(oddity, f"object {self.objects}")
-        self.rows.add(row)
 
     def _check_phase(self, item: dict[str, Any]) -> None:
         phase = item.get("ph")
         if not isinstance(phase, str) or len(phase) != 1:
-            self._leave_out("arrows, names and marks", -1)
+            self._leave_out(_NO_INTERVALS, -1)
             self._fault("object without a phase `ph`")
 
     def _leave_out_category(self, category: object) -> None:
@@ -140,85 +129,64 @@ class _Reader:
 
     def trace(self) -> Trace:
         """The finished trace; refuses one that holds too little to trust."""
-        path, around = self.stream.path, self.stream.surroundings
+        path, around, faults = self.stream.path, self.stream.surroundings, self.stream.faults
         faulty = self.left_out.get("faulty", 0)
         if not len(self.rows) or faulty > MAX_FAULTY_RATIO * self.objects:
-            raise TraceError(_refusal(path, self.objects, faulty, self.stream.faults.sentences()))
-        rank, world_size, is_stated = _rank_of(path, around, self.stream)
-        base_ns = self._base_ns(around.get("baseTimeNanoseconds", 0))
+            rule = f"none of its {self.objects} objects is an interval of host or device work."
+            if faulty:
+                rule = f"{faulty} of {self.objects} objects are faulty, more than can be left out."
+            advice = "Record it again with torch.profiler (CPU and CUDA activities)."
+            found = [f"  {sentence}" for sentence in faults.sentences()]
+            raise TraceError("\n".join([f"{path}: {rule}", *found, advice]))
+        rank, world_size, is_stated = self._rank()
+        base_ns = around.get("baseTimeNanoseconds", 0)
+        if not isinstance(base_ns, int) or abs(base_ns) >= _LARGEST_BASE_NS:
+            faults.add("baseTimeNanoseconds is no possible moment; read as 0", "the head")
+            base_ns = 0
         columns = self.rows.columns(base_ns)
-        report = ReadReport(
-            objects=self.objects,
-            kept=len(columns),
-            left_out={word: count for word, count in sorted(self.left_out.items()) if count},
-            faults=self.stream.faults.sentences(),
-        )
+        devices = around.pop("deviceProperties", None)
         return Trace(
             document=str(path),
             rank=rank,
             world_size=world_size,
             columns=columns,
-            names=tuple(self.names),
-            details=tuple(self.details),
-            devices=_devices_of(around),
-            properties={k: v for k, v in around.items() if k != "deviceProperties"},
-            report=report,
+            names=tuple(self.rows.names),
+            details=tuple(self.rows.details),
+            devices=tuple(
+                device
+                for device in (devices if isinstance(devices, list) else ())
+                if isinstance(device, dict)
+            ),
+            properties=around,
+            report=ReadReport(
+                objects=self.objects,
+                kept=len(columns),
+                left_out={word: count for word, count in sorted(self.left_out.items()) if count},
+                faults=faults.sentences(),
+            ),
             is_rank_stated=is_stated,
         )
 
-    def _base_ns(self, value: object) -> int:
-        if isinstance(value, int) and abs(value) < _LARGEST_BASE_NS:
+    def _rank(self) -> tuple[int, int, bool]:
+        """Rank, world size, and whether the rank is stated in the file or its name."""
+        rank, world_size = self._stated("rank", 0), self._stated("world_size", 1)
+        match = _RANK_IN_NAME.search(self.stream.path.name)
+        if rank is None and match:
+            rank = int(match[1])
+        if rank is not None and world_size is not None and rank >= world_size:
+            self.stream.faults.add(f"rank {rank} is not in a job of {world_size} ranks", "the head")
+        return rank or 0, world_size or 1, rank is not None
+
+    def _stated(self, key: str, least: int) -> int | None:
+        info = self.stream.surroundings.get("distributedInfo")
+        value = info.get(key) if isinstance(info, dict) else None
+        if value is None or value == -1:
+            return None
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_RANKS:
             return value
-        self.stream.faults.add("baseTimeNanoseconds is no possible moment; read as 0", "the head")
-        return 0
-
-
-def _is_kept(item: dict[str, Any]) -> bool:
-    category = item.get("cat")
-    is_named = isinstance(item.get("name"), str)
-    return isinstance(category, str) and (category in CATEGORIES or (is_named and is_module(item)))
-
-
-def _rank_of(path: Path, around: dict[str, Any], stream: ObjectStream) -> tuple[int, int, bool]:
-    info = around.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
-    rank = _stated(info, "rank", 0, stream)
-    world_size = _stated(info, "world_size", 1, stream)
-    if rank is None:
-        match = _RANK_IN_NAME.search(path.name)
-        rank = int(match[1]) if match else None
-    if rank is not None and world_size is not None and rank >= world_size:
-        stream.faults.add(f"rank {rank} is not in a job of {world_size} ranks", "the head")
-    if rank is None:
-        return 0, world_size or 1, False
-    return rank, world_size or 1, True
-
-
-def _stated(info: dict[str, Any], key: str, least: int, stream: ObjectStream) -> int | None:
-    value = info.get(key)
-    if value is None or value == -1:
+        self.stream.faults.add(
+            f"distributedInfo.{key} must be a whole number, {least} to {MOST_RANKS}, is "
+            f"{value!r:.40}; read as absent",
+            "the head",
+        )
         return None
-    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_RANKS:
-        return value
-    stream.faults.add(
-        f"distributedInfo.{key} must be a whole number, {least} to {MOST_RANKS}, is "
-        f"{value!r:.40}; read as absent",
-        "the head",
-    )
-    return None
-
-
-def _devices_of(around: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    devices = around.get("deviceProperties")
-    if not isinstance(devices, list):
-        return ()
-    return tuple(device for device in devices if isinstance(device, dict))
-
-
-def _refusal(path: Path, objects: int, faulty: int, sentences: tuple[str, ...]) -> str:
-    if faulty:
-        heading = f"{path}: {faulty} of {objects} objects are faulty, more than can be left out."
-    else:
-        heading = f"{path}: none of its {objects} objects is an interval of host or device work."
-    advice = "Record it again with torch.profiler (CPU and CUDA activities)."
-    return "\n".join([heading, *(f"  {sentence}" for sentence in sentences), advice])

@@ -1,14 +1,13 @@
 """Rows of a Kineto trace: which fields are read, and how they become numbers.
 
-The quick way takes a whole batch and raises on anything odd; the careful way
-takes one object and says what was odd. Fields are described in schema_kineto.yaml.
+The quick way takes a whole batch and raises on anything odd; the careful way takes one object and
+says what is odd about it. Fields are described in schema_kineto.yaml.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -37,48 +36,22 @@ CATEGORIES = {
 }
 FUNCTION, _MODULE_WORD = "python_function", "nn.Module: "
 SHAPE_FIELDS = ("Input Dims", "Input type", "Concrete Inputs")
-GEOMETRY_FIELDS = (
-    "grid",
-    "block",
-    "registers per thread",
-    "shared memory",
-)
+GEOMETRY_FIELDS = ("grid", "block", "registers per thread", "shared memory")
 COLLECTIVE_FIELDS = (
-    "Collective name",
-    "In msg nelems",
-    "Out msg nelems",
-    "dtype",
-    "Process Group Name",
-    "Process Group Description",
-    "Process Group Ranks",
-    "Src Rank",
-    "Dst Rank",
-)
-WAIT_FIELDS = (
-    "cuda_sync_kind",
-    "wait_on_stream",
-    "wait_on_cuda_event_record_corr_id",
-)
-ARGUMENT_FIELDS = (
-    "correlation",
-    "stream",
-    "device",
-    "Sequence number",
-    "Fwd thread id",
-    "bytes",
-)
-# The columns that `tid` and then ARGUMENT_FIELDS become, in that order.
-NUMBER_COLUMNS = (
-    "thread",
-    "correlation",
-    "stream",
-    "device",
-    "sequence",
-    "forward_thread",
-    "size_bytes",
-)
-
-
+    "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Process Group Name",
+    "Process Group Description", "Process Group Ranks", "Src Rank", "Dst Rank",
+)  # fmt: skip
+WAIT_FIELDS = ("cuda_sync_kind", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
+NUMBER_FIELDS = {
+    "tid": "thread",
+    "correlation": "correlation",
+    "stream": "stream",
+    "device": "device",
+    "Sequence number": "sequence",
+    "Fwd thread id": "forward_thread",
+    "bytes": "size_bytes",
+}
+"""Fields with a number, and the columns they become; all but `tid` are arguments."""
 Stamps = np.ndarray[Any, np.dtype[np.int64]]
 # Plain numbers: looking an enum member up takes as long as parsing a field.
 _CODES = {word: int(category) for word, category in CATEGORIES.items()} | {
@@ -112,116 +85,102 @@ class Interner(dict[Any, int]):
         return number
 
 
-class NameInterner(Interner):
-    """An interner that takes text only."""
-
-    def __missing__(self, value: Any) -> int:
-        if value.__class__ is not str:
-            raise TypeError("a name must be text")
-        return super().__missing__(value)
-
-
 class RowBuffer:
     """Rows as they come in; sorted and made columns at the end."""
 
     def __init__(self) -> None:
-        self.stamps = array("q")
-        self.durations = array("q")
-        self.numbers = array("q")
-        self.categories = array("B")
-        self.names = array("i")
-        self.details = array("i")
+        self.names, self.details = Interner(), Interner()
+        self.start_ns, self.duration_ns, self.numbers = array("q"), array("q"), array("q")
+        self.category, self.name, self.detail = array("B"), array("i"), array("i")
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.name)
 
-    def add(self, rows: Rows) -> None:
-        """Append *rows*."""
-        self.stamps.frombytes(rows.start_ns.tobytes())
-        self.durations.frombytes(rows.duration_ns.tobytes())
-        self.numbers.extend(rows.numbers)
-        self.categories.extend(array("B", rows.categories))
-        self.names.extend(array("i", rows.names))
-        self.details.extend(array("i", rows.details))
+    def add_quickly(self, spans: list[dict[str, Any]]) -> None:
+        """Append a batch of intervals; raises, before anything is added, if one is unusual."""
+        arguments = [span.get("args", _EMPTY) for span in spans]
+        category = [_CODES[span["cat"]] for span in spans]
+        start_ns, duration_ns = (_quick_ns([span[key] for span in spans]) for key in ("ts", "dur"))
+        if len(spans) and duration_ns.min() < 0:
+            raise ValueError("negative duration")
+        numbers = _quick_numbers(spans, arguments)
+        words = [span["name"] for span in spans]
+        if {*map(type, words)} - {str}:
+            raise TypeError("a name must be text")
+        detail = [
+            self._detail(number, argument) if number in _DESCRIBED else ABSENT
+            for number, argument in zip(category, arguments, strict=True)
+        ]
+        self.start_ns.frombytes(start_ns.tobytes())
+        self.duration_ns.frombytes(duration_ns.tobytes())
+        self.numbers.extend(numbers)
+        self.category.extend(category)
+        self.name.extend([self.names[word] for word in words])
+        self.detail.extend(detail)
+
+    def add_carefully(self, span: dict[str, Any]) -> list[str]:
+        """Append one interval and say what is odd about it; raises if it cannot become a row."""
+        odd: list[str] = []
+        start_ns, duration_ns = (_careful_ns(span.get(key), key) for key in ("ts", "dur"))
+        if duration_ns < 0:
+            raise RowError("interval with a negative duration `dur`")
+        name, argument = span.get("name"), span.get("args", _EMPTY)
+        if not isinstance(name, str):
+            raise RowError("interval without a name")
+        if not isinstance(argument, dict):
+            odd.append("`args` must be an object; read as absent")
+            argument = _EMPTY
+        if span.get("tid") is None:
+            odd.append("interval without a thread `tid`; put on thread -1")
+        category = _CODES[span["cat"]]
+        detail = self._detail(category, argument)
+        self.numbers.extend(
+            [
+                _careful_number((span if word == "tid" else argument).get(word), word, odd)
+                for word in NUMBER_FIELDS
+            ]
+        )
+        self.start_ns.append(start_ns)
+        self.duration_ns.append(duration_ns)
+        self.category.append(category)
+        self.name.append(self.names[name])
+        self.detail.append(detail)
+        return odd
 
     def columns(self, base_ns: int) -> TraceColumns:
         """All rows by start; of those that start together the longest first."""
-        start_ns = np.frombuffer(self.stamps, dtype=np.int64)
-        duration_ns = np.frombuffer(self.durations, dtype=np.int64)
+        start_ns, duration_ns, numbers = (
+            np.frombuffer(column, dtype=np.int64)
+            for column in (self.start_ns, self.duration_ns, self.numbers)
+        )
         order = np.lexsort((-duration_ns, start_ns))
-        numbers = np.frombuffer(self.numbers, dtype=np.int64).reshape(-1, len(NUMBER_COLUMNS))
+        numbers = numbers.reshape(-1, len(NUMBER_FIELDS))
         return TraceColumns(
             start_ns=start_ns[order] + np.int64(base_ns),
             duration_ns=duration_ns[order],
-            category=np.frombuffer(self.categories, dtype=np.uint8)[order],
-            name=np.frombuffer(self.names, dtype=np.int32)[order],
-            detail=np.frombuffer(self.details, dtype=np.int32)[order],
-            **{name: numbers[order, place] for place, name in enumerate(NUMBER_COLUMNS)},
+            category=np.frombuffer(self.category, dtype=np.uint8)[order],
+            name=np.frombuffer(self.name, dtype=np.int32)[order],
+            detail=np.frombuffer(self.detail, dtype=np.int32)[order],
+            **{name: numbers[order, place] for place, name in enumerate(NUMBER_FIELDS.values())},
         )
 
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Some intervals; `numbers` holds the values of `NUMBER_COLUMNS` row after row."""
-
-    start_ns: Stamps
-    duration_ns: Stamps
-    numbers: array[int]
-    categories: list[int]
-    names: list[int]
-    details: list[int]
+    def _detail(self, category: int, argument: dict[str, Any]) -> int:
+        if "Collective name" in argument:
+            fields = COLLECTIVE_FIELDS + (GEOMETRY_FIELDS if category == Category.KERNEL else ())
+        elif "Input Dims" in argument:
+            fields = SHAPE_FIELDS
+        elif "grid" in argument:
+            fields = GEOMETRY_FIELDS
+        elif category == Category.SYNCHRONISATION:
+            fields = WAIT_FIELDS
+        else:
+            return ABSENT
+        return self.details[orjson.dumps({field: argument.get(field) for field in fields})]
 
 
 def is_module(span: dict[str, Any]) -> bool:
     """Whether *span* is a call of a module; other functions of Python are left out."""
     return span["cat"] == FUNCTION and bool(span["name"].startswith(_MODULE_WORD))
-
-
-def quick_rows(spans: list[dict[str, Any]], names: Interner, details: Interner) -> Rows:
-    """A batch of intervals; raises on anything that is not as usual."""
-    arguments = [span.get("args", _EMPTY) for span in spans]
-    categories = [_CODES[span["cat"]] for span in spans]
-    duration_ns = _quick_ns([span["dur"] for span in spans])
-    if len(spans) and duration_ns.min() < 0:
-        raise ValueError("negative duration")
-    return Rows(
-        start_ns=_quick_ns([span["ts"] for span in spans]),
-        duration_ns=duration_ns,
-        numbers=_quick_numbers(spans, arguments),
-        categories=categories,
-        names=[names[span["name"]] for span in spans],
-        details=[
-            _detail(category, argument, details) if category in _DESCRIBED else ABSENT
-            for category, argument in zip(categories, arguments, strict=True)
-        ],
-    )
-
-
-def careful_row(span: dict[str, Any], names: Interner, details: Interner) -> tuple[Rows, list[str]]:
-    """One interval, and what was odd about it."""
-    odd: list[str] = []
-    start_ns, duration_ns = _careful_ns(span.get("ts"), "ts"), _careful_ns(span.get("dur"), "dur")
-    if duration_ns < 0:
-        raise RowError("interval with a negative duration `dur`")
-    name = span.get("name")
-    if not isinstance(name, str):
-        raise RowError("interval without a name")
-    argument = span.get("args", _EMPTY)
-    if not isinstance(argument, dict):
-        odd.append("`args` must be an object; read as absent")
-        argument = _EMPTY
-    category = _CODES[span["cat"]]
-    numbers = [_careful_thread(span.get("tid"), odd)]
-    numbers += [_careful_number(argument.get(word), word, odd) for word in ARGUMENT_FIELDS]
-    rows = Rows(
-        start_ns=np.array([start_ns]),
-        duration_ns=np.array([duration_ns]),
-        numbers=array("q", numbers),
-        categories=[category],
-        names=[names[name]],
-        details=[_detail(category, argument, details)],
-    )
-    return rows, odd
 
 
 def _quick_ns(stamps_us: list[Any]) -> Stamps:
@@ -236,7 +195,7 @@ def _quick_ns(stamps_us: list[Any]) -> Stamps:
 
 
 def _quick_numbers(spans: list[dict[str, Any]], arguments: list[dict[str, Any]]) -> array[int]:
-    # Written out, because this is where most of the time goes; same order as NUMBER_COLUMNS.
+    # Written out, because this is where most of the time goes; same order as NUMBER_FIELDS.
     rows = [
         (
             span["tid"],
@@ -277,8 +236,7 @@ def _careful_number(value: Any, field: str, odd: list[str]) -> int:
         try:
             value = int(value, 0)
         except ValueError:
-            odd.append(f"`{field}` is not a whole number; read as absent")
-            return ABSENT
+            value = math.nan
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # noqa: PLR0124  only nan differs from itself
         odd.append(f"`{field}` is not a whole number; read as absent")
         return ABSENT
@@ -286,24 +244,3 @@ def _careful_number(value: Any, field: str, odd: list[str]) -> int:
         odd.append(f"`{field}` does not fit in 64 bits; read as absent")
         return ABSENT
     return int(value)
-
-
-def _careful_thread(value: Any, odd: list[str]) -> int:
-    if value is None:
-        odd.append("interval without a thread `tid`; put on thread -1")
-        return ABSENT
-    return _careful_number(value, "tid", odd)
-
-
-def _detail(category: int, argument: dict[str, Any], details: Interner) -> int:
-    if "Collective name" in argument:
-        fields = COLLECTIVE_FIELDS + (GEOMETRY_FIELDS if category == Category.KERNEL else ())
-    elif "Input Dims" in argument:
-        fields = SHAPE_FIELDS
-    elif "grid" in argument:
-        fields = GEOMETRY_FIELDS
-    elif category == Category.SYNCHRONISATION:
-        fields = WAIT_FIELDS
-    else:
-        return ABSENT
-    return details[orjson.dumps({field: argument.get(field) for field in fields})]

@@ -1,7 +1,7 @@
-"""Traces: what one rank did, one row an interval, held as columns.
+"""Traces: the intervals of one rank, one row per interval, held as columns.
 
-All stamps are nanoseconds on the clock of the recording; host rows and device
-rows of one rank may be skewed against each other, and ranks against each other.
+All stamps are nanoseconds on the clock of the recording; host rows and device rows of one rank may
+be skewed against each other, and ranks against each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ABSENT = -1
 
 
 class Category(IntEnum):
-    """What kind of interval a row is."""
+    """The kind of an interval."""
 
     HOST_OPERATOR = 0
     HOST_ANNOTATION = 1
@@ -76,7 +76,7 @@ class TraceColumns:
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What a reader did with a file: counts, and every fault it met."""
+    """Counts of the objects in a file, and the faults that the reader found."""
 
     objects: int
     kept: int
@@ -86,7 +86,7 @@ class ReadReport:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one rank did. `names` and `details` are looked up by number."""
+    """The trace of one rank. Columns refer to `names` and `details` by number."""
 
     document: str
     rank: int
@@ -101,7 +101,7 @@ class Trace:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """What the driver calls the GPUs of the process, where it says so."""
+        """The driver's names of the GPUs of the process, if recorded."""
         return tuple(str(device["name"]) for device in self.devices if device.get("name"))
 
     def name_of(self, row: int) -> str:
@@ -109,7 +109,7 @@ class Trace:
         return self.names[int(self.columns.name[row])]
 
     def detail_of(self, row: int) -> dict[str, Any]:
-        """Shapes, launch geometry or collective metadata of *row*; empty where none was kept."""
+        """Shapes, launch geometry or collective metadata of *row*; empty if none was kept."""
         number = int(self.columns.detail[row])
         if number == ABSENT:
             return {}

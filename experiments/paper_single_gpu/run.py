@@ -29,8 +29,8 @@ from experiments.figures import (
     read_wishes,
 )
 from perfmodel.costs.pricing import price_job
-from perfmodel.engine.breakdown import Window, break_down
 from perfmodel.engine.history import History
+from perfmodel.engine.reasons import Window, break_down
 from perfmodel.engine.replay import replay
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Copy, EmbeddingOp, Gemm, HostPart

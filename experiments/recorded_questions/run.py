@@ -20,7 +20,8 @@ from experiments.figures import (
 )
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.predict import predict
-from perfmodel.prediction.question import PredictOptions, recording_question
+from perfmodel.prediction.question import PredictOptions
+from perfmodel.prediction.saved_jobs import recording_question
 from perfmodel.recordings.hold_back import HoldRule, replay_held
 from perfmodel.recordings.host_chain import StepKind
 from perfmodel.recordings.self_replay import step_moments_ns

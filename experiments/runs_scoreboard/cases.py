@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from perfmodel.base.errors import InputError
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.pricing import price_job
-from perfmodel.engine.steady import find_period
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.engine.replay import find_period
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.interference import fold_costs, settle_interference

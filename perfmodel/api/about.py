@@ -1,21 +1,21 @@
-"""About perfmodel itself: files to start from, what is in a file, what an installation has.
+"""About perfmodel itself: files to start from, the schemas of documents, the installation.
 
-The words of a schema are those of the documentation and of the code that reads the files, so that
-they cannot say something else.
+Schemas come from the documentation and from the code that reads the files, so that they are true.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from enum import Enum
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import perfmodel
 from perfmodel.base.errors import InputError, OutputError
@@ -33,7 +33,7 @@ EXTRAS = {"torch": "emulate, calibrate gemm|attention|measure, indices in torch 
 
 
 class TemplateKind(Enum):
-    """What a template is there for."""
+    """The kinds of templates."""
 
     WORKLOAD = "workload"
     DLRM = "dlrm"
@@ -43,7 +43,7 @@ class TemplateKind(Enum):
 
 
 class SchemaKind(Enum):
-    """What has a schema."""
+    """The kinds of documents that have a schema."""
 
     TOPOLOGY = "topology"
     DEVICE = "device"
@@ -53,6 +53,7 @@ class SchemaKind(Enum):
     TABLES = "tables"
     PLAN = "plan"
     RUNS = "runs"
+    CALIBRATION = "calibration"
     GEMM = "gemm"
     ATTENTION = "attention"
     MEMORY = "memory"
@@ -66,19 +67,21 @@ class SchemaKind(Enum):
 _Kind = TypeVar("_Kind", bound=Enum)
 
 
-def _one_of(kinds: type[_Kind], word: _Kind | str) -> _Kind:
-    words = [str(kind.value) for kind in kinds]
-    if isinstance(word, str) and word not in words:
-        raise InputError(f"kind: must be one of {', '.join(words)}, got {word!r}.")
-    return kinds(word) if isinstance(word, str) else word
+def _one_of(kinds: type[_Kind], name: _Kind | str) -> _Kind:
+    """The member of *kinds* with this *name*."""
+    try:
+        return kinds(name)
+    except ValueError:
+        known = ", ".join(str(kind.value) for kind in kinds)
+        raise InputError(f"kind: must be one of {known}, got {name!r}.") from None
 
 
 def init(kind: TemplateKind | str, out: str | Path | None = None) -> str:
-    """A commented file to start from, accepted as it is; written to *out* if that is given."""
+    """A commented file to start from, accepted as it is; written to *out* if it is given."""
     text = (HERE / "templates" / f"{_one_of(TemplateKind, kind).value}.yaml").read_text("utf-8")
     if out is not None:
         if Path(out).exists():
-            raise OutputError(f"{out}: exists already, and is not overwritten. Name another file.")
+            raise OutputError(f"{out}: exists already and is not overwritten. Name another file.")
         check_writable("--out", Path(out))
         write_file(Path(out), text)
     return text
@@ -94,8 +97,8 @@ def describe_schema(kind: SchemaKind | str) -> str:
     if kind is SchemaKind.PREDICT:
         return (PACKAGES / "reports" / "SCHEMA.md").read_text(encoding="utf-8").strip()
     sections = {
-        SchemaKind.TOPOLOGY: (_package("topologies"), "## A machine", "## How well"),
-        SchemaKind.DEVICE: (_package("topologies"), "## A GPU", "## How well"),
+        SchemaKind.TOPOLOGY: (Path(_place("topologies") or ""), "## A machine", "## How well"),
+        SchemaKind.DEVICE: (Path(_place("topologies") or ""), "## A GPU", "## How well"),
         SchemaKind.STACK: (PACKAGES / "stacks", "## A stack file", "\n## "),
     }
     readers = {
@@ -105,23 +108,12 @@ def describe_schema(kind: SchemaKind | str) -> str:
         SchemaKind.COLLECTIVES: "collectives.measurements",
     }
     if kind in readers:
-        from importlib import import_module
-
         return (import_module(readers[kind]).__doc__ or "").strip()
     if kind in sections:
         folder, begin, stop = sections[kind]
         return _section((folder / "README.md").read_text(encoding="utf-8"), begin, stop)
     text = (HERE / "schemas.md").read_text(encoding="utf-8")
     return _section(text, f"## {kind.value}", "\n## ")
-
-
-def _package(name: str) -> Path:
-    from importlib.util import find_spec
-
-    spec = find_spec(name)
-    assert spec is not None  # our own packages are installed together
-    assert spec.origin is not None
-    return Path(spec.origin).parent
 
 
 def _section(text: str, begin: str, stop: str) -> str:
@@ -161,9 +153,7 @@ def _word(value: object) -> str:
 
 
 def _words(kind: Any) -> str:
-    """The type in words; of an enum, what may stand there."""
-    from typing import get_args, get_origin
-
+    """The type as text; of an enum, its values."""
     if get_origin(kind) is Annotated:
         return _words(get_args(kind)[0])
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -180,7 +170,7 @@ def _runs() -> Iterator[str]:
     from perfmodel.validation.runs_table import load_columns
 
     columns = load_columns()
-    yield "A table of measured runs is CSV (or .csv.gz); other columns may stand beside these."
+    yield "A table of measured runs is CSV (or .csv.gz); other columns are allowed."
     for family, names in columns.required.items():
         yield f"A table of {family} runs must have: {', '.join(names)}."
     for section in ("common", "transformer", "dlrm"):
@@ -188,6 +178,66 @@ def _runs() -> Iterator[str]:
         for name, column in getattr(columns, section).items():
             words = f" ({' | '.join(column.words)})" if column.words else ""
             yield f"  {name}: {column.kind}{words}; {column.meaning}"
+
+
+_FORMS = {
+    SchemaKind.TOPOLOGY: ("topologies.topology_file:TopologyFile",),
+    SchemaKind.DEVICE: ("topologies.device:Device",),
+    SchemaKind.WORKLOAD: (
+        "perfmodel.workloads.transformer.spec:TransformerSpec",
+        "perfmodel.workloads.dlrm.spec:DlrmSpec",
+    ),
+    SchemaKind.STACK: ("perfmodel.stacks.stack:SoftwareStack",),
+    SchemaKind.TABLES: ("embeddings.table_files:TablesFile",),
+    SchemaKind.PLAN: ("embeddings.plan_document:PlanFile",),
+    SchemaKind.CALIBRATION: (
+        "perfmodel.costs.calibration_files:CalibrationFile",
+        "collectives.calibration:Calibration",
+    ),
+}
+"""What a document of each kind is read as."""
+
+
+def json_schema(kind: SchemaKind | str) -> dict[str, Any]:
+    """The JSON Schema of a kind of document; of a table, that of its rows as mappings."""
+    from perfmodel.base import forms
+
+    kind = _one_of(SchemaKind, kind)
+    if kind in _FORMS:
+        parts = [name.split(":") for name in _FORMS[kind]]
+        found = [getattr(import_module(module), name) for module, name in parts]
+        schema = forms.json_schema(*found)
+        if kind is SchemaKind.STACK:
+            # A file that extends another states only what it changes.
+            schema["required"] = ["name"]
+            del schema["properties"]["host"]["required"]
+        return schema
+    if kind is SchemaKind.SCENARIO:
+        from perfmodel.prediction.scenario import JobScenario, Scenario
+        from perfmodel.prediction.scenario_file import scenario_form
+
+        return forms.json_schema(scenario_form(Scenario), scenario_form(JobScenario))
+    text = describe_schema(kind)
+    keys: dict[str, Any] = {
+        key: {"description": meaning}
+        for words, meaning in re.findall(
+            r"^\| (`.*?) \| (.*) \|$", text.partition("\n## ")[0], re.M
+        )
+        for key in re.findall(r"`([a-z_]+)`", words)
+    }
+    row: dict[str, Any] = {"type": "object", "properties": keys}
+    answers = (SchemaKind.PREDICT, SchemaKind.COMPARE, SchemaKind.RANK, SchemaKind.SEARCH)
+    if kind is SchemaKind.RUNS:
+        from perfmodel.validation.runs_table import load_columns
+
+        columns = load_columns()
+        row["required"] = list(columns.required["common"])
+        for section in (columns.common, columns.transformer, columns.dlrm):
+            for name, column in section.items():
+                words = {"enum": ["", *column.words]} if column.kind == "word" else {}
+                keys[name] = {"description": column.meaning, "type": "string", **words}
+    shape = row if kind in answers else {"type": "array", "items": row}
+    return {"$schema": forms.DIALECT, "description": text, **shape}
 
 
 def examine_installation(*, try_ray: bool = False) -> dict[str, Any]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.reading import quote, read_text
@@ -69,52 +72,39 @@ class FaultList:
         return lines
 
 
+def _refusal(node: Any, rule: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, rule, node.start_mark)
+
+
 class _Strict:
     """Before a loader: no aliases and no repeated keys."""
 
     def compose_node(self: Any, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.constructor.ConstructorError(
-                None, None, "aliases (*name) are not allowed; write the value out", mark
-            )
+            rule = "aliases (*name) are not allowed; write the value out"
+            raise _refusal(self.peek_event(), rule)
         return super().compose_node(parent, index)  # type: ignore[misc]  # the loader's
 
     def construct_mapping(self: Any, node: Any, deep: bool = False) -> Any:
         seen = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key must be a plain word", key_node.start_mark
-                )
-            if key_node.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key_node.value!r} stands twice", key_node.start_mark
-                )
-            seen.add(key_node.value)
-            if not isinstance(self.construct_object(key_node), str):
-                raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    f"key {key_node.value} must be a word; quote it",
-                    key_node.start_mark,
-                )
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refusal(key, "a key must be a plain word")
+            if key.value in seen:
+                raise _refusal(key, f"key {key.value!r} stands twice")
+            seen.add(key.value)
+            if not isinstance(self.construct_object(key), str):
+                raise _refusal(key, f"key {key.value} must be a word; quote it")
         return super().construct_mapping(node, deep)  # type: ignore[misc]  # the loader's
 
 
 def _construct_number(loader: Any, node: Any) -> int | float:
     """A number as people read it: YAML 1.1 takes 017 for 15, 0x10 for 16 and 1:30 for 90."""
     if not _DECIMAL.fullmatch(node.value):
-        raise yaml.constructor.ConstructorError(
-            None,
-            None,
-            f"{quote(node.value)} must be a decimal number; quote a word",
-            node.start_mark,
-        )
+        raise _refusal(node, f"{quote(node.value)} must be a decimal number; quote a word")
     is_whole = node.tag.endswith(":int")
-    number: int | float = (
-        loader.construct_yaml_int(node) if is_whole else loader.construct_yaml_float(node)
-    )
+    construct = loader.construct_yaml_int if is_whole else loader.construct_yaml_float
+    number: int | float = construct(node)
     return number
 
 
@@ -128,30 +118,22 @@ class _StrictLoader(_Strict, yaml.SafeLoader):
     """Safe YAML, made stricter."""
 
 
-def _build_fast_loader() -> type[Any] | None:
-    """The same with libyaml's scanner, which is ten times as fast; None where there is none."""
-    try:
-        parser: Any = import_module("yaml.cyaml").CParser
-    except ImportError:
-        return None
-    from yaml.composer import Composer
-    from yaml.constructor import SafeConstructor
-    from yaml.resolver import Resolver
+_LOADERS: list[Any] = [_StrictLoader]
+with suppress(ImportError):
+    from yaml.cyaml import CParser  # type: ignore[attr-defined]  # stubs do not export it
 
-    class FastLoader(_Strict, Composer, parser, SafeConstructor, Resolver):  # type: ignore[misc]
-        """Python's composer comes first: it is the one that is made stricter."""
+    class _FastLoader(_Strict, Composer, CParser, SafeConstructor, Resolver):
+        """The same with libyaml's scanner, which is ten times as fast.
+
+        Python's composer comes first: it is the one that is made stricter.
+        """
 
         def __init__(self, stream: Any) -> None:
-            parser.__init__(self, stream)
-            Composer.__init__(self)
-            SafeConstructor.__init__(self)
-            Resolver.__init__(self)
+            CParser.__init__(self, stream)
+            for part in (Composer, SafeConstructor, Resolver):
+                part.__init__(self)
 
-    return FastLoader
-
-
-_FAST_LOADER = _build_fast_loader()
-_LOADERS: tuple[Any, ...] = (_StrictLoader, _FAST_LOADER) if _FAST_LOADER else (_StrictLoader,)
+    _LOADERS.insert(0, _FastLoader)
 for _loader in _LOADERS:
     for _tag in ("int", "float"):
         _loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct_number)
@@ -184,11 +166,10 @@ _END = re.compile(r"(?:^|\n)\.\.\.\s*$")
 
 
 def _parse(text: str) -> Any:
-    if _FAST_LOADER is not None:
-        try:
-            return yaml.load(text, Loader=_FAST_LOADER)  # noqa: S506  safe, and made stricter
-        except yaml.YAMLError:
-            pass  # The slow one says better what is wrong.
+    for loader in _LOADERS[:-1]:
+        # The slow one says better what is wrong.
+        with suppress(yaml.YAMLError):
+            return yaml.load(text, Loader=loader)  # noqa: S506  safe, and made stricter
     return yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a SafeLoader, made stricter
 
 

@@ -111,6 +111,7 @@ Switch = Annotated[bool, Field(strict=True)]
 Words = Annotated[str, Field(strict=True, min_length=1)]
 Line = Annotated[str, Field(min_length=1), BeforeValidator(_on_one_line)]
 Number = Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Factor = Annotated[float, Field(strict=True, ge=1e-3, le=1e3, allow_inf_nan=False)]
 Constant = Annotated[

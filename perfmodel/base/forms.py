@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache, partial, reduce
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, Union, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import core_schema
@@ -27,6 +27,8 @@ from perfmodel.base.reading import quote
 T = TypeVar("T")
 MOST_LEVELS = 8
 """How many documents one may extend, one after the other."""
+MOST_SECTIONS = 2
+"""How deep a key that is in the wrong section is looked for."""
 
 
 def key_of(field: str) -> str:
@@ -138,9 +140,13 @@ def load_document(
 ) -> Document:
     """The YAML file at *path*; *what* it is comes before its name in errors."""
     text = read_yaml(path, error_type=error_type, must_close=must_close)
-    content = parse_yaml(text, document=str(path), error_type=error_type)
-    locate = partial(find_line, [(path.name, text)])
-    return Document(f"{what} {path}".strip(), content, error_type, locate)
+    return replace(parse_document(text, str(path), error_type), name=f"{what} {path}".strip())
+
+
+def parse_document(text: str, name: str, error_type: type[InputError]) -> Document:
+    """The YAML document in *text*; *name* names it in errors."""
+    content = parse_yaml(text, document=name, error_type=error_type)
+    return Document(name, content, error_type, partial(find_line, [(name, text)]))
 
 
 @lru_cache(maxsize=64)
@@ -188,10 +194,12 @@ def to_plain(value: Any) -> Any:
     return adapter.dump_python(value, mode="json", by_alias=True, exclude_defaults=True)
 
 
-def json_schema(kind: Any) -> dict[str, Any]:
-    """The JSON Schema of documents that are read as *kind*."""
-    dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, **_adapter(kind).json_schema()}
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema(*kinds: Any) -> dict[str, Any]:
+    """The JSON Schema of documents that are read as one of *kinds*."""
+    return {"$schema": DIALECT, **_adapter(Union[kinds]).json_schema()}  # noqa: UP007  made of a list
 
 
 @cache
@@ -199,16 +207,21 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+Steps = tuple[int | str, ...]
+
+
 def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tuple[str, str]]:
     """Place and rule of every fault; what the types of a union say of one place is one fault."""
     rules: dict[str, dict[str, bool]] = {}
     alternatives = set()
     for fault in error.errors(include_url=False):
-        place, value, is_alternative = _find(fault["loc"], content)
+        path, value, is_alternative = _find(fault["loc"], content)
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+        place = place.removeprefix(".")
         # Entries with faults of their own are not counted.
-        is_alternative |= fault["type"] == "too_short"
-        alternatives |= {place} if is_alternative else set()
-        rule = _rule_of(fault, value, kind)
+        if is_alternative or fault["type"] == "too_short":
+            alternatives.add(place)
+        rule = _rule_of(fault, path, value, kind)
         rules.setdefault(place, {})[rule] = fault["type"].endswith("_type")
     for place, is_type in rules.items():
         is_deeper = any(other.startswith((f"{place}.", f"{place}[")) for other in rules)
@@ -218,46 +231,43 @@ def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tu
             yield place, " or ".join([one.partition(", got ")[0] for one in first] + [last])
 
 
-def _find(loc: tuple[int | str, ...], content: Any) -> tuple[str, Any, bool]:
+def _find(loc: Steps, content: Any) -> tuple[Steps, Any, bool]:
     """The path of *loc*, what *content* has there, and whether *loc* names types of a union."""
-    place, is_alternative = "", False
+    path: list[int | str] = []
+    is_alternative = False
     for number, part in enumerate(loc):
+        is_last = number == len(loc) - 1
         if isinstance(part, int):
-            place += f"[{part}]"
+            path.append(part)
             content = content[part] if isinstance(content, list) and part < len(content) else None
         elif part != "[key]":
-            head, _, rest = part.partition(".")
-            if isinstance(content, Mapping) and part in content:
-                content = content[part]
-            elif isinstance(content, Mapping) and rest and head in content:
-                content = content[head].get(rest) if isinstance(content[head], Mapping) else None
-            elif number < len(loc) - 1 or not isinstance(content, Mapping):
+            parts = (
+                part.split(".") if isinstance(content, Mapping) and part not in content else [part]
+            )
+            if not isinstance(content, Mapping) or (parts[0] not in content and not is_last):
                 is_alternative = True
                 continue
-            place += f".{part}"
-    return place.removeprefix("."), content, is_alternative
+            for one in parts:
+                content = content.get(one) if isinstance(content, Mapping) else None
+            path += parts
+    return tuple(path), content, is_alternative
 
 
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    **dict.fromkeys(("dict", "mapping", "dataclass", "model"), "a mapping of keys"),
+    **dict.fromkeys(("list", "tuple", "frozen"), "a list"),
+}
+"""What a value must be, by the first word of pydantic's fault."""
 _RULES = {
     "missing": "must be given, but is missing",
+    "string_too_short": "must be text, not empty",
     "enum": "must be one of {expected}",
     "literal_error": "must be one of {expected}",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "string_too_short": "must be text, not empty",
-    "dict_type": "must be a mapping of keys",
-    "mapping_type": "must be a mapping of keys",
-    "dataclass_type": "must be a mapping of keys",
-    "model_type": "must be a mapping of keys",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "frozen_set_type": "must be a list",
     "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
     "less_than": "must be below {lt:g}",
@@ -267,15 +277,11 @@ _RULES = {
 }
 
 
-def _rule_of(fault: Any, value: Any, kind: Any) -> str:
+def _rule_of(fault: Any, path: Steps, value: Any, kind: Any) -> str:
     context, got = fault.get("ctx", {}), f", got {quote(value)}"
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        *path, key = [part for part in fault["loc"] if isinstance(part, str | int)]
-        schema, (head, _, rest) = json_schema(kind), str(key).partition(".")
-        known = _keys_at(schema, path)
-        if rest and head in known:
-            return _unknown(rest, _keys_at(schema, [*path, head]), got)
-        return _unknown(str(key), known, got)
+        schema = json_schema(kind)
+        return _unknown(str(path[-1]), _keys_at(schema, path[:-1]), got, schema)
     if fault["type"] == "value_error":
         return str(context["error"])
     if fault["type"] == "missing":
@@ -285,35 +291,43 @@ def _rule_of(fault: Any, value: Any, kind: Any) -> str:
         if fault["loc"][-1] == "[key]":
             return _unknown(str(fault["input"]), words, got)
         context = {"expected": ", ".join(words)}
-    rule = _RULES.get(fault["type"], str(fault["msg"]).replace("Input should be", "must be"))
-    return rule.format(**context) + got
+    kind_of_value = _TYPES.get(fault["type"].partition("_")[0], str(fault["msg"]))
+    return _RULES.get(fault["type"], f"must be {kind_of_value}").format(**context) + got
 
 
-def _unknown(key: str, known: Sequence[str], got: str) -> str:
+def _unknown(key: str, known: Sequence[str], got: str, schema: Any = None) -> str:
     if key in known:
         return f"must be a mapping of keys{got}"
-    near = get_close_matches(key, known, n=1)
+    near = get_close_matches(key, known, n=1) or list(_iter_paths(schema or {}, key))[:1]
     return "unknown key; " + (
         f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     )
 
 
-def _keys_at(schema: Mapping[str, Any], path: Sequence[int | str]) -> list[str]:
+def _iter_paths(schema: Mapping[str, Any], key: str, section: Steps = ()) -> Iterator[str]:
+    """Paths to *key* in other sections of *schema*."""
+    for one in _keys_at(schema, section):
+        if one == key and section:
+            yield ".".join([*map(str, section), one])
+        elif len(section) < MOST_SECTIONS:
+            yield from _iter_paths(schema, key, (*section, one))
+
+
+def _keys_at(schema: Mapping[str, Any], path: Steps) -> list[str]:
     """The keys that *schema* has at *path*, in order."""
-    nodes = [schema]
+    nodes: list[Any] = [schema]
     for part in (*path, None):
-        spread: list[Any] = []
+        reached: list[Any] = []
         while nodes:
             node = nodes.pop()
             if "$ref" in node:
                 nodes.append(schema["$defs"][node["$ref"].rpartition("/")[2]])
             nodes += [*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())]
-            spread.append(node)
+            reached.append(node)
         if part is None:
-            return sorted({key for node in spread for key in node.get("properties", {})})
-        for node in spread:
+            return sorted({key for node in reached for key in node.get("properties", {})})
+        for node in reached:
             inner = node.get("properties", {}).get(part, node.get("additionalProperties"))
             inner = node.get("items") if isinstance(part, int) else inner
             nodes += [inner] if isinstance(inner, dict) else []
-        nodes = nodes or spread
     return []

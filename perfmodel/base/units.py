@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from perfmodel.base.errors import UnitError
 
@@ -30,7 +31,10 @@ def parse_size(text: str) -> int:
     value, unit = _split(text, "80 GiB")
     if unit.islower() or unit.isupper():
         # Nobody stores bits, so 64mb means what 64 MB means.
-        unit = _spell(unit)
+        lower = unit.lower()
+        is_binary = lower.endswith("ib")
+        prefix = lower.removesuffix("ib" if is_binary else "b").upper()
+        unit = f"{prefix}{'iB' if is_binary else 'B'}" if lower.endswith("b") else unit
     return round(_scaled(text, value, _scale(text, unit, ("B",), "80 GiB")))
 
 
@@ -46,15 +50,6 @@ def parse_bandwidth(text: str) -> float:
     return _scaled(text, value, factor / (8 if is_bit else 1))
 
 
-def _spell(unit: str) -> str:
-    """A size as it is written: `mb` is `MB`, `GIB` is `GiB`."""
-    lower = unit.lower()
-    if lower.endswith("ib"):
-        return f"{lower[:-2].upper()}iB"
-    prefix = lower.removesuffix("b")
-    return f"{prefix.upper()}B" if lower.endswith("b") else unit
-
-
 def parse_duration_ns(text: str) -> float:
     """Nanoseconds in *text*, such as `1.5 us`."""
     value, unit = _split(text, "1.5 us")
@@ -65,64 +60,63 @@ def parse_duration_ns(text: str) -> float:
 
 def parse_rate_flops(text: str) -> float:
     """Operations per second in *text*, such as `989 TFLOP/s`."""
-    value, unit = _split(text, "989 TFLOP/s")
-    return _scaled(text, value, _scale(text, unit, ("FLOP/s", "OP/s"), "989 TFLOP/s"))
+    return _parse(text, ("FLOP/s", "OP/s"), "989 TFLOP/s")
 
 
 def parse_frequency_hz(text: str) -> float:
     """Hertz in *text*, such as `1.98 GHz`."""
-    value, unit = _split(text, "1.98 GHz")
-    return _scaled(text, value, _scale(text, unit, ("Hz",), "1.98 GHz"))
+    return _parse(text, ("Hz",), "1.98 GHz")
 
 
 def parse_power_w(text: str) -> float:
     """Watts in *text*, such as `700 W`."""
-    value, unit = _split(text, "700 W")
-    return _scaled(text, value, _scale(text, unit, ("W",), "700 W"))
+    return _parse(text, ("W",), "700 W")
+
+
+def _parse(text: str, bases: tuple[str, ...], example: str) -> float:
+    value, unit = _split(text, example)
+    return _scaled(text, value, _scale(text, unit, bases, example))
 
 
 def format_size(size_bytes: float) -> str:
     """*size_bytes* for people: `64 MiB`."""
-    for prefix, factor in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
-        if abs(size_bytes) >= factor:
-            return f"{size_bytes / factor:.4g} {prefix}B"
-    return f"{size_bytes:.4g} B"
+    return _format(size_bytes, {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1})
 
 
 def format_duration(duration_ns: float) -> str:
     """*duration_ns* for people: `12.3 ms`."""
-    for unit, factor in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US)):
-        if abs(duration_ns) >= factor:
-            return f"{duration_ns / factor:.4g} {unit}"
-    return f"{duration_ns:.4g} ns"
+    return _format(duration_ns, {"s": NS_PER_S, "ms": NS_PER_MS, "us": NS_PER_US, "ns": 1})
 
 
 def format_bandwidth(bandwidth_bytes_per_s: float) -> str:
     """*bandwidth_bytes_per_s* for people: `450 GB/s`."""
-    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(bandwidth_bytes_per_s) >= factor:
-            return f"{bandwidth_bytes_per_s / factor:.4g} {prefix}B/s"
-    return f"{bandwidth_bytes_per_s:.4g} B/s"
+    steps = {"TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6, "kB/s": 1e3, "B/s": 1}
+    return _format(bandwidth_bytes_per_s, steps)
+
+
+def _format(value: float, units: Mapping[str, float]) -> str:
+    """*value* in the largest of *units* that it reaches, or in the last."""
+    unit = next((unit for unit, factor in units.items() if abs(value) >= factor), [*units][-1])
+    return f"{value / units[unit]:.4g} {unit}"
 
 
 def _split(text: str, example: str) -> tuple[float, str]:
     if not isinstance(text, str):
-        raise UnitError(
-            f"quantity: must carry its unit, got {text!r} of type {type(text).__name__}. "
-            f"Write it like {example!r}."
-        )
+        raise _fault(f"must carry its unit, got {text!r} of type {type(text).__name__}", example)
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise UnitError(f"quantity: must carry its unit, got {text!r}. Write it like {example!r}.")
+        raise _fault(f"must carry its unit, got {text!r}", example)
     try:
         value = float(match[1])
     except ValueError:
-        raise UnitError(
-            f"quantity: must start with a number, got {text!r}. Write it like {example!r}."
-        ) from None
+        raise _fault(f"must start with a number, got {text!r}", example) from None
     if not math.isfinite(value):
-        raise UnitError(f"quantity: must be finite, got {text!r}. Write it like {example!r}.")
+        raise _fault(f"must be finite, got {text!r}", example)
     return value, match[2]
+
+
+def _fault(rule: str, example: str) -> UnitError:
+    return UnitError(f"quantity: {rule}. Write it like {example!r}.")
 
 
 def _scale(text: str, unit: str, bases: tuple[str, ...], example: str) -> float:

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from embeddings.distribution import UNIFORM, IndexDistribution, histogram_from_bins
 from embeddings.table import EmbeddingTable, Lookup
-from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.fields import Count, Duration, Number, Switch, Words
+from perfmodel.base.forms import load_document
 from perfmodel.base.units import NS_PER_US
 from perfmodel.workloads.fields import Section
 from topologies import Device, load_device
@@ -225,15 +223,7 @@ class EmbeddingCases:
 
 def load_cases(path: Path, *, data: Path) -> EmbeddingCases:
     """The cases in *path*; the files they name lie in the folder *data*."""
-    content = load_yaml(path, error_type=MeasurementError)
-    try:
-        document = CasesDocument.model_validate(content)
-    except ValidationError as error:
-        faults = FaultList(str(path))
-        for fault in error.errors():
-            faults.add(".".join(map(str, fault["loc"])), fault["msg"])
-        faults.check(MeasurementError)
-        raise
+    document = load_document(path, MeasurementError).read(CasesDocument)
     names = [case.name for case in document.cases]
     if len(names) < 2 or len(set(names)) < len(names):
         raise MeasurementError(

@@ -1,4 +1,4 @@
-"""`perfmodel init` and `perfmodel doctor`: files to start from, the state of an installation."""
+"""`perfmodel init`, `schema` and `doctor`: templates, schemas, the state of an installation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from perfmodel import api
-from perfmodel.api.about import EXTRAS, TemplateKind
+from perfmodel.api.about import EXTRAS, SchemaKind, TemplateKind
 from perfmodel.base.options import Option
-from perfmodel.base.writing import STDOUT
+from perfmodel.base.writing import STDOUT, to_json
 from perfmodel.cli.commands import command
-from perfmodel.cli.outputs import JsonFile, Outputs
+from perfmodel.cli.options import JsonFile, Outputs
 
 INIT_EPILOG = """\b
 Examples:
@@ -19,16 +19,37 @@ Examples:
   perfmodel init dlrm --out my_dlrm.yaml         a recommendation model
   perfmodel init topology --out my_host.yaml && perfmodel topology check my_host.yaml
 """
+SCHEMA_EPILOG = """\b
+Examples:
+  perfmodel schema workload
+  perfmodel schema predict | less
+  perfmodel schema topology --json > topology.schema.json
+\b
+`perfmodel init KIND` writes a commented file of some of these kinds.
+"""
 
 
 @command(epilog=INIT_EPILOG)
 def init(
-    kind: Annotated[TemplateKind, Option(is_argument=True, help="What the file describes.")],
+    kind: Annotated[
+        TemplateKind, Option(is_argument=True, metavar="KIND", help="What the file describes.")
+    ],
     out: Annotated[str, Option(metavar="FILE", help="File to write; - is stdout.")] = STDOUT,
 ) -> None:
     """Write a commented template that perfmodel accepts as it is."""
     text = api.init(kind, None if out == STDOUT else out)
     print(text if out == STDOUT else f"Wrote {out}\n", end="")
+
+
+@command(epilog=SCHEMA_EPILOG)
+def schema(
+    kind: Annotated[SchemaKind, Option(is_argument=True, metavar="KIND", help="What to describe.")],
+    is_json: Annotated[
+        bool, Option(name="--json", help="Print JSON Schema, for editors and other programs.")
+    ] = False,
+) -> None:
+    """Print the fields of a file that perfmodel reads, or of the JSON that it writes."""
+    print(to_json(api.json_schema(kind)).rstrip() if is_json else api.describe_schema(kind))
 
 
 @command()

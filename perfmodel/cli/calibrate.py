@@ -16,12 +16,11 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import CollectiveTables, Run, RunPlaceOptions
-from perfmodel.cli.outputs import JsonFile, Outputs
+from perfmodel.cli.options import CollectiveTables, JsonFile, Outputs, Run, RunPlaceOptions
 from perfmodel.cli.validate import Limit, QuietRun, show_scores
 
 if TYPE_CHECKING:
-    from perfmodel.api.measured import KernelKind
+    from perfmodel.api.details import KernelKind
 
 COLLECTIVES_EPILOG = """\b
 Examples:

@@ -12,7 +12,7 @@ from perfmodel import api
 from perfmodel.base.options import Option
 from perfmodel.base.writing import write_file
 from perfmodel.cli.commands import command
-from perfmodel.cli.outputs import Outputs
+from perfmodel.cli.options import Outputs
 from perfmodel.prediction.scenario import DEFAULT_WORKLOAD
 
 CatalogName = Annotated[

@@ -12,8 +12,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.base.units import parse_size
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import parse_ranks
-from perfmodel.cli.outputs import JsonFile, Outputs
+from perfmodel.cli.options import JsonFile, Outputs, parse_ranks
 from perfmodel.prediction.scenario import CalibrationFiles, Hosts, Machine
 
 if TYPE_CHECKING:

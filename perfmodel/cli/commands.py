@@ -40,7 +40,7 @@ COMMANDS = {
     "collective": ("collective:collective", "Price a collective on a machine."),
     "kernel": ("kernel:kernel", "Price a kernel on a GPU."),
     "init": ("about:init", "Write a commented file to start from."),
-    "schema": ("schema:app", "Print the fields of a file that perfmodel reads."),
+    "schema": ("about:schema", "Print the fields of a file that perfmodel reads."),
     "doctor": ("about:doctor", "Say what this installation has and lacks."),
 }
 """Where the application of each command is, as `module:name`, and its line in the overview."""

@@ -12,7 +12,7 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command
-from perfmodel.cli.outputs import JsonFile, Outputs
+from perfmodel.cli.options import JsonFile, Outputs
 
 if TYPE_CHECKING:
     from perfmodel.graph.ops import Op

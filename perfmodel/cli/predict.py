@@ -11,8 +11,7 @@ import typer
 from perfmodel import api
 from perfmodel.base.options import Option, options_of
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import Run
-from perfmodel.cli.outputs import Outputs
+from perfmodel.cli.options import Outputs, Run
 from perfmodel.prediction.scenario import JobScenario, Scenario
 
 PREDICT_EPILOG = """\b

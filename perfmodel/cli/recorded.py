@@ -11,8 +11,7 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.options import Option, Overwrite
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import JobOut, LocalRun, Quiet
-from perfmodel.cli.outputs import JsonFile, Outputs
+from perfmodel.cli.options import JobOut, JsonFile, LocalRun, Outputs, Quiet
 from perfmodel.prediction.scenario import JobScenario
 
 IMPORT_EPILOG = """\b
@@ -82,7 +81,7 @@ def import_traces(
     from perfmodel.recordings.import_files import ImportWishes
     from perfmodel.reports.progress import show_files
     from perfmodel.reports.recordings import report_import
-    from traces.packed import DEFAULT_LIMITS
+    from traces.file_stream import DEFAULT_LIMITS
 
     if not 0 < limits_factor <= 1e6:
         raise InputError(

@@ -12,12 +12,11 @@ from perfmodel import api
 from perfmodel.base.errors import MeasurementError
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import CollectiveTables, Run, RunPlaceOptions
-from perfmodel.cli.outputs import Outputs
+from perfmodel.cli.options import CollectiveTables, Outputs, Run, RunPlaceOptions
 from perfmodel.prediction.scenario import CalibrationFiles
 
 if TYPE_CHECKING:
-    from perfmodel.api.measured import KernelKind
+    from perfmodel.api.details import KernelKind
     from perfmodel.validation.scoreboard import Scoreboard
 
 EPILOG = """\b

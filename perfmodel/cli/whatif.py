@@ -9,8 +9,7 @@ import typer
 from perfmodel import api
 from perfmodel.base.options import Option
 from perfmodel.cli.commands import command
-from perfmodel.cli.options import LocalRun
-from perfmodel.cli.outputs import Outputs
+from perfmodel.cli.options import LocalRun, Outputs
 from perfmodel.prediction.scenario import JobScenario
 
 EPILOG = """\b

@@ -18,10 +18,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, create_model
 
-from perfmodel.base.documents import parse_yaml
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Line, ReadAs
-from perfmodel.base.forms import CalibrationHeader, Document, Form, read_mapping
+from perfmodel.base.forms import CalibrationHeader, Document, Form, parse_document
 from perfmodel.base.reading import parse_json, quote, read_text
 from perfmodel.costs.corrections import (
     Correction,
@@ -251,11 +250,11 @@ def strict_form(name: str, **kinds: Any) -> Any:
 
 def parse_generations(text: str, kind: type[T], *, document: str) -> dict[str, T]:
     """The generations in the YAML *text*, each read as *kind*; *document* names it in errors."""
-    content = parse_yaml(text, document=document, error_type=CalibrationError)
     header = dict.fromkeys(HEADER_KEYS, Line)
     form = strict_form("GenerationsFile", **header, generations=dict[str, kind])  # type: ignore[valid-type]  # a type at run time
-    file = read_mapping(form, content, document=document, error_type=CalibrationError)
-    generations: dict[str, T] = file.generations
+    generations: dict[str, T] = (
+        parse_document(text, document, CalibrationError).read(form).generations
+    )
     return generations
 
 

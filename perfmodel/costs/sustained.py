@@ -8,12 +8,14 @@ of a generation is that of its *reference* device; others differ by the power th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from perfmodel.base.documents import FaultList, load_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
+from perfmodel.base.fields import Line, Positive
+from perfmodel.base.forms import Form, load_document
 from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device, list_devices, load_device
 
@@ -21,9 +23,7 @@ FILE = Path(__file__).parent / "calibrations" / "sustained.yaml"
 ARITHMETIC = "arithmetic"
 KINDS = (ARITHMETIC, "attention", "memory")
 """Arithmetic on tensor cores, and whole kernels of two families."""
-_REFERENCE = "reference"
 _PLAIN = (DType.FP32, DType.FP64)
-_HEADING = {"source", "date", "licence", "command", "hardware", _REFERENCE}
 
 
 def arithmetic_slowdown(device: Device, stack: SoftwareStack, dtype: DType) -> float:
@@ -65,7 +65,7 @@ def power_ratio(device: Device, reference: str | None) -> float:
 
 def reference_of(device: Device) -> str | None:
     """The device that the values of *device*'s generation are of."""
-    return _references().get(device.architecture.value)
+    return _load().reference.get(device.architecture.value)
 
 
 @lru_cache(maxsize=32)
@@ -78,22 +78,26 @@ def _power_per_rate(name: str) -> float | None:
     return None if rate is None else device.power_w / rate
 
 
-@lru_cache(maxsize=1)
-def _references() -> Mapping[str, str]:
-    content: Mapping[str, str] = load_yaml(FILE, error_type=CalibrationError).get(_REFERENCE, {})
-    return content
+@dataclass(frozen=True, slots=True)
+class SustainedFile(Form):
+    """`sustained.yaml`: ratios by device or generation, and the *reference* of each generation."""
+
+    source: Line
+    date: Line
+    licence: Line
+    command: Line
+    hardware: Line
+    reference: Mapping[str, str] = field(default_factory=dict)
+    arithmetic: Mapping[str, Positive] = field(default_factory=dict)
+    attention: Mapping[str, Positive] = field(default_factory=dict)
+    memory: Mapping[str, Positive] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=1)
+def _load() -> SustainedFile:
+    return load_document(FILE, CalibrationError).read(SustainedFile)
+
+
 def load_sustained() -> Mapping[str, Mapping[str, float]]:
     """The file that comes with perfmodel: ratios by kind, then by device or generation."""
-    content = load_yaml(FILE, error_type=CalibrationError)
-    faults = FaultList(FILE.name)
-    for key in sorted(set(content) - _HEADING - set(KINDS)):
-        faults.add(key, f"unknown key; known: {', '.join((*sorted(_HEADING), *KINDS))}")
-    for kind in KINDS:
-        for chip, value in content.get(kind, {}).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                faults.add(f"{kind}.{chip}", f"must be a number above 0, got {value!r}")
-    faults.check(CalibrationError)
-    return {kind: content.get(kind, {}) for kind in KINDS}
+    return {kind: getattr(_load(), kind) for kind in KINDS}

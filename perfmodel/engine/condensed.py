@@ -25,7 +25,7 @@ from perfmodel.engine.condensing import (
     condense,
 )
 from perfmodel.engine.layout import Int32s, Int64s
-from perfmodel.engine.steady import (
+from perfmodel.engine.replay import (
     FIRST_ITERATIONS,
     LONGEST_CYCLE,
     MOST_ITERATIONS,

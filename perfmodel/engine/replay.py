@@ -1,7 +1,9 @@
-"""Replay: iterations of a job laid one after another, and when everything happened.
+"""Replay: when everything happens in consecutive iterations, and the period once they repeat.
 
-A lane goes on in the next iteration where it stopped in the last, so that a
-host that is ahead stays ahead. One iteration alone is the isolated case.
+A lane continues in the next iteration where it stopped in the last, so that a
+host that is ahead stays ahead. One iteration alone is the isolated case. A max-plus system
+settles into a cycle: after some iterations every one, or every c-th, is a shifted copy of an
+earlier one. Lanes that run ahead (a fast host) may have a shorter period; the slowest counts.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.engine.block import Block
-from perfmodel.engine.layout import FlatJob, Int64s, max_distance
+from perfmodel.engine.layout import FlatJob, Int32s, Int64s, max_distance
 from perfmodel.engine.sieve import lay_out_sound
 from perfmodel.engine.stall import explain_stall
 from perfmodel.graph.durations import DurationTable
@@ -22,7 +26,7 @@ from perfmodel.graph.job import JobGraph
 
 
 class TimelineStore(Protocol):
-    """Whoever has the columns of a replay, by kept iteration."""
+    """Holds the columns of a replay, by kept iteration."""
 
     def end_ns(self, iteration: int, rows: slice) -> Int64s:
         """When the tasks of *rows* ended."""
@@ -34,11 +38,11 @@ class TimelineStore(Protocol):
 
 
 class Reducer(Protocol):
-    """Whoever keeps the columns elsewhere, and has work done there; see `History`."""
+    """Runs functions where the columns of a remote replay are kept; see `History`."""
 
     @property
     def is_open(self) -> bool:
-        """Whether those who keep them are still there."""
+        """Whether the processes that keep them still run."""
         ...
 
     def by_rank(self, function: Callable[..., Any], *words: Any) -> list[Any]:
@@ -46,11 +50,11 @@ class Reducer(Protocol):
         ...
 
     def at_rank(self, rank: int, function: Callable[..., Any], *words: Any) -> Any:
-        """`function(history, *words)` where *rank* is."""
+        """`function(history, *words)` on the worker of *rank*."""
         ...
 
     def release(self) -> None:
-        """Nobody will look at the columns once those who keep them are gone."""
+        """Give up the columns; nobody reads them any more."""
         ...
 
 
@@ -59,8 +63,8 @@ class Timeline:
     """When every task of one iteration ended, and every member of a rendezvous was ready.
 
     Rows of *end_ns* are the tasks of rank 0 in program order, then of rank 1,
-    and so on; columns are duration vectors. The *keeper* may be far away: a
-    column is fetched when somebody first looks.
+    and so on; columns are duration vectors. The *keeper* may be remote: a
+    column is fetched on first use.
     """
 
     iteration: int
@@ -77,7 +81,7 @@ class Timeline:
         return self.keeper.member_ready_ns(self.iteration)
 
     def ends_of(self, rows: slice) -> Int64s:
-        """When the tasks of some neighbouring *rows* ended; the others stay where they are."""
+        """When the tasks of some adjacent *rows* ended; no other rows are fetched."""
         if "end_ns" in self.__dict__:
             return self.end_ns[rows]
         return self.keeper.end_ns(self.iteration, rows)
@@ -85,7 +89,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """The keeper in this process: columns by iteration, counted on from the *first* kept."""
+    """The local timeline store: columns by iteration, starting with the *first* kept."""
 
     first: int
     end_columns_ns: tuple[Int64s, ...]
@@ -102,7 +106,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """The answer of the engine: the last iterations in full, of all the time lanes reached.
+    """The engine's result: the last iterations in full, and when every lane ended each iteration.
 
     *lane_now_ns* is iterations x lanes of all ranks x vectors. *remote* is where the
     timelines are, unless they are here.
@@ -130,7 +134,7 @@ class Replay:
 
 
 def kept_of_reach(reach: int, iterations: int) -> int:
-    """How many iterations must be kept: as far as dependencies *reach*, and one for the past."""
+    """How many iterations to keep: as many as dependencies *reach* back, and one more."""
     return min(iterations, max(reach, 1) + 1)
 
 
@@ -143,7 +147,7 @@ def replay(
 ) -> Replay:
     """Replay *iterations* of *job* in this process.
 
-    *layout* is the job's where the caller has it already.
+    *layout* is the job's flat layout, if the caller has it already.
     """
     layout = layout or lay_out_sound(job)
     durations.check(job)
@@ -163,3 +167,106 @@ def replay(
         ready_columns_ns=tuple(block.member_ready_ns(index) for index in last),
     )
     return Replay(tuple(Timeline(index, keeper) for index in last), np.stack(lane_now_ns))
+
+
+FIRST_ITERATIONS = 6
+MOST_ITERATIONS = 96
+LONGEST_CYCLE = 4
+
+Replayer = Callable[[JobGraph, DurationTable, int], Replay]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SteadyState:
+    """The period of a job by vector; *cyclicity* iterations repeat as a whole.
+
+    If a job has not settled within MOST_ITERATIONS, *is_settled* is False
+    and the period is the mean over the second half of the iterations.
+    """
+
+    period_ns: Int64s
+    cyclicity: int
+    is_settled: bool
+    replay: Replay
+
+
+def find_period(replay: Replayer, job: JobGraph, durations: DurationTable) -> SteadyState:
+    """Replay more and more iterations of *job* until they repeat."""
+    iterations = FIRST_ITERATIONS
+    while True:
+        answer = replay(job, durations, iterations)
+        for cyclicity in range(1, LONGEST_CYCLE + 1):
+            if _is_periodic(answer, cyclicity):
+                return SteadyState(_mean_period(answer, cyclicity), cyclicity, True, answer)
+        if iterations >= MOST_ITERATIONS:
+            half = iterations // 2
+            return SteadyState(_mean_period(answer, half), half, False, answer)
+        iterations = min(2 * iterations, MOST_ITERATIONS)
+
+
+def mean_of_second_half_ns(ends_ns: Int64s) -> NDArray[np.float64]:
+    """Mean iteration time over the second half of iterations that end at *ends_ns*, by vector."""
+    count = len(ends_ns)
+    span = max(count // 2, 1)
+    before_ns = ends_ns[-1 - span] if count > 1 else 0
+    times: NDArray[np.float64] = (ends_ns[-1] - before_ns) / span
+    return times
+
+
+@numba.njit(cache=True, nogil=True)
+def is_repeated(
+    ends_ns: Int64s, count: int, lanes_ns: Int64s, lane_rows: Int32s, cyclicity: int, reach: int
+) -> bool:
+    """Whether two cycles in a row took the same time, and no lane is slower than that.
+
+    *ends_ns* are those of *count* iterations; `lanes_ns[i % len(lanes_ns), row]` for
+    the *lane_rows* is when the lanes of iteration i were done, on all ranks. All iterations that
+    dependencies *reach* back to must repeat those of the cycle before: bursts, such as the batches
+    of three loaders, look periodic within a single cycle.
+    """
+    span = max(cyclicity, reach)
+    if count < span + cyclicity + 1:
+        return False
+    length_ns = ends_ns[count - 1] - ends_ns[count - 1 - cyclicity]
+    for step in range(span):
+        late_ns = ends_ns[count - 1 - step] - ends_ns[count - 2 - step]
+        first = count - 1 - step - cyclicity
+        if late_ns != ends_ns[first] - ends_ns[first - 1]:
+            return False
+    history = lanes_ns.shape[0]
+    for row in lane_rows:
+        now = lanes_ns[(count - 1) % history, row]
+        then = lanes_ns[(count - 1 - cyclicity) % history, row]
+        for place in range(len(now)):
+            if now[place] - then[place] > length_ns:
+                return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def mean_period_ns(total_ns: int, count: int) -> int:
+    """The mean of *count* iterations, rounded half up so that it is the same everywhere."""
+    return (2 * total_ns + count) // (2 * count)
+
+
+def _is_periodic(answer: Replay, cyclicity: int) -> bool:
+    ends, lanes = answer.iteration_end_ns, answer.lane_now_ns
+    rows = np.arange(lanes.shape[1], dtype=np.int32)
+    return all(
+        is_repeated(
+            np.ascontiguousarray(ends[:, vector]),
+            len(ends),
+            np.ascontiguousarray(lanes[:, :, vector : vector + 1]),
+            rows,
+            cyclicity,
+            # As many iterations are kept as dependencies reach, and one for the past.
+            len(answer.timelines) - 1,
+        )
+        for vector in range(ends.shape[1])
+    )
+
+
+def _mean_period(answer: Replay, cyclicity: int) -> Int64s:
+    ends = answer.iteration_end_ns
+    totals = (ends[-1] - ends[-1 - cyclicity]).tolist()
+    return np.array([mean_period_ns(total, cyclicity) for total in totals], dtype=np.int64)

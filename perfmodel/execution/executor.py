@@ -1,6 +1,6 @@
-"""Executor: the role of a place where replays run.
+"""Executor: where replays run, and the one that runs them in this process.
 
-The place never changes the answer: the same question gives the same bytes on
+The executor never changes the answer: the same question gives the same bytes on
 every executor, whatever the number of workers.
 """
 
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
 
-from perfmodel.engine.replay import Replay
+from perfmodel.engine.layout import FlatJob
+from perfmodel.engine.replay import Replay, replay
+from perfmodel.engine.sieve import lay_out_sound
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 
@@ -21,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class ExecutorKind(Enum):
-    """Which place; the value is the word that people type."""
+    """Kinds of executors; the value is what `--executor` takes."""
 
     AUTO = "auto"
     SERIAL = "serial"
@@ -29,16 +31,16 @@ class ExecutorKind(Enum):
 
 
 class Executor(Protocol):
-    """A place where one big question, or many small ones, are worked on."""
+    """Runs one big replay, or many small questions."""
 
     @property
     def description(self) -> str:
-        """Where the work was done so far, in a few words."""
+        """Where the work has run so far, in a few words."""
         ...
 
     @property
     def reads_jobs(self) -> bool:
-        """Whether workers read their ranks of a saved job themselves, should it be large."""
+        """Whether workers read their own ranks of a large saved job."""
         ...
 
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
@@ -53,16 +55,15 @@ class Executor(Protocol):
     ) -> list[Result]:
         """`function(shared, item)` for all *items*, in their order.
 
-        *function* stands at the top level of a module; it takes and returns
-        frozen values. Where it raises, the error of the first such item comes
-        through as it is.
+        *function* must be defined at the top level of a module. It takes and returns
+        frozen values. If it raises, the error of the first failing item is raised here.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """The process that works on a block: its number on its machine, its raylet, the machine."""
+    """The process that runs a block: its pid, its raylet and its machine."""
 
     pid: int
     raylet_id: str
@@ -71,10 +72,10 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class RoundStatus:
-    """What an observer hears before the word of a round is sent.
+    """What an observer is told before a round is sent.
 
-    A round begins, or tells blocks what was resolved; *number* counts those of
-    a replay from 0. *places* are those of all blocks, in the order of their ranks.
+    A round starts an iteration, or tells blocks which rendezvous were resolved. *number* counts
+    the rounds of a replay from 0. *places* are those of all blocks, in the order of their ranks.
     """
 
     number: int
@@ -86,3 +87,35 @@ OnRound = Callable[[RoundStatus], None]
 
 def ignore_round(status: RoundStatus) -> None:
     """The observer that does nothing."""
+
+
+class SerialExecutor:
+    """Runs everything in this process, one after the other. It keeps the layout of the last job."""
+
+    def __init__(self) -> None:
+        self._last: tuple[JobGraph, FlatJob] | None = None
+
+    @property
+    def description(self) -> str:
+        """Where the work was done so far, in a few words."""
+        return "serial"
+
+    @property
+    def reads_jobs(self) -> bool:
+        """No: there are no workers."""
+        return False
+
+    def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
+        """Replay *iterations* of *job*."""
+        if self._last is None or self._last[0] is not job:
+            self._last = (job, lay_out_sound(job))
+        return replay(job, durations, iterations=iterations, layout=self._last[1])
+
+    def map(
+        self,
+        function: Callable[[Shared, Item], Result],
+        shared: Shared,
+        items: Sequence[Item],
+    ) -> list[Result]:
+        """`function(shared, item)` for all *items*, in their order."""
+        return [function(shared, item) for item in items]

@@ -15,12 +15,12 @@ from perfmodel.execution.executor import (
     Item,
     OnRound,
     Result,
+    SerialExecutor,
     Shared,
     ignore_round,
 )
 from perfmodel.execution.parts import crossed_rendezvous, deal_ranks
 from perfmodel.execution.ray_surroundings import QUIET, core_count, environment
-from perfmodel.execution.serial import SerialExecutor
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 

@@ -1,4 +1,4 @@
-"""JobGraph: everything that must run in one iteration of a job, on all ranks.
+"""JobGraph: everything that must run in one iteration of a job, on all ranks, and its memory.
 
 Rendezvous are not stored: the members of the rendezvous number s of a group
 are the tasks with sequence s behind every endpoint (rank, slot) of that group.
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from perfmodel.graph.ops import Op
 from perfmodel.graph.program import NO_ORIGIN, PLAIN, Int32s, Int64s, Program
 
+RUNTIME_BYTES = 2**30
+"""Driver context, communicator buffers and fragmentation of the allocator: assumed, 1 GiB."""
 NO_GROUP = -1
 """What `rank_group` holds where a rank has no such communicator."""
 
@@ -157,3 +159,28 @@ def with_own_origins(job: JobGraph) -> JobGraph:
             for program, start in zip(job.programs, starts.tolist(), strict=False)
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """Bytes that one purpose takes."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The parts of one rank's peak, in a fixed order; parts may be zero."""
+
+    parts: tuple[MemoryPart, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """The peak."""
+        return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def largest(self) -> MemoryPart:
+        """The part that takes most; the first of equals."""
+        return max(self.parts, key=lambda part: part.size_bytes)

@@ -47,9 +47,9 @@ _ORIGINS_FILE = "origins.parquet"
 _ORIGINS = pa.schema([(name, pa.string()) for name in ("operator", "module", "line", "span")])
 
 
-def save_job(job: JobGraph, folder: Path, *, is_overwriting: bool = True) -> None:
+def save_job(job: JobGraph, folder: str | Path, *, is_overwriting: bool = True) -> None:
     """Write *job* to *folder*, whole or not at all; see `draft_job_of`."""
-    with draft_job_of(folder, is_overwriting=is_overwriting) as draft:
+    with draft_job_of(Path(folder), is_overwriting=is_overwriting) as draft:
         write_job(job, draft)
 
 
@@ -89,8 +89,9 @@ def write_job(job: JobGraph, draft: Path, *, beside: Sequence[str] = ()) -> None
     (draft / HEADER).write_bytes(orjson.dumps(header, option=orjson.OPT_INDENT_2))
 
 
-def load_job(folder: Path) -> JobGraph:
+def load_job(folder: str | Path) -> JobGraph:
     """Read the job in *folder*; anything but a whole, sound job is refused."""
+    folder = Path(folder)
     job = _open(folder, _read_whole_header(folder), is_loaded=True)
     check_job(job)
     return job

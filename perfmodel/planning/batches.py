@@ -1,7 +1,11 @@
-"""Batches: how the time of a plan spreads over iterations with different batches.
+"""Batches: how the time of a plan varies over iterations with different batches.
 
-Lookups, updates and index exchanges follow what each batch draws; the frame
-and the pooled exchanges do not depend on it.
+A batch draws, for every table, how many rows its samples look up and how many of them are
+distinct. Lookups, updates and index exchanges follow these draws; the rest of the iteration and
+the pooled exchanges do not depend on them. The hot rows of a table are the same in every batch,
+and a row-wise piece gets the lookups of the rows it holds. No index is drawn one by one.
+
+Leaves out: correlations between tables, and rows that are hot only for a while.
 """
 
 from __future__ import annotations
@@ -11,13 +15,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from embeddings.plan import ShardingPlan
+from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.engine.condensed import evaluate_variants
-from perfmodel.planning.draws import draw_shards
 from perfmodel.planning.evaluator import PlanEvaluator, partial_width
 from perfmodel.planning.frame import EMPTY, HOLDER
+from perfmodel.planning.placements import DrawnShards, Int32s
+from perfmodel.planning.plan_costs import Floats
 from perfmodel.prediction.scenario import Mode
 
 LOW, MIDDLE, HIGH = 0.05, 0.5, 0.95
+POISSON = 1.0
+"""Deviation of a bag over the square root of its mean, if a table does not state one."""
+_STEP = 1.02
+_DISTINCT = (Term.READ_BYTES, Term.UPDATE_BYTES, Term.SHORT_CACHE_BYTES, Term.SUMMED_BYTES)
+"""Terms that grow with the distinct rows of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +65,81 @@ def sample_batches(
     times = found.period_ns if mode is Mode.PERIOD else found.isolated_ns
     low, middle, high = np.quantile(times, [LOW, MIDDLE, HIGH])
     return BatchSpread(float(times.mean()), float(low), float(middle), float(high), batches)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TableDraws:
+    """Relative draws of one table, one per batch."""
+
+    lookups: Floats
+    distinct: Floats
+
+
+def draw_shards(
+    evaluator: PlanEvaluator, plan: ShardingPlan, *, batches: int, seed: int
+) -> DrawnShards:
+    """The lookups of the shards of *plan* in *batches* batches.
+
+    Draws depend on *seed* and the position of a table, so all plans see the same batches.
+    """
+    placements = evaluator.catalog.placements([plan])
+    pieces, columns = placements.piece, evaluator.catalog.columns
+    growth = _growth(evaluator, pieces)
+    terms = np.repeat(columns.terms[:, pieces][np.newaxis].astype(np.float64), batches, axis=0)
+    indices = np.ones((batches, len(pieces)))
+    tables: dict[int, _TableDraws] = {}
+    for number, shard in enumerate(sorted(plan.shards)):
+        place = shard.table
+        if place not in tables:
+            tables[place] = _draw_table(evaluator, plan, place, batches, seed)
+        drawn = tables[place]
+        terms[:, :, number] *= _factors(growth[number], drawn)[:, None, :]
+        indices[:, number] = drawn.lookups
+    return DrawnShards(
+        np.rint(np.maximum(terms, 0.0)).astype(np.int64),
+        np.rint(columns.index_counts[pieces] * indices).astype(np.int64),
+        columns.widths[pieces],
+        placements.rank,
+    )
+
+
+def _draw_table(
+    evaluator: PlanEvaluator, plan: ShardingPlan, place: int, batches: int, seed: int
+) -> _TableDraws:
+    table, samples = plan.tables[place], evaluator.spec.batch
+    generator = np.random.default_rng([seed, place])
+    normal = generator.standard_normal((2, batches))
+    mean = table.pooling_factor
+    deviation = table.pooling_deviation or POISSON * mean**0.5
+    relative = deviation / mean / samples**0.5 if mean > 0 else 0.0
+    popularity, draws = table.popularity, max(samples * mean, 1.0)
+    return _TableDraws(
+        lookups=np.maximum(1 + relative * normal[0], 0.0),
+        distinct=popularity.distinct_deviation(draws) * normal[1],
+    )
+
+
+def _growth(evaluator: PlanEvaluator, pieces: Int32s) -> Floats:
+    """The exponent with which each term of a piece grows with its lookups, pieces x terms.
+
+    Found from two per cent more lookups.
+    """
+    tables = [evaluator.catalog.table(piece) for piece in pieces.tolist()]
+    setting = TermsSetting(
+        evaluator.spec.batch,
+        evaluator.spec.embedding.optimizer,
+        evaluator.cluster.device.l2_bytes,
+    )
+    here = tables_terms(tables, setting)
+    more = tables_terms(tables, replace(setting, lookup_ratio=_STEP))
+    growth = np.log(np.maximum(more, 1) / np.maximum(here, 1)) / np.log(_STEP)
+    growth[:, Term.TAIL_ROWS] = 0.0
+    powers: Floats = np.clip(growth, 0.0, 1.0)
+    return powers
+
+
+def _factors(growth: Floats, drawn: _TableDraws) -> Floats:
+    """How the terms of a piece change with its lookups and distinct rows, batches x terms."""
+    factors: Floats = np.maximum(drawn.lookups, 1e-9)[:, None] ** growth[None, :]
+    factors[:, _DISTINCT] *= np.maximum(1 + drawn.distinct, 0.0)[:, None]
+    return factors

@@ -19,9 +19,8 @@ from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.costs.pricing import price_job
 from perfmodel.engine.condensed import CondensedJob, Int8s, VariantTimes, evaluate_variants
-from perfmodel.engine.replay import replay
-from perfmodel.engine.steady import find_period
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.engine.replay import find_period, replay
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.frame import EMPTY, HOLDER, build_frame
 from perfmodel.planning.layout import LayoutBook, PlanLayout
 from perfmodel.planning.placements import (

@@ -14,10 +14,8 @@ from perfmodel.base.units import BYTES_PER_GIB
 from perfmodel.costs.models import COMMUNICATION_FAMILY, FAMILIES
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.condensed import evaluate_variants, start_and_end
-from perfmodel.engine.replay import replay
-from perfmodel.engine.steady import find_period
-from perfmodel.execution.executor import Executor
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.engine.replay import find_period, replay
+from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.graph.durations import DurationTable
 from perfmodel.planning.batches import BatchSpread, sample_batches
 from perfmodel.planning.evaluator import (

@@ -1,31 +1,132 @@
-"""Starts: first layouts of a search, from costs that add up.
+"""Starts: the first layouts of a plan search, from costs that add up.
 
-Of whole tables, of tables cut until none exceeds a rank's share, of what is
-left when small tables stand on every rank, and what the balanced sharder thinks
-of. Plans with steps inside hosts are judged, but not walked from.
+They are: whole tables, tables cut until none exceeds a rank's share, small tables copied to every
+rank, and the plans that the balanced sharder considers. Plans that sum inside hosts are judged,
+but the search does not continue from them.
+
+Pieces are assigned to ranks by a MILP or greedily. Ranks synchronise after the lookup, in both
+exchanges and at the end, so the objective is the largest lookup, the largest width and the
+largest update, each over all ranks. The search judges the result by the replayed time.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embeddings.balanced import iter_balanced_plans
 from embeddings.plan import ShardingPlan
-from perfmodel.planning.assignment import Pieces, assign
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout, split_table
+from perfmodel.planning.plan_costs import AloneCosts, Floats
+
+Int64s = NDArray[np.int64]
 
 SPLIT_SHARES = (np.inf, 1.0, 0.5)
 """Shares of a rank above which tables are cut."""
 COPIED_SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Shares of the tables that seem worth it that stand on every rank."""
+"""Shares of the tables worth copying that are copied to every rank."""
 BALANCED_PLANS = 48
-"""Plans of the balanced sharder that are looked at, some of them with steps inside hosts."""
+"""Plans of the balanced sharder to look at; some of them sum inside hosts."""
 MIN_WIDTH = 32
+MILP_PLACES = 3_000
+"""Pieces x ranks up to which the MILP solver is used."""
+MILP_GAP = 0.002
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """The pieces to place: costs, exchanged width and memory of each.
+
+    *width_ns* is the cost per unit of width, so that all costs add up.
+    """
+
+    costs: AloneCosts
+    widths: Floats
+    memory_bytes: Floats
+    width_ns: float
+    room_bytes: float
+
+    @property
+    def parts_ns(self) -> Floats:
+        """Lookup, update and exchange of every piece, parts x pieces; tails aside."""
+        return np.stack([self.costs.lookup_ns, self.costs.update_ns, self.width_ns * self.widths])
+
+
+def assign(pieces: Pieces, *, rank_count: int, seconds: float) -> Int64s | None:
+    """A rank for every piece, or None where not all of them fit.
+
+    The MILP solver gets *seconds*; its best solution by then is used.
+    """
+    if seconds > 0 and len(pieces.widths) * rank_count <= MILP_PLACES:
+        found = _assign_exactly(pieces, rank_count, seconds)
+        if found is not None:
+            return found
+    return assign_greedily(pieces, rank_count=rank_count)
+
+
+def assign_greedily(pieces: Pieces, *, rank_count: int) -> Int64s | None:
+    """Most expensive piece first, to the least loaded rank with room."""
+    total = pieces.parts_ns.sum(axis=0) + pieces.costs.tail_ns
+    load, used = np.zeros(rank_count), np.zeros(rank_count)
+    ranks = np.zeros(len(total), dtype=np.int64)
+    for piece in np.argsort(-total, kind="stable"):
+        cost = np.where(used + pieces.memory_bytes[piece] <= pieces.room_bytes, load, np.inf)
+        rank = int(cost.argmin())
+        if not np.isfinite(cost[rank]):
+            return None
+        load[rank] += total[piece]
+        used[rank] += pieces.memory_bytes[piece]
+        ranks[piece] = rank
+    return ranks
+
+
+def _assign_exactly(pieces: Pieces, rank_count: int, seconds: float) -> Int64s | None:
+    """Least (largest lookup + update + exchange) over ranks, as a mixed-integer program.
+
+    Columns: a place for every piece x rank, the largest of each part, and the
+    longest tail of every rank, which is part of its lookup.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array, eye_array, hstack, kron
+
+    parts = pieces.parts_ns
+    scale = float(parts.sum()) or 1.0
+    count, places = parts.shape[1], parts.shape[1] * rank_count
+    further = len(parts) + rank_count
+    each_rank = np.eye(rank_count)
+
+    once = hstack([kron(eye_array(count), np.ones((1, rank_count))), csr_array((count, further))])
+    tails = np.diag(pieces.costs.tail_ns / scale)[pieces.costs.tail_ns > 0]
+    weights = np.concatenate([parts / scale, tails])
+    # Sums of the parts stay below their largest; a lookup has the longest tail in it.
+    extra = np.zeros((len(weights), rank_count, further))
+    for number in range(len(parts)):
+        extra[number, :, number] = -1.0
+    extra[0, :, len(parts) :] = each_rank
+    extra[len(parts) :, :, len(parts) :] = -each_rank
+    below = hstack([kron(weights, each_rank), csr_array(extra.reshape(-1, further))])
+    memory = kron(pieces.memory_bytes[None, :] / pieces.room_bytes, each_rank)
+    answer = milp(
+        np.concatenate([np.zeros(places), np.ones(len(parts)), np.zeros(rank_count)]),
+        integrality=np.concatenate([np.ones(places), np.zeros(further)]),
+        bounds=Bounds(0, np.concatenate([np.ones(places), np.full(further, np.inf)])),
+        constraints=[
+            LinearConstraint(once, 1, 1),
+            LinearConstraint(below, -np.inf, 0),
+            LinearConstraint(hstack([memory, csr_array((rank_count, further))]), -np.inf, 1),
+        ],
+        options={"time_limit": seconds, "mip_rel_gap": MILP_GAP},
+    )
+    if answer.x is None:
+        return None
+    chosen_rank: Int64s = answer.x[:places].reshape(count, rank_count).argmax(axis=1)
+    return chosen_rank
 
 
 class SearchStarts:
@@ -42,7 +143,7 @@ class SearchStarts:
         self._stepped: list[ShardingPlan] = []
 
     def build(self, seconds: float) -> list[PlanLayout]:
-        """All of them; each of the first three may take *seconds*, as may the balanced ones."""
+        """All first layouts; the first three may take *seconds* each, the balanced ones as well."""
         found = [self._start(self._cuts(share), seconds) for share in SPLIT_SHARES]
         worth = self.worth_copying()
         for share in COPIED_SHARES:
@@ -67,7 +168,7 @@ class SearchStarts:
         yield from (plan for plan in self._balanced if plan.summed_in_host)
 
     def worth_copying(self) -> list[int]:
-        """Tables that seem to cost less on every rank than spread evenly, most gain first."""
+        """Tables that cost less copied to every rank than spread evenly, largest gain first."""
         pricer = self._evaluator.pricer
         widths = np.array([table.width for table in self._tables])
         spread = (self._alone.total_ns + pricer.width_ns * widths) / self._book.task.rank_count

@@ -15,16 +15,12 @@ from typing import TYPE_CHECKING
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.shown import Shown
-from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.breakdown import Window
-from perfmodel.engine.history import History, Occurrence
-from perfmodel.engine.layout import Int64s
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.graph.job import RankMemory
 from perfmodel.prediction.scenario import JobScenario, Mode, Scenario
 from perfmodel.prediction.yardsticks import IterationWork, Yardsticks
 
 if TYPE_CHECKING:
+    from perfmodel.prediction.explain import Evidence
     from perfmodel.recordings.recorded_job import SelfReplay
 
 
@@ -172,49 +168,6 @@ class Run:
 
     executor: str
     phase_s: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
-    """The replay behind an explanation: one *iteration* of a folded job, and its *window* of time.
-
-    Equal ranks are folded: rank r of the job here represents the ranks `class_ranks[r]`.
-    """
-
-    history: History
-    iteration: int
-    window: Window
-    class_ranks: tuple[tuple[int, ...], ...]
-    priced: PricedJob | None = None
-
-    def provenance_of(self, rank: int, task: int) -> Provenance | None:
-        """How the duration of *task* of *rank* is known, where prices were kept."""
-        if self.priced is None:
-            return None
-        row = self.priced.durations.row_of(self.priced.job, rank, task)
-        return Provenance(int(self.priced.provenance[row]))
-
-    @property
-    def job(self) -> JobGraph:
-        """The folded job."""
-        return self.history.job
-
-    def starts_ns(self, rank: int) -> Int64s:
-        """When the tasks of *rank* started."""
-        return self.history.start_ns(self.iteration, rank)
-
-    def ends_ns(self, rank: int) -> Int64s:
-        """When the tasks of *rank* ended."""
-        return self.history.end_ns(self.iteration, rank)
-
-    def waits_ns(self, rank: int) -> Int64s:
-        """How long the tasks of *rank* waited for other ranks."""
-        waits: Int64s = self.starts_ns(rank) - self.history.ready_ns(self.iteration, rank)
-        return waits
-
-    def last_member(self, rank: int, task: int) -> Occurrence:
-        """The member that the rendezvous of *task* waited for."""
-        return self.history.last_member(Occurrence(self.iteration, rank, task))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

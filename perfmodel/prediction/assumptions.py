@@ -10,7 +10,7 @@ from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import format_duration
 from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.steady import MOST_ITERATIONS
+from perfmodel.engine.replay import MOST_ITERATIONS
 from perfmodel.prediction.answer import InterferenceLoss
 from perfmodel.prediction.explain import merge_numbers
 from perfmodel.prediction.interference import MOST_ROUNDS, SettledCosts

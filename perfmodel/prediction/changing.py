@@ -1,8 +1,8 @@
-"""What-ifs: a job before and after changes, over a sweep, and on another machine.
+"""What-ifs: a job before and after changes, and over a sweep.
 
 Changes are applied one after the other. The points of a sweep are independent, each on top of all
-changes. `predict --job` moves a whole recording to another machine, which is a change too. Where
-a change leaves open how fast the job is, the question keeps both ends of what it may be.
+changes. Where a change leaves open how fast the job is, the question keeps both ends of what it
+may be.
 """
 
 from __future__ import annotations
@@ -12,36 +12,29 @@ from dataclasses import dataclass, replace
 
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.shown import Shown
-from perfmodel.execution.executor import Executor
-from perfmodel.execution.serial import SerialExecutor
-from perfmodel.graph.job import JobGraph, with_own_origins
+from perfmodel.execution.executor import Executor, SerialExecutor
+from perfmodel.graph.job import with_own_origins
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict, price
 from perfmodel.prediction.question import Question
-from perfmodel.prediction.scenario import JobScenario
+from perfmodel.prediction.saved_jobs import check_trust
 from perfmodel.recordings.recorded_job import SelfReplay
 from perfmodel.whatif.parsing import Sweep
-from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, pin_prices
+from perfmodel.whatif.pinning import pin_prices
 from perfmodel.whatif.scaling_out import ChangeMachine, Doubt
 from perfmodel.whatif.touching import Touched
 from perfmodel.whatif.transformation import Applied, Transformation, apply_one
-from topologies import find_machine
 
-
-@dataclass(frozen=True, slots=True)
-class NamedChange:
-    """A what-if as it was typed, and what it stands for."""
-
-    text: str
-    transformation: Transformation
+Change = tuple[str, Transformation]
+"""A what-if as it was typed, and what it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeStep:
-    """The answer once a change, and all before it, were applied.
+    """The prediction after a change and all before it.
 
-    What it *touched* took that *share* of the time of all ranks before it.
+    The tasks that it *touched* took a *share* of the time of all ranks.
     """
 
     text: str
@@ -53,7 +46,7 @@ class ChangeStep:
 
 @dataclass(frozen=True, slots=True)
 class SweepAnswer:
-    """The outcome for every value of one parameter; *text* is how it was typed."""
+    """The prediction for every value of one parameter; *text* is how it was typed."""
 
     text: str
     name: str
@@ -64,9 +57,9 @@ class SweepAnswer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WhatIf(Shown):
-    """The outcome before, after each change, and over a sweep.
+    """The prediction before changes, after each, and over a sweep.
 
-    *score* is how well the job replays itself, if it was recorded.
+    *score* says how well a recording replays itself.
     """
 
     job: str
@@ -78,12 +71,12 @@ class WhatIf(Shown):
 
     @property
     def after(self) -> Prediction:
-        """The outcome with all changes."""
+        """The prediction with all changes."""
         return self.steps[-1].outcome if self.steps else self.before
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What was taken for granted by the changes, in their order."""
+        """What the changes assume, in their order."""
         swept = self.sweep.steps if self.sweep is not None else ()
         sentences = [line for step in (*self.steps, *swept) for line in step.assumptions]
         return tuple(dict.fromkeys(sentences))
@@ -91,7 +84,7 @@ class WhatIf(Shown):
 
 def answer_changes(
     question: Question,
-    changes: Sequence[NamedChange],
+    changes: Sequence[Change],
     *,
     sweep: Sweep | None = None,
     executor: Executor | None = None,
@@ -100,28 +93,29 @@ def answer_changes(
 ) -> WhatIf:
     """The job of *question* before and after *changes*, and at each point of *sweep* after them.
 
-    Its tasks state their durations, see `prepare_changes`. With
-    *force* changes that can work out little of the time anew are answered, too.
+    Its tasks state their durations, see `prepare_changes`. With *force* changes that can rework
+    only a small part of the time are predicted too.
     """
     place = SerialExecutor() if executor is None else executor
     # The job itself, every change and the sweep count as one piece of work each.
     pieces = 1 + len(changes) + (sweep is not None)
     on_phase("replaying the job", 0.0)
     before = predict(question, executor=place)
-    asked = _Asking(question, before, force=force)
-    steps = []
+    changed, outcome, steps = question, before, []
     for number, change in enumerate(changes, start=1):
-        on_phase(f"after {change.text}", number / pieces)
-        asked, step = _answer_step(asked, change, place, may_touch_nothing=False)
+        on_phase(f"after {change[0]}", number / pieces)
+        changed, step = _apply_step((changed, outcome, force), change, place)
+        outcome = step.outcome
         steps.append(step)
     swept = None
     if sweep is not None:
         points = [
-            NamedChange(f"{sweep.name}:{sweep.key}={value}", transformation)
+            (f"{sweep.name}:{sweep.key}={value}", transformation)
             for value, transformation in sweep.points
         ]
+        shared = (changed, outcome, force)
         found = tuple(
-            map_in_steps(place, _answer_point, asked, points, on_phase=on_phase, phase="point")
+            map_in_steps(place, _sweep_point, shared, points, on_phase=on_phase, phase="point")
         )
         if not any(step.touched.tasks for step in found):
             raise ScenarioError(f"sweep of {sweep.name}: touches no task at any value.")
@@ -131,45 +125,30 @@ def answer_changes(
     return WhatIf(name, question.score, before, tuple(steps), swept, before.assumptions)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Asking:
-    """A question on its way through changes, and its answer so far."""
-
-    question: Question
-    outcome: Prediction
-    force: bool
+Asked = tuple[Question, Prediction, bool]
+"""A question, its prediction, and whether doubtful changes of it are predicted too."""
 
 
-def _answer_point(asked: _Asking, change: NamedChange) -> ChangeStep:
-    return _answer_step(asked, change, SerialExecutor(), may_touch_nothing=True)[1]
+def _sweep_point(asked: Asked, change: Change) -> ChangeStep:
+    return _apply_step(asked, change, SerialExecutor(), may_touch_nothing=True)[1]
 
 
-def _answer_step(
-    asked: _Asking, change: NamedChange, place: Executor, *, may_touch_nothing: bool
-) -> tuple[_Asking, ChangeStep]:
+def _apply_step(
+    asked: Asked, change: Change, place: Executor, *, may_touch_nothing: bool = False
+) -> tuple[Question, ChangeStep]:
+    (question, before, force), (text, transformation) = asked, change
     changed, applied = apply_change(
-        asked.question,
-        change.transformation,
-        name=change.text,
-        force=asked.force,
-        may_touch_nothing=may_touch_nothing,
+        question, transformation, name=text, force=force, may_touch_nothing=may_touch_nothing
     )
-    outcome = predict(changed, executor=place)
+    ranks_ns = before.span_ns * question.job.rank_count
     step = ChangeStep(
-        text=change.text,
-        outcome=outcome,
-        assumptions=(*change.transformation.assumptions, *applied.sentences),
+        text=text,
+        outcome=predict(changed, executor=place),
+        assumptions=(*transformation.assumptions, *applied.sentences),
         touched=applied.touched,
-        share=_share(applied.touched, asked),
+        share=applied.touched.before.duration_ns / max(ranks_ns, 1),
     )
-    return _Asking(changed, outcome, force=asked.force), step
-
-
-def _share(touched: Touched, asked: _Asking) -> float:
-    """What the touched tasks took of the time that all ranks had."""
-    before = asked.outcome
-    ranks_ns = before.span_ns * asked.question.job.rank_count
-    return touched.before.duration_ns / max(ranks_ns, 1)
+    return changed, step
 
 
 def prepare_changes(question: Question, *, force: bool = False) -> Question:
@@ -183,61 +162,6 @@ def prepare_changes(question: Question, *, force: bool = False) -> Question:
         return replace(question, job=named)
     pinned = pin_prices(price(question, question.job))
     return replace(question, job=pinned.job, known=pinned)
-
-
-def check_trust(question: Question, *, force: bool) -> None:
-    """Refuse a recording that does not replay itself, unless *force* is set."""
-    score = question.score
-    if score is not None and not score.is_trusted and not force:
-        raise ScenarioError(
-            f"{question.job.facts.name}: {score.distrust}. Record it again, or ask with --force "
-            "and do not trust the answer."
-        )
-
-
-def recorded_machine(job: JobGraph) -> str | None:
-    """The machine of the catalog that *job* was recorded on, as far as its GPUs tell."""
-    if not job.facts.device:
-        return None
-    machine = find_machine(job.facts.device, job.facts.gpus_per_host)
-    return None if machine is None else machine.name
-
-
-def about_machine(job: JobGraph) -> str:
-    """How the machine of a recording was found."""
-    return (
-        f"The recording names {job.facts.gpus_per_host} x {job.facts.device}: taken for "
-        f"{recorded_machine(job)} of the catalog."
-    )
-
-
-def move_question(question: Question, scenario: JobScenario) -> Question:
-    """*question* about the machine that *scenario* names, instead of the recorded one."""
-    check_trust(question, force=scenario.force)
-    was, assumptions = scenario.was, question.assumptions
-    if was is None:
-        was = recorded_machine(question.job)
-        if was is None:
-            raise ScenarioError(
-                f"{scenario.job}: does not say which machine its durations are from "
-                f"({question.job.facts.device or 'no GPU is named'}), so that nobody knows what "
-                f"{scenario.topology} changes. Name it with --was, for example --was dgx_a100."
-            )
-        assumptions = (*assumptions, about_machine(question.job))
-    assert scenario.topology is not None
-    stack = scenario.stack or DEFAULT_STACK
-    wish = ChangeMachine(topology=scenario.topology, was=was, hosts=scenario.hosts, stack=stack)
-    target = PricingMachine(scenario.topology, scenario.hosts, stack)
-    hosts = target.cluster(question.job.rank_count).host_count
-    if question.recording is None:
-        question = replace(question, job=with_own_origins(question.job))
-    text = f"machine:topology={scenario.topology},was={was}"
-    moved, applied = apply_change(question, wish, name=text, force=scenario.force)
-    return replace(
-        moved,
-        assumptions=(*assumptions, *applied.sentences),
-        scenario=replace(scenario, hosts=hosts, stack=stack, was=was),
-    )
 
 
 def apply_change(

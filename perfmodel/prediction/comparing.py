@@ -16,8 +16,7 @@ from perfmodel.base.errors import PerfModelError, ScenarioError
 from perfmodel.base.shown import Shown
 from perfmodel.base.units import NS_PER_HOUR, format_duration
 from perfmodel.base.value_lists import EXAMPLES, expand_values
-from perfmodel.execution.executor import Executor
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict
@@ -29,6 +28,8 @@ STEEP = 0.85
 """By how much the time follows what is swept: below and above these it does not, or fully does."""
 
 AnyScenario = Scenario | JobScenario
+NamedScenario = tuple[str, AnyScenario]
+"""A scenario after its name in a comparison."""
 Build = Callable[[AnyScenario], Question]
 _WHOLE = ("hosts", "ranks_per_host", "seed", "samples")
 _TEXTS = ("topology", "workload", "stack", "tables", "indices", "plan")
@@ -40,14 +41,6 @@ class SweepAxis:
 
     key: str
     values: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NamedScenario:
-    """A scenario and its name in a comparison."""
-
-    name: str
-    scenario: AnyScenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +127,7 @@ def sweep_scenario(base: AnyScenario, axes: Sequence[SweepAxis]) -> list[NamedSc
         for axis, value in zip(axes, values, strict=True):
             scenario = _with_value(scenario, axis.key, value)
         words = zip(axes, values, strict=True)
-        points.append(NamedScenario(", ".join(f"{a.key}={v}" for a, v in words), scenario))
+        points.append((", ".join(f"{a.key}={v}" for a, v in words), scenario))
     return points
 
 
@@ -177,16 +170,16 @@ def compare_scenarios(
 
 
 def answer_one(build: Build, named: NamedScenario) -> Compared:
-    """The answer of one scenario; a function of the module, so that it can run on any worker."""
+    """The prediction of one scenario; a function of the module, so it can run on any worker."""
+    name, scenario = named
     try:
-        question = build(named.scenario)
+        question = build(scenario)
         prediction = predict(question, executor=SerialExecutor())
     except PerfModelError as fault:
-        return Compared(named.name, named.scenario, None, str(fault))
-    asked: AnyScenario = named.scenario
-    if isinstance(asked, Scenario) and isinstance(question.scenario, Scenario):
-        asked = replace(asked, overrides=question.scenario.overrides)
-    return Compared(named.name, asked, prediction, assumed=question.chosen)
+        return Compared(name, scenario, None, str(fault))
+    if isinstance(scenario, Scenario) and isinstance(question.scenario, Scenario):
+        scenario = replace(scenario, overrides=question.scenario.overrides)
+    return Compared(name, scenario, prediction, assumed=question.chosen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.breakdown import break_down
-from perfmodel.engine.critical_path import PathStep, critical_path
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.engine.history import History, Occurrence
+from perfmodel.engine.layout import Int64s
+from perfmodel.engine.reasons import PathStep, Window, break_down, critical_path
+from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.graph.ops import (
     Attention,
     Communication,
@@ -33,7 +33,6 @@ from perfmodel.graph.ops import (
 )
 from perfmodel.prediction.answer import (
     CriticalPath,
-    Evidence,
     Explanation,
     PathShare,
     RankClass,
@@ -85,6 +84,49 @@ BLOCKING = "blocking calls, after what they waited for"
 """Host calls that wait: what they waited for is on the path in their stead."""
 LAG = "launch latency and gaps"
 """What the path spends between tasks."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """The replay behind an explanation: one *iteration* of a folded job, and its *window* of time.
+
+    Equal ranks are folded: rank r of the job here represents the ranks `class_ranks[r]`.
+    """
+
+    history: History
+    iteration: int
+    window: Window
+    class_ranks: tuple[tuple[int, ...], ...]
+    priced: PricedJob | None = None
+
+    def provenance_of(self, rank: int, task: int) -> Provenance | None:
+        """How the duration of *task* of *rank* is known, where prices were kept."""
+        if self.priced is None:
+            return None
+        row = self.priced.durations.row_of(self.priced.job, rank, task)
+        return Provenance(int(self.priced.provenance[row]))
+
+    @property
+    def job(self) -> JobGraph:
+        """The folded job."""
+        return self.history.job
+
+    def starts_ns(self, rank: int) -> Int64s:
+        """When the tasks of *rank* started."""
+        return self.history.start_ns(self.iteration, rank)
+
+    def ends_ns(self, rank: int) -> Int64s:
+        """When the tasks of *rank* ended."""
+        return self.history.end_ns(self.iteration, rank)
+
+    def waits_ns(self, rank: int) -> Int64s:
+        """How long the tasks of *rank* waited for other ranks."""
+        waits: Int64s = self.starts_ns(rank) - self.history.ready_ns(self.iteration, rank)
+        return waits
+
+    def last_member(self, rank: int, task: int) -> Occurrence:
+        """The member that the rendezvous of *task* waited for."""
+        return self.history.last_member(Occurrence(self.iteration, rank, task))
 
 
 def explain(

@@ -1,11 +1,11 @@
-"""Interference: what depends on what runs at the same time, fed back into durations.
+"""Interference: equal ranks folded, and contention of what overlaps fed back into durations.
 
-A replay shows which collectives of a rank overlap, and which kernels run beside
-them. Collectives share links, kernels lose multiprocessors and bandwidth; the
-job is replayed with the longer durations until nothing moves any more.
+A replay shows which collectives of a rank overlap each other and its kernels. Collectives share
+links, kernels lose multiprocessors and bandwidth. The job is replayed with the longer durations
+until nothing moves any more. A recording has its own rule: kernels hold back others.
 
-Leaves out: transfers between two ranks, which hold few multiprocessors and were
-never recorded beside kernels, and what kernels cost collectives.
+Leaves out: transfers between two ranks, which hold few multiprocessors and were never recorded
+with kernels at the same time, and what kernels cost collectives.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ import numpy as np
 from perfmodel.costs.priced_job import PricedJob
 from perfmodel.engine.folding import Folded, fold
 from perfmodel.engine.layout import Int64s
-from perfmodel.engine.replay import Replay, Timeline
-from perfmodel.engine.steady import Replayer
+from perfmodel.engine.replay import Replay, Replayer, Timeline
 from perfmodel.graph.durations import OpDurations
-from perfmodel.prediction.kernel_slowdown import (
+from perfmodel.prediction.overlaps import (
     CommIntervals,
+    FlatCosts,
     Floats,
-    KernelLanes,
-    find_company,
-    find_losses,
+    flatten_costs,
+    slow_kernels,
 )
-from perfmodel.prediction.overlap_board import FlatCosts, build_board
 
 if TYPE_CHECKING:
     from perfmodel.recordings.recording_info import RecordingInfo
@@ -97,43 +95,17 @@ def _kept_rows(priced: PricedJob, ranks: list[int]) -> tuple[Int64s, Int64s]:
     return np.concatenate(kept), offsets
 
 
-def overlap_losses(starts_ns: Int64s, ends_ns: Int64s, link_use: Floats) -> Floats:
-    """The share of each interval lost to the others, its worst link deciding.
-
-    Where intervals ask a link for d > 1 times what it can carry, each that
-    uses it all the time advances at 1/d.
-    """
-    if not len(starts_ns):
-        return np.zeros(0)
-    moments = np.unique(np.concatenate([starts_ns, ends_ns]))
-    first, last = np.searchsorted(moments, starts_ns), np.searchsorted(moments, ends_ns)
-    spans = np.diff(moments)
-    shares = np.zeros(len(starts_ns))
-    for link in range(link_use.shape[1]):
-        change = np.zeros(len(moments))
-        np.add.at(change, first, link_use[:, link])
-        np.subtract.at(change, last, link_use[:, link])
-        demand = np.cumsum(change)[:-1]
-        idle = spans * (1 - 1 / np.maximum(demand, 1.0))
-        reached = np.concatenate([[0.0], np.cumsum(idle)])
-        lost_ns = (reached[last] - reached[first]) * np.minimum(link_use[:, link], 1.0)
-        shares = np.maximum(shares, lost_ns / np.maximum(ends_ns - starts_ns, 1))
-    # Sums of shares may miss 1 by the last bit.
-    shares[shares < 1e-9] = 0.0
-    return shares
-
-
+MOST_LOSS_RATIO = 0.9
 MOST_ROUNDS = 8
 STANDSTILL_RATIO = 1e-4
 """A round that moves the iteration by less than this is the last."""
-MOST_LOSS_RATIO = 0.9
 ITERATIONS = 3
-"""Enough for an iteration that follows others, and for two that are kept side by side."""
+"""Enough for two iterations in a row that follow another one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SettledCosts:
-    """*folded* with durations that count interference.
+    """*folded* with durations that include contention.
 
     *moved_ratio* is how much the last of *rounds* still moved the iteration. *replay* is the last
     one, where the rule needs no further replay.
@@ -147,7 +119,7 @@ class SettledCosts:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the last round moved next to nothing."""
+        """Whether the last round moved almost nothing."""
         return self.moved_ratio < STANDSTILL_RATIO
 
 
@@ -167,134 +139,119 @@ def hold_back(recording: RecordingInfo, replay: Replayer, folded: FoldedCosts) -
     return SettledCosts(replace(folded, priced=settled), held.rounds, replay=held.replay)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Losses:
-    """What tasks lose to collectives of their own iteration and before, and of the next."""
-
-    own_ns: Floats
-    next_ns: Floats
-
-    @property
-    def total_ns(self) -> Floats:
-        return self.own_ns + self.next_ns
-
-    def half_way(self, other: _Losses) -> _Losses:
-        return _Losses((self.own_ns + other.own_ns) / 2, (self.next_ns + other.next_ns) / 2)
-
-
 def settle_interference(replay: Replayer, folded: FoldedCosts) -> SettledCosts:
-    """Replay *folded* until the slow-down of what overlaps stands still."""
-    if not (folded.priced.slowdowns.of or folded.priced.link_use.any()):
+    """Replay *folded* until what overlaps slows down by as much as before."""
+    priced = folded.priced
+    if not (priced.slowdowns.of or priced.link_use.any()):
         return SettledCosts(folded)
-    board = build_board(folded.priced)
-    sharing = _sharing_ranks(board)
-    if not len(board.calls.task) or not (len(board.lanes.first) or len(sharing)):
+    flat = flatten_costs(priced)
+    if not flat.can_lose:
         return SettledCosts(folded)
-    losses = _Losses(np.zeros(len(board.alone_ns)), np.zeros(len(board.alone_ns)))
+    lost_ns = np.zeros((2, len(flat.alone_ns)))
     previous_ns, moved = 0, np.inf
     for rounds in range(1, MOST_ROUNDS + 1):
-        durations = board.durations(losses.total_ns)
-        answer = replay(board.job, durations, ITERATIONS)
-        end_ns = int(answer.iteration_end_ns[-1, 0])
+        durations = flat.durations(lost_ns.sum(axis=0))
+        played = replay(flat.job, durations, ITERATIONS)
+        end_ns = int(played.iteration_end_ns[-1, 0])
         before, moved = moved, abs(end_ns - previous_ns) / max(end_ns, 1)
         if rounds > 1 and moved < STANDSTILL_RATIO:
             break
         previous_ns = end_ns
-        found = _find_losses(board, sharing, _Moments.of(answer, durations.values_ns[:, 0]), losses)
-        if rounds == 1 and not found.total_ns.any():
+        found_ns = _find_losses(flat, played, durations.values_ns[:, 0], lost_ns)
+        if rounds == 1 and not found_ns.any():
             return SettledCosts(folded, rounds)
-        # Half-way where moves do not get smaller, so that two that swap places come to rest.
-        losses = found if moved <= before / 2 else losses.half_way(found)
-    slowed = replace(folded, priced=board.price(losses.total_ns))
+        # Half-way where moves do not shrink, so that two that swap places come to rest.
+        lost_ns = found_ns if moved <= before / 2 else (lost_ns + found_ns) / 2
+    slowed = replace(folded, priced=flat.price(lost_ns.sum(axis=0)))
     return SettledCosts(slowed, rounds, moved, has_losses=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Moments:
-    """The last two iterations of a replay: when tasks ran and members were ready."""
+def _find_losses(flat: FlatCosts, played: Replay, duration_ns: Int64s, lost_ns: Floats) -> Floats:
+    """What tasks lose in the last two iterations of *played*, where *lost_ns* was assumed.
 
-    before: Timeline
-    last: Timeline
-    duration_ns: Int64s
-
-    @classmethod
-    def of(cls, answer: Replay, duration_ns: Int64s) -> _Moments:
-        before, last = answer.timelines[-2:]
-        return cls(before, last, duration_ns)
-
-    def spells(self, board: FlatCosts, timeline: Timeline) -> CommIntervals:
-        """The collectives of *timeline* that can have kernels beside them."""
-        calls = board.calls
-        chosen = calls.is_beside
-        task = calls.task[chosen]
-        end_ns = timeline.end_ns[task, 0]
-        return CommIntervals(
-            rank=calls.rank[chosen],
-            ready_ns=timeline.member_ready_ns[calls.member[chosen], 0],
-            start_ns=end_ns - self.duration_ns[task],
-            end_ns=end_ns,
+    The first row is lost to collectives of the same iteration and the one before, the second to
+    those of the next iteration that begin early.
+    """
+    before, last = played.timelines[-2:]
+    found_ns = np.zeros_like(lost_ns)
+    if len(flat.lanes[0]):
+        calls = _intervals(flat, last, duration_ns)
+        found_ns[0] = slow_kernels(
+            flat,
+            last,
+            duration_ns,
+            calls=_intervals(flat, before, duration_ns).joined(calls),
+            work_ns=flat.alone_ns + lost_ns[1],
         )
-
-    def walk(self, board: FlatCosts, timeline: Timeline, work_ns: Floats) -> KernelLanes:
-        end_ns = np.ascontiguousarray(timeline.end_ns[:, 0])
-        return KernelLanes(end_ns - self.duration_ns, end_ns, work_ns, board.family, board.speed)
-
-
-def _find_losses(board: FlatCosts, sharing: Int64s, moments: _Moments, losses: _Losses) -> _Losses:
-    own_ns, next_ns = np.zeros(len(board.alone_ns)), np.zeros(len(board.alone_ns))
-    ranks = board.job.rank_count
-    if len(board.lanes.first):
-        last = moments.spells(board, moments.last)
-        both = moments.spells(board, moments.before).joined(last)
-        walk = moments.walk(board, moments.last, board.alone_ns + losses.next_ns)
-        own_ns = find_losses(walk, board.lanes, find_company(both, ranks))
-        early = _early(board, moments, last)
+        has_tasks = np.diff(flat.first) > 0
+        ends_ns = np.zeros(len(has_tasks), dtype=np.int64)
+        ends_ns[has_tasks] = np.maximum.reduceat(before.end_ns[:, 0], flat.first[:-1][has_tasks])
+        early = calls.only(calls.ready_ns < ends_ns[calls.rank])
         if len(early.rank):
-            walk = moments.walk(board, moments.before, board.alone_ns + own_ns)
-            next_ns = find_losses(walk, board.lanes, find_company(early, ranks))
-    if len(sharing):
+            work_ns = flat.alone_ns + found_ns[0]
+            found_ns[1] = slow_kernels(flat, before, duration_ns, calls=early, work_ns=work_ns)
+    if len(flat.sharing):
         # A collective is on no lane that slows down, or holds its own time there.
-        lost = np.minimum(_link_losses(board, sharing, moments), MOST_LOSS_RATIO)
-        own_ns += board.alone_ns * lost / (1 - lost)
-    return _Losses(own_ns, next_ns)
+        ratio = np.minimum(_link_losses(flat, played, duration_ns), MOST_LOSS_RATIO)
+        found_ns[0] += flat.alone_ns * ratio / (1 - ratio)
+    return found_ns
 
 
-def _early(board: FlatCosts, moments: _Moments, spells: CommIntervals) -> CommIntervals:
-    """Those of *spells* that begin while tasks of the iteration before still run."""
-    has_tasks = np.diff(board.first) > 0
-    last_ns = np.zeros(len(has_tasks), dtype=np.int64)
-    last_ns[has_tasks] = np.maximum.reduceat(
-        moments.before.end_ns[:, 0], board.first[:-1][has_tasks]
+def _intervals(flat: FlatCosts, timeline: Timeline, duration_ns: Int64s) -> CommIntervals:
+    """The collectives of *timeline* that slow kernels."""
+    chosen = flat.calls.slows_kernels
+    task = flat.calls.task[chosen]
+    end_ns = timeline.end_ns[task, 0]
+    return CommIntervals(
+        rank=flat.calls.rank[chosen],
+        ready_ns=timeline.member_ready_ns[flat.calls.member[chosen], 0],
+        start_ns=end_ns - duration_ns[task],
+        end_ns=end_ns,
     )
-    return spells.only(spells.ready_ns < last_ns[spells.rank])
 
 
-def _sharing_ranks(board: FlatCosts) -> Int64s:
-    """Ranks that communicate on more than one lane, where it is known what links carry."""
-    if not board.priced.link_use.any():
-        return np.zeros(0, dtype=np.int64)
-    lanes = np.unique(np.column_stack([board.calls.rank, board.calls.lane]), axis=0)
-    ranks, counts = np.unique(lanes[:, 0], return_counts=True)
-    return ranks[counts > 1].astype(np.int64)
-
-
-def _link_losses(board: FlatCosts, sharing: Int64s, moments: _Moments) -> Floats:
+def _link_losses(flat: FlatCosts, played: Replay, duration_ns: Int64s) -> Floats:
     """The share of its duration that each task loses on links, the same for all members."""
-    calls = board.calls
-    duration_ns = moments.duration_ns[calls.task]
-    ends_ns = [timeline.end_ns[calls.task, 0] for timeline in (moments.before, moments.last)]
-    use = board.priced.link_use[board.row[calls.task]]
+    calls, sharing = flat.calls, flat.sharing
+    lengths_ns = duration_ns[calls.task]
+    ends_ns = [timeline.end_ns[calls.task, 0] for timeline in played.timelines[-2:]]
+    use = flat.priced.link_use[flat.row[calls.task]]
     share = np.zeros(len(calls.task))
-    edges = np.searchsorted(calls.rank, np.column_stack([sharing, sharing + 1]))
-    for first, stop in edges.tolist():
+    for first, stop in np.searchsorted(calls.rank, np.column_stack([sharing, sharing + 1])):
         own = slice(first, stop)
         ends = np.concatenate([end_ns[own] for end_ns in ends_ns])
-        starts = ends - np.tile(duration_ns[own], 2)
+        starts = ends - np.tile(lengths_ns[own], 2)
         both = overlap_losses(starts, ends, np.tile(use[own], (2, 1)))
         share[own] = both.reshape(2, -1).max(axis=0)
     met, place = np.unique(calls.rendezvous, return_inverse=True)
     worst = np.zeros(len(met))
     np.maximum.at(worst, place, share)
-    lost = np.zeros(len(board.alone_ns))
+    lost = np.zeros(len(flat.alone_ns))
     lost[calls.task] = worst[place]
     return lost
+
+
+def overlap_losses(starts_ns: Int64s, ends_ns: Int64s, link_use: Floats) -> Floats:
+    """The share of each interval lost to the others, its worst link deciding.
+
+    Where intervals ask a link for d > 1 times what it can carry, each that uses it all the time
+    advances at 1/d.
+    """
+    if not len(starts_ns):
+        return np.zeros(0)
+    moments = np.unique(np.concatenate([starts_ns, ends_ns]))
+    first, last = np.searchsorted(moments, starts_ns), np.searchsorted(moments, ends_ns)
+    spans = np.diff(moments)
+    shares = np.zeros(len(starts_ns))
+    for link in range(link_use.shape[1]):
+        change = np.zeros(len(moments))
+        np.add.at(change, first, link_use[:, link])
+        np.subtract.at(change, last, link_use[:, link])
+        demand = np.cumsum(change)[:-1]
+        idle = spans * (1 - 1 / np.maximum(demand, 1.0))
+        reached = np.concatenate([[0.0], np.cumsum(idle)])
+        lost_ns = (reached[last] - reached[first]) * np.minimum(link_use[:, link], 1.0)
+        shares = np.maximum(shares, lost_ns / np.maximum(ends_ns - starts_ns, 1))
+    # Sums of shares may miss 1 by the last bit.
+    shares[shares < 1e-9] = 0.0
+    return shares

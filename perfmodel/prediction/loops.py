@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine.breakdown import Window
 from perfmodel.engine.history import History
-from perfmodel.engine.replay import Replay
-from perfmodel.engine.steady import Replayer, find_period, mean_of_second_half_ns
+from perfmodel.engine.reasons import Window
+from perfmodel.engine.replay import Replay, Replayer, find_period, mean_of_second_half_ns
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
-from perfmodel.prediction.answer import Evidence, Interval
+from perfmodel.prediction.answer import Interval
+from perfmodel.prediction.explain import Evidence
 from perfmodel.prediction.interference import FoldedCosts, SettledCosts
 from perfmodel.prediction.scenario import Mode
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfmodel.costs.priced_job import PricedJob, stated_prices
 from perfmodel.costs.pricing import price_job
-from perfmodel.engine.steady import Replayer
+from perfmodel.engine.replay import Replayer
 from perfmodel.execution.executor import Executor
 from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.answer import Facts, InterferenceLoss, Interval, Prediction, Reasons, Run

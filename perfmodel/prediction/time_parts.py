@@ -13,9 +13,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine.breakdown import Breakdown, Window
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.layout import Int64s
+from perfmodel.engine.reasons import Breakdown, Window
 from perfmodel.prediction.answer import (
     CriticalPath,
     Explanation,

@@ -41,9 +41,9 @@ Line = dict[str, Any]
 Samples = dict[tuple[HostPart, str], list[int]]
 MISSING = {
     "host_overheads": "the traces hold no host operators. Record with CPU activities.",
-    "gemm": "no matrix product has its shapes. Record with record_shapes=True.",
+    "gemm": "no GEMM has recorded shapes. Record with record_shapes=True.",
     "collectives": (
-        "no collective of all recorded ranks says what it moved. Newer PyTorch releases write that."
+        "no collective of the recorded ranks states its size. Newer PyTorch releases record it."
     ),
 }
 """Why a table has no lines."""

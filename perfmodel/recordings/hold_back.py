@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine.replay import Replay, replay
-from perfmodel.engine.steady import Replayer
+from perfmodel.engine.replay import Replay, Replayer, replay
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import Anchor, Int64s, Program

@@ -29,8 +29,8 @@ from perfmodel.recordings.storage import assemble_chakra_job, is_own, save_recor
 from perfmodel.recordings.trace_stats import known_share
 from traces.chakra import load_chakra
 from traces.execution_trace import load_execution_trace
+from traces.file_stream import DEFAULT_LIMITS, Limits
 from traces.job_trace import OnFile, Recording, find_recordings, ignore_file, load_recording
-from traces.packed import DEFAULT_LIMITS, Limits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,8 +145,8 @@ Loaded = TypeVar("Loaded")
 
 
 def import_traces(
-    paths: Sequence[Path],
-    out: Path,
+    paths: Sequence[str | Path],
+    out: str | Path,
     wishes: ImportWishes = AsUsual,
     on_file: OnFile = ignore_file,
 ) -> tuple[Imported, ...]:
@@ -158,12 +158,12 @@ def import_traces(
     recordings = find_recordings(list(paths))
     made: list[Imported] = []
     for recording in recordings:
-        folder = out if len(recordings) == 1 else out / recording.name
+        folder = Path(out) if len(recordings) == 1 else Path(out, recording.name)
         made.append(_read(recording, folder, wishes, on_file))
     found = [f"  {one.folder.name}: {fault}" for one in made for fault in one.faults]
     if wishes.is_strict and found:
         heading = f"--strict: the traces must have no faults, they have {len(found)}."
-        advice = "Nothing was written. Record again, or import without --strict and mind them."
+        advice = "Nothing was written. Record again, or import without --strict and check them."
         raise TraceError("\n".join([heading, *found, advice]))
     for one in made:
         if isinstance(one, ImportedJob):
@@ -173,13 +173,13 @@ def import_traces(
     return tuple(made)
 
 
-def import_kineto(paths: Sequence[Path], out: Path) -> tuple[ImportedJob, ...]:
+def import_kineto(paths: Sequence[str | Path], out: str | Path) -> tuple[ImportedJob, ...]:
     """Import Kineto traces as `import_traces` does; a job that is there is replaced."""
     found = import_traces(paths, out, ImportWishes(is_overwriting=True))
     return tuple(one for one in found if isinstance(one, ImportedJob))
 
 
-def import_chakra(paths: Sequence[Path], out: Path) -> tuple[Imported, ...]:
+def import_chakra(paths: Sequence[str | Path], out: str | Path) -> tuple[Imported, ...]:
     """Import Chakra traces as `import_traces` does; a job that is there is replaced."""
     return import_traces(paths, out, ImportWishes(is_overwriting=True))
 

@@ -27,8 +27,7 @@ from perfmodel.recordings.operator_calls import call_of_operator, whole_number
 from perfmodel.recordings.operator_work import work_of_call
 from perfmodel.recordings.rank_program import COLLECTIVE, COUNTED_WORK, ESTIMATED_WORK
 from perfmodel.recordings.rank_view import is_communication
-from traces.chakra import ChakraOperation, ChakraTrace
-from traces.chakra_messages import ChakraKind
+from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace
 from traces.execution_trace import ExecutedOperator, ExecutionTrace
 
 _NS_PER_US = 1000
@@ -76,12 +75,12 @@ def _operations_of(trace: ExecutionTrace | ChakraTrace) -> tuple[LinkedOperation
         found = tuple(_from_chakra(one, states_place=states_place) for one in trace.operations)
     if not any(one.is_on_device for one in found):
         raise TraceError(
-            f"{trace.document}: holds no work of the device. Convert a trace that was linked with "
+            f"{trace.document}: holds no device work. Convert a trace that was linked with "
             "Kineto, or import the execution trace it was made from."
         )
     if not any(one.duration_ns or one.work or one.peer for one in found):
         raise TraceError(
-            f"{trace.document}: says neither durations nor shapes, so no job can be made of it."
+            f"{trace.document}: has neither durations nor shapes, so it cannot become a job."
         )
     return found
 
@@ -151,9 +150,7 @@ def _chakra_work(one: ChakraOperation) -> Work | None:
         schema = str(one.attributes.get("op_schema", ""))
         operator = schema.split("(", 1)[0].split(".", 1)[0] or one.name
         arguments = (one.inputs, one.outputs)
-        return _main_work(
-            ExecutedOperator(one.number, one.name, 0, 0, 0, 0, 0, *arguments), operator
-        )
+        return _main_work(ExecutedOperator(one.number, one.name, 0, 0, *arguments), operator)
     flops, moved_bytes = (
         whole_number(one.attributes.get(key)) for key in ("num_ops", "tensor_size")
     )
@@ -191,8 +188,8 @@ def build_linked_job(
     ]
     peers.add_ranks(job, programs)
     sentence = (
-        f"made of {source}, which say durations and no starts: operators run one behind the "
-        "other, kernels behind the operator that launched them"
+        f"built from {source}, which have durations but no starts: operators run one after the "
+        "other, kernels after the operator that launched them"
     )
     counts = [sum(one.is_on_device for one in of_rank) for of_rank in ranks]
     faults = [f"{trace.document}: {fault}" for trace in traces for fault in trace.faults]

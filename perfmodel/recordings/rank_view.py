@@ -227,7 +227,7 @@ class RankView:
         return result
 
     def _paths(self, rows: Int64s, found: Int64s) -> list[str]:
-        """For each of *found*, which are rows or NO_OPERATOR, its name behind those around it."""
+        """The names around each row of *found* and its own; empty for NO_OPERATOR."""
         columns, ends = self.trace.columns, self.trace.columns.end_ns
         stacks: dict[int, list[int]] = {}
         paths = {NO_OPERATOR: ""}

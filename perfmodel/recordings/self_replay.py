@@ -1,7 +1,7 @@
-"""Self-replay: a recorded job replayed with its own durations, beside the recording.
+"""Self-replay: a recorded job replayed with its own durations and compared with the recording.
 
-Reproducing a recording proves little by itself: what counts is that no start
-was copied. The score is shown with every later answer from the job.
+Reproducing a recording proves little if starts were copied; here none was. The score is shown
+with every later answer from the job.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.engine.critical_path import critical_path
 from perfmodel.engine.history import History
-from perfmodel.engine.steady import Replayer
+from perfmodel.engine.reasons import critical_path
+from perfmodel.engine.replay import Replayer
 from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.hold_back import (
     HeldReplay,
@@ -41,7 +41,7 @@ def with_score(job: RecordedJob) -> RecordedJob:
 
 
 def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:
-    """The replay *held* beside the recording of *job*."""
+    """Compare the replay *held* with the recording of *job*."""
     unexplained_ns, ranks = _unexplained_ns(job, held), _ranks(job, held)
     return SelfReplay(
         periods=_periods(job, held),
@@ -88,7 +88,7 @@ def _ranks(job: RecordedJob, held: HeldReplay) -> tuple[Compared, ...]:
 
 
 def _streams(job: RecordedJob) -> tuple[Compared, ...]:
-    """Busy time of each stream: recorded, and without the waiting inside collectives."""
+    """Busy time of each stream: recorded, and without waiting inside collectives."""
     rows, durations = job.graph.rank_rows(), job.durations()
     compared: list[Compared] = []
     for rank, of_rank in enumerate(job.report.ranks):
@@ -110,7 +110,7 @@ def _streams(job: RecordedJob) -> tuple[Compared, ...]:
 
 
 def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
-    """Median error of the moment when the last member of a rendezvous came."""
+    """Median error of the arrival of the last member of a rendezvous."""
     rows = job.graph.rank_rows()
     came: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for rank in range(job.graph.rank_count):
@@ -128,7 +128,7 @@ def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
 
 
 def _unexplained_ns(job: RecordedJob, held: HeldReplay) -> int:
-    """Total time by which device tasks were recorded to start after all they waited for."""
+    """Total delay of recorded starts of device tasks after everything they waited for."""
     rows, total = job.graph.rank_rows(), 0
     for rank in range(job.graph.rank_count):
         program = held.graph.program_of(rank)
@@ -141,7 +141,7 @@ def _unexplained_ns(job: RecordedJob, held: HeldReplay) -> int:
 
 
 def _host_path_ratio(job: RecordedJob, held: HeldReplay) -> float:
-    """Share of the critical path, from the first step end on, that lies on the host."""
+    """Share of the critical path, from the first step end on, that is on the host."""
     moments = step_moments_ns(job, held.end_ns)
     history = History(held.graph, held.durations, held.replay)
     steps = critical_path(history, from_ns=moments[0] if len(moments) > 1 else 0)

@@ -35,8 +35,7 @@ from perfmodel.recordings.recorded_job import (
     score_from_words,
 )
 from perfmodel.recordings.self_replay import with_score
-from traces.chakra import SCHEMA_VERSION, ChakraOperation, ChakraTrace, write_chakra
-from traces.chakra_messages import ChakraKind
+from traces.chakra import SCHEMA_VERSION, ChakraKind, ChakraOperation, ChakraTrace, write_chakra
 
 _FOLDER_VERSION = 1
 RECORDING_HEADER = "recording.json"
@@ -212,8 +211,8 @@ def _header_of(trace: ChakraTrace) -> dict[str, Any]:
     numbers = [stated.get(key) for key in ("rank", "ranks")]
     if not all(type(number) is int and 0 <= number < 2**20 for number in numbers):
         raise TraceError(
-            f"{trace.document}: must say its rank and how many ranks there are, as perfmodel "
-            "writes it; says neither. Files of perfmodel and of others cannot be mixed."
+            f"{trace.document}: must state its rank and the number of ranks, as perfmodel writes "
+            "them; states neither. Files of perfmodel and of other programs cannot be mixed."
         )
     return stated
 

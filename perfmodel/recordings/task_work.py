@@ -41,7 +41,7 @@ _ROUTES = {
 }
 _WEIGHT_WORDS = ("wgrad", "wrw", "bwdwrw", "weight")
 _MOST_BANDWIDTHS = 3.0
-"""Shapes that would need more than this many times the memory bandwidth are not what was moved."""
+"""Shapes that would need more than this many times the memory bandwidth are not the moved bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
-"""Trace diff: what takes longer in one recording than in another, for one step of one rank.
+"""Trace diff: what takes longer in one recording than in another, per step of one rank.
 
-Both are cut at the same step marks and their tasks aligned by what they stand
-for: the operator that launched them, the range they lie in, the kernel without
-its template arguments. Times are of the device unless said otherwise, and sums
-over a step: what runs at the same time counts twice.
+Both are cut at the same step marks and their tasks aligned by the operator that launched them, the
+range around it, and the kernel without its template arguments. Times are device times unless
+stated, and sums over a step: overlapping tasks count twice.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NUMBERS = re.compile(r"(?<=[_#.])\d+\b")
 
 
 class DiffKind(Enum):
-    """What differences are listed by; the value is the word used in reports."""
+    """How differences are grouped; the value is the word used in reports."""
 
     OPERATOR = "operator"
     KERNEL = "kernel"
@@ -44,7 +43,7 @@ class DiffKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How often something happens in a step, and how long it takes altogether."""
+    """How often something happens in a step, and its total time."""
 
     count: float = 0.0
     duration_ns: float = 0.0
@@ -52,7 +51,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class DiffLine:
-    """The same thing in both recordings."""
+    """One operator, kernel, module or wait in both recordings."""
 
     kind: DiffKind
     name: str
@@ -111,7 +110,7 @@ Amounts = dict[tuple[DiffKind, str], Amount]
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """What one recording does in a step, on average over ranks and steps."""
+    """The contents of a step of one recording, averaged over ranks and steps."""
 
     amounts: Amounts
     step_ns: float
@@ -178,7 +177,7 @@ def _steps_of_rank(view: RankView) -> _Steps:
 
 
 def _step_moments_ns(view: RankView) -> list[int]:
-    """Ends of steps on the device; the ends of the window where nothing repeats."""
+    """Ends of steps on the device; both ends of the window if nothing repeats."""
     device = view.device
     tasks = last_tasks_of_profiler_steps(view)
     if len(tasks) < 2:
@@ -198,11 +197,10 @@ def _device_parts(view: RankView) -> Iterable[Part]:
     trace, device = view.trace, view.device
     for task in range(len(device)):
         row, call = reader.operator_of(task), int(device.call[task])
-        kernel = short_kernel(trace.name_of(int(device.row[task])))
+        kernel = short_kernel(view.task_name(task))
         operator = kernel if row == NO_OPERATOR else trace.name_of(row)
-        start_ns = int(device.start_ns[task])
-        length_ns = int(device.end_ns[task]) - start_ns
-        # A module by itself, a range for all the steps that count in its name.
+        start_ns, length_ns = int(device.start_ns[task]), device.length_ns(task)
+        # Modules keep their names; running numbers in ranges count steps and are dropped.
         around = modules[call] or _NUMBERS.sub("*", spans[call]) if call >= 0 else ""
         span = around.split(INSIDE)[-1] or "(no range)"
         yield DiffKind.OPERATOR, operator, start_ns, length_ns
@@ -211,7 +209,7 @@ def _device_parts(view: RankView) -> Iterable[Part]:
 
 
 def _wait_parts(view: RankView) -> Iterable[Part]:
-    """Blocking calls of the host, and times in which no stream of the device works."""
+    """Blocking calls of the host, and times in which the device is idle."""
     for step in build_host_chain(view).steps:
         if step.kind in (StepKind.WAIT, StepKind.ALLOCATION):
             yield DiffKind.WAIT, f"host in {step.label}", step.start_ns, step.end_ns - step.start_ns
@@ -230,7 +228,7 @@ def short_kernel(name: str) -> str:
 
 
 def _same_ratio(first: Sequence[str], second: Sequence[str]) -> float:
-    """Share of the tasks of a step that both recordings have, in the same order."""
+    """Share of the tasks of a step that both recordings have in the same order."""
     if not first or not second:
         return 0.0
     from difflib import SequenceMatcher

@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from perfmodel.base.units import format_duration
-from perfmodel.prediction.answer import Evidence, Interval
+from perfmodel.prediction.answer import Interval
+from perfmodel.prediction.explain import Evidence
 
 ALL = 10**9
 """No limit on the rows that a terminal shows."""

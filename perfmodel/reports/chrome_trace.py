@@ -23,8 +23,8 @@ from perfmodel.base.units import NS_PER_US
 from perfmodel.base.writing import draft_of
 from perfmodel.graph.ops import Communication, Fixed
 from perfmodel.graph.program import Anchor, LaneKind, Program
-from perfmodel.prediction.answer import Evidence, Prediction
-from perfmodel.prediction.explain import find_path
+from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.explain import Evidence, find_path
 from perfmodel.reports.text import format_ranks
 
 # A launch points from a host task to the device task that depends on it; a wait

@@ -18,8 +18,7 @@ from markupsafe import Markup
 import perfmodel
 from perfmodel.engine.layout import Int64s
 from perfmodel.graph.program import LaneKind
-from perfmodel.prediction.answer import Evidence
-from perfmodel.prediction.explain import find_path
+from perfmodel.prediction.explain import Evidence, find_path
 from perfmodel.reports.blocks import Report, Timeline
 from perfmodel.reports.chrome_trace import choose_ranks
 from perfmodel.reports.text import format_ranks

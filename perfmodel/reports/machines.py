@@ -14,8 +14,8 @@ import numpy as np
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PerfModelError
 from perfmodel.base.units import format_bandwidth, format_duration, format_size
-from perfmodel.prediction.answer import Evidence, Prediction
-from perfmodel.prediction.explain import merge_numbers
+from perfmodel.prediction.answer import Prediction
+from perfmodel.prediction.explain import Evidence, merge_numbers
 from perfmodel.reports.blocks import (
     Block,
     Matrix,

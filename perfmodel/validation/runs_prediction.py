@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.base.errors import InputError
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question, build_question
 from perfmodel.validation.runs_question import read_setting

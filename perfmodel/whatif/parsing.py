@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
+from functools import cache
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from perfmodel.base.documents import FaultList
-from perfmodel.base.dtypes import DType, parse_dtype
+from pydantic import BaseModel, ConfigDict, create_model
+
+from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError, ScenarioError
-from perfmodel.base.units import (
-    format_duration,
-    format_size,
-    parse_bandwidth,
-    parse_duration_ns,
-    parse_size,
-)
+from perfmodel.base.fields import Bandwidth, Duration, NumberFormat, Parsed, ReadAs, Size
+from perfmodel.base.forms import Document, key_of
+from perfmodel.base.units import format_duration, format_size
 from perfmodel.base.value_lists import EXAMPLES, expand_values
 from perfmodel.whatif.activations import EncodeActivations, Offload, Recompute
 from perfmodel.whatif.buckets import ChangeBuckets
@@ -92,7 +89,6 @@ TRANSFORMATIONS: dict[str, type[Any]] = {
 """Every transformation by its name."""
 
 
-_UNITS = ("_ns", "_bytes_per_s", "_bytes")
 _MOST_NUMBERS = 10**6
 
 
@@ -206,31 +202,36 @@ def _split(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _build(text: str, name: str, given: dict[str, str], topology: str | None) -> Transformation:
-    parameters = {parameter.key: parameter for parameter in list_parameters(name)}
-    faults = FaultList(f"what-if {text!r}")
-    values: dict[str, Any] = {}
-    wrong_keys = False
-    for key, value in given.items():
-        if key not in parameters:
-            wrong_keys = True
-            faults.add(key, "no such parameter")
-            continue
-        try:
-            values[parameters[key].field] = _read(parameters[key], value)
-        except InputError as fault:
-            faults.add(key, str(fault))
+    parameters = list_parameters(name)
     machine = "was" if name == "machine" else "topology"
-    if machine in parameters and machine not in given and topology is not None:
-        values[machine] = topology
-    for parameter in parameters.values():
-        if parameter.is_required and parameter.key not in given and parameter.field not in values:
-            wrong_keys = True
-            faults.add(parameter.key, "must be given")
-    if wrong_keys:
-        faults.faults[-1] += f". {_usage(name)}"
-    faults.check(ScenarioError)
+    if topology is not None and machine in [one.key for one in parameters]:
+        given = {machine: topology, **given}
+    document = Document(f"what-if {text!r}", given, ScenarioError, advice=_usage(name))
+    stated = document.read(_form(name))
+    values = {
+        one.field: getattr(stated, one.key)
+        for one in parameters
+        if one.key in stated.model_fields_set
+    }
     built: Transformation = TRANSFORMATIONS[name](**values)
     return built
+
+
+@cache
+def _form(name: str) -> type[BaseModel]:
+    """What the transformation *name* takes, by key."""
+    keys: dict[str, Any] = {
+        one.key: (_type_of(one), ... if one.is_required else None) for one in list_parameters(name)
+    }
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    return create_model(name, __config__=config, **keys)
+
+
+def _type_of(parameter: Parameter) -> Any:
+    for unit, kind in _UNITS.items():
+        if parameter.field.endswith(unit):
+            return kind
+    return _TYPES.get(parameter.type, parameter.type)
 
 
 def _usage(name: str) -> str:
@@ -239,38 +240,13 @@ def _usage(name: str) -> str:
 
 
 def _parameter(field: Field[Any], hint: Any) -> Parameter:
-    key = field.name
-    for unit in _UNITS:
-        key = key.removesuffix(unit)
     kind = hint
     if get_origin(hint) in (Union, UnionType):
         [kind] = [one for one in get_args(hint) if one is not type(None)]
-    return Parameter(key, field.name, kind, field.default)
+    return Parameter(key_of(field.name), field.name, kind, field.default)
 
 
-def _read(parameter: Parameter, value: str) -> Any:
-    if parameter.field.endswith("_ns"):
-        return _read_duration(value)
-    if parameter.field.endswith("_bytes_per_s"):
-        return parse_bandwidth(value)
-    if parameter.field.endswith("_bytes"):
-        return parse_size(value)
-    if parameter.type in _READERS:
-        return _READERS[parameter.type](value)
-    words = [member.value for member in parameter.type]
-    if value not in words:
-        raise InputError(f"must be one of {', '.join(words)}, got {value!r}")
-    return parameter.type(value)
-
-
-def _read_duration(value: str) -> int:
-    duration_ns = parse_duration_ns(value)
-    if duration_ns < 0:
-        raise InputError(f"must not be negative, got {value!r}")
-    return round(duration_ns)
-
-
-def _read_float(value: str) -> float:
+def _parse_float(value: str) -> float:
     try:
         number = float(value)
     except ValueError:
@@ -280,28 +256,33 @@ def _read_float(value: str) -> float:
     return number
 
 
-def _read_int(value: str) -> int:
+def _parse_int(value: str) -> int:
     if not value.isascii() or not value.isdigit():
         raise InputError(f"must be a whole number of zero or more, got {value!r}")
     return int(value)
 
 
-def _read_whole_numbers(value: str) -> tuple[int, ...]:
+def _parse_numbers(value: str) -> Numbers:
     numbers: list[int] = []
     for piece in value.split("+"):
         first, _, last = piece.partition("-")
-        bounds = _read_int(first), _read_int(last or first)
+        bounds = _parse_int(first), _parse_int(last or first)
         if not 0 <= bounds[1] - bounds[0] <= _MOST_NUMBERS:
             raise InputError(f"must be like 2 or 0-3 or 0+5, got {value!r}")
         numbers += range(bounds[0], bounds[1] + 1)
-    return tuple(sorted(set(numbers)))
+    return Numbers(tuple(sorted(set(numbers))))
 
 
-_READERS: dict[type[Any], Callable[[str], Any]] = {
-    float: _read_float,
-    int: _read_int,
-    str: str,
-    Pattern: Pattern,
-    Numbers: lambda value: Numbers(_read_whole_numbers(value)),
-    DType: parse_dtype,
+_UNITS = {
+    "_ns": Annotated[int, ReadAs(Duration, round)],
+    "_bytes_per_s": Bandwidth,
+    "_bytes": Size,
+}
+"""Types of quantities, by the unit that ends the name of a field."""
+_TYPES = {
+    float: Annotated[float, Parsed(_parse_float, "0.5")],
+    int: Annotated[int, Parsed(_parse_int, "8")],
+    Pattern: Annotated[Pattern, Parsed(Pattern, "gemm*")],
+    Numbers: Annotated[Numbers, Parsed(_parse_numbers, "0-3")],
+    DType: NumberFormat,
 }

@@ -1,6 +1,6 @@
 """Workloads: a model's specification and its parallelism become a job graph."""
 
-from perfmodel.graph.memory import MemoryPart, RankMemory
+from perfmodel.graph.job import MemoryPart, RankMemory
 from perfmodel.workloads.catalog import (
     DEFAULT_WORKLOAD,
     Workload,

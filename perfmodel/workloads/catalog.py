@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from embeddings.table import EmbeddingTable
 from perfmodel.base.documents import FaultList, find_document, load_yaml, parse_value
 from perfmodel.base.errors import PlanError, WorkloadError
+from perfmodel.base.forms import Document, load_document
 from perfmodel.base.reading import quote
 from perfmodel.workloads.dlrm.spec import DlrmSpec, EmbeddingSection, Interaction
 from perfmodel.workloads.transformer.spec import TransformerSpec
@@ -46,15 +47,22 @@ def list_workloads() -> tuple[WorkloadTitle, ...]:
 
 def load_workload(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Workload:
     """The workload in a file or of that name, with *overrides* such as `parallel.tp=4`."""
-    path = find_workload(name_or_path)
-    content = load_yaml(path, error_type=WorkloadError)
-    return parse_workload(content, document=str(name_or_path), overrides=overrides)
+    loaded = load_document(find_workload(name_or_path), WorkloadError)
+    # A value that an override changed is on no line.
+    locate = str if overrides else loaded.locate
+    document = replace(loaded, name=str(name_or_path), locate=locate)
+    return _parse(document, overrides)
 
 
 def parse_workload(
     content: dict[str, Any], *, document: str, overrides: Sequence[str] = ()
 ) -> Workload:
     """The workload that *content* states; *document* names it in errors."""
+    return _parse(Document(document, content, WorkloadError), overrides)
+
+
+def _parse(file: Document, overrides: Sequence[str]) -> Workload:
+    content, document = file.content, file.name
     family = content.get("family")
     if not isinstance(family, str) or family not in _FAMILIES:
         if "vertices" in content or "memory_bandwidth" in content:
@@ -65,7 +73,7 @@ def parse_workload(
             "`perfmodel init workload` writes a file to start from."
         )
     spec_type = _FAMILIES[family]
-    faults = FaultList(document)
+    faults = file.faults()
     if any(override.partition("=")[0].strip() == "embedding.rows" for override in overrides):
         # The skew that a file states is that of its own tables.
         for key in ("zipf_exponents", "zipf_rows"):
@@ -73,13 +81,8 @@ def parse_workload(
     for override in overrides:
         _apply(override, content, spec_type, faults)
     faults.check(WorkloadError)
-    try:
-        return spec_type.model_validate(content)
-    except ValidationError as error:
-        for fault in error.errors():
-            _add_fault(faults, fault, spec_type)
-        faults.check(WorkloadError)
-        raise
+    workload: Workload = file.read(cast("type[Any]", spec_type))
+    return workload
 
 
 def find_workload(name_or_path: str | Path) -> Path:
@@ -173,19 +176,3 @@ def _near(key: str, fields: Sequence[str]) -> str:
     close += [leaves[near] for near in difflib.get_close_matches(leaf, leaves, n=2)]
     names = list(dict.fromkeys(same_leaf + close))
     return f"Near: {', '.join(names)}." if names else f"Fields: {', '.join(fields)}."
-
-
-def _add_fault(faults: FaultList, fault: Any, spec_type: type[BaseModel]) -> None:
-    place = ".".join(str(part) for part in fault["loc"]) or "file"
-    if fault["type"] == "extra_forbidden":
-        fields = sorted(_iter_fields(spec_type))
-        faults.add(place, f"unknown key. {_near(place, fields)}")
-    elif fault["type"] == "missing":
-        faults.add(place, "must be given")
-    else:
-        message = fault["msg"].removeprefix("Value error, ")
-        is_ours = fault["type"] == "value_error"
-        got = (
-            "" if is_ours or isinstance(fault["input"], dict) else f", got {quote(fault['input'])}"
-        )
-        faults.add(place, message[0].lower() + message[1:] + got)

@@ -12,6 +12,7 @@ from importlib import import_module
 import pytest
 
 from perfmodel import api
+from perfmodel.base.errors import InputError
 from perfmodel.cli import main
 from perfmodel.cli.commands import COMMANDS, load_command
 
@@ -63,7 +64,7 @@ ASKS = {
     "kernel memory": ("price_kernel",),
     "kernel embedding": ("price_kernel",),
     "init": ("init",),
-    "schema": ("describe_schema",),
+    "schema": ("describe_schema", "json_schema"),
     "doctor": ("examine_installation",),
 }
 """The functions of `perfmodel.api` that each command calls: what can be typed can be called."""
@@ -210,3 +211,33 @@ def test_what_the_system_refuses_is_no_mistake_of_ours(tmp_path, capsys):
     assert run_main("predict", "--topology", str(folder)) == 1
 
     assert "bug of perfmodel" not in capsys.readouterr().err
+
+
+def test_a_command_gets_questions_made_of_the_options_that_were_given(monkeypatch):
+    asked = []
+    monkeypatch.setattr(api, "search", lambda question, **where: asked.append((question, where)))
+    monkeypatch.setattr("perfmodel.reports.search.report_search", lambda found: 1 / 0)
+
+    words = ("--workload", "gpt2_xl", "--topology", "dgx_a100", "--hosts", "1,2", "--workers", "3")
+    assert run_main("search", *words, "--set", "batch=8", "--set", "parallel.tp=2") == 1
+
+    [(question, where)] = asked
+    assert question == api.LayoutQuestion(
+        "dgx_a100", "gpt2_xl", ("batch=8", "parallel.tp=2"), hosts=(1, 2)
+    )
+    assert (where["executor"], where["workers"], where["ray_address"]) == (None, 3, None)
+
+
+@pytest.mark.parametrize("words", [["gpt2_xl"], ["--workload", "gpt2_xl"], ["gpt2_xl"] * 2])
+def test_the_workload_is_an_argument_or_an_option(words, monkeypatch):
+    asked = []
+
+    def predict(scenario, **where):
+        asked.append(scenario)
+        raise InputError("enough")
+
+    monkeypatch.setattr(api, "predict", predict)
+    given = [words[0], "--workload", words[1]] if words == ["gpt2_xl"] * 2 else words
+
+    assert run_main("predict", *given, "--topology", "dgx_a100", "--isolated") == 1
+    assert asked == [api.Scenario("dgx_a100", "gpt2_xl", mode=api.Mode.ISOLATED)]

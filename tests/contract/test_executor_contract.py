@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from perfmodel.base.errors import ReplayStalledError, WorkloadError
-from perfmodel.engine.steady import find_period
+from perfmodel.engine.replay import find_period
 from perfmodel.execution import open_executor
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job, crossed_job

@@ -249,7 +249,7 @@ def test_a_calibration_file_with_faults_is_refused_with_all_of_them():
     with pytest.raises(CalibrationError) as error:
         parse_constants(text, document="x.yaml")
     assert "generations.ampere.floor" in str(error.value)
-    assert "memory_ratio: must be above 0" in str(error.value)
+    assert "memory_ratio (line 8): must be above 0" in str(error.value)
 
 
 @pytest.mark.parametrize("memory", TableMemory)

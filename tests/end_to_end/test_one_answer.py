@@ -10,7 +10,7 @@ import pytest
 from embeddings.plan_document import to_plan_document
 from embeddings.sharders import build_named_plan
 from perfmodel import api
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.storage import save_job
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.setting import load_rank_setting

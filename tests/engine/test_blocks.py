@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine.block import Arrivals, Block, join_arrivals, no_arrivals
-from perfmodel.engine.breakdown import Window, break_down
-from perfmodel.engine.critical_path import critical_path
 from perfmodel.engine.history import History, first_of_each, last_signals
 from perfmodel.engine.layout import build_layout
+from perfmodel.engine.reasons import Window, break_down, critical_path
 from perfmodel.engine.replay import replay
 from perfmodel.execution import rank_block
 from perfmodel.execution.parts import take_durations, take_part

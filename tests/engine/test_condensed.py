@@ -18,8 +18,7 @@ from perfmodel.engine.condensed import (
 )
 from perfmodel.engine.condensing import ORIGIN, Moment, choose_kept, condense
 from perfmodel.engine.history import History
-from perfmodel.engine.replay import replay
-from perfmodel.engine.steady import find_period
+from perfmodel.engine.replay import find_period, replay
 from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.durations import build_durations
 from perfmodel.graph.job import JobFacts

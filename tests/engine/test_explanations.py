@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 
-from perfmodel.engine.breakdown import Breakdown, Window, break_down, union_length_ns
-from perfmodel.engine.critical_path import critical_path
 from perfmodel.engine.history import Binding, History, Hop, Occurrence
+from perfmodel.engine.reasons import Breakdown, Window, break_down, critical_path, union_length_ns
 from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.program import Anchor, LaneKind

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel.engine.replay import Replay, replay
-from perfmodel.engine.steady import (
+from perfmodel.engine.replay import (
+    Replay,
     find_period,
     is_repeated,
     mean_of_second_half_ns,
     mean_period_ns,
+    replay,
 )
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.program import LaneKind

@@ -12,8 +12,8 @@ import pytest
 from perfmodel.base.errors import ExecutionError, InputError
 from perfmodel.engine.replay import replay
 from perfmodel.execution import ExecutorKind, open_executor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.execution.opening import START_S, TASKS_PER_S, AutoExecutor
-from perfmodel.execution.serial import SerialExecutor
 from tests.execution.comparison import assert_same
 from tests.execution.jobs import alternating_job, paired_job
 

@@ -14,9 +14,8 @@ from perfmodel import api
 from perfmodel.base.errors import ExecutionError, GraphError
 from perfmodel.base.writing import to_json
 from perfmodel.costs.priced_job import stated_prices
-from perfmodel.engine.breakdown import Window, break_down
-from perfmodel.engine.critical_path import critical_path
 from perfmodel.engine.history import History
+from perfmodel.engine.reasons import Window, break_down, critical_path
 from perfmodel.engine.replay import replay
 from perfmodel.execution.parts import deal_ranks, find_crossings
 from perfmodel.execution.rank_block import Assignment, RankBlock

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.engine.replay import Replay, replay
-from perfmodel.engine.steady import find_period
+from perfmodel.engine.replay import Replay, find_period, replay
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph

@@ -6,14 +6,14 @@ import random
 
 from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Interference
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.unstated import apply_stack_defaults
+from perfmodel.workloads.jobs import apply_stack_defaults
 
 STACK = load_stack("pytorch_eager")
 

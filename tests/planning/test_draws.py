@@ -11,8 +11,14 @@ from embeddings.distribution import UNIFORM, Zipf
 from embeddings.popularity import build_popularity
 from embeddings.sharders import build_named_plan
 from perfmodel.costs.embedding_terms import Term
-from perfmodel.planning.batches import sample_batches
-from perfmodel.planning.draws import _DISTINCT, _factors, _growth, _TableDraws, draw_shards
+from perfmodel.planning.batches import (
+    _DISTINCT,
+    _factors,
+    _growth,
+    _TableDraws,
+    draw_shards,
+    sample_batches,
+)
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import Cut, split_table
 from perfmodel.planning.setting import build_task

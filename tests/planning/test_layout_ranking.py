@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfmodel.base.errors import PlanError
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts import search as searching
 from perfmodel.planning.layouts.bounds import LayerTimes
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally

@@ -1,7 +1,7 @@
 import pytest
 
 from perfmodel.base.errors import PlanError
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds
 from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto

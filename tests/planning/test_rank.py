@@ -14,7 +14,6 @@ from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.base.errors import OutputError, PlanError, ScenarioError
 from perfmodel.cli.commands import app
-from perfmodel.planning.assignment import Pieces, assign, assign_greedily
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.making import iter_assignments
@@ -24,11 +23,12 @@ from perfmodel.planning.rank_plans import _with_places, find_loads, sort_key
 from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
 from perfmodel.planning.search import PlanSearch, SearchLimit
 from perfmodel.planning.setting import build_task, load_rank_setting
+from perfmodel.planning.starts import Pieces, assign, assign_greedily
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
 from perfmodel.workloads.dlrm.job import choose_plan
-from perfmodel.workloads.unstated import apply_stack_defaults, fill
+from perfmodel.workloads.jobs import apply_stack_defaults, fill
 from tests.planning.settings import build_spec
 from topologies import build_cluster, load_topology
 

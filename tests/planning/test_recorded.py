@@ -16,9 +16,7 @@ from embeddings.distribution import Zipf
 from embeddings.sharders import ShardingTask, build_named_plan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
-from perfmodel.planning.assignment import Pieces, assign, assign_greedily
-from perfmodel.planning.batches import BatchSpread
-from perfmodel.planning.draws import _draw_table
+from perfmodel.planning.batches import BatchSpread, _draw_table
 from perfmodel.planning.layout import LayoutBook
 from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto
@@ -28,7 +26,7 @@ from perfmodel.planning.neighbours import Busy, Neighbourhood
 from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
-from perfmodel.planning.starts import SearchStarts
+from perfmodel.planning.starts import Pieces, SearchStarts, assign, assign_greedily
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads.catalog import load_workload
 from tests import recorded

@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.base.errors import ScenarioError
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.storage import save_job
-from perfmodel.prediction.changing import NamedChange, answer_changes, prepare_changes
+from perfmodel.prediction.changing import answer_changes, prepare_changes
 from perfmodel.prediction.predict import predict
-from perfmodel.prediction.question import (
+from perfmodel.prediction.question import PredictOptions, Question
+from perfmodel.prediction.saved_jobs import (
     NO_MEMORY,
     STATED_MEMORY,
-    PredictOptions,
-    Question,
     job_question,
     open_job,
     recording_question,
@@ -36,7 +35,7 @@ def answered(question):
 
 
 def changes(*texts):
-    return [NamedChange(text, parse_transformation(text)) for text in texts]
+    return [(text, parse_transformation(text)) for text in texts]
 
 
 def test_changes_are_applied_one_after_the_other():

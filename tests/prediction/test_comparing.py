@@ -9,11 +9,10 @@ import pytest
 
 from perfmodel.base.errors import InputError, ScenarioError
 from perfmodel.base.value_lists import expand_values
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction.comparing import (
     Compared,
     Comparison,
-    NamedScenario,
     SweepAxis,
     compare_scenarios,
     find_knees,
@@ -56,13 +55,13 @@ def test_a_sweep_takes_every_combination_and_replaces_what_was_set():
     base = Scenario(topology="dgx_a100", overrides=("batch=1",))
     points = sweep_scenario(base, [parse_axis("hosts=1,2"), parse_axis("batch=8,16")])
 
-    assert [point.name for point in points] == [
+    assert [name for name, _ in points] == [
         "hosts=1, batch=8",
         "hosts=1, batch=16",
         "hosts=2, batch=8",
         "hosts=2, batch=16",
     ]
-    assert points[3].scenario == Scenario(topology="dgx_a100", hosts=2, overrides=("batch=16",))
+    assert points[3][1] == Scenario(topology="dgx_a100", hosts=2, overrides=("batch=16",))
 
 
 def test_a_job_cannot_be_swept_over_fields_of_a_model():
@@ -86,7 +85,7 @@ def test_a_curve_that_the_host_holds_flat_bends_where_the_gpu_takes_over():
 
 def test_one_scenario_without_an_answer_keeps_its_place_with_the_reason():
     wrong = Scenario(topology="dgx_a100", workload="dlrm_mlperf", overrides=("batch=0",))
-    named = [NamedScenario("right", SMALL), NamedScenario("wrong", wrong)]
+    named = [("right", SMALL), ("wrong", wrong)]
     found = compare_scenarios(named, build=build, executor=SerialExecutor())
 
     assert [entry.prediction is None for entry in found.entries] == [False, True]
@@ -95,7 +94,7 @@ def test_one_scenario_without_an_answer_keeps_its_place_with_the_reason():
 
 def test_nothing_to_compare_is_refused():
     with pytest.raises(ScenarioError, match="two scenarios"):
-        compare_scenarios([NamedScenario("alone", SMALL)], build=build, executor=SerialExecutor())
+        compare_scenarios([("alone", SMALL)], build=build, executor=SerialExecutor())
 
 
 def answered(name: str, time_ms: float, *, fits: bool | None = True, assumed=(), **path_ms: float):
@@ -144,7 +143,7 @@ def test_a_sweep_needs_a_key_and_several_values(text):
 def test_what_is_swept_goes_where_it_belongs():
     def swept(base, key, value):
         [point, _] = sweep_scenario(base, [SweepAxis(key, (value, "9"))])
-        return point.scenario
+        return point[1]
 
     job = JobScenario("job", topology="dgx_a100")
     assert swept(SMALL, "ranks_per_host", "4") == replace(SMALL, ranks_per_host=4)

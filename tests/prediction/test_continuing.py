@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from perfmodel.base.provenance import Provenance
-from perfmodel.graph.memory import RankMemory
+from perfmodel.graph.job import RankMemory
 from perfmodel.prediction.answer import (
     CriticalPath,
     Explanation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel import api
-from perfmodel.graph.memory import MemoryPart, RankMemory
+from perfmodel.graph.job import MemoryPart, RankMemory
 from perfmodel.graph.ops import HostPart, HostWork
 from perfmodel.prediction.explain import BLOCKING, fullest, name_kind
 from perfmodel.prediction.question import build_question, load_setting

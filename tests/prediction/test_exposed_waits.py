@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 from hypothesis import given
 
-from perfmodel.engine.breakdown import Window, break_down
 from perfmodel.engine.history import History
+from perfmodel.engine.reasons import Window, break_down
 from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import build_durations

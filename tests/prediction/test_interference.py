@@ -12,8 +12,7 @@ from perfmodel.costs.estimates import Bound
 from perfmodel.costs.interference import GenerationSlowdowns, Phase
 from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.replay import replay
-from perfmodel.engine.steady import find_period
+from perfmodel.engine.replay import find_period, replay
 from perfmodel.graph.builder import Dependency, JobBuilder
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.job import JobFacts
@@ -26,7 +25,7 @@ from perfmodel.prediction.interference import (
     overlap_losses,
     settle_interference,
 )
-from perfmodel.prediction.kernel_slowdown import CommIntervals, find_company
+from perfmodel.prediction.overlaps import CommIntervals, find_overlaps
 from tests.builders import JobSketch
 from tests.strategies import JobSize, jobs
 
@@ -445,9 +444,9 @@ def test_a_lane_of_one_kernel_is_slowed_too():
 def test_who_moves_bytes_outweighs_who_waits():
     # One collective waits from 0 to 100 and moves until 200, another moves from 50 to 150.
     column = lambda *values: np.array(values, dtype=np.int64)  # noqa: E731  a word for a row
-    spells = CommIntervals(column(0, 0), column(0, 50), column(100, 50), column(200, 150))
-    company = find_company(spells, 1)
-    phases = dict(zip(company.moments_ns.tolist(), company.phase.tolist(), strict=True))
+    calls = CommIntervals(column(0, 0), column(0, 50), column(100, 50), column(200, 150))
+    overlaps = find_overlaps(calls, 1)
+    phases = dict(zip(overlaps.moments_ns.tolist(), overlaps.phase.tolist(), strict=True))
     assert phases == {
         0: Phase.WAITING,
         50: Phase.MOVING,

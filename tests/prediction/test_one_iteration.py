@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from perfmodel.base.provenance import Provenance
-from perfmodel.engine.breakdown import Window
+from perfmodel.engine.reasons import Window
 from perfmodel.prediction.answer import CriticalPath, Explanation, PathShare, RankWait, TimeParts
 from perfmodel.prediction.explain import _path_start_ns, _provenance, shrink_to_iteration
 from perfmodel.prediction.time_parts import share_out

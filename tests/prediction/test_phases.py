@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.prediction import phases
 from perfmodel.prediction.phases import PhaseClock, map_in_steps
 

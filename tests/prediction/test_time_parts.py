@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.engine.breakdown import Breakdown
+from perfmodel.engine.reasons import Breakdown
 from perfmodel.prediction.answer import Part, TimeParts
 from perfmodel.prediction.time_parts import from_breakdown, mean_parts
 

@@ -6,10 +6,11 @@ Reproducing a recording proves little; these are the questions with an answer.
 import numpy as np
 import pytest
 
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.program import PLAIN
 from perfmodel.prediction.predict import predict
-from perfmodel.prediction.question import PredictOptions, recording_question
+from perfmodel.prediction.question import PredictOptions
+from perfmodel.prediction.saved_jobs import recording_question
 from perfmodel.recordings.host_chain import StepKind
 from perfmodel.recordings.self_replay import with_score
 from perfmodel.whatif import apply_all, parse_transformation

@@ -12,10 +12,17 @@ from perfmodel.graph.ops import Communication, Copy, Fixed, Gemm, HostSpan, Memo
 from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.executed_jobs import build_executed_job
 from perfmodel.recordings.import_files import ImportedShapes, ImportWishes, import_traces
-from traces.chakra import ChakraOperation, ChakraTrace, load_chakra, write_chakra
-from traces.chakra_messages import MESSAGES, ChakraKind, split_bytes
+from traces.chakra import (
+    MESSAGES,
+    ChakraKind,
+    ChakraOperation,
+    ChakraTrace,
+    load_chakra,
+    split_bytes,
+    write_chakra,
+)
 from traces.execution_trace import load_execution_trace
-from traces.packed import open_chunks
+from traces.file_stream import open_chunks
 
 F32 = "Tensor(float)"
 

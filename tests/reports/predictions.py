@@ -8,18 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.base.provenance import Provenance
-from perfmodel.engine.breakdown import Window
 from perfmodel.engine.history import History
+from perfmodel.engine.reasons import Window
 from perfmodel.engine.replay import replay
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.durations import build_durations
-from perfmodel.graph.job import JobFacts, JobGraph
-from perfmodel.graph.memory import MemoryPart, RankMemory
+from perfmodel.graph.job import JobFacts, JobGraph, MemoryPart, RankMemory
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 from perfmodel.prediction.answer import (
     CriticalPath,
-    Evidence,
     Explanation,
     Facts,
     Interval,
@@ -32,6 +30,7 @@ from perfmodel.prediction.answer import (
     Run,
     TimeParts,
 )
+from perfmodel.prediction.explain import Evidence
 from perfmodel.prediction.scenario import Scenario
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from perfmodel.base.writing import write_csv
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts.search import search_layouts
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.reports.html import to_page

@@ -3,8 +3,7 @@
 import pytest
 
 from perfmodel.base.errors import TraceError
-from traces.chakra import ChakraOperation, ChakraTrace, load_chakra, write_chakra
-from traces.chakra_messages import ChakraKind
+from traces.chakra import ChakraKind, ChakraOperation, ChakraTrace, load_chakra, write_chakra
 
 OPERATIONS = (
     ChakraOperation(1, "start", ChakraKind.COMPUTE, duration_us=5, attributes={"is_cpu_op": True}),
@@ -54,7 +53,7 @@ def test_junk_is_refused(tmp_path, content):
 
 def test_repeated_ids_are_refused(tmp_path):
     write_chakra(ChakraTrace("x", "0.0.4", OPERATIONS[:1] * 2), tmp_path / "a.et")
-    with pytest.raises(TraceError, match="stand twice"):
+    with pytest.raises(TraceError, match="used twice"):
         load_chakra(tmp_path / "a.et")
 
 

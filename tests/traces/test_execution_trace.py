@@ -23,7 +23,7 @@ def test_both_schemas_give_the_same_operators(tmp_path):
 
     assert first.operators == second.operators
     assert [one.shape for one in first.operators[0].inputs] == [[2, 3]]
-    assert first.operators[0].record == 9
+    assert first.operators[0].thread == 1
 
 
 def test_a_faulty_operator_is_reported(tmp_path):

@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from perfmodel.base.errors import MeasurementError
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.reports.scores import report_scores
 from perfmodel.reports.terminal import to_text
 from perfmodel.stacks.stack import Family

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.base.dtypes import DType
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs import validate_runs

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collectives.collective import Collective, CollectiveKind
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.memory import RankMemory
+from perfmodel.graph.job import JobGraph, RankMemory
 from perfmodel.graph.ops import Communication, Op
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import Workload, build_workload
+from perfmodel.workloads.jobs import apply_stack_defaults
 from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.shapes import (
     layer_shape,
@@ -17,7 +17,6 @@ from perfmodel.workloads.transformer.shapes import (
     stage_parameters,
 )
 from perfmodel.workloads.transformer.spec import ModelSection
-from perfmodel.workloads.unstated import apply_stack_defaults
 
 
 def memory_of(workload: Workload, **where: int) -> tuple[RankMemory, ...]:

@@ -21,7 +21,7 @@ from collectives import price_collective
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.costs.pricing import price_job
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.planning.layouts.candidates import Candidate
 from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.jobs import build_job

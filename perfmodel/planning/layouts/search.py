@@ -16,8 +16,7 @@ import numpy as np
 
 from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_duration, format_size
-from perfmodel.execution.executor import Executor
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds, layer_of, measure_layer
 from perfmodel.planning.layouts.candidates import Candidate, iter_candidates
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
-from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
+from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.workloads.dlrm.dense import dense_layers, dense_parameters
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.kernels import FP32_BYTES, STATES

@@ -8,7 +8,7 @@ and grouped-query layers.
 
 from __future__ import annotations
 
-from perfmodel.graph.memory import RUNTIME_BYTES, MemoryPart, RankMemory
+from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.stacks.stack import Fusion, SoftwareStack
 from perfmodel.workloads.kernels import FP32_BYTES, STATES
 from perfmodel.workloads.transformer.experts import routed_rows

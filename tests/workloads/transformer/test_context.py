@@ -9,7 +9,7 @@ import pytest
 from collectives.collective import CollectiveKind
 from perfmodel.base.errors import WorkloadError
 from perfmodel.costs.pricing import price_job
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import Attention
 from perfmodel.workloads import build_job

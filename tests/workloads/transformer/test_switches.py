@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from collectives.collective import CollectiveKind
-from perfmodel.engine.steady import find_period
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.engine.replay import find_period
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Communication, Gemm, HostSpan, MemoryBound

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 def open_place(
     executor: str | None, workers: int | None, ray_address: str | None
 ) -> AbstractContextManager[Executor]:
-    """The executor that was named, else Ray where an address or workers were, else this process."""
+    """The named *executor*; by default Ray if an address or workers are given, else serial."""
     from perfmodel.execution import open_executor
 
-    is_far = ray_address is not None or (workers or 1) > 1
-    word = executor or ("ray" if is_far else "serial")
-    return open_executor(word, workers=workers, address=ray_address)
+    is_remote = ray_address is not None or (workers or 1) > 1
+    name = executor or ("ray" if is_remote else "serial")
+    return open_executor(name, workers=workers, address=ray_address)
 
 
 def predict(
@@ -43,17 +43,15 @@ def predict(
     require_fit: bool = False,
     keep_timelines: bool = True,
 ) -> Prediction:
-    """Answer *scenario* (or the file of one), here or on Ray; the place does not change the answer.
+    """Predict *scenario* (or the scenario in a file), in this process or on Ray.
 
-    A Transformer without a layout gets the best of the bounding stage of the
-    layout search, and the answer says so. *on_phase* is told which phase begins
-    and which share of the work is done. With *require_fit* a scenario that does not
-    fit in memory is refused before it is replayed. Without *keep_timelines* what workers of
-    Ray know of single tasks goes with them, and the answer has neither trace nor report.
+    A Transformer without a layout gets the best one by the bounds of the layout search, and the
+    answer says so. *on_phase* is called with the phase that begins and the share of the work that
+    is done. With *require_fit* a scenario that does not fit in memory is refused before the replay.
+    Without *keep_timelines* Ray workers drop single tasks, and the answer has no trace or report.
     """
     from perfmodel.prediction import predict as prediction
     from perfmodel.prediction.phases import PhaseClock
-    from perfmodel.prediction.question import job_question
 
     asked, clock = _load(scenario), PhaseClock(on_phase)
     if isinstance(asked, Scenario):
@@ -62,6 +60,8 @@ def predict(
         _check_memory(asked, question, on_phase, require_fit=require_fit)
     with open_place(executor, workers, ray_address) as place:
         if isinstance(asked, JobScenario):
+            from perfmodel.prediction.saved_jobs import job_question
+
             with clock.phase("building the job", done=0.0):
                 question = job_question(asked, is_distributed=place.reads_jobs)
         found = prediction.predict(question, executor=place, clock=clock)
@@ -72,11 +72,13 @@ def predict(
 
 
 def build_scenario(scenario: Scenario | JobScenario, on_phase: OnPhase = ignore_phase) -> Question:
-    """The job of *scenario*, with a layout where a Transformer leaves it open."""
-    from perfmodel.prediction.question import build_question, job_question, load_setting
+    """The job of *scenario*, with a layout for a Transformer that states none."""
+    from perfmodel.prediction.question import build_question, load_setting
     from perfmodel.workloads.transformer.spec import TransformerSpec
 
     if isinstance(scenario, JobScenario):
+        from perfmodel.prediction.saved_jobs import job_question
+
         return job_question(scenario)
     setting = load_setting(scenario)
     if isinstance(setting.workload, TransformerSpec):
@@ -88,7 +90,7 @@ def build_scenario(scenario: Scenario | JobScenario, on_phase: OnPhase = ignore_
 
 
 BY_FAR = 1.2
-"""A peak of so many times the memory is reported before the prediction."""
+"""A peak above this multiple of the memory is reported before the prediction."""
 
 
 def _check_memory(
@@ -116,13 +118,13 @@ def compare(
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
 ) -> Comparison:
-    """Several *scenarios* side by side, named by their keys, files, or what they ask."""
-    from perfmodel.prediction.comparing import NamedScenario, compare_scenarios
+    """Compare *scenarios*, named by their keys, their files, or their contents."""
+    from perfmodel.prediction.comparing import compare_scenarios
 
     if isinstance(scenarios, Mapping):
-        named = [NamedScenario(name, one) for name, one in scenarios.items()]
+        named = list(scenarios.items())
     else:
-        named = [NamedScenario(_name(one), _load(one)) for one in scenarios]
+        named = [(_name(one), _load(one)) for one in scenarios]
     _check_machines(named)
     with open_place(executor, workers, ray_address) as place:
         return compare_scenarios(named, build=build_scenario, executor=place, on_phase=on_phase)
@@ -131,7 +133,7 @@ def compare(
 def name_jobs(
     folders: Sequence[str | Path], *, topology: str, stack: str | None = None
 ) -> dict[str, JobScenario]:
-    """The jobs in *folders* on one machine, by the names of their folders: for `compare`."""
+    """The jobs in *folders* on one machine, by name of the folder: for `compare`."""
     return {
         Path(folder).name: JobScenario(str(folder), topology=topology, stack=stack)
         for folder in folders
@@ -139,16 +141,14 @@ def name_jobs(
 
 
 def _check_machines(named: Sequence[NamedScenario]) -> None:
-    """Raise at once where a machine or stack cannot be read, not after others were answered."""
+    """Raise at once if a machine or stack cannot be read, not after others were predicted."""
     from perfmodel.stacks.profiles import load_stack
     from topologies import load_topology
 
-    for topology in dict.fromkeys(one.scenario.topology for one in named):
-        if topology is not None:
-            load_topology(topology)
-    for stack in dict.fromkeys(one.scenario.stack for one in named):
-        if stack is not None:
-            load_stack(stack)
+    for topology in {one.topology: None for _, one in named if one.topology}:
+        load_topology(str(topology))
+    for stack in {one.stack: None for _, one in named if one.stack}:
+        load_stack(str(stack))
 
 
 def sweep(
@@ -160,9 +160,9 @@ def sweep(
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
 ) -> Comparison:
-    """*scenario* with every combination of values, each key a field of it or of its workload.
+    """Predict *scenario* for every combination of values of its fields or its workload's.
 
-    *over* is `{"batch": [4096, 8192]}`, or what is typed after `--sweep`.
+    *over* is `{"batch": [4096, 8192]}`, or text as after `--sweep`.
     """
     from perfmodel.prediction.comparing import (
         SweepAxis,
@@ -184,7 +184,7 @@ def sweep(
 
 
 def _load(scenario: Scenario | JobScenario | str | Path) -> Scenario | JobScenario:
-    """A scenario, from its file or from the folder of a job where it is one."""
+    """The scenario itself, in a file, or of the job in a folder."""
     if isinstance(scenario, Scenario | JobScenario):
         return scenario
     from perfmodel.prediction.scenario_file import load_scenario
@@ -209,7 +209,7 @@ def rank(
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
 ) -> Ranking:
-    """Order the sharding plans that *question* asks about, fastest first."""
+    """Rank the sharding plans that *question* asks about, fastest first."""
     from perfmodel.planning.rank_plans import rank_plans
 
     with open_place(executor, workers, ray_address) as place:
@@ -246,7 +246,7 @@ def replay(
     """
     from perfmodel.prediction import predict as prediction
     from perfmodel.prediction.phases import PhaseClock
-    from perfmodel.prediction.question import replay_question
+    from perfmodel.prediction.saved_jobs import replay_question
 
     question = replay_question(_as_scenario(job))
     options = replace(question.options, is_explained=is_explained)
@@ -267,21 +267,14 @@ def whatif(
     ray_address: str | None = None,
     on_phase: OnPhase = ignore_phase,
 ) -> WhatIf:
-    """*job* (a folder or a scenario of one) before and after *changes*, as typed after `--apply`.
+    """Compare *job* (a folder or its scenario) before and after *changes*, as after `--apply`.
 
-    Its machine prices jobs of shapes, and what changes do to work. *sweep* is one more
-    change with several values for a parameter. Recordings that replay themselves badly are
-    refused unless *force* is set, and so are changes that can work out less than half of the
-    time anew.
+    The machine prices jobs of shapes, and work that is changed. *sweep* is one more change with
+    several values of a parameter. Recordings that replay badly are refused unless *force* is set,
+    and so are changes that can price less than half of the time.
     """
-    from perfmodel.prediction.changing import (
-        NamedChange,
-        about_machine,
-        answer_changes,
-        prepare_changes,
-        recorded_machine,
-    )
-    from perfmodel.prediction.question import open_job
+    from perfmodel.prediction.changing import answer_changes, prepare_changes
+    from perfmodel.prediction.saved_jobs import about_machine, open_job, recorded_machine
     from perfmodel.whatif import parse_sweep, parse_transformation
 
     scenario = _as_scenario(job)
@@ -289,7 +282,7 @@ def whatif(
     topology = scenario.topology
     if topology is None and (topology := recorded_machine(opened.job)) is not None:
         opened = replace(opened, assumptions=(*opened.assumptions, about_machine(opened.job)))
-    named = [NamedChange(text, parse_transformation(text, topology=topology)) for text in changes]
+    named = [(text, parse_transformation(text, topology=topology)) for text in changes]
     swept = None if sweep is None else parse_sweep(sweep, topology=topology)
     question = prepare_changes(opened, force=force)
     with open_place(executor, workers, ray_address) as place:

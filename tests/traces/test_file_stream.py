@@ -8,9 +8,9 @@ import pytest
 from perfmodel.base.errors import TraceError
 from tests.traces.builders import kernel, launch, write_trace
 from traces.chakra import load_chakra
+from traces.file_stream import DEFAULT_LIMITS, Limits, open_chunks
 from traces.job_trace import TraceFormat, detect_format, load_job_trace
 from traces.kineto import load_kineto
-from traces.packed import DEFAULT_LIMITS, Limits, open_chunks
 
 SPANS = [launch(1, 0), kernel(1, 10, 5)]
 

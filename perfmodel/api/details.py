@@ -1,29 +1,48 @@
-"""Single prices, and predictions beside measurements."""
+"""Details: prices of single kernels and collectives, indices, traces, comparisons with tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.api.asking import open_place
+from perfmodel.api.questions import open_place
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
 if TYPE_CHECKING:
     from collectives.collective import CollectiveCost, CollectiveSoftware
+    from collectives.measurements import CollectiveMeasurement
     from collectives.nccl_tests import RunPlace
     from embeddings.index_data import DataStatistics
+    from perfmodel.emulation.request import Emulation
+    from perfmodel.emulation.telling import EmulatedJob
     from perfmodel.graph.ops import Op
     from perfmodel.reports.collective import CollectiveAnswer, CollectiveGroup, SizeSweep
     from perfmodel.reports.kernel import KernelAnswer
     from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
+    from traces.job_trace import OnFile
 
 KernelKind = Literal["gemm", "attention", "experts", "memory"]
 
 
+def emulate(
+    request: Emulation,
+    out: str | Path,
+    *,
+    executor: str = "auto",
+    workers: int | None = None,
+    ray_address: str | None = None,
+) -> EmulatedJob:
+    """Run the torch script of *request* on virtual GPUs and write its job to the folder *out*."""
+    from perfmodel.emulation import emulate as emulation
+
+    with open_place(executor, workers, ray_address) as place:
+        return emulation.emulate(request, Path(out), place=place)
+
+
 def price_kernel(op: Op, *, device: str, stack: str = "kernel_benchmark") -> KernelAnswer:
-    """What one kernel takes on a GPU: a Gemm, Attention, MemoryBound or EmbeddingOp."""
+    """The time of one kernel on a GPU: a Gemm, Attention, MemoryBound or EmbeddingOp."""
     from perfmodel.reports.kernel import answer_op
     from perfmodel.stacks.profiles import load_stack
     from topologies import load_device
@@ -42,7 +61,7 @@ def price_collective(
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
 ) -> CollectiveCost:
-    """What a collective takes on *ranks*, all of them if left out; *size* is bytes, or `64MiB`."""
+    """The cost of a collective on *ranks*, by default all; *size* is bytes, or `64MiB`."""
     return ask_collective(
         kind,
         size,
@@ -68,10 +87,10 @@ def ask_collective(
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
 ) -> CollectiveAnswer:
-    """A collective alone, and with others *beside* it (kind, size, ranks) at the same time.
+    """A collective alone, and with others at the same time (*beside*: kind, size, ranks).
 
-    *ranks* are how many, or which; *byte_matrix* says what each rank of an uneven all-to-all
-    sends to each.
+    *ranks* are how many, or which; *byte_matrix* is what each rank of an uneven all-to-all sends
+    to each.
     """
     from collectives.collective import Collective, parse_kind
     from perfmodel.base.units import parse_size
@@ -99,13 +118,12 @@ def sweep_collective(
     software: CollectiveSoftware | None = None,
     calibration: Sequence[str] = (),
 ) -> SizeSweep:
-    """A collective over sizes from 512 B to 1 GiB, beside tables of what was *measured*."""
+    """A collective over sizes from 512 B to 1 GiB, with the tables *measured* to compare with."""
     from collectives.collective import parse_kind
-    from collectives.measurements import load_measurements
     from perfmodel.reports.collective import answer_sizes
 
     group = _group(topology, hosts, ranks, dtype, software, calibration)
-    rows = load_measurements([Path(table) for table in measured]) if measured else ()
+    rows = load_collectives(measured) if measured else ()
     return answer_sizes(group, parse_kind(kind), rows)
 
 
@@ -142,6 +160,41 @@ def describe_indices(file: str | Path, *, batch: int = 4096) -> DataStatistics:
     return describe_data(load_index_data(Path(file)), batch_size=batch)
 
 
+def trace_stats(paths: Sequence[str | Path], on_file: OnFile | None = None) -> list[dict[str, Any]]:
+    """What every stream of every rank spends its time on, one document per recording in *paths*."""
+    from perfmodel.recordings.trace_stats import stats_document
+    from traces.job_trace import ignore_file, load_job_traces
+
+    recorded = load_job_traces(paths, on_file=on_file or ignore_file)
+    return [stats_document(one) for one in recorded]
+
+
+def trace_diff(before: str | Path, after: str | Path) -> dict[str, Any]:
+    """What is slower in the later recording: by operator, kernel, profiler range, wait."""
+    from perfmodel.recordings.trace_diff import diff_traces
+    from traces.job_trace import load_job_trace
+
+    return diff_traces(load_job_trace(before), load_job_trace(after)).document()
+
+
+def trace_extract(
+    paths: Sequence[str | Path], out: str | Path, *, topology: str = "unknown"
+) -> tuple[Path, ...]:
+    """Write the recorded GEMMs, collectives and host times of a job as tables into *out*."""
+    from perfmodel.recordings.extraction import extract_tables, write_tables
+    from traces.job_trace import load_job_trace
+
+    tables = extract_tables(load_job_trace(paths), topology=topology)
+    return write_tables(tables, Path(out))
+
+
+def trace_chakra(job: str | Path, out: str | Path) -> tuple[Path, ...]:
+    """Write the recorded *job* as Chakra execution traces into *out*, one file per rank."""
+    from perfmodel.recordings.storage import load_recorded_job, write_chakra_job
+
+    return tuple(write_chakra_job(load_recorded_job(Path(job)), Path(out)))
+
+
 def validate(
     kind: Literal["collectives"] | KernelKind,
     tables: Sequence[str | Path],
@@ -152,22 +205,19 @@ def validate(
     """Compare predictions with *tables* of measured collectives or kernels.
 
     Kernels come in one table, collectives in one or more; *place* says what output of
-    nccl-tests does not. Constants of the files *calibration* come before perfmodel's own.
+    nccl-tests does not. Constants of the files *calibration* override the shipped ones.
     """
-    paths = [Path(table) for table in tables]
-    if kind == "collectives":
-        from collectives.calibration import load_calibration
-        from collectives.measurements import load_measurements
-        from perfmodel.validation.tables import validate_collectives
+    from perfmodel.validation.tables import validate_collectives, validate_kernels
 
-        own = [load_calibration(Path(file)) for file in calibration]
-        return validate_collectives(
-            load_measurements(paths, place=place), calibration=own[0] if own else None
-        )
-    from perfmodel.validation.tables import validate_kernels
+    if kind != "collectives":
+        [table] = tables
+        return validate_kernels(kind, Path(table), calibration=calibration)
+    from collectives.calibration import load_calibration
 
-    [path] = paths
-    return validate_kernels(kind, path, calibration=calibration)
+    own = [load_calibration(Path(file)) for file in calibration]
+    return validate_collectives(
+        load_collectives(tables, place), calibration=own[0] if own else None
+    )
 
 
 def validate_fits(tables: Sequence[str | Path]) -> FitBoard:
@@ -190,8 +240,8 @@ def validate_runs(
 ) -> Scoreboard:
     """Compare predictions with a *table* of measured training runs, or those of one *source*.
 
-    Without a table, with the core tables that come with a clone of the repository. Constants
-    of the files *calibration* come before perfmodel's own.
+    The default is the core tables of a clone of the repository. Constants of the files
+    *calibration* override the shipped ones.
     """
     from perfmodel.validation import runs
     from perfmodel.validation.runs_table import find_core_tables, load_runs, of_source
@@ -202,3 +252,12 @@ def validate_runs(
         return runs.validate_tables(
             tables, executor=place, calibration=tuple(calibration), on_phase=on_phase
         )
+
+
+def load_collectives(
+    tables: Sequence[str | Path], place: RunPlace | None = None
+) -> tuple[CollectiveMeasurement, ...]:
+    """The rows of *tables*; *place* says what output of nccl-tests does not."""
+    from collectives.measurements import load_measurements
+
+    return tuple(load_measurements([Path(table) for table in tables], place=place))

@@ -1,4 +1,4 @@
-"""Constants fitted to measurements, and how well such fits meet rows that they have not seen."""
+"""Calibration: constants fitted to measurements, and how well they predict rows not seen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from perfmodel.api.measured import KernelKind
+from perfmodel.api.details import KernelKind, load_collectives
 from perfmodel.base.writing import check_writable, write_file
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 
@@ -30,7 +30,7 @@ FOLD_COLUMNS: dict[str, tuple[str, ...]] = {
     "memory": ("shape",),
     "collectives": ("size_bytes",),
 }
-"""What is measured in tables, and the columns whose values keep rows together in a fold."""
+"""The kinds of tables, and the columns whose values keep rows together in a fold."""
 
 
 def calibrate_collectives(
@@ -43,12 +43,11 @@ def calibrate_collectives(
 ) -> tuple[str, ...]:
     """Fit collectives to the machines of *tables* and write the constants to *out*.
 
-    Tables are CSV or output of nccl-tests, of which *place* says the machine. Few rows shift the
-    constants that perfmodel has; 200 or more of machines that it knows are fitted from scratch.
-    The sentences say what was found; the file is a `calibration` of scenarios.
+    Tables are CSV or output of nccl-tests; *place* names the machine of such output. A few rows
+    shift the shipped constants; 200 or more rows of known machines are fitted from scratch. Returns
+    sentences about the fit; the file is a `calibration` of scenarios.
     """
     from collectives.calibration import load_default_calibration
-    from collectives.measurements import load_measurements
     from perfmodel.calibration.collective_shift import shift_collectives
     from perfmodel.calibration.collectives import (
         about_tables,
@@ -58,7 +57,7 @@ def calibrate_collectives(
     )
 
     check_writable("--out", Path(out))
-    measurements = load_measurements([Path(table) for table in tables], place=place)
+    measurements = load_collectives(tables, place)
     if is_enough(measurements):
         fitted = fit_with_uncertainty(measurements, folds=FOLDS, on_phase=on_phase)
         blocks = f"{len(fitted.hosts)} host and {len(fitted.fabrics)} fabric blocks"
@@ -86,9 +85,9 @@ def calibrate_kernels(
     *,
     on_phase: OnPhase = ignore_phase,
 ) -> int:
-    """Fit kernels to *tables* and write how many sets of constants to *out*.
+    """Fit kernels to *tables*, write the constants to *out*, and return how many sets there are.
 
-    Into a folder goes one file per GPU. A file is a `calibration` of scenarios.
+    A folder gets one file per GPU. A file is a `calibration` of scenarios.
     """
     from perfmodel.calibration.kernels import about_tables, fit_entries
     from perfmodel.costs.calibration_files import entries_to_text
@@ -113,10 +112,10 @@ def calibrate_kernels(
 def calibrate_embedding(
     cases: str | Path, *, data: str | Path, out: str | Path | None = None
 ) -> EmbeddingFit:
-    """Fit lookups and updates to measured *cases*, whose files lie in *data*.
+    """Fit lookups and updates to measured *cases*, whose files are in *data*.
 
-    Every case is also predicted by constants that were fitted without it. Written to *out* if
-    that is given.
+    Every case is also predicted by constants that were fitted without it. The constants are written
+    to *out* if it is given.
     """
     from perfmodel.calibration.embedding import fit_embedding, write_constants
     from perfmodel.calibration.embedding_cases import load_cases
@@ -139,9 +138,9 @@ def calibrate_interference(
     out: str | Path | None = None,
     licence: str = RECORDED_LICENCE,
 ) -> FittedInterference:
-    """Fit how much kernels slow down beside collectives, from recorded jobs.
+    """Fit how much kernels slow down while collectives run, from recorded jobs.
 
-    *device* is the GPU of traces that name none. Written to *out* if that is given.
+    *device* is the GPU of traces that name none. The constants are written to *out* if it is given.
     """
     from perfmodel.calibration.interference import about_traces, fit_interference, to_text
 
@@ -160,9 +159,9 @@ def calibrate_interference(
 def calibrate_host(
     table: str | Path, out: str | Path, *, extends: str = "pytorch_eager"
 ) -> SoftwareStack:
-    """Make a software stack of host overheads that `trace_extract` wrote, in the file *out*.
+    """Make a software stack from host overheads that `trace_extract` wrote, in the file *out*.
 
-    *extends* is the stack that says all but host times.
+    Everything but host times comes from the stack *extends*.
     """
     from perfmodel.calibration.host import HostSource, build_host_stack, load_host_lines
     from perfmodel.stacks.profiles import load_stack
@@ -190,7 +189,8 @@ def measure_machine(
 ) -> MeasuredMachine:
     """Measure kernels and collectives of this machine, and write files that `predict` accepts.
 
-    The topology goes to *out*, the device beside it; *ranks* of 1 measure no collectives.
+    The topology is written to *out*, the device next to it. With one rank no collectives are
+    measured.
     """
     from perfmodel.calibration.measure.machine import MeasureRequest
     from perfmodel.calibration.measure.machine import measure_machine as measure
@@ -210,20 +210,18 @@ def cross_validate(
 ) -> Scoreboard:
     """Predict every row of *tables* by a fit that has not seen it.
 
-    Rows that are equal in the columns *by* share one of the *folds*; left out, those that make
-    the shape of a kernel or the size of a collective.
+    Rows that are equal in the columns *by* share one of the *folds*. The default columns are the
+    shape of a kernel or the size of a collective.
     """
     from perfmodel.validation.scoreboard import Scoreboard
 
     columns = tuple(by) or FOLD_COLUMNS[kind]
     if kind == "collectives":
-        from collectives.measurements import load_measurements
         from perfmodel.calibration import collectives as fitting
 
-        measurements = load_measurements([Path(table) for table in tables], place=place)
-        [column] = columns
+        rows, [column] = load_collectives(tables, place), columns
         return _collectives_board(
-            fitting.cross_validate(measurements, folds=folds, by=column, on_phase=on_phase)
+            fitting.cross_validate(rows, folds=folds, by=column, on_phase=on_phase)
         )
     from perfmodel.calibration import kernels
     from perfmodel.validation.tables import kernel_deviations
@@ -237,11 +235,9 @@ def leave_out_collectives(
     tables: Sequence[str | Path], machines: Sequence[str], *, place: RunPlace | None = None
 ) -> Scoreboard:
     """Predict *machines* of *tables* (`dgx_h100`, or `dgx_h100:10` hosts) by a fit without them."""
-    from collectives.measurements import load_measurements
     from perfmodel.calibration import collectives as fitting
 
-    measurements = load_measurements([Path(table) for table in tables], place=place)
-    return _collectives_board(fitting.predict_left_out(measurements, machines))
+    return _collectives_board(fitting.predict_left_out(load_collectives(tables, place), machines))
 
 
 def _collectives_board(held: Sequence[HeldOut]) -> Scoreboard:

@@ -87,7 +87,7 @@ def test_check_praises_a_good_file(run):
 
 
 BAD = {
-    "unknown_key.yaml": ("name: a\ncolour: red\n", "colour: unknown key"),
+    "unknown_key.yaml": ("name: a\ncolour: red\n", "colour (line 2): unknown key"),
     "empty.yaml": ("", "it is empty"),
     "junk.yaml": ("\x00\x01\x02", "not valid YAML"),
     "bomb.yaml": ("a: &a [1]\nb: [*a, *a]\n", "aliases"),

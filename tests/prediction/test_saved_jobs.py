@@ -11,27 +11,23 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PerfModelError, ScenarioError
-from perfmodel.engine.breakdown import Window
-from perfmodel.execution.serial import SerialExecutor
+from perfmodel.engine.reasons import Window
+from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.storage import save_job
-from perfmodel.prediction import question as asking
+from perfmodel.prediction import saved_jobs as asking
 from perfmodel.prediction.answer import Part
 from perfmodel.prediction.assumptions import NO_DOUBT
-from perfmodel.prediction.changing import (
-    about_machine,
-    apply_change,
-    check_trust,
-    prepare_changes,
-    recorded_machine,
-)
+from perfmodel.prediction.changing import apply_change, prepare_changes
 from perfmodel.prediction.loops import recorded_interval
 from perfmodel.prediction.predict import predict
-from perfmodel.prediction.question import (
-    PredictOptions,
-    Question,
+from perfmodel.prediction.question import PredictOptions, Question
+from perfmodel.prediction.saved_jobs import (
+    about_machine,
+    check_trust,
     job_question,
     open_job,
+    recorded_machine,
     replay_question,
 )
 from perfmodel.prediction.scenario import Interference, JobScenario, Mode
