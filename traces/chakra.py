@@ -100,7 +100,7 @@ def load_chakra(path: Path | str, limits: Limits = DEFAULT_LIMITS) -> ChakraTrac
                 if operations.setdefault(found.number, found) is not found:
                     raise TraceError(
                         f"{path}: every operation must have an id of its own; "
-                        f"{found.number} must not stand twice."
+                        f"{found.number} is used twice."
                     )
         except (DecodeError, ValueError, json_format.ParseError) as fault:
             raise TraceError(
@@ -172,7 +172,7 @@ def split_bytes(chunks: Chunks, text: bytes) -> Iterator[bytes]:
             text += chunks.read(start + size - len(text))
         if start + size > len(text) or size > _MAX_MESSAGE_BYTES:
             left = f"but only {len(text) - start} bytes are left"
-            left = "which no operation is" if size > _MAX_MESSAGE_BYTES else left
+            left = "longer than any operation" if size > _MAX_MESSAGE_BYTES else left
             damage = f" ({chunks.fault})" if chunks.fault else ""
             raise TraceError(
                 f"{chunks.path}: the message at byte {begin} must be {size} bytes long, "
@@ -203,7 +203,7 @@ def split_text(chunks: Chunks, first: bytes) -> Iterator[bytes]:
             more = chunks.read(max(len(text), BATCH_BYTES))
             if not more or len(text) > _MAX_MESSAGE_BYTES:
                 raise TraceError(
-                    f"{chunks.path}: must hold JSON objects one behind the other; the last has no "
+                    f"{chunks.path}: must hold JSON objects one after the other; the last has no "
                     f"end or is damaged ({fault!s:.80})."
                 ) from None
             text += more.decode("utf-8", errors="replace")

@@ -156,7 +156,7 @@ def _operator(item: dict[str, Any], known: Mapping[int, ExecutedOperator]) -> Ex
         raise ValueError("tid must not be negative")
     number = _whole(item["id"], least=0)
     if number in known:
-        raise ValueError(f"id {number} stands twice")
+        raise ValueError(f"id {number} is used twice")
     attributes = {key: stated[key] for key in _ATTRIBUTES if key in stated}
     attributes |= {key: item[key] for key in (*_LINKED_KEYS, "op_schema", "scope") if key in item}
     return ExecutedOperator(

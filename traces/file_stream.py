@@ -99,7 +99,7 @@ class Chunks:
         if self.unpacker is not None and self.unpacked_bytes > most_bytes:
             raise TraceError(
                 f"{self.path}: unpacks to more than {most.most_ratio:g} times its size, which no "
-                "recording does. If it is one all the same, raise the limits with --limits-factor."
+                "recording does. If it is a recording, raise the limits with --limits-factor."
             )
         return piece
 
@@ -305,7 +305,7 @@ class ObjectStream:
             self.faults.add("text is not UTF-8 and was replaced by marks", place)
             piece = piece.decode("utf-8", errors="replace").encode()
         if _BARE_WORD.search(piece):
-            self.faults.add("inf or nan where a number must stand; read as absent", place)
+            self.faults.add("inf or nan instead of a number; read as absent", place)
             piece = _BARE_WORD.sub(b"null", piece)
         try:
             return [orjson.loads(piece)]
@@ -324,7 +324,7 @@ class ObjectStream:
             document = None
         if not isinstance(document, dict):
             self.faults.add(
-                "what stands around the array is not valid JSON and was left out",
+                "the document around the array is not valid JSON and was left out",
                 "the head or the end of the file",
             )
             return {}

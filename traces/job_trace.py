@@ -120,8 +120,8 @@ def load_job_traces(
     lacking = [recording.name for recording in recordings if not recording.kineto]
     if lacking:
         raise TraceError(
-            f"{', '.join(lacking)}: must hold Kineto traces, one file a rank; holds execution "
-            "traces only. Make a job of them with `perfmodel import`."
+            f"{', '.join(lacking)}: must hold Kineto traces, one file per rank; holds execution "
+            "traces only. Turn them into a job with `perfmodel import`."
         )
     return tuple(load_recording(recording, limits, on_file) for recording in recordings)
 
@@ -133,7 +133,7 @@ def find_recordings(paths: Sequence[Path | str] | Path | str) -> tuple[Recording
         raise TraceError("traces: must name at least one file or folder, got none.")
     for path in given:
         if not path.exists():
-            raise TraceError(f"{path}: must be a trace or a folder of traces, but is not there.")
+            raise TraceError(f"{path}: must be a trace or a folder of traces, but does not exist.")
     files = [path for path in given if path.is_file()]
     found = []
     if files:
@@ -172,8 +172,8 @@ def _recordings_in(folder: Path) -> list[Recording]:
     inner = [found for found in inner if found.has_files]
     if not inner:
         raise TraceError(
-            f"{folder}: must hold Kineto traces, execution traces or Chakra traces, one file a "
-            "rank, or folders of such; holds none."
+            f"{folder}: must hold Kineto traces, execution traces or Chakra traces, one file "
+            "per rank, or folders of such; holds none."
         )
     joined = _joined(inner, folder.name)
     jobs = [found for found in joined if found.kineto] or joined

@@ -88,7 +88,7 @@ class _Reader:
 
     def _add_carefully(self, item: Any) -> None:
         if not isinstance(item, dict):
-            self._fault("something that is no object")
+            self._fault("entry that is no object")
             return
         if item.get("ph") != "X":
             self._leave_out(_NO_INTERVALS)

@@ -153,7 +153,7 @@ def _word(value: object) -> str:
 
 
 def _words(kind: Any) -> str:
-    """The type in words; of an enum, its values."""
+    """The type as text; of an enum, its values."""
     if get_origin(kind) is Annotated:
         return _words(get_args(kind)[0])
     if isinstance(kind, type) and issubclass(kind, Enum):

@@ -140,7 +140,7 @@ class Outputs:
             name="--ranks",
             metavar="N[,N...]",
             parse=parse_ranks,
-            help="Ranks of that timeline, e.g. 0,8-15.",
+            help="Ranks in the timeline of --trace-out, e.g. 0,8-15.",
         ),
     ] = None
     plan_file: Annotated[

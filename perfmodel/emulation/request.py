@@ -91,7 +91,7 @@ class Emulation:
 
     @property
     def script(self) -> str:
-        """What runs, in a word."""
+        """The script or module that runs."""
         return self.words[1] if self.words[0] == "-m" else self.words[0]
 
 
@@ -135,7 +135,7 @@ def load_gpu(name: str) -> Device:
 
 
 def device_facts(device: Device) -> DeviceFacts:
-    """What scripts are told about *device*."""
+    """The properties of *device* that scripts can query."""
     major, _, minor = device.compute_capability.partition(".")
     cores = device.multiprocessors
     return DeviceFacts(
@@ -150,7 +150,7 @@ def device_facts(device: Device) -> DeviceFacts:
 
 
 def describe_commit(script: str) -> str:
-    """The commit of the repository that *script* lies in, or nothing."""
+    """The commit of the repository that contains *script*, or nothing."""
     folder = Path(script).absolute().parent
     if not folder.is_dir():
         return ""
@@ -165,14 +165,16 @@ def describe_commit(script: str) -> str:
 
 def _check_words(words: tuple[str, ...]) -> None:
     if not words:
-        raise EmulationError("emulation: no script is given. Write it behind --, with its words.")
+        raise EmulationError(
+            "emulation: no script is given. Write it after --, with its arguments."
+        )
     if words[0] == "-m":
         if len(words) < 2:
             raise EmulationError("emulation: -m needs the name of a module.")
     elif words[0].startswith("-"):
         raise EmulationError(
             f"emulation: a script or -m MODULE must follow --, got {words[0]}. Options of "
-            "perfmodel stand before --."
+            "perfmodel go before --."
         )
     elif not Path(words[0]).is_file():
         raise EmulationError(f"{words[0]}: no such script.")

@@ -53,8 +53,8 @@ def build_executed_job(name: str, traces: Sequence[ExecutionTrace]) -> ExecutedJ
     ]
     peers.add_ranks(job, programs)
     sentence = (
-        "made of execution traces: operators on one compute stream, collectives on one stream "
-        "for each group, host times by the software stack"
+        "built from execution traces: operators run on one compute stream, collectives on one "
+        "stream per group; host times come from the software stack"
     )
     assumptions = (sentence, *peers.assumptions)
     faults = [fault for trace in ordered for fault in trace.faults]
@@ -69,7 +69,7 @@ def uneven_faults(counts: Sequence[int]) -> tuple[str, ...]:
     """Ranks with many fewer device tasks than the others: parts of their traces are missing."""
     typical = sorted(counts)[len(counts) // 2]
     return tuple(
-        f"rank {rank} has {count} device tasks where others have {typical}: its trace is not whole"
+        f"rank {rank} has {count} device tasks, other ranks {typical}: its trace is incomplete"
         for rank, count in enumerate(counts)
         if count < _LEAST_RANK_RATIO * typical
     )

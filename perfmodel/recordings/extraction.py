@@ -41,9 +41,9 @@ Line = dict[str, Any]
 Samples = dict[tuple[HostPart, str], list[int]]
 MISSING = {
     "host_overheads": "the traces hold no host operators. Record with CPU activities.",
-    "gemm": "no matrix product has its shapes. Record with record_shapes=True.",
+    "gemm": "no GEMM has recorded shapes. Record with record_shapes=True.",
     "collectives": (
-        "no collective of all recorded ranks says what it moved. Newer PyTorch releases write that."
+        "no collective of the recorded ranks states its size. Newer PyTorch releases record it."
     ),
 }
 """Why a table has no lines."""
@@ -85,12 +85,12 @@ def extract_host_overheads(views: Sequence[RankView]) -> list[Line]:
         low, high = np.percentile(values, [25, 75])
         margin = 1.5 * (high - low)
         kept = values[(values >= low - margin) & (values <= high + margin)]
-        statistics = {"mean_us": float(kept.mean()), "std_us": float(kept.std())}
         lines.append(
             {
                 "type": part.value,
                 "op": name,
-                **{key: round(value, 3) for key, value in statistics.items()},
+                "mean_us": round(float(kept.mean()), 3),
+                "std_us": round(float(kept.std()), 3),
                 "count": len(kept),
             }
         )
@@ -164,13 +164,13 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
         reductions_ns: dict[int, int] = {}
         for task in range(len(view.device)):
             if "splitkreduce" in view.task_name(task).lower():
-                row = reader.operator_of(task)
+                row = reader.operators[task]
                 reductions_ns[row] = reductions_ns.get(row, 0) + view.device.length_ns(task)
         for task in range(len(view.device)):
             found = reader.found(task)
             if found is not None and not found.is_estimated and isinstance(found.work, Gemm):
                 length_ns = view.device.length_ns(task)
-                length_ns += reductions_ns.get(reader.operator_of(task), 0)
+                length_ns += reductions_ns.get(reader.operators[task], 0)
                 lengths.setdefault((device, found.work), []).append(length_ns)
     return [
         {

@@ -163,7 +163,7 @@ def import_traces(
     found = [f"  {one.folder.name}: {fault}" for one in made for fault in one.faults]
     if wishes.is_strict and found:
         heading = f"--strict: the traces must have no faults, they have {len(found)}."
-        advice = "Nothing was written. Record again, or import without --strict and mind them."
+        advice = "Nothing was written. Record again, or import without --strict and check them."
         raise TraceError("\n".join([heading, *found, advice]))
     for one in made:
         if isinstance(one, ImportedJob):

@@ -35,10 +35,12 @@ def report_rank(of_rank: RankFindings, offset_ns: int) -> RankReport:
     if view.repeated_correlations:
         faults.append(
             f"{view.repeated_correlations} calls repeat the correlation of an earlier call; "
-            "the earlier one was taken"
+            "the earlier one was used"
         )
     if lost:
-        faults.append(f"{lost} device tasks have no launching call; only stream order holds them")
+        faults.append(
+            f"{lost} device tasks have no launching call; only stream order constrains them"
+        )
     return RankReport(
         rank=trace.rank,
         objects=trace.report.objects,
@@ -77,8 +79,8 @@ def find_job_faults(findings: Sequence[RankFindings]) -> tuple[str, ...]:
             sentences.append(f"rank {rank} runs no kernel at all")
         elif count < _LEAST_RANK_RATIO * typical:
             sentences.append(
-                f"rank {rank} has {count} device tasks where others have {round(typical)}: "
-                "its trace is not whole"
+                f"rank {rank} has {count} device tasks, other ranks {round(typical)}: "
+                "its trace is incomplete"
             )
         own = [call for call in of_rank.collectives if call.ranks is None or len(call.ranks) > 1]
         lone = sum(call.task not in of_rank.members for call in own)
@@ -96,11 +98,11 @@ def list_assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
     """The assumptions about the recording, one sentence each."""
     sentences = [
         "kernels of several waves hold back other streams until their last wave",
-        "an allocation waits for the device only where all launched work had ended by its return",
+        "an allocation waits for the device only if all launched work had ended when it returned",
     ]
     steps = [of_rank.chain.steps for of_rank in findings]
     if sum(any(step.kind is StepKind.ALLOCATION for step in of) for of in steps) > 1:
-        sentences.append("allocations at the same time on several GPUs of a host share its driver")
+        sentences.append("concurrent allocations on several GPUs of a host share its driver")
     blocking = (StepKind.WAIT, StepKind.ALLOCATION)
     waits = [
         step for of in steps for step in of if step.kind in blocking and step.end_ns > step.start_ns
@@ -109,21 +111,21 @@ def list_assumptions(findings: Sequence[RankFindings]) -> tuple[str, ...]:
     own_ns = sum(step.duration_ns for step in waits)
     if total_ns:
         sentences.append(
-            f"blocking calls took {format_duration(total_ns)} on all ranks; "
-            f"{format_duration(total_ns - own_ns)} of it was waiting and is booked on what they "
-            f"waited for, {format_duration(own_ns)} is their own"
+            f"blocking calls took {format_duration(total_ns)} on all ranks: "
+            f"{format_duration(total_ns - own_ns)} was waiting, attributed to the awaited work, "
+            f"and {format_duration(own_ns)} is their own time"
         )
     cut_ns = max(of_rank.chain.cut_ns for of_rank in findings)
     if cut_ns:
         sentences.append(
-            f"the last synchronisation is the profiler's: up to {format_duration(cut_ns)} of it, "
-            "after the last recorded device work, is left out"
+            f"the last synchronisation belongs to the profiler: up to {format_duration(cut_ns)} "
+            "of it, after the last device work, is left out"
         )
     arrivals = sum(len(of_rank.arrivals) for of_rank in findings)
     if arrivals:
         sentences.append(
-            f"other ranks were not recorded: they came later to {arrivals} collectives, and come "
-            "as much later whatever is changed, because they run the same program"
+            f"other ranks were not recorded: they arrived later at {arrivals} collectives, and are "
+            "assumed to arrive as much later in a changed job, because they run the same program"
         )
     return tuple(sentences)
 
@@ -143,7 +145,7 @@ def _find_clock_faults(view: RankView) -> tuple[str, ...]:
         reached_ns = np.maximum.accumulate(device.end_ns[chosen])[:-1]
         overlapping += int((device.start_ns[chosen][1:] < reached_ns - _OVERLAP_NS).sum())
     if overlapping:
-        sentences.append(f"{overlapping} device tasks overlap the one before on their stream")
+        sentences.append(f"{overlapping} device tasks overlap the previous one on their stream")
     start_ns = np.concatenate([calls.start_ns, device.start_ns])
     end_ns = np.concatenate([calls.end_ns, device.end_ns])
     order = np.argsort(start_ns, kind="stable")
@@ -152,7 +154,7 @@ def _find_clock_faults(view: RankView) -> tuple[str, ...]:
     window_ns = int(reached_ns[-1] - start_ns[order][0])
     if pause_ns > _PAUSE_NS and pause_ns > _PAUSE_RATIO * window_ns:
         sentences.append(
-            f"nothing happens for {format_duration(pause_ns)}, more than half of the window: "
+            f"no activity for {format_duration(pause_ns)}, more than half of the window: "
             "a pause, or a clock that jumped"
         )
     return tuple(sentences)

@@ -75,12 +75,12 @@ def _operations_of(trace: ExecutionTrace | ChakraTrace) -> tuple[LinkedOperation
         found = tuple(_from_chakra(one, states_place=states_place) for one in trace.operations)
     if not any(one.is_on_device for one in found):
         raise TraceError(
-            f"{trace.document}: holds no work of the device. Convert a trace that was linked with "
+            f"{trace.document}: holds no device work. Convert a trace that was linked with "
             "Kineto, or import the execution trace it was made from."
         )
     if not any(one.duration_ns or one.work or one.peer for one in found):
         raise TraceError(
-            f"{trace.document}: says neither durations nor shapes, so no job can be made of it."
+            f"{trace.document}: has neither durations nor shapes, so it cannot become a job."
         )
     return found
 
@@ -188,8 +188,8 @@ def build_linked_job(
     ]
     peers.add_ranks(job, programs)
     sentence = (
-        f"made of {source}, which say durations and no starts: operators run one behind the "
-        "other, kernels behind the operator that launched them"
+        f"built from {source}, which have durations but no starts: operators run one after the "
+        "other, kernels after the operator that launched them"
     )
     counts = [sum(one.is_on_device for one in of_rank) for of_rank in ranks]
     faults = [f"{trace.document}: {fault}" for trace in traces for fault in trace.faults]

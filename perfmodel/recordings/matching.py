@@ -151,8 +151,8 @@ def check_overlap(views: Sequence[RankView], group: MatchedGroup) -> str:
     sentence = (
         f"group {group.name!r}: members of a collective must be in it at the same time, but "
         f"rank {views[early].trace.rank} left #{impossible[-1]} "
-        f"{format_duration(max(starts) - min(ends))} before rank {views[late].trace.rank} came "
-        f"({len(impossible)} such of {group.count}). "
+        f"{format_duration(max(starts) - min(ends))} before rank {views[late].trace.rank} arrived "
+        f"({len(impossible)} of {group.count} collectives). "
         "A collective is missing in one of the traces, or their clocks jump."
     )
     if len(impossible) > _MAX_IMPOSSIBLE_RATIO * group.count:
@@ -233,7 +233,7 @@ class PeerGroups:
             return ()
         sentence = (
             f"{self.recorded_count} of {self.rank_count} ranks were recorded; the others are "
-            "taken to do the same, in groups of neighbouring ranks"
+            "assumed to do the same, in groups of neighbouring ranks"
         )
         return (sentence,)
 
@@ -274,7 +274,9 @@ def group_peers(name: str, calls: Sequence[Sequence[PeerCall]]) -> PeerGroups:
     ]
     if rank_count > len(calls):
         lost = rank_count - len(calls)
-        faults.append(f"{lost} of {rank_count} ranks are not recorded; they are taken to do alike")
+        faults.append(
+            f"{lost} of {rank_count} ranks are not recorded; they are assumed to do the same"
+        )
     kept = {word: group for word, group in groups.items() if group.size > 1}
     return PeerGroups(kept, rank_count, len(calls), tuple(faults))
 
@@ -296,7 +298,7 @@ def _peer_group(
         size = len(members)
         if stated > size:
             raise TraceError(
-                f"group {name!r}: says that it has {stated} ranks, but collectives of only "
+                f"group {name!r}: states {stated} ranks, but collectives of only "
                 f"{size} are in the traces. One of them is incomplete."
             )
     parts = zip(*(members[rank] for rank in counts), strict=True)

@@ -94,7 +94,7 @@ class SelfReplay:
         if abs(self.iteration.error_pct) > MAX_TRUSTED_ERROR_PCT:
             return (
                 f"the recording replays itself with an error of {self.iteration.error_pct:.1f} %, "
-                f"beyond the {MAX_TRUSTED_ERROR_PCT:g} % up to which answers from it mean something"
+                f"above the limit of {MAX_TRUSTED_ERROR_PCT:g} % for trusted answers"
             )
         more = f", and {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
         return f"the recording has faults: {self.faults[0]}{more}"

@@ -96,7 +96,14 @@ def load_recorded_job(folder: Path) -> RecordedJob:
             report=report_from_words(header["report"]),
             score=None if score is None else score_from_words(score),
         )
-    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as fault:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OSError,
+        pa.ArrowException,
+    ) as fault:
         raise TraceError(
             f"{folder}: not a readable recording ({type(fault).__name__}: {fault}). "
             "Import the traces again."
@@ -211,8 +218,8 @@ def _header_of(trace: ChakraTrace) -> dict[str, Any]:
     numbers = [stated.get(key) for key in ("rank", "ranks")]
     if not all(type(number) is int and 0 <= number < 2**20 for number in numbers):
         raise TraceError(
-            f"{trace.document}: must say its rank and how many ranks there are, as perfmodel "
-            "writes it; says neither. Files of perfmodel and of others cannot be mixed."
+            f"{trace.document}: must state its rank and the number of ranks, as perfmodel writes "
+            "them; states neither. Files of perfmodel and of other programs cannot be mixed."
         )
     return stated
 

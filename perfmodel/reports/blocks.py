@@ -56,7 +56,8 @@ class Table:
 
     Columns in *finds* hold task names and link to the timeline of the page. A terminal shows at
     most *most* rows, wraps the columns in *wraps*, and drops those in *optional*, last first,
-    where it is too narrow. A page folds long tables.
+    where it is too narrow. A page folds long tables, and shades the cells after the first of each
+    row by *shades*, shares of the largest.
     """
 
     kind: ClassVar[str] = "table"
@@ -69,6 +70,7 @@ class Table:
     optional: Sequence[int] = ()
     most: int = ALL
     note: str = ""
+    shades: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of pieces, with its name before it and a value after it."""
+    """A bar of pieces, with its name before it and a value after it; *ends* are an interval."""
 
     pieces: Sequence[Piece]
     name: str = ""
     value: str = ""
+    ends: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class Bars:
     bars: Sequence[Bar]
     legend: Legend = Legend.VALUES
     most: int = ALL
+    note: str = ""
 
     @property
     def label_width(self) -> int:
@@ -123,61 +127,21 @@ class Bars:
         return {piece.look: piece.words for bar in self.bars for piece in bar.pieces}
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A value with its interval, as shares of the largest."""
-
-    name: str
-    words: str
-    share: float
-    low: float
-    high: float
-    is_best: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ranges:
-    """Values with intervals, one under the other."""
-
-    kind: ClassVar[str] = "ranges"
-    ranges: Sequence[Range]
-    note: str = ""
-
-    @property
-    def label_width(self) -> int:
-        """Characters of the longest name."""
-        return max((len(one.name) for one in self.ranges), default=0)
-
-
-def time_ranges(times: Sequence[tuple[str, int, Interval]], best_ns: int) -> Ranges:
-    """Times with their intervals; those equal to *best_ns* are marked."""
+def time_bars(
+    times: Sequence[tuple[str, int, Interval]], best_ns: int, changes: Sequence[str] = ()
+) -> Bars:
+    """Times with their intervals; those equal to *best_ns* are marked, *changes* follow values."""
     most_ns = max([interval.high_ns for _, _, interval in times] + [ns for _, ns, _ in times] + [1])
-    has_width = any(interval.high_ns > interval.low_ns for _, _, interval in times)
-    return Ranges(
-        [
-            Range(
-                name,
-                format_duration(time_ns),
-                time_ns / most_ns,
-                interval.low_ns / most_ns,
-                interval.high_ns / most_ns,
-                is_best=time_ns == best_ns,
-            )
-            for name, time_ns, interval in times
-        ],
-        "The thin line is the 90 % interval." if has_width else "",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Cells by row and column; each has a text, and a share that shades it."""
-
-    kind: ClassVar[str] = "matrix"
-    corner: str
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]
-    note: str = ""
+    bars = []
+    said = changes or [""] * len(times)
+    for (name, ns, interval), change in zip(times, said, strict=True):
+        piece = Piece("", Look.GREEN if ns == best_ns else Look.BLUE, "", ns / most_ns)
+        ends = (interval.low_ns / most_ns, interval.high_ns / most_ns)
+        has_width = interval.high_ns > interval.low_ns
+        value = f"{format_duration(ns)}{change}"
+        bars.append(Bar([piece], name, value, ends if has_width else None))
+    note = "The thin line is the 90 % interval." if any(bar.ends for bar in bars) else ""
+    return Bars(bars, Legend.NONE, note=note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +161,7 @@ class Command:
     label: str = ""
 
 
-Block = Table | Sentences | Bars | Ranges | Matrix | Timeline | Command
+Block = Table | Sentences | Bars | Timeline | Command
 
 
 def no_blocks() -> Sequence[Block]:

@@ -8,89 +8,29 @@ file says so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_US
 from perfmodel.base.writing import draft_of
 from perfmodel.graph.ops import Communication, Fixed
-from perfmodel.graph.program import Anchor, LaneKind, Program
+from perfmodel.graph.program import Anchor, LaneKind
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.explain import Evidence, find_path
 from perfmodel.reports.text import format_ranks
 
-# A launch points from a host task to the device task that depends on it; a wait
-# points from the member of a rendezvous that came last to each that waited.
-
-
-@dataclass(frozen=True, slots=True)
-class ArrowEnd:
-    """Where an arrow begins or ends: the start of a task."""
-
-    rank: int
-    lane: int
-    moment_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrow:
-    """One task set off another."""
-
-    name: str
-    source: ArrowEnd
-    target: ArrowEnd
-
-
-def iter_launch_arrows(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[Arrow]:
-    """From every host task to the device tasks that depend on it."""
-    for rank in ranks:
-        program = evidence.job.program_of(rank)
-        starts_ns = evidence.starts_ns(rank).tolist()
-        lanes = program.task_lanes().tolist()
-        for source, target in _launches(program).tolist():
-            yield Arrow(
-                "launch",
-                ArrowEnd(rank, lanes[source], starts_ns[source]),
-                ArrowEnd(rank, lanes[target], starts_ns[target]),
-            )
-
-
-def iter_wait_arrows(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[Arrow]:
-    """From the last member of every rendezvous to the members that waited for it."""
-    starts_ns = {rank: evidence.starts_ns(rank) for rank in ranks}
-    lanes = {rank: evidence.job.program_of(rank).task_lanes() for rank in ranks}
-
-    def end_at(rank: int, task: int) -> ArrowEnd:
-        return ArrowEnd(rank, int(lanes[rank][task]), int(starts_ns[rank][task]))
-
-    for rank in ranks:
-        for task in np.flatnonzero(evidence.waits_ns(rank) > 0).tolist():
-            last = evidence.last_member(rank, task)
-            if last.rank != rank and last.rank in starts_ns:
-                yield Arrow("wait", end_at(last.rank, last.task), end_at(rank, task))
-
-
-def _launches(program: Program) -> NDArray[np.int64]:
-    """Pairs of a host task and a device task that waits for its end in the same iteration."""
-    is_device = np.array([lane.kind.is_device for lane in program.lanes])[program.task_lanes()]
-    targets = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
-    sources = program.dep_task.astype(np.int64)
-    is_launch = ~is_device[sources] & is_device[targets] & (program.dep_distance == 0)
-    is_launch &= program.dep_anchor == int(Anchor.END)
-    return np.column_stack([sources[is_launch], targets[is_launch]])
-
-
 MAX_TASKS = 400_000
 
 Record = dict[str, Any]
+Task = tuple[int, int]
+"""A rank and one of its tasks."""
 _PLAIN = (int, float, str, bool)
 
 
@@ -153,11 +93,41 @@ def iter_records(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[Record]
         path = {task for of_rank, task in on_path if of_rank == rank}
         yield from _names(evidence, rank)
         yield from _spans(evidence, rank, origin_ns, path)
-    arrows = chain(iter_launch_arrows(evidence, ranks), iter_wait_arrows(evidence, ranks))
-    for number, arrow in enumerate(arrows):
-        both = {"cat": arrow.name, "name": arrow.name, "id": number}
-        yield {**both, "ph": "s", **_place(evidence, arrow.source, origin_ns)}
-        yield {**both, "ph": "f", "bp": "e", **_place(evidence, arrow.target, origin_ns)}
+    lanes = {rank: evidence.job.program_of(rank).task_lanes().tolist() for rank in ranks}
+    starts_ns = {rank: (evidence.starts_ns(rank) - origin_ns).tolist() for rank in ranks}
+
+    def start_of(rank: int, task: int) -> Record:
+        pid = evidence.class_ranks[rank][0]
+        return {"pid": pid, "tid": lanes[rank][task], "ts": _us(starts_ns[rank][task])}
+
+    numbers = count()
+    for name, arrows in (("launch", _launches), ("wait", _waits)):
+        for source, target in arrows(evidence, ranks):
+            both = {"cat": name, "name": name, "id": next(numbers)}
+            yield {**both, "ph": "s", **start_of(*source)}
+            yield {**both, "ph": "f", "bp": "e", **start_of(*target)}
+
+
+def _launches(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[tuple[Task, Task]]:
+    """From every host task to the device tasks that wait for its end in the same iteration."""
+    for rank in ranks:
+        program = evidence.job.program_of(rank)
+        is_device = np.array([lane.kind.is_device for lane in program.lanes])[program.task_lanes()]
+        targets = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
+        sources = program.dep_task.astype(np.int64)
+        is_launch = ~is_device[sources] & is_device[targets] & (program.dep_distance == 0)
+        is_launch &= program.dep_anchor == int(Anchor.END)
+        for source, target in zip(sources[is_launch], targets[is_launch], strict=True):
+            yield (rank, int(source)), (rank, int(target))
+
+
+def _waits(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[tuple[Task, Task]]:
+    """From the last member of every rendezvous to the members that waited for it."""
+    for rank in ranks:
+        for task in np.flatnonzero(evidence.waits_ns(rank) > 0).tolist():
+            last = evidence.last_member(rank, task)
+            if last.rank != rank and last.rank in ranks:
+                yield (last.rank, last.task), (rank, task)
 
 
 def _describe(evidence: Evidence, ranks: tuple[int, ...]) -> Record:
@@ -172,7 +142,7 @@ def _names(evidence: Evidence, rank: int) -> Iterator[Record]:
     ranks = evidence.class_ranks[rank]
     name = f"rank {ranks[0]}"
     if len(ranks) > 1:
-        name += f" (stands for {format_ranks(ranks)})"
+        name += f" (represents {format_ranks(ranks)})"
     pid = ranks[0]
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
@@ -271,11 +241,6 @@ def _spans(evidence: Evidence, rank: int, origin_ns: int, on_path: set[int]) -> 
                    "dur": _us(waits_ns[task]), "args": args}  # fmt: skip
         yield {**span, "name": label, "ts": _us(start_ns), "dur": _us(ends_ns[task] - start_ns),
                "args": describe_task(evidence, rank, task, on_path=task in on_path)}  # fmt: skip
-
-
-def _place(evidence: Evidence, end: ArrowEnd, origin_ns: int) -> Record:
-    pid = evidence.class_ranks[end.rank][0]
-    return {"pid": pid, "tid": end.lane, "ts": _us(end.moment_ns - origin_ns)}
 
 
 def _us(duration_ns: int) -> float:

@@ -26,6 +26,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_US, format_bandwidth, format_duration, format_size
 from perfmodel.reports.blocks import Report, Section, Table
 from perfmodel.reports.pictures import as_written, build_figure, save_picture
+from perfmodel.reports.text import pick
 from perfmodel.validation.scoreboard import interval_of
 from topologies import Cluster
 
@@ -88,10 +89,7 @@ def _document(call: CollectiveCall, cost: CollectiveCost) -> dict[str, object]:
         "time_us": cost.duration_ns / 1e3,
         "interval_us": [low / 1e3, high / 1e3],
         "bus_bandwidth_bytes_per_s": cost.bus_bandwidth_bytes_per_s,
-        "algorithm": cost.algorithm,
-        "protocol": cost.protocol,
-        "busiest_link": cost.busiest_link,
-        "latency_ratio": cost.latency_ratio,
+        **pick(cost, "algorithm", "protocol", "busiest_link", "latency_ratio"),
         "provenance": cost.provenance.word,
     }
     if cost.per_rank_ns is not None:
@@ -153,9 +151,7 @@ class SizeSweep:
                 "size_bytes": size,
                 "time_us": cost.duration_ns / 1e3,
                 "bus_bandwidth_bytes_per_s": cost.bus_bandwidth_bytes_per_s,
-                "algorithm": cost.algorithm,
-                "protocol": cost.protocol,
-                "latency_ratio": cost.latency_ratio,
+                **pick(cost, "algorithm", "protocol", "latency_ratio"),
             }
             for size, cost in zip(self.sizes_bytes, self.costs, strict=True)
         ]

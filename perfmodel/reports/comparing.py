@@ -15,7 +15,7 @@ from perfmodel.reports.blocks import (
     Section,
     Sentences,
     Table,
-    time_ranges,
+    time_bars,
 )
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts
@@ -102,6 +102,7 @@ def report_comparison(comparison: Comparison) -> Report:
     assert best.prediction is not None
     memory = best.prediction.memory
     is_good = memory is None or memory.fits
+    verdict = _verdict(best, comparison)
     best_ns = best.prediction.iteration_ns
     times = [(name, found.iteration_ns, found.interval) for name, found in entries]
     faults = [f"{e.name}: {e.fault}" for e in comparison.entries if e.prediction is None]
@@ -111,14 +112,14 @@ def report_comparison(comparison: Comparison) -> Report:
     return Report(
         title=f"{len(comparison.entries)} scenarios side by side",
         headline=Headline(
-            verdict=f"{best.name} is fastest" if is_good else "None of them fits in memory",
+            verdict=verdict if is_good else f"none fits in memory; {verdict}",
             is_good=is_good,
             answer=format_duration(best_ns),
             beside="per iteration",
-            facts=(_describe_fastest(comparison), *comparison.findings),
+            facts=(*_most_done(comparison), *comparison.findings),
         ),
         sections=(
-            Section("Times", more=lambda: [time_ranges(times, best_ns)]),
+            Section("Times", more=lambda: [time_bars(times, best_ns)]),
             Section("The numbers", [_table(comparison)]),
             Section("Where the time goes", more=lambda: [compare_parts(entries)]),
             Section("No answer", [Sentences(faults)] if faults else []),
@@ -174,35 +175,27 @@ def _name(entry: Compared, comparison: Comparison) -> str:
     return entry.name.partition("=")[2] if len(comparison.axes) == 1 else entry.name
 
 
-def _describe_fastest(comparison: Comparison) -> str:
-    """Which scenario is fastest, by how much, and whether it fits."""
-    best = comparison.fastest
+def _verdict(best: Compared, comparison: Comparison) -> str:
+    """Which scenario is fastest and by how much."""
+    times_ns = [entry.prediction.iteration_ns for entry in comparison.answered if entry.prediction]
     assert best.prediction is not None
-    others = [entry for entry in comparison.answered if entry is not best]
-    time = format_duration(best.prediction.iteration_ns)
-    if not others:
-        return f"Only {best.name} has an answer: {time}."
-    slowest = max(entry.prediction.iteration_ns for entry in others if entry.prediction)
-    factor = slowest / max(best.prediction.iteration_ns, 1)
+    factor = max(times_ns) / max(best.prediction.iteration_ns, 1)
+    if len(times_ns) == 1:
+        return f"only {best.name} has an answer"
     if factor < 1 + SAME:
-        return f"All take {time}, to {100 * SAME:g} %.{_most_done(comparison)}"
-    memory = best.prediction.memory
-    fits = "" if memory is None or memory.fits else ", and does not fit in memory"
-    shortest = (
-        f"Shortest iteration: {best.name}, {time}, {factor:.3g} times as fast as the slowest{fits}."
-    )
-    return f"{shortest}{_most_done(comparison)}"
+        return f"all are equally fast, to {100 * SAME:g} %"
+    return f"{best.name} is fastest, {factor:.3g} times as fast as the slowest"
 
 
-def _most_done(comparison: Comparison) -> str:
+def _most_done(comparison: Comparison) -> list[str]:
     """Which scenario gets most done per second, where iterations do different amounts of work."""
     rows = [row for row in to_comparison_rows(comparison) if row["per_s"] is not None]
     works = {entry.prediction.facts.work for entry in comparison.answered if entry.prediction}
     units = {row["per_s_unit"] for row in rows}
     if len(rows) < len(comparison.answered) or len(works) < 2 or len(units) != 1:
-        return ""
+        return []
     most = max(rows, key=lambda row: row["per_s"])
-    return f" Most per second: {most['name']}, {most['per_s']:,.0f} {most['per_s_unit']}/s."
+    return [f"most per second: {most['name']}, {most['per_s']:,.0f} {most['per_s_unit']}/s"]
 
 
 def draw_comparison(comparison: Comparison) -> Figure:

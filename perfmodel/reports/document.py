@@ -20,7 +20,7 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.reports.text import format_ranks, to_question_document
+from perfmodel.reports.text import format_ranks, pick, to_question_document
 
 SCHEMA_VERSION = 1
 EXACT = 10**9
@@ -156,10 +156,7 @@ def _memory(prediction: Prediction) -> dict[str, Any] | None:
 
 def _facts(facts: Facts) -> dict[str, Any]:
     return {
-        "job": facts.job,
-        "device": facts.device,
-        "stack": facts.stack,
-        "batch": facts.batch,
+        **pick(facts, "job", "device", "stack", "batch"),
         "ranks": facts.rank_count,
         "tasks": facts.task_count,
         "iterations_replayed": facts.iterations_replayed,

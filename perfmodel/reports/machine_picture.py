@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.units import format_bandwidth
-from perfmodel.reports.pictures import as_written, check_picture_path, save_picture
+from perfmodel.reports.pictures import as_written, build_figure, check_picture_path, save_picture
 from topologies import Cluster, Fabric, FabricKind, Link, LinkKind, Topology, Vertex, VertexKind
 
 if TYPE_CHECKING:
@@ -162,10 +162,7 @@ def write_picture(topology: Topology, path: Path, cluster: Cluster | None = None
     check_picture_path(path)
     import matplotlib as mpl
 
-    mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "perfmodel"
-    from matplotlib import pyplot
-
     plan = build_plan(topology)
     left, right = -0.9, plan.columns - 0.1
     low = plan.bottom - (ROW_GAP if topology.fabric else 0.0) - 0.35
@@ -175,7 +172,8 @@ def write_picture(topology: Topology, path: Path, cluster: Cluster | None = None
     scale = width / (right - left)
     legend_inches = 0.3 * len(build_legend(topology, plan)) / 2 + 0.45
     height = (high - low) * min(scale, 1.05) * 0.82 + legend_inches + 0.75
-    figure = pyplot.figure(figsize=(width, height), facecolor=PAPER)
+    figure = build_figure(width, height)
+    figure.set_layout_engine("none")
     bottom, top = legend_inches / height, 1 - 0.72 / height
     axes = figure.add_axes((0.02, bottom, 0.96, top - bottom))
     axes.set(xlim=(left, right), ylim=(low, high))
@@ -186,7 +184,6 @@ def write_picture(topology: Topology, path: Path, cluster: Cluster | None = None
         _paint_fabric(axes, topology.fabric, plan)
     _paint_words(figure, topology, plan, cluster)
     save_picture(figure, path, dpi=160, facecolor=PAPER)
-    pyplot.close(figure)
 
 
 def _paint_wires(axes: Axes, topology: Topology, plan: Plan) -> None:
@@ -351,8 +348,8 @@ def _paint_words(figure: Any, topology: Topology, plan: Plan, cluster: Cluster |
         words += f" ({plan.hidden_trays} more trays like these are not drawn)"
     figure.text(0.03, 1 - 0.47 / height, words, fontsize=9.5, color=QUIET, va="top")
     handles = [
-        Line2D([], [], color=entry.colour, lw=entry.width, label=entry.words)
-        for entry in build_legend(topology, plan)
+        Line2D([], [], color=colour, lw=width, label=words)
+        for words, (colour, width) in build_legend(topology, plan).items()
     ]
     figure.legend(
         handles=handles,
@@ -385,30 +382,18 @@ def line_width(bandwidth_bytes_per_s: float) -> float:
     return 1.0 + 0.62 * max(0.0, math.log2(bandwidth_bytes_per_s / 12e9))
 
 
-@dataclass(frozen=True, slots=True)
-class LegendEntry:
-    """One sort of wire and the words for it."""
-
-    colour: str
-    words: str
-    width: float
-
-
-def build_legend(topology: Topology, plan: Plan) -> list[LegendEntry]:
-    """An entry for each sort of wire in the picture."""
-    entries: dict[tuple[LinkKind, float], LegendEntry] = {}
-    for link in drawn_links(topology, plan):
-        width = line_width(link.bandwidth_bytes_per_s)
-        entry = LegendEntry(WIRE_COLOURS[link.kind], _wire_words(link), width)
-        entries.setdefault((link.kind, link.bandwidth_bytes_per_s), entry)
-    legend = list(entries.values())
+def build_legend(topology: Topology, plan: Plan) -> dict[str, tuple[str, float]]:
+    """Colour and width of each sort of wire in the picture, by the words for it."""
+    legend = {
+        _wire_words(link): (WIRE_COLOURS[link.kind], line_width(link.bandwidth_bytes_per_s))
+        for link in drawn_links(topology, plan)
+    }
     fabric = topology.fabric
     if fabric is not None:
         gbit = fabric.nic_bandwidth_bytes_per_s * 8e-9 / fabric.nic_lanes
         lanes = f"{fabric.nic_lanes} x " if fabric.nic_lanes > 1 else ""
         width = line_width(fabric.nic_bandwidth_bytes_per_s)
-        words = f"NIC  {lanes}{gbit:g} Gbit/s"
-        legend.append(LegendEntry(WIRE_COLOURS[LinkKind.NIC], words, width))
+        legend[f"NIC  {lanes}{gbit:g} Gbit/s"] = (WIRE_COLOURS[LinkKind.NIC], width)
     return legend
 
 

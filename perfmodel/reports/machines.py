@@ -17,10 +17,12 @@ from perfmodel.base.units import format_bandwidth, format_duration, format_size
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.explain import Evidence, merge_numbers
 from perfmodel.reports.blocks import (
+    Bar,
+    Bars,
     Block,
-    Matrix,
-    Range,
-    Ranges,
+    Legend,
+    Look,
+    Piece,
     Report,
     Section,
     Sentences,
@@ -164,16 +166,13 @@ def route_word(route: Route) -> str:
     return "PHB" if route.passes_cpu else "PIX"
 
 
-def _matrix(topology: Topology) -> Matrix:
+def _matrix(topology: Topology) -> Table:
     gpus = range(topology.gpus_per_host)
-    rows = []
-    for gpu_a in gpus:
-        words = [
-            "-" if gpu_a == gpu_b else route_word(topology.gpu_route(gpu_a, gpu_b))
-            for gpu_b in gpus
-        ]
-        rows.append((str(gpu_a), [(word, 0.0) for word in words]))
-    return Matrix("GPU", [str(gpu) for gpu in gpus], rows)
+    rows = [
+        [str(a), *("-" if a == b else route_word(topology.gpu_route(a, b)) for b in gpus)]
+        for a in gpus
+    ]
+    return Table(["GPU", *map(str, gpus)], rows, numeric=range(1, len(gpus) + 1))
 
 
 def _iter_routes(topology: Topology) -> Iterator[tuple[str, Route]]:
@@ -233,10 +232,11 @@ def build_links(prediction: Prediction) -> list[Block]:
         f"How long collectives keep the links of a rank busy in the {window} of the timeline, at "
         "the speed that software reaches."
     )
-    return [*blocks, Ranges(busy[:MOST_LINES], note), *_by_label(prediction)]
+    bars = Bars(busy[:MOST_LINES], Legend.NONE, note=note)
+    return [*blocks, bars, _by_label(prediction)]
 
 
-def _busy(prediction: Prediction) -> list[Range]:
+def _busy(prediction: Prediction) -> list[Bar]:
     """Busiest first; ties by rank."""
     evidence = prediction.evidence
     found = [
@@ -246,19 +246,14 @@ def _busy(prediction: Prediction) -> list[Range]:
         if busy_ns > 0
     ]
     whole_ns = max(evidence.window.length_ns, 1)
-    most = max((busy_ns for *_, busy_ns in found), default=0.0)
     found.sort(key=lambda one: -one[2])
-    return [
-        Range(
-            f"{ranks}, {word}",
-            f"{format_duration(busy_ns)}, {busy_ns / whole_ns:.0%}",
-            min(busy_ns / whole_ns, 1.0),
-            min(busy_ns / whole_ns, 1.0),
-            min(busy_ns / whole_ns, 1.0),
-            is_best=busy_ns == most,
-        )
-        for ranks, word, busy_ns in found
-    ]
+    bars = []
+    for ranks, word, busy_ns in found:
+        share = busy_ns / whole_ns
+        look = Look.GREEN if busy_ns == found[0][2] else Look.BLUE
+        value = f"{format_duration(busy_ns)}, {share:.0%}"
+        bars.append(Bar([Piece("", look, "", min(share, 1.0))], f"{ranks}, {word}", value))
+    return bars
 
 
 def _of_ranks(evidence: Evidence) -> Iterator[tuple[int, np.ndarray]]:
@@ -271,7 +266,7 @@ def _of_ranks(evidence: Evidence) -> Iterator[tuple[int, np.ndarray]]:
         yield rank, priced.durations.values_ns[rows, :1] * priced.link_use[rows]
 
 
-def _by_label(prediction: Prediction) -> list[Block]:
+def _by_label(prediction: Prediction) -> Table:
     """What the busiest rank sends."""
     evidence = prediction.evidence
     loads = list(_of_ranks(evidence))
@@ -287,4 +282,4 @@ def _by_label(prediction: Prediction) -> list[Block]:
     ]
     name = name_ranks(evidence.class_ranks[rank])
     headings = (f"busiest on {name}", INSIDE, BETWEEN)
-    return [Table(headings, rows, numeric=(1, 2), finds=(0,))]
+    return Table(headings, rows, numeric=(1, 2), finds=(0,))

@@ -16,7 +16,6 @@ from perfmodel.reports.blocks import (
     Headline,
     Legend,
     Look,
-    Matrix,
     Piece,
     Report,
     Section,
@@ -26,7 +25,6 @@ from perfmodel.reports.blocks import (
 )
 from perfmodel.reports.machines import build_links
 from perfmodel.reports.text import (
-    DurationScale,
     ask_again,
     build_scale,
     describe_fit,
@@ -287,7 +285,7 @@ def _waits(prediction: Prediction) -> Block:
     return Table(headings, rows, numeric=(3, 4), finds=(2,), most=4)
 
 
-def _wait_matrix(prediction: Prediction) -> Matrix:
+def _wait_matrix(prediction: Prediction) -> Table:
     """Who waits (rows) for whom (columns); those who lose and cost most come first."""
     lost_ns: dict[tuple[tuple[int, ...], int], int] = {}
     for wait in prediction.explanation.waits:
@@ -295,19 +293,15 @@ def _wait_matrix(prediction: Prediction) -> Matrix:
         lost_ns[key] = lost_ns.get(key, 0) + wait.duration_ns
     waiting, awaited = _by_total(lost_ns, 0), _by_total(lost_ns, 1)
     most_ns, scale = max(*lost_ns.values(), 1), build_scale(prediction.iteration_ns)
-    rows = [
-        (name_ranks(who), [_wait_cell(lost_ns.get((who, whom), 0), most_ns, scale)
-                           for whom in awaited[:MOST_COLUMNS]])
-        for who in waiting[:MOST_ROWS]
-    ]  # fmt: skip
+    rows, shades = [], []
+    for who in waiting[:MOST_ROWS]:
+        times_ns = [lost_ns.get((who, whom), 0) for whom in awaited[:MOST_COLUMNS]]
+        rows.append([name_ranks(who), *(scale.text(ns) if ns else "" for ns in times_ns)])
+        shades.append([ns / most_ns for ns in times_ns])
     left_out = max(len(waiting) - MOST_ROWS, 0) + max(len(awaited) - MOST_COLUMNS, 0)
     note = f"{left_out} more rows and columns are in the JSON." if left_out else ""
-    columns = [f"rank {whom}" for whom in awaited[:MOST_COLUMNS]]
-    return Matrix("who \\ for whom", columns, rows, note)
-
-
-def _wait_cell(lost_ns: int, most_ns: int, scale: DurationScale) -> tuple[str, float]:
-    return scale.text(lost_ns) if lost_ns else "", 0.7 * lost_ns / most_ns
+    headings = ["who \\ for whom", *(f"rank {whom}" for whom in awaited[:MOST_COLUMNS])]
+    return Table(headings, rows, range(1, len(headings)), note=note, shades=shades)
 
 
 def _by_total(lost_ns: dict[tuple[tuple[int, ...], int], int], side: int) -> list[Any]:

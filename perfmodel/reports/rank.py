@@ -14,12 +14,11 @@ from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.ranking import RankedPlan, Ranking
 from perfmodel.reports.blocks import (
     Headline,
-    Matrix,
     Report,
     Section,
     Sentences,
     Table,
-    time_ranges,
+    time_bars,
 )
 from perfmodel.reports.document import interval_ms
 from perfmodel.reports.pictures import build_figure, draw_stacks
@@ -151,7 +150,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
                 [Sentences(ranking.facts)],
                 more=lambda: [] if question is None else ask_again("rank", question),
             ),
-            Section("Times", more=lambda: [time_ranges(times, best_ns)]),
+            Section("Times", more=lambda: [time_bars(times, best_ns)]),
             Section("Plans", [_table(ranking)]),
             Section(f"Load per rank under {name}", more=lambda: [_load_matrix(best)]),
             Section(f"Where {name} puts the tables", more=lambda: [_table_matrix(best)]),
@@ -194,60 +193,60 @@ def _table(ranking: Ranking) -> Table:
     )
 
 
-def _load_matrix(ranked: RankedPlan) -> Matrix:
+def _load_matrix(ranked: RankedPlan) -> Table:
     """Lookups, bytes sent and memory, one column per rank, each row shaded by its largest."""
     loads = ranked.loads
-    rows = []
+    rows, shades = [], []
     for words, values, unit, form in (
         ("rows looked up, thousand", loads.lookups, 1e3, ",.0f"),
         ("vectors sent, MB", loads.sent_bytes, 1e6, ",.1f"),
         ("memory, GiB", loads.memory_bytes, BYTES_PER_GIB, ".1f"),
     ):
         most = max(*values, 1)
-        cells = [(format(value / unit, form), 0.7 * value / most) for value in values[:MOST_RANKS]]
-        rows.append((words, cells))
-    return Matrix("", _rank_columns(ranked), rows, _left_out(ranked.plan.rank_count, "ranks"))
+        rows.append([words, *(format(value / unit, form) for value in values[:MOST_RANKS])])
+        shades.append([value / most for value in values[:MOST_RANKS]])
+    return _rank_table("", rows, shades, ranked)
 
 
-def _table_matrix(ranked: RankedPlan) -> Matrix:
+def _table_matrix(ranked: RankedPlan) -> Table:
     """The share of each table that each rank holds, largest tables first."""
     plan = ranked.plan
     held = np.zeros((len(plan.tables), plan.rank_count))
     for shard in plan.shards:
         held[shard.table, shard.rank] += shard.rows * shard.width
     order = sorted(range(len(plan.tables)), key=lambda place: (-plan.tables[place].rows, place))
-    rows = []
+    rows, shades = [], []
     for place in order[:MOST_TABLES]:
         table, kind = plan.tables[place], plan.kinds[place].value.replace("_", " ")
         shares = held[place] / (table.rows * table.width)
         if place in plan.copied_places:
             shares = np.ones(plan.rank_count)
-        cells = [(f"{share:.0%}" if share else "", 0.7 * share) for share in shares[:MOST_RANKS]]
-        rows.append((f"{table.name}: {table.rows:,} x {table.width}, {kind}", cells))
-    note = " ".join(
-        part
-        for part in (
-            _left_out(plan.rank_count, "ranks"),
-            f"{len(order) - MOST_TABLES} smaller tables are in the JSON."
-            if len(order) > MOST_TABLES
-            else "",
+        name = f"{table.name}: {table.rows:,} x {table.width}, {kind}"
+        rows.append([name, *(f"{share:.0%}" if share else "" for share in shares[:MOST_RANKS])])
+        shades.append(shares[:MOST_RANKS].tolist())
+    notes = []
+    if len(order) > MOST_TABLES:
+        notes.append(f"{len(order) - MOST_TABLES} smaller tables are in the JSON.")
+    if plan.summed_in_host:
+        notes.append(
             f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host first."
-            if plan.summed_in_host
-            else "",
         )
-        if part
-    )
-    return Matrix("table \\ rank", _rank_columns(ranked), rows, note)
+    return _rank_table("table \\ rank", rows, shades, ranked, *notes)
 
 
-def _rank_columns(ranked: RankedPlan) -> list[str]:
-    return [str(rank) for rank in range(min(ranked.plan.rank_count, MOST_RANKS))]
-
-
-def _left_out(rank_count: int, word: str) -> str:
-    return (
-        f"{rank_count - MOST_RANKS} more {word} are in the JSON." if rank_count > MOST_RANKS else ""
-    )
+def _rank_table(
+    corner: str,
+    rows: Sequence[Sequence[str]],
+    shades: Sequence[Sequence[float]],
+    ranked: RankedPlan,
+    *notes: str,
+) -> Table:
+    """A table with a column per rank."""
+    count = ranked.plan.rank_count
+    more = [f"{count - MOST_RANKS} more ranks are in the JSON."] if count > MOST_RANKS else []
+    headings = [corner, *map(str, range(min(count, MOST_RANKS)))]
+    note = " ".join([*more, *notes])
+    return Table(headings, rows, range(1, len(headings)), note=note, shades=shades)
 
 
 def to_plan_lines(ranking: Ranking, plan_file: Path) -> list[str]:

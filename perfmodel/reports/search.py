@@ -16,10 +16,10 @@ from perfmodel.reports.blocks import (
     Section,
     Sentences,
     Table,
-    time_ranges,
+    time_bars,
 )
 from perfmodel.reports.document import interval_ms
-from perfmodel.reports.text import ask_again, describe_interval
+from perfmodel.reports.text import ask_again, describe_interval, pick
 from perfmodel.workloads.transformer.spec import ContextKind
 
 if TYPE_CHECKING:
@@ -54,11 +54,7 @@ def to_search_document(rankings: Sequence[LayoutRanking]) -> dict[str, Any]:
                 "hosts": one.hosts,
                 "gpus": one.rank_count,
                 "on_pareto_front": one.hosts in front,
-                "considered": one.tally.considered,
-                "too_large": one.tally.too_large,
-                "pruned": one.tally.pruned,
-                "untried": one.tally.untried,
-                "replayed": one.tally.replayed,
+                **pick(one.tally, "considered", "too_large", "pruned", "untried", "replayed"),
                 "is_proven": one.tally.is_proven,
                 "reasons": list(one.reasons),
                 "layouts": [_entry(one, layout) for layout in one.layouts],
@@ -87,15 +83,9 @@ def _entry(ranking: LayoutRanking, layout: RankedLayout) -> dict[str, Any]:
 
 def _numbers(layout: RankedLayout) -> dict[str, Any]:
     spread, spec = layout.candidate.chosen.layout, layout.candidate.spec
+    sizes = ("tp", "pp", "cp", "ep", "etp", "dp", "micro_batch", "micro_batches")
     return {
-        "tp": spread.tp,
-        "pp": spread.pp,
-        "cp": spread.cp,
-        "ep": spread.ep,
-        "etp": spread.etp,
-        "dp": spread.dp,
-        "micro_batch": spread.micro_batch,
-        "micro_batches": spread.micro_batches,
+        **pick(spread, *sizes),
         "sequence_parallel": spread.is_sequence_parallel,
         "interleaving": spread.interleaving,
         "sharding": spec.parallel.sharding.value,
@@ -198,15 +188,14 @@ def _layouts(ranking: LayoutRanking) -> Section:
         f"{tally.considered} layouts: {tally.too_large} do not fit, {tally.pruned} pruned by a "
         f"bound, {tally.replayed} replayed; {proof}."
     )
-    names = _names(ranking.layouts)
     times = [
-        (f"{place}. {name}", one.time_ns, one.interval)
-        for place, (name, one) in enumerate(zip(names, ranking.layouts, strict=True), 1)
+        (f"{place}. {_full_name(one)}", one.time_ns, one.interval)
+        for place, one in enumerate(ranking.layouts, 1)
     ]
     return Section(
         f"On {ranking.rank_count} GPUs, {hosts} host{'' if hosts == 1 else 's'}",
         [Sentences([counts]), _table(ranking), Sentences(ranking.reasons)],
-        more=lambda: [time_ranges(times, ranking.best.time_ns)],
+        more=lambda: [time_bars(times, ranking.best.time_ns)],
     )
 
 
@@ -253,25 +242,17 @@ def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str
     return cells if cost is None else {**cells, "per M tokens": f"{cost:.3f}"}
 
 
-def _names(layouts: Sequence[RankedLayout]) -> list[str]:
-    """A name each: the split, and of the rest what is not the same in all of them."""
-    further = []
-    for one in layouts:
-        spread, spec = one.candidate.chosen.layout, one.candidate.spec
-        sharding, recompute = spec.parallel.sharding.value, spec.training.recompute.value
-        further.append(
-            (
-                "sp" if spread.is_sequence_parallel else "",
-                f"runs={spread.interleaving}" if spread.interleaving > 1 else "",
-                "" if sharding == "none" else sharding,
-                "" if recompute == "none" else f"recompute {recompute}",
-            )
-        )
-    told = [len(set(words)) > 1 for words in zip(*further, strict=True)]
-    return [
-        " ".join([one.name, *(word for word, one in zip(words, told, strict=True) if word and one)])
-        for one, words in zip(layouts, further, strict=True)
+def _full_name(layout: RankedLayout) -> str:
+    """The split, and what else sets layouts of one split apart."""
+    numbers = _numbers(layout)
+    words = [
+        layout.name,
+        "sp" if numbers["sequence_parallel"] else "",
+        f"runs={numbers['interleaving']}" if numbers["interleaving"] > 1 else "",
+        numbers["sharding"].replace("none", ""),
+        f"recompute {numbers['recompute']}" if numbers["recompute"] != "none" else "",
     ]
+    return " ".join(word for word in words if word)
 
 
 def _front(rankings: Sequence[LayoutRanking]) -> list[str]:

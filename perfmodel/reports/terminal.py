@@ -23,8 +23,6 @@ from perfmodel.reports.blocks import (
     Headline,
     Legend,
     Look,
-    Matrix,
-    Ranges,
     Report,
     Sentences,
     Table,
@@ -98,11 +96,6 @@ def _rows(block: Block, width: int) -> Iterator[RenderableType]:
     match block:
         case Table():
             yield from _table(block, width)
-        case Matrix():
-            cells = [[name, *(text for text, _ in row)] for name, row in block.rows]
-            numeric = range(1, len(block.columns) + 1)
-            table = Table([block.corner, *block.columns], cells, numeric, note=block.note)
-            yield from _table(table, width)
         case Sentences([sentence]):
             yield _line(sentence)
         case Sentences():
@@ -112,8 +105,6 @@ def _rows(block: Block, width: int) -> Iterator[RenderableType]:
             yield listed
         case Bars():
             yield from _bars(block, width)
-        case Ranges():
-            yield from _ranges(block, width)
         case Command():
             label = f"{block.label}: " if block.label else ""
             yield Text(f"{' ' * INDENT}{label}").append(printable(block.text), "cyan")
@@ -167,12 +158,14 @@ def _left_out(count: int) -> Iterator[RenderableType]:
 def _bars(block: Bars, width: int) -> Iterator[RenderableType]:
     # Names, values and two gaps take the rest of the line; a bar of its own leaves a margin.
     values = max((len(bar.value) for bar in block.bars), default=0)
-    room = min(width - INDENT - block.label_width - values - 4, WIDEST_BAR)
+    label = min(block.label_width, LABEL_WIDTH)
+    room = min(width - INDENT - label - values - 4, WIDEST_BAR)
     table = rich.Table.grid(padding=(0, 2))
+    if label:
+        table.add_column(max_width=label, no_wrap=True, overflow="ellipsis")
     for bar in block.bars[: block.most]:
-        cells: list[RenderableType] = [_line(bar.name)] if block.label_width else []
-        cells += [draw_bar(bar, max(room, 10)), _line(bar.value)]
-        table.add_row(*cells)
+        name = [_line(bar.name)] if label else []
+        table.add_row(*name, draw_bar(bar, max(room, 10)), _line(bar.value))
     yield table
     yield from _left_out(len(block.bars) - block.most)
     if block.legend is Legend.VALUES:
@@ -210,16 +203,3 @@ def _legend(bar: Bar) -> Iterator[RenderableType]:
         table.add_row(entry, piece.value, piece.percent)
     yield table
     yield from _left_out(len(bar.pieces) - MOST_PIECES)
-
-
-def _ranges(block: Ranges, width: int) -> Iterator[RenderableType]:
-    table = rich.Table.grid(padding=(0, 2))
-    words = max((len(one.words) for one in block.ranges), default=0)
-    label = min(block.label_width, LABEL_WIDTH)
-    room = max(min(width - label - words - 6, 60), 10)
-    table.add_column(max_width=LABEL_WIDTH, no_wrap=True, overflow="ellipsis")
-    table.add_column(justify="right", no_wrap=True)
-    for one in block.ranges:
-        bar = Text("█" * round(one.share * room), "green" if one.is_best else "blue")
-        table.add_row(_line(one.name), one.words, bar)
-    yield table

@@ -74,15 +74,19 @@ def advise_memory(purpose: str, *, is_transformer: bool) -> str:
 
 def to_question_document(question: Any) -> dict[str, Any]:
     """*question* as plain values: everything needed to ask again."""
-    values = {one.name: getattr(question, one.name) for one in fields(question)}
-    return {
-        name: value.value
-        if isinstance(value, Enum)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for name, value in values.items()
-    }
+    values = pick(question, *(one.name for one in fields(question)))
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def pick(value: Any, *names: str) -> dict[str, Any]:
+    """Some attributes of *value*, by name."""
+    return {name: getattr(value, name) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
 
 
 def to_command(verb: str, question: Any, *, only: Sequence[str] = ()) -> str:
@@ -102,10 +106,14 @@ def to_command(verb: str, question: Any, *, only: Sequence[str] = ()) -> str:
             words.append(typed)
             continue
         values = (value or (NO_SHARDER,)) if isinstance(value, tuple) else (value,)
-        texts = [str(one.value if isinstance(one, Enum) else one) for one in values]
+        texts = [_typed(one) for one in values]
         for text in [",".join(texts)] if option.parse is not None else texts:
             words += [typed, shlex.quote(text)]
     return " ".join(words)
+
+
+def _typed(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(_plain(value))
 
 
 def ask_again(
@@ -115,13 +123,13 @@ def ask_again(
     asked = []
     for name, value in to_question_document(question).items():
         if value not in (None, [], 0):
-            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = ", ".join(map(_typed, value if isinstance(value, list) else [value]))
             asked.append((name.replace("_", " "), text))
     return [Table((), [*asked, *rows], code=(1,)), Command(command or to_command(verb, question))]
 
 
 MAX_PIECES = 4
-"""Of a list of ranks; beyond it stands how many are left out."""
+"""Of a list of ranks; the rest is counted."""
 
 
 def format_ranks(ranks: Sequence[int], *, max_pieces: int = MAX_PIECES) -> str:

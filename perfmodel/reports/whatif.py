@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import perfmodel
@@ -18,14 +17,14 @@ from perfmodel.prediction.changing import ChangeStep, WhatIf
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.blocks import (
     ALL,
+    Bars,
     Block,
     Headline,
-    Ranges,
     Report,
     Section,
     Sentences,
     Table,
-    time_ranges,
+    time_bars,
 )
 from perfmodel.reports.document import EXACT, interval_ms, parts_ms, to_ms
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts, iter_sections
@@ -34,6 +33,7 @@ from perfmodel.reports.text import (
     describe_interval,
     format_ranks,
     name_ranks,
+    pick,
     to_command,
 )
 
@@ -114,12 +114,7 @@ def _step(step: ChangeStep, before: Prediction) -> dict[str, Any]:
         "change_pct": change_pct(before, step.outcome),
         "interval_ms": interval_ms(step.outcome.interval),
         "touched": {
-            "tasks": touched.tasks,
-            "retimed": touched.retimed,
-            "removed": touched.removed,
-            "added": touched.added,
-            "reordered": touched.reordered,
-            "matched": touched.matched,
+            **pick(touched, "tasks", "retimed", "removed", "added", "reordered", "matched"),
             "launches": [touched.before.launches, touched.after.launches],
             "bytes": [touched.before.size_bytes, touched.after.size_bytes],
             "time_ms": [to_ms(touched.before.duration_ns), to_ms(touched.after.duration_ns)],
@@ -147,11 +142,11 @@ def report_whatif(whatif: WhatIf) -> Report:
             Section("What was changed", [Sentences(touched)] if touched else []),
             Section(
                 "Step by step",
-                [_ranges(steps, before, fastest_ns)] if len(steps) > 2 or not swept else [],
+                [_times(steps, before, fastest_ns)] if len(whatif.steps) > 1 else [],
             ),
             Section(
                 "" if sweep is None else f"Sweep of {sweep.key} in {sweep.name}",
-                [_ranges(swept, after, fastest_ns)] if swept else [],
+                [_times(swept, after, fastest_ns)] if swept else [],
             ),
             Section(
                 "Where the time goes, before and after",
@@ -187,7 +182,9 @@ def _headline(whatif: WhatIf) -> Headline:
     verdict = (
         f"{abs(change):.1f} % {'longer' if change > 0 else 'shorter'} ({factor:.3g} times as fast)"
     )
-    if before.iteration_ns == after.iteration_ns:
+    if not whatif.steps:
+        verdict = ""
+    elif before.iteration_ns == after.iteration_ns:
         verdict = "no change: what was touched is not on the critical path"
     elif abs(change) < SMALLEST_PCT:
         verdict = "hardly a change: little of what was touched is on the critical path"
@@ -206,15 +203,11 @@ def _headline(whatif: WhatIf) -> Headline:
     )
 
 
-def _ranges(named: Sequence[tuple[str, Prediction]], base: Prediction, best_ns: int) -> Ranges:
+def _times(named: Sequence[tuple[str, Prediction]], base: Prediction, best_ns: int) -> Bars:
     """Times with their change against *base*."""
     times = [(name, found.iteration_ns, found.interval) for name, found in named]
-    ranges = time_ranges(times, best_ns)
-    changed = [
-        replace(one, words=f"{one.words}  {change_pct(base, found):>+6.1f} %")
-        for one, (_, found) in zip(ranges.ranges, named, strict=True)
-    ]
-    return replace(ranges, ranges=changed)
+    changes = [f"  {change_pct(base, found):>+6.1f} %" for _, found in named]
+    return time_bars(times, best_ns, changes)
 
 
 def _side_by_side(
@@ -229,7 +222,7 @@ def _side_by_side(
     rows = [
         (name, scale.text(before.get(name, 0)), scale.text(after.get(name, 0))) for name in names
     ]
-    return Table(("", "before", "after"), rows, numeric=(1, 2), finds=(0,), most=most)
+    return Table(("", "before", "after"), rows, numeric=(1, 2), most=most)
 
 
 def _parts(outcome: Prediction) -> dict[str, int]:

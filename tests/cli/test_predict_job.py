@@ -273,7 +273,7 @@ def test_a_job_of_shapes_is_replayed_on_the_machine_that_is_named(tmp_path, caps
 
 def test_tables_that_a_recording_cannot_fill_are_named(recorded, tmp_path, capsys):
     assert run("trace", "extract", tmp_path / "traces", "--out", tmp_path / "tables") == 0
-    assert "no gemm.csv: no matrix product has its shapes" in capsys.readouterr().out
+    assert "no gemm.csv: no GEMM has recorded shapes" in capsys.readouterr().out
 
 
 def test_tables_of_a_recording_are_accepted_by_validate(tmp_path, capsys):

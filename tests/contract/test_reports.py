@@ -85,8 +85,6 @@ SAMPLES = {
     blocks.Bars: lambda: blocks.Bars(
         [blocks.Bar([blocks.Piece("here it is", blocks.Look.GREEN, "1 ms", 1.0)])]
     ),
-    blocks.Ranges: lambda: blocks.Ranges([blocks.Range("here it is", "1 ms", 1.0, 0.9, 1.1)]),
-    blocks.Matrix: lambda: blocks.Matrix("", ["rank 0"], [("here it is", [("1 ms", 0.5)])]),
     blocks.Timeline: lambda: blocks.Timeline(build_evidence(label="here it is")),
     blocks.Command: lambda: blocks.Command("here it is"),
 }

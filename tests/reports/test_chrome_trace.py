@@ -60,7 +60,7 @@ def test_lanes_and_ranks_have_names(tmp_path):
     records = read_trace(tmp_path)["traceEvents"]
     names = {record["args"]["name"] for record in records if "name" in record.get("args", {})}
 
-    assert names >= {"rank 0", "rank 1 (stands for 1-3)", "host", "compute", "network"}
+    assert names >= {"rank 0", "rank 1 (represents 1-3)", "host", "compute", "network"}
 
 
 def test_a_job_too_big_to_look_at_is_cut_and_says_so(tmp_path):

@@ -55,7 +55,7 @@ def test_each_wire_is_drawn_once_and_faster_ones_are_thicker():
 
 def test_the_legend_says_lanes_and_rates():
     topology = load_topology("aws_p5")
-    words = [entry.words for entry in build_legend(topology, build_plan(topology))]
+    words = build_legend(topology, build_plan(topology))
 
     assert "NVLink  18 x 25 GB/s = 450 GB/s" in words
     assert "NIC  4 x 100 Gbit/s" in words

@@ -53,7 +53,7 @@ def test_junk_is_refused(tmp_path, content):
 
 def test_repeated_ids_are_refused(tmp_path):
     write_chakra(ChakraTrace("x", "0.0.4", OPERATIONS[:1] * 2), tmp_path / "a.et")
-    with pytest.raises(TraceError, match="stand twice"):
+    with pytest.raises(TraceError, match="used twice"):
         load_chakra(tmp_path / "a.et")
 
 
