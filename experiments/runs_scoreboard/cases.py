@@ -86,9 +86,9 @@ def build_case(asked: PredictOptions, row: RunRow) -> Case | None:
     except InputError:
         return None
     times_ns = _times_ns(question, question.job)
-    if question.continuation is not None:
-        larger_ns = _times_ns(question, question.continuation.larger)
-        times_ns = times_ns + float(question.continuation.steps) * (larger_ns - times_ns)
+    if question.extrapolation is not None:
+        larger_ns = _times_ns(question, question.extrapolation.larger)
+        times_ns = times_ns + float(question.extrapolation.steps) * (larger_ns - times_ns)
     assert row.measured_s is not None
     logs = np.log(times_ns / times_ns[0])
     device = setting.cluster.device

@@ -61,10 +61,10 @@ def break_down(history: History, rank: int, window: Window) -> Breakdown:
     program = history.program_of(rank)
     lane_kinds = np.array([lane.kind for lane in program.lanes])[program.task_lanes()]
     busy = [
-        _spans(history, rank, window, lane_kinds == kind, is_wait=False)
+        clipped_spans(history, rank, window, lane_kinds == kind, is_wait=False)
         for kind in (LaneKind.COMPUTE, LaneKind.COMMUNICATION, LaneKind.COPY)
     ]
-    waits = _spans(history, rank, window, program.slot != PLAIN, is_wait=True)
+    waits = clipped_spans(history, rank, window, program.slot != PLAIN, is_wait=True)
     covered = [0]
     spans = np.empty((0, 2), dtype=np.int64)
     for part in (*busy, waits):
@@ -91,7 +91,7 @@ def union_length_ns(spans: Int64s) -> int:
     return int(np.maximum(ordered[:, 1] - begins, 0).sum())
 
 
-def _spans(
+def clipped_spans(
     history: History, rank: int, window: Window, chosen: NDArray[np.bool_], *, is_wait: bool
 ) -> Int64s:
     """The chosen tasks of all kept iterations as (from, to), clipped to *window*."""

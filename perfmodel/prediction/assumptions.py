@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_NAMES = 6
 
 
-NO_DOUBT = "The interval is empty: the job states its durations and no doubt about them."
+NO_DOUBT = "The interval is empty: the job states its durations without uncertainty."
 
 
 def list_assumptions(
@@ -39,17 +39,17 @@ def list_assumptions(
         sentences += _about_recording(question.recording.score)
     else:
         sentences += _about_costs(loop, question.options, loss)
-    if question.continuation is not None:
+    if question.extrapolation is not None:
         sentences.append(
-            f"The {question.continuation.micro_batches} equal micro-batches are continued in a "
-            "straight line from two smaller numbers of them, which is within 0.2 % of replaying "
-            "all."
+            f"The {question.extrapolation.micro_batches} equal micro-batches are extrapolated "
+            "linearly from two smaller micro-batch counts, which is within 0.2 % of replaying all."
         )
     if question.options.samples and not is_drawn and question.recording is None:
         sentences.append(NO_DOUBT)
     if question.cluster is not None and question.cluster.device.calibrations:
-        files = ", ".join(question.cluster.device.calibrations)
-        sentences.append(f"Constants of {files} come before perfmodel's own.")
+        files = question.cluster.device.calibrations
+        verb = "overrides" if len(files) == 1 else "override"
+        sentences.append(f"{', '.join(files)} {verb} the shipped constants.")
     return tuple(dict.fromkeys((*sentences, *question.assumptions, *question.chosen)))
 
 
@@ -62,7 +62,7 @@ def _about_recording(score: SelfReplay | None) -> list[str]:
     if count < 2:
         interval = (
             "The interval is unknown from one step: the recording has fewer than two periods, so "
-            "nothing is known about their spread."
+            "it does not show their spread."
         )
     if score is None or score.is_trusted:
         return [interval]
@@ -80,12 +80,12 @@ def _about_costs(loop: Loop, options: PredictOptions, loss: InterferenceLoss | N
     if not loop.is_steady:
         sentences.append(
             f"The loop had not settled after {MOST_ITERATIONS} iterations; its period is the mean "
-            "of the second half of them."
+            "over the second half of them."
         )
     if priced.spread.sentence and np.any(priced.provenance != Provenance.RECORDED):
         sentences.append(priced.spread.sentence)
     if options.interference is Interference.LEFT_OUT:
-        sentences.append("Interference is left out: what overlaps takes as long as alone.")
+        sentences.append("Interference is left out: tasks that overlap take as long as alone.")
     elif settled.has_losses:
         sentences.extend(_about_interference(priced.slowdowns, settled, loss))
     return sentences
@@ -98,12 +98,12 @@ def _about_interference(
     if loss is not None:
         sentences.append(
             f"Interference adds {format_duration(loss.lost_ns)} to the iteration: "
-            "collectives on one link share it" + _about_kernels(slowdowns)
+            f"collectives on one link share its bandwidth{_about_kernels(slowdowns)}"
         )
     if not settled.is_settled:
         sentences.append(
-            f"Overlaps had not settled after {MOST_ROUNDS} rounds; the last still moved the "
-            f"iteration by {settled.moved_ratio:.2%}."
+            f"Contention had not settled after {MOST_ROUNDS} rounds; the last one still changed "
+            f"the iteration by {settled.moved_ratio:.2%}."
         )
     return sentences
 
@@ -111,13 +111,12 @@ def _about_interference(
 def _about_kernels(slowdowns: GenerationSlowdowns) -> str:
     if not slowdowns.of:
         return "."
-    products, passes = (slowdowns.factor(family, Phase.MOVING) for family in ("gemm", "memory"))
-    origin = f"as recorded on {slowdowns.architecture}"
-    if not slowdowns.is_own:
-        origin = f"assumed as on {slowdowns.architecture}"
+    gemms, passes = (slowdowns.factor(family, Phase.MOVING) for family in ("gemm", "memory"))
+    origin = "as recorded on" if slowdowns.is_own else "assumed as on"
     return (
-        f", and beside one products take {products:.2f} and memory-bound kernels {passes:.2f} "
-        f"times as long, {origin} and drawn towards the mean of all generations."
+        f", and while one runs GEMMs take {gemms:.2f} and memory-bound kernels {passes:.2f} times "
+        f"as long, {origin} {slowdowns.architecture} and shrunk towards the mean of all "
+        "generations."
     )
 
 

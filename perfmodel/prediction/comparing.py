@@ -1,7 +1,7 @@
 """Comparing: several scenarios side by side, or one over values of something in it.
 
-Every scenario is answered as `predict` answers it. One that cannot be answered
-keeps its place with the reason, so that one wrong batch does not lose the rest.
+Every scenario is predicted as `predict` does. One that cannot be predicted keeps its place with
+the reason, so one wrong batch does not lose the rest.
 """
 
 from __future__ import annotations

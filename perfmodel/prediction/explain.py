@@ -138,9 +138,9 @@ def explain(
 ) -> Explanation:
     """Why an iteration takes *iteration_ns*, from the replay in *evidence*.
 
-    *priced* is the folded job that was replayed; *memory_of_rank* is by rank of
-    the whole job, empty where nobody knows. A window of several steps is shrunk
-    to one: the path adds up to the iteration, and waits shrink as the breakdown does.
+    *priced* is the folded job that was replayed; *memory_of_rank* is by rank of the whole job,
+    empty if unknown. A window of several steps is scaled to one: the path adds up to the
+    iteration, and waits shrink as the breakdown does.
     """
     classes = _rank_classes(evidence, memory_of_rank, iteration_ns)
     steps = find_path(evidence)
@@ -183,7 +183,7 @@ def _rank_classes(
 
 
 def fullest(memory_of_rank: Sequence[RankMemory], ranks: Sequence[int]) -> RankMemory:
-    """The memory of that of *ranks* which needs most; none where nobody knows."""
+    """The largest memory of *ranks*; empty if unknown."""
     known = [memory_of_rank[rank] for rank in ranks] if memory_of_rank else [RankMemory(())]
     return max(known, key=lambda memory: memory.total_bytes)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfmodel.costs.priced_job import PricedJob
-from perfmodel.engine.folding import Folded, fold
+from perfmodel.engine.folding import fold
 from perfmodel.engine.layout import Int64s
 from perfmodel.engine.replay import Replay, Replayer, Timeline
 from perfmodel.graph.durations import OpDurations
@@ -25,6 +25,7 @@ from perfmodel.prediction.overlaps import (
     FlatCosts,
     Floats,
     flatten_costs,
+    share_rows,
     slow_kernels,
 )
 
@@ -48,27 +49,8 @@ def fold_costs(priced: PricedJob, *, is_folded: bool = True) -> FoldedCosts:
     """
     if not is_folded:
         return FoldedCosts(priced, tuple((rank,) for rank in range(priced.job.rank_count)))
-    folded = fold(priced.job, replace(priced.durations, values_ns=_signatures(priced)))
-    order = np.argsort(folded.class_of_rank, kind="stable")
-    bounds = np.cumsum(folded.class_size)[:-1]
-    return FoldedCosts(
-        priced=_of_classes(priced, folded),
-        class_ranks=tuple(tuple(ranks.tolist()) for ranks in np.split(order, bounds)),
-    )
-
-
-def _of_classes(priced: PricedJob, folded: Folded) -> PricedJob:
-    """The prices of the ranks that represent their class."""
-    if isinstance(priced.durations, OpDurations):
-        durations = priced.durations.of_ranks(folded.representative)
-        return replace(priced, job=folded.job, durations=durations)
-    rows, offsets = _kept_rows(priced, folded.representative.tolist())
-    return priced.take(rows, offsets, job=folded.job)
-
-
-def _signatures(priced: PricedJob) -> Int64s:
-    """Everything that decides a task's samples, and how it is known, as columns of integers."""
-    return np.column_stack(
+    # Everything that decides a task's samples, and how it is known, as columns of integers.
+    signatures = np.column_stack(
         [
             priced.float_ns.view(np.int64),
             priced.relative_sigma.view(np.int64),
@@ -77,22 +59,16 @@ def _signatures(priced: PricedJob) -> Int64s:
             priced.link_use.view(np.int64),
         ]
     )
-
-
-def _kept_rows(priced: PricedJob, ranks: list[int]) -> tuple[Int64s, Int64s]:
-    """Rows of *ranks*, each stored once, and where those of every rank begin among them."""
-    place_of_offset: dict[int, int] = {}
-    kept: list[Int64s] = []
-    offsets = np.empty(len(ranks), dtype=np.int64)
-    total = 0
-    for place, rank in enumerate(ranks):
-        rows = priced.rows_of_rank(rank)
-        if rows.start not in place_of_offset:
-            place_of_offset[rows.start] = total
-            kept.append(np.arange(rows.start, rows.stop, dtype=np.int64))
-            total += rows.stop - rows.start
-        offsets[place] = place_of_offset[rows.start]
-    return np.concatenate(kept), offsets
+    folded = fold(priced.job, replace(priced.durations, values_ns=signatures))
+    order = np.argsort(folded.class_of_rank, kind="stable")
+    bounds = np.cumsum(folded.class_size)[:-1]
+    class_ranks = tuple(tuple(ranks.tolist()) for ranks in np.split(order, bounds))
+    if isinstance(priced.durations, OpDurations):
+        durations = priced.durations.of_ranks(folded.representative)
+        return FoldedCosts(replace(priced, job=folded.job, durations=durations), class_ranks)
+    blocks = [priced.rows_of_rank(rank) for rank in folded.representative.tolist()]
+    rows, offsets = share_rows([block.start for block in blocks], blocks)
+    return FoldedCosts(priced.take(rows, offsets, job=folded.job), class_ranks)
 
 
 MOST_LOSS_RATIO = 0.9

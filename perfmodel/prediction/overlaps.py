@@ -10,7 +10,9 @@ again at the end where ranks lost the same.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numba
@@ -25,7 +27,7 @@ from perfmodel.engine.layout import FlatJob, Int32s, Int64s, build_layout
 from perfmodel.engine.replay import Timeline
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Communication, Op
+from perfmodel.graph.ops import Communication
 from perfmodel.graph.program import PLAIN
 
 Floats = NDArray[np.float64]
@@ -132,24 +134,30 @@ class FlatCosts:
 
     def price(self, lost_ns: Floats) -> PricedJob:
         """The job with what its tasks lost; ranks of one price that lost the same share rows."""
-        priced, offsets = self.priced, np.empty(self.job.rank_count, dtype=np.int64)
-        kept: list[Int64s] = []
-        place_of: dict[tuple[int, bytes], int] = {}
-        total = 0
-        for rank in range(self.job.rank_count):
-            rows = slice(int(self.first[rank]), int(self.first[rank + 1]))
-            key = (int(priced.durations.rank_offset[rank]), lost_ns[rows].tobytes())
-            if key not in place_of:
-                place_of[key] = total
-                kept.append(np.arange(rows.start, rows.stop))
-                total += rows.stop - rows.start
-            offsets[rank] = place_of[key]
-        chosen = np.concatenate(kept)
+        priced, edges = self.priced, self.first.tolist()
+        blocks = [slice(*edge) for edge in pairwise(edges)]
+        keys = [
+            (offset, lost_ns[rows].tobytes())
+            for offset, rows in zip(priced.durations.rank_offset.tolist(), blocks, strict=True)
+        ]
+        chosen, offsets = share_rows(keys, blocks)
         return replace(
             priced.take(self.row[chosen], offsets, job=self.job),
             durations=DurationTable(self.durations(lost_ns).values_ns[chosen], offsets),
             float_ns=(self.alone_ns + lost_ns)[chosen],
         )
+
+
+def share_rows(keys: Sequence[Hashable], blocks: Sequence[slice]) -> tuple[Int64s, Int64s]:
+    """Rows of *blocks*, those of equal *keys* once, and where each block begins among them."""
+    place_of: dict[Hashable, int] = {}
+    kept, total = [], 0
+    for key, block in zip(keys, blocks, strict=True):
+        if key not in place_of:
+            place_of[key] = total
+            kept.append(np.arange(block.start, block.stop, dtype=np.int64))
+            total += block.stop - block.start
+    return np.concatenate(kept), np.array([place_of[key] for key in keys], dtype=np.int64)
 
 
 def flatten_costs(priced: PricedJob) -> FlatCosts:
@@ -185,7 +193,8 @@ def flatten_costs(priced: PricedJob) -> FlatCosts:
 
 
 def _find_calls(job: JobGraph, layout: FlatJob) -> Calls:
-    is_pair = np.array([_is_pair(op) for op in job.ops], dtype=bool)
+    kinds = [op.collective.kind if isinstance(op, Communication) else None for op in job.ops]
+    is_pair = np.array([kind is CollectiveKind.SEND_RECV for kind in kinds], dtype=bool)
     parts = []
     for rank in range(job.rank_count):
         program = job.program_of(rank)
@@ -204,10 +213,6 @@ def _find_calls(job: JobGraph, layout: FlatJob) -> Calls:
             )
         )
     return Calls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
-def _is_pair(op: Op) -> bool:
-    return isinstance(op, Communication) and op.collective.kind is CollectiveKind.SEND_RECV
 
 
 def _slowed_lanes(

@@ -1,4 +1,4 @@
-"""Phases: how far the work is, for whoever watches, and how long each step took.
+"""Phases: the progress of the work, and how long each phase took.
 
 Seconds are read from the wall clock and go only into the `run` part of an
 answer; nothing that is predicted depends on them.
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from perfmodel.execution.executor import Executor, Item, Result, Shared
 
 OnPhase = Callable[[str, float], None]
-"""Told the name of the phase that begins and the share (0..1) of the work that is done."""
+"""Called with the name of the phase that begins and the share (0..1) of the work that is done."""
 
 
 def ignore_phase(phase: str, done: float) -> None:
-    """Nobody is watching."""
+    """Progress is not shown."""
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ from perfmodel.prediction.loops import (
 from perfmodel.prediction.phases import PhaseClock
 from perfmodel.prediction.question import Question
 from perfmodel.prediction.scenario import Interference, Mode
-from perfmodel.prediction.time_parts import continue_explanation
+from perfmodel.prediction.time_parts import extrapolate_explanation
 
 
 def predict(
@@ -133,11 +133,11 @@ def _explain(question: Question, loops: Sequence[Loop], replay: Replayer) -> Rea
         for loop, evidence in zip(loops, evidences, strict=True)
     ]
     explanation = explanations[0]
-    if question.continuation is not None:
-        explanation = continue_explanation(
+    if question.extrapolation is not None:
+        explanation = extrapolate_explanation(
             explanation,
             explanations[-1],
-            question.continuation,
+            question.extrapolation,
             iteration_ns=_iteration_ns(question, loops, mode),
         )
     is_counted = question.options.interference is Interference.COUNTED

@@ -34,12 +34,12 @@ from perfmodel.workloads.catalog import (
     with_tables,
 )
 from perfmodel.workloads.dlrm.job import build_plan
-from perfmodel.workloads.jobs import Continuation, apply_stack_defaults, build_workload
+from perfmodel.workloads.jobs import Extrapolation, apply_stack_defaults, build_workload
 from topologies import Cluster, build_cluster, load_topology
 
 UNKNOWN_PEERS = (
-    "Whether GPUs reach each other over PCIe without a stop in host memory is not stated: they are "
-    "taken to, and the interval covers hosts where they do not."
+    "The machine does not state whether GPUs reach each other over PCIe without a copy in host "
+    "memory: they are assumed to, and the interval covers hosts where they do not."
 )
 if TYPE_CHECKING:
     from perfmodel.recordings.recorded_job import SelfReplay
@@ -72,7 +72,7 @@ class Question:
 
     Tasks are priced on *cluster* under *stack*; without them they state their durations. *known*
     are the prices of the job before a what-if: tasks that it did not touch keep their price. A
-    *recording* knows more of its tasks. With a *continuation* the job is a smaller one, see
+    *recording* knows more of its tasks. With a *extrapolation* the job is a smaller one, see
     `perfmodel.workloads.jobs`. *ends* are the job as fast and as slow as a change may have made
     it. *chosen* says what was decided because the scenario leaves it open.
     """
@@ -83,7 +83,7 @@ class Question:
     stack: SoftwareStack | None = None
     memory_of_rank: Sequence[RankMemory] = ()
     assumptions: tuple[str, ...] = ()
-    continuation: Continuation | None = None
+    extrapolation: Extrapolation | None = None
     recording: RecordingInfo | None = None
     known: PricedJob | None = None
     work: IterationWork | None = None
@@ -94,12 +94,12 @@ class Question:
     @property
     def jobs(self) -> tuple[JobGraph, ...]:
         """What is replayed: the job, and the larger one that the whole is extrapolated with."""
-        more = self.continuation
+        more = self.extrapolation
         return (self.job,) if more is None else (self.job, more.larger)
 
     def extrapolate(self, small: int, large: int) -> int:
         """A quantity of the whole iteration, from those of the first and the last of *jobs*."""
-        return small if self.continuation is None else self.continuation.reach(small, large)
+        return small if self.extrapolation is None else self.extrapolation.extrapolate(small, large)
 
     @property
     def score(self) -> SelfReplay | None:
@@ -213,7 +213,7 @@ def build_question(setting: Setting) -> Question:
         memory_of_rank=built.memory_of_rank,
         assumptions=(*setting.assumptions, *((UNKNOWN_PEERS,) if is_assumed else ())),
         chosen=setting.chosen,
-        continuation=built.continuation,
+        extrapolation=built.extrapolation,
         work=count_work(workload, device=cluster.device),
         scenario=setting.scenario,
     )

@@ -25,18 +25,18 @@ from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
 from perfmodel.whatif.scaling_out import ChangeMachine
 from topologies import find_machine
 
-NO_MEMORY = "Memory is not checked: the folder of a job does not say what its ranks need."
+NO_MEMORY = "Memory is not checked: a saved job does not state what its ranks need."
 STATED_MEMORY = (
-    "Memory is what the job says its ranks allocate at most, in blocks as torch rounds them; what "
-    "the driver, communicators and fragmentation take comes on top."
+    "Memory is the peak that the job states for its ranks, rounded to blocks as torch does; the "
+    "driver, communicators and fragmentation come on top."
 )
 
 
 def job_question(scenario: JobScenario, *, is_distributed: bool = False) -> Question:
     """The question about the job in the folder that *scenario* names.
 
-    One that brings its durations along is moved to the machine that is named. What it
-    would not heed is refused. Of a large one that *is_distributed* to workers, and not moved, only
+    A job that states its durations is moved to the machine that is named; options without an
+    effect on it are refused. Of a large job that *is_distributed* to workers, and not moved, only
     the outline is read here.
     """
     question = open_job(scenario, is_distributed=is_distributed and scenario.topology is None)
@@ -49,7 +49,7 @@ def job_question(scenario: JobScenario, *, is_distributed: bool = False) -> Ques
 
 
 def replay_question(scenario: JobScenario) -> Question:
-    """The same where the job is to be replayed as it is: no machine beside stated durations."""
+    """The same for a replay of the job as it is: with stated durations a machine is refused."""
     question = open_job(scenario)
     if question.cluster is None:
         given = {"--topology": scenario.topology, "--calibration": scenario.calibration}
@@ -62,7 +62,7 @@ def _why_stated(question: Question) -> str:
 
 
 MOST_NEAR_TASKS = 16_000_000
-"""A larger job that states its durations is read by the workers that it is dealt to, not here."""
+"""A larger job that states its durations is read by the workers that replay it, not here."""
 
 
 def _read_job(folder: Path, *, is_distributed: bool) -> JobGraph:
@@ -75,13 +75,13 @@ def _read_job(folder: Path, *, is_distributed: bool) -> JobGraph:
 
 
 def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question:
-    """The same for a what-if: a machine beside stated durations prices the changes alone."""
+    """The same for a what-if: with stated durations the machine prices only the changes."""
     folder, options = Path(scenario.job), PredictOptions.of(scenario)
     if is_recorded_job(folder):
         if scenario.mode is Mode.ISOLATED:
             raise ScenarioError(
                 f"{scenario.job}: was recorded as a loop, so no isolated iteration is known. "
-                "Ask without --isolated."
+                "Leave --isolated out."
             )
         question = recording_question(load_recorded_job(folder), options)
         return replace(question, scenario=scenario)
@@ -97,8 +97,8 @@ def open_job(scenario: JobScenario, *, is_distributed: bool = False) -> Question
         return question
     if scenario.topology is None:
         raise ScenarioError(
-            f"{scenario.job}: its tasks have shapes and no durations. Say on which machine they "
-            "run, for example --topology dgx_h100."
+            f"{scenario.job}: its tasks have shapes and no durations. Name the machine that runs "
+            "them, for example --topology dgx_h100."
         )
     stack = scenario.stack or job.facts.stack or DEFAULT_STACK
     machine = PricingMachine(scenario.topology, scenario.hosts, stack, scenario.calibration)
@@ -131,13 +131,13 @@ def _check_stated(scenario: JobScenario, why: str, given: Mapping[str, object]) 
     """Refuse what is *given*, or to leave out interference, for a job with stated durations."""
     if scenario.interference is Interference.LEFT_OUT:
         raise ScenarioError(
-            f"{scenario.job}: {why}, and its durations hold what overlaps cost, so "
-            "--no-interference would change nothing. Ask without it."
+            f"{scenario.job}: {why}, and its durations include contention, so --no-interference "
+            "would change nothing. Leave it out."
         )
     for option, value in given.items():
         if value:
             raise ScenarioError(
-                f"{scenario.job}: {why}, so {option} would change nothing. Ask without it, or for "
+                f"{scenario.job}: {why}, so {option} would change nothing. Leave it out, or name "
                 "another machine with `perfmodel predict --job JOB --topology NAME`."
             )
 
@@ -163,7 +163,7 @@ def recorded_machine(job: JobGraph) -> str | None:
 def about_machine(job: JobGraph) -> str:
     """How the machine of a recording was found."""
     return (
-        f"The recording names {job.facts.gpus_per_host} x {job.facts.device}: taken for "
+        f"The recording names {job.facts.gpus_per_host} x {job.facts.device}: assumed to be "
         f"{recorded_machine(job)} of the catalog."
     )
 
@@ -177,8 +177,8 @@ def move_question(question: Question, scenario: JobScenario) -> Question:
         if was is None:
             raise ScenarioError(
                 f"{scenario.job}: does not say which machine its durations are from "
-                f"({question.job.facts.device or 'no GPU is named'}), so that nobody knows what "
-                f"{scenario.topology} changes. Name it with --was, for example --was dgx_a100."
+                f"({question.job.facts.device or 'no GPU is named'}), so the effect of "
+                f"{scenario.topology} is unknown. Name it with --was, for example --was dgx_a100."
             )
         assumptions = (*assumptions, about_machine(question.job))
     assert scenario.topology is not None

@@ -1,21 +1,21 @@
-"""Time parts: whole nanoseconds that add up, however they are averaged.
+"""Time parts: exposed waits, parts of an iteration that add up, and their extrapolation.
 
 Shares are rounded by largest remainder: every part is rounded down, and the
-nanoseconds left over go to the parts that lost most; ties to the first part.
+nanoseconds left over go to the parts that lost most; ties to the first part. Parts of a whole
+iteration are extrapolated from those of two smaller jobs, and still add up to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.engine.history import History, Occurrence
 from perfmodel.engine.layout import Int64s
-from perfmodel.engine.reasons import Breakdown, Window
+from perfmodel.engine.reasons import Breakdown, Window, clipped_spans
 from perfmodel.prediction.answer import (
     CriticalPath,
     Explanation,
@@ -25,47 +25,42 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.workloads.jobs import Continuation
-
-# A wait counts only where the device does nothing else, so that a receive that
-# was posted early costs nothing. Where waits overlap, a moment belongs to the
-# one that ended first: it set the device going. So the waits of a rank add up
-# to its waiting part of the breakdown.
+from perfmodel.workloads.jobs import Extrapolation
 
 
-@dataclass(frozen=True, slots=True)
-class ExposedWait:
-    """A member of a rendezvous and how long its device stood still for it."""
+def find_exposed_waits(history: History, rank: int, window: Window) -> list[tuple[Occurrence, int]]:
+    """The waits of *rank* in *window* that its device idled for, and for how long.
 
-    at: Occurrence
-    duration_ns: int
-
-
-def find_exposed_waits(history: History, rank: int, window: Window) -> list[ExposedWait]:
-    """The waits of *rank* in *window* that held its device up."""
-    idle = _IdleTime(_busy_spans(history, rank, window))
-    found: list[ExposedWait] = []
+    A wait counts only where the device does nothing else, so a receive that was posted early costs
+    nothing. Where waits overlap, a moment belongs to the one that ended first: it set the device
+    going. So the waits of a rank add up to its waiting part of the breakdown.
+    """
+    program = history.program_of(rank)
+    on_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)
+    is_device = on_device[program.task_lanes()]
+    idle = _IdleTime(clipped_spans(history, rank, window, is_device, is_wait=False))
+    found = []
     covered: list[tuple[int, int]] = []
     for from_ns, to_ns, at in _waits(history, rank, window):
         exposed_ns = sum(idle.within(*gap) for gap in _take(covered, from_ns, to_ns))
         if exposed_ns:
-            found.append(ExposedWait(at, exposed_ns))
+            found.append((at, exposed_ns))
     return found
 
 
 def sum_waits(history: History, rank: int, window: Window) -> dict[tuple[int, int], int]:
-    """How long *rank* was held up, by its task and the rank that came last."""
+    """How long *rank* idled, by its task and the rank that came last."""
     totals: dict[tuple[int, int], int] = {}
-    for wait in find_exposed_waits(history, rank, window):
-        key = (wait.at.task, history.last_member(wait.at).rank)
-        totals[key] = totals.get(key, 0) + wait.duration_ns
+    for at, exposed_ns in find_exposed_waits(history, rank, window):
+        key = (at.task, history.last_member(at).rank)
+        totals[key] = totals.get(key, 0) + exposed_ns
     return totals
 
 
 def _take(covered: list[tuple[int, int]], from_ns: int, to_ns: int) -> list[tuple[int, int]]:
-    """The parts of a span that *covered* (in order, apart) left free; they are covered now.
+    """The gaps that *covered* (in order, disjoint) leaves in a span, which is covered afterwards.
 
-    Some may be empty. Spans come in order of their ends, so that only the last ones can overlap.
+    Some may be empty. Spans come in order of their ends, so only the last ones can overlap.
     """
     gaps = []
     begin_ns, reach_ns = from_ns, to_ns
@@ -80,7 +75,7 @@ def _take(covered: list[tuple[int, int]], from_ns: int, to_ns: int) -> list[tupl
 
 
 class _IdleTime:
-    """How much of a stretch of time no span covers."""
+    """How much of a period of time no span covers."""
 
     def __init__(self, spans: Int64s) -> None:
         ordered = spans[np.argsort(spans[:, 0], kind="stable")]
@@ -92,7 +87,7 @@ class _IdleTime:
         self._busy = np.concatenate([[0], np.cumsum(self._ends - begins)])
 
     def within(self, from_ns: int, to_ns: int) -> int:
-        """Nanoseconds from *from_ns* to *to_ns* in which nothing was under way."""
+        """Nanoseconds from *from_ns* to *to_ns* in which nothing ran."""
         return to_ns - from_ns - (self._busy_until(to_ns) - self._busy_until(from_ns))
 
     def _busy_until(self, moment_ns: int) -> int:
@@ -101,20 +96,6 @@ class _IdleTime:
             return 0
         running_ns = min(int(self._ends[place - 1]), moment_ns) - int(self._begins[place - 1])
         return int(self._busy[place - 1]) + running_ns
-
-
-def _busy_spans(history: History, rank: int, window: Window) -> Int64s:
-    program = history.program_of(rank)
-    is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)
-    chosen: NDArray[np.bool_] = is_device[program.task_lanes()]
-    parts = [
-        np.column_stack(
-            [history.start_ns(iteration, rank)[chosen], history.end_ns(iteration, rank)[chosen]]
-        )
-        for iteration in history.iterations
-    ]
-    spans: Int64s = np.concatenate(parts).clip(window.from_ns, window.to_ns)
-    return spans
 
 
 def _waits(history: History, rank: int, window: Window) -> list[tuple[int, int, Occurrence]]:
@@ -130,10 +111,10 @@ def _waits(history: History, rank: int, window: Window) -> list[tuple[int, int, 
 
 
 def from_breakdown(breakdown: Breakdown, *, total_ns: int) -> TimeParts:
-    """The parts of *breakdown*, stretched to an iteration of *total_ns*.
+    """The parts of *breakdown*, scaled to an iteration of *total_ns*.
 
-    The window of a breakdown is one iteration of a rhythm that may take
-    several, so that its length and the mean iteration can differ.
+    A period may repeat after several iterations, so the window of a breakdown, which is one of
+    them, can differ from the mean iteration.
     """
     weights = [
         Fraction(breakdown.compute_ns),
@@ -179,31 +160,32 @@ def _as_parts(weights: Sequence[Fraction], total_ns: int) -> TimeParts:
 Reach = Callable[[int, int], int]
 
 
-def continue_explanation(
-    small: Explanation, large: Explanation, continuation: Continuation, *, iteration_ns: int
+def extrapolate_explanation(
+    small: Explanation, large: Explanation, extrapolation: Extrapolation, *, iteration_ns: int
 ) -> Explanation:
     """Why the whole iteration takes *iteration_ns*."""
 
     def reach(of_small: int, of_large: int) -> int:
-        return max(continuation.reach(of_small, of_large), 0)
+        return max(extrapolation.extrapolate(of_small, of_large), 0)
 
-    classes = _continue_classes(small.rank_classes, large.rank_classes, reach, iteration_ns)
+    path = _extrapolate_path(small.critical_path, large.critical_path, reach, iteration_ns)
+    classes = _extrapolate_classes(small.rank_classes, large.rank_classes, reach, iteration_ns)
     return Explanation(
         time=mean_parts([entry.time for entry in classes], [len(entry.ranks) for entry in classes]),
         rank_classes=classes,
-        critical_path=_continue_path(small.critical_path, large.critical_path, reach, iteration_ns),
-        waits=_continue_waits(small.waits, large.waits, reach),
+        critical_path=path,
+        waits=_extrapolate_waits(small.waits, large.waits, reach),
         provenance_ratio=large.provenance_ratio,
     )
 
 
-def _continue_classes(
+def _extrapolate_classes(
     small: Sequence[RankClass], large: Sequence[RankClass], reach: Reach, iteration_ns: int
 ) -> tuple[RankClass, ...]:
     before = {entry.ranks: entry.time.of_part_ns for entry in small}
     classes = []
     for entry in large:
-        # Ranks that are alike in one job only are stretched as they are.
+        # Ranks that are equal in one of the jobs only are scaled as they are.
         own = entry.time.of_part_ns
         earlier = before.get(entry.ranks)
         parts_ns = own if earlier is None else {p: reach(earlier[p], own[p]) for p in Part}
@@ -213,22 +195,22 @@ def _continue_classes(
     return tuple(classes)
 
 
-def _continue_path(
+def _extrapolate_path(
     small: CriticalPath, large: CriticalPath, reach: Reach, iteration_ns: int
 ) -> CriticalPath:
-    kinds = _continue_shares(small.by_kind, large.by_kind, reach)
+    kinds = _extrapolate_shares(small.by_kind, large.by_kind, reach)
     lengths_ns = share_out([Fraction(share.duration_ns) for share in kinds], iteration_ns)
     return CriticalPath(
         by_kind=tuple(
             replace(share, duration_ns=length_ns)
             for share, length_ns in zip(kinds, lengths_ns, strict=True)
         ),
-        by_label=_continue_shares(small.by_label, large.by_label, reach),
+        by_label=_extrapolate_shares(small.by_label, large.by_label, reach),
         rank_changes=reach(small.rank_changes, large.rank_changes),
     )
 
 
-def _continue_shares(
+def _extrapolate_shares(
     small: Sequence[PathShare], large: Sequence[PathShare], reach: Reach
 ) -> tuple[PathShare, ...]:
     before = {share.name: share for share in small}
@@ -241,7 +223,7 @@ def _continue_shares(
     return tuple(sorted(shares, key=lambda share: (-share.duration_ns, share.name)))
 
 
-def _continue_waits(
+def _extrapolate_waits(
     small: Sequence[RankWait], large: Sequence[RankWait], reach: Reach
 ) -> tuple[RankWait, ...]:
     before = {(wait.waiting_ranks, wait.awaited_rank, wait.label): wait for wait in small}

@@ -35,25 +35,25 @@ _STRIDE = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Continuation:
+class Extrapolation:
     """A *larger* job of the same iteration; the whole is *steps* times its difference further."""
 
     larger: JobGraph
     steps: Fraction
     micro_batches: int
 
-    def reach(self, small: int, large: int) -> int:
+    def extrapolate(self, small: int, large: int) -> int:
         """A quantity of the whole iteration, from those of the smaller and the larger job."""
         return round(small + self.steps * (large - small))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltWorkload:
-    """A job and the peak memory of its ranks; with a *continuation* the job is the smaller one."""
+    """A job and the peak memory of its ranks; with a *extrapolation* the job is the smaller one."""
 
     job: JobGraph
     memory_of_rank: tuple[RankMemory, ...]
-    continuation: Continuation | None = None
+    extrapolation: Extrapolation | None = None
 
 
 def build_workload(
@@ -112,7 +112,7 @@ def build_workload(
         return BuiltWorkload(build_transformer_job(workload, chosen, stack=stack), memory)
     smaller, larger = build_shorter_jobs(workload, chosen, stack=stack, micro_batches=(fewer, more))
     steps = Fraction(count - fewer, stride)
-    return BuiltWorkload(smaller, memory, Continuation(larger, steps, count))
+    return BuiltWorkload(smaller, memory, Extrapolation(larger, steps, count))
 
 
 def build_job(

@@ -100,7 +100,7 @@ def test_micro_batches_are_continued_within_the_bound_that_is_stated(name, chang
     setting = load_setting(scenario)
     cluster = setting.cluster
     continued = build_question(setting)
-    assert continued.continuation is not None
+    assert continued.extrapolation is not None
     whole = build_workload(
         setting.workload,
         rank_count=cluster.rank_count,
@@ -111,7 +111,7 @@ def test_micro_batches_are_continued_within_the_bound_that_is_stated(name, chang
     ).job
 
     found = predict(continued, executor=SerialExecutor())
-    truth = predict(replace(continued, job=whole, continuation=None), executor=SerialExecutor())
+    truth = predict(replace(continued, job=whole, extrapolation=None), executor=SerialExecutor())
 
     assert found.iteration_ns == pytest.approx(truth.iteration_ns, rel=2e-3)
     assert found.facts.task_count == truth.facts.task_count
@@ -127,7 +127,7 @@ def test_micro_batches_are_continued_within_the_bound_that_is_stated(name, chang
 def test_predict_continues_micro_batches_as_validation_does():
     scenario = api.Scenario("dgx_h100", workload="llama3_8b", overrides=("batch=128",), samples=4)
     question = build_question(load_setting(scenario))
-    assert question.continuation is not None
+    assert question.extrapolation is not None
 
     validated = answer_run(replace(question, options=replace(question.options, is_explained=False)))
 
@@ -139,9 +139,9 @@ def test_few_micro_batches_are_all_replayed():
     scenario = api.Scenario(
         "dgx_h100", workload="llama3_8b", overrides=("batch=32", "parallel.tp=2", "parallel.pp=1")
     )
-    assert build_question(load_setting(scenario)).continuation is None
+    assert build_question(load_setting(scenario)).extrapolation is None
     more = replace(scenario, overrides=("batch=36", "parallel.tp=2", "parallel.pp=1"))
-    assert build_question(load_setting(more)).continuation is not None
+    assert build_question(load_setting(more)).extrapolation is not None
 
 
 def test_a_recording_of_one_step_answers_with_its_span_through_every_door(tmp_path):

@@ -110,19 +110,20 @@ def test_interference_is_told_where_it_was_left_out_or_costs_something():
     assert said(job, settled=lost) == ()
     none = replace(job, slowdowns=GenerationSlowdowns("hopper", {}))
     assert said(none, settled=lost, loss=loss) == (
-        "Interference adds 2 us to the iteration: collectives on one link share it.",
+        "Interference adds 2 us to the iteration: collectives on one link share its bandwidth.",
     )
     [own] = said(
         replace(job, slowdowns=GenerationSlowdowns("hopper", SLOWED)), settled=lost, loss=loss
     )
-    assert "products take 1.25 and memory-bound kernels 1.50 times as long, as recorded on" in own
+    assert "GEMMs take 1.25 and memory-bound kernels 1.50 times as long, as recorded on" in own
     other = GenerationSlowdowns("hopper", SLOWED, is_own=False)
     [foreign] = said(replace(job, slowdowns=other), settled=lost, loss=loss)
     assert "times as long, assumed as on hopper" in foreign
     moving = replace(lost, moved_ratio=0.25)
     [restless] = said(job, settled=moving)
     assert restless == (
-        "Overlaps had not settled after 8 rounds; the last still moved the iteration by 25.00%."
+        "Contention had not settled after 8 rounds; the last one still changed the iteration by "
+        "25.00%."
     )
     # A round that moves exactly as much as counts as standing still is not the last.
     assert not replace(lost, moved_ratio=1e-4).is_settled
@@ -138,12 +139,12 @@ def test_what_came_from_elsewhere_is_named():
 
     for files, sentences in (
         ((), ()),
-        (("a", "b"), ("Constants of a, b come before perfmodel's own.",)),
+        (("a", "b"), ("a, b override the shipped constants.",)),
     ):
         device = SimpleNamespace(calibrations=files)
         assert told(cluster=SimpleNamespace(device=device)) == sentences
-    [said_of_many] = told(continuation=SimpleNamespace(micro_batches=64))
-    assert said_of_many.startswith("The 64 equal micro-batches are continued")
+    [said_of_many] = told(extrapolation=SimpleNamespace(micro_batches=64))
+    assert said_of_many.startswith("The 64 equal micro-batches are extrapolated")
     assert told(assumptions=("x", "y"), chosen=("y", "z")) == ("x", "y", "z")
 
 

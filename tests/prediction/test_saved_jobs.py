@@ -195,10 +195,10 @@ def test_changes_are_made_to_a_job_whose_tasks_are_told_apart():
     assert prepare_changes(kept).job is JOB
 
 
-def test_the_machine_of_a_recording_is_told_by_its_gpus():
+def test_the_machine_of_a_recording_is_found_by_its_gpus():
     named = build_job(device="NVIDIA A100-SXM4-80GB", gpus_per_host=8)
     assert recorded_machine(named) == "dgx_a100"
-    assert "8 x NVIDIA A100-SXM4-80GB: taken for dgx_a100" in about_machine(named)
+    assert "8 x NVIDIA A100-SXM4-80GB: assumed to be dgx_a100" in about_machine(named)
     assert recorded_machine(build_job()) is None
     assert recorded_machine(build_job(device="TPU v9", gpus_per_host=8)) is None
 

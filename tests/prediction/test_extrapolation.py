@@ -15,11 +15,11 @@ from perfmodel.prediction.answer import (
     RankWait,
     TimeParts,
 )
-from perfmodel.prediction.time_parts import continue_explanation
-from perfmodel.workloads.jobs import Continuation
+from perfmodel.prediction.time_parts import extrapolate_explanation
+from perfmodel.workloads.jobs import Extrapolation
 from tests.strategies import random_job
 
-FOUR_STEPS = Continuation(random_job(0).job, steps=Fraction(4), micro_batches=9)
+FOUR_STEPS = Extrapolation(random_job(0).job, steps=Fraction(4), micro_batches=9)
 
 
 def parts(compute: int, waiting: int) -> TimeParts:
@@ -53,7 +53,7 @@ LARGE = explanation(
 
 
 def test_parts_grow_by_four_steps_and_add_up_to_the_iteration():
-    whole = continue_explanation(SMALL, LARGE, FOUR_STEPS, iteration_ns=38)
+    whole = extrapolate_explanation(SMALL, LARGE, FOUR_STEPS, iteration_ns=38)
 
     # 10 + 4 x 6 of compute and 4 of waiting; of ranks that were not alike before, 1 to 3,
     # 9.5 and 28.5 of 38, the first of a tie rounded up.
@@ -65,7 +65,7 @@ def test_parts_grow_by_four_steps_and_add_up_to_the_iteration():
 
 
 def test_the_path_grows_by_four_steps_longest_first_and_never_below_nothing():
-    path = continue_explanation(SMALL, LARGE, FOUR_STEPS, iteration_ns=44).critical_path
+    path = extrapolate_explanation(SMALL, LARGE, FOUR_STEPS, iteration_ns=44).critical_path
 
     # 9 + 4 x 2, 0 + 4 x 1 and 5 - 4 x 1; tasks 3 + 4, 4 and 1 - 4, which is none.
     assert path.by_label == (
@@ -76,7 +76,7 @@ def test_the_path_grows_by_four_steps_longest_first_and_never_below_nothing():
 
 
 def test_waits_grow_by_four_steps_longest_first_then_by_ranks_and_label():
-    waits = continue_explanation(SMALL, LARGE, FOUR_STEPS, iteration_ns=38).waits
+    waits = extrapolate_explanation(SMALL, LARGE, FOUR_STEPS, iteration_ns=38).waits
 
     assert [(one.waiting_ranks, one.label, one.duration_ns) for one in waits] == [
         ((0, 1), "reduce", 16), ((3,), "reduce", 12), ((3,), "x", 12),
