@@ -220,7 +220,7 @@ def build_links(prediction: Prediction) -> list[Block]:
     try:
         topology = load_topology(scenario.topology)
     except PerfModelError:
-        # A page may be made where the file of the machine is not.
+        # The file of the machine may be missing where the page is made.
         return []
     hosts = ("hosts", f"{scenario.hosts or 1} x {topology.name}")
     blocks: list[Block] = [Table((), [hosts, *_facts(topology)])]
@@ -229,8 +229,8 @@ def build_links(prediction: Prediction) -> list[Block]:
         return [*blocks, Sentences(["No collective keeps a link busy."])]
     window = format_duration(prediction.evidence.window.length_ns)
     note = (
-        f"How long collectives keep the links of a rank busy in the {window} of the timeline, at "
-        "the speed that software reaches."
+        f"Time that collectives keep the links of a rank busy, in the {window} of the timeline, "
+        "at the bandwidth that software reaches."
     )
     bars = Bars(busy[:MOST_LINES], Legend.NONE, note=note)
     return [*blocks, bars, _by_label(prediction)]

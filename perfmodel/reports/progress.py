@@ -29,11 +29,11 @@ def show_progress(
     if is_quiet:
         yield ignore_phase
     elif not sys.stderr.isatty():
-        with _lines(line_every_s) as told:
-            yield told
+        with _lines(line_every_s) as report_phase:
+            yield report_phase
     else:
-        with _bar(delay_s) as told:
-            yield told
+        with _bar(delay_s) as report_phase:
+            yield report_phase
 
 
 @contextmanager
@@ -55,14 +55,14 @@ def _bar(delay_s: float) -> Iterator[OnPhase]:
     timer.daemon = True
     timer.start()
 
-    def told(phase: str, done: float) -> None:
+    def report_phase(phase: str, done: float) -> None:
         if phase.startswith(NOTE):
             print(f"perfmodel: {phase}", file=sys.stderr)
         else:
             bar.update(task, description=phase, completed=done)
 
     try:
-        yield told
+        yield report_phase
     finally:
         timer.cancel()
         timer.join()
@@ -75,7 +75,7 @@ def _lines(every_s: float) -> Iterator[OnPhase]:
     began_s, done_with_it = time.monotonic(), threading.Event()
     now: tuple[str, float, float] = ("starting", 0.0, began_s)
 
-    def told(phase: str, done: float) -> None:
+    def report_phase(phase: str, done: float) -> None:
         nonlocal now
         if phase.startswith(NOTE):
             print(f"perfmodel: {phase}", file=sys.stderr)
@@ -85,15 +85,15 @@ def _lines(every_s: float) -> Iterator[OnPhase]:
     def say() -> None:
         while not done_with_it.wait(every_s):
             seconds = time.monotonic() - began_s
-            phase, done, told_s = now
-            left = describe_left(told_s - began_s, done, since_s=time.monotonic() - told_s)
+            phase, done, seen_s = now
+            left = describe_left(seen_s - began_s, done, since_s=time.monotonic() - seen_s)
             words = f"{phase}, {done:.0%}, {seconds:.0f} s so far{left}"
             print(f"perfmodel: {words}", file=sys.stderr, flush=True)
 
     speaker = threading.Thread(target=say, daemon=True)
     speaker.start()
     try:
-        yield told
+        yield report_phase
     finally:
         done_with_it.set()
         speaker.join()
@@ -112,14 +112,14 @@ def describe_left(seconds: float, done: float, *, since_s: float = 0.0) -> str:
 
 @contextmanager
 def show_files(*, is_quiet: bool = False) -> Iterator[Callable[[Path, int, int], None]]:
-    """Yield what to tell which file is read next, and how many there are; at that count, all are.
+    """Yield a function to report files to: the next file, its place, and how many there are.
 
-    Shows the file and how fast files are read.
+    At that place all are read. Shows the file and how fast files are read.
     """
     since_s, read_bytes, last_bytes = time.monotonic(), 0, 0
     with show_progress(is_quiet=is_quiet) as progress:
 
-        def told(path: Path, place: int, count: int) -> None:
+        def report_file(path: Path, place: int, count: int) -> None:
             nonlocal read_bytes, last_bytes
             read_bytes += last_bytes
             last_bytes = path.stat().st_size
@@ -129,4 +129,4 @@ def show_files(*, is_quiet: bool = False) -> Iterator[Callable[[Path, int, int],
                 phase = f"matching and replaying {count} ranks (read at {rate:.1f} MB/s)"
             progress(phase, place / count)
 
-        yield told
+        yield report_file

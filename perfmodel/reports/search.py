@@ -116,14 +116,14 @@ def build_flags(layout: RankedLayout) -> dict[str, str]:
         "local_batch": spread.micro_batch * spread.micro_batches,
         "layers_per_run": spec.model.layers // (spread.pp * spread.interleaving),
     }
-    said = load_yaml(FLAGS, error_type=InputError)
+    trainers = load_yaml(FLAGS, error_type=InputError)
     return {
         trainer: " ".join(
             text.format(**numbers)
             for when, text in words.items()
             if when == "always" or holds.get(when)
         )
-        for trainer, words in said.items()
+        for trainer, words in trainers.items()
     }
 
 

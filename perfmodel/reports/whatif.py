@@ -188,6 +188,7 @@ def _headline(whatif: WhatIf) -> Headline:
         verdict = "no change: what was touched is not on the critical path"
     elif abs(change) < SMALLEST_PCT:
         verdict = "hardly a change: little of what was touched is on the critical path"
+    changed = format_duration(before.iteration_ns) if whatif.steps else "the sweep"
     facts = [f"bound by {after.bound.name}, {after.bound_ratio:.0%} of the critical path"]
     if interval.is_known and interval.high_ns > interval.low_ns:
         facts.insert(0, describe_interval(interval))
@@ -198,7 +199,7 @@ def _headline(whatif: WhatIf) -> Headline:
         verdict=verdict,
         is_good=change <= 0,
         answer=format_duration(after.iteration_ns),
-        beside=f"per iteration, before {format_duration(before.iteration_ns)}",
+        beside=f"per iteration, before {changed}",
         facts=facts,
     )
 
