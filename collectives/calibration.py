@@ -1,8 +1,8 @@
 """Calibration: the file of fitted constants, and which of them apply to a group and a release.
 
-A host entry belongs to a GPU generation on a class of links, or to named machines only
-when it describes an odd host. A machine without an entry takes the one of its generation, then of
-its class of links, and says so.
+A host entry applies to a GPU generation on a class of links, or only to the machines it names. A
+machine without an entry borrows that of its generation, then of its class of links, with a wider
+interval.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Calibration(CalibrationHeader):
         return self.host_entry(wiring).constants
 
     def fabric_entry(self, wiring: Wiring) -> FabricEntry:
-        """The entry of the machine's network; the first one where nobody measured it."""
+        """The entry of the machine's network; the first entry if it was not measured."""
         for entry in self.fabrics:
             if wiring.topology_name in entry.machines:
                 return entry
@@ -219,7 +219,7 @@ def calibration_for(device: Device) -> Calibration:
     if len(files) > 1:
         raise CalibrationError(
             f"calibrations {', '.join(files)}: must be one file of collectives, got {len(files)}. "
-            "Fit the tables behind them together."
+            "Fit their tables together."
         )
     path = Path(files[0])
     changed_ns = path.stat().st_mtime_ns if path.is_file() else 0

@@ -1,4 +1,4 @@
-"""Collective: one call that a group of ranks makes together, the library behind it, its cost.
+"""Collective: one call that a group of ranks makes together, its library and its cost.
 
 Sizes follow nccl-tests: all-reduce, broadcast, reduce and send/recv count the
 buffer, all-gather the gathered total, reduce-scatter the input, all-to-all
@@ -58,8 +58,8 @@ class Collective:
 
     *byte_matrix* is for uneven all-to-all: row i is what member i sends to
     each member, in bytes. *root* is the member that sends a broadcast or
-    receives a reduction. A call that *is_queued* was issued behind another of its group without
-    anything to wait for in between, so whoever is late was waited for before.
+    receives a reduction. A call that *is_queued* follows another of its group directly, so its
+    stragglers were waited for before.
     """
 
     kind: CollectiveKind
@@ -187,9 +187,9 @@ _PASSES = {
 class CollectiveCost:
     """The predicted cost of one call, the same on every rank unless *per_rank_ns* is given.
 
-    *latency_ns* is the share that a call of no bytes would take as well. *busiest_link* names
-    the link that decides; *gpu_busy_ns* and *nic_busy_ns* say how long the call keeps the links
-    of a GPU and a NIC busy.
+    *latency_ns* is the part that a call of no bytes would take, too. *busiest_link* names the
+    bottleneck; *gpu_busy_ns* and *nic_busy_ns* say how long the call keeps the links of a GPU and
+    a NIC busy.
     """
 
     duration_ns: float

@@ -15,10 +15,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from collectives.wiring import HostLinkClass, Wiring, chain_bandwidth, pack_rings
+from collectives.wiring import ByIdentity, HostLinkClass, Wiring, chain_bandwidth, pack_rings
 from perfmodel.base.errors import InputError
 from topologies import Cluster, LinkKind, Topology
 
+Ranks = Sequence[int] | npt.NDArray[np.int64]
 _BITS = 48
 
 
@@ -40,7 +41,7 @@ class GroupShape:
         return sum(len(gpus) * count for gpus, count in self.patterns)
 
 
-def group_shape(ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster) -> GroupShape:
+def group_shape(ranks: Ranks, cluster: Cluster) -> GroupShape:
     """The pattern of *ranks* on *cluster*: equal for groups that are translations of each other."""
     members = _checked_ranks(ranks, cluster)
     host, gpu = cluster.seats_of(members)
@@ -71,9 +72,7 @@ def _gpus_in(mask: tuple[int, ...]) -> tuple[int, ...]:
     )
 
 
-def _checked_ranks(
-    ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster
-) -> npt.NDArray[np.int64]:
+def _checked_ranks(ranks: Ranks, cluster: Cluster) -> npt.NDArray[np.int64]:
     members = np.asarray(ranks, dtype=np.int64)
     if members.ndim != 1 or not members.size:
         raise InputError("group: must hold at least one rank, got none.")
@@ -87,28 +86,13 @@ def _checked_ranks(
     ordered = np.sort(members)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if twice.size:
-        raise InputError(f"group: every rank may stand once, rank {int(twice[0])} stands twice.")
+        raise InputError(f"group: every rank may occur once, rank {int(twice[0])} occurs twice.")
     return members
 
 
-class _ByIdentity:
-    """A topology as a key: equal when it is the same object, which it keeps alive."""
-
-    __slots__ = ("topology",)
-
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-
-    def __hash__(self) -> int:
-        return id(self.topology)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and other.topology is self.topology
-
-
 @lru_cache(maxsize=4096)
-def _wiring_of_shape(shape: GroupShape, machine: _ByIdentity) -> Wiring:
-    topology = machine.topology
+def _wiring_of_shape(shape: GroupShape, machine: ByIdentity[Topology]) -> Wiring:
+    topology = machine.value
     inside = max(
         (_host_wiring(gpus, machine) for gpus, _ in shape.patterns),
         key=lambda wires: (len(wires.gpus), -wires.ring_bandwidth_bytes_per_s),
@@ -164,8 +148,8 @@ class _NetWires:
 
 
 @lru_cache(maxsize=4096)
-def _host_wiring(gpus: tuple[int, ...], machine: _ByIdentity) -> _HostWires:
-    topology = machine.topology
+def _host_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> _HostWires:
+    topology = machine.value
     if len(gpus) == 1:
         return _HostWires(gpus, HostLinkClass.NONE, math.inf, math.inf, "")
     if topology.has_nvswitch:
@@ -232,8 +216,8 @@ def _busiest(pairs: list[tuple[int, int]], topology: Topology) -> tuple[float, s
 
 
 @lru_cache(maxsize=4096)
-def _net_wiring(gpus: tuple[int, ...], machine: _ByIdentity) -> _NetWires:
-    topology = machine.topology
+def _net_wiring(gpus: tuple[int, ...], machine: ByIdentity[Topology]) -> _NetWires:
+    topology = machine.value
     if topology.fabric is None:
         return _NetWires(0.0, 0, 1, "")
     port = topology.fabric.nic_bandwidth_bytes_per_s
@@ -271,6 +255,6 @@ def _pair_oversubscription(shape: GroupShape, topology: Topology) -> float:
     return max(1.0, topology.fabric.oversubscription * crossing)
 
 
-def wiring_of(ranks: Sequence[int] | npt.NDArray[np.int64], cluster: Cluster) -> Wiring:
+def wiring_of(ranks: Ranks, cluster: Cluster) -> Wiring:
     """What the group of *ranks* sees on *cluster*; equal shapes are worked out once."""
-    return _wiring_of_shape(group_shape(ranks, cluster), _ByIdentity(cluster.topology))
+    return _wiring_of_shape(group_shape(ranks, cluster), ByIdentity(cluster.topology))

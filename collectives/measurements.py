@@ -1,8 +1,8 @@
-"""Measurements: tables of measured collectives, one row a call.
+"""Measurements: tables of measured collectives, one row per call.
 
 Columns: topology, hosts, nranks (spread evenly over the hosts), collective, size_bytes (as
 nccl-tests counts), dtype, nccl_version, time_us, source; dtype, version and source may be empty.
-What nccl-tests prints, or writes as JSON, is read as it is.
+Output of nccl-tests, printed or JSON, is read directly.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Output of nccl-tests, as it is printed and as JSON: from a run to rows of a table.
+"""Output of nccl-tests, as text and as JSON: from a run to rows of a table.
 
-It says sizes, times, ranks and hosts. The machine it does not say, and an older print not even
-which collective it was: that is told from the file's name or from its columns, where only one
-collective has such, or comes from whoever ran it.
+It contains sizes, times, ranks and hosts, but not the machine, and older releases do not print the
+collective either. The collective is then derived from the columns or the name of the file, or the
+user states it.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _parse_print(text: str, document: str) -> _Run:
     missing = sorted(set(range(max(ranks, default=-1) + 1)) - set(ranks))
     if missing:
         raise MeasurementError(
-            f"{document}: lists rank {max(ranks)} but not rank {missing[0]}, so that nobody knows "
-            "how many took part. Keep the lines of all ranks."
+            f"{document}: lists rank {max(ranks)} but not rank {missing[0]}, so the number "
+            "of ranks is unknown. Keep the lines of all ranks."
         )
     started = re.search(r"Collective test starting:\s*(\S+)", text)
     library = _LIBRARY.search(text)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from collectives.calibration import (
     Calibration,
@@ -30,18 +29,17 @@ from collectives.collective import (
     CollectiveSoftware,
     bus_bandwidth,
 )
-from collectives.group import wiring_of
-from collectives.movement import FloatArray, Movement, build_movement
+from collectives.group import Ranks, wiring_of
+from collectives.movement import FloatArray, build_movement
 from collectives.timing import predict_duration_ns
 from collectives.tuner import Choice
 from collectives.uneven import RankLoad, build_rank_load, price_uneven
-from collectives.wiring import Wiring
+from collectives.wiring import ByIdentity, Wiring
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import NS_PER_S
 from topologies import Cluster
 
-Ranks = Sequence[int] | npt.NDArray[np.int64]
 DEFAULT_SOFTWARE = CollectiveSoftware()
 
 
@@ -84,7 +82,7 @@ def price_collective(
         float(collective.size_bytes),
         wiring,
         software,
-        _Constants(constants),
+        ByIdentity(constants),
         _priced_as(collective.dtype),
     )
 
@@ -96,28 +94,13 @@ def _waited(collective: Collective, wiring: Wiring) -> Wiring:
     return wiring
 
 
-class _Constants:
-    """A calibration as a key: equal when it is the same object, which it keeps alive."""
-
-    __slots__ = ("calibration",)
-
-    def __init__(self, calibration: Calibration) -> None:
-        self.calibration = calibration
-
-    def __hash__(self) -> int:
-        return id(self.calibration)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Constants) and other.calibration is self.calibration
-
-
 @lru_cache(maxsize=65536)
 def _price_size(
     kind: CollectiveKind,
     size: float,
     wiring: Wiring,
     software: CollectiveSoftware,
-    constants: _Constants,
+    constants: ByIdentity[Calibration],
     dtype: DType,
 ) -> CollectiveCost:
     [cost] = price_sizes(
@@ -125,7 +108,7 @@ def _price_size(
         np.array([size]),
         wiring=wiring,
         software=software,
-        calibration=constants.calibration,
+        calibration=constants.value,
         dtype=dtype,
     )
     return cost
@@ -221,10 +204,14 @@ class _Pricer:
     def price(self, choice: Choice, sizes: FloatArray) -> list[CollectiveCost]:
         durations = self.durations_ns(choice, sizes)
         latency = float(self.durations_ns(choice, np.array([0.0]))[0])
-        busy = _link_times(build_movement(self.kind, choice[0], sizes, self.wiring), self.wiring)
+        # How long the busiest GPU's links and NIC would be busy at datasheet speed.
+        moved, wiring = build_movement(self.kind, choice[0], sizes, self.wiring), self.wiring
+        gpu_ns = moved.gpu_bytes * NS_PER_S / wiring.ring_bandwidth_bytes_per_s
+        nic_ns = moved.nic_bytes * NS_PER_S / (wiring.nic_bandwidth_bytes_per_s or np.inf)
+        columns = (sizes.tolist(), durations.tolist(), gpu_ns.tolist(), nic_ns.tolist())
         return [
-            self._cost(choice, float(size), float(duration), latency, wires)
-            for size, duration, wires in zip(sizes, durations, busy, strict=True)
+            self._cost(choice, size, duration, gpu, nic, latency)
+            for size, duration, gpu, nic in zip(*columns, strict=True)
         ]
 
     def durations_ns(self, choice: Choice, sizes: FloatArray) -> FloatArray:
@@ -241,13 +228,19 @@ class _Pricer:
         return duration * byte_factor(self.kind, self.dtype, self.calibration.software_constants)
 
     def _cost(
-        self, choice: Choice, size: float, duration: float, latency: float, busy: _LinkTimes
+        self,
+        choice: Choice,
+        size: float,
+        duration: float,
+        gpu_ns: float,
+        nic_ns: float,
+        latency: float,
     ) -> CollectiveCost:
         wiring = self.wiring
         latency = min(latency, duration)
         ratio = latency / duration if duration > 0 else 1.0
         # At the speed software reaches, the deciding link is busy for all but the latency.
-        slowest = max(busy.gpu_ns, busy.nic_ns)
+        slowest = max(gpu_ns, nic_ns)
         stretch = (duration - latency) / slowest if slowest > 0 else 0.0
         return CollectiveCost(
             duration_ns=duration,
@@ -255,28 +248,14 @@ class _Pricer:
             provenance=self.calibration.provenance(wiring, self.kind, size),
             algorithm=choice[0].value,
             protocol=choice[1].value,
-            busiest_link=wiring.nic_link if busy.nic_ns > busy.gpu_ns else wiring.host_link,
+            busiest_link=wiring.nic_link if nic_ns > gpu_ns else wiring.host_link,
             latency_ns=latency,
             bus_bandwidth_bytes_per_s=bus_bandwidth(
                 self.kind, size_bytes=size, rank_count=wiring.rank_count, duration_ns=duration
             ),
-            gpu_busy_ns=busy.gpu_ns * stretch,
-            nic_busy_ns=busy.nic_ns * stretch,
+            gpu_busy_ns=gpu_ns * stretch,
+            nic_busy_ns=nic_ns * stretch,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _LinkTimes:
-    """How long the busiest GPU's links and NIC would be busy at datasheet speed."""
-
-    gpu_ns: float
-    nic_ns: float
-
-
-def _link_times(movement: Movement, wiring: Wiring) -> list[_LinkTimes]:
-    gpu = movement.gpu_bytes * NS_PER_S / wiring.ring_bandwidth_bytes_per_s
-    nic = movement.nic_bytes * NS_PER_S / (wiring.nic_bandwidth_bytes_per_s or np.inf)
-    return [_LinkTimes(float(one), float(other)) for one, other in zip(gpu, nic, strict=True)]
 
 
 def _check_call(collective: Collective, wiring: Wiring) -> None:
@@ -284,7 +263,7 @@ def _check_call(collective: Collective, wiring: Wiring) -> None:
     if matrix is not None and len(matrix) != wiring.rank_count:
         raise InputError(
             f"all_to_all: byte matrix has {len(matrix)} rows and the group {wiring.rank_count} "
-            "ranks. Give one row and one column a rank."
+            "ranks. Give one row and one column per rank."
         )
     if collective.kind is CollectiveKind.SEND_RECV and wiring.rank_count > 2:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Sharing: collectives that run at the same time and meet on a link slow each other.
+"""Sharing: collectives that run at the same time and share a link slow each other down.
 
 A link gives every collective on it an equal share until one is done. Latency is not
 shared: it is paid by each and keeps no wire busy.
@@ -21,7 +21,7 @@ from topologies import Cluster
 def share_links(
     calls: Sequence[CollectiveCall], costs: Sequence[CollectiveCost], *, cluster: Cluster
 ) -> list[CollectiveCost]:
-    """The costs of *calls* when all start at once; those that meet on no link keep theirs.
+    """The costs of *calls* when all start at once; those that share no link keep theirs.
 
     On one link with equal shares, a call that keeps it busy for w ends when every other
     call on it has had min(w, its own) of wire time. The worst link of a call decides.
@@ -31,26 +31,15 @@ def share_links(
     """
     if len(calls) != len(costs):
         raise InputError(f"sharing: got {len(calls)} calls and {len(costs)} costs. Give one each.")
-    gpu_wait = _shared_ns(
-        [_gpu_links(call, cluster) for call in calls], [cost.gpu_busy_ns for cost in costs]
-    )
-    nic_wait = _shared_ns(
-        [_nic_links(call, cluster) for call in calls], [cost.nic_busy_ns for cost in costs]
-    )
+    # A rank has a GPU of its own; NICs are numbered through all hosts.
+    gpus = [np.asarray(call.ranks, dtype=np.int64) for call in calls]
+    nics = [np.unique(cluster.nics_of(ranks)) for ranks in gpus]
+    gpu_wait = _shared_ns(gpus, [cost.gpu_busy_ns for cost in costs])
+    nic_wait = _shared_ns(nics, [cost.nic_busy_ns for cost in costs])
     return [
         _slowed(cost, float(max(gpu, nic)))
         for cost, gpu, nic in zip(costs, gpu_wait, nic_wait, strict=True)
     ]
-
-
-def _gpu_links(call: CollectiveCall, cluster: Cluster) -> npt.NDArray[np.int64]:
-    del cluster  # a rank has a GPU of its own
-    return np.asarray(call.ranks, dtype=np.int64)
-
-
-def _nic_links(call: CollectiveCall, cluster: Cluster) -> npt.NDArray[np.int64]:
-    """The NICs of the call's ranks, numbered through all hosts."""
-    return np.unique(cluster.nics_of(np.asarray(call.ranks, dtype=np.int64)))
 
 
 def _shared_ns(

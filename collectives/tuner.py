@@ -1,8 +1,8 @@
-"""Tuner: which algorithm and protocol NCCL takes, by its own planning estimate.
+"""Tuner: which algorithm and protocol NCCL chooses, by its own planning estimate.
 
-NCCL does not measure: it adds up latencies and divides by bandwidths from a
-table written into its source, and takes the smallest. The estimate is often wrong, which is why
-measured time jumps where the choice changes. Only the choice is used here, never the estimate.
+NCCL does not measure: it adds up latencies and divides by bandwidths from a table in its source,
+and takes the smallest. The estimate is often wrong, so measured time jumps where the choice
+changes. Only the choice is used here, never the estimate.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _Rates = Annotated[
 class GenerationPlan(Form):
     """NCCL's bandwidth table for one GPU generation; lists go by 1, 2, and 4 or more hosts.
 
-    *two_host_reach* is how much of the network it expects a tree over two hosts to use: NCCL of
-    Volta's days did not plan with both trees.
+    *two_host_reach* is how much of the network it expects a tree over two hosts to use: releases
+    of Volta's time did not plan with both trees.
     """
 
     link_ratio: Constant

@@ -1,9 +1,12 @@
-"""Uneven all-to-all: the whole byte matrix in, one end time a rank out.
+"""Uneven all-to-all: from the whole byte matrix to one end time per rank.
 
-A rank is done when it has sent and received everything, and not before its NIC has
-carried what all ranks that share it move. Messages of a rank travel side by side and share its
-wires alike, so what a busy rank sends or takes ends late for its partners, too. The even matrix
-gives exactly the even cost.
+A rank is done when it has sent and received everything, and its NIC has carried the traffic of all
+ranks that share it. Messages of a rank run concurrently and share its wires equally, so a busy rank
+also delays its partners. The even matrix gives exactly the even cost.
+
+Lean kernels of a framework write directly into the memory of other GPUs and of their NICs, so they
+pay one crossing and keep the wires busy from the start. Their constants are assumed, not fitted:
+there are no published times of these kernels alone.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import numpy.typing as npt
 
 from collectives.calibration import Calibration, host_constants_for, wire_speeds
 from collectives.collective import (
+    FREE,
+    Collective,
     CollectiveAlgorithm,
     CollectiveCost,
     CollectiveKind,
@@ -23,10 +28,20 @@ from collectives.collective import (
     Protocol,
     bus_bandwidth,
 )
+from collectives.group import Ranks, wiring_of
 from collectives.movement import FloatArray, Movement
 from collectives.timing import predict_duration_ns
 from collectives.wiring import Wiring
+from perfmodel.base.errors import InputError
+from perfmodel.base.provenance import Provenance
+from perfmodel.base.units import NS_PER_S
 from topologies import Cluster
+
+WIRE_RATIO = 0.85
+"""What kernels reach of the datasheet of a wire."""
+CALL_NS = 8_000.0
+"""Starting the kernel and agreeing that all data are there."""
+RELATIVE_SIGMA = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +59,7 @@ class RankLoad:
 
 
 def build_rank_load(
-    byte_matrix: Sequence[Sequence[int]],
-    ranks: Sequence[int] | npt.NDArray[np.int64],
-    cluster: Cluster,
+    byte_matrix: Sequence[Sequence[int]], ranks: Ranks, cluster: Cluster
 ) -> RankLoad:
     """Sum up *byte_matrix* by rank, host and NIC of the group *ranks*."""
     matrix = np.array(byte_matrix, dtype=np.float64)
@@ -150,4 +163,56 @@ def _movement_of(load: RankLoad, wiring: Wiring) -> Movement:
         message_bytes=load.mean_slice_bytes,
         peers=wiring.ranks_per_host - 1,
         net_peers=wiring.rank_count - wiring.ranks_per_host,
+    )
+
+
+def price_lean(collective: Collective, *, cluster: Cluster, ranks: Ranks) -> CollectiveCost:
+    """Predict an all-to-all or an all-reduce of *ranks* by lean kernels.
+
+    An all-reduce runs inside the host first, then along the rails, then inside the host again.
+
+    Leaves out: everything that makes a collective library slower at small sizes.
+    """
+    wiring = wiring_of(ranks, cluster)
+    count = wiring.rank_count
+    if count == 1:
+        return FREE
+    gpu_ns_per_byte = NS_PER_S / (WIRE_RATIO * wiring.pair_bandwidth_bytes_per_s)
+    nic_ns_per_byte = 0.0
+    if wiring.host_count > 1:
+        nic_ns_per_byte = NS_PER_S / (WIRE_RATIO * wiring.nic_bandwidth_bytes_per_s)
+    latency_ns = CALL_NS + wiring.net_latency_ns
+    if collective.byte_matrix is not None:
+        load = build_rank_load(collective.byte_matrix, ranks, cluster)
+        gpu_ns = load.inside_bytes * gpu_ns_per_byte
+        nic_ns = load.nic_bytes * max(wiring.nic_count, 1) * nic_ns_per_byte
+        per_rank_ns = latency_ns + np.maximum(gpu_ns, nic_ns)
+    elif collective.kind is CollectiveKind.ALL_REDUCE:
+        inside, hosts = wiring.ranks_per_host, wiring.host_count
+        moved = 2.0 * collective.size_bytes
+        gpu_ns = np.array([moved * (inside - 1) / inside * gpu_ns_per_byte])
+        nic_ns = np.array([moved * (hosts - 1) / hosts * nic_ns_per_byte])
+        per_rank_ns = 3 * latency_ns + gpu_ns + nic_ns
+    else:
+        raise InputError(
+            f"{collective.kind.value}: lean kernels do all-reduces and all-to-alls by byte matrix."
+        )
+    worst_ns = float(per_rank_ns.max())
+    return CollectiveCost(
+        duration_ns=worst_ns,
+        relative_sigma=RELATIVE_SIGMA,
+        provenance=Provenance.ASSUMED,
+        algorithm="lean",
+        protocol="direct",
+        busiest_link=wiring.nic_link if nic_ns.max() > gpu_ns.max() else wiring.host_link,
+        latency_ns=min(latency_ns, worst_ns),
+        bus_bandwidth_bytes_per_s=bus_bandwidth(
+            collective.kind,
+            size_bytes=collective.size_bytes,
+            rank_count=count,
+            duration_ns=worst_ns,
+        ),
+        gpu_busy_ns=float(gpu_ns.max()),
+        nic_busy_ns=float(nic_ns.max()),
+        per_rank_ns=per_rank_ns if collective.byte_matrix is not None else None,
     )

@@ -2,7 +2,7 @@
 
 Groups that are translations of each other see the same wiring, so a job with
 thousands of groups has a handful of wirings. Bandwidths are the datasheet's;
-what NCCL reaches of them is the business of the calibration.
+the calibration says what NCCL reaches of them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import itertools
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from perfmodel.base.errors import InputError
 
-# A ring is a directed cycle through every GPU of the group. The best set of
-# rings is a linear programme over all cycles, which is small for the meshes that exist (8 GPUs).
-
-
 MAX_MESH_GPUS = 8
-
+T = TypeVar("T")
 Capacities = tuple[tuple[float, ...], ...]
 
 
@@ -29,6 +26,8 @@ Capacities = tuple[tuple[float, ...], ...]
 def pack_rings(capacities: Capacities) -> float:
     """Bandwidth of the best set of rings, given what each GPU can send each other one directly.
 
+    A ring is a directed cycle through every GPU of the group. The best set is a linear programme
+    over all cycles, which is small for existing meshes (8 GPUs).
     Zero when no cycle passes all GPUs. Beyond 8 GPUs the bound by the poorest GPU is taken.
     """
     count = len(capacities)
@@ -91,6 +90,21 @@ def chain_bandwidth(capacities: Capacities) -> float:
     return float(matrix[matrix > 0].min())
 
 
+class ByIdentity(Generic[T]):
+    """A *value* as a key: equal when it is the same object, which it keeps alive."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.value is self.value
+
+
 class HostLinkClass(Enum):
     """How the GPUs of a host reach each other; the value is the word used in files."""
 
@@ -116,8 +130,8 @@ class Wiring:
     *nic_bandwidth_bytes_per_s* is that of all NICs of a host that the group sends with;
     *nic_sharing* is how many ranks of the group share the busiest NIC, *net_latency_ns* what the
     wires and switches from NIC to NIC take, *call_latency_ns* what a call between hosts pays
-    once. With *is_peer_assumed* nobody said whether PCIe traffic between GPUs stops in host memory;
-    with *is_of_table* the host is the very one that a table was measured on.
+    once. With *is_peer_assumed* it is unknown whether PCIe traffic between GPUs stops in host
+    memory; with *is_of_table* the host is the very one that a table was measured on.
     *pair_oversubscription* is how much the spine slows traffic between all pairs of hosts; rings
     and trees run between neighbours and seldom cross it.
     """

@@ -1,9 +1,9 @@
-"""Sharders that other systems are known for, by their published rules.
+"""Sharders of other systems, by their published rules.
 
-`torchrec` is its planner: an option a table (whole, by columns, by rows over all
-ranks or over those of a host, on every rank), each priced from fixed bandwidths;
-from the cheapest of every table on, one table after another takes its next
-option, and the placement whose busiest rank has least to do is kept.
+`torchrec` is its planner: a few options per table (whole, by columns, by rows over
+all ranks or over those of a host), each priced from fixed bandwidths. Starting from
+the cheapest option of every table, one table after another takes its next option,
+and the placement whose busiest rank has least to do is kept.
 `hugectr_auto` copies small tables to every rank and halves the others by rows until
 lookups are even: over the ranks of a host, or over hosts and all ranks of each.
 `hugectr_hybrid` copies the rows that every rank expects in every batch, and
@@ -19,22 +19,26 @@ from enum import Enum
 
 import numpy as np
 
-from embeddings.cutting import cut_table, spread_over, spread_rows
 from embeddings.plan import Shard, ShardingPlan
-from embeddings.plan_memory import piece_bytes
-from embeddings.sharding_task import ShardingTask, place_greedily
+from embeddings.sharding_task import (
+    ShardingTask,
+    cut_table,
+    place_greedily,
+    spread_over,
+    spread_rows,
+)
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 
 COPIED_BELOW_BYTES = 10_000_000
-"""Weights and optimizer state below which HugeCTR copies a table: 7,424 rows of 1,024 bytes stand
-on every GPU of its plan for 8 x B200, 11,938 do not."""
+"""Weights and optimizer state below which HugeCTR copies a table: 7,424 rows of 1,024 bytes are
+on every GPU of its plan for 8 x B200, 11,938 are not."""
 
 _VECTOR_LOOKUPS = 15.0
-"""Lookups that cost a host what sending a vector to others does: 3 TB/s over 50 GB/s, a row read
+"""Lookups that cost a host as much as sending a vector to others: 3 TB/s over 50 GB/s, a row read
 and updated in fp32 against two numbers of fp16."""
 _OVER = 1.1
-"""What a piece may have above its share of lookups: 25 of 23.75 were left whole there, 27 not."""
+"""How far a piece may exceed its share of lookups: 25 of 23.75 were left whole there, 27 not."""
 
 _PARTS_OF_ROOM = (2, 4, 8, 16, 64)
 """Pieces that must fit beside each other, tried one after the other."""
@@ -42,7 +46,7 @@ _PARTS_OF_ROOM = (2, 4, 8, 16, 64)
 
 def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
     """Small tables on every rank, the others by rows over hosts and the ranks of a host."""
-    sizes = [piece_bytes(table, task.optimizer) for table in task.tables]
+    sizes = task.sizes
     copied = [
         place
         for place, size in enumerate(sizes)
@@ -52,16 +56,18 @@ def shard_as_hugectr(task: ShardingTask) -> ShardingPlan:
         copied.remove(max(copied, key=lambda place: (sizes[place], place)))
     held = sorted(set(range(len(sizes))) - set(copied))
     hosts = task.host_count
-    per_host = task.rank_count // hosts
+    # A place is a rank of the only host, or one of several hosts.
     places = task.rank_count if hosts == 1 else hosts
     room = (task.room_bytes - sum(sizes[place] for place in copied)) * task.rank_count // places
     of_place = replace(task, rank_count=places, room_bytes=max(room, 1), ranks_per_host=None)
     pieces, ranks = _place_even_pieces(of_place, held, 0.0 if hosts == 1 else _VECTOR_LOOKUPS)
-    shards: list[Shard] = []
-    for piece, rank in zip(pieces, ranks, strict=True):
-        shards += [piece.on_rank(rank)] if hosts == 1 else spread_over(piece, rank, per_host)
-    plan = task.plan(shards, "hugectr_auto", data_parallel=copied)
-    return replace(plan, summed_in_host=tuple(held)) if hosts > 1 else plan
+    shards = [
+        shard
+        for piece, rank in zip(pieces, ranks, strict=True)
+        for shard in spread_over(piece, rank, task.rank_count // places)
+    ]
+    in_host = held if hosts > 1 else ()
+    return task.plan(shards, "hugectr_auto", data_parallel=copied, summed_in_host=in_host)
 
 
 def _place_even_pieces(
@@ -69,14 +75,19 @@ def _place_even_pieces(
 ) -> tuple[list[Shard], list[int]]:
     """Pieces of the tables at *held* and their ranks, smaller ones where large ones do not fit.
 
-    To send a vector costs as much as *vector* lookups.
+    Sending a vector costs as much as *vector* lookups.
     """
     fault = PlanError("sharder: found no placement.")
     for part in _PARTS_OF_ROOM:
         pieces = _even_pieces(task, held, part, vector)
-        tables = [_piece_of(task, piece) for piece in pieces]
+        tables = [
+            task.tables[piece.table].piece(
+                first_row=piece.first_row, rows=piece.rows, width=piece.width
+            )
+            for piece in pieces
+        ]
         costs = [(table.pooling_factor + vector) * table.width for table in tables]
-        sizes = [piece_bytes(table, task.optimizer) for table in tables]
+        sizes = [table.held_bytes(task.optimizer) for table in tables]
         try:
             return pieces, place_greedily(costs, sizes, task)
         except PlanError as refused:
@@ -85,29 +96,22 @@ def _place_even_pieces(
 
 
 def _even_pieces(task: ShardingTask, held: Sequence[int], part: int, vector: float) -> list[Shard]:
-    """The tables at *held*, halved by rows until no piece has more than its share."""
-    tables, places = task.tables, task.rank_count
+    """The tables at *held*, halved by rows until no piece exceeds its share."""
+    tables, places, sizes = task.tables, task.rank_count, task.sizes
     costs = {place: (tables[place].pooling_factor + vector) * tables[place].width for place in held}
     share = sum(costs.values()) / places
     pieces: list[Shard] = []
     for place in held:
-        table = tables[place]
-        cost, size = costs[place], piece_bytes(table, task.optimizer)
-        rows, most = 1, min(places, table.rows)
+        cost, size = costs[place], sizes[place]
+        rows, most = 1, min(places, tables[place].rows)
         while rows < most and (cost > _OVER * share * rows or part * size > task.room_bytes * rows):
             rows = min(2 * rows, most)
-        pieces += cut_table(place, table, columns=1, rows=rows)
+        pieces += cut_table(place, tables[place], columns=1, rows=rows)
     return pieces
 
 
-def _piece_of(task: ShardingTask, piece: Shard) -> EmbeddingTable:
-    return task.tables[piece.table].piece(
-        first_row=piece.first_row, rows=piece.rows, width=piece.width
-    )
-
-
 def shard_as_hybrid(task: ShardingTask) -> ShardingPlan:
-    """Rows that a rank expects at least once a batch on every rank, the others by rows."""
+    """Rows that a rank expects at least once per batch on every rank, the others by rows."""
     samples = task.batch_size / task.rank_count
     frequent = [
         min(table.rows, table.popularity.rows_expected(samples * table.pooling_factor))
@@ -116,14 +120,19 @@ def shard_as_hybrid(task: ShardingTask) -> ShardingPlan:
     copied = [place for place, table in enumerate(task.tables) if frequent[place] >= table.rows]
     if len(copied) == len(frequent):
         copied.pop()
-    shards = spread_rows(task.tables, rank_count=task.rank_count, left_out=copied)
-    plan = task.plan(shards, "hugectr_hybrid", data_parallel=copied)
     held = sorted(set(range(len(frequent))) - set(copied))
-    in_host = tuple(held) if 1 < task.host_count < task.rank_count else ()
-    return replace(plan, frequent_rows=tuple(frequent), summed_in_host=in_host)
+    return task.plan(
+        spread_rows(task.tables, rank_count=task.rank_count, left_out=copied),
+        "hugectr_hybrid",
+        data_parallel=copied,
+        summed_in_host=held if 1 < task.host_count < task.rank_count else (),
+        frequent_rows=frequent,
+    )
 
 
 class _Way(Enum):
+    """How an option of TorchRec's planner cuts a table."""
+
     TABLE = "table"
     COLUMNS = "columns"
     ROWS = "rows"
@@ -159,53 +168,49 @@ class _Option:
         """Number of pieces."""
         return self.columns * self.rows
 
-    @property
-    def total_s(self) -> float:
-        return self.seconds * self.count
-
 
 def shard_as_torchrec(task: ShardingTask) -> ShardingPlan:
-    """The best of the placements that a greedy proposer goes through."""
+    """The best of the placements that a greedy proposer tries."""
     options = [_options(task, place) for place in range(len(task.tables))]
     chosen = [0] * len(options)
-    best: tuple[float, list[_Option], list[list[int]]] | None = None
+    best: list[_Option] = []
+    best_ranks: list[list[int]] = []
+    least_s = float("inf")
     fault = PlanError("torchrec: found no placement.")
     count = sum(len(ways) for ways in options)
     at_once = -(-count // max(_PLACED // len(options), _PROPOSALS))
     for _ in range(count):
         proposal = [ways[number] for ways, number in zip(options, chosen, strict=True)]
         try:
-            ranks, busiest = _partition(task, proposal)
+            ranks, busiest_s = _partition(task, proposal)
         except PlanError as refused:
             fault = refused
             worst = [float(option.piece_bytes * option.count) for option in proposal]
         else:
-            if best is None or busiest < best[0]:
-                best = (busiest, proposal, ranks)
+            if busiest_s < least_s:
+                least_s, best, best_ranks = busiest_s, proposal, ranks
             worst = [option.seconds for option in proposal]
         left = [place for place, ways in enumerate(options) if chosen[place] + 1 < len(ways)]
         if not left:
             break
         for place in heapq.nsmallest(at_once, left, key=lambda place: (-worst[place], place)):
             chosen[place] += 1
-    if best is None:
+    if not best:
         raise fault
-    shards = [
-        piece.on_rank(rank)
-        for option, ranks in zip(best[1], best[2], strict=True)
-        for piece, rank in zip(_cut(task, option), ranks, strict=True)
-    ]
-    in_host = tuple(option.place for option in best[1] if option.way is _Way.HOST_ROWS)
-    return replace(task.plan(shards, "torchrec"), summed_in_host=in_host)
-
-
-def _cut(task: ShardingTask, option: _Option) -> list[Shard]:
-    table = task.tables[option.place]
-    return cut_table(option.place, table, columns=option.columns, rows=option.rows)
+    shards: list[Shard] = []
+    for option, ranks_of in zip(best, best_ranks, strict=True):
+        table = task.tables[option.place]
+        pieces = cut_table(option.place, table, columns=option.columns, rows=option.rows)
+        shards += [piece.on_rank(rank) for piece, rank in zip(pieces, ranks_of, strict=True)]
+    in_host = [option.place for option in best if option.way is _Way.HOST_ROWS]
+    return task.plan(shards, "torchrec", summed_in_host=in_host)
 
 
 def _partition(task: ShardingTask, proposal: Sequence[_Option]) -> tuple[list[list[int]], float]:
-    """Ranks of all pieces: those by rows where they must be, the others greedily behind them."""
+    """Ranks of all pieces, and the seconds of the busiest rank.
+
+    Tables by rows over all ranks leave no choice and go first; the others follow greedily.
+    """
     work, used = np.zeros(task.rank_count), np.zeros(task.rank_count)
     ranks: list[list[int]] = [[] for _ in proposal]
     order = sorted(proposal, key=lambda option: (-option.seconds, option.place))
@@ -235,7 +240,7 @@ def _partition(task: ShardingTask, proposal: Sequence[_Option]) -> tuple[list[li
 
 
 def _options(task: ShardingTask, place: int) -> list[_Option]:
-    """The ways to place a table, cheapest first."""
+    """The ways to place a table, cheapest first, else in the order of `_Way`."""
     table, ranks = task.tables[place], task.rank_count
     cuts = {_Way.TABLE: (1, 1)}
     columns = table.width // _MIN_COLUMNS
@@ -249,14 +254,14 @@ def _options(task: ShardingTask, place: int) -> list[_Option]:
     found = []
     for way, (columns, rows) in cuts.items():
         largest = replace(table, rows=-(-table.rows // rows), width=table.width // columns)
-        size = piece_bytes(largest, task.optimizer)
+        size = largest.held_bytes(task.optimizer)
         seconds = _piece_seconds(task, table, way, columns * rows)
         found.append(_Option(place, way, columns, rows, seconds, size))
-    return sorted(found, key=lambda option: (option.total_s, list(_Way).index(option.way)))
+    return sorted(found, key=lambda option: option.seconds * option.count)
 
 
 def _piece_seconds(task: ShardingTask, table: EmbeddingTable, way: _Way, count: int) -> float:
-    """What the planner thinks a piece takes: lookup and exchange, forward and backward."""
+    """The planner's estimate for a piece: lookup and exchange, forward and backward."""
     is_by_rows = way in (_Way.ROWS, _Way.HOST_ROWS)
     width = table.width if is_by_rows else table.width // count
     lookups = task.batch_size * table.pooling_factor / (count if is_by_rows else 1)

@@ -1,12 +1,15 @@
 """Index files: real indices from NumPy, Parquet and torch files, read without running anything.
 
-NumPy files are read without pickle, torch files as plain tensors only.
+NumPy files are read without pickle. Torch files hold the three tensors of
+facebookresearch/dlrm_datasets; `weights_only` admits tensors and nothing that could run.
 """
 
 from __future__ import annotations
 
+import pickle
 import struct
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -27,9 +30,9 @@ _MOST_RATIO = 50
 _UNREADABLE = (
     ValueError, OSError, EOFError, LookupError, TypeError, SyntaxError, OverflowError,
     NotImplementedError, RuntimeError, MemoryError, AttributeError, struct.error, zlib.error,
-    tokenize.TokenError, zipfile.BadZipFile,
+    tokenize.TokenError, zipfile.BadZipFile, pickle.UnpicklingError, AssertionError,
 )  # fmt: skip
-"""What the readers of NumPy raise on junk."""
+"""What the readers of NumPy and torch raise on junk."""
 _KEYS = {"indices", "offsets", "lengths", "tables"}
 
 
@@ -49,7 +52,7 @@ def load_index_data(path: str | Path) -> IndexData:
 
 def _load_npz(path: Path) -> IndexData:
     try:
-        check_archive(path)
+        _check_archive(path)
         with np.load(path, allow_pickle=False) as arrays:
             content = {name: arrays[name] for name in arrays.files}
     except _UNREADABLE as fault:
@@ -72,7 +75,7 @@ def _load_npz(path: Path) -> IndexData:
     return build_index_data(str(path), indices=content["indices"], lengths=lengths)
 
 
-def check_archive(path: Path) -> None:
+def _check_archive(path: Path) -> None:
     """Raise where the zip archive at *path* unpacks to more than any file of indices does."""
     with zipfile.ZipFile(path) as packed:
         size_bytes = sum(entry.file_size for entry in packed.infolist())
@@ -160,10 +163,41 @@ def _parquet_column(path: Path, name: str, column: Any) -> tuple[Any, Any]:
 
 
 def _load_torch(path: Path) -> IndexData:
-    # Imported here: torch is an extra, needed for files of torch only.
-    from embeddings.torch_files import load_torch_indices
-
-    return load_torch_indices(path)
+    """Read (indices, offsets, lengths); lengths are tables x samples."""
+    try:
+        import torch
+    except ImportError:
+        raise InputError(
+            f"{path}: reading torch files needs torch. Install perfmodel[emulate]."
+        ) from None
+    try:
+        if zipfile.is_zipfile(path):
+            _check_archive(path)
+        with warnings.catch_warnings():
+            # What torch warns of (another pickle protocol) is read or refused all the same.
+            warnings.simplefilter("ignore")
+            content: Any = torch.load(path, weights_only=True, map_location="cpu")
+    except _UNREADABLE as fault:
+        reason = str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
+        raise InputError(f"{path}: not a torch file of plain tensors ({reason}).") from None
+    is_three = isinstance(content, tuple | list) and len(content) == 3
+    if not is_three or not all(isinstance(part, torch.Tensor) for part in content):
+        raise InputError(
+            f"{path}: must hold three tensors (indices, offsets, lengths), "
+            f"got {type(content).__name__}."
+        )
+    indices, offsets, lengths = (part.numpy() for part in content)
+    data = build_index_data(str(path), indices=indices, lengths=lengths)
+    bags = lengths_from_offsets(
+        str(path),
+        offsets,
+        index_count=len(data.indices),
+        table_count=len(data.lengths),
+        sample_count=data.sample_count,
+    )
+    if bags.shape != data.lengths.shape or (bags != data.lengths).any():
+        raise InputError(f"{path}: ragged: offsets and lengths do not say the same bags.")
+    return data
 
 
 READERS: dict[str, Callable[[Path], IndexData]] = {
@@ -173,4 +207,4 @@ READERS: dict[str, Callable[[Path], IndexData]] = {
     ".pt": _load_torch,
     ".pth": _load_torch,
 }
-"""Every ending and who reads it."""
+"""The reader of every file ending."""

@@ -64,7 +64,7 @@ class Shard(NamedTuple):
 
 
 PieceKey = tuple[int, int, int, int]
-"""What tells pieces apart: place of the table, telling row, rows and width."""
+"""What distinguishes pieces: place of the table, key row, rows and width."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ class PlanPieces:
 
 
 def find_pieces(tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> PlanPieces:
-    """What *shards* of *tables* are, each different piece made once."""
+    """The different pieces among *shards* of *tables*, each made once."""
     number_of: dict[PieceKey, int] = {}
     made: list[EmbeddingTable] = []
     numbers: list[int] = []
@@ -96,8 +96,8 @@ def find_pieces(tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Pl
             numbers.append(number)
             continue
         first_row, rows, _, widths = _columns(group)[:, 2:].T
-        telling = table.telling_rows(first_row, rows)
-        cuts = zip(telling.tolist(), rows.tolist(), widths.tolist(), strict=True)
+        key_rows = table.key_rows(first_row, rows)
+        cuts = zip(key_rows.tolist(), rows.tolist(), widths.tolist(), strict=True)
         keys: list[PieceKey] = [(place, *cut) for cut in cuts]
         fresh = [key for key in dict.fromkeys(keys) if key not in number_of]
         number_of.update(zip(fresh, count(len(made)), strict=False))
@@ -116,10 +116,10 @@ class ShardingPlan:
     """Every piece of *tables*, and the places in *tables* of those that are data-parallel.
 
     *ranks_per_host* of None is one host for all ranks. Vectors of the tables
-    *summed_in_host* are summed inside a host before they travel to another.
-    *frequent_rows*, one a table where there are any, are the most popular rows
-    that every rank has a copy of; shards are asked for the others only, and
-    send no vector to a sample that asked for none of them.
+    *summed_in_host* are summed inside a host before they are sent to another.
+    *frequent_rows*, one per table where there are any, are the most popular rows
+    that every rank has a copy of; lookups of shards are those of the others only, and
+    they send no vector to a sample that needs none of them.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -136,10 +136,11 @@ class ShardingPlan:
         self._check_exchange(faults)
         pieces: dict[int, list[Shard]] = defaultdict(list)
         for shard in self.shards:
-            if self._is_inside(shard):
+            fault = self._fault_of(shard)
+            if fault is None:
                 pieces[shard.table].append(shard)
             else:
-                self._find_fault(shard, faults)
+                faults.add(*fault)
         for place in self.data_parallel:
             if not 0 <= place < len(self.tables):
                 faults.add("data parallel", f"must name tables that exist, got {place}")
@@ -150,23 +151,23 @@ class ShardingPlan:
 
     @cached_property
     def copied_places(self) -> frozenset[int]:
-        """The places of data-parallel tables, to ask for."""
+        """The places of data-parallel tables, as a set."""
         return frozenset(self.data_parallel)
 
     @cached_property
     def summed_places(self) -> frozenset[int]:
-        """The places of tables that are summed inside hosts, to ask for."""
+        """The places of tables that are summed inside hosts, as a set."""
         return frozenset(self.summed_in_host)
 
     @cached_property
     def received_width(self) -> int:
-        """Numbers a sample gets from tables that are not data-parallel."""
+        """Numbers per sample from tables that are not data-parallel."""
         copied = self.copied_places
         return sum(t.width for place, t in enumerate(self.tables) if place not in copied)
 
     @cached_property
     def shards_of_rank(self) -> tuple[tuple[Shard, ...], ...]:
-        """The pieces every rank holds, by table and place in it; data-parallel tables aside."""
+        """The pieces every rank holds, by table and place in it; without data-parallel tables."""
         held: list[list[Shard]] = [[] for _ in range(self.rank_count)]
         for shard in sorted(self.shards):
             held[shard.rank].append(shard)
@@ -185,7 +186,7 @@ class ShardingPlan:
 
     @cached_property
     def held_tables(self) -> tuple[EmbeddingTable, ...]:
-        """The tables as shards are asked for them: without rows that every rank has."""
+        """The tables that shards are pieces of: without rows that every rank has."""
         if not self.frequent_rows:
             return self.tables
         return tuple(
@@ -209,18 +210,18 @@ class ShardingPlan:
 
     @cached_property
     def pieces(self) -> PlanPieces:
-        """What shards are, in their order."""
+        """The different pieces among the shards, in their order."""
         return find_pieces(self.held_tables, sorted(self.shards))
 
     def by_rank(self, of_piece: Sequence[float]) -> NDArray[np.float64]:
-        """What pieces add to their ranks; sums of whole numbers below 2 ** 53 are exact."""
+        """Sums of *of_piece* by rank; those of whole numbers below 2 ** 53 are exact."""
         weights = np.array(of_piece, dtype=np.float64)[self.pieces.number]
         sums = np.bincount(self.pieces.rank, weights=weights, minlength=self.rank_count)
         return sums.astype(np.float64)
 
     @cached_property
     def lookups_of_shards(self) -> dict[Shard, float]:
-        """Rows of every shard that a sample asks for."""
+        """Lookups per sample of every shard."""
         lookups = [table.pooling_factor for table in self.pieces.tables]
         numbers = self.pieces.number.tolist()
         return {
@@ -240,7 +241,7 @@ class ShardingPlan:
         return tuple(tuple(of_rank) for of_rank in held)
 
     def table_of(self, shard: Shard) -> EmbeddingTable:
-        """The piece as a table of its own; it is asked for what its rows draw."""
+        """The piece as a table of its own, with the lookups of its rows."""
         return self.held_tables[shard.table].piece(
             first_row=shard.first_row, rows=shard.rows, width=shard.width
         )
@@ -249,7 +250,7 @@ class ShardingPlan:
         count = len(self.tables)
         if self.frequent_rows and len(self.frequent_rows) != count:
             faults.add(
-                "frequent rows", f"must be one number a table, got {len(self.frequent_rows)}"
+                "frequent rows", f"must be one number per table, got {len(self.frequent_rows)}"
             )
         if any(not 0 <= place < count for place in self.summed_in_host):
             faults.add("summed in host", "must name tables that exist")
@@ -257,7 +258,7 @@ class ShardingPlan:
             faults.add(
                 "summed in host",
                 f"hosts must have equally many ranks, got {self.rank_count} ranks and "
-                f"{self.ranks_per_host} a host",
+                f"{self.ranks_per_host} per host",
             )
 
     def _kind(self, pieces: Sequence[Shard]) -> ShardingKind:
@@ -272,35 +273,27 @@ class ShardingPlan:
         is_inside = len(hosts) == 1 and per_host < self.rank_count
         return ShardingKind.TABLE_ROW_WISE if is_inside else ShardingKind.ROW_WISE
 
-    def _is_inside(self, shard: Shard) -> bool:
-        """Whether the shard names a table and a rank and lies inside the table."""
-        if not (0 <= shard.table < len(self.tables) and 0 <= shard.rank < self.rank_count):
-            return False
-        table = self.tables[shard.table]
-        return (
-            shard.rows > 0
-            and shard.width > 0
-            and 0 <= shard.first_row <= table.rows - shard.rows
-            and 0 <= shard.first_column <= table.width - shard.width
-        )
-
-    def _find_fault(self, shard: Shard, faults: FaultList) -> None:
-        """Say why the shard is not inside."""
-        if not 0 <= shard.table < len(self.tables):
-            faults.add("shard", f"must name a table 0 to {len(self.tables) - 1}, got {shard.table}")
-            return
-        table = self.tables[shard.table]
-        where = f"table {table.name!r}"
-        if not 0 <= shard.rank < self.rank_count:
-            faults.add(
-                where, f"a shard must be on a rank 0 to {self.rank_count - 1}, got {shard.rank}"
+    def _fault_of(self, shard: Shard) -> tuple[str, str] | None:
+        """Where and why *shard* is not a piece of a table on a rank, or None."""
+        number, rank, first_row, rows, first_column, width = shard
+        if not 0 <= number < len(self.tables):
+            return "shard", f"must name a table 0 to {len(self.tables) - 1}, got {number}"
+        table = self.tables[number]
+        if not 0 <= rank < self.rank_count:
+            return (
+                f"table {table.name!r}",
+                f"a shard must be on a rank 0 to {self.rank_count - 1}, got {rank}",
             )
-            return
-        faults.add(
-            where,
-            f"a shard must lie inside {table.rows} x {table.width}, got rows "
-            f"{shard.first_row} + {shard.rows}, columns {shard.first_column} + {shard.width}",
-        )
+        if (
+            rows > 0
+            and width > 0
+            and 0 <= first_row <= table.rows - rows
+            and 0 <= first_column <= table.width - width
+        ):
+            return None
+        got = f"rows {first_row} + {rows}, columns {first_column} + {width}"
+        size = f"{table.rows} x {table.width}"
+        return f"table {table.name!r}", f"a shard must be inside {size}, got {got}"
 
     def _check_cover(
         self, place: int, table: EmbeddingTable, pieces: Sequence[Shard], faults: FaultList
@@ -335,8 +328,9 @@ class ShardingPlan:
 
 def _is_regular(table: EmbeddingTable, pieces: Sequence[Shard]) -> bool:
     """Whether *pieces* are columns one after the other, each cut by rows from first to last."""
+    # Sorted by first column, then by first row.
     row = column = width = 0
-    for shard in sorted(pieces, key=_by_column):
+    for shard in sorted(pieces, key=itemgetter(4, 2)):
         if row == 0:
             width = shard.width
         if shard.first_row != row or shard.first_column != column or shard.width != width:
@@ -345,10 +339,6 @@ def _is_regular(table: EmbeddingTable, pieces: Sequence[Shard]) -> bool:
         if row == table.rows:
             row, column = 0, column + width
     return row == 0 and column == table.width
-
-
-def _by_column(shard: Shard) -> tuple[int, int]:
-    return shard.first_column, shard.first_row
 
 
 def _first_overlap(pieces: Sequence[Shard]) -> tuple[Shard, Shard] | None:

@@ -1,39 +1,23 @@
-"""Sharders: placements by name, each from a simple cost a table.
+"""Sharders: placements by name, each from a simple cost per table.
 
-The paper's place whole tables, greedy ones the dearest first. Those that other
-systems are known for are in `framework_sharders.py`.
+Those of the paper place whole tables, greedy ones the most expensive first. Those
+of other systems are in `framework_sharders.py`.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
-from embeddings.balanced import (
-    PlacementRule,
-    exchange_weight,
-    iter_balanced_plans,
-)
-from embeddings.cutting import spread_rows
+from embeddings.balanced import iter_balanced_plans
 from embeddings.framework_sharders import shard_as_hugectr, shard_as_hybrid, shard_as_torchrec
 from embeddings.plan import ShardingPlan
-from embeddings.plan_memory import piece_bytes
-from embeddings.sharding_task import UNKNOWN_ROOM_BYTES, ShardingTask, place_greedily
+from embeddings.sharding_task import ShardingTask as ShardingTask
+from embeddings.sharding_task import place_greedily, spread_rows
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
-
-__all__ = [
-    "DEFAULT_SHARDER",
-    "HYBRID_SHARDERS",
-    "PAPER_SHARDERS",
-    "SHARDERS",
-    "ShardingTask",
-    "build_named_plan",
-    "iter_balanced",
-    "place_greedily",
-]
-
 
 Sharder = Callable[[ShardingTask], ShardingPlan]
 TableCost = Callable[[EmbeddingTable, ShardingTask], float]
@@ -47,15 +31,6 @@ def build_named_plan(name: str, task: ShardingTask) -> ShardingPlan:
     return known[name](task)
 
 
-def _greedy(name: str, cost: TableCost) -> Sharder:
-    def shard(task: ShardingTask) -> ShardingPlan:
-        costs = [cost(table, task) for table in task.tables]
-        sizes = [piece_bytes(table, task.optimizer) for table in task.tables]
-        return task.whole(place_greedily(costs, sizes, task), name)
-
-    return shard
-
-
 def size_cost(table: EmbeddingTable, task: ShardingTask) -> float:
     """Bytes."""
     del task
@@ -63,13 +38,13 @@ def size_cost(table: EmbeddingTable, task: ShardingTask) -> float:
 
 
 def lookup_cost(table: EmbeddingTable, task: ShardingTask) -> float:
-    """Numbers read for a sample."""
+    """Numbers read per sample."""
     del task
     return table.width * table.pooling_factor
 
 
 def norm_lookup_cost(table: EmbeddingTable, task: ShardingTask) -> float:
-    """Numbers read for a sample, repeats within a batch not counted: our own definition.
+    """Numbers read per sample, without repeats within a batch: our own definition.
 
     The paper's scripts name this cost and do not define it.
     """
@@ -78,8 +53,13 @@ def norm_lookup_cost(table: EmbeddingTable, task: ShardingTask) -> float:
 
 
 def size_lookup_cost(table: EmbeddingTable, task: ShardingTask) -> float:
-    """Numbers read for a sample, more for larger tables (as DreamShard has it)."""
+    """Numbers read per sample, more for larger tables (as in DreamShard)."""
     return lookup_cost(table, task) * math.log10(max(table.rows, 10))
+
+
+def _greedy(name: str, cost: TableCost, task: ShardingTask) -> ShardingPlan:
+    costs = [cost(table, task) for table in task.tables]
+    return task.whole(place_greedily(costs, task.sizes, task), name)
 
 
 def _naive(task: ShardingTask) -> ShardingPlan:
@@ -94,17 +74,15 @@ def _naive_chunk(task: ShardingTask) -> ShardingPlan:
 
 def _random(task: ShardingTask) -> ShardingPlan:
     generator = random.Random(task.seed)
-    ranks = [generator.randrange(task.rank_count) for _ in task.tables]
-    return task.whole(ranks, "random")
+    return task.whole([generator.randrange(task.rank_count) for _ in task.tables], "random")
 
 
 def _size_even(task: ShardingTask) -> ShardingPlan:
     """Largest first, to the rank with fewest bytes of those with less than their share of tables.
 
-    As NVIDIA's DLRM examples do it, which look at room no more than this does.
+    As in NVIDIA's DLRM examples, which ignore room as this does.
     """
-    share = -(-len(task.tables) // task.rank_count)
-    sizes = [piece_bytes(table, task.optimizer) for table in task.tables]
+    share, sizes = -(-len(task.tables) // task.rank_count), task.sizes
     used, held = [0] * task.rank_count, [0] * task.rank_count
     ranks = [0] * len(sizes)
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
@@ -117,37 +95,24 @@ def _size_even(task: ShardingTask) -> ShardingPlan:
 
 
 def _balanced(task: ShardingTask) -> ShardingPlan:
-    return next(iter_balanced(task))
-
-
-def iter_balanced(task: ShardingTask) -> Iterator[ShardingPlan]:
-    """All plans that the balanced sharder thinks of, the one it takes first."""
-    rule = PlacementRule(
-        data_parallel_below_bytes=task.data_parallel_below_bytes,
-        batch_size=task.batch_size,
-        min_width=task.min_width,
-        max_shard_bytes=task.max_shard_bytes,
-        room_bytes=None if task.room_bytes >= UNKNOWN_ROOM_BYTES else task.room_bytes,
-        optimizer=task.optimizer,
-        exchange_weight=exchange_weight(task.rank_count, task.ranks_per_host),
-    )
-    return iter_balanced_plans(
-        task.tables, rank_count=task.rank_count, rule=rule, ranks_per_host=task.ranks_per_host
-    )
+    return next(iter_balanced_plans(task))
 
 
 def _row_wise(task: ShardingTask) -> ShardingPlan:
     return task.plan(spread_rows(task.tables, rank_count=task.rank_count), "row_wise")
 
 
+_COSTS: dict[str, TableCost] = {
+    "size_greedy": size_cost,
+    "lookup_greedy": lookup_cost,
+    "norm_lookup_greedy": norm_lookup_cost,
+    "size_lookup_greedy": size_lookup_cost,
+}
 SHARDERS: dict[str, Sharder] = {
     "naive": _naive,
     "naive_chunk": _naive_chunk,
     "random": _random,
-    "size_greedy": _greedy("size_greedy", size_cost),
-    "lookup_greedy": _greedy("lookup_greedy", lookup_cost),
-    "norm_lookup_greedy": _greedy("norm_lookup_greedy", norm_lookup_cost),
-    "size_lookup_greedy": _greedy("size_lookup_greedy", size_lookup_cost),
+    **{name: partial(_greedy, name, cost) for name, cost in _COSTS.items()},
     "balanced": _balanced,
     "row_wise": _row_wise,
     "size_even": _size_even,

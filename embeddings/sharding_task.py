@@ -1,13 +1,15 @@
-"""ShardingTask: what a sharder is asked, and placing pieces greedily, which many do.
+"""ShardingTask: the question to a sharder, and what sharders have in common.
 
-The dearest piece goes first, to the rank that has least to do among those with
-room; a tie goes to the rank with less memory used, then to the lower one.
+Tables are cut into pieces by rows and columns, and pieces are placed greedily:
+the most expensive first, on the rank with least cost among those with room. A
+tie goes to the rank with less memory used, then to the lower one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -45,40 +47,48 @@ class ShardingTask:
         if not self.tables or self.rank_count < 1:
             raise PlanError("sharding task: needs at least one table and one rank.")
 
-    def whole(self, ranks: Sequence[int], name: str) -> ShardingPlan:
-        """The table-wise plan that puts table i on ranks[i]."""
-        shards = tuple(
-            Shard(place, ranks[place], 0, table.rows, 0, table.width)
-            for place, table in enumerate(self.tables)
-        )
-        return self._plan(shards, name)
-
-    def plan(
-        self, shards: Sequence[Shard], name: str, *, data_parallel: Sequence[int] = ()
-    ) -> ShardingPlan:
-        """The plan of *shards*, with the tables at *data_parallel* on every rank."""
-        return self._plan(tuple(sorted(shards)), name, tuple(data_parallel))
-
     @property
     def host_count(self) -> int:
         """Hosts that the ranks fill."""
         return -(-self.rank_count // (self.ranks_per_host or self.rank_count))
 
-    def _plan(
-        self, shards: tuple[Shard, ...], name: str, data_parallel: tuple[int, ...] = ()
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of every table with its optimizer state."""
+        return [table.held_bytes(self.optimizer) for table in self.tables]
+
+    def whole(self, ranks: Sequence[int], name: str) -> ShardingPlan:
+        """The table-wise plan that puts table i on ranks[i]."""
+        shards = [
+            Shard(place, ranks[place], 0, table.rows, 0, table.width)
+            for place, table in enumerate(self.tables)
+        ]
+        return self.plan(shards, name)
+
+    def plan(
+        self,
+        shards: Sequence[Shard],
+        name: str,
+        *,
+        data_parallel: Sequence[int] = (),
+        summed_in_host: Sequence[int] = (),
+        frequent_rows: Sequence[int] = (),
     ) -> ShardingPlan:
+        """The plan of *shards*, with the tables at *data_parallel* on every rank."""
         return ShardingPlan(
             tables=self.tables,
             rank_count=self.rank_count,
-            shards=shards,
-            data_parallel=data_parallel,
+            shards=tuple(sorted(shards)),
+            data_parallel=tuple(data_parallel),
             name=name,
             ranks_per_host=self.ranks_per_host,
+            summed_in_host=tuple(summed_in_host),
+            frequent_rows=tuple(frequent_rows),
         )
 
 
 def place_greedily(costs: Sequence[float], sizes: Sequence[int], task: ShardingTask) -> list[int]:
-    """A rank for every piece: dearest first, to the rank with least cost that has room."""
+    """A rank for every piece: most expensive first, on the rank with least cost that has room."""
     work, used = np.zeros(task.rank_count), np.zeros(task.rank_count)
     ranks = [0] * len(costs)
     for piece in sorted(range(len(costs)), key=lambda piece: (-costs[piece], piece)):
@@ -96,3 +106,44 @@ def place_greedily(costs: Sequence[float], sizes: Sequence[int], task: ShardingT
         used[rank] += sizes[piece]
         ranks[piece] = rank
     return ranks
+
+
+def spread_rows(
+    tables: Sequence[EmbeddingTable], *, rank_count: int, left_out: Sequence[int] = ()
+) -> list[Shard]:
+    """Every table by rows over all ranks; those with fewer rows over the next ranks in turn."""
+    shards: list[Shard] = []
+    next_rank, absent = 0, frozenset(left_out)
+    for place, table in enumerate(tables):
+        if place in absent:
+            continue
+        pieces = cut_table(place, table, columns=1, rows=min(rank_count, table.rows))
+        first = 0 if len(pieces) == rank_count else next_rank
+        shards += [
+            piece.on_rank((first + number) % rank_count) for number, piece in enumerate(pieces)
+        ]
+        next_rank = (first + len(pieces)) % rank_count
+    return shards
+
+
+def cut_table(place: int, table: EmbeddingTable, *, columns: int, rows: int) -> list[Shard]:
+    """The pieces of the table at *place*, by columns and then by rows, all on rank 0 for now."""
+    width = table.width // columns
+    return [
+        Shard(place, 0, first, after - first, column * width, width)
+        for column in range(columns)
+        for first, after in _iter_bounds(table.rows, rows)
+    ]
+
+
+def spread_over(piece: Shard, place: int, count: int) -> list[Shard]:
+    """*piece* by rows over the *count* ranks of *place*; fewer where it has fewer rows."""
+    table, _, first_row, rows, first_column, width = piece
+    return [
+        Shard(table, place * count + number, first_row + first, after - first, first_column, width)
+        for number, (first, after) in enumerate(_iter_bounds(rows, min(count, rows)))
+    ]
+
+
+def _iter_bounds(rows: int, parts: int) -> pairwise[tuple[int, int]]:
+    return pairwise([rows * part // parts for part in range(parts + 1)])

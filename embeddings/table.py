@@ -24,10 +24,12 @@ from perfmodel.base.reading import quote
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 """Updates that are fused into the backward pass."""
+_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
+"""Tensors of optimizer state per weight."""
 KERNELS = ("fbgemm", "fbgemm_2022", "two_step", "table_batched")
 """Implementations of the fused kernel."""
 MOST_TABLES, MOST_ROWS, MOST_WIDTH, MOST_LOOKUPS = 2**16, 10**12, 2**24, 1e9
-"""Far above what anybody trains; beyond them products of sizes overflow."""
+"""Far above any real model; beyond these limits products of sizes overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Lookup:
                 raise PlanError(f"lookup: {what} must be one of {', '.join(known)}, got {word!r}.")
 
     def __hash__(self) -> int:
-        """By what tells lookups apart as a rule: a rank may have ten thousand tables."""
+        """By what usually distinguishes lookups: a rank may have ten thousand tables."""
         return hash((len(self.tables), self.tables[:1], self.tables[-1:], self.batch_size))
 
     def lookup_count(self, table: EmbeddingTable) -> float:
@@ -74,7 +76,7 @@ class Lookup:
 class TableMemory(Enum):
     """Where the rows are kept; the value is the word used in files.
 
-    HOST_CACHED rows stand in host memory and the most recent ones on the device too.
+    HOST_CACHED rows are in host memory, and the most recent ones on the device too.
     """
 
     DEVICE = "device"
@@ -86,9 +88,9 @@ class EmbeddingTable:
     """A table of *rows* x *width* numbers; a sample looks up *pooling_factor* rows on average.
 
     *pooling_deviation* is the standard deviation of that number over samples.
-    A piece by rows is *piece_of* the table that *distribution* describes, and *first_row* is where
-    it begins (`telling_rows`). A table that is not *is_pooled* hands out every row it was asked
-    for. *cached_ratio* is the share of a HOST_CACHED table that the device has room for.
+    A piece by rows is *piece_of* the table that *distribution* describes, and begins at
+    *first_row* (`key_rows`). A table that is not *is_pooled* returns every requested row.
+    *cached_ratio* is the share of a HOST_CACHED table that the device has room for.
     """
 
     name: str
@@ -124,12 +126,12 @@ class EmbeddingTable:
             )
 
     def __hash__(self) -> int:
-        """By what tells tables apart as a rule: plans ask for the terms of a million pieces."""
+        """By what usually distinguishes tables: plans ask for the terms of a million pieces."""
         return hash((self.name, self.rows, self.width, self.first_row))
 
     @property
     def size_bytes(self) -> int:
-        """Bytes the weights take, optimizer state aside."""
+        """Bytes of the weights, without optimizer state."""
         return self.rows * self.width * self.dtype.size_bytes
 
     @property
@@ -138,6 +140,18 @@ class EmbeddingTable:
         if self.memory is TableMemory.DEVICE:
             return self.size_bytes
         return math.ceil(self.size_bytes * self.cached_ratio)
+
+    def state_bytes(self, optimizer: str) -> int:
+        """Bytes of optimizer state on the device: fp32, a number per weight or one per row."""
+        per_row = 1 if optimizer == "rowwise_adagrad" else _STATES[optimizer] * self.width
+        size_bytes = self.rows * per_row * DType.FP32.size_bytes
+        if self.memory is TableMemory.DEVICE or not size_bytes:
+            return size_bytes
+        return round(size_bytes * (self.device_bytes / self.size_bytes))
+
+    def held_bytes(self, optimizer: str) -> int:
+        """Bytes that the table or piece takes on its rank, weights and state."""
+        return self.device_bytes + self.state_bytes(optimizer)
 
     @property
     def whole(self) -> EmbeddingTable:
@@ -152,11 +166,11 @@ class EmbeddingTable:
 
     @property
     def row_range(self) -> RowRange:
-        """Where in the whole table the rows lie."""
+        """The range of the rows in the whole table."""
         return self.whole.range_of(self.first_row, self.rows)
 
     def range_of(self, first_row: int | Int64s, rows: int | Int64s) -> RowRange:
-        """Where pieces lie; which row is the hottest nobody knows, so the name decides."""
+        """The ranges of pieces; the name decides which row is the hottest, as it is unknown."""
         hottest = 0 if self.distribution == UNIFORM else crc32(self.name.encode()) % self.rows
         return RowRange(first_row, rows, self.rows, hottest)
 
@@ -166,7 +180,7 @@ class EmbeddingTable:
         assert not isinstance(of, FrequentRows | RareRows)
         frequent = FrequentRows(of, self.rows, count)
         share = min(frequent.lookup_share, 1.0)
-        # A sample that asks for one row asks one of the two parts only: no bag is empty.
+        # A sample with one lookup reads only one of the two parts: no bag is empty.
         either = replace(self, is_pooled=self.is_pooled and self.pooling_factor > 1)
         return (
             replace(
@@ -184,11 +198,11 @@ class EmbeddingTable:
             ),
         )
 
-    def telling_rows(self, first_row: Int64s, rows: Int64s) -> Int64s:
-        """Where pieces by rows may be taken to begin: of equal value for pieces that are alike.
+    def key_rows(self, first_row: Int64s, rows: Int64s) -> Int64s:
+        """First rows of pieces by rows, equal for pieces that are alike.
 
-        Those of a uniform table are, and of others those without any of the hottest rows; they
-        are taken to lie past the end.
+        Pieces of a uniform table are alike, and of other tables those without any of the hottest
+        rows; these get the row past the end.
         """
         is_whole = rows == self.rows
         if self.distribution == UNIFORM or is_whole.all():
@@ -197,15 +211,15 @@ class EmbeddingTable:
         return np.where(is_whole, 0, np.where(is_hot, first_row, self.rows))
 
     def piece(self, *, first_row: int, rows: int, width: int) -> EmbeddingTable:
-        """A piece as a table of its own, asked for what its rows draw."""
-        (telling,) = self.telling_rows(np.array([first_row]), np.array([rows])).tolist()
-        return self.pieces([(telling, rows, width)])[0]
+        """A piece as a table of its own, with the lookups of its rows."""
+        (key_row,) = self.key_rows(np.array([first_row]), np.array([rows])).tolist()
+        return self.pieces([(key_row, rows, width)])[0]
 
     def pieces(self, cuts: Sequence[tuple[int, int, int]]) -> list[EmbeddingTable]:
-        """Tables of their own from telling row, rows and width of each piece."""
+        """Tables of their own from key row, rows and width of each piece."""
         first_row, rows, _ = np.array(cuts, dtype=np.int64).reshape(-1, 3).T
         shares = self.shares_of(first_row, rows).tolist()
-        # What pieces share is asked for once: a plan may have a million of them.
+        # Read common fields once: a plan may have a million pieces.
         shared = {one.name: getattr(self, one.name) for one in fields(self)} | {"piece_of": self}
         return [
             self.of_width(width)

@@ -3,7 +3,7 @@
 Quantities are those of datasheets; what software reaches of them is for cost models to say.
 """
 
-from topologies.cluster import Cluster, LinkLoad, build_cluster
+from topologies.cluster import Cluster, build_cluster
 from topologies.device import (
     Architecture,
     Device,
@@ -29,7 +29,6 @@ __all__ = [
     "HostLinkKind",
     "Link",
     "LinkKind",
-    "LinkLoad",
     "Multiprocessors",
     "Route",
     "Topology",

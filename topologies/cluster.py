@@ -1,13 +1,11 @@
-"""Clusters: a topology repeated behind its fabric, and where the ranks sit.
+"""Clusters: many copies of a topology joined by its fabric, and where the ranks sit.
 
-Nothing is laid out per pair or per host: every rank's seat is arithmetic, and
-links across hosts are made when somebody asks for a route.
+Nothing is stored per pair or per host: the seat of a rank is arithmetic, and links across hosts
+are built when a route is requested.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +18,6 @@ from topologies.link import Link, LinkKind, Route
 from topologies.topology import Topology
 
 Ranks = NDArray[np.int64]
-Seat = tuple[int, int]
 
 MOST_RANKS = 2**20
 
@@ -29,7 +26,7 @@ MOST_RANKS = 2**20
 class Cluster:
     """Ranks seated block by block.
 
-    A block is what one operating system sees: a host, or a tray where a host is a rack.
+    A block is what one operating system sees: a host, or a tray of a host that is a rack.
     Each block seats *ranks_per_block* ranks on its first GPUs.
     """
 
@@ -85,14 +82,22 @@ class Cluster:
 
     def host_of(self, rank: int) -> int:
         """The host of *rank*."""
-        self._check(rank)
-        return rank // self.ranks_per_block // self.blocks_per_host
+        return self.seat_of(rank)[0]
 
     def gpu_of(self, rank: int) -> int:
         """The GPU of *rank*, counted inside its host."""
-        self._check(rank)
+        return self.seat_of(rank)[1]
+
+    def seat_of(self, rank: int) -> tuple[int, int]:
+        """The host of *rank* and its GPU there."""
+        if not 0 <= rank < self.rank_count:
+            raise TopologyError(
+                f"rank {rank}: must be from 0 to {self.rank_count - 1} on this cluster. "
+                "Ask for a rank that exists, or build a larger cluster."
+            )
         block, seat = divmod(rank, self.ranks_per_block)
-        return block % self.blocks_per_host * self.gpus_per_block + seat
+        gpu = block % self.blocks_per_host * self.gpus_per_block + seat
+        return block // self.blocks_per_host, gpu
 
     def nic_of(self, rank: int) -> int:
         """The NIC *rank* sends with, counted inside its host."""
@@ -100,15 +105,7 @@ class Cluster:
 
     def route(self, rank_a: int, rank_b: int) -> Route:
         """The links from *rank_a* to *rank_b*, each named with its host."""
-        return self.seat_route(self.seat_of(rank_a), self.seat_of(rank_b))
-
-    def seat_of(self, rank: int) -> Seat:
-        """The host of *rank* and its GPU there."""
-        return self.host_of(rank), self.gpu_of(rank)
-
-    def seat_route(self, seat_a: Seat, seat_b: Seat) -> Route:
-        """The links from one seat (host and GPU) to another, each named with its host."""
-        (host_a, gpu_a), (host_b, gpu_b) = seat_a, seat_b
+        (host_a, gpu_a), (host_b, gpu_b) = self.seat_of(rank_a), self.seat_of(rank_b)
         if host_a == host_b:
             return Route(_on_host(self.topology.gpu_route(gpu_a, gpu_b).links, host_a))
         nic_a, nic_b = self._nic(gpu_a), self._nic(gpu_b)
@@ -118,18 +115,6 @@ class Cluster:
             + self._fabric_links(host_a, nic_a, host_b, nic_b)
             + _on_host(enter.links, host_b)
         )
-
-    def links_between(self, rank_a: int, rank_b: int) -> tuple[Link, ...]:
-        """The links of the route from *rank_a* to *rank_b*."""
-        return self.route(rank_a, rank_b).links
-
-    def busiest_link(self, transfers: Iterable[tuple[int, int]]) -> LinkLoad:
-        """The link that leaves least to each of *transfers* (pairs of ranks) under way at once."""
-        flows = Counter(link for a, b in transfers for link in self.links_between(a, b))
-        if not flows:
-            raise TopologyError("busiest link: must be given at least one transfer, got none.")
-        loads = (LinkLoad(link, count) for link, count in flows.items())
-        return min(loads, key=lambda load: load.share_bytes_per_s)
 
     def _fabric_links(self, host_a: int, nic_a: int, host_b: int, nic_b: int) -> tuple[Link, ...]:
         fabric = self._fabric()
@@ -172,26 +157,6 @@ class Cluster:
             )
         return self.topology.fabric
 
-    def _check(self, rank: int) -> None:
-        if not 0 <= rank < self.rank_count:
-            raise TopologyError(
-                f"rank {rank}: must be from 0 to {self.rank_count - 1} on this cluster. "
-                "Ask for a rank that exists, or build a larger cluster."
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class LinkLoad:
-    """A link and how many transfers share it."""
-
-    link: Link
-    flows: int
-
-    @property
-    def share_bytes_per_s(self) -> float:
-        """What each transfer gets."""
-        return self.link.bandwidth_bytes_per_s / self.flows
-
 
 def _on_host(links: tuple[Link, ...], host: int) -> tuple[Link, ...]:
     return tuple(
@@ -207,10 +172,10 @@ def build_cluster(
     ranks: int | None = None,
     ranks_per_host: int | None = None,
 ) -> Cluster:
-    """Seat ranks on *hosts* copies of *topology*: one a GPU, or as many as asked for.
+    """Seat ranks on *hosts* copies of *topology*: one per GPU, or as many as requested.
 
-    Where a host is a rack of trays and the ranks of each host fit on one tray, *hosts* counts
-    trays, because that is what a launcher calls a host there; otherwise it counts racks.
+    If a host is a rack of trays and the ranks of each host fit on one tray, *hosts* counts trays,
+    as launchers do; otherwise it counts racks.
     """
     if hosts < 1:
         raise TopologyError(
@@ -258,6 +223,6 @@ def _ranks_per_host(
         needed = -(-hosts * max(per_host, 1) // gpus)
         advice = f"Ask for {needed} hosts or more" + ("." if ranks else f", with {gpus} at most.")
         raise TopologyError(
-            f"cluster: {topology.name} seats 1 to {gpus} ranks a host, got {per_host}. {advice}"
+            f"cluster: {topology.name} seats 1 to {gpus} ranks per host, got {per_host}. {advice}"
         )
     return per_host

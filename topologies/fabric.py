@@ -1,8 +1,7 @@
 """Fabrics: the network that joins hosts, as leaf switches under a spine.
 
-On a rail-optimised fabric NIC i of every host of a block meets on leaf i, so
-equal NICs are one leaf apart and unequal ones a spine apart. On a flat fabric
-all NICs of a block of hosts share one leaf.
+On a rail-optimised fabric NIC i of every host of a block is connected to leaf i: equal NICs are
+one leaf apart, others a spine. On a flat fabric all NICs of a block of hosts share one leaf.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def parse_oversubscription(text: object) -> float:
 
 
 class FabricKind(Enum):
-    """How NICs are dealt to leaf switches; the value is the word used in files."""
+    """How NICs are connected to leaf switches; the value is the word used in files."""
 
     RAIL_OPTIMISED = "rail_optimised"
     FLAT = "flat"
@@ -39,7 +38,7 @@ class FabricKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric(Form):
-    """The network behind the NICs of a host.
+    """The network that the NICs of a host are connected to.
 
     *nic_bandwidth_bytes_per_s* is that of one NIC vertex with all its *nic_lanes*, each way; a
     file states that of one lane. *nic_latency_ns* is paid on the way into and out of the network,

@@ -1,7 +1,7 @@
-"""Recognising: the machine and the speed of a host, from the texts that drivers and files hold.
+"""Recognising: GPUs, machines and CPUs by the names that drivers and vendors use.
 
-A recording names its GPUs as their driver does; a machine file names its CPUs
-as their vendor does. What nobody knows is None, never a guess.
+A recording names its GPUs as their driver does; a machine file names its CPUs as their vendor does.
+An unknown name gives None, never a guess.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Routing: which links a transfer inside one host takes.
 
-Decided by a written rule, never by chance. NVLink goes first: a route of NVLinks
-alone wins over any other, through other GPUs only where the machine says that its GPUs
-forward. Among routes of a sort: fewest links, then the highest bandwidth of
-the slowest link, then of the last link, as NCCL finds them (it searches from the target, wide
-links first), then the order in which the file has the links.
+A route of NVLinks alone wins over any other; it passes other GPUs only if the machine's GPUs
+forward. Among routes of the same sort: fewest links, then the highest bandwidth of the slowest
+link, then of the last link, as NCCL finds them (it searches from the target, wide links first),
+then the order of links in the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Topologies: one host, its GPUs and what is wired to what.
 
-GPUs that have no route between them are refused at birth, so whoever holds a
-Topology can ask for any route.
+A Topology refuses GPUs that have no route between them, so every route exists.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ from topologies.routing import Router
 class Topology:
     """One host.
 
-    *peer_to_peer* says whether GPUs reach each other over PCIe without a stop in host
-    memory, None that nobody knows and that they are taken to; *gpus_forward* whether GPUs pass
-    on NVLink traffic of others. *trays* above 1 makes it a rack: several machines, each with its
-    own operating system, behind one NVLink.
-    *host_copy_bytes_per_s* is what a large copy from host memory reaches where somebody
-    measured it on this very machine; otherwise it is the device's.
+    *peer_to_peer* says whether GPUs reach each other over PCIe without a stop in host memory; None
+    is unknown, and assumed to be true. *gpus_forward* says whether GPUs forward NVLink traffic of
+    other GPUs. *trays* above 1 makes it a rack: several machines, each with its own operating
+    system, joined by one NVLink. *host_copy_bytes_per_s* is the measured rate of a large copy from
+    host memory on this machine; without it the device's figure is used.
     """
 
     name: str
@@ -87,7 +85,7 @@ class Topology:
 
     @property
     def idle(self) -> Topology:
-        """The machine as a benchmark finds it, with nobody else on its network."""
+        """The machine as a benchmark finds it, alone on its network."""
         if self.fabric is None or not self.fabric.call_latency_ns:
             return self
         return replace(self, fabric=replace(self.fabric, call_latency_ns=0.0))
@@ -109,7 +107,7 @@ class Topology:
         if route is None:
             raise TopologyError(
                 f"topology {self.name}: no links lead from {source} to {target}. "
-                "Ask for two different vertices, or add the missing link."
+                "Name two different vertices, or add the missing link."
             )
         return route
 
@@ -192,7 +190,7 @@ def _link_faults(topology: Topology) -> list[str]:
 
 
 def _deal_nics(topology: Topology) -> tuple[int, ...]:
-    """The NIC each GPU sends with: the nearest, of these the least taken, of these the first."""
+    """The NIC of each GPU: the nearest, then the one with the fewest GPUs, then the first."""
     nics = topology.of_kind(VertexKind.NIC)
     tables = [topology.router.table(nic.name) for nic in nics]
     taken: Counter[int] = Counter()

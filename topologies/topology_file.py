@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field
 
 from perfmodel.base.documents import FaultList, find_document, list_documents, load_yaml
 from perfmodel.base.errors import TopologyError
-from perfmodel.base.fields import Bandwidth, Count, Duration, Line, OneOf, Parsed, Switch
+from perfmodel.base.fields import Bandwidth, Count, Duration, Line, OneOf, Parsed, ReadAs, Switch
 from perfmodel.base.forms import Document, Form, load_document
 from perfmodel.base.reading import quote
 from topologies.device import Device, Sourced, list_devices, load_device
@@ -81,6 +81,11 @@ class LinkEntry(Form):
             )
 
 
+_COUNT_OR_ENTRY = ReadAs(
+    _VertexCount | VertexEntry, lambda one: VertexEntry(one) if isinstance(one, int) else one
+)
+
+
 def _load_device(name: object) -> Device:
     if not isinstance(name, str):
         raise TopologyError(f"must be the name of a GPU or a file, got {quote(name)}")
@@ -99,7 +104,7 @@ class TopologyFile(Sourced):
     name: Line
     description: Line = ""
     device: Annotated[Device, Parsed(_load_device, "h100_sxm")]
-    vertices: Mapping[_HostKind, _VertexCount | VertexEntry]
+    vertices: Mapping[_HostKind, Annotated[VertexEntry, _COUNT_OR_ENTRY]]
     links: tuple[LinkEntry, ...] = ()
     fabric: Annotated[Fabric, AfterValidator(_join_lanes)] | None = None
     cpu: Line | None = None
@@ -169,11 +174,10 @@ def _check_no_device(name: str) -> None:
 
 
 def _iter_vertices(
-    entries: Mapping[VertexKind, int | VertexEntry], faults: FaultList
+    entries: Mapping[VertexKind, VertexEntry], faults: FaultList
 ) -> Iterator[Vertex]:
     for kind in HOST_KINDS:
-        stated = entries.get(kind, 0)
-        entry = VertexEntry(stated) if isinstance(stated, int) else stated
+        entry = entries.get(kind, VertexEntry(0))
         if entry.reduces and kind is not VertexKind.NVSWITCH:
             faults.add(
                 f"vertices.{kind.value}.reduces", "only an nvswitch can reduce; leave it out"
@@ -184,10 +188,7 @@ def _iter_vertices(
 
 
 def _build_links(file: TopologyFile, faults: FaultList) -> list[Link]:
-    counts = {
-        kind.value: entry if isinstance(entry, int) else entry.count
-        for kind, entry in file.vertices.items()
-    }
+    counts = {kind.value: entry.count for kind, entry in file.vertices.items()}
     if not file.links and counts.get("gpu") != 1:
         faults.add("links", "must be given, but is missing")
     links: list[Link] = []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collectives.collective import CollectiveCost, CollectiveSoftware
     from collectives.measurements import CollectiveMeasurement
     from collectives.nccl_tests import RunPlace
-    from embeddings.statistics import DataStatistics
+    from embeddings.index_data import DataStatistics
     from perfmodel.emulation.request import Emulation
     from perfmodel.emulation.telling import EmulatedJob
     from perfmodel.graph.ops import Op
@@ -154,8 +154,8 @@ def _group(
 
 def describe_indices(file: str | Path, *, batch: int = 4096) -> DataStatistics:
     """Pooling and reuse of the indices in *file*, over the whole set and within batches."""
+    from embeddings.index_data import describe_data
     from embeddings.index_files import load_index_data
-    from embeddings.statistics import describe_data
 
     return describe_data(load_index_data(Path(file)), batch_size=batch)
 

@@ -1,8 +1,8 @@
-"""Documents: reading YAML that strangers wrote, and reporting all its faults at once.
+"""Documents: YAML from untrusted files, the lines of its keys, and lists of faults.
 
-Aliases are refused: a few hundred bytes of nested aliases expand to gigabytes,
-and none of our formats needs them. YAML cannot tell that its end is missing, so
-a document that begins with `---` must end with `...`, as all of ours do.
+Aliases are refused: a few hundred bytes of nested aliases expand to gigabytes, and none of our
+formats needs them. YAML does not notice a missing end, so a document that starts with `---` must
+end with `...`, as all of ours do.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from perfmodel.base.reading import quote, read_text
 
 MAX_DOCUMENT_BYTES = 8 * 2**20
 FEWEST_ALIKE, MOST_PLACES, MOST_LINES = 3, 5, 11
-"""From how many faults of one cause on they share a line, places on it, and lines in all."""
+"""How many faults of one cause share a line, how many places it names, and how many lines."""
 
 
 @dataclass(slots=True)
 class FaultList:
-    """Faults of one document, collected so that a person can mend them in one go.
+    """Faults of one document, collected so that they can be fixed in one go.
 
     *locate* says where in the document a path is, such as on which line.
     """
@@ -91,7 +91,7 @@ class _Strict:
             if not isinstance(key, yaml.ScalarNode):
                 raise _refusal(key, "a key must be a plain word")
             if key.value in seen:
-                raise _refusal(key, f"key {key.value!r} stands twice")
+                raise _refusal(key, f"key {key.value!r} occurs twice")
             seen.add(key.value)
             if not isinstance(self.construct_object(key), str):
                 raise _refusal(key, f"key {key.value} must be a word; quote it")
@@ -211,7 +211,7 @@ def _one_line(fault: yaml.YAMLError) -> str:
 def find_line(files: Sequence[tuple[str, str]], path: str) -> str:
     """*path* with its line, in the first of *files* (name and text) that has most of it.
 
-    Each file extends the next one; only a file behind the first is named.
+    Each file extends the next one; the first is not named.
     """
     found = [_descend(yaml.compose(text, Loader=_StrictLoader), path) for _, text in files]
     number = min(range(len(found)), key=lambda one: len(found[one][0]))
@@ -258,7 +258,7 @@ def find_document(
     if is_name:
         return folder / f"{stem}.yaml"
     near = get_close_matches(stem, known, n=3, cutoff=0.5)
-    # Who types hgx_h100 means that GPU, under whatever name its machine goes.
+    # hgx_h100 means that GPU, whatever its machine is called.
     models = {part for part in stem.split("_") if any(letter.isdigit() for letter in part)}
     near.sort(key=lambda name: models.isdisjoint(name.split("_")))
     hint = f"Near: {', '.join(near)}." if near else f"Known: {', '.join(known)}."

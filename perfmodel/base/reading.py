@@ -1,7 +1,7 @@
-"""Reading: files of strangers, taken in whole and within bounds.
+"""Reading: untrusted files, read whole and within bounds.
 
-A pipe without a writer would hold us up for good, a device never ends, and a few
-kilobytes of gzip unpack to gigabytes: all three are refused in a sentence.
+A pipe without a writer would block forever, a device never ends, and a few kilobytes of gzip unpack
+to gigabytes: all three are refused.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_packed_text(
     """What the text file at *path* says, which may be compressed with gzip."""
     data = read_bytes(path, error_type, most_bytes)
     if data[:2] == _GZIP:
-        # Its checksum tells a whole file from a cut one, as the last line break does elsewhere.
+        # The checksum detects a cut file, as the last line break does elsewhere.
         data = _unpack(data, path, error_type, most_bytes).rstrip(b"\r\n") + b"\n"
     return _decode(data, path, error_type)
 
@@ -102,7 +102,7 @@ def quote(value: Any) -> str:
 
 
 def parse_json(text: str, *, document: str, error_type: type[PerfModelError]) -> Any:
-    """What the JSON in *text* says; no key may stand twice, and NaN is none."""
+    """What the JSON in *text* says; repeated keys and NaN are refused."""
     try:
         return json.loads(text, object_pairs_hook=_mapping, parse_constant=_no_number)
     except RecursionError:
@@ -116,7 +116,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         names = [key for key, _ in pairs]
         twice = next(key for key in content if names.count(key) > 1)
-        raise ValueError(f"key {quote(twice)} stands twice")
+        raise ValueError(f"key {quote(twice)} occurs twice")
     return content
 
 
@@ -171,7 +171,7 @@ def iter_lines(
     try:
         names = next(reader, [])
         if len(set(names)) < len(names):
-            raise error_type(f"{document}: a column stands twice in the heading.")
+            raise error_type(f"{document}: a column occurs twice in the heading.")
         yield from ([names] if names else [])
         yield from reader
     except csv.Error as fault:
@@ -179,7 +179,7 @@ def iter_lines(
 
 
 def check_end(text: str, *, document: str, error_type: type[PerfModelError]) -> None:
-    """Raise where the last line of a table has no end: half a number is a number, too."""
+    """Raise if the last line of a table has no end: half a number is a number, too."""
     if text and text[-1] not in "\r\n":
         raise error_type(
             f"{document}: must end with a line break, but ends with {quote(text[-20:])}: it may "

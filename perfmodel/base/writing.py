@@ -1,8 +1,7 @@
-"""Writing: what perfmodel leaves behind appears whole under its name, or not at all.
+"""Writing: files appear whole under their name, or not at all.
 
-A draft beside the target is filled, flushed to the disk and renamed in one
-step. Whatever the machine says against it (disk full, folder missing, no
-permission) becomes one sentence, and nothing half-written stays.
+A draft next to the target is filled, flushed to the disk and renamed in one step. An error of the
+system (disk full, folder missing, no permission) becomes one sentence, and no partial file stays.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 from perfmodel.base.errors import OutputError
 
 STDOUT = "-"
-"""What is typed in place of a file to mean standard output."""
+"""Typed instead of a file name: standard output."""
 
 
 def check_writable(option: str, path: Path) -> None:
@@ -63,7 +62,7 @@ def draft_of(path: Path) -> Iterator[Path]:
             yield draft
         return
     path = path.resolve() if path.is_symlink() else path
-    with _told(path):
+    with _as_output_error(path):
         handle, name = tempfile.mkstemp(
             prefix=f".{path.name[:32]}-", suffix=path.suffix, dir=path.parent
         )
@@ -71,7 +70,7 @@ def draft_of(path: Path) -> Iterator[Path]:
     draft = Path(name)
     try:
         yield draft
-        with _told(path):
+        with _as_output_error(path):
             draft.chmod(0o666 & ~_UMASK)
             _flush(draft)
             draft.replace(path)
@@ -83,7 +82,7 @@ def draft_of(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _draft_for_stream(path: Path) -> Iterator[Path]:
-    with _told(path), tempfile.TemporaryDirectory() as place:
+    with _as_output_error(path), tempfile.TemporaryDirectory() as place:
         draft = Path(place) / f"draft{path.suffix}"
         yield draft
         with draft.open("rb") as source, path.open("wb") as target:
@@ -131,15 +130,15 @@ def draft_folder_of(folder: Path) -> Iterator[Path]:
 
     A second writer of the same folder is refused while the first is at work.
     """
-    with _told(folder):
+    with _as_output_error(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
-        with _told(folder):
+        with _as_output_error(folder):
             recover_folder(folder)
             draft = Path(tempfile.mkdtemp(prefix=f".{folder.name[:32]}-", dir=folder.parent))
         try:
             yield draft
-            with _told(folder):
+            with _as_output_error(folder):
                 draft.chmod(0o777 & ~_UMASK)
                 for path in draft.rglob("*"):
                     _flush(path)
@@ -175,7 +174,7 @@ def _kept_name(folder: Path) -> Path:
 def _locked(folder: Path) -> Iterator[None]:
     path = folder.parent / f".{folder.name}.lock"
     try:
-        with _told(folder):
+        with _as_output_error(folder):
             lock = _take_lock(path)
     except BlockingIOError:
         raise OutputError(
@@ -194,7 +193,7 @@ def _take_lock(path: Path) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever had it before may have removed it, and another have made it anew.
+            # The previous owner may have removed it, and another process made a new one.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), path.stat()):
                     return handle
@@ -213,11 +212,11 @@ def _flush(path: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _as_output_error(path: Path) -> Iterator[None]:
     try:
         yield
     except BlockingIOError:
-        # Not that it cannot be written, but that somebody else is at it.
+        # Another process is writing it.
         raise
     except OSError as fault:
         raise _sentence(path, fault) from None

@@ -21,7 +21,7 @@ from collectives import (
     share_links,
     wiring_of,
 )
-from collectives.lean import price_lean
+from collectives.uneven import price_lean
 from perfmodel.base.errors import ScenarioError
 from perfmodel.base.provenance import Provenance
 from perfmodel.costs.estimates import Bound, Estimates, build_estimates, concatenate_estimates

@@ -36,11 +36,11 @@ def is_sound(job: JobGraph, layout: FlatJob) -> bool:
     """Whether the audit would find nothing wrong with *job*, of which *layout* was made."""
     if not _names_members(job):
         return False
-    met = find_meetings(layout, _member_signatures(job))
+    met = find_members(layout, _member_signatures(job))
     return met is not None and bool((met[:, 1] > 0).all())
 
 
-def find_meetings(layout: FlatJob, signature: Int64s) -> Int64s | None:
+def find_members(layout: FlatJob, signature: Int64s) -> Int64s | None:
     """What comes to every rendezvous of *layout*; None where it cannot be walked.
 
     *signature* is by member of every program, a number for what partners must agree on. Rows are

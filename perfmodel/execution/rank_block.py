@@ -24,7 +24,7 @@ from perfmodel.engine.layout import Int32s, Int64s, LaidOutPrograms, Places, bui
 from perfmodel.engine.replay import Replay, Timeline
 from perfmodel.execution.messages import Order, Report
 from perfmodel.execution.parts import JobPart
-from perfmodel.execution.stored_parts import StoredJob, find_own_meetings, load_part
+from perfmodel.execution.stored_parts import StoredJob, find_own_members, load_part
 from perfmodel.graph.durations import DurationTable
 
 PATIENCE = 250_000
@@ -61,7 +61,7 @@ class RankBlock:
     ) -> None:
         """The block of a *part* that was sent, or of a saved job that is read here, on *host*."""
         self._assignment = assignment
-        self.meetings: Int64s | None = None
+        self.members: Int64s | None = None
         read = None
         if isinstance(part, StoredJob):
             read = load_part(part, durations, assignment.ranks, host)
@@ -72,7 +72,7 @@ class RankBlock:
         )
         layout = build_layout(part.job, part.external)
         if read is not None:
-            self.meetings = find_own_meetings(read, layout, assignment.ranks)
+            self.members = find_own_members(read, layout, assignment.ranks)
         # A layout holds all that is walked, so that the programs themselves can go.
         lanes = [program.lanes for program in part.job.programs]
         self._job = replace(part.job, programs=LaidOutPrograms(layout, lanes))

@@ -67,7 +67,7 @@ class Taken:
     """
 
     awaited: Int64s
-    meetings: Int64s | None
+    members: Int64s | None
     place: WorkerPlace
 
 
@@ -90,7 +90,7 @@ class Seat:
             ) from None
         context = ray.get_runtime_context()
         place = WorkerPlace(os.getpid(), context.get_node_id(), _own_host())
-        return Taken(block.awaited, block.meetings, place)
+        return Taken(block.awaited, block.members, place)
 
     def host(self) -> str:
         """The machine of this process."""

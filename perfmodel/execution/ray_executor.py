@@ -1,8 +1,8 @@
 """RayExecutor: one big replay over many processes, or many small questions at once.
 
 A replay always runs in blocks, however small the job is. Worker processes are
-started when first needed and kept until the executor is closed. They keep what
-they found out, and hand it over when somebody looks at it.
+started when first needed and kept until the executor is closed. They keep their results
+and send them on request.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from perfmodel.execution.parts import (
 )
 from perfmodel.execution.rank_block import Assignment, Heads
 from perfmodel.execution.ray_cluster import RayCluster
-from perfmodel.execution.ray_crew import Material, RayCrew
+from perfmodel.execution.ray_workers import Material, RayWorkers
 from perfmodel.execution.rounds import run_rounds
-from perfmodel.execution.stored_parts import check_meetings, store_job
+from perfmodel.execution.stored_parts import check_members, store_job
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import DurationTable, OpDurations
 from perfmodel.graph.job import NO_GROUP, JobGraph
 
 CHUNKS_A_WORKER = 8
-"""So many that a slow chunk can be made up for, and so few that small items travel together."""
+"""Enough to balance slow chunks, few enough to send small items together."""
 MOST_FETCHED_BYTES = 2**32
 """The driver never holds a column larger than this: half a billion ends of tasks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """Where what blocks keep stands in the columns of the whole job.
+    """Where the results of blocks belong in the columns of the whole job.
 
     *task_bounds* are the first rows of the blocks, *endpoints* is blocks x
     groups: neighbouring ranks have neighbouring places in a group.
@@ -84,7 +84,7 @@ class Whole:
 def build_whole(
     job: JobGraph, blocks: Sequence[range], rendezvous: Int64s, vector_count: int
 ) -> Whole:
-    """The columns of *job*, which is dealt in *blocks*; *rendezvous* is by group."""
+    """The columns of *job*, which is split into *blocks*; *rendezvous* is by group."""
     before = np.concatenate([[0], np.cumsum(job.task_counts())])
     endpoints = np.zeros((len(blocks), len(job.groups)), dtype=np.int64)
     for block, ranks in enumerate(blocks):
@@ -94,14 +94,14 @@ def build_whole(
     return Whole(bounds, endpoints, rendezvous, vector_count)
 
 
-class FarKeeper:
-    """What the blocks of a replay keep, fetched when somebody looks.
+class RemoteTimelines:
+    """The results that the blocks of a replay keep, fetched on demand.
 
-    Rows stand in the order of ranks, as in a replay in one process.
+    Rows are in the order of ranks, as in a replay in one process.
     """
 
-    def __init__(self, crew: RayCrew, whole: Whole, crossings: Crossings) -> None:
-        self._crew = crew
+    def __init__(self, workers: RayWorkers, whole: Whole, crossings: Crossings) -> None:
+        self._workers = workers
         self._whole = whole
         self._crossings = crossings
         self._near: Kept | None = None
@@ -117,12 +117,12 @@ class FarKeeper:
         start, stop, _ = rows.indices(int(bounds[-1]))
         self._check_size(stop - start)
         if stop - start == bounds[-1]:
-            return np.concatenate(self._crew.ask_all("end_ns", iteration, slice(None)))
+            return np.concatenate(self._workers.ask_all("end_ns", iteration, slice(None)))
         parts = []
         for block, (first, end) in enumerate(pairwise(bounds.tolist())):
             if start < end and first < stop:
                 here = slice(max(start - first, 0), min(stop, end) - first)
-                parts.append(self._crew.ask(block, "end_ns", iteration, here))
+                parts.append(self._workers.ask(block, "end_ns", iteration, here))
         return np.concatenate(parts)
 
     def member_ready_ns(self, iteration: int) -> Int64s:
@@ -132,29 +132,29 @@ class FarKeeper:
         self._check_open()
         self._check_size(self._whole.member_count)
         ready_ns = np.empty((self._whole.member_count, self._whole.vector_count), dtype=np.int64)
-        for block, part in enumerate(self._crew.ask_all("member_ready_ns", iteration)):
+        for block, part in enumerate(self._workers.ask_all("member_ready_ns", iteration)):
             ready_ns[self._whole.members_of(block)] = part
         return ready_ns
 
     def by_rank(self, function: Callable[..., Any], *words: Any) -> list[Any]:
         """`function(history, rank, *words)` for all ranks, where their tasks are."""
         asked = [(last, function, *words) for last in self._last]
-        return [found for block in self._crew.ask_each("by_rank", asked) for found in block]
+        return [found for block in self._workers.ask_each("by_rank", asked) for found in block]
 
     def at_rank(self, rank: int, function: Callable[..., Any], *words: Any) -> Any:
         """`function(history, *words)`, where the tasks of *rank* are."""
-        blocks = [assignment.ranks for assignment in self._crew.assignments]
+        blocks = [assignment.ranks for assignment in self._workers.assignments]
         block = next(index for index, ranks in enumerate(blocks) if rank in ranks)
-        return self._crew.ask(block, "at_rank", self._last[block], function, *words)
+        return self._workers.ask(block, "at_rank", self._last[block], function, *words)
 
     def release(self) -> None:
-        """Nobody will look at the columns once the blocks are gone."""
+        """Give up the columns; nobody reads them after the blocks are gone."""
         self._is_wanted = False
 
     @cached_property
     def _last(self) -> list[Int64s]:
-        """For every block, who came last to its rendezvous with others; see `last_signals`."""
-        rows = np.concatenate(self._crew.ask_all("last_signals"))
+        """For every block, the last members of its shared rendezvous; see `last_signals`."""
+        rows = np.concatenate(self._workers.ask_all("last_signals"))
         parts = []
         for iteration in np.unique(rows[:, 0]).tolist():
             found = first_of_each(rows[rows[:, 0] == iteration, 1:])
@@ -163,7 +163,7 @@ class FarKeeper:
         return [last[has_part[last[:, 1]]] for has_part in self._crossings.has_part]
 
     def close(self, iterations: range) -> None:
-        """Fetch all, because the blocks are about to go; what is too large goes with them."""
+        """Fetch everything that fits before the blocks are dropped."""
         fits = self._whole.fits(int(self._whole.task_bounds[-1]) * len(iterations))
         if self._is_wanted and fits:
             self._near = Kept(
@@ -191,10 +191,10 @@ class FarKeeper:
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """A replay that somebody may still look at."""
+    """A replay whose timelines may still be read."""
 
-    keeper: weakref.ref[FarKeeper]
-    crew: RayCrew
+    keeper: weakref.ref[RemoteTimelines]
+    workers: RayWorkers
     kept: range
 
 
@@ -229,7 +229,7 @@ class RayExecutor:
 
     @property
     def reads_jobs(self) -> bool:
-        """Yes: machines may have more memory together than this one."""
+        """Yes: the workers together may have more memory than this machine."""
         return True
 
     def replay(self, job: JobGraph, durations: DurationTable, iterations: int = 1) -> Replay:
@@ -246,7 +246,7 @@ class RayExecutor:
             self._seats.extend(self._cluster.new_seat() for _ in new)
             self._cluster.settle(self._seats)
         self._replays += 1
-        crew = RayCrew(
+        workers = RayWorkers(
             self._cluster,
             materials,
             number=self._replays,
@@ -254,14 +254,14 @@ class RayExecutor:
             on_round=self._on_round,
         )
         try:
-            return self._run(crew, sent, range(iterations - kept, iterations))
+            return self._run(workers, sent, range(iterations - kept, iterations))
         except BaseException:
-            self._dismiss(crew)
+            self._dismiss(workers)
             raise
         finally:
             self._most_blocks = max(self._most_blocks, len(materials))
-            self._rounds += crew.rounds
-            self._rebuilds += crew.rebuilds
+            self._rounds += workers.rounds
+            self._rebuilds += workers.rebuilds
 
     def map(
         self,
@@ -288,31 +288,31 @@ class RayExecutor:
             while self._seats:
                 self._cluster.give_up(self._seats.pop())
 
-    def _run(self, crew: RayCrew, sent: _Sent, kept: range) -> Replay:
+    def _run(self, workers: RayWorkers, sent: _Sent, kept: range) -> Replay:
         vector_count = sent.durations.vector_count
-        check_meetings(crew.meetings, sent.crossings, sent.job)
-        if not run_rounds(crew, sent.crossings, vector_count=vector_count):
-            raise explain_stall(sent.job, gather_heads(crew.ask_all("heads")))
-        lane_now_ns = np.concatenate(crew.ask_all("lane_now_ns"), axis=1)
+        check_members(workers.members, sent.crossings, sent.job)
+        if not run_rounds(workers, sent.crossings, vector_count=vector_count):
+            raise explain_stall(sent.job, gather_heads(workers.ask_all("heads")))
+        lane_now_ns = np.concatenate(workers.ask_all("lane_now_ns"), axis=1)
         rendezvous = sent.crossings.rendezvous
         whole = build_whole(sent.job, sent.blocks, rendezvous, vector_count)
-        keeper = FarKeeper(crew, whole, sent.crossings)
-        self._looked.append(_Looked(weakref.ref(keeper), crew, kept))
+        keeper = RemoteTimelines(workers, whole, sent.crossings)
+        self._looked.append(_Looked(weakref.ref(keeper), workers, kept))
         return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns, keeper)
 
     def _dismiss_unseen(self) -> None:
-        """Let go of the blocks of replays that nobody looks at any more."""
+        """Release the blocks of replays that nobody reads any more."""
         for looked in [looked for looked in self._looked if looked.keeper() is None]:
             self._looked.remove(looked)
-            self._dismiss(looked.crew)
+            self._dismiss(looked.workers)
 
-    def _dismiss(self, crew: RayCrew) -> None:
+    def _dismiss(self, workers: RayWorkers) -> None:
         with suppress(ExecutionError):
             self._cluster.check()
-            crew.dismiss()
+            workers.dismiss()
 
     def _send(self, job: JobGraph, durations: DurationTable) -> _Sent:
-        """References to what blocks need, audited, checked and sent once for replays in a row."""
+        """References to what blocks need, checked and sent once for consecutive replays."""
         sent = self._sent
         if sent is None or sent.job is not job:
             stored = store_job(job)
@@ -345,7 +345,7 @@ class RayExecutor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
-    """A job as it was sent: its blocks, and references to their parts."""
+    """A job in the object store: its blocks, and references to their parts."""
 
     job: JobGraph
     blocks: tuple[range, ...]

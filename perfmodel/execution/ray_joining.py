@@ -28,17 +28,17 @@ from perfmodel.base.errors import ExecutionError
 from perfmodel.execution.ray_cluster import WATCH_S, RayCluster, alive_raylets, is_there
 from perfmodel.execution.ray_surroundings import (
     MOST_FOLDER_LENGTH,
-    Warden,
     Watch,
+    Watchdog,
     bounded,
     core_count,
     ended_in_order,
     environment,
     is_here,
     private_folder,
-    warden,
+    watchdog,
 )
-from perfmodel.execution.ray_warden import end_processes
+from perfmodel.execution.ray_watchdog import end_processes
 
 LOOPBACK = "127.0.0.1"
 STARTS = 3
@@ -63,7 +63,7 @@ def open_cluster(*, workers: int | None, address: str | None) -> Iterator[RayClu
     with ExitStack() as stack:
         stack.enter_context(ended_in_order())
         folder = stack.enter_context(private_folder()) if address is None else None
-        guard = stack.enter_context(warden(folder))
+        guard = stack.enter_context(watchdog(folder))
         if folder is not None:
             stack.enter_context(_showing_token({"RAY_AUTH_TOKEN": secrets.token_hex(32)}))
         elif address is not None:
@@ -235,7 +235,7 @@ def _start(*, address: str, **options: Any) -> None:
         ) from error
 
 
-def _new_watch(guard: Warden) -> Watch:
+def _new_watch(guard: Watchdog) -> Watch:
     worker: Any = ray._private.worker.global_worker
     return Watch(
         guard,
@@ -310,7 +310,7 @@ def _probed(reference: Any, watch: Watch) -> str | None:
     return None
 
 
-def _shut_down(guard: Warden) -> None:
+def _shut_down(guard: Watchdog) -> None:
     """Leave Ray, which waits for processes that may be gone for good."""
     with bounded(guard, SHUTDOWN_S, _STUCK):
         ray.shutdown()

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from perfmodel.base.errors import ExecutionError
-from perfmodel.execution import ray_warden
+from perfmodel.execution import ray_watchdog
 
 QUIET = {
     # Ray prints what raylets complain about to standard output, log_to_driver or not. It
@@ -44,7 +44,7 @@ HALF_REMOVED_S = 60.0
 
 @contextmanager
 def environment(values: dict[str, str], *, is_forced: bool = False) -> Iterator[None]:
-    """Set variables for as long as Ray runs; what a person has set stays, unless *is_forced*."""
+    """Set variables while Ray runs; the user's own values stay, unless *is_forced*."""
     mine = {name: value for name, value in values.items() if is_forced or name not in os.environ}
     before = {name: os.environ[name] for name in mine if name in os.environ}
     os.environ.update(mine)
@@ -65,32 +65,32 @@ def core_count() -> int:
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder for Ray's sockets and logs; it goes at the end, with whoever is still in it.
+    """A folder for Ray's sockets and logs, removed at the end with its processes.
 
-    First, what drivers that were killed have left is cleared away.
+    Leftovers of killed drivers are removed first.
     """
     clear_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     owner = _own(folder)
     try:
-        with environment({ray_warden.MARK: str(folder)}, is_forced=True):
+        with environment({ray_watchdog.MARK: str(folder)}, is_forced=True):
             yield folder
     finally:
-        ray_warden.clear(folder)
+        ray_watchdog.clear(folder)
         os.close(owner)
 
 
 def clear_leftovers() -> None:
-    """End what is left of local Rays whose driver is gone, and remove their folders."""
+    """End local Rays whose driver is gone, and remove their folders."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        # A folder of somebody else has no lock for us to take.
+        # The folder of another user cannot be locked.
         with suppress(OSError):
             if not (folder / OWNER).exists():
-                # Just being made, or half removed.
+                # Being created, or half removed.
                 if time.time() - folder.stat().st_mtime > HALF_REMOVED_S:
-                    ray_warden.clear(folder)
+                    ray_watchdog.clear(folder)
             elif (owner := _lock(folder / OWNER)) is not None:
-                ray_warden.clear(folder)
+                ray_watchdog.clear(folder)
                 os.close(owner)
 
 
@@ -106,35 +106,35 @@ def _lock(path: Path) -> int | None:
 
 
 def _own(folder: Path) -> int:
-    """The owner's file of *folder*, locked before it has the name by which others know it."""
+    """The owner file of *folder*, locked before it gets the name that others look for."""
     handle, name = tempfile.mkstemp(dir=folder)
     fcntl.flock(handle, fcntl.LOCK_EX)
     Path(name).rename(folder / OWNER)
     return handle
 
 
-class Warden:
-    """The line to the process that says a last word for us, should we not be able to."""
+class Watchdog:
+    """The pipe to the watchdog process, which reports for us if we cannot."""
 
     def __init__(self, folder: Path | None) -> None:
-        words = [sys.executable, "-S", "-E", ray_warden.__file__, str(folder or "-")]
-        # Without the mark, because it is no part of Ray, and in a session of its own: Ctrl-C is
-        # for us, not for the warden.
+        words = [sys.executable, "-S", "-E", ray_watchdog.__file__, str(folder or "-")]
+        # Without the mark, because it is not part of Ray, and in its own session: Ctrl-C must not
+        # reach it.
         self._process = subprocess.Popen(  # noqa: S603  our own file
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            env={name: value for name, value in os.environ.items() if name != ray_warden.MARK},
+            env={name: value for name, value in os.environ.items() if name != ray_watchdog.MARK},
         )
 
     def note(self, sentence: str) -> None:
-        """What to say, should this process end before it can say so itself."""
+        """The sentence to report if this process ends before it can."""
         self._write(sentence.replace("\n", " "))
 
     def dismiss(self) -> None:
-        """Let the warden go: all is in order."""
-        self._write(ray_warden.GOODBYE)
+        """Stop the watchdog: everything is in order."""
+        self._write(ray_watchdog.GOODBYE)
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -148,9 +148,9 @@ class Warden:
 
 
 @contextmanager
-def warden(folder: Path | None) -> Iterator[Warden]:
-    """A warden for as long as Ray runs."""
-    guard = Warden(folder)
+def watchdog(folder: Path | None) -> Iterator[Watchdog]:
+    """A watchdog while Ray runs."""
+    guard = Watchdog(folder)
     try:
         yield guard
     finally:
@@ -158,26 +158,26 @@ def warden(folder: Path | None) -> Iterator[Warden]:
 
 
 class Watch:
-    """Looks every second whether the raylet of this machine and the head of the cluster live.
+    """Checks twice per second that the local raylet and the head of the cluster are alive.
 
-    Ray itself would try for a minute, and then end this process.
+    Ray itself would retry for a minute and then terminate this process.
     """
 
     PERIOD_S = 0.5
     MOST_SILENCES = 3
     LAST_S = 30.0
-    """How long this process may take to say so itself; a call into Ray may never come back."""
+    """How long this process may take to report it; a call into Ray may never return."""
 
-    def __init__(self, guard: Warden, *, raylet_socket: str, head: str, host: str) -> None:
+    def __init__(self, guard: Watchdog, *, raylet_socket: str, head: str, host: str) -> None:
         self._guard = guard
         no_raylet = (
-            f"ray: the raylet on {host}, which this process works through, is gone: what its "
-            "workers knew is lost. Nothing was answered. Start Ray there again or ask without "
-            "--ray-address; --executor serial needs no Ray."
+            f"ray: the raylet on {host}, which this process works through, is gone, and the "
+            "results of its workers are lost. Nothing was answered. Start Ray there again or ask "
+            "without --ray-address; --executor serial needs no Ray."
         )
         no_head = (
-            f"ray: the head of the cluster at {head} (its GCS) is gone, and with it the word of "
-            "who works where. Nothing was answered. Start the cluster again with `ray start "
+            f"ray: the head of the cluster at {head} (its GCS) is gone, and with it the list "
+            "of workers. Nothing was answered. Start the cluster again with `ray start "
             "--head`, or use --executor serial."
         )
         self._places = ((raylet_socket, no_raylet), (head, no_head))
@@ -187,17 +187,17 @@ class Watch:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise if one of them is gone."""
+        """Raise if the raylet or the head is gone."""
         if self._fault:
             raise ExecutionError(self._fault)
 
     @property
     def has_fault(self) -> bool:
-        """Whether one of them is gone."""
+        """Whether the raylet or the head is gone."""
         return bool(self._fault)
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._is_over.set()
         self._thread.join()
 
@@ -210,14 +210,14 @@ class Watch:
                     self._guard.note(sentence)
                     self._fault = sentence
                     if not self._is_over.wait(self.LAST_S):
-                        # The warden hears that we are gone, and says it for us.
+                        # The watchdog notices and reports it.
                         os._exit(1)
                     return
 
 
 @contextmanager
-def bounded(guard: Warden, seconds: float, sentence: str) -> Iterator[None]:
-    """End this process with *sentence* where what is inside takes more than *seconds*."""
+def bounded(guard: Watchdog, seconds: float, sentence: str) -> Iterator[None]:
+    """End this process with *sentence* if the body takes longer than *seconds*."""
 
     def give_up() -> None:
         guard.note(sentence)
@@ -233,7 +233,7 @@ def bounded(guard: Warden, seconds: float, sentence: str) -> Iterator[None]:
 
 
 def listens(place: str) -> bool:
-    """Whether somebody listens at *place*, a socket file or host:port; a slow one counts."""
+    """Whether a process listens at *place*, a socket file or host:port; a slow one counts."""
     try:
         if place.startswith("/"):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -251,7 +251,7 @@ def listens(place: str) -> bool:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Let a request to terminate unwind the stack, as Ctrl-C does, so that nothing is left."""
+    """Let SIGTERM unwind the stack, as Ctrl-C does, so that everything is cleaned up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -267,9 +267,9 @@ def ended_in_order() -> Iterator[None]:
 
 
 def is_here(address: str) -> bool:
-    """Whether *address* is on this machine; raises unless somebody listens there.
+    """Whether *address* is on this machine; raises unless a process listens there.
 
-    Ray would try for a minute.
+    Ray would retry for a minute.
     """
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     if address in ("auto", "local") or not separator:

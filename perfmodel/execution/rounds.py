@@ -1,9 +1,8 @@
 """Rounds: one replay over several blocks, until every block is done.
 
-Blocks are told what was resolved as soon as it is, and never wait for blocks
-they have nothing to do with. A block that has others wait for it says so
-first and walks on while that is on its way. Blocks walk to where nothing more
-is known: when nothing is on its way and tasks are left, the replay is stalled.
+A block hears of resolved rendezvous at once and never waits for unrelated blocks. It reports
+what others wait for first, and continues while that message is sent. A block continues until
+it lacks information: when no message is pending and tasks are left, the replay is stalled.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from perfmodel.execution.messages import Report
 from perfmodel.execution.parts import Crossings
 
 
-class BlockCrew(Protocol):
-    """Those who work on the blocks of a replay, by the number of the block."""
+class BlockWorkers(Protocol):
+    """The workers of a replay, by the number of their block."""
 
     @property
     def awaited(self) -> Sequence[Int64s]:
-        """Of every block, to which rendezvous it has a word to add: rows of group, sequence."""
+        """For every block, the rendezvous that it reports to: rows of group, sequence."""
         ...
 
     def tell(self, orders: Mapping[int, Sequence[Arrivals]]) -> None:
-        """Give blocks their orders, one after the other; nobody waits for them to be done."""
+        """Send blocks their orders, in sequence, without waiting for them to finish."""
         ...
 
     def hear(self) -> Sequence[tuple[int, Report]]:
@@ -41,24 +40,24 @@ class BlockCrew(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Board:
-    """What was said in one iteration, by rendezvous: words still missing, the latest moment."""
+    """Reports of one iteration, by rendezvous: how many are missing, and the latest time."""
 
     missing: NDArray[np.int32]
     ready_ns: Int64s
 
 
 class Exchange:
-    """Brings together what blocks know of the rendezvous that cross them.
+    """Resolves the rendezvous that cross blocks.
 
     A rendezvous is resolved once every block with members that others wait for
-    has said when the last of them was ready; the latest word counts. Nothing
-    is said twice, and never to a block that has no part in it.
+    has reported when its last member was ready; the latest time counts. Each result is sent
+    once, and only to blocks with members in the group.
     """
 
     def __init__(
         self, crossings: Crossings, awaited: Sequence[Int64s], *, vector_count: int
     ) -> None:
-        """*awaited* says of every block to which rendezvous it has a word to add."""
+        """*awaited* lists, for every block, the rendezvous that it reports to."""
         is_crossing = crossings.has_part.sum(axis=0) > 1
         self._has_part = crossings.has_part
         self._start = np.concatenate(
@@ -72,7 +71,7 @@ class Exchange:
         self._open: dict[int, int] = {}
 
     def take(self, said: Iterable[Arrivals]) -> dict[int, Arrivals]:
-        """Take in what blocks *said*; what is resolved by that, for the blocks it concerns."""
+        """Take the reports in *said*; return what they resolve, by block."""
         found = [self._take(arrivals) for arrivals in said if len(arrivals)]
         if not any(len(resolved) for resolved in found):
             return {}
@@ -110,18 +109,18 @@ class Exchange:
         return self._boards[iteration]
 
 
-def run_rounds(crew: BlockCrew, crossings: Crossings, *, vector_count: int) -> bool:
-    """Move all blocks on as far as they go; whether all came to their end."""
-    exchange = Exchange(crossings, crew.awaited, vector_count=vector_count)
+def run_rounds(workers: BlockWorkers, crossings: Crossings, *, vector_count: int) -> bool:
+    """Advance all blocks as far as possible; return whether all finished."""
+    exchange = Exchange(crossings, workers.awaited, vector_count=vector_count)
     walk_on = no_arrivals(vector_count)
     blocks = range(len(crossings.has_part))
-    # Of every block the orders on their way, True for those with news.
+    # Pending orders of every block, True for those with resolved rendezvous.
     sent: list[deque[bool]] = [deque([False]) for _ in blocks]
     walks_on = [False] * len(blocks)
     undone = set(blocks)
-    crew.tell({block: [walk_on] for block in blocks})
+    workers.tell({block: [walk_on] for block in blocks})
     while any(sent):
-        reports = crew.hear()
+        reports = workers.hear()
         news = exchange.take(report.arrivals for _, report in reports)
         for block, report in reports:
             if sent[block].popleft():
@@ -131,12 +130,12 @@ def run_rounds(crew: BlockCrew, crossings: Crossings, *, vector_count: int) -> b
         orders = {}
         for block in sorted(undone & {*news, *(block for block, _ in reports)}):
             if block in news:
-                # One who had more to do the last time is told at once to walk on after it.
+                # A block that had more to do last time is told at once to continue.
                 orders[block] = [news[block], walk_on] if walks_on[block] else [news[block]]
             elif not sent[block] and any(of == block and r.can_walk for of, r in reports):
                 orders[block] = [walk_on]
         for block, of_block in orders.items():
             sent[block].extend(len(order) > 0 for order in of_block)
         if orders:
-            crew.tell(orders)
+            workers.tell(orders)
     return not undone

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from perfmodel.base.errors import ExecutionError, GraphError
 from perfmodel.engine.layout import FlatJob, Int32s, Int64s
-from perfmodel.engine.sieve import find_meetings, number_signatures
+from perfmodel.engine.sieve import find_members, number_signatures
 from perfmodel.execution.parts import WALKED, Crossings, JobPart, take_part
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
@@ -100,12 +100,12 @@ def load_part(stored: StoredJob, op_ns: DurationTable, ranks: range, host: str) 
     )
 
 
-def find_own_meetings(loaded_part: LoadedPart, layout: FlatJob, ranks: range) -> Int64s:
+def find_own_members(loaded_part: LoadedPart, layout: FlatJob, ranks: range) -> Int64s:
     """What *ranks* bring to rendezvous with others: rows of group, sequence, what, whether signal.
 
     Raises where they cannot be walked.
     """
-    met = find_meetings(layout, loaded_part.signature)
+    met = find_members(layout, loaded_part.signature)
     group = np.repeat(np.arange(len(layout.g_size)), np.diff(layout.g_rendezvous))
     is_external = layout.g_is_external[group] > 0
     if met is None or not (met[~is_external, 1] > 0).all():
@@ -118,7 +118,7 @@ def find_own_meetings(loaded_part: LoadedPart, layout: FlatJob, ranks: range) ->
     return rows[is_external].astype(np.int64)
 
 
-def check_meetings(said: Sequence[Int64s], crossings: Crossings, job: JobGraph) -> None:
+def check_members(said: Sequence[Int64s], crossings: Crossings, job: JobGraph) -> None:
     """Raise unless the blocks of *job* bring the same to all rendezvous that cross them."""
     if not any(len(rows) for rows in said):
         return

@@ -19,8 +19,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from embeddings.balanced import iter_balanced_plans
 from embeddings.plan import ShardingPlan
-from embeddings.sharders import iter_balanced
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, PlanLayout, split_table
 from perfmodel.planning.plan_costs import AloneCosts, Floats
@@ -139,7 +139,7 @@ class SearchStarts:
         wholes = [split_table(place, table, WHOLE)[0] for place, table in enumerate(self._tables)]
         self._alone = evaluator.pieces_alone(self._tables, wholes)
         self._bytes = evaluator.pieces_bytes(self._tables, wholes)
-        self._balanced = iter_balanced(book.task)
+        self._balanced = iter_balanced_plans(book.task)
         self._stepped: list[ShardingPlan] = []
 
     def build(self, seconds: float) -> list[PlanLayout]:

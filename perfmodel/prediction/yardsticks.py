@@ -95,7 +95,7 @@ def count_work(workload: Workload, *, device: Device) -> IterationWork:
     if not isinstance(workload, TransformerSpec):
         return IterationWork(workload.batch)
     # Imported here: a recommendation model needs none of it.
-    from perfmodel.workloads.transformer.flops import count_flops
+    from perfmodel.workloads.transformer.shapes import count_flops
 
     flops, dtype = count_flops(workload), workload.training.gemm_dtype
     return IterationWork(

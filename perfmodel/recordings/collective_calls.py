@@ -77,21 +77,20 @@ def find_collective_calls(
     names_on: dict[int, set[str]] = {}
     for task in sorted(stated):
         names_on.setdefault(int(device.stream[task]), set()).add(_group_name(details[task]))
-    operators, ranks_of_group = view.operators_of_calls(), _stated_groups(view)
+    operators, ranks_of_group = view.operators_of_tasks(), _stated_groups(view)
     streams: dict[int, int] = {}
     calls = []
     for task in tasks:
         if task in stated:
             calls.append(_stated_call(task, details[task], ranks_of_group))
             continue
-        stream, launch = int(device.stream[task]), int(device.call[task])
+        stream, row = int(device.stream[task]), operators[task]
         place = streams.setdefault(stream, len(streams))
         # Kernels launched before the window name no group: they are in the one of their stream.
         names = names_on.get(stream, set())
         group = next(iter(names)) if len(names) == 1 else f"{WORLD} {place}" if place else WORLD
         word = view.task_name(task).split("(")[0].split("<")[0]
         call = CollectiveCall(task, group, None, (word,), kind_of_name(word), None)
-        row = int(operators[launch]) if launch >= 0 else NO_OPERATOR
         calls.append(call if row == NO_OPERATOR else _with_tensors(view, call, row, executed or {}))
     return tuple(calls)
 

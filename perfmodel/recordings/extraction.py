@@ -85,12 +85,12 @@ def extract_host_overheads(views: Sequence[RankView]) -> list[Line]:
         low, high = np.percentile(values, [25, 75])
         margin = 1.5 * (high - low)
         kept = values[(values >= low - margin) & (values <= high + margin)]
-        statistics = {"mean_us": float(kept.mean()), "std_us": float(kept.std())}
         lines.append(
             {
                 "type": part.value,
                 "op": name,
-                **{key: round(value, 3) for key, value in statistics.items()},
+                "mean_us": round(float(kept.mean()), 3),
+                "std_us": round(float(kept.std()), 3),
                 "count": len(kept),
             }
         )
@@ -164,13 +164,13 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
         reductions_ns: dict[int, int] = {}
         for task in range(len(view.device)):
             if "splitkreduce" in view.task_name(task).lower():
-                row = reader.operator_of(task)
+                row = reader.operators[task]
                 reductions_ns[row] = reductions_ns.get(row, 0) + view.device.length_ns(task)
         for task in range(len(view.device)):
             found = reader.found(task)
             if found is not None and not found.is_estimated and isinstance(found.work, Gemm):
                 length_ns = view.device.length_ns(task)
-                length_ns += reductions_ns.get(reader.operator_of(task), 0)
+                length_ns += reductions_ns.get(reader.operators[task], 0)
                 lengths.setdefault((device, found.work), []).append(length_ns)
     return [
         {

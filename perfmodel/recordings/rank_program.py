@@ -140,7 +140,7 @@ class _RecordedRankWriter:
         reader = WorkReader(view, self.findings.executed)
         described = {call.task: call for call in self.findings.collectives}
         for task in range(len(device)):
-            label, row = view.task_name(task), reader.operator_of(task)
+            label, row = view.task_name(task), reader.operators[task]
             operator = label if row == NO_OPERATOR else view.trace.name_of(row)
             origin = self._origin_of(operator, int(device.call[task]))
             lane = lanes[int(device.stream[task])]

@@ -166,6 +166,14 @@ class RankView:
         rows = self.trace.columns.rows_in(Category.HOST_OPERATOR, Category.HOST_ANNOTATION)
         return self._around(rows, self.calls.row, self.calls.thread)
 
+    def operators_of_tasks(self) -> list[int]:
+        """The row of the operator around the launch of each device task, or NO_OPERATOR."""
+        # Tasks without a call have the number -1, which picks the last entry.
+        rows: list[int] = np.append(self.operators_of_calls(), NO_OPERATOR)[
+            self.device.call
+        ].tolist()
+        return rows
+
     def ranges_of_calls(self) -> list[str]:
         """The program's or PyTorch's named ranges around each call, outermost first, or nothing.
 

@@ -123,9 +123,9 @@ def _substitutes(job: JobGraph, row: int) -> list[int]:
     rank = int(np.searchsorted(firsts, row, side="right")) - 1
     program, task = job.program_of(rank), row - int(firsts[rank])
     lanes = program.task_lanes()
-    is_host = np.array([not lane.kind.is_device for lane in program.lanes], dtype=bool)[lanes]
+    is_device = program.is_on_device()
     deps = program.dep_task[program.dep_start[task] : program.dep_start[task + 1]]
-    launches = [int(dep) for dep in deps if is_host[dep]]
+    launches = [int(dep) for dep in deps if not is_device[dep]]
     last = max(launches, default=task)
     first = max(int(program.lane_start[lanes[last]]), last - MOST_SUBSTITUTES)
     return [row, *(int(firsts[rank]) + one for one in range(last, first - 1, -1))]

@@ -12,27 +12,19 @@ import numpy as np
 
 from perfmodel.engine.history import History
 from perfmodel.engine.reasons import critical_path
-from perfmodel.engine.replay import Replayer
 from perfmodel.graph.program import PLAIN
-from perfmodel.recordings.hold_back import (
-    HeldReplay,
-    HoldRule,
-    ready_ns_of,
-    replay_held,
-    replay_in_process,
-)
+from perfmodel.recordings.hold_back import HeldReplay, HoldRule, ready_ns_of, replay_held
 from perfmodel.recordings.recorded_job import Compared, Int64s, RecordedJob, SelfReplay
 
 
-def self_replay(job: RecordedJob, *, replayer: Replayer = replay_in_process) -> SelfReplay:
+def self_replay(job: RecordedJob) -> SelfReplay:
     """Replay *job* with its own durations and compare."""
-    return compare(job, replay_as_recorded(job, replayer=replayer))
+    return compare(job, replay_as_recorded(job))
 
 
-def replay_as_recorded(job: RecordedJob, *, replayer: Replayer = replay_in_process) -> HeldReplay:
+def replay_as_recorded(job: RecordedJob) -> HeldReplay:
     """*job* with its own durations."""
-    rule = HoldRule(job.hold_ratio, job.can_be_held)
-    return replay_held(job.graph, job.durations(), rule, replayer=replayer)
+    return replay_held(job.graph, job.durations(), HoldRule(job.hold_ratio, job.can_be_held))
 
 
 def with_score(job: RecordedJob) -> RecordedJob:
@@ -40,13 +32,42 @@ def with_score(job: RecordedJob) -> RecordedJob:
     return replace(job, score=self_replay(job))
 
 
+def step_moments_ns(job: RecordedJob, end_ns: Int64s) -> list[int]:
+    """When each step ended."""
+    return [int(end_ns[rows].max()) for rows in job.step_ends]
+
+
 def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:
     """Compare the replay *held* with the recording of *job*."""
-    unexplained_ns, ranks = _unexplained_ns(job, held), _ranks(job, held)
+    lengths = (np.diff(step_moments_ns(job, ends)) for ends in (job.recorded_end_ns, held.end_ns))
+    rows, durations = job.graph.rank_rows(), job.durations()
+    ranks: list[Compared] = []
+    streams: list[Compared] = []
+    unexplained_ns = 0
+    for rank, of_rank in enumerate(job.report.ranks):
+        name, part = f"rank {of_rank.rank}", slice(rows[rank], rows[rank + 1])
+        start_ns, end_ns = job.recorded_start_ns[part], job.recorded_end_ns[part]
+        # The first task is the beginning of the window.
+        first_ns = int(start_ns[1:].min())
+        ends = (end_ns[1:], held.end_ns[part][1:])
+        ranks.append(Compared(name, *(int(of.max()) - first_ns for of in ends)))
+        # Busy time of each stream: recorded, and without waiting inside collectives.
+        program, kept_ns = held.graph.program_of(rank), durations.of_rank(job.graph, rank)[:, 0]
+        lanes = program.task_lanes()
+        for number, lane in enumerate(program.lanes):
+            if lane.kind.is_device:
+                busy = (int(of[lanes == number].sum()) for of in (end_ns - start_ns, kept_ns))
+                streams.append(Compared(f"{name} {lane.name}", *busy))
+        # Device tasks that started later than everything they waited for.
+        late_ns = np.maximum(start_ns - ready_ns_of(program, start_ns, end_ns), 0)
+        unexplained_ns += int(late_ns[program.is_on_device()].sum())
     return SelfReplay(
-        periods=_periods(job, held),
-        ranks=ranks,
-        streams=_streams(job),
+        periods=tuple(
+            Compared(f"period {number}", int(then), int(now))
+            for number, (then, now) in enumerate(zip(*lengths, strict=True))
+        ),
+        ranks=tuple(ranks),
+        streams=tuple(streams),
         collective_start_median_error_ns=_collective_error_ns(job, held),
         unexplained_delay_ns=unexplained_ns,
         unexplained_delay_ratio=unexplained_ns / max(sum(rank.recorded_ns for rank in ranks), 1),
@@ -55,58 +76,6 @@ def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:
         unsettled=held.unsettled,
         faults=job.report.grave_faults,
     )
-
-
-def step_moments_ns(job: RecordedJob, end_ns: Int64s) -> list[int]:
-    """When each step ended."""
-    return [int(end_ns[rows].max()) for rows in job.step_ends]
-
-
-def _periods(job: RecordedJob, held: HeldReplay) -> tuple[Compared, ...]:
-    recorded = np.diff(step_moments_ns(job, job.recorded_end_ns))
-    replayed = np.diff(step_moments_ns(job, held.end_ns))
-    return tuple(
-        Compared(f"period {number}", int(then), int(now))
-        for number, (then, now) in enumerate(zip(recorded, replayed, strict=True))
-    )
-
-
-def _ranks(job: RecordedJob, held: HeldReplay) -> tuple[Compared, ...]:
-    rows = job.graph.rank_rows()
-    compared = []
-    for rank, of_rank in enumerate(job.report.ranks):
-        part = slice(rows[rank] + 1, rows[rank + 1])
-        first_ns = int(job.recorded_start_ns[part].min())
-        compared.append(
-            Compared(
-                f"rank {of_rank.rank}",
-                int(job.recorded_end_ns[part].max()) - first_ns,
-                int(held.end_ns[part].max()) - first_ns,
-            )
-        )
-    return tuple(compared)
-
-
-def _streams(job: RecordedJob) -> tuple[Compared, ...]:
-    """Busy time of each stream: recorded, and without waiting inside collectives."""
-    rows, durations = job.graph.rank_rows(), job.durations()
-    compared: list[Compared] = []
-    for rank, of_rank in enumerate(job.report.ranks):
-        program = job.graph.program_of(rank)
-        lanes = program.task_lanes()
-        part = slice(rows[rank], rows[rank + 1])
-        recorded_ns = (job.recorded_end_ns - job.recorded_start_ns)[part]
-        kept_ns = durations.of_rank(job.graph, rank)[:, 0]
-        compared.extend(
-            Compared(
-                f"rank {of_rank.rank} {lane.name}",
-                int(recorded_ns[lanes == number].sum()),
-                int(kept_ns[lanes == number].sum()),
-            )
-            for number, lane in enumerate(program.lanes)
-            if lane.kind.is_device
-        )
-    return tuple(compared)
 
 
 def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
@@ -125,19 +94,6 @@ def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
         for moments in came.values()
     ]
     return float(np.median(errors)) if errors else 0.0
-
-
-def _unexplained_ns(job: RecordedJob, held: HeldReplay) -> int:
-    """Total delay of recorded starts of device tasks after everything they waited for."""
-    rows, total = job.graph.rank_rows(), 0
-    for rank in range(job.graph.rank_count):
-        program = held.graph.program_of(rank)
-        part = slice(rows[rank], rows[rank + 1])
-        start_ns, end_ns = job.recorded_start_ns[part], job.recorded_end_ns[part]
-        is_device = program.is_on_device()
-        ready_ns = ready_ns_of(program, start_ns, end_ns)
-        total += int(np.maximum(start_ns - ready_ns, 0)[is_device].sum())
-    return total
 
 
 def _host_path_ratio(job: RecordedJob, held: HeldReplay) -> float:

@@ -96,7 +96,14 @@ def load_recorded_job(folder: Path) -> RecordedJob:
             report=report_from_words(header["report"]),
             score=None if score is None else score_from_words(score),
         )
-    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as fault:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OSError,
+        pa.ArrowException,
+    ) as fault:
         raise TraceError(
             f"{folder}: not a readable recording ({type(fault).__name__}: {fault}). "
             "Import the traces again."

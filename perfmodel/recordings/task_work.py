@@ -53,7 +53,7 @@ class FoundWork:
 
 
 class WorkReader:
-    """Finds the work of every device task of a rank.
+    """Finds the work of every device task of a rank; `operators` holds their operators' rows.
 
     *executed* holds calls, by row, that an execution trace describes better.
     """
@@ -61,7 +61,7 @@ class WorkReader:
     def __init__(self, view: RankView, executed: Mapping[int, OperatorCall] | None = None) -> None:
         self.view = view
         self.executed = executed or {}
-        self.operator_of_call = view.operators_of_calls()
+        self.operators = view.operators_of_tasks()
         self.device = estimating_device(view.trace.device_names)
         self._calls: dict[tuple[int, int], OperatorCall | None] = {}
         self._works: dict[int, Work | None] = {}
@@ -70,7 +70,7 @@ class WorkReader:
         tasks_of: dict[int, list[int]] = {}
         for task, is_collective in enumerate(view.device.is_collective.tolist()):
             if not is_collective:
-                tasks_of.setdefault(self.operator_of(task), []).append(task)
+                tasks_of.setdefault(self.operators[task], []).append(task)
         for row, tasks in tasks_of.items():
             kernels = [task for task in tasks if not self._find_copy(task)]
             if row != NO_OPERATOR and kernels:
@@ -80,11 +80,6 @@ class WorkReader:
     def found(self, task: int) -> FoundWork | None:
         """The work of *task* and how it is known."""
         return self._found.get(task)
-
-    def operator_of(self, task: int) -> int:
-        """The row of the operator around the launch of *task*, or NO_OPERATOR."""
-        call = int(self.view.device.call[task])
-        return int(self.operator_of_call[call]) if call >= 0 else NO_OPERATOR
 
     def call_at(self, row: int) -> OperatorCall | None:
         """The call of the operator in *row*, if its shapes are known."""
@@ -119,7 +114,7 @@ class WorkReader:
         route = next((route for word, route in _ROUTES.items() if word in name), None)
         if size_bytes == ABSENT:
             # The tensor that the operator around a copy copies has the size.
-            operator = self.operator_of(task)
+            operator = self.operators[task]
             call = self.call_at(operator) if operator != NO_OPERATOR else None
             if call is not None and call.name.endswith("copy_") and len(call.tensors) > 1:
                 size_bytes = call.tensors[1].size_bytes

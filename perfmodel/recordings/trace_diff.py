@@ -25,7 +25,6 @@ from perfmodel.recordings.collective_calls import (
 from perfmodel.recordings.host_chain import StepKind, build_host_chain
 from perfmodel.recordings.rank_view import INSIDE, NO_OPERATOR, RankView, view_rank
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION
-from perfmodel.recordings.task_work import WorkReader
 from traces.job_trace import JobTrace
 
 _TEMPLATE = re.compile(r"<.*>|\(.*\)", re.DOTALL)
@@ -121,15 +120,10 @@ class _Steps:
 def diff_traces(before: JobTrace, after: JobTrace) -> TraceDiff:
     """Compare two recordings, step for step."""
     first, second = _steps_of(before), _steps_of(after)
-    keys = list(dict.fromkeys((*first.amounts, *second.amounts)))
+    none = Amount()
     lines = [
-        DiffLine(
-            kind,
-            name,
-            first.amounts.get((kind, name), _NONE),
-            second.amounts.get((kind, name), _NONE),
-        )
-        for kind, name in keys
+        DiffLine(*key, first.amounts.get(key, none), second.amounts.get(key, none))
+        for key in dict.fromkeys((*first.amounts, *second.amounts))
     ]
     return TraceDiff(
         before=before.name,
@@ -141,39 +135,32 @@ def diff_traces(before: JobTrace, after: JobTrace) -> TraceDiff:
     )
 
 
-_NONE = Amount()
+def _add(amounts: Amounts, key: tuple[DiffKind, str], count: float, duration_ns: float) -> None:
+    old = amounts.get(key, Amount())
+    amounts[key] = Amount(old.count + count, old.duration_ns + duration_ns)
 
 
 def _steps_of(traces: JobTrace) -> _Steps:
-    views = [view_rank(trace) for trace in traces.ranks]
-    found = [_steps_of_rank(view) for view in views]
+    found = [_steps_of_rank(view_rank(trace)) for trace in traces.ranks]
     sums: Amounts = {}
     for of_rank in found:
         for key, amount in of_rank.amounts.items():
-            old = sums.get(key, _NONE)
-            sums[key] = Amount(
-                old.count + amount.count / len(found),
-                old.duration_ns + amount.duration_ns / len(found),
-            )
+            _add(sums, key, amount.count / len(found), amount.duration_ns / len(found))
     step_ns = float(np.mean([of_rank.step_ns for of_rank in found]))
     return _Steps(sums, step_ns, found[0].count, found[0].sequence)
 
 
 def _steps_of_rank(view: RankView) -> _Steps:
     ends = _step_moments_ns(view)
-    first_ns, last_ns = ends[0], ends[-1]
     count = len(ends) - 1
     amounts: Amounts = {}
     sequence = []
     for kind, name, at_ns, length_ns in (*_device_parts(view), *_wait_parts(view)):
-        if first_ns <= at_ns < last_ns:
-            old = amounts.get((kind, name), _NONE)
-            amounts[(kind, name)] = Amount(
-                old.count + 1 / count, old.duration_ns + length_ns / count
-            )
+        if ends[0] <= at_ns < ends[-1]:
+            _add(amounts, (kind, name), 1 / count, length_ns / count)
             if kind is DiffKind.OPERATOR and at_ns < ends[1]:
                 sequence.append(name)
-    return _Steps(amounts, (last_ns - first_ns) / count, count, tuple(sequence))
+    return _Steps(amounts, (ends[-1] - ends[0]) / count, count, tuple(sequence))
 
 
 def _step_moments_ns(view: RankView) -> list[int]:
@@ -193,10 +180,10 @@ Part = tuple[DiffKind, str, int, int]
 
 
 def _device_parts(view: RankView) -> Iterable[Part]:
-    reader, spans, modules = WorkReader(view), view.ranges_of_calls(), view.modules_of_calls()
+    spans, modules = view.ranges_of_calls(), view.modules_of_calls()
     trace, device = view.trace, view.device
-    for task in range(len(device)):
-        row, call = reader.operator_of(task), int(device.call[task])
+    for task, row in enumerate(view.operators_of_tasks()):
+        call = int(device.call[task])
         kernel = short_kernel(view.task_name(task))
         operator = kernel if row == NO_OPERATOR else trace.name_of(row)
         start_ns, length_ns = int(device.start_ns[task]), device.length_ns(task)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.statistics import BIN_COUNT, DataStatistics
+from embeddings.index_data import BIN_COUNT, DataStatistics
 from perfmodel.base.dtypes import DType
 from perfmodel.reports.blocks import Block, Report, Section, Sentences, Table
 from perfmodel.reports.pictures import build_figure

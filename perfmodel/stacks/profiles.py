@@ -105,10 +105,10 @@ def choose_stack(
     if claims and framework != GENERIC:
         return ChosenStack(_load(max(claims)[-1]))
     name = next(name for name, claim in _claims_of(family) if claim.framework == GENERIC)
-    word = f"Framework {framework!r} has no stack of its own for {family.value} workloads"
+    reason = f"Framework {framework!r} has no stack of its own for {family.value} workloads"
     if not framework:
-        word = "The framework is not stated"
-    sentence = f"{word}: the stack {name!r}, fitted to nothing, stands for it."
+        reason = "The framework is not stated"
+    sentence = f"{reason}: the stack {name!r} is used, which was fitted to no runs."
     return ChosenStack(_load(name), (sentence,))
 
 

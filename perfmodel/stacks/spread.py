@@ -1,8 +1,9 @@
 """Spread: how far whole predictions under a stack are off, and what that is known from.
 
-Kernels err on their own; a whole iteration errs beyond that, by what a stack does that nobody
-described. That spread is estimated by leaving whole sources out (`spread.yaml`, and `evidence`
-in stack files) and grows where there is no evidence: another chip, no runs, more hosts.
+Predictions of kernels have errors of their own. A whole iteration has a further error, from what a
+stack does and its file does not describe. That spread is estimated by leaving whole sources out of
+the fit (`spread.yaml`, and `evidence` in stack files). It grows without evidence: another chip, no
+runs, more hosts.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _Sigma = Annotated[float, Field(strict=True, ge=0, le=2)]
 class FamilySpread(Form):
     """Standard deviations of the logarithm of predicted over measured, by what is known.
 
-    *other_chip*: the stack was held against runs on other chips only. *no_runs*: against none.
-    *per_doubling* is added for every doubling of hosts beyond the evidence. *experts* is the least
-    where tokens choose among experts. *rows* and *sources* are what these were estimated from.
+    *other_chip*: the stack was compared with runs on other chips only. *no_runs*: with none.
+    *per_doubling* is added for every doubling of hosts beyond the evidence. *experts* is the
+    minimum for mixtures of experts. *rows* and *sources* count the runs behind these estimates.
     """
 
     other_chip: _Sigma

@@ -1,7 +1,7 @@
-"""Software stacks: what a framework does with an operator, and what that costs the host.
+"""Software stacks: how a framework runs a model, and what each operator costs the host.
 
-A stack is data (`catalog/*.yaml`), made of capabilities: what is fused, overlapped,
-captured, copied, waited for. What belongs to a chip is not here.
+A stack is data (`catalog/*.yaml`): what it fuses, overlaps, captures, copies and waits for. Figures
+of a chip are not part of it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ from topologies.device import Architecture
 
 
 class Residency(Enum):
-    """Where the operands are when a product begins.
+    """Where the operands are when a GEMM starts.
 
-    COLD is training: weights come from memory, activations from the cache if
-    they fit. ROTATING is a benchmark that takes turns over enough copies of
-    the weights to fill the cache, at most five; if the copies fit, weights are
-    hot, which makes time jump with size. REPEATED runs on the same operands.
+    COLD is training: weights come from memory, activations from the cache if they fit. ROTATING is
+    a benchmark that rotates over up to five copies of the weights, enough to fill the cache; if all
+    copies fit, weights are hot, and time jumps with size. REPEATED runs on the same operands.
     """
 
     COLD = "cold"
@@ -61,18 +60,18 @@ KERNEL_WORDS = (
     "scale_mask_softmax", "sgd", "sigmoid", "silu", "slice", "softmax", "split", "sub", "sum",
     "swiglu", "tanh", "transpose", "zero",
 )  # fmt: skip
-"""Memory-bound kernels of workloads; `_backward` behind a word is the kernel of that pass."""
+"""Memory-bound kernels of workloads; the suffix `_backward` names the kernel of that pass."""
 
 
 class Fusion(Enum):
     """Chains of operators that a stack may run as one kernel.
 
-    LOOKUP_CAST: a lookup writes rows in the format they travel in. WEIGHT_CAST: the optimizer
-    writes weights in the format of products, and gradients stay in it. GRADIENT_COPY: gradients
-    are written straight to the buffer they are reduced in. GRADIENT_SUM: the product for a weight
-    adds to the gradient that earlier micro-batches left. BIAS_ACTIVATION: products take bias and
-    activation and the gradients of both; ACTIVATION_FORWARD: so forward only, and backward one
-    kernel takes both.
+    LOOKUP_CAST: a lookup writes rows in the format of the exchange. WEIGHT_CAST: the optimizer
+    writes weights in the format of the GEMMs, and gradients stay in it. GRADIENT_COPY: gradients
+    are written directly to the buffer they are reduced in. GRADIENT_SUM: the GEMM for a weight
+    gradient adds to that of earlier micro-batches. BIAS_ACTIVATION: GEMMs include bias and
+    activation, and the gradients of both; ACTIVATION_FORWARD: forward only, and one backward
+    kernel does both.
     """
 
     NORM = "norm"
@@ -107,31 +106,42 @@ _INCLUDED = {
 
 
 class FrameworkBehaviour(Enum):
-    """What a training script does although it need not.
+    """What a framework or its training scripts do by default.
 
-    BLOCKING_COPIES: every copy to or from the device holds the host up until it is done, and the
-    loss is copied each iteration. UNFUSED_BIAS: a layer copies its bias before the product and
-    sums its gradient in an operator of its own. ZEROED_GRADIENTS: gradients are added to zeros.
-    HOST_TRIANGLE: indices of the triangle of products come from the host, and its backward pass
-    adds up by index. LONE_BOTTOM: the bottom layers run on rank 0 alone, for the whole batch, and
-    their output travels with the pooled vectors. LEAN_EXCHANGES: on several hosts exchanges and
-    reductions are kernels of the framework, not of a collective library. UNRELAYED: GPUs without
-    NVLink between them exchange through the host, whatever others could pass on. CASTS_WEIGHTS: an
-    optimizer with state leaves weights in fp32, and one kernel casts all of them for the products.
+    Costs that a script could avoid:
 
-    What is done unless a workload says otherwise: READS_LOSS: the host waits for every iteration.
-    SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
-    fp32; FP16_GRADIENTS: so in fp16 only. ONE_REDUCTION: gradients are reduced in one piece.
-    WEIGHT_BUCKETS: a bucket is full by the size of the weights, whatever gradients are reduced in.
-    DROPOUT: models without a gate are trained with dropout. UNBIASED: layers have no biases.
-    STAGES_BY_COST: a pipeline stage takes layers until it has more than its share of the
-    multiplications.
-    QKV_ADAPTERS: adapters stand beside the products for queries, keys and values only.
-    ALTERNATE_RECOMPUTE: of layers that are computed again, it is every second one. ALL_LOGITS: a
-    model that predicts masked tokens computes the logits of all tokens.
-    TOKENS_ONCE: a token travels once to each rank that has experts for it, between hosts once to
-    each host, however many of its experts are there. COPIED_GATHERS: weights that were gathered
-    for a layer are copied out of the buffer that they arrived in.
+    * BLOCKING_COPIES: every copy to or from the device blocks the host until it is done, and the
+      loss is copied in each iteration.
+    * UNFUSED_BIAS: a layer copies its bias before the GEMM and sums its gradient in an operator of
+      its own.
+    * ZEROED_GRADIENTS: gradients are added to zeros.
+    * HOST_TRIANGLE: the indices of the triangle of dot products come from the host, and the
+      backward pass is an index_add.
+    * LONE_BOTTOM: the bottom layers run on rank 0 alone, for the whole batch, and their output is
+      sent with the pooled vectors.
+    * LEAN_EXCHANGES: on several hosts exchanges and reductions are kernels of the framework, not of
+      a collective library.
+    * UNRELAYED: GPUs without NVLink between them exchange through the host, even if other GPUs
+      could forward.
+    * CASTS_WEIGHTS: an optimizer with state leaves weights in fp32, and one kernel casts all of
+      them for the GEMMs.
+
+    Defaults that a workload can override:
+
+    * READS_LOSS: the host waits for every iteration.
+    * SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
+      fp32; FP16_GRADIENTS: only in fp16.
+    * ONE_REDUCTION: gradients are reduced in one piece.
+    * WEIGHT_BUCKETS: the size of the weights fills a bucket, whatever format gradients have.
+    * DROPOUT: models without a gate are trained with dropout.
+    * UNBIASED: layers have no biases.
+    * STAGES_BY_COST: a pipeline stage takes layers until it exceeds its share of the FLOPs.
+    * QKV_ADAPTERS: only the projections of queries, keys and values have adapters.
+    * ALTERNATE_RECOMPUTE: every second layer is recomputed.
+    * ALL_LOGITS: a masked language model computes the logits of all tokens.
+    * TOKENS_ONCE: a token is sent once to each rank that has experts for it, and once to each other
+      host, however many of its experts are there.
+    * COPIED_GATHERS: gathered weights are copied out of the buffer that they arrived in.
     """
 
     BLOCKING_COPIES = "blocking_copies"
@@ -158,7 +168,7 @@ class FrameworkBehaviour(Enum):
 
 
 PLAIN_GEMM = "plain_gemm"
-"""Products outside tensor cores, among the families that a stack states a time ratio for."""
+"""GEMMs outside tensor cores, as a family of kernels with a time ratio of its own."""
 
 
 class Family(Enum):
@@ -187,12 +197,12 @@ class OptimizerKernels(Enum):
 class Overlap(Enum):
     """What a stack runs at the same time.
 
-    TENSOR_GRADIENT: the reduction of an input's gradient over a tensor group, beside the product
-    for the weight. TENSOR_EXCHANGE: all communication of a tensor group, piece by piece.
-    SHARDED_LAYERS: reductions and gathers of weights that are gathered layer by layer, where
-    others are not.
-    INDEX_EXCHANGE: the indices of the next batch travel beside all other communication.
-    EXCHANGE_AND_REDUCTION: gradients are reduced beside exchanges of pooled vectors.
+    TENSOR_GRADIENT: the reduction of an input gradient over a tensor group overlaps with the GEMM
+    for the weight gradient. TENSOR_EXCHANGE: all communication of a tensor group overlaps, in
+    pieces. SHARDED_LAYERS: reductions and gathers overlap for weights that are gathered layer by
+    layer, even if others do not. INDEX_EXCHANGE: the exchange of the next batch's indices overlaps
+    with all other communication. EXCHANGE_AND_REDUCTION: reductions of gradients overlap with
+    exchanges of pooled vectors.
     """
 
     GRADIENT_REDUCTION = "gradient_reduction"
@@ -323,14 +333,13 @@ class Compiled(Form):
 class TableHandling(Form):
     """How a stack treats embedding tables.
 
-    *lookup_kernel* is the implementation of the fused lookup; only SGD can take one that adds
-    gradients in place, other optimizers take *sorted_kernel*. Every rank spends *key_ns* on every
-    key of the whole batch before it is looked up. With *updates_all_rows* every rank passes over
-    all rows of all tables and their optimizer state, not only over those of the batch. Where a
-    workload does not say, *sharder* places tables and keys have *key_dtype*. A rank that
-    *has_all_keys* of the batch from its own reader is sent none. Before its keys travel it makes
-    *key_traffic_bytes* of memory traffic for each, and moves the vectors that it receives, and
-    their gradients, *vector_passes* times more.
+    *lookup_kernel* is the implementation of the fused lookup; only SGD can use one that adds
+    gradients in place, other optimizers use *sorted_kernel*. Every rank spends *key_ns* on every
+    key of the whole batch before the lookup. With *updates_all_rows* every rank updates all rows of
+    all tables and their optimizer state, not only those of the batch. *sharder* and *key_dtype* are
+    defaults for workloads. A rank that *has_all_keys* of the batch from its own reader receives no
+    keys. Before the exchange each key costs *key_traffic_bytes* of memory traffic; received vectors
+    and their gradients are copied *vector_passes* more times.
     """
 
     lookup_kernel: _Kernel = "fbgemm"
@@ -350,10 +359,10 @@ class TableHandling(Form):
 
 @dataclass(frozen=True, slots=True)
 class Evidence(Form):
-    """What a stack was held against on a generation of GPUs.
+    """The runs that a stack was compared with on a generation of GPUs.
 
-    *spread* is the standard deviation of the logarithm of predicted over measured, each source
-    left out of what was fitted; *hosts* the most hosts among them.
+    *spread* is the standard deviation of the logarithm of predicted over measured, with each source
+    left out of the fit; *hosts* is the largest number of hosts.
     """
 
     rows: Count
@@ -395,17 +404,16 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SoftwareStack(Form):
-    """How a framework runs a model: kernels, fusions, overlaps, habits and host times.
+    """How a framework runs a model: kernels, fusions, overlaps, default behaviour and host times.
 
-    *family* is what it can run, None where it is for both. *attention_kernels* maps an
-    architecture (or `default`) to a kernel name. *loads_long* says that products keep the chip
-    busy enough to lower its clocks. *collective_algorithm* is what runs show where NCCL's own
-    choice would be another. *kernel_time_ratio* maps a family of kernels and an
-    architecture to how much longer they take inside this framework than the chip's own figures
-    say: fitted to runs, where nothing else tells; products outside tensor cores may have one of
-    their own. *kernel_operations* are, by the word of a
-    memory-bound kernel, what it executes for a byte of its traffic, where instructions and not the
-    memory hold it up. *evidence* is by architecture.
+    *family* is what it can run, None for both. *attention_kernels* maps an architecture (or
+    `default`) to a kernel name. *loads_long* means that GEMMs keep the chip busy enough to lower
+    its clocks. *collective_algorithm* overrides NCCL's own choice. *kernel_time_ratio* maps a
+    family of kernels and an architecture to how much longer they take in this framework than alone
+    on the chip, as fitted to runs. *kernel_operations* are instructions per byte of traffic, by
+    name of a memory-bound kernel that instructions limit and not the memory. *evidence* is by
+    architecture. *stands_for* lists frameworks that run with this stack. *extends* names the stack
+    that it inherits from, and *host_speed_ratio* is how much faster its host is than that one's.
     """
 
     name: Line
@@ -441,7 +449,7 @@ class SoftwareStack(Form):
         return self.attention_kernels.get(architecture, self.attention_kernels["default"])
 
     def time_ratio(self, family: str, architecture: str) -> float:
-        """How much longer kernels of *family* take here than alone on *architecture*."""
+        """How much longer kernels of *family* take in this stack than alone on *architecture*."""
         if family == PLAIN_GEMM and family not in self.kernel_time_ratio:
             family = "gemm"
         of_family = self.kernel_time_ratio.get(family, {})
@@ -453,18 +461,18 @@ class SoftwareStack(Form):
 
     @property
     def unfuses_attention(self) -> bool:
-        """Whether attention is products with passes over the scores on every device.
+        """Whether attention is GEMMs and passes over the scores on every device.
 
-        Where nothing is launched (on a CPU) attention is measured as one call, so it stays one.
+        Without launches (on a CPU) attention is measured as one call, so it stays one.
         """
         return self.host.launch_ns > 0 and set(self.attention_kernels.values()) == {"unfused"}
 
     def overlaps_with_compute(self, overlap: Overlap) -> bool:
-        """Whether this stack runs *overlap* beside compute."""
+        """Whether *overlap* runs at the same time as compute."""
         return overlap in self.overlaps
 
     def has(self, habit: FrameworkBehaviour) -> bool:
-        """Whether the script has *habit*."""
+        """Whether the framework behaves so by default."""
         return habit in self.habits
 
     @property

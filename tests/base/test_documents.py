@@ -27,7 +27,7 @@ def test_a_mapping_is_read():
     ("text", "message"),
     [
         (BOMB, "aliases .* are not allowed"),
-        ("a: 1\na: 2", "key 'a' stands twice"),
+        ("a: 1\na: 2", "key 'a' occurs twice"),
         ("", "it is empty"),
         ("- 1\n- 2", "got a list"),
         ("a: [1, 2", "not valid YAML"),

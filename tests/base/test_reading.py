@@ -60,7 +60,7 @@ def test_packed_text_is_bounded_by_what_it_unpacks_to(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1, "b": 2, "a": 3}', "key 'a' stands twice"),
+        ('{"a": 1, "b": 2, "a": 3}', "key 'a' occurs twice"),
         ('{"a": NaN}', "NaN is no number"),
         ('{"a": -Infinity}', "-Infinity is no number"),
         ("[" * 100_000, "nested too deep"),
@@ -78,7 +78,7 @@ def test_json_is_read_strictly(text, message):
     [
         ("a,b\n1\n", "row 0: must have as many cells"),
         ("a,b\n1,2\n1,2,3\n", "row 1: must have as many cells"),
-        ("a,b,a\n1,2,3\n", "a column stands twice"),
+        ("a,b,a\n1,2,3\n", "a column occurs twice"),
         ("a\n1\n", "missing b"),
         ("a,b\n1," + "7" * 200_000 + "\n", "field larger than field limit"),
         ("", "missing a, b"),

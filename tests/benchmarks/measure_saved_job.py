@@ -25,7 +25,7 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 from perfmodel.graph.storage import save_job
-from perfmodel.prediction import question
+from perfmodel.prediction import saved_jobs
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.document import to_document
 from tests.benchmarks.graphs import TASKS_A_RANK, build_benchmark_job
@@ -64,7 +64,7 @@ def save(folder: str, rank_count: int) -> None:
 
 def predict(folder: str, workers: int, most_near_tasks: int) -> None:
     """Predict the job in *folder*; how far this process grew, and a word for the answer."""
-    question.MOST_NEAR_TASKS = most_near_tasks
+    saved_jobs.MOST_NEAR_TASKS = most_near_tasks
     pid, began_s = "self", time.monotonic()
     before = read_status(pid, "VmHWM")
     found = api.predict(JobScenario(folder), executor="ray", workers=workers, keep_timelines=False)

@@ -80,7 +80,7 @@ def test_an_uneven_exchange_gives_one_end_a_rank(capsys, tmp_path):
     [
         (("--kind", "all_reduce"), "needs --size"),
         (("--kind", "all_reduce", "--size", "1MiB", "--ranks", "0,99"), "got rank 99"),
-        (("--kind", "all_reduce", "--size", "1MiB", "--ranks", "0,0"), "stands twice"),
+        (("--kind", "all_reduce", "--size", "1MiB", "--ranks", "0,0"), "occurs twice"),
         (("--kind", "all_reduce", "--size", "12"), "unit"),
         (("--kind", "all_reduce", "--size", "1MiB", "--plot", "x.png"), "--sweep"),
         (("--kind", "all_reduce", "--size", "1MiB", "--with", "nonsense"), "KIND:SIZE:LIST"),

@@ -103,8 +103,8 @@ def test_oversubscription_slows_pairs_only_where_the_group_crosses_the_spine():
     ("ranks", "words"),
     [
         ([], "at least one rank"),
-        ([0, 1, 0], "rank 0 stands twice"),
-        ([3, 1, 2, 3], "rank 3 stands twice"),
+        ([0, 1, 0], "rank 0 occurs twice"),
+        ([3, 1, 2, 3], "rank 3 occurs twice"),
         ([0, 32], "got rank 32"),
         ([-1, 0], "got rank -1"),
     ],

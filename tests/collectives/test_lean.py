@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collectives.collective import Collective, CollectiveKind
-from collectives.lean import CALL_NS, WIRE_RATIO, price_lean
+from collectives.uneven import CALL_NS, WIRE_RATIO, price_lean
 from perfmodel.base.errors import InputError
 from tests.collectives.machines import build_host
 from topologies import build_cluster

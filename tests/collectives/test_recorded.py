@@ -27,13 +27,12 @@ from collectives.constants import (
     SoftwareConstants,
 )
 from collectives.group import group_shape, wiring_of
-from collectives.lean import CALL_NS, WIRE_RATIO, price_lean
 from collectives.movement import ALGORITHMS, build_movement
 from collectives.pricing import CollectiveCall, price_collective, price_collectives
 from collectives.sharing import share_links
 from collectives.timing import predict_duration_ns
 from collectives.tuner import Tuner
-from collectives.uneven import build_rank_load
+from collectives.uneven import CALL_NS, WIRE_RATIO, build_rank_load, price_lean
 from collectives.wiring import HostLinkClass, pack_rings
 from perfmodel.base.dtypes import DType
 from tests import recorded

@@ -36,13 +36,13 @@ def test_a_replay_is_that_of_one_process_bit_by_bit(executor, made):
 
 
 def test_one_iteration_is_replayed_unless_more_are_asked_for(executor):
-    job, durations = alternating_job(ranks=4, meetings=3)
+    job, durations = alternating_job(ranks=4, members=3)
     assert executor.replay(job, durations).iteration_count == 1
     assert executor.replay(job, durations, 3).iteration_count == 3
 
 
 def test_it_serves_whoever_looks_for_a_rhythm(executor):
-    job, durations = alternating_job(ranks=4, meetings=3)
+    job, durations = alternating_job(ranks=4, members=3)
     with open_executor("serial") as serial:
         wanted = find_period(serial.replay, job, durations)
     found = find_period(executor.replay, job, durations)

@@ -10,9 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from embeddings import index_files
-from embeddings.index_data import build_index_data, lengths_from_offsets
+from embeddings.index_data import bin_reuse, build_index_data, describe_data, lengths_from_offsets
 from embeddings.index_files import load_index_data
-from embeddings.statistics import bin_reuse, describe_data
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import InputError
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.cutting import spread_rows
 from embeddings.distribution import UNIFORM, Zipf, popularity_of
 from embeddings.plan import Shard, ShardingKind, ShardingPlan, _is_regular
 from embeddings.popularity import HOT_ROWS, RowRange, _hot_rows, has_hot_row
+from embeddings.sharding_task import spread_rows
 from embeddings.table import EmbeddingTable, TableMemory
 from perfmodel.base.errors import PlanError
 
@@ -236,10 +236,10 @@ def test_by_rows_over_one_host_of_several_is_told_apart():
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
-        ({"frequent_rows": (1, 2)}, "one number a table, got 2"),
+        ({"frequent_rows": (1, 2)}, "one number per table, got 2"),
         ({"summed_in_host": (1,)}, "must name tables that exist"),
         ({"summed_in_host": (-1,)}, "must name tables that exist"),
-        ({"summed_in_host": (0,), "ranks_per_host": 3}, "got 4 ranks and 3 a host"),
+        ({"summed_in_host": (0,), "ranks_per_host": 3}, "got 4 ranks and 3 per host"),
         ({"data_parallel": (1,)}, "must name tables that exist, got 1"),
         ({"data_parallel": (-1,)}, "must name tables that exist, got -1"),
     ],
@@ -291,10 +291,10 @@ def test_a_piece_by_rows_takes_its_share_of_lookups_and_of_their_spread():
 def test_pieces_without_hot_rows_are_alike_and_said_to_lie_past_the_end():
     table = EmbeddingTable("t", 6400, 8, 5.0, distribution=Zipf(1.1))
     # One of 64 hot rows in every hundred.
-    found = table.telling_rows(np.arange(0, 6400, 10), np.full(640, 10)).tolist()
+    found = table.key_rows(np.arange(0, 6400, 10), np.full(640, 10)).tolist()
     assert found.count(6400) == 640 - 64
     assert all(row in (place, 6400) for row, place in zip(found, range(0, 6400, 10), strict=True))
-    assert table.telling_rows(np.array([0]), np.array([6400])).tolist() == [0]
+    assert table.key_rows(np.array([0]), np.array([6400])).tolist() == [0]
 
 
 @pytest.mark.parametrize(("ratio", "device_bytes"), [(1.0, 40), (0.5, 20), (0.33, 14), (0.01, 1)])

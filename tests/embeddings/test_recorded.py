@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embeddings.balanced import (
-    SEVERAL_HOSTS_WEIGHT,
-    PlacementRule,
-    build_balanced_plan,
-    exchange_weight,
-)
-from embeddings.cutting import cut_table, spread_rows
+from embeddings.balanced import exchange_weight
 from embeddings.distribution import (
     FrequentRows,
     RareRows,
@@ -27,16 +21,16 @@ from embeddings.distribution import (
     popularity_of,
 )
 from embeddings.framework_sharders import _options
-from embeddings.index_data import build_index_data
+from embeddings.index_data import bin_reuse, build_index_data, describe_data
 from embeddings.plan import ShardingPlan
-from embeddings.plan_memory import bytes_by_rank, state_bytes
 from embeddings.popularity import RowRange
-from embeddings.sharders import ShardingTask, build_named_plan
-from embeddings.statistics import bin_reuse, describe_data
+from embeddings.sharders import build_named_plan
+from embeddings.sharding_task import UNKNOWN_ROOM_BYTES, ShardingTask, cut_table, spread_rows
 from embeddings.table import OPTIMIZERS, EmbeddingTable, Lookup, TableMemory
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
 from tests import recorded
+from tests.embeddings.holding import bytes_by_rank
 
 SEEN = np.array([3, 3, 3, 9, 9, 1, 40, 40, 7, 3])
 DISTRIBUTIONS = {
@@ -53,16 +47,14 @@ SHARDERS = (
     "naive", "naive_chunk", "random", "size_greedy", "lookup_greedy", "norm_lookup_greedy",
     "size_lookup_greedy", "balanced", "row_wise", "torchrec", "hugectr_auto", "hugectr_hybrid",
 )  # fmt: skip
-RULES = {
-    "one host": PlacementRule(),
-    "several": PlacementRule(exchange_weight=SEVERAL_HOSTS_WEIGHT, min_width=16),
-    "narrow": PlacementRule(min_width=4, max_shard_bytes=3_000),
-    "little room": PlacementRule(min_width=8, room_bytes=60_000, optimizer="adagrad"),
-    "copied": PlacementRule(data_parallel_below_bytes=20_000, room_bytes=400_000),
-    "large batch": PlacementRule(batch_size=10**6, exchange_weight=SEVERAL_HOSTS_WEIGHT),
-    "larger batch": PlacementRule(
-        batch_size=10**7, exchange_weight=SEVERAL_HOSTS_WEIGHT, room_bytes=900_000, min_width=4
-    ),
+RULES: dict[str, dict[str, Any]] = {
+    "unknown room": {},
+    "wide pieces": {"min_width": 16, "batch_size": 64},
+    "narrow": {"min_width": 4, "max_shard_bytes": 3_000},
+    "little room": {"min_width": 8, "room_bytes": 60_000, "optimizer": "adagrad"},
+    "copied": {"data_parallel_below_bytes": 20_000, "room_bytes": 400_000},
+    "large batch": {"batch_size": 10**6},
+    "larger batch": {"batch_size": 10**7, "room_bytes": 900_000, "min_width": 4},
 }
 TABLES = tuple(
     EmbeddingTable(
@@ -149,14 +141,11 @@ def values() -> dict[str, Any]:
 def _of_placing() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, rule in RULES.items():
-        for ranks, per_host in ((1, None), (3, None), (8, 8), (8, 2), (8, 3)):
-            found[f"balanced for {name}, {ranks} ranks by {per_host}"] = _or_refused(
-                lambda ranks=ranks, rule=rule, per_host=per_host: _of_plan(
-                    build_balanced_plan(
-                        TABLES, rank_count=ranks, rule=rule, ranks_per_host=per_host
-                    )
-                )
-            )
+        for ranks, per_host in ((1, None), (3, None), (8, 8), (8, 2), (8, 3), (16, 4), (24, 8)):
+            where = {"room_bytes": UNKNOWN_ROOM_BYTES, "batch_size": 2**16} | rule
+            task = ShardingTask(TABLES, ranks, ranks_per_host=per_host, **where)
+            plan = build_named_plan("balanced", task)
+            found[f"balanced for {name}, {ranks} ranks by {per_host}"] = _of_plan(plan)
     for ranks, per_host in ((1, 1), (4, 4), (8, 4), (6, 1)):
         for room_bytes in (1_200_000, 10**9):
             task = ShardingTask(TABLES, ranks, room_bytes, 64, "adam", per_host)
@@ -211,8 +200,8 @@ def _of_table(table: EmbeddingTable) -> list[Any]:
         *(one.pooling_deviation for one in (piece, frequent, rare)),
         *(one.is_pooled for one in (piece, frequent, rare)),
         piece.first_row, piece.whole.rows,
-        table.telling_rows(np.array([0, 0, 7, 31]), np.array([table.rows, 1, 1, 1])).tolist(),
-        [state_bytes(one, name) for one in (table, piece) for name in OPTIMIZERS],
+        table.key_rows(np.array([0, 0, 7, 31]), np.array([table.rows, 1, 1, 1])).tolist(),
+        [one.state_bytes(name) for one in (table, piece) for name in OPTIMIZERS],
     ]  # fmt: skip
 
 

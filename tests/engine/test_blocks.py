@@ -24,7 +24,7 @@ from perfmodel.graph.program import LaneKind, Role
 from perfmodel.prediction.time_parts import sum_waits
 from tests.builders import JobSketch
 from tests.execution.comparison import assert_same
-from tests.execution.crew import replay_in_blocks
+from tests.execution.workers import replay_in_blocks
 from tests.strategies import random_jobs
 
 
@@ -43,13 +43,13 @@ def test_any_number_of_blocks_gives_the_same_bits_as_one_process(made, block_cou
 def test_blocks_explain_what_they_keep_as_one_process_does(made, block_count):
     words = (made.job, made.durations)
     near = History(*words, replay(*words, iterations=made.iterations))
-    found, crew = replay_in_blocks(*words, iterations=made.iterations, block_count=block_count)
+    found, workers = replay_in_blocks(*words, iterations=made.iterations, block_count=block_count)
     far = History(*words, found)
     end_ns = int(near.replay.iteration_end_ns[-1, 0])
     window = Window(end_ns // 3, end_ns)
     asked = []
-    crew.ask = lambda block, method, *words: (
-        asked.append(method) or getattr(crew.rank_blocks[block], method)(*words)
+    workers.ask = lambda block, method, *words: (
+        asked.append(method) or getattr(workers.rank_blocks[block], method)(*words)
     )
 
     assert critical_path(far, from_ns=0) == critical_path(near, from_ns=0)
@@ -218,7 +218,7 @@ def test_lanes_go_from_their_first_task_to_past_their_last(made):
 
 
 @given(made=random_jobs(), source=st.randoms(use_true_random=False))
-def test_those_who_came_last_to_meetings_with_others_are_found(made, source):
+def test_those_who_came_last_to_rendezvous_with_others_are_found(made, source):
     job = made.job
     first = source.randrange(job.rank_count)
     part = take_part(job, range(first, job.rank_count))

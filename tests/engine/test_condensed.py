@@ -106,7 +106,7 @@ class TwoKinds:
             for lane in range(lanes):
                 kind.builder.add_lane(f"lane {lane}", LaneKind.COMPUTE)
         self.column_count = 0
-        self.meetings = 0
+        self.members = 0
         steps = source.randint(2, 9)
         # Both kinds have a task at least, and somebody meets.
         for step, who in enumerate(["all", "meet", *(self._who() for _ in range(steps))]):
@@ -123,7 +123,7 @@ class TwoKinds:
         column = FIXED
         if self.source.random() < 0.4:
             column, self.column_count = self.column_count, self.column_count + 1
-        self.meetings += who == "meet"
+        self.members += who == "meet"
         for kind, name in zip(self.kinds, ("first", "second"), strict=True):
             if who in ("meet", "all", name):
                 after = self._dependencies(kind.builder.task_count)
@@ -299,7 +299,7 @@ def test_a_wait_stays_where_it_is_longer_than_the_way_through_what_is_kept(lag_n
     assert (Moment(0, Anchor.END, 0) in chain(lag_ns=lag_ns).waits[3]) is is_kept
 
 
-def test_kept_are_meetings_ends_of_lanes_and_what_later_iterations_wait_for():
+def test_kept_are_rendezvous_ends_of_lanes_and_what_later_iterations_wait_for():
     sketch = JobSketch()
     rank = sketch.rank(gpu=LaneKind.COMPUTE, idle=LaneKind.HOST, comm=LaneKind.COMMUNICATION)
     rank.task("changes", "gpu", 1)

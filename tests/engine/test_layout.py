@@ -60,12 +60,12 @@ def test_places_are_those_of_the_layout(made):
 
 
 def test_columns_begin_at_lines_of_the_cache():
-    layout = build_layout(alternating_job(ranks=2, meetings=7)[0])
+    layout = build_layout(alternating_job(ranks=2, members=7)[0])
     columns = (layout.member, layout.dep_start)
     first, second = (column.__array_interface__["data"][0] for column in columns)
     # 14 tasks of 4 bytes, and 8 bytes to the next line.
     assert (columns[0].nbytes, second - first) == (56, 64)
-    full = build_layout(alternating_job(ranks=2, meetings=8)[0])
+    full = build_layout(alternating_job(ranks=2, members=8)[0])
     columns = (full.member, full.dep_start)
     first, second = (column.__array_interface__["data"][0] for column in columns)
     assert (columns[0].nbytes, second - first) == (64, 64)

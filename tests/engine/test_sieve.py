@@ -31,7 +31,7 @@ def test_a_sound_job_gets_through(made):
 
 
 def changed(column: str, row: int, value: int):
-    job, _ = alternating_job(ranks=3, meetings=2)
+    job, _ = alternating_job(ranks=3, members=2)
     program = job.programs[0]
     values = getattr(program, column).copy()
     values[row] = value
@@ -44,8 +44,8 @@ FAULTS = {
     "an op that does not exist": ("op", 0, 99),
     "a label that does not exist": ("label", 2, -1),
     "a slot that no rank has": ("slot", 1, 7),
-    "a meeting left out": ("sequence", 3, 2),
-    "a meeting twice": ("sequence", 3, 0),
+    "a rendezvous left out": ("sequence", 3, 2),
+    "a rendezvous twice": ("sequence", 3, 0),
     "one who meets no more": ("slot", 3, -1),
     "lanes that do not cover": ("lane_start", 1, 3),
 }
@@ -65,7 +65,7 @@ def test_a_job_that_the_audit_refuses_does_not_get_through(fault):
 
 @pytest.mark.parametrize(("source", "lag_ns"), [(0, 0), (4, 0), (-1, 0), (1, -5)])
 def test_a_dependency_that_the_audit_refuses_does_not_get_through(source, lag_ns):
-    job, _ = alternating_job(ranks=3, meetings=2)
+    job, _ = alternating_job(ranks=3, members=2)
     program = replace(
         job.programs[0],
         dep_start=np.array([0, 1, 1, 1, 1], dtype=np.int32),
@@ -79,8 +79,8 @@ def test_a_dependency_that_the_audit_refuses_does_not_get_through(source, lag_ns
         lay_out_sound(replace(job, programs=(program,)))
 
 
-def test_a_meeting_where_everybody_waits_does_not_get_through():
-    job, _ = alternating_job(ranks=3, meetings=2)
+def test_a_rendezvous_where_everybody_waits_does_not_get_through():
+    job, _ = alternating_job(ranks=3, members=2)
     waiting = replace(job.programs[0], role=np.array([0, 3, 0, 2], dtype=np.uint8))
 
     with pytest.raises(GraphError, match="nobody signals"):
@@ -145,7 +145,7 @@ def test_whatever_is_wrong_the_sieve_and_the_audit_say_the_same(hundred):
 
 
 def test_a_job_without_ranks_or_groups_is_judged_too():
-    job, _ = alternating_job(ranks=3, meetings=2)
+    job, _ = alternating_job(ranks=3, members=2)
     empty = replace(job, rank_program=job.rank_program[:0], rank_group=job.rank_group[:0])
     assert verdict(lay_out_sound, empty) == verdict(check_job, empty) is not None
     alone = random_job(3, JobSize(channels=0)).job

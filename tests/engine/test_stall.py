@@ -15,7 +15,7 @@ from tests.builders import JobSketch
 LAST = "rank {} has no task left. The ranks do not contain the same collectives."
 
 
-def meeting(count: int):
+def rendezvous(count: int):
     """*count* ranks that all meet once, after some work."""
     sketch = JobSketch()
     for _ in range(count):
@@ -46,13 +46,13 @@ def said(job, heads) -> list[str]:
 def test_ranks_that_wait_and_ranks_that_miss_are_named(count, waiting, who, whom):
     heads = [1 if rank in waiting else 2 for rank in range(count)]
     missing = min(set(range(count)) - waiting)
-    assert said(meeting(count), heads) == [
+    assert said(rendezvous(count), heads) == [
         f"{who} wait in 'meet' (#0 of group 'all') for {whom}: {LAST.format(missing)}"
     ]
 
 
-def test_a_meeting_that_nobody_misses_is_one_of_ranks_that_are_not_alike():
-    assert said(meeting(2), [1, 1]) == [
+def test_a_rendezvous_that_nobody_misses_is_one_of_ranks_that_are_not_alike():
+    assert said(rendezvous(2), [1, 1]) == [
         (
             "ranks 0-1 wait in 'meet' (#0 of group 'all') for nobody: "
             "the ranks that folding put together are not alike."
@@ -61,7 +61,7 @@ def test_a_meeting_that_nobody_misses_is_one_of_ranks_that_are_not_alike():
 
 
 @pytest.mark.parametrize("pairs", [6, 7, 9])
-def test_six_meetings_are_told_and_the_others_counted(pairs):
+def test_six_rendezvous_are_told_and_the_others_counted(pairs):
     sketch = JobSketch()
     for _ in range(2 * pairs):
         sketch.rank(gpu=LaneKind.COMPUTE).meet("meet", "gpu", 1)
@@ -72,7 +72,7 @@ def test_six_meetings_are_told_and_the_others_counted(pairs):
     assert lines[6:] == ([f"... and {pairs - 6} more."] if pairs > 6 else [])
 
 
-def test_one_who_is_missing_may_be_held_by_another_meeting_or_by_a_task():
+def test_one_who_is_missing_may_be_held_by_another_rendezvous_or_by_a_task():
     sketch = JobSketch()
     for order in (("a", "b"), ("b", "a")):
         rank = sketch.rank(gpu=LaneKind.COMPUTE, host=LaneKind.HOST)
@@ -98,7 +98,7 @@ def test_one_who_is_missing_may_be_held_by_another_meeting_or_by_a_task():
 
 
 def held_by_a_task():
-    """Rank 0 meets rank 1, whose meeting waits for a launch, and that for the meeting."""
+    """Rank 0 meets rank 1, whose rendezvous waits for a launch, and that for the rendezvous."""
     sketch = JobSketch()
     sketch.rank(gpu=LaneKind.COMPUTE).meet("meet", "gpu", 1)
     rank = sketch.rank(free=LaneKind.COPY, gpu=LaneKind.COMPUTE, host=LaneKind.HOST)

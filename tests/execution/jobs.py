@@ -11,19 +11,19 @@ from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 
 
-def alternating_job(*, ranks: int, meetings: int) -> tuple[JobGraph, DurationTable]:
-    """Work, then meet everybody, *meetings* times: every meeting takes a round."""
+def alternating_job(*, ranks: int, members: int) -> tuple[JobGraph, DurationTable]:
+    """Work, then meet everybody, *members* times: every rendezvous takes a round."""
     builder = JobBuilder()
     program = builder.new_program()
     lane = program.add_lane("compute", LaneKind.COMPUTE)
-    for _ in range(meetings):
+    for _ in range(members):
         program.add_task(lane, Fixed("work", 0), label="work")
         program.add_rendezvous(lane, Fixed("meet", 0), label="meet", slot=0)
     number = builder.add_program(program.build())
     everybody = [builder.add_rank(number) for _ in range(ranks)]
     builder.add_group("world", everybody, slot=0)
     job = builder.build(JobFacts("alternating"))
-    drawn = np.random.default_rng(7).integers(0, 1_000, (ranks, 2 * meetings, 1))
+    drawn = np.random.default_rng(7).integers(0, 1_000, (ranks, 2 * members, 1))
     return job, build_durations(job, list(drawn))
 
 

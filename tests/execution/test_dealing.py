@@ -22,7 +22,7 @@ def test_every_rank_is_in_one_block_and_no_block_is_empty(made, block_count):
 
 
 def test_ranks_with_equal_work_are_dealt_evenly():
-    job, _ = alternating_job(ranks=12, meetings=3)
+    job, _ = alternating_job(ranks=12, members=3)
 
     blocks = deal_ranks(job, block_count=4)
 

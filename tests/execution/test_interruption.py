@@ -12,7 +12,7 @@ import uuid
 import psutil
 import pytest
 
-from perfmodel.execution import ray_warden
+from perfmodel.execution import ray_watchdog
 from perfmodel.execution.ray_surroundings import (
     FOLDER_PREFIX,
     OWNER,
@@ -42,7 +42,7 @@ if __name__ == "__main__":
     print("starting", flush=True)
     with open_executor("ray", workers=2, on_round=observe) as executor:
         # Goes on for many minutes.
-        executor.replay(*alternating_job(ranks=4, meetings=10), iterations=100_000)
+        executor.replay(*alternating_job(ranks=4, members=10), iterations=100_000)
 """
 
 
@@ -131,24 +131,24 @@ def test_ctrl_c_while_ray_is_starting_leaves_no_process_behind(tmp_path, process
     assert "half-way" not in printed
 
 
-def test_what_a_killed_driver_has_left_is_cleared_by_the_warden(tmp_path):
+def test_what_a_killed_driver_has_left_is_cleared_by_the_watchdog(tmp_path):
     _, complaints = interrupt(signal.SIGKILL, after="half-way", tmp_path=tmp_path)
 
     assert "the process that led the replay ended without a word" in complaints
     assert "--executor serial" in complaints
 
 
-def test_what_a_killed_driver_and_its_warden_have_left_is_cleared_by_the_next_start(
+def test_what_a_killed_driver_and_its_watchdog_have_left_is_cleared_by_the_next_start(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / f"{FOLDER_PREFIX}left"
     folder.mkdir()
     (folder / OWNER).touch()
-    agent = subprocess.Popen(["sleep", "600"], env={ray_warden.MARK: str(folder)})
+    agent = subprocess.Popen(["sleep", "600"], env={ray_watchdog.MARK: str(folder)})
     # A program that has only just been started has no environment to read yet.
     end_s = time.monotonic() + PATIENCE_S
-    while agent.pid not in ray_warden.marked_processes(str(folder)):
+    while agent.pid not in ray_watchdog.marked_processes(str(folder)):
         assert time.monotonic() < end_s
         time.sleep(0.01)
     with private_folder() as mine:

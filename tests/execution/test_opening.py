@@ -19,7 +19,7 @@ from tests.execution.jobs import alternating_job, paired_job
 
 
 def test_serial_replays_in_this_process():
-    job, durations = alternating_job(ranks=3, meetings=4)
+    job, durations = alternating_job(ranks=3, members=4)
 
     with open_executor("serial") as executor:
         assert_same(executor.replay(job, durations, 2), replay(job, durations, iterations=2))
@@ -28,7 +28,7 @@ def test_serial_replays_in_this_process():
 
 
 def test_auto_stays_in_this_process_for_a_small_job():
-    job, durations = alternating_job(ranks=3, meetings=4)
+    job, durations = alternating_job(ranks=3, members=4)
 
     with open_executor() as executor:
         assert_same(executor.replay(job, durations), replay(job, durations))
@@ -88,7 +88,7 @@ def test_auto_takes_the_other_place_once_steps_of_a_list_add_up(monkeypatch):
 
 
 def test_auto_counts_the_time_that_blocks_would_talk():
-    job, durations = alternating_job(ranks=2, meetings=100)
+    job, durations = alternating_job(ranks=2, members=100)
     opened = Opened()
     auto = AutoExecutor(opened, workers=2)
     # 400 tasks take 13 us here and half of that there, and then 100 rounds of a millisecond.

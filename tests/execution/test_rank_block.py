@@ -22,7 +22,7 @@ BEGIN = Order(0, no_arrivals(1)).to_bytes()
 
 
 def first_half(*, is_locked: bool = False) -> RankBlock:
-    job, durations = alternating_job(ranks=4, meetings=3)
+    job, durations = alternating_job(ranks=4, members=3)
     table = take_durations(job, durations, range(2))
     if is_locked:
         values_ns = table.values_ns.copy()
@@ -38,7 +38,7 @@ def test_the_last_round_can_be_asked_for_again():
     report = block.advance(BEGIN)
 
     assert block.advance(BEGIN) == report
-    # It waits in the first of three meetings, and reports that once in all.
+    # It waits in the first of three members, and reports that once in all.
     assert Report.from_bytes(report).arrivals.rendezvous.tolist() == [[0, 0, 0]]
 
 
@@ -83,7 +83,7 @@ def test_a_block_says_what_others_wait_for_before_it_walks_on():
     third = Report.from_bytes(block.advance(Order(2, no_arrivals(1)).to_bytes()))
 
     assert first.arrivals.rendezvous.tolist() == [[0, 0, 0]]
-    # The second meeting needs only the first: it is told before the work after that is walked.
+    # The second rendezvous needs only the first: it is told before the work after that is walked.
     assert second.arrivals.rendezvous.tolist() == [[0, 0, 1]]
     assert second.can_walk
     assert not third.can_walk
@@ -91,7 +91,7 @@ def test_a_block_says_what_others_wait_for_before_it_walks_on():
 
 
 def test_a_part_holds_only_what_its_ranks_need():
-    job = give_own_programs(alternating_job(ranks=4, meetings=3)[0])
+    job = give_own_programs(alternating_job(ranks=4, members=3)[0])
 
     part = take_part(job, range(1, 3))
 
@@ -103,7 +103,7 @@ def test_a_part_holds_only_what_its_ranks_need():
 
 
 def test_durations_that_ranks_share_travel_once():
-    job, _ = alternating_job(ranks=4, meetings=1)
+    job, _ = alternating_job(ranks=4, members=1)
     values_ns = np.arange(6).reshape(-1, 1)
     # Ranks 0 and 2 read rows 0 and 1, rank 1 rows 2 and 3, rank 3 rows 4 and 5.
     durations = DurationTable(values_ns, np.array([0, 2, 0, 4]))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from perfmodel.base.errors import ExecutionError, ReplayStalledError, WorkloadError
 from perfmodel.engine.replay import replay
-from perfmodel.execution import open_executor, ray_crew, ray_warden
+from perfmodel.execution import open_executor, ray_watchdog, ray_workers
 from tests.benchmarks.graphs import build_benchmark_job
 from tests.benchmarks.measure_ray_memory import MIB, read_status
 from tests.execution.comparison import assert_same
@@ -47,12 +47,12 @@ def test_any_number_of_workers_gives_the_same_bits_as_one_process(executors, mad
 
 
 def test_the_answer_says_where_it_ran(three_workers):
-    job, durations = alternating_job(ranks=4, meetings=10)
+    job, durations = alternating_job(ranks=4, members=10)
 
     with open_executor("ray", workers=2) as executor:
         assert executor.description == "ray, 2 workers of a running cluster"
         executor.replay(job, durations)
-        # A round for each of ten meetings, and one to begin.
+        # A round for each of ten members, and one to begin.
         assert executor.description == "ray, 2 workers of a running cluster, 2 blocks, 11 rounds"
     assert three_workers.description.startswith("ray, 3 workers")
     assert "running cluster" not in three_workers.description
@@ -61,7 +61,7 @@ def test_the_answer_says_where_it_ran(three_workers):
 def test_a_local_ray_listens_to_this_machine_and_to_who_knows_its_token(three_workers):
     assert three_workers.description.startswith("ray, 3 workers")
     places = set()
-    for pid in ray_warden.marked_processes(os.environ[ray_warden.MARK]):
+    for pid in ray_watchdog.marked_processes(os.environ[ray_watchdog.MARK]):
         # Workers come and go.
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
@@ -94,7 +94,7 @@ def test_a_worker_whose_memory_does_not_hold_its_ranks_says_so(three_workers):
 
 
 def test_a_worker_that_is_killed_half_way_costs_time_but_not_the_answer(three_workers):
-    job, durations = alternating_job(ranks=6, meetings=10)
+    job, durations = alternating_job(ranks=6, members=10)
     killed = []
 
     def kill_in_round_15(status):
@@ -112,7 +112,7 @@ def test_a_worker_that_is_killed_half_way_costs_time_but_not_the_answer(three_wo
 
 
 def test_a_worker_that_is_killed_between_two_replays_costs_time_but_not_the_answer(three_workers):
-    job, durations = alternating_job(ranks=6, meetings=3)
+    job, durations = alternating_job(ranks=6, members=3)
     seen = []
 
     with open_executor("ray", workers=2, on_round=seen.append) as executor:
@@ -125,8 +125,8 @@ def test_a_worker_that_is_killed_between_two_replays_costs_time_but_not_the_answ
 def test_a_cluster_that_loses_workers_again_and_again_is_an_error_that_says_so(
     three_workers, monkeypatch
 ):
-    job, durations = alternating_job(ranks=2, meetings=4)
-    monkeypatch.setattr(ray_crew, "MOST_REBUILDS", 2)
+    job, durations = alternating_job(ranks=2, members=4)
+    monkeypatch.setattr(ray_workers, "MOST_REBUILDS", 2)
 
     def kill_always(status):
         os.kill(status.places[0].pid, signal.SIGKILL)
@@ -153,7 +153,7 @@ def test_an_executor_goes_on_after_a_stalled_job(executors):
     with pytest.raises(ReplayStalledError):
         executors[2].replay(*crossed_job())
 
-    job, durations = alternating_job(ranks=3, meetings=2)
+    job, durations = alternating_job(ranks=3, members=2)
     assert_same(executors[2].replay(job, durations), replay(job, durations))
 
 

@@ -48,7 +48,7 @@ def cluster():
 
 
 def test_a_running_cluster_is_joined_by_its_address_and_left_running(cluster):
-    job, durations = alternating_job(ranks=4, meetings=5)
+    job, durations = alternating_job(ranks=4, members=5)
 
     with open_executor("ray", address=cluster.address) as executor:
         assert_same(executor.replay(job, durations), replay(job, durations))
@@ -159,7 +159,7 @@ def test_a_machine_that_does_not_answer_while_it_is_joined_is_named(cluster, mon
 def test_a_raylet_that_is_lost_half_way_costs_time_but_not_the_answer(cluster):
     second = cluster.add_node(num_cpus=2)
     cluster.wait_for_nodes()
-    job, durations = alternating_job(ranks=4, meetings=10)
+    job, durations = alternating_job(ranks=4, members=10)
     lost = []
 
     def lose_in_round_5(status):

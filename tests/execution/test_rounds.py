@@ -6,25 +6,25 @@ import pytest
 
 from perfmodel.base.errors import ReplayStalledError
 from perfmodel.engine.replay import replay
-from tests.execution.crew import replay_in_blocks
 from tests.execution.jobs import alternating_job, crossed_job, paired_job
+from tests.execution.workers import replay_in_blocks
 
 
-def test_a_round_is_needed_for_every_meeting_of_all():
-    job, durations = alternating_job(ranks=4, meetings=10)
+def test_a_round_is_needed_for_every_rendezvous_of_all():
+    job, durations = alternating_job(ranks=4, members=10)
 
-    _, crew = replay_in_blocks(job, durations, iterations=1, block_count=2)
+    _, workers = replay_in_blocks(job, durations, iterations=1, block_count=2)
 
-    assert crew.rounds == 10
+    assert workers.rounds == 10
 
 
 def test_groups_inside_a_block_take_no_round():
     job, durations = paired_job(pairs=4, tasks=20)
 
     # Blocks of 4 ranks hold two pairs each.
-    _, crew = replay_in_blocks(job, durations, iterations=1, block_count=2)
+    _, workers = replay_in_blocks(job, durations, iterations=1, block_count=2)
 
-    assert crew.rounds == 0
+    assert workers.rounds == 0
 
 
 @pytest.mark.parametrize("block_count", [1, 2])

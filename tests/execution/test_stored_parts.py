@@ -19,21 +19,21 @@ from perfmodel.engine.reasons import Window, break_down, critical_path
 from perfmodel.engine.replay import replay
 from perfmodel.execution.parts import deal_ranks, find_crossings
 from perfmodel.execution.rank_block import Assignment, RankBlock
-from perfmodel.execution.stored_parts import check_meetings, store_job
+from perfmodel.execution.stored_parts import check_members, store_job
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import LaneKind
 from perfmodel.graph.storage import load_job, open_job, save_job
 from perfmodel.graph.stored_programs import PIECE_ROWS
-from perfmodel.prediction import question
+from perfmodel.prediction import saved_jobs
 from perfmodel.prediction.scenario import JobScenario
 from perfmodel.prediction.time_parts import sum_waits
 from perfmodel.reports.document import to_document
 from perfmodel.whatif.pinning import pin_durations
 from tests.execution.comparison import assert_same
-from tests.execution.crew import replay_in_blocks
 from tests.execution.jobs import alternating_job
+from tests.execution.workers import replay_in_blocks
 from tests.strategies import random_jobs
 
 
@@ -73,7 +73,7 @@ def test_blocks_that_read_their_ranks_give_the_same_bits_and_reasons(
 
 
 def test_a_program_that_lies_in_several_pieces_of_a_column_is_read_whole(tmp_path):
-    job, durations = alternating_job(ranks=2, meetings=PIECE_ROWS // 2 + 5)
+    job, durations = alternating_job(ranks=2, members=PIECE_ROWS // 2 + 5)
     save_job(pin(job, durations), tmp_path / "job")
 
     whole, outline = load_job(tmp_path / "job"), open_job(tmp_path / "job")
@@ -93,11 +93,11 @@ def stored_block(folder, *, ranks=range(1)):
 
 
 def test_a_worker_that_sees_another_job_or_none_says_so(tmp_path):
-    job, durations = alternating_job(ranks=2, meetings=3)
+    job, durations = alternating_job(ranks=2, members=3)
     save_job(pin(job, durations), tmp_path / "job")
     prices = stated_prices(open_job(tmp_path / "job"))
     words = (store_job(prices.job), prices.durations, Assignment(range(1), 1, 1), "10.0.0.7")
-    other, of_other = alternating_job(ranks=2, meetings=4)
+    other, of_other = alternating_job(ranks=2, members=4)
     save_job(pin(other, of_other), tmp_path / "job")
 
     with pytest.raises(ExecutionError, match=r"worker on 10\.0\.0\.7 cannot read .*another job"):
@@ -107,39 +107,39 @@ def test_a_worker_that_sees_another_job_or_none_says_so(tmp_path):
         RankBlock(*words)
 
 
-def meeting_job(*, meetings):
-    """A rank for each of *meetings*, which meets all others so often; not sound if they differ."""
+def meeting_job(*, members):
+    """A rank for each of *members*, which meets all others so often; not sound if they differ."""
     builder = JobBuilder()
-    for count in meetings:
+    for count in members:
         program = builder.new_program()
         lane = program.add_lane("compute", LaneKind.COMPUTE)
         for _ in range(count):
             program.add_rendezvous(lane, Fixed("meet", 5), label="meet", slot=0)
         builder.add_rank(builder.add_program(program.build()))
-    builder.add_group("world", list(range(len(meetings))), slot=0)
-    return builder.build(JobFacts("meeting"))
+    builder.add_group("world", list(range(len(members))), slot=0)
+    return builder.build(JobFacts("rendezvous"))
 
 
 def test_ranks_of_one_block_that_do_not_fit_together_are_refused(tmp_path):
-    save_job(meeting_job(meetings=(2, 1)), tmp_path / "job")
+    save_job(meeting_job(members=(2, 1)), tmp_path / "job")
 
     with pytest.raises(GraphError, match="ranks 0-1: not a sound job"):
         stored_block(tmp_path / "job", ranks=range(2))()
 
 
 def test_blocks_that_do_not_fit_together_are_refused(tmp_path):
-    save_job(meeting_job(meetings=(2, 1)), tmp_path / "job")
+    save_job(meeting_job(members=(2, 1)), tmp_path / "job")
     job = open_job(tmp_path / "job")
     blocks = deal_ranks(job, block_count=2)
-    said = [stored_block(tmp_path / "job", ranks=ranks)().meetings for ranks in blocks]
+    said = [stored_block(tmp_path / "job", ranks=ranks)().members for ranks in blocks]
 
-    # The second meeting, counted from 0, has one member only.
+    # The second rendezvous, counted from 0, has one member only.
     with pytest.raises(GraphError, match=r"group 'world'.*the first that differs is #1"):
-        check_meetings(said, find_crossings(job, blocks), job)
+        check_members(said, find_crossings(job, blocks), job)
 
 
 def test_a_number_that_stands_for_nothing_is_refused_by_who_reads_it(tmp_path):
-    job = meeting_job(meetings=(1, 1))
+    job = meeting_job(members=(1, 1))
     broken = replace(job.programs[1], label=np.array([7], dtype=np.int32))
     save_job(replace(job, programs=(job.programs[0], broken)), tmp_path / "job")
 
@@ -149,11 +149,11 @@ def test_a_number_that_stands_for_nothing_is_refused_by_who_reads_it(tmp_path):
 
 @pytest.mark.ray
 def test_a_large_saved_job_is_answered_on_ray_without_being_read_here(tmp_path, monkeypatch):
-    job, durations = alternating_job(ranks=5, meetings=12)
+    job, durations = alternating_job(ranks=5, members=12)
     save_job(pin(job, durations), tmp_path / "job")
     scenario = JobScenario(str(tmp_path / "job"))
     wanted = api.predict(scenario, executor="serial")
-    monkeypatch.setattr(question, "MOST_NEAR_TASKS", 100)
+    monkeypatch.setattr(saved_jobs, "MOST_NEAR_TASKS", 100)
 
     found = api.predict(scenario, executor="ray", workers=2, keep_timelines=False)
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from perfmodel.base.errors import ExecutionError
-from perfmodel.execution.ray_surroundings import Watch, environment, warden
+from perfmodel.execution.ray_surroundings import Watch, environment, watchdog
 from tests.conftest import CHECKOUT
 
 PATIENCE_S = 60.0
@@ -47,7 +47,7 @@ def lines(tmp_path):
 @pytest.fixture
 def watch(lines, tmp_path):
     port = lines[1].getsockname()[1]
-    with warden(None) as guard:
+    with watchdog(None) as guard:
         watching = Watch(
             guard,
             raylet_socket=str(tmp_path / "raylet"),
@@ -83,8 +83,8 @@ def test_a_head_that_is_gone_is_noticed_and_says_how_to_go_on(watch, lines):
 
 LEAVES = """
 import os, sys
-from perfmodel.execution.ray_surroundings import warden
-with warden(None) as guard:
+from perfmodel.execution.ray_surroundings import watchdog
+with watchdog(None) as guard:
     if sys.argv[1] == "noted":
         guard.note("ray: all is lost.")
     if sys.argv[1] != "in order":
@@ -96,7 +96,7 @@ with warden(None) as guard:
     ("how", "said"),
     [("noted", "ray: all is lost."), ("cut", "ended without a word"), ("in order", "")],
 )
-def test_the_warden_says_the_last_word_for_a_driver_that_cannot(how, said):
+def test_the_watchdog_says_the_last_word_for_a_driver_that_cannot(how, said):
     done = subprocess.run(
         [sys.executable, "-c", LEAVES, how],
         cwd=CHECKOUT,
@@ -124,7 +124,7 @@ def test_what_a_person_has_set_stays_unless_it_must_not(monkeypatch):
 STUCK = """
 import time
 from perfmodel.execution import ray_surroundings as here
-with here.warden(None) as guard:
+with here.watchdog(None) as guard:
     with here.bounded(guard, 0.2, "ray: stuck"):
         time.sleep(60)
 """
@@ -132,14 +132,14 @@ STUCK_AFTER_A_FAULT = """
 import time
 from perfmodel.execution import ray_surroundings as here
 here.Watch.LAST_S = here.Watch.PERIOD_S = 0.1
-with here.warden(None) as guard:
+with here.watchdog(None) as guard:
     here.Watch(guard, raylet_socket="/nowhere", head="127.0.0.1:1", host="here")
     time.sleep(60)
 """
 IN_TIME = """
 import time
 from perfmodel.execution import ray_surroundings as here
-with here.warden(None) as guard:
+with here.watchdog(None) as guard:
     with here.bounded(guard, 0.2, "ray: stuck"):
         pass
     time.sleep(0.4)

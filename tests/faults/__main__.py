@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.engine.replay import replay
-from perfmodel.execution import ray_surroundings, ray_warden
+from perfmodel.execution import ray_surroundings, ray_watchdog
 from tests.execution.jobs import alternating_job
 from tests.faults.driver import ITERATIONS, MEETINGS, ROUNDS, digest
 
@@ -140,7 +140,7 @@ def leftovers() -> list[str]:
     """What local Rays have left, once a start has cleared up after those that were killed."""
     ray_surroundings.clear_leftovers()
     folders = Path(tempfile.gettempdir()).glob(f"{ray_surroundings.FOLDER_PREFIX}*")
-    return [str(folder) for folder in folders if not ray_warden.marked_processes(str(folder))]
+    return [str(folder) for folder in folders if not ray_watchdog.marked_processes(str(folder))]
 
 
 def main() -> int:
@@ -151,7 +151,7 @@ def main() -> int:
     words = parser.parse_args()
     os.environ.setdefault("RAY_worker_niceness", "0")
     source = random.Random(words.seed)
-    wanted = digest(replay(*alternating_job(ranks=6, meetings=MEETINGS), iterations=ITERATIONS))
+    wanted = digest(replay(*alternating_job(ranks=6, members=MEETINGS), iterations=ITERATIONS))
     before = set(leftovers())
     counts: Counter[tuple[str, str]] = Counter()
     spread, is_good = 0, True

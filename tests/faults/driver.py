@@ -50,7 +50,7 @@ def main(
                     os.kill(pid, signal.SIGKILL)
             time.sleep(pause_s)
 
-    job, durations = alternating_job(ranks=6, meetings=MEETINGS)
+    job, durations = alternating_job(ranks=6, members=MEETINGS)
     try:
         with open_executor(
             "ray",

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def wanted():
-    return digest(replay(*alternating_job(ranks=6, meetings=MEETINGS), iterations=ITERATIONS))
+    return digest(replay(*alternating_job(ranks=6, members=MEETINGS), iterations=ITERATIONS))
 
 
 @pytest.mark.parametrize("fault", ["raylet", "gcs"])

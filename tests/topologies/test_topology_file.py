@@ -216,7 +216,7 @@ BOMB = "a: &a [1,1]\nb: &b [*a,*a]\nc: &c [*b,*b]\n"
         (BOMB, "aliases"),
         ("- 1\n- 2\n", "must hold a mapping"),
         ("name: [", "not valid YAML"),
-        ("name: a\nname: b", "stands twice"),
+        ("name: a\nname: b", "occurs twice"),
         ("[" * 1000, "YAML"),
     ],
 )

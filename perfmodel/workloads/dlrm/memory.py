@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embeddings.plan import ShardingPlan
-from embeddings.plan_memory import piece_bytes, state_bytes
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
@@ -23,7 +22,7 @@ def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple
     columns = (
         [table.size_bytes for table in pieces.tables],
         [table.device_bytes for table in pieces.tables],
-        [state_bytes(table, optimizer) for table in pieces.tables],
+        [table.state_bytes(optimizer) for table in pieces.tables],
         [table.width for table in pieces.tables],
         [table.pooling_factor for table in pieces.tables],
     )
@@ -52,7 +51,7 @@ def _held(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> _Held:
     return _Held(
         sum(table.size_bytes for table in pieces),
         sum(table.device_bytes for table in pieces),
-        sum(state_bytes(table, spec.embedding.optimizer) for table in pieces),
+        sum(table.state_bytes(spec.embedding.optimizer) for table in pieces),
         sum(table.width for table in pieces),
         sum(table.pooling_factor for table in pieces),
     )
@@ -60,7 +59,7 @@ def _held(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> _Held:
 
 def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
     """What a rank needs more when it holds *piece*: weights, state and buffers."""
-    weights_and_state = piece_bytes(piece, spec.embedding.optimizer)
+    weights_and_state = piece.held_bytes(spec.embedding.optimizer)
     return weights_and_state + _sent_bytes(spec, piece.width, piece.pooling_factor)
 
 
@@ -83,7 +82,7 @@ def room_for_tables(
     Buffers of the exchange grow with what a rank holds; of them an even share is set aside.
     """
     base = base_memory_bytes(spec, [], samples=-(-spec.batch // rank_count))
-    held = sum(piece_bytes(table, spec.embedding.optimizer) for table in tables)
+    held = sum(table.held_bytes(spec.embedding.optimizer) for table in tables)
     return memory_bytes - base - (pieces_memory_bytes(spec, tables) - held) // rank_count
 
 

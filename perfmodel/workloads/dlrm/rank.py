@@ -19,12 +19,12 @@ from perfmodel.stacks.stack import (
 )
 from perfmodel.workloads.dlrm.dense import (
     DenseWriter,
+    InteractionWriter,
     bottom_layers,
     cross_layers,
     dense_layers,
     top_layers,
 )
-from perfmodel.workloads.dlrm.interaction import InteractionWriter
 from perfmodel.workloads.dlrm.sparse import SparsePart, SparseWriter, has_lone_bottom
 from perfmodel.workloads.dlrm.spec import DlrmSpec
 from perfmodel.workloads.eager import EagerWriter, copy_blocking, feed_batch

@@ -1,6 +1,12 @@
-"""Layout: how a Transformer job is spread over ranks, and which ranks communicate.
+"""Layout: how a Transformer job is spread over ranks, in which order, and which ranks communicate.
 
 Ranks count tensor position first, then data-parallel position, then pipeline stage.
+
+A pipeline stage runs one forward, one backward (1F1B): as many forwards ahead as there
+are stages behind it, then it alternates, then it drains. Interleaved, a stage holds
+several runs of layers; micro-batches go round in groups as large as there are
+stages, and the bubble shrinks with the length of a run.
+Source: Narayanan et al., arXiv 2104.04473, section 2.2.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.ops import Pass
 from perfmodel.workloads.transformer.spec import ContextKind, TransformerSpec
 
 _ENDS = 2
@@ -134,6 +141,49 @@ def split_layers_by_cost(
             part += 1
     counts = Counter(part_of[1 : layers + 1])
     return tuple(counts[number] if number in part_of else -1 for number in range(runs))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One pass over one micro-batch, through run *run* of the stage's layers."""
+
+    direction: Pass
+    micro_batch: int
+    run: int = 0
+
+
+def build_schedule(
+    *, stage: int, stages: int, micro_batches: int, runs: int = 1
+) -> tuple[Turn, ...]:
+    """The turns of *stage*, in order; with several *runs*, *stages* divide the micro-batches."""
+    total = micro_batches * runs
+    ahead = turns_ahead(stage=stage, stages=stages, micro_batches=micro_batches, runs=runs)
+    turns = [_turn(Pass.FORWARD, number, stages, runs) for number in range(ahead)]
+    for number in range(total):
+        if ahead + number < total:
+            turns.append(_turn(Pass.FORWARD, ahead + number, stages, runs))
+        turns.append(_turn(Pass.BACKWARD, number, stages, runs))
+    return tuple(turns)
+
+
+def turns_ahead(*, stage: int, stages: int, micro_batches: int, runs: int) -> int:
+    """Forward turns of *stage* before its first backward one, without the one just before it."""
+    if runs == 1:
+        return min(stages - stage - 1, micro_batches)
+    if micro_batches == stages:
+        return micro_batches * runs
+    return min(2 * (stages - stage - 1) + (runs - 1) * stages, micro_batches * runs)
+
+
+def _turn(direction: Pass, number: int, stages: int, runs: int) -> Turn:
+    """The turn with *number* among those of its *direction*."""
+    if runs == 1:
+        return Turn(direction, number)
+    group, place = divmod(number, stages * runs)
+    run, within = divmod(place, stages)
+    if direction is Pass.BACKWARD:
+        run = runs - 1 - run
+    return Turn(direction, group * stages + within, run)
 
 
 class Slot(IntEnum):

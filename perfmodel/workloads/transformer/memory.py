@@ -12,8 +12,7 @@ from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.stacks.stack import Fusion, SoftwareStack
 from perfmodel.workloads.kernels import FP32_BYTES, STATES
 from perfmodel.workloads.transformer.experts import routed_rows
-from perfmodel.workloads.transformer.layout import Layout, has_separate_experts
-from perfmodel.workloads.transformer.pipeline import turns_ahead
+from perfmodel.workloads.transformer.layout import Layout, has_separate_experts, turns_ahead
 from perfmodel.workloads.transformer.shapes import (
     ExpertShape,
     LayerShape,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.ops import Pass
@@ -23,13 +24,22 @@ from perfmodel.workloads.transformer.data_parallel import (
     UpdateWriter,
     build_reduction,
 )
-from perfmodel.workloads.transformer.ends import build_embedding_steps, build_head_steps
-from perfmodel.workloads.transformer.layers import LayerKind, build_layer_steps
-from perfmodel.workloads.transformer.layout import Slot
-from perfmodel.workloads.transformer.pipeline import Transfers, Turn, build_schedule
+from perfmodel.workloads.transformer.layers import (
+    LayerKind,
+    build_embedding_steps,
+    build_head_steps,
+    build_layer_steps,
+)
+from perfmodel.workloads.transformer.layout import Slot, Turn, build_schedule
 from perfmodel.workloads.transformer.shapes import LayerShapes, end_parameters
 from perfmodel.workloads.transformer.spec import ContextKind
-from perfmodel.workloads.transformer.steps import PartSteps, Step, StepWriter, TransformerRun
+from perfmodel.workloads.transformer.steps import (
+    PartSteps,
+    Step,
+    StepWriter,
+    TransformerRun,
+    communication,
+)
 
 _ROOT = "embedding and head"
 _LAYER = "layer "
@@ -52,6 +62,55 @@ class _LayerNaming:
     def put_on(self, label: str) -> str:
         """*label* with its layer counted from the model's first."""
         return _LayerNaming(-self.first).take_off(label)
+
+
+class Transfers:
+    """Writes the transfers of *stage*; each direction and side has its own stream."""
+
+    def __init__(
+        self, run: TransformerRun, writer: EagerWriter, steps: StepWriter, *, stage: int
+    ) -> None:
+        self._run, self._writer, self._steps = run, writer, steps
+        self._is_ring = run.layout.interleaving > 1
+        self._overlaps = run.overlaps(Overlap.PIPELINE_TRANSFER)
+        before = (Slot.FORWARD_IN, Slot.BACKWARD_OUT) if self._is_ring or stage > 0 else ()
+        has_next = self._is_ring or stage < run.layout.pp - 1
+        after = (Slot.FORWARD_OUT, Slot.BACKWARD_IN) if has_next else ()
+        self._streams = {slot: writer.add_stream(slot.stream_name) for slot in (*before, *after)}
+        self._size_bytes = run.tokens * run.spec.model.hidden * run.dtype.size_bytes
+
+    def receive(self, slot: Slot, label: str) -> None:
+        """Wait for what the neighbouring stage sends, and put its parts together."""
+        writer, layout = self._writer, self._run.layout
+        task = self._transfer(slot, label, is_behind_compute=False)
+        writer.hold(writer.compute, task)
+        if layout.tp > 1 and not layout.is_sequence_parallel:
+            # Every rank needs the whole.
+            kind = CollectiveKind.ALL_GATHER
+            gather = communication(kind, label, self._size_bytes, self._run.dtype)
+            self._steps.write(gather, prefix="pipeline/")
+        if not self._overlaps:
+            # The host waits for the device, too.
+            last = writer.compute.last_task
+            writer.block(task, last, label=f"pipeline/{label} on the host")
+
+    def send(self, slot: Slot, label: str) -> None:
+        """Send what was just computed."""
+        task = self._transfer(slot, label, is_behind_compute=True)
+        # Stages of several runs send to a stage that may itself wait to send: that never blocks.
+        if not (self._is_ring or self._overlaps):
+            self._writer.hold(self._writer.compute, task)
+
+    def _transfer(self, slot: Slot, label: str, *, is_behind_compute: bool) -> int:
+        # Every rank of the tensor group sends its part, whether or not it holds the whole.
+        size_bytes = self._size_bytes // self._run.layout.tp
+        return self._writer.communicate(
+            Collective(CollectiveKind.SEND_RECV, size_bytes, self._run.dtype),
+            label=f"pipeline/{label}",
+            stream=self._streams[slot],
+            slot=slot,
+            is_behind_compute=is_behind_compute,
+        )
 
 
 class StageParts:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.balanced import PlacementRule, build_balanced_plan
 from embeddings.distribution import Zipf
 from embeddings.plan import Shard, ShardingPlan
+from embeddings.sharders import build_named_plan
+from embeddings.sharding_task import UNKNOWN_ROOM_BYTES, ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.audit import check_job
@@ -47,8 +48,10 @@ def test_bytes_of_two_tables_by_hand():
 )
 def test_gradients_return_the_way_the_vectors_came(pooling, rank_count, max_shard):
     tables = [EmbeddingTable(f"t{place}", 100, 64, pool) for place, pool in enumerate(pooling)]
-    rule = PlacementRule(max_shard_bytes=max_shard)
-    plan = build_balanced_plan(tables, rank_count=rank_count, rule=rule)
+    task = ShardingTask(
+        tuple(tables), rank_count, UNKNOWN_ROOM_BYTES, 2**16, max_shard_bytes=max_shard
+    )
+    plan = build_named_plan("balanced", task)
     exchanges = _exchanges(plan, 16)
     pooled = np.array(exchanges.pooled.byte_matrix)
     gradients = np.array(exchanges.gradients.byte_matrix)

@@ -14,8 +14,7 @@ from perfmodel.base.errors import PerfModelError, WorkloadError
 from perfmodel.graph.ops import GroupedGemm
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.workloads import build_job, load_workload
-from perfmodel.workloads.transformer.flops import count_flops
-from perfmodel.workloads.transformer.shapes import layer_shape
+from perfmodel.workloads.transformer.shapes import count_flops, layer_shape
 from tests.workloads.reading import active_parameter_count, memory_of, parameter_count
 from tests.workloads.transformer.test_context import iteration_ns
 from tests.workloads.transformer.test_words import STACK, bytes_of, job_of, ops_of, tiny

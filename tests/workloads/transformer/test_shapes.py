@@ -1,13 +1,14 @@
-"""Numbers of parameters."""
+"""Shapes, parameters and FLOPs."""
 
 from __future__ import annotations
 
 import pytest
 
-from perfmodel.workloads import load_workload
+from perfmodel.graph.ops import Gemm
+from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.transformer.layout import Layout
-from perfmodel.workloads.transformer.shapes import layer_shape, stage_parameters
-from tests.workloads.reading import parameter_count
+from perfmodel.workloads.transformer.shapes import count_flops, layer_shape, stage_parameters
+from tests.workloads.reading import iter_ops, parameter_count
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,59 @@ def test_stages_hold_the_model_once_and_a_tied_weight_twice(name, pp):
     held = sum(stage_parameters(model, layout, stage=stage) for stage in range(pp))
     twice = model.vocab * model.hidden if model.tied_embeddings and pp > 1 else 0
     assert held == parameter_count(model) + twice
+
+
+def test_a_gpt_takes_six_operations_a_parameter_and_token_and_those_of_attention():
+    spec = load_workload("gpt2_xl")
+    flops = count_flops(spec)
+    norms, positions, tokens = (2 * 48 + 1) * 2 * 1600, 1024 * 1600, 512 * 1024
+    biases = 48 * (3 * 1600 + 1600 + 6400 + 1600)
+    multiplied = parameter_count(spec.model) - norms - positions - biases
+    # Attention: 12 x layers x hidden x length for a token.
+    assert flops.model_flops == tokens * (6 * multiplied + 12 * 48 * 1600 * 1024)
+    assert (flops.hardware_flops, flops.tokens) == (flops.model_flops, tokens)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "share"), [("full", 1.0), ("full", 0.5), ("attention", 1.0), ("ops", 1.0)]
+)
+@pytest.mark.parametrize("adapters", ["false", "true"])
+def test_products_are_as_many_as_the_graph_has(recompute, share, adapters):
+    spec = load_workload(
+        "llama3_8b",
+        [
+            "model.layers=4", "sequence_length=256", "batch=4", "parallel.tp=2", "parallel.pp=2",
+            "training.attention=unfused", f"training.recompute={recompute}",
+            f"training.recompute_fraction={share}", f"training.adapters_only={adapters}",
+        ],
+    )  # fmt: skip
+    job = build_job(spec, rank_count=4, ranks_per_host=8)
+    gemms = [op for rank in range(4) for _, op in iter_ops(job, rank) if isinstance(op, Gemm)]
+    done = sum(2 * op.batch * op.m * op.n * op.k for op in gemms)
+    if adapters == "true":
+        # A whole adapter matrix of a split product is on both ranks.
+        assert count_flops(spec).hardware_flops < done < 1.05 * count_flops(spec).hardware_flops
+    else:
+        assert done == count_flops(spec).hardware_flops
+
+
+def test_recomputing_everything_adds_a_third_of_the_layers():
+    plain, again = (
+        count_flops(load_workload("llama3_8b", [f"training.recompute={word}"]))
+        for word in ("none", "full")
+    )
+    head = 3 * 2 * plain.tokens * 4096 * 128256
+    assert plain.model_flops == again.model_flops
+    assert again.hardware_flops - again.model_flops == (plain.model_flops - head) // 3
+
+
+def test_a_window_counts_the_pairs_inside():
+    whole, half = (
+        count_flops(
+            load_workload("llama3_8b", ["model.window=1024", f"model.window_every={every}"])
+        )
+        for every in (1, 2)
+    )
+    # 16 of the 32 layers see 8,192 tokens instead of 1,024.
+    pairs = 16 * 8192 * (8192 - 1024)
+    assert half.model_flops - whole.model_flops == 128 * 3 * 4 * pairs * 4096

@@ -1,14 +1,14 @@
-"""The warden: a small process that outlives the one that leads a replay, if only just.
+"""The watchdog: a small process that outlives the driver of a replay.
 
-Ray ends its driver on the spot when its raylet is gone, and nobody can say a
-last word after a kill. The warden hears that the line to the driver was cut
-without a goodbye, says what happened, and ends what is left of a local Ray.
+Ray terminates its driver when the raylet is gone, and a killed process cannot report
+anything. The watchdog notices that its pipe to the driver closed without a goodbye,
+reports what happened, and cleans up a local Ray.
 
-    python ray_warden.py FOLDER
+    python ray_watchdog.py FOLDER
 
-Reads sentences, one a line, from standard input; `bye` is the goodbye. FOLDER
-is that of the local Ray, or `-`. It imports nothing but the standard library,
-because it must be there at once.
+It reads sentences, one per line, from standard input; `bye` is the goodbye. FOLDER
+is that of the local Ray, or `-`. It imports only the standard library, so that it starts
+at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE_S = 5.0
 
 
 def main(folder: str) -> int:
-    """Wait for the end of the driver, and put things in order."""
+    """Wait for the end of the driver, and clean up."""
     said = UNSAID
     for line in sys.stdin:
         if line.strip() == GOODBYE:
@@ -47,7 +47,7 @@ def main(folder: str) -> int:
 def clear(folder: Path) -> None:
     """End all processes of the local Ray in *folder*, and remove it.
 
-    Who is just being ended may still write to it, so that it takes a second look.
+    Processes that are being killed may still write to it, so it is removed in a loop.
     """
     until_s = time.monotonic() + PATIENCE_S
     while folder.exists() and time.monotonic() < until_s:
@@ -70,7 +70,7 @@ def end_processes(folder: str) -> None:
 
 
 def marked_processes(folder: str) -> list[int]:
-    """The processes that carry the mark of *folder*; none where /proc does not tell."""
+    """The processes that carry the mark of *folder*; none on systems without /proc."""
     mark = f"{MARK}={folder}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

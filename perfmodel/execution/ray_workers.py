@@ -1,9 +1,8 @@
-"""RayCrew: the worker processes of one replay, each with its block.
+"""RayWorkers: the worker processes of one replay, each with its block of ranks.
 
-Every order is logged before it is sent. Replay is deterministic, so a block
-whose process is gone is made again from its ranks and its log, elsewhere, and
-the answer does not change: neither while the replay runs, nor afterwards, while
-somebody still looks at what the blocks found out.
+Every order is logged before it is sent. Replay is deterministic, so a lost block is rebuilt
+elsewhere from its ranks and its log, and the answer does not change. This holds while
+the replay runs and afterwards, as long as its timelines may be read.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from perfmodel.execution.rank_block import Assignment
 from perfmodel.execution.ray_cluster import Lost, RayCluster, Taken
 
 MOST_REBUILDS = 8
-"""In one replay. Whoever loses more has a cluster that cannot finish the work."""
+"""In one replay. A cluster that loses more workers cannot finish the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,8 @@ class Material:
     assignment: Assignment
 
 
-class RayCrew:
-    """One replay at work, by its *number*. Lost seats are replaced in the list handed in."""
+class RayWorkers:
+    """The workers of one running replay, by its *number*. Lost actors are replaced in *seats*."""
 
     def __init__(
         self,
@@ -60,21 +59,21 @@ class RayCrew:
 
     @property
     def awaited(self) -> Sequence[Int64s]:
-        """Of every block, to which rendezvous it has a word to add."""
+        """For every block, the rendezvous that it reports to."""
         return [taken.awaited for taken in self._taken]
 
     @property
-    def meetings(self) -> Sequence[Int64s]:
-        """Of blocks that read their ranks themselves, what those bring to rendezvous."""
-        return [taken.meetings for taken in self._taken if taken.meetings is not None]
+    def members(self) -> Sequence[Int64s]:
+        """The rendezvous members of blocks that read their own ranks."""
+        return [taken.members for taken in self._taken if taken.members is not None]
 
     @property
     def assignments(self) -> list[Assignment]:
-        """Who has which ranks."""
+        """The ranks of every block."""
         return [material.assignment for material in self._materials]
 
     def tell(self, orders: Mapping[int, Sequence[Arrivals]]) -> None:
-        """Give blocks their orders, one after the other; nobody waits for them to be done."""
+        """Send blocks their orders, in sequence, without waiting for them to finish."""
         for block, of_block in orders.items():
             for resolved in of_block:
                 self._logs[block].append(Order(len(self._logs[block]), resolved).to_bytes())
@@ -103,7 +102,7 @@ class RayCrew:
         return reports
 
     def ask(self, block: int, method: str, *words: Any) -> Any:
-        """What a block answers that has no order on its way."""
+        """The answer of a block that has no pending order."""
         while True:
             asked = self._seats[block].ask.remote(self._number, method, *words)
             (answer,) = self._cluster.wait_for([asked])
@@ -112,11 +111,11 @@ class RayCrew:
             self._rebuild(block, answer)
 
     def ask_all(self, method: str, *words: Any) -> list[Any]:
-        """What every block answers, all asked at once."""
+        """The answers of all blocks, asked at once."""
         return self.ask_each(method, [words] * len(self._materials))
 
     def ask_each(self, method: str, words: Sequence[Sequence[Any]]) -> list[Any]:
-        """What every block answers to *words* of its own, all asked at once."""
+        """The answers of all blocks, each asked with its own *words*, all at once."""
         asked = [
             seat.ask.remote(self._number, method, *of_block)
             for seat, of_block in zip(self._used_seats, words, strict=True)
@@ -128,7 +127,7 @@ class RayCrew:
         ]
 
     def dismiss(self) -> None:
-        """Let the seats drop their blocks; nobody waits for that."""
+        """Tell the actors to drop their blocks, without waiting."""
         for seat in self._used_seats:
             seat.leave.remote(self._number)
 
@@ -137,7 +136,7 @@ class RayCrew:
         return self._seats[: len(self._materials)]
 
     def _ask_to_take(self) -> range:
-        """Let all blocks be built at once."""
+        """Start building all blocks at once."""
         for block in range(len(self._materials)):
             self._pending[block].append(self._take(block))
         return range(len(self._materials))
@@ -149,7 +148,7 @@ class RayCrew:
         )
 
     def _build(self, block: int) -> Taken:
-        """Wait until a block is built, and hear what it says of itself."""
+        """Wait until a block is built, and return its description."""
         while True:
             (taken,) = self._cluster.wait_for([self._pending[block].popleft()])
             if isinstance(taken, Taken):
@@ -162,7 +161,7 @@ class RayCrew:
         self._pending[block].append(self._seats[block].advance.remote(self._number, message))
 
     def _rebuild(self, block: int, lost: Lost) -> None:
-        """Make a lost block again in a new process: what it has reported, then what it has not."""
+        """Rebuild a lost block in a new process: replay its log, then its pending orders."""
         self._replace_seat(block, lost)
         log, unheard = self._logs[block], len(self._pending[block])
         heard = len(log) - unheard
@@ -170,7 +169,7 @@ class RayCrew:
         taken, _ = self._cluster.wait_for(
             [self._take(block), seat.ask.remote(self._number, "catch_up", log[:heard])]
         )
-        # Lost again: whoever asks next hears of it.
+        # Lost again: the next request notices.
         if not isinstance(taken, Lost):
             self._places[block] = taken.place
         self._pending[block].clear()

@@ -1,4 +1,4 @@
-"""A crew in this process: all blocks of a replay, worked off in any order."""
+"""A workers in this process: all blocks of a replay, worked off in any order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from perfmodel.engine.stall import explain_stall
 from perfmodel.execution.messages import Order, Report
 from perfmodel.execution.parts import deal_ranks, find_crossings, take_durations, take_part
 from perfmodel.execution.rank_block import Assignment, RankBlock
-from perfmodel.execution.ray_executor import FarKeeper, build_whole, gather_heads
+from perfmodel.execution.ray_executor import RemoteTimelines, build_whole, gather_heads
 from perfmodel.execution.rounds import run_rounds
 
 
-class CrewHere:
+class LocalWorkers:
     """All blocks in this process; orders are worked off in an order that *source* draws.
 
     By chance a block is lost and made again from its log. Of a *stored* job each reads its part.
@@ -69,14 +69,14 @@ class CrewHere:
 
 def replay_in_blocks(job, durations, *, iterations, block_count, source=None, stored=None):
     blocks = deal_ranks(job, block_count=block_count)
-    crew = CrewHere(
+    workers = LocalWorkers(
         job, durations, blocks=blocks, iterations=iterations, source=source, stored=stored
     )
     vectors, crossings = durations.vector_count, find_crossings(job, blocks)
-    if not run_rounds(crew, crossings, vector_count=vectors):
-        raise explain_stall(job, gather_heads(crew.ask_all("heads")))
+    if not run_rounds(workers, crossings, vector_count=vectors):
+        raise explain_stall(job, gather_heads(workers.ask_all("heads")))
     whole = build_whole(job, blocks, crossings.rendezvous, vectors)
-    keeper = FarKeeper(crew, whole, crossings)
+    keeper = RemoteTimelines(workers, whole, crossings)
     kept = range(iterations - kept_of_reach(max_distance(job), iterations), iterations)
-    lane_now_ns = np.concatenate(crew.ask_all("lane_now_ns"), axis=1)
-    return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns, keeper), crew
+    lane_now_ns = np.concatenate(workers.ask_all("lane_now_ns"), axis=1)
+    return Replay(tuple(Timeline(index, keeper) for index in kept), lane_now_ns, keeper), workers
