@@ -44,7 +44,7 @@ from perfmodel.calibration.embedding import EmbeddingFit as EmbeddingFit
 from perfmodel.calibration.interference import FittedInterference as FittedInterference
 from perfmodel.calibration.measure.machine import MeasuredMachine as MeasuredMachine
 from perfmodel.emulation.request import Emulation as Emulation
-from perfmodel.emulation.telling import EmulatedJob as EmulatedJob
+from perfmodel.emulation.summary import EmulatedJob as EmulatedJob
 from perfmodel.graph.job import JobGraph as JobGraph
 from perfmodel.graph.ops import Attention as Attention
 from perfmodel.graph.ops import EmbeddingOp as EmbeddingOp

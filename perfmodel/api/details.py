@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collectives.nccl_tests import RunPlace
     from embeddings.index_data import DataStatistics
     from perfmodel.emulation.request import Emulation
-    from perfmodel.emulation.telling import EmulatedJob
+    from perfmodel.emulation.summary import EmulatedJob
     from perfmodel.graph.ops import Op
     from perfmodel.reports.collective import CollectiveAnswer, CollectiveGroup, SizeSweep
     from perfmodel.reports.kernel import KernelAnswer

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.reading import quote, read_text
 
 MAX_DOCUMENT_BYTES = 8 * 2**20
+MOST_FILES = 8
+"""How many files are kept in memory to find lines in."""
 FEWEST_ALIKE, MOST_PLACES, MOST_LINES = 3, 5, 11
 """How many faults of one cause share a line, how many places it names, and how many lines."""
 
@@ -36,12 +39,12 @@ class FaultList:
     """
 
     document: str
-    faults: list[str] = field(default_factory=list)
+    faults: list[tuple[str, str]] = field(default_factory=list)
     locate: Callable[[str], str] = str
 
     def add(self, place: str, fault: str) -> None:
         """Note a *fault* at *place*, a path inside the document."""
-        self.faults.append(f"{place}: {fault}")
+        self.faults.append((place, fault))
 
     def check(self, error_type: type[InputError], advice: str = "") -> None:
         """Raise *error_type* with every fault and *advice*, if there are any."""
@@ -53,22 +56,20 @@ class FaultList:
 
     def _lines(self) -> list[str]:
         """The faults, those of one cause on one line; what they found there may differ."""
-        gathered: dict[str, list[tuple[str, str]]] = {}
-        for path, _, rule in (fault.partition(": ") for fault in self.faults):
-            place = self.locate(path) if rule else path
-            fault = f"{place}: {rule}" if rule else path
-            gathered.setdefault(rule.partition(", got ")[0], []).append((place, fault))
-        lines: list[str] = []
-        for alike in gathered.values():
-            if len(alike) < FEWEST_ALIKE:
-                lines += [fault for _, fault in alike]
-                continue
-            places = [place for place, _ in alike]
-            more = len(places) - MOST_PLACES
-            named = ", ".join(places[:MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
-            lines.append(f"{named}: {alike[0][1].partition(': ')[2]}")
-        if len(lines) > MOST_LINES:
-            lines[MOST_LINES - 1 :] = [f"... and {len(lines) - MOST_LINES + 1} more"]
+        by_cause: dict[str, list[tuple[str, str]]] = {}
+        for place, rule in self.faults:
+            by_cause.setdefault(rule.partition(", got ")[0], []).append((place, rule))
+        groups: list[list[tuple[str, str]]] = []
+        for alike in by_cause.values():
+            groups += [alike] if len(alike) >= FEWEST_ALIKE else [[one] for one in alike]
+        shown = groups if len(groups) <= MOST_LINES else groups[: MOST_LINES - 1]
+        lines = []
+        for group in shown:
+            more = len(group) - MOST_PLACES
+            places = ", ".join(self.locate(place) for place, _ in group[:MOST_PLACES])
+            lines.append(f"{places}{f' and {more} more' if more > 0 else ''}: {group[0][1]}")
+        if len(shown) < len(groups):
+            lines.append(f"... and {len(groups) - len(shown)} more")
         return lines
 
 
@@ -213,11 +214,16 @@ def find_line(files: Sequence[tuple[str, str]], path: str) -> str:
 
     Each file extends the next one; the first is not named.
     """
-    found = [_descend(yaml.compose(text, Loader=_StrictLoader), path) for _, text in files]
+    found = [_descend(_compose(text), path) for _, text in files]
     number = min(range(len(found)), key=lambda one: len(found[one][0]))
     line = found[number][1]
     file = f" of {Path(files[number][0]).name}" if number else ""
     return f"{path} (line {line}{file})" if line else path
+
+
+@lru_cache(maxsize=MOST_FILES)
+def _compose(text: str) -> Any:
+    return yaml.compose(text, Loader=_LOADERS[0])
 
 
 def _descend(node: Any, path: str) -> tuple[str, int]:

@@ -122,10 +122,10 @@ class Document:
         """A list for faults of this document."""
         return FaultList(self.name, locate=self.locate)
 
-    def read(self, kind: Callable[..., T], **context: Any) -> T:
-        """The document as a *kind*; validators may look at *context*."""
+    def read(self, kind: Callable[..., T]) -> T:
+        """The document as a *kind*."""
         try:
-            value: T = _adapter(kind).validate_python(self.content, context=context)
+            value: T = _adapter(kind).validate_python(self.content)
         except ValidationError as error:
             faults = self.faults()
             for place, rule in _iter_faults(error, kind, self.content):
@@ -202,6 +202,10 @@ def json_schema(*kinds: Any) -> dict[str, Any]:
     return {"$schema": DIALECT, **_adapter(Union[kinds]).json_schema()}  # noqa: UP007  made of a list
 
 
+_schema = cache(json_schema)
+"""The same, for faults only: nothing may change it."""
+
+
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
@@ -212,23 +216,23 @@ Steps = tuple[int | str, ...]
 
 def _iter_faults(error: ValidationError, kind: Any, content: Any) -> Iterator[tuple[str, str]]:
     """Place and rule of every fault; what the types of a union say of one place is one fault."""
-    rules: dict[str, dict[str, bool]] = {}
+    rules: dict[Steps, dict[str, bool]] = {}
     alternatives = set()
     for fault in error.errors(include_url=False):
         path, value, is_alternative = _find(fault["loc"], content)
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-        place = place.removeprefix(".")
         # Entries with faults of their own are not counted.
         if is_alternative or fault["type"] == "too_short":
-            alternatives.add(place)
+            alternatives.add(path)
         rule = _rule_of(fault, path, value, kind)
-        rules.setdefault(place, {})[rule] = fault["type"].endswith("_type")
-    for place, is_type in rules.items():
-        is_deeper = any(other.startswith((f"{place}.", f"{place}[")) for other in rules)
-        if not (place in alternatives and is_deeper):
+        rules.setdefault(path, {})[rule] = fault["type"].endswith("_type")
+    above = {path[:depth] for path in rules for depth in range(len(path))}
+    for path, is_type in rules.items():
+        if not (path in alternatives and path in above):
             # A value of one of the types has the fault that matters.
             *first, last = [rule for rule in is_type if not is_type[rule]] or is_type
-            yield place, " or ".join([one.partition(", got ")[0] for one in first] + [last])
+            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+            said = " or ".join([one.partition(", got ")[0] for one in first] + [last])
+            yield place.removeprefix("."), said
 
 
 def _find(loc: Steps, content: Any) -> tuple[Steps, Any, bool]:
@@ -280,7 +284,7 @@ _RULES = {
 def _rule_of(fault: Any, path: Steps, value: Any, kind: Any) -> str:
     context, got = fault.get("ctx", {}), f", got {quote(value)}"
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        schema = json_schema(kind)
+        schema = _schema(kind)
         return _unknown(str(path[-1]), _keys_at(schema, path[:-1]), got, schema)
     if fault["type"] == "value_error":
         return str(context["error"])

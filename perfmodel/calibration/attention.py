@@ -7,7 +7,7 @@ follows from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from perfmodel.costs.attention_physics import (
     predict_forward_times,
 )
 from perfmodel.costs.calibration_files import Entry
-from perfmodel.costs.corrections import Matrix, OrderedCorrection
+from perfmodel.costs.corrections import Matrix
 from perfmodel.costs.gemm import machine_rates
 from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.measured_kernels import KernelTable
@@ -34,15 +34,15 @@ from topologies import load_device
 PHYSICS_ROWS = 4000
 FEWEST_ROWS = 200
 """With fewer rows only the efficiency, the balance and the traffic are fitted, and no
-correction is learned: it would repeat the rows."""
+correction is learned: it would memorise the rows."""
 USUAL_PAIR_CLOCKS = 0.04
-"""Held where all rows have one head size, which cannot tell multiplying from the rest of the
+"""Used where all rows have one head size, which cannot separate multiplying from the rest of the
 work on a pair. Fits over several head sizes give 0.04 to 0.065 on Hopper; 16 exponentials a
 clock would alone take 0.0625, of which kernels hide a part."""
 EVALUATIONS = 60
 SMALLEST_SIGMA = 0.04
 WITHOUT_CACHE = frozenset({"cudnn"})
-"""Kernels whose benchmarks are of training; those of serving write causal keys to a cache."""
+"""Kernels with training benchmarks; serving benchmarks write causal keys to a cache."""
 
 LIMITS = {
     "floor_ns": Limit(4000, 1000, 15_000),
@@ -56,7 +56,7 @@ LIMITS = {
     "sustained_after_ns": Limit(1e6, 1e4, 1e8),
 }
 TILES = ((128.0, 128.0), (64.0, 64.0), (192.0, 128.0), (192.0, 192.0), (128.0, 64.0))
-"""Lengths of query tiles, for heads up to 96 and beyond, of which the best fit is taken."""
+"""Lengths of query tiles, for heads up to 96 and beyond; the best fit is taken."""
 TRIAL_ROWS = 800
 TRIAL_EVALUATIONS = 25
 PLAN = TrainingPlan(
@@ -69,7 +69,7 @@ PLAN = TrainingPlan(
     inner_parts=1,
 )
 MANY_ROWS = 5000
-"""From this many on the spread is learned well enough from one half held out."""
+"""With so many rows or more, one held-out half is enough to learn the spread."""
 CACHE_LIMITS = {"cache_ratio": Limit(0.7, 0.1, 3.0)}
 FEW_ROWS = ("compute_ratio", "balance", "traffic_bytes_per_clock")
 BACKWARD_LIMITS = {
@@ -92,26 +92,39 @@ def fit_attention_entry(table: KernelTable, device_name: str) -> Entry:
     predicted = predict_forward_times(shapes, machine, constants).duration_ns
     backward: dict[str, float] = {}
     if len(is_forward) < len(ops):
-        behind = np.flatnonzero(shapes.is_backward)
-        fitted = _fit_backward(shapes.rows(behind), machine, measured[behind], predicted[behind])
-        backward = asdict(fitted)
-        predicted[behind] = predict_backward_ns(
-            shapes.rows(behind), machine, fitted, forward_ns=predicted[behind]
+        is_backward = np.flatnonzero(shapes.is_backward)
+        behind, forward_ns = shapes.rows(is_backward), predicted[is_backward]
+
+        def predict(tried: Mapping[str, float]) -> Matrix:
+            relation = BackwardConstants(**tried)
+            return predict_backward_ns(behind, machine, relation, forward_ns=forward_ns)
+
+        backward = fit_constants(
+            BACKWARD_LIMITS, predict, measured[is_backward], evaluations=EVALUATIONS
         )
+        predicted[is_backward] = predict(backward)
+    ordered, curves = None, {}
+    if len(is_forward) < FEWEST_ROWS:
+        ranges = {"head_dim": shapes.head_dim, "length": shapes.queries}
+        curves = {name: [[float(np.min(one)), float(np.max(one))]] for name, one in ranges.items()}
+    else:
+        rows = shapes.rows(is_forward)
+        times = predict_forward_times(rows, machine, constants)
+        plan = PLAN if len(is_forward) >= MANY_ROWS else replace(PLAN, inner_parts=2)
+        log_time = np.log(measured[is_forward])
+        ordered = fit_ordered(attention_features(rows, machine, times), log_time, plan)
     return build_entry(
         device,
         variant_of(ops[0]),
         constants={**asdict(constants), **backward},
-        ordered=None
-        if len(is_forward) < FEWEST_ROWS
-        else _fit_correction(shapes.rows(is_forward), machine, constants, measured[is_forward]),
-        curves={} if len(is_forward) >= FEWEST_ROWS else _ranges(shapes),
+        ordered=ordered,
+        curves=curves,
         relative_sigma=_sigma(np.log(measured / predicted)),
     )
 
 
 def _sigma(log_ratio: Matrix) -> float:
-    """The spread of errors; of a few rows the fitted constants have hidden a part."""
+    """The spread of errors; with few rows, corrected for the fitted constants."""
     sigma = float(np.std(log_ratio))
     if len(log_ratio) < FEWEST_ROWS:
         fitted = len(FEW_ROWS) + len(BACKWARD_LIMITS)
@@ -119,34 +132,24 @@ def _sigma(log_ratio: Matrix) -> float:
     return max(SMALLEST_SIGMA, sigma)
 
 
-def _ranges(shapes: AttentionShapes) -> dict[str, list[list[float]]]:
-    """Head sizes and lengths that a few rows speak of."""
-    columns = {"head_dim": shapes.head_dim, "length": shapes.queries}
-    return {name: [[float(np.min(one)), float(np.max(one))]] for name, one in columns.items()}
-
-
-def _fit_correction(
-    shapes: AttentionShapes,
-    machine: MachineRates,
-    constants: AttentionConstants,
-    measured: Matrix,
-) -> OrderedCorrection:
-    times = predict_forward_times(shapes, machine, constants)
-    plan = PLAN if len(measured) >= MANY_ROWS else replace(PLAN, inner_parts=2)
-    return fit_ordered(attention_features(shapes, machine, times), np.log(measured), plan)
-
-
 def _fit_forward(
     shapes: AttentionShapes, machine: MachineRates, measured: Matrix, limits: Mapping[str, Limit]
 ) -> AttentionConstants:
     """The best fit over lengths of tiles, which are chosen on fewer rows."""
-    fixed = _held(shapes, limits)
+    # Constants that the rows cannot determine keep their usual values.
+    fixed: dict[str, float] = {}
+    if len(shapes) < FEWEST_ROWS:
+        fixed = {name: limit.start for name, limit in limits.items() if name not in FEW_ROWS}
+    if len(np.unique(shapes.head_dim)) == 1:
+        fixed["pair_clocks"] = USUAL_PAIR_CLOCKS
     tiles: tuple[tuple[float, float], ...] = TILES[:1]
     if len(measured) >= FEWEST_ROWS:
         is_wide = bool(np.any(shapes.head_dim > NARROW_HEAD))
         tiles = TILES if is_wide else tuple(pair for pair in TILES if pair[0] == pair[1])
 
-    def fit(tile: tuple[float, float], rows: int, evaluations: int) -> _Trial:
+    def fit(
+        tile: tuple[float, float], rows: int, evaluations: int
+    ) -> tuple[float, AttentionConstants]:
         chosen = np.random.default_rng(0).permutation(len(measured))[:rows]
         few, truth = shapes.rows(np.sort(chosen)), measured[np.sort(chosen)]
         held = {**fixed, "query_tile": tile[0], "wide_query_tile": tile[1]}
@@ -158,38 +161,7 @@ def _fit_forward(
         free = {name: limit for name, limit in limits.items() if name not in held}
         found = fit_constants(free, predict, truth, evaluations=evaluations)
         error = float(np.mean(np.abs(np.log(predict(found) / truth))))
-        return _Trial(error, AttentionConstants(**held, **found))
+        return error, AttentionConstants(**held, **found)
 
-    trials = [fit(tile, TRIAL_ROWS, TRIAL_EVALUATIONS) for tile in tiles]
-    best = tiles[int(np.argmin([trial.error for trial in trials]))]
-    return fit(best, PHYSICS_ROWS, EVALUATIONS).constants
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """Constants and their mean error of the logarithm."""
-
-    error: float
-    constants: AttentionConstants
-
-
-def _held(shapes: AttentionShapes, limits: Mapping[str, Limit]) -> dict[str, float]:
-    """Constants that the rows cannot tell, at their usual values."""
-    held: dict[str, float] = {}
-    if len(shapes) < FEWEST_ROWS:
-        held = {name: limit.start for name, limit in limits.items() if name not in FEW_ROWS}
-    if len(np.unique(shapes.head_dim)) == 1:
-        held["pair_clocks"] = USUAL_PAIR_CLOCKS
-    return held
-
-
-def _fit_backward(
-    shapes: AttentionShapes, machine: MachineRates, measured: Matrix, forward_ns: Matrix
-) -> BackwardConstants:
-    def predict(constants: Mapping[str, float]) -> Matrix:
-        relation = BackwardConstants(**constants)
-        return predict_backward_ns(shapes, machine, relation, forward_ns=forward_ns)
-
-    return BackwardConstants(
-        **fit_constants(BACKWARD_LIMITS, predict, measured, evaluations=EVALUATIONS)
-    )
+    errors = [fit(tile, TRIAL_ROWS, TRIAL_EVALUATIONS)[0] for tile in tiles]
+    return fit(tiles[int(np.argmin(errors))], PHYSICS_ROWS, EVALUATIONS)[1]

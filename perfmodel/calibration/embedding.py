@@ -1,15 +1,15 @@
-"""Embedding fit: a few physical constants a GPU generation from measured cases.
+"""Embedding fit: a few physical constants per GPU generation from measured cases.
 
-Each constant stays between limits and is pulled a little to where it starts,
-so that one that no case decides keeps its start. Constants that a generation
-has no case for are another's, or assumed, and the file says which.
+Each constant stays between limits and is pulled weakly to its start, so one that no case
+determines keeps it. Constants without a case in a generation are borrowed from another one, or
+assumed; the file says which.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,17 +27,6 @@ _HEADING = """\
 # Constants of fused embedding kernels, one set a GPU generation. Others take those of ampere,
 # scaled by their datasheets. Ratios are of the datasheet's bandwidths. Made by the command below.
 """
-_KEYS = {
-    "floor_ns": "floor",
-    "memory_ratio": "memory_ratio",
-    "cache_ratio": "cache_ratio",
-    "sort_ratio": "sort_ratio",
-    "updates_per_clock": "updates_per_clock",
-    "block_ns": "block_time",
-    "long_row_ns": "long_row_time",
-    "tail_row_ns": "tail_row_time",
-    "relative_sigma": "relative_sigma",
-}
 
 
 def to_text(fit: EmbeddingFit, about: Mapping[str, str]) -> str:
@@ -52,7 +41,7 @@ def to_text(fit: EmbeddingFit, about: Mapping[str, str]) -> str:
     lines.append("generations:")
     for name, constants in fit.generations.items():
         lines.append(f"  {name}:")
-        lines += [f"    {line}" for line in _entry(name, constants)]
+        lines += [f"    {_line(name, constants, one.name)}" for one in fields(constants)]
     return "\n".join(lines) + "\n"
 
 
@@ -61,28 +50,25 @@ def write_constants(fit: EmbeddingFit, about: Mapping[str, str], path: Path) -> 
     path.write_text(to_text(fit, about), encoding="utf-8")
 
 
-def _entry(name: str, constants: EmbeddingConstants) -> list[str]:
-    lines = []
-    for field, key in _KEYS.items():
-        value = getattr(constants, field)
-        text = f"{value:g} ns" if field.endswith("_ns") else f"{value:g}"
-        lines.append(f"{key}: {text}{_origin(name, field)}")
-    return lines
-
-
-def _origin(name: str, field: str) -> str:
-    if field == "tail_row_ns":
-        return "  # latency of the L2, not fitted"
-    if field == "relative_sigma":
-        return "  # from held-out errors"
-    return "" if field in FITTED[name] else f"  # that of {LENDERS[name]}"
+def _line(generation: str, constants: EmbeddingConstants, name: str) -> str:
+    """The constant *name* as the file has it, with where it is from."""
+    value, key, unit = getattr(constants, name), name, ""
+    if name.endswith("_ns"):
+        key, unit = name.removesuffix("_ns"), " ns"
+        key = key if key == "floor" else f"{key}_time"
+    origins = {
+        "tail_row_ns": "  # latency of the L2, not fitted",
+        "relative_sigma": "  # from held-out errors",
+    }
+    borrowed = "" if name in FITTED[generation] else f"  # that of {LENDERS[generation]}"
+    return f"{key}: {value:g}{unit}{origins.get(name, borrowed)}"
 
 
 PULL = 0.02
-"""Weight of an e-fold away from the start beside an e-fold of error of a time."""
+"""Weight of a factor e away from the start, relative to a factor e of error of a time."""
 SMALLEST_SIGMA = 0.05
 MEAN_OF_NORMAL = 0.798
-"""Mean of the size of a normal draw, over its deviation."""
+"""Mean absolute value of a normal draw, over its standard deviation."""
 DIGITS = 4
 _SORTED = {
     "sort_ratio": Limit(0.6, 0.2, 1.0),
@@ -93,19 +79,19 @@ _COMMON = {"floor_ns": Limit(4_000.0, 1_000.0, 10_000.0), "cache_ratio": Limit(0
 FITTED: dict[str, dict[str, Limit]] = {
     "volta": {
         **_COMMON,
-        # A kernel that does next to nothing takes 2 to 3 us on these GPUs, whatever it is.
+        # Any kernel that does almost nothing takes 2 to 3 us on these GPUs.
         "floor_ns": Limit(2_500.0, 1_000.0, 3_000.0),
         "memory_ratio": Limit(0.85, 0.5, 1.0),
         "updates_per_clock": Limit(64.0, 10.0, 200.0),
     },
     "ampere": {**_COMMON, **_SORTED},
 }
-"""Constants that the cases of a generation decide."""
+"""Constants that the cases of a generation determine."""
 TAIL_ROW_NS = {"volta": 154.0, "ampere": 146.0}
-"""Constants that no case decides: the latency of the L2, 212 clocks of 1,380 MHz on a V100 and 206
+"""Constants without a case: the latency of the L2, 212 clocks of 1,380 MHz on a V100 and 206
 of 1,410 MHz on an A100 (RRZE-HPC/gpu-benches, 2026-11-16; figures quoted as facts)."""
 LENDERS = {"volta": "ampere", "ampere": "volta"}
-"""Whose constants a generation takes where it has no case for them."""
+"""The generation that lends constants without a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +139,7 @@ class EmbeddingFit:
 
 
 class _Case:
-    """A case with its terms, so that only constants have to be tried."""
+    """A case with its terms, which do not depend on the constants."""
 
     def __init__(self, case: EmbeddingCase) -> None:
         self.case = case
@@ -170,12 +156,7 @@ class _Case:
             for direction in Pass
         }
         parts = pricer.update_parts(self._terms, kernel)
-        return {
-            **found,
-            "prepared": float(parts.prepared_ns[0]),
-            "long": float(parts.long_ns[0]),
-            "short": float(parts.short_ns[0]),
-        }
+        return {**found, **{part: float(times_ns[0]) for part, times_ns in parts.items()}}
 
 
 def fit_embedding(cases: Sequence[EmbeddingCase]) -> EmbeddingFit:
@@ -240,7 +221,7 @@ def _constants(values: Mapping[str, float]) -> EmbeddingConstants:
 def _with_sigma(
     constants: EmbeddingConstants, generation: str, errors: Sequence[CaseError]
 ) -> EmbeddingConstants:
-    """Constants with the spread that the held-out errors of whole passes show, long ones more."""
+    """*constants* with the spread of held-out errors of whole passes, weighted by time."""
     own = [
         error
         for error in errors

@@ -1,7 +1,7 @@
 """Embedding cases: measured lookups and updates, as a file of cases describes them.
 
-A case says which tables were looked up and where its times are found: stated
-in the file with their source, in a table of kernels, or in a recording.
+A case lists the tables that were looked up and where its times are: stated in the file with their
+source, in a table of kernels, or in a recording.
 """
 
 from __future__ import annotations
@@ -21,37 +21,14 @@ from perfmodel.base.units import NS_PER_US
 from perfmodel.workloads.fields import Section
 from topologies import Device, load_device
 
-# A sorted backward pass is a row of kernels on one stream: indices are made
-# linear, sorted and coded, then long rows and all others are updated.
-
-
 FIRST_KERNEL = "linearize_index_kernel"
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedUnits:
-    """Words in the names of kernels: of the forward kernel and of the two updates."""
-
-    forward: str
-    long_rows: str
-    short_rows: str
-
-    @classmethod
-    def of_kind(cls, kind: str) -> RecordedUnits:
-        """The kernels of lookups with or without weights."""
-        return cls(
-            f"codegen_forward_{kind}_kernel",
-            f"_{kind}_kernel_cta_per_row",
-            f"_{kind}_kernel_warp_per_row",
-        )
 
 
 def read_kernel_table(
     path: Path, *, runs: Sequence[str], words: Mapping[str, str]
 ) -> dict[str, float]:
     """Mean time over all calls in *runs* of the kernel whose name holds each of *words*."""
-    if not path.is_file():
-        raise MeasurementError(f"{path}: must be a table of kernels, but there is no such file.")
+    _check_file(path, "a table of kernels")
     with path.open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row.get("trace") in runs]
     found = {}
@@ -65,58 +42,48 @@ def read_kernel_table(
     return found
 
 
-def read_recording(path: Path, units: RecordedUnits) -> dict[str, float]:
-    """Mean times of the parts of a sorted lookup and update in the recording at *path*."""
+def _check_file(path: Path, what: str) -> None:
+    if not path.is_file():
+        raise MeasurementError(f"{path}: must be {what}, but there is no such file.")
+
+
+def read_recording(path: Path, kind: str) -> dict[str, float]:
+    """Mean times of the parts of lookups of *kind* and their updates in the recording at *path*.
+
+    A sorted backward pass is a sequence of kernels on one stream: indices are made linear, sorted
+    and coded, then long rows and all others are updated.
+    """
     from traces.kineto import load_kineto
     from traces.trace import Category
 
-    if not path.is_file():
-        raise MeasurementError(f"{path}: must be a Kineto file, but there is no such file.")
+    _check_file(path, "a Kineto file")
     trace = load_kineto(path)
     columns = trace.columns.take(trace.columns.is_in(Category.KERNEL))
-    calls = _Calls(units)
+    forward_word = f"codegen_forward_{kind}_kernel"
+    forward_ns: list[int] = []
+    updates: list[dict[str, int]] = []
+    stream, update = None, {"prepared": 0, "long": 0}
     for row, number in enumerate(columns.name.tolist()):
-        calls.add(trace.names[number], int(columns.stream[row]), int(columns.duration_ns[row]))
-    if not calls.forward_ns or not calls.updates:
-        raise MeasurementError(f"{path}: has no whole lookup with {units.forward!r} in its names.")
-    parts = {
-        part: sum(update[part] for update in calls.updates) / len(calls.updates)
-        for part in ("prepared", "long", "short")
-    }
-    forward = sum(calls.forward_ns) / len(calls.forward_ns)
-    return {"forward": forward, "backward": sum(parts.values()), **parts}
-
-
-class _Calls:
-    """Kernels in the order they began, gathered to lookups and updates."""
-
-    def __init__(self, units: RecordedUnits) -> None:
-        self._units = units
-        self._stream: int | None = None
-        self._open = {"prepared": 0, "long": 0, "short": 0}
-        self.forward_ns: list[int] = []
-        self.updates: list[dict[str, int]] = []
-
-    def add(self, name: str, stream: int, duration_ns: int) -> None:
-        """Take notice of the next kernel."""
-        if self._units.forward in name:
-            self.forward_ns.append(duration_ns)
+        name, duration_ns = trace.names[number], int(columns.duration_ns[row])
+        if forward_word in name:
+            forward_ns.append(duration_ns)
         elif FIRST_KERNEL in name:
-            self._stream = stream
-            self._open = {"prepared": duration_ns, "long": 0, "short": 0}
-        elif stream == self._stream:
-            self._follow(name, duration_ns)
-
-    def _follow(self, name: str, duration_ns: int) -> None:
-        if self._units.short_rows in name:
-            self.updates.append({**self._open, "short": duration_ns})
-        if "_kernel_warp_per_row" in name:
-            # The update ends here, and so does one of the other kind.
-            self._stream = None
-        elif self._units.long_rows in name:
-            self._open["long"] += duration_ns
-        elif self._open["long"] == 0:
-            self._open["prepared"] += duration_ns
+            stream, update = columns.stream[row], {"prepared": duration_ns, "long": 0}
+        elif columns.stream[row] == stream:
+            if f"_{kind}_kernel_warp_per_row" in name:
+                updates.append({**update, "short": duration_ns})
+            if "_kernel_warp_per_row" in name:
+                # The update ends here, also one of the other kind.
+                stream = None
+            elif f"_{kind}_kernel_cta_per_row" in name:
+                update["long"] += duration_ns
+            elif update["long"] == 0:
+                update["prepared"] += duration_ns
+    if not forward_ns or not updates:
+        raise MeasurementError(f"{path}: has no whole lookup with {forward_word!r} in its names.")
+    parts = {part: sum(one[part] for one in updates) / len(updates) for part in updates[0]}
+    forward = sum(forward_ns) / len(forward_ns)
+    return {"forward": forward, "backward": sum(parts.values()), **parts}
 
 
 HISTOGRAMS = "embeddings/index_reuse_histograms.csv"
@@ -161,7 +128,7 @@ class KernelTableSource(Section):
 
 
 class RecordingSource(Section):
-    """Kernels in a Kineto file; *kind* is the word for them in the names of kernels."""
+    """Kernels in a Kineto file; *kind* is the word in their names."""
 
     file: Words
     kind: Literal["unweighted", "weighted"]
@@ -171,7 +138,7 @@ _Part = Literal["forward", "backward", "prepared", "long", "short"]
 
 
 class CaseSection(Section):
-    """One case; exactly one of *figures*, *kernel_table* and *recording* says its times."""
+    """One case; exactly one of *figures*, *kernel_table* and *recording* states its times."""
 
     name: Words
     device: Words
@@ -199,7 +166,7 @@ class CasesDocument(Section):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingCase:
-    """A measured *lookup*: times by part, and what another method gives for some of them.
+    """A measured *lookup*: times by part, and predictions of another method for some of them.
 
     Parts are `forward` and `backward`, and of a sorted backward pass also
     `prepared`, `long` and `short`. *fitted* are the parts that constants are fitted to.
@@ -215,14 +182,14 @@ class EmbeddingCase:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingCases:
-    """The cases of a file, and what the file says about all of them."""
+    """The cases of a file, and its header."""
 
     cases: tuple[EmbeddingCase, ...]
     about: Mapping[str, str]
 
 
 def load_cases(path: Path, *, data: Path) -> EmbeddingCases:
-    """The cases in *path*; the files they name lie in the folder *data*."""
+    """The cases in *path*; the files that they name are in the folder *data*."""
     document = load_document(path, MeasurementError).read(CasesDocument)
     names = [case.name for case in document.cases]
     if len(names) < 2 or len(set(names)) < len(names):
@@ -246,7 +213,7 @@ def _build(case: CaseSection, path: Path, data: Path) -> EmbeddingCase:
         for table in group.tables(case.batch, _distribution(group, data))
     ]
     measured = _read_times(case, path, data)
-    # The whole backward pass is fitted only where its kernels are not known one by one.
+    # The whole backward pass is fitted only if its kernels are not known one by one.
     left_out = (*case.not_fitted, *(("backward",) if "prepared" in measured else ()))
     return EmbeddingCase(
         name=case.name,
@@ -269,7 +236,7 @@ def _read_times(case: CaseSection, path: Path, data: Path) -> dict[str, float]:
         words = {"forward": table.forward, "backward": table.backward}
         return read_kernel_table(data / table.file, runs=table.runs, words=words)
     if recording is not None:
-        return read_recording(data / recording.file, RecordedUnits.of_kind(recording.kind))
+        return read_recording(data / recording.file, recording.kind)
     return {str(part): ns for part, ns in (figures or {}).items()}
 
 
@@ -278,8 +245,7 @@ def _distribution(group: TableGroup, data: Path) -> IndexDistribution:
     if group.reuse_year is None:
         return UNIFORM
     path = data / HISTOGRAMS
-    if not path.is_file():
-        raise MeasurementError(f"{path}: is needed for the reuse of {group.reuse_year}; no file.")
+    _check_file(path, f"the histograms for the reuse of {group.reuse_year}")
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["year"] == group.reuse_year:

@@ -1,9 +1,9 @@
-"""GEMM fit: physics constants and the correction of one device, from measured products."""
+"""GEMM fit: physics constants and the corrections of one device, from measured GEMMs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,6 @@ from perfmodel.costs.measured_kernels import KernelTable
 from perfmodel.stacks.stack import Residency
 from topologies import load_device
 
-# First the part that keeps the order of work, then what libraries do against it.
-# A third of the rows is held out once to see how far both are off on such rows.
-
-
 HELD_OUT_EVERY = 3
 
 
@@ -55,7 +51,7 @@ LEARNING = {
         steps=TrainingPlan(hidden=32, steps=2500, learning_rate=8e-3),
         spread=TrainingPlan(steps=3000, learning_rate=1e-2, spread_hidden=12),
     ),
-    # Few rows: what goes against the order would be learned from noise.
+    # Few rows: effects against the order would be learned from noise.
     VECTOR: Learning(
         ordered=TrainingPlan(
             hidden=48, steps=2000, batch=512, learning_rate=2e-2, weight_decay=1e-3
@@ -67,41 +63,10 @@ LEARNING = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Learned:
-    """The corrections of one device."""
-
-    ordered: OrderedCorrection
-    steps: Correction | None
-
-
-def fit_learned(rows: LearnedRows, learning: Learning) -> Learned:
-    """Corrections of the kernels in *rows*."""
-    mean, scale = rows.rising.mean(axis=0), rows.rising.std(axis=0) + 1e-6
-    scaled = replace(rows, rising=(rows.rising - mean) / scale)
-    order = np.random.default_rng(learning.ordered.seed).permutation(len(rows.log_time))
-    is_out = order % HELD_OUT_EVERY == 0
-    rest = scaled.take(is_out)
-    with on_one_thread():
-        trial = _fit(scaled.take(~is_out), learning)
-        # As an error of what was timed: only its share that is the kernel counts.
-        errors = rest.share * (rest.log_time - trial.answer(rest))
-        whole = _fit(scaled, learning)
-        ordered = OrderedCorrection(
-            mean=mean,
-            scale=scale,
-            low=rows.rising.min(axis=0),
-            high=rows.rising.max(axis=0),
-            order=whole.order,
-            spread=fit_spread(rest.rising, np.abs(errors), learning.spread),
-        )
-        return Learned(ordered, whole.steps)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class LearnedRows:
     """What is learned from: features *rising* with the work and such that are *free*.
 
-    *share* is how much of what was timed is the kernel, the rest being timing and casts.
+    *share* is how much of the measured time is the kernel, the rest being timing and casts.
     """
 
     rising: Matrix
@@ -111,35 +76,52 @@ class LearnedRows:
 
     def take(self, chosen: NDArray[np.bool_]) -> LearnedRows:
         """The rows that are *chosen*."""
-        return LearnedRows(
-            self.rising[chosen], self.free[chosen], self.log_time[chosen], self.share[chosen]
+        return LearnedRows(*(getattr(self, one.name)[chosen] for one in fields(self)))
+
+
+def fit_learned(
+    rows: LearnedRows, learning: Learning
+) -> tuple[OrderedCorrection, Correction | None]:
+    """The ordered correction of the kernels in *rows*, then that of effects against the order.
+
+    A third of the rows is held out once to measure the error of both on unseen rows.
+    """
+    mean, scale = rows.rising.mean(axis=0), rows.rising.std(axis=0) + 1e-6
+    scaled = replace(rows, rising=(rows.rising - mean) / scale)
+    order = np.random.default_rng(learning.ordered.seed).permutation(len(rows.log_time))
+    is_out = order % HELD_OUT_EVERY == 0
+    rest = scaled.take(is_out)
+    with on_one_thread():
+        trial, steps = _fit(scaled.take(~is_out), learning)
+        log_time = trial.answer(rest.rising)
+        if steps is not None:
+            log_time = log_time + steps.log_ratio(rest.free)
+        # As an error of the measured time: only the kernel's share of it counts.
+        errors = rest.share * (rest.log_time - log_time)
+        whole, steps = _fit(scaled, learning)
+        ordered = OrderedCorrection(
+            mean=mean,
+            scale=scale,
+            low=rows.rising.min(axis=0),
+            high=rows.rising.max(axis=0),
+            order=whole,
+            spread=fit_spread(rest.rising, np.abs(errors), learning.spread),
         )
+    return ordered, steps
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pair:
-    """An ordered network and the steps on top of it."""
-
-    order: OrderedNetwork
-    steps: Correction | None
-
-    def answer(self, rows: LearnedRows) -> Matrix:
-        log_time = self.order.answer(rows.rising)
-        return log_time if self.steps is None else log_time + self.steps.log_ratio(rows.free)
-
-
-def _fit(rows: LearnedRows, learning: Learning) -> _Pair:
+def _fit(rows: LearnedRows, learning: Learning) -> tuple[OrderedNetwork, Correction | None]:
     order = train_ordered(rows.rising, rows.log_time, learning.ordered, weight=rows.share)
     if learning.steps is None:
-        return _Pair(order, None)
+        return order, None
     left = rows.log_time - order.answer(rows.rising)
-    return _Pair(order, fit_steps(rows.free, left, learning.steps))
+    return order, fit_steps(rows.free, left, learning.steps)
 
 
 PHYSICS_ROWS = 2500
 LONG_K = 2048
 SMALLEST_VECTOR_TILE = 64.0 * 64
-"""Elements of the smallest fp32 tiles, by the names of kernels in recordings: 32 x 128, 64 x 64."""
+"""Elements of the smallest fp32 tiles, by kernel names in recordings: 32 x 128, 64 x 64."""
 SMALLEST_KERNEL_SHARE = 0.2
 """At least this share of a measurement is the kernel, the rest timing and casts."""
 FLOOR_ROWS_NS = 5_000.0
@@ -163,16 +145,16 @@ LIMITS = {
 }
 
 TIMING_LIMIT = Limit(10_000, 1, 40_000)
-"""Tables timed from the host hold its launches; those from CUDA graphs do not."""
+"""Tables timed from the host include its launches; those from CUDA graphs do not."""
 
 CAST_LIMITS = {
     "cast_floor_ns": Limit(4_000, 500, 20_000),
     "cast_ratio": Limit(0.5, 0.05, 1.0),
     "cast_cached_ratio": Limit(0.5, 0.05, 1.0),
 }
-"""Tables of quantised layers hold the cast of the activation."""
-PRODUCT_FLOOR_NS = 3_000.0
-"""Held where a cast goes before: a table cannot tell its floor from that of the product, and half
+"""Tables of quantised layers include the cast of the activation."""
+GEMM_FLOOR_NS = 3_000.0
+"""Used where a cast precedes: a table cannot separate its floor from that of the GEMM, and half
 precision has floors of 2.9 to 3.5 us on chips that multiply 8 bits."""
 
 
@@ -183,7 +165,14 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
     dtype = ops[0].dtype
     shapes, machine = gemm_shapes(ops), machine_rates(device, dtype)
     measured = table.measured_ns
-    residency = _only_residency(table, device_name)
+    found = {kernel.operand_residency for kernel in table.kernels}
+    if len(found) > 1:
+        words = " and ".join(sorted(residency.value for residency in found))
+        raise CalibrationError(
+            f"GEMMs on {device_name}: rows of one fit must be measured in the same way, got "
+            f"residency {words}. Fit recordings and benchmarks separately."
+        )
+    [residency] = found
     constants = _fit_physics(shapes, machine, measured, residency, seed)
     times = predict_gemm_times(shapes, machine, constants, residency)
     log_ratio = np.log(measured / times.duration_ns)
@@ -194,27 +183,16 @@ def fit_gemm_entry(table: KernelTable, device_name: str, *, seed: int = 0) -> En
         log_time=np.log(kernel_ns),
         share=kernel_ns / measured,
     )
-    learned = fit_learned(rows, LEARNING[VECTOR if variant_of(dtype) == VECTOR else TENSOR])
+    variant = variant_of(dtype)
+    ordered, steps = fit_learned(rows, LEARNING[VECTOR if variant == VECTOR else TENSOR])
     return build_entry(
         device,
-        variant_of(dtype),
+        variant,
         constants=asdict(constants),
-        correction=learned.steps,
-        ordered=learned.ordered,
+        correction=steps,
+        ordered=ordered,
         relative_sigma=float(np.std(log_ratio)),
     )
-
-
-def _only_residency(table: KernelTable, device_name: str) -> Residency:
-    """Where operands were in all rows of *table*."""
-    found = {kernel.operand_residency for kernel in table.kernels}
-    if len(found) > 1:
-        words = " and ".join(sorted(residency.value for residency in found))
-        raise CalibrationError(
-            f"products on {device_name}: rows of one fit must be measured in the same way, got "
-            f"residency {words}. Fit recordings and benchmarks apart."
-        )
-    return found.pop()
 
 
 def _fit_physics(
@@ -244,13 +222,13 @@ def _fit_physics(
         limits["timing_ns"] = TIMING_LIMIT
     if shapes.width_bytes[0] < ACTIVATION_BYTES:
         limits |= CAST_LIMITS
-        given["floor_ns"] = PRODUCT_FLOOR_NS
+        given["floor_ns"] = GEMM_FLOOR_NS
         del limits["floor_ns"]
     return GemmConstants(**{**given, **fit_constants(limits, predict, measured[chosen])})
 
 
 def _tiny_k_ns(shapes: GemmShapes, measured: Matrix) -> float:
-    """What an element of k costs in tiny products, from those with a long k; 0 without any.
+    """What an element of k costs in tiny GEMMs, from those with a long k; 0 without any.
 
     The fastest tenth: where a library has no such kernel, nothing is slow.
     """

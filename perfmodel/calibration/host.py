@@ -1,8 +1,8 @@
 """Host calibration: a software stack from host overheads that `trace extract` found.
 
-T1 and the launch calls are one number each, weighted by how often they were
-seen; T2, T3 and T5 are one for each operator, and their weighted means stand for
-operators that were not seen. All else is taken over from another stack.
+T1 and the launch calls are one number each, weighted by their counts; T2, T3 and T5 are one number
+per operator, and their weighted means are the defaults of other operators. Everything else is
+inherited from another stack.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HostLine:
 
 @dataclass(frozen=True, slots=True)
 class HostSource:
-    """Where a stack comes from: its name, what it extends, and the words of its header."""
+    """Where a stack comes from: its name, what it extends, and its header."""
 
     name: str
     extends: str
@@ -53,7 +53,7 @@ class HostSource:
 
 
 def load_host_lines(path: Path) -> tuple[HostLine, ...]:
-    """Read host_overheads.csv; every fault of it is named."""
+    """Read host_overheads.csv; all its faults are reported."""
     rows = load_rows(path, CalibrationError, _COLUMNS)
     lines, faults = [], []
     for number, row in enumerate(rows, start=2):
@@ -62,7 +62,7 @@ def load_host_lines(path: Path) -> tuple[HostLine, ...]:
         except (ValueError, TypeError) as fault:
             faults.append(f"  line {number}: {str(fault)[:200]}")
     if faults or not lines:
-        heading = f"{path}: must hold host overheads, one a line"
+        heading = f"{path}: must hold host overheads, one per line"
         raise CalibrationError("\n".join([heading, *(faults[:8] or ["  holds none"])]))
     return tuple(lines)
 

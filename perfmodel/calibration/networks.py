@@ -1,12 +1,13 @@
-"""Networks: fitting small corrections and spreads with torch; they are evaluated with numpy.
+"""Networks: fitting small corrections and spreads with torch; numpy evaluates them.
 
-The spread is a quantile: nine errors in ten of rows not fitted lie in the
-interval that it makes.
+A weight of an ordered network is the square of a free number, so it stays positive and small ones
+decay to zero. The spread is a quantile, learned from errors on rows not fitted: nine in ten of
+them are in the interval that it makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -17,18 +18,12 @@ from torch import nn
 from perfmodel.costs.corrections import (
     LARGEST_STEP,
     Correction,
-    Layer,
     Matrix,
     Network,
     OrderedCorrection,
     OrderedNetwork,
 )
 from perfmodel.costs.estimates import INTERVAL_SIGMAS
-
-# A weight is the square of a free number, so it stays positive and small ones
-# decay to zero. The spread is learned from errors on rows not fitted, rows of
-# one shape staying together.
-
 
 SECOND_HIDDEN_SHARE = 2
 """The second layer has this many times fewer units than the first."""
@@ -61,7 +56,7 @@ def fit_ordered(features: Matrix, log_time: Matrix, plan: TrainingPlan) -> Order
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """The networks are so small that several threads only wait for each other."""
+    """Limit torch to one thread: for networks this small, several only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -71,7 +66,7 @@ def on_one_thread() -> Iterator[None]:
 
 
 def _held_out_errors(inputs: Matrix, log_time: Matrix, plan: TrainingPlan) -> Matrix:
-    """Errors of rows by networks that did not see their shapes; not a number for the others."""
+    """Errors of rows by networks that did not see their shapes; NaN for the others."""
     shape_of_row = np.unique(inputs, axis=0, return_inverse=True)[1].ravel()
     chooser = np.random.default_rng(plan.seed)
     fold = (chooser.permutation(int(shape_of_row.max()) + 1) % INNER_FOLDS)[shape_of_row]
@@ -120,25 +115,16 @@ def train_ordered(
         return _size_of(error, usual=USUAL_ORDERED_ERROR)
 
     _train(network, loss, len(rows), plan, steps=plan.steps)
-    return _to_ordered_network(network, centre, width)
-
-
-def _to_ordered_network(network: _Trained, centre: float, width: float) -> OrderedNetwork:
-    def numbers(names: Sequence[str]) -> list[Matrix]:
-        return [getattr(network, name).detach().numpy().astype(np.float64) for name in names]
-
-    first, second, last, straight = (
-        free**2 for free in numbers(("first", "second", "last", "straight"))
-    )
-    first_bias, second_bias, bias = numbers(("first_bias", "second_bias", "bias"))
+    free = {name: one.detach().numpy().astype(np.float64) for name, one in
+            network.named_parameters()}  # fmt: skip
     return OrderedNetwork(
-        first=first,
-        first_bias=first_bias,
-        second=second,
-        second_bias=second_bias,
-        last=width * last,
-        straight=width * straight,
-        bias=width * bias + centre,
+        first=free["first"] ** 2,
+        first_bias=free["first_bias"],
+        second=free["second"] ** 2,
+        second_bias=free["second_bias"],
+        last=width * free["last"] ** 2,
+        straight=width * free["straight"] ** 2,
+        bias=width * free["bias"] + centre,
     )
 
 
@@ -146,7 +132,7 @@ INTERVAL_SHARE = 0.87
 USUAL_ERROR = 0.01
 """The loss turns from square to linear at this error of the logarithm."""
 FEWEST_SPREAD_ROWS = 1000
-"""With fewer rows one spread stands for all: a network would only learn their noise."""
+"""With fewer rows all share one spread: a network would only learn their noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +153,23 @@ class TrainingPlan:
 
 
 def fit_steps(features: Matrix, log_ratio: Matrix, plan: TrainingPlan) -> Correction:
-    """The correction that comes closest to *log_ratio*, as far as corrections go."""
+    """The correction that comes closest to *log_ratio*, within the limit of corrections."""
     mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-6
-    wanted = np.clip(log_ratio, -LARGEST_STEP, LARGEST_STEP)
+    network = _build(features.shape[1], plan.hidden, plan.seed)
+    rows = _tensor((features - mean) / scale)
+    wanted = _tensor(np.clip(log_ratio, -LARGEST_STEP, LARGEST_STEP))
+
+    def loss(chosen: torch.Tensor) -> torch.Tensor:
+        return _size_of(network(rows[chosen]).squeeze(1) - wanted[chosen], usual=USUAL_ERROR)
+
+    _train(network, loss, len(rows), plan, steps=plan.steps)
     return Correction(
         mean=mean,
         scale=scale,
         low=features.min(axis=0),
         high=features.max(axis=0),
-        shift=_to_network(_train_shift((features - mean) / scale, wanted, plan)),
+        shift=_to_network(network),
     )
-
-
-def fit_spread(inputs: Matrix, sizes: Matrix, plan: TrainingPlan) -> Network:
-    """The network for the logarithm of sigma, from the *sizes* of errors on rows not fitted."""
-    return _to_network(_train_spread(inputs, sizes, plan))
 
 
 def _build(inputs: int, hidden: int, seed: int) -> nn.Sequential:
@@ -192,24 +180,13 @@ def _build(inputs: int, hidden: int, seed: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-def _train_shift(inputs: Matrix, target: Matrix, plan: TrainingPlan) -> nn.Sequential:
-    network = _build(inputs.shape[1], plan.hidden, plan.seed)
-    rows, wanted = _tensor(inputs), _tensor(target)
-
-    def loss(chosen: torch.Tensor) -> torch.Tensor:
-        return _size_of(network(rows[chosen]).squeeze(1) - wanted[chosen], usual=USUAL_ERROR)
-
-    _train(network, loss, len(rows), plan, steps=plan.steps)
-    return network
-
-
 def _size_of(error: torch.Tensor, *, usual: float) -> torch.Tensor:
     """How large *error* is: its square up to the *usual* one, itself beyond."""
     return nn.functional.smooth_l1_loss(error, torch.zeros_like(error), beta=usual)
 
 
-def _train_spread(inputs: Matrix, sizes: Matrix, plan: TrainingPlan) -> nn.Sequential:
-    """A network for the logarithm of sigma, such that nine errors in ten lie in the interval.
+def fit_spread(inputs: Matrix, sizes: Matrix, plan: TrainingPlan) -> Network:
+    """The network for the logarithm of sigma, from the *sizes* of errors on rows not fitted.
 
     Quantile regression of the log of the error's size: the pinball loss.
     """
@@ -228,7 +205,7 @@ def _train_spread(inputs: Matrix, sizes: Matrix, plan: TrainingPlan) -> nn.Seque
 
     steps = plan.steps // 3 if len(sizes) >= FEWEST_SPREAD_ROWS else 0
     _train(network, loss, len(rows), plan, steps=steps)
-    return network
+    return _to_network(network)
 
 
 def _train(
@@ -239,7 +216,7 @@ def _train(
     *,
     steps: int,
 ) -> None:
-    """Lower the *loss* of rows that are drawn anew in each of *steps*."""
+    """Lower the *loss* of rows that are redrawn in each of *steps*."""
     chooser = torch.Generator().manual_seed(plan.seed)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay
@@ -262,10 +239,7 @@ def _tensor(values: Matrix) -> torch.Tensor:
 def _to_network(network: nn.Sequential) -> Network:
     return Network(
         tuple(
-            Layer(
-                weight=np.ascontiguousarray(layer.weight.detach().numpy().T),
-                bias=layer.bias.detach().numpy(),
-            )
+            (np.ascontiguousarray(layer.weight.detach().numpy().T), layer.bias.detach().numpy())
             for layer in network
             if isinstance(layer, nn.Linear)
         )

@@ -20,7 +20,7 @@ from perfmodel.cli.options import JobOut, Run
 from perfmodel.emulation.request import Emulation
 
 if TYPE_CHECKING:
-    from perfmodel.emulation.telling import EmulatedJob
+    from perfmodel.emulation.summary import EmulatedJob
 
 EPILOG = """\b
 Examples:

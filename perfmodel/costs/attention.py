@@ -1,13 +1,14 @@
-"""Attention: fused kernels by name, or unfused as products and passes over the scores.
+"""Attention: fused kernels by name, or unfused as GEMMs and passes over the scores.
 
-The kernel is an input: on one GPU kernels differ by 14 to 40 %, generations by
-a factor of two. Which constants price a kernel is decided in `attention_kernels`.
+The kernel is an input: on one GPU kernels differ by 14 to 40 %, generations by a factor of two.
+`attention_kernels` chooses the constants of a kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ from topologies import Device
 
 BEYOND_FEW_ROWS_SIGMA = 0.15
 """A handful of rows of one head size says little about others: published rates of cuDNN with
-heads of 64 lie a quarter below what rows with 128 make one expect."""
+heads of 64 are a quarter below those extrapolated from rows with 128."""
 
 
 class AttentionModel(CalibratedModel):
@@ -51,30 +52,25 @@ class AttentionModel(CalibratedModel):
 
     def price(self, ops: Sequence[Attention], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device* under *stack*."""
-        return price_by_kind(
-            ops,
-            rows_of_kinds(_kind(op, device, stack) for op in ops),
-            lambda kind, chosen: self._price_kind(chosen, kind, device, stack),
-        )
+
+        def price(kind: AttentionKind, chosen: Sequence[Attention]) -> Estimates:
+            if kind.kernel == UNFUSED:
+                return price_unfused(chosen, device, stack)
+            return price_attentions(
+                attention_shapes(chosen),
+                machine_rates(device, kind.dtype),
+                find_recipe(self.entries(device), device, kind),
+                slowdown=arithmetic_slowdown(device, stack, kind.dtype),
+            )
+
+        return price_by_kind(ops, rows_of_kinds(_kind(op, device, stack) for op in ops), price)
 
     def describe(self, op: Attention, device: Device, stack: SoftwareStack) -> str:
-        """The kernel that runs *op* and whose constants price it."""
+        """The kernel that runs *op* and the constants that price it."""
         kind = _kind(op, device, stack)
         if kind.kernel == UNFUSED:
-            return f"{UNFUSED}: products and passes over the scores"
+            return f"{UNFUSED}: GEMMs and passes over the scores"
         return f"{kind.kernel}: {find_recipe(self.entries(device), device, kind).describe(device)}"
-
-    def _price_kind(
-        self, ops: Sequence[Attention], kind: AttentionKind, device: Device, stack: SoftwareStack
-    ) -> Estimates:
-        if kind.kernel == UNFUSED:
-            return price_unfused(ops, device, stack)
-        return price_attentions(
-            attention_shapes(ops),
-            machine_rates(device, kind.dtype),
-            find_recipe(self.entries(device), device, kind),
-            slowdown=arithmetic_slowdown(device, stack, kind.dtype),
-        )
 
 
 def price_attentions(
@@ -84,11 +80,11 @@ def price_attentions(
     entry, machine = recipe.match.entry, recipe.machine(rates)
     constants = forward_constants(entry)
     if recipe.leaves_cache_out:
-        # With a single key head next to nothing is written: the kernel that training runs.
+        # With a single key head almost nothing is written: the kernel that training runs.
         shapes = replace(shapes, kv_heads=np.ones(len(shapes)))
     times = predict_forward_times(shapes, machine, constants)
     learned = _learned(shapes, machine, times, recipe)
-    # Long load slows the arithmetic only. Added, not multiplied: sums keep the order of parts.
+    # Sustained load slows the arithmetic only. Added, not multiplied, so the order of parts stays.
     slower_ns = (slowdown - 1.0) * times.busy_ns
     duration_ns = recipe.time_ratio * (times.duration_ns * np.exp(learned.log_ratio) + slower_ns)
     if recipe.backward is not None:
@@ -108,7 +104,7 @@ def price_attentions(
 def _learned(
     shapes: AttentionShapes, machine: MachineRates, times: AttentionTimes, recipe: KernelRecipe
 ) -> Corrected:
-    """The correction of *times*; without one, only how sure we are."""
+    """The correction of *times*; without one, only its uncertainty."""
     entry = recipe.match.entry
     if entry.ordered is not None and recipe.takes_correction:
         return entry.ordered.apply(attention_features(shapes, machine, times))
@@ -139,19 +135,8 @@ def attention_shapes(ops: Sequence[Attention]) -> AttentionShapes:
          op.dtype.size_bytes, op.is_causal, op.direction is Pass.BACKWARD)
         for op in ops
     ]  # fmt: skip
-    columns = np.array(rows, dtype=np.float64).reshape(-1, 9).T
-    batch, queries, keys, heads, kv_heads, head_dim, width, is_causal, is_backward = columns
-    return AttentionShapes(
-        batch=batch,
-        queries=queries,
-        keys=keys,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        width_bytes=width,
-        is_causal=is_causal > 0,
-        is_backward=is_backward > 0,
-    )
+    columns: Any = np.array(rows, dtype=np.float64).reshape(-1, 9).T
+    return AttentionShapes(*columns[:7], *(columns[7:] > 0))
 
 
 def _kind(op: Attention, device: Device, stack: SoftwareStack) -> AttentionKind:
@@ -167,23 +152,24 @@ SEPARATE_PASSES = 3
 
 
 def price_unfused(ops: Sequence[Attention], device: Device, stack: SoftwareStack) -> Estimates:
-    """Predict *ops* as products plus passes over the scores."""
-    gemms = [gemm for op in ops for gemm in _products(op)]
-    passes = [_passes(op, stack) for op in ops]
-    products = GemmModel().price(gemms, device, stack)
-    memory = MemoryModel().price(passes, device, stack)
-    starts = np.cumsum([0] + [len(_products(op)) for op in ops])[:-1]
-    product_ns = np.add.reduceat(products.duration_ns, starts)
-    total_ns = product_ns + memory.duration_ns
+    """Predict *ops* as batched GEMMs plus passes over the matrix of scores.
+
+    A causal mask saves nothing: the whole matrix is made, masked and read.
+    """
+    gemms_of = [_unfused_gemms(op) for op in ops]
+    gemms = GemmModel().price([gemm for one in gemms_of for gemm in one], device, stack)
+    passes = MemoryModel().price([_passes(op, stack) for op in ops], device, stack)
+    starts = np.cumsum([0] + [len(one) for one in gemms_of])[:-1]
+    gemm_ns = np.add.reduceat(gemms.duration_ns, starts)
     return build_estimates(
-        total_ns,
+        gemm_ns + passes.duration_ns,
         relative_sigma=0.15,
         provenance=Provenance.ANALYTIC,
-        bound=np.where(memory.duration_ns > product_ns, Bound.MEMORY, Bound.COMPUTE),
+        bound=np.where(passes.duration_ns > gemm_ns, Bound.MEMORY, Bound.COMPUTE),
     )
 
 
-def _products(op: Attention) -> tuple[Gemm, ...]:
+def _unfused_gemms(op: Attention) -> tuple[Gemm, ...]:
     count = op.batch * op.heads
     scores = Gemm(op.query_length, op.key_length, op.head_dim, op.dtype, batch=count)
     mixed = Gemm(op.query_length, op.head_dim, op.key_length, op.dtype, batch=count)

@@ -1,9 +1,9 @@
 """Attention kernels: which constants price a kernel on a device, in which direction.
 
-A measured name (`fa3`) is the kernel as its benchmark timed it, with the write
-to the cache of keys and values that serving does. A generation (`flash2`,
-`flash3`, `cudnn`) is the training kernel: its best-measured member without
-that write. What no table measured is derived and says so by a wider spread.
+A measured name (`fa3`) is the kernel as its benchmark timed it, including the write to the
+key-value cache that serving does. A generation (`flash2`, `flash3`, `cudnn`) is the training
+kernel: its best-measured member without that write. What no table measured is derived, with a
+wider interval.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ GENERATIONS: dict[str, tuple[str, ...]] = {
     "trtllm": ("torch_flow",),
     "cudnn": ("cudnn",),
 }  # fmt: skip
-"""Which measured kernels a generation stands for, best measured first."""
+"""The measured kernels of a generation, best measured first."""
 
 AMPERE_KERNELS = frozenset({"flash1", "flash2", *GENERATIONS["flash2"]})
 AMPERE_FLOPS_PER_CLOCK = 2048.0
-"""What a multiprocessor multiplies in a clock with the instructions that Ampere has.
+"""What a multiprocessor multiplies per clock with the instructions of Ampere.
 
-These kernels issue them on every chip. Later chips reach their
-datasheet rate only with instructions of their own: on H100 this makes 535 of 989
-TFLOP/s, of which flash-attention 2 is published to reach 370 forward and 322 backward
-(Shah et al., arXiv 2407.08608).
+These kernels issue them on every chip. Later chips reach their datasheet rate only with newer
+instructions: on H100 this makes 535 of 989 TFLOP/s, of which flash-attention 2 is published to
+reach 370 forward and 322 backward (Shah et al., arXiv 2407.08608).
 """
 FLASH1_TIME_RATIO = 2.0
 FLASH1_SIGMA = 0.2
@@ -50,17 +49,17 @@ abstract). Not measured here: assumed."""
 OTHER_MASK_SIGMA = 0.06
 OTHER_DTYPE_SIGMA = 0.12
 OTHER_BACKWARD_SIGMA = 0.08
-"""Backward was measured for one kernel; others are taken to keep its relation to forward."""
+"""Backward was measured for one kernel; others are assumed to keep its ratio to forward."""
 CACHE_LEFT_OUT_SIGMA = 0.06
-"""Taking the cache write out of a benchmark of serving: published rates of flash-attention 3 on
+"""Subtracting the cache write from a serving benchmark: published rates of flash-attention 3 on
 H100 are met to 9 % from length 2048 up, and are up to 21 % higher at 512."""
 NEARLY_MEASURED_SIGMA = 0.01
 OTHER_KERNEL_SIGMA = 0.15
-"""A kernel measured nowhere near the device is priced as another of its generation."""
+"""A kernel without measurements near the device is priced as another of its generation."""
 FAMILY_DISTANCE_SIGMA = 0.05
 """Chips of one architecture and class are nearer to each other than this."""
 FAMILY_SIGMA = 0.02
-"""What borrowing within a family really adds: leaving H100 or H200 out costs 0 to 1.5 %."""
+"""Measured cost of borrowing within a family: leaving H100 or H200 out costs 0 to 1.5 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class KernelRecipe:
 
     @property
     def relative_sigma(self) -> float:
-        """What borrowing and standing in add to the spread of the constants."""
+        """The uncertainty that borrowing and substitution add to that of the constants."""
         borrowed = self.match.borrowed_sigma
         if 0.0 < borrowed < FAMILY_DISTANCE_SIGMA:
             borrowed = FAMILY_SIGMA
@@ -101,14 +100,14 @@ class KernelRecipe:
 
     @property
     def provenance(self) -> Provenance:
-        """How we know times inside the range of the fit."""
+        """How times inside the range of the fit are known."""
         if self.time_ratio != 1.0:
             return Provenance.ASSUMED
         return Provenance.INTERPOLATED if self.is_measured else Provenance.EXTRAPOLATED
 
     @property
     def is_measured(self) -> bool:
-        """Whether this very kernel was measured on this very device."""
+        """Whether this kernel was measured on this device."""
         return self.match.is_own and self.extra_sigma < NEARLY_MEASURED_SIGMA
 
     def machine(self, rates: MachineRates) -> MachineRates:
@@ -119,7 +118,7 @@ class KernelRecipe:
         return replace(rates, peak_flops=min(rates.peak_flops, reachable))
 
     def describe(self, device: Device) -> str:
-        """One line: whose constants these are."""
+        """One line: where the constants are from."""
         entry = self.match.entry
         words = f"{entry.variant} measured on {entry.device}"
         if not self.match.is_own:
@@ -140,11 +139,18 @@ def variant_of(op: Attention) -> str:
 
 
 def find_recipe(entries: Sequence[Entry], device: Device, kind: AttentionKind) -> KernelRecipe:
-    """The nearest constants for *kind* on *device*, and what standing in for it costs."""
+    """The nearest constants for *kind* on *device*, and what using them costs."""
+    # Variants that may price the kind, by kernel, then mask, then dtype.
+    variants = [
+        (f"{name}/{mask}{suffix}", mask_sigma, dtype_sigma + kernel_sigma)
+        for name, kernel_sigma in members_of(kind.kernel)
+        for mask, mask_sigma in zip(_masks(kind), (0.0, OTHER_MASK_SIGMA), strict=True)
+        for suffix, dtype_sigma in _dtypes(kind.dtype)
+    ]
     found = [
-        (match, stand_in)
-        for stand_in in _stand_ins(kind)
-        if (match := match_entry(entries, device, stand_in.variant)) is not None
+        (match, mask_sigma, distance_sigma)
+        for variant, mask_sigma, distance_sigma in variants
+        if (match := match_entry(entries, device, variant)) is not None
     ]
     if not found:
         known = sorted({entry.variant.split("/")[0] for entry in entries})
@@ -153,55 +159,27 @@ def find_recipe(entries: Sequence[Entry], device: Device, kind: AttentionKind) -
             f"{', '.join([*GENERATIONS, *known])}."
         )
     # The nearest device first, then the best-measured member of a generation, then its mask:
-    # the physics knows masks better than it knows chips.
-    match, chosen = min(
-        found, key=lambda pair: (pair[0].borrowed_sigma + pair[1].distance_sigma, pair[1].place)
-    )
+    # the physics knows masks better than it knows chips. Ties go to the first.
+    match, mask_sigma, distance_sigma = min(found, key=lambda one: one[0].borrowed_sigma + one[2])
     backward, backward_sigma = _find_backward(entries, device, kind, match)
     is_flash1 = kind.kernel == "flash1"
     return KernelRecipe(
         match=match,
-        extra_sigma=chosen.mask_sigma
-        + chosen.distance_sigma
+        extra_sigma=mask_sigma
+        + distance_sigma
         + backward_sigma
         + (FLASH1_SIGMA if is_flash1 else 0.0),
         time_ratio=FLASH1_TIME_RATIO if is_flash1 else 1.0,
         writes_cache=kind.kernel not in GENERATIONS and not kind.is_backward,
-        # What was learned is of one mask and one family of chips; the physics carries further.
-        takes_correction=chosen.mask_sigma == 0.0 and match.borrowed_sigma < FAMILY_DISTANCE_SIGMA,
+        # A correction is of one mask and one family of chips; the physics extrapolates further.
+        takes_correction=mask_sigma == 0.0 and match.borrowed_sigma < FAMILY_DISTANCE_SIGMA,
         backward=backward,
         uses_ampere_instructions=kind.kernel in AMPERE_KERNELS,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _StandIn:
-    """A variant that may price a kind of call, its place in the order, and what it costs.
-
-    *distance_sigma* is of another dtype or kernel, *mask_sigma* of another mask.
-    """
-
-    variant: str
-    place: int
-    mask_sigma: float
-    distance_sigma: float
-
-
-def _stand_ins(kind: AttentionKind) -> list[_StandIn]:
-    variants = [
-        (f"{name}/{mask}{suffix}", mask_sigma, dtype_sigma + kernel_sigma)
-        for name, kernel_sigma in members_of(kind.kernel)
-        for mask, mask_sigma in zip(_masks(kind), (0.0, OTHER_MASK_SIGMA), strict=True)
-        for suffix, dtype_sigma in _dtypes(kind.dtype)
-    ]
-    return [
-        _StandIn(variant, place, mask_sigma, distance_sigma)
-        for place, (variant, mask_sigma, distance_sigma) in enumerate(variants)
-    ]
-
-
 def members_of(kernel: str) -> list[tuple[str, float]]:
-    """Measured kernels that may stand for *kernel*: a generation's own, or itself and its next."""
+    """Measured kernels that may price *kernel*, and the uncertainty that each adds."""
     if kernel in GENERATIONS:
         return [(name, 0.0) for name in GENERATIONS[kernel]]
     relatives = next((names for names in GENERATIONS.values() if kernel in names), ())
@@ -221,7 +199,7 @@ def _dtypes(dtype: DType) -> tuple[tuple[str, float], ...]:
 def _find_backward(
     entries: Sequence[Entry], device: Device, kind: AttentionKind, match: Match
 ) -> tuple[BackwardConstants | None, float]:
-    """How backward follows from forward: by the kernel's own rows, else by the nearest others."""
+    """How backward follows from forward: by rows of the kernel, else of the nearest one."""
     if not kind.is_backward:
         return None, 0.0
     own = backward_constants(match.entry)
@@ -244,7 +222,7 @@ def _find_backward(
 
 
 def backward_constants(entry: Entry) -> BackwardConstants | None:
-    """The relation of backward to forward in *entry*, if its rows have both."""
+    """The constants of backward in *entry*, if its rows have both directions."""
     names = BackwardConstants.__slots__
     if not all(name in entry.constants for name in names):
         return None

@@ -1,9 +1,8 @@
-"""Attention physics: query tiles dealt to multiprocessors, each passing over its keys.
+"""Attention physics: query tiles assigned to multiprocessors, each passing over its keys.
 
-Multiplying and exponentiating take turns on a tile, so their times add. The
-job ends when the mean load is done and the longest tile is done; causal tiles
-differ in length, which the soft maximum of the two stands for. Serving
-benchmarks also write keys and values to a cache, which training does not.
+Multiplying and exponentiating alternate on a tile, so their times add. A kernel ends when the mean
+load and the longest tile are done; causal tiles differ in length, hence a soft maximum of the two.
+Serving benchmarks also write keys and values to a cache, which training does not.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from perfmodel.costs.gemm_physics import MachineRates
 
 KEY_TILE = 64
 HEAD_TILE = 32
-"""Kernels are compiled for head sizes in steps of this and pad what lies between."""
+"""Kernels are compiled for head sizes in steps of this and pad sizes in between."""
 NARROW_HEAD = 96
-"""Up to this head size a kernel affords longer query tiles than beyond."""
+"""Up to this head size a kernel uses longer query tiles than beyond."""
 FORWARD_PRODUCTS = 4.0
-"""Operations per query-key pair and element of the head: two products, multiply and add."""
+"""Operations per query-key pair and element of the head: two GEMMs, multiply and add."""
 CACHE_PASSES = 2.0
 """Writing the cache reads the new keys and values once and writes them once."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConstants:
-    """What is fitted for one device and kernel; ratios are of the datasheet.
+    """Fitted constants of one device and kernel; ratios are of the datasheet.
 
     *pair_clocks* is what a multiprocessor spends on one query-key pair besides
     multiplying: the exponential, the maximum, the scaling; *tile_clocks* what a tile of
-    *query_tile* queries (*wide_query_tile* for wide heads) costs however many keys it
-    sees. *tail_ratio* is how far the last wave of tiles counts as a whole one.
+    *query_tile* queries (*wide_query_tile* for wide heads) costs regardless of its
+    keys. *tail_ratio* is how far the last wave of tiles counts as a whole one.
     *traffic_bytes_per_clock* is how fast a multiprocessor takes in queries and puts out
     results, before and after the multiplying: its own rate, since H100 and H200, which
     differ only in memory, take the same time. Keys and values arrive while it
@@ -61,7 +60,7 @@ class AttentionConstants:
 class BackwardConstants:
     """Backward as so many forwards, and so many passes over what forward must move.
 
-    Five products instead of two make it 2.5 forwards and a bit; the passes are the
+    Five GEMMs instead of two make it 2.5 forwards and a bit; the passes are the
     separate kernels that prepare and convert gradients at the speed of memory.
     """
 
@@ -104,7 +103,7 @@ class AttentionShapes:
         tiles = np.ceil(self.keys / KEY_TILE)
         query_tiles = np.ceil(self.queries / query_tile)
         earlier = np.maximum(tiles - np.ceil(self.queries / KEY_TILE), 0.0)
-        # The last query sees all keys, each tile before it as many fewer as it has queries.
+        # The last query sees all keys, each earlier tile fewer by its number of queries.
         fewer = query_tile / KEY_TILE * (query_tiles - 1) / 2
         visible = np.minimum(earlier + fewer + (tiles - earlier) / query_tiles, tiles)
         return np.where(self.is_causal, visible, tiles)
@@ -165,7 +164,7 @@ def _busy(
     machine: MachineRates,
     constants: AttentionConstants,
 ) -> FloatColumn:
-    """How long multiprocessors multiply and exponentiate, heads being of *head_dim*."""
+    """How long multiprocessors multiply and exponentiate, with heads of *head_dim*."""
     tile = constants.query_tile
     clock_ns = NS_PER_S / machine.clock_hz
     rate_per_sm = machine.peak_flops * constants.compute_ratio / machine.sm_count
@@ -191,10 +190,10 @@ def predict_backward_ns(
 ) -> FloatColumn:
     """Predict the backward pass of calls whose forward takes *forward_ns*.
 
-    Lengths and kernels keep one relation: from published forward rates of three kernels
+    One ratio holds for all lengths and kernels: from published forward rates of three kernels
     on H100 with heads of 128 it gives the published backward rates to 6 %. With heads of
-    64 it is 4 to 22 % too long: there the exponential, which forward waits for most,
-    weighs less in backward.
+    64 it is 4 to 22 % too long: there the exponential, which dominates forward, weighs less
+    in backward.
     Source: Shah et al., FlashAttention-3, arXiv 2407.08608, figures 5 and 6.
     """
     # Gradients of keys and values are made for every query head and then added up.
@@ -216,10 +215,10 @@ def _cache_ns(
 def attention_features(
     shapes: AttentionShapes, machine: MachineRates, times: AttentionTimes
 ) -> NDArray[np.float64]:
-    """Calls x features: what the learned correction may look at.
+    """Calls x features: the inputs of the learned correction.
 
-    The first is the predicted time. Every one grows with batch, length, heads and
-    head size or stays, so that a correction which never falls with any keeps their order.
+    The first is the predicted time. Every feature grows with batch, length, heads and head size or
+    stays, so a correction that never falls with any of them keeps the order of work.
     """
     columns = [
         times.duration_ns,

@@ -44,14 +44,6 @@ MOST_BYTES = 64 * 2**20
 HEADER_KEYS = ("source", "hardware", "software", "date", "licence", "command")
 
 
-def _read_correction(content: Any) -> Correction | None:
-    return None if content is None else correction_from_document(content, place="correction")
-
-
-def _read_ordered(content: Any) -> OrderedCorrection | None:
-    return None if content is None else ordered_from_document(content, place="ordered")
-
-
 _Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Arrays = dict[str, Any] | None
 
@@ -69,10 +61,10 @@ class Entry(Form):
     compute_capability: str
     variant: str
     constants: Mapping[str, _Finite]
-    correction: Annotated[Correction | None, ReadAs(_Arrays, _read_correction)]
+    correction: Annotated[Correction | None, ReadAs(_Arrays, correction_from_document)]
     relative_sigma: Annotated[float, Field(strict=True, ge=0, le=10)]
     curves: Mapping[str, Sequence[Sequence[_Finite]]] = field(default_factory=dict)
-    ordered: Annotated[OrderedCorrection | None, ReadAs(_Arrays, _read_ordered)] = None
+    ordered: Annotated[OrderedCorrection | None, ReadAs(_Arrays, ordered_from_document)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,9 @@
 """Embedding lookups: one fused kernel for all tables of a rank.
 
-Rows come from device memory or from the L2 as the distribution of indices
-says; the launch floor is paid once, not per table. The backward pass either
-sorts the indices and updates each distinct row once (`fbgemm`), writes the sum of
-its gradients to memory for a second kernel that does so (`two_step`), or adds
-every gradient in place (`table_batched`, its predecessor).
+Rows come from device memory or from the L2, depending on the distribution of indices; the launch
+floor is paid once, not per table. The backward pass either sorts the indices and updates each
+distinct row once (`fbgemm`), writes the sum of its gradients to memory for a second kernel that
+does so (`two_step`), or adds every gradient in place (`table_batched`, its predecessor).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from embeddings.table import Lookup
 from perfmodel.base.documents import parse_yaml
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
-from perfmodel.base.fields import Parsed
+from perfmodel.base.fields import Parsed, Positive
 from perfmodel.base.forms import Form
 from perfmodel.base.provenance import Provenance
 from perfmodel.base.units import NS_PER_S, parse_duration_ns
@@ -45,19 +44,19 @@ from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
 CACHE_BANDWIDTH_RATIO = 3.0
-"""L2 over memory bandwidth where the datasheet does not say."""
+"""L2 over memory bandwidth where the datasheet does not state it."""
 PREPARED_BYTES = 64
-"""Traffic an index makes outside sorting: made linear, counted, run-length coded, scanned."""
+"""Traffic per index outside sorting: made linear, counted, run-length coded, scanned."""
 SORTED_BYTES = 24
-"""Traffic of one sorting pass an index: key and value, read and written."""
+"""Traffic per index of one sorting pass: key and value, read and written."""
 PASS_BITS = 8
 PREPARING_KERNELS = 12
-"""Kernels before the updates of a sorted backward pass, passes of sorting aside.
+"""Kernels before the updates of a sorted backward pass, without the sorting passes.
 
 Counted in a recording. Each pays the floor, as do the passes and both updates.
 """
 WEIGHT_KERNELS = 2
-"""Further kernels that sort the weights of indices, passes aside."""
+"""Further kernels that sort the weights of indices, without the passes."""
 WARPS_PER_BLOCK = 16
 BLOCKS_PER_SM = 2
 FALLBACK = "ampere"
@@ -67,7 +66,6 @@ _FILE = "embedding.yaml"
 
 
 _Time = Annotated[float, Parsed(parse_duration_ns, "4 us", "10000 s")]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +80,14 @@ class EmbeddingConstants(Form):
     """
 
     floor_ns: _Time
-    memory_ratio: _Positive
-    cache_ratio: _Positive
-    sort_ratio: _Positive
-    updates_per_clock: _Positive
+    memory_ratio: Positive
+    cache_ratio: Positive
+    sort_ratio: Positive
+    updates_per_clock: Positive
     block_ns: Annotated[_Time, Field(alias="block_time")]
     long_row_ns: Annotated[_Time, Field(alias="long_row_time")]
     tail_row_ns: Annotated[_Time, Field(alias="tail_row_time")]
-    relative_sigma: _Positive
+    relative_sigma: Positive
 
 
 def constants_for(device: Device) -> EmbeddingConstants:
@@ -132,7 +130,7 @@ class EmbeddingModel:
     def price(self, ops: Sequence[EmbeddingOp], device: Device, stack: SoftwareStack) -> Estimates:
         """Predict *ops* on *device*; *stack* does not matter."""
         del stack
-        # Both directions of a rank ask for the same tables.
+        # Both directions of a rank use the same tables.
         lookups = list(dict.fromkeys(op.lookup for op in ops))
         number_of = {lookup: number for number, lookup in enumerate(lookups)}
         terms = lookups_terms(lookups, device)[[number_of[op.lookup] for op in ops]]
@@ -177,15 +175,6 @@ def lookups_terms(lookups: Sequence[Lookup], device: Device) -> Int64s:
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UpdateParts:
-    """What the kernels of a sorted backward pass take: sorting, long rows, the other rows."""
-
-    prepared_ns: FloatColumn
-    long_ns: FloatColumn
-    short_ns: FloatColumn
-
-
 class LookupPricer:
     """From terms to durations on one device; rows of terms are kernels.
 
@@ -220,7 +209,7 @@ class LookupPricer:
         return self._sorted(numbers, kernel, gradient_dtype)
 
     def _forward(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
-        # What is written last stays in the L2 when the kernel ends.
+        # The last writes stay in the L2 when the kernel ends.
         written = np.maximum(terms[Term.OUTPUT_BYTES] - self._l2_bytes, 0)
         memory_ns = (terms[Term.READ_BYTES] + written) * self._memory_ns
         cache_ns = terms[Term.CACHE_BYTES] * self._cache_ns
@@ -230,7 +219,7 @@ class LookupPricer:
         return total_ns, _bound(memory_ns, cache_ns, host_ns)
 
     def _added(self, terms: FloatColumn) -> tuple[FloatColumn, NDArray[np.int8]]:
-        """Gradients are read once a bag and added to every row in place, all at the same time."""
+        """Gradients are read once per bag and added to every row in place, all at the same time."""
         moved = terms[Term.OUTPUT_BYTES] + terms[Term.UPDATE_BYTES]
         memory_ns = moved * self._memory_ns
         added_ns = terms[Term.ADDED_NUMBERS] * self._added_ns
@@ -238,8 +227,11 @@ class LookupPricer:
         total_ns = self.constants.floor_ns + np.maximum(memory_ns, added_ns) + host_ns
         return total_ns, _bound(memory_ns, added_ns, host_ns)
 
-    def update_parts(self, terms: Int64s, kernel: str) -> UpdateParts:
-        """The kernels of a sorted backward pass one by one, of kernels x terms."""
+    def update_parts(self, terms: Int64s, kernel: str) -> dict[str, FloatColumn]:
+        """Times of the kernels of a sorted backward pass, of kernels x terms.
+
+        `prepared` is the sorting, `long` the rows with many updates, `short` the other rows.
+        """
         return self._update_parts(terms.T.astype(np.float64), kernel)
 
     def _sorted(
@@ -249,13 +241,12 @@ class LookupPricer:
         parts = self._update_parts(terms, kernel, gradient_dtype)
         memory_ns, cache_ns = self._merged_rows(terms)
         host_ns = terms[Term.HOST_BYTES] * self._host_ns
-        total_ns = parts.prepared_ns + parts.long_ns + parts.short_ns + host_ns
-        bound = _bound(memory_ns + parts.prepared_ns, cache_ns, host_ns)
-        return total_ns, bound
+        total_ns = parts["prepared"] + parts["long"] + parts["short"] + host_ns
+        return total_ns, _bound(memory_ns + parts["prepared"], cache_ns, host_ns)
 
     def _update_parts(
         self, terms: FloatColumn, kernel: str, gradient_dtype: DType = DType.FP32
-    ) -> UpdateParts:
+    ) -> dict[str, FloatColumn]:
         draws = terms[Term.DRAWS]
         bits = np.ceil(np.log2(np.maximum(terms[Term.ROWS], 2)))
         passes = np.ceil(bits / PASS_BITS)
@@ -266,19 +257,17 @@ class LookupPricer:
         prepared_ns = (PREPARED_BYTES * draws + sorted_bytes) * self._sort_ns + launches * floor_ns
         if kernel == "fbgemm_2022":
             long_ns, short_ns = self._long_and_short(terms)
-            return UpdateParts(prepared_ns, floor_ns + long_ns, floor_ns + short_ns)
-        if kernel == "two_step":
-            summed_ns = self._summed(terms, gradient_dtype.size_bytes)
+        elif kernel == "two_step":
+            long_ns = self._summed(terms, gradient_dtype.size_bytes)
             moved = terms[Term.UPDATE_BYTES] + terms[Term.SUMMED_BYTES]
-            return UpdateParts(
-                prepared_ns, floor_ns + summed_ns, floor_ns + moved * self._memory_ns
-            )
-        # Rows of any length are cut into segments alike, so a hot row holds up nobody.
-        merged_ns = _norm4(*self._merged_rows(terms))
-        return UpdateParts(prepared_ns, np.full_like(draws, floor_ns), floor_ns + merged_ns)
+            short_ns = moved * self._memory_ns
+        else:
+            # Rows of any length are cut into segments, so a hot row delays no other.
+            long_ns, short_ns = np.zeros_like(draws), _norm4(*self._merged_rows(terms))
+        return {"prepared": prepared_ns, "long": floor_ns + long_ns, "short": floor_ns + short_ns}
 
     def _long_and_short(self, terms: FloatColumn) -> tuple[FloatColumn, FloatColumn]:
-        """Rows with many updates, a block each, and the others, a warp each."""
+        """Rows with many updates, one block each, and the others, one warp each."""
         constants = self.constants
         slots = self._sm_count * BLOCKS_PER_SM
         blocks_ns = terms[Term.LONG_ROWS] * (constants.long_row_ns / MILLI / slots)
@@ -310,7 +299,7 @@ class LookupPricer:
 
 
 def _norm4(first: FloatColumn, second: FloatColumn) -> FloatColumn:
-    """Soft maximum of two times, from operations that round alike everywhere."""
+    """Soft maximum of two times, from operations that round the same everywhere."""
     total: FloatColumn = np.sqrt(
         np.sqrt(first * first * first * first + second * second * second * second)
     )

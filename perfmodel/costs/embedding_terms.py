@@ -1,11 +1,10 @@
 """Terms of an embedding lookup: what one table adds to the fused kernel of its rank.
 
-Terms are whole numbers, so that their sum over the tables of a rank does not
-depend on the order: a plan can be priced by adding up terms made before.
+Terms are whole numbers, so their sum over the tables of a rank does not depend on the order: a
+plan can be priced by adding up cached terms.
 
-Tables run one after another. Rows that are drawn again while they are in the
-L2 come from there; when a table has fewer samples than the GPU has warps,
-several tables run at once and share the L2.
+Tables run one after another. Rows that are drawn again while they are in the L2 come from there;
+when a table has fewer samples than the GPU has warps, several tables run at once and share the L2.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SECTOR_BYTES = 32
 BURST_BYTES = 64
 """Least that a memory access moves."""
 GATHER_BYTES = 150
-"""Width below which a gathered row costs its handling rather than its bytes.
+"""Width below which a gathered row costs its handling instead of its bytes.
 
 From the paper's factors for narrow rows: 1.55 at 128 bytes, 1.1 at 256.
 """
@@ -41,9 +40,9 @@ OFFSET_BYTES = 8
 WARPS_PER_SM = 64
 CACHE_SHARE = 0.9
 LONG_ROW_UPDATES = 32
-"""Updates of a row above which the sorted kernel of 2022 gives it a block of its own."""
+"""Updates of a row above which the sorted kernel of 2022 gives it its own block."""
 SEGMENT_UPDATES = 1024
-"""Updates that one block takes; a row with more of them is summed by several blocks."""
+"""Updates per block; a row with more of them is summed by several blocks."""
 QUANTISED_ROW_BYTES = 8
 """Scale and bias of an int8 row."""
 _ENDLESS = 1e300
@@ -51,7 +50,7 @@ _STATE_TENSORS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 0, "adam": 2}
 
 
 class Term(IntEnum):
-    """The columns. Those from TAIL on are the largest over tables, the others sums."""
+    """The columns. Those from TAIL_ROWS on are the largest over tables, the others sums."""
 
     DRAWS = 0
     ROWS = 1
@@ -72,7 +71,7 @@ class Term(IntEnum):
 
 FIRST_LARGEST = Term.TAIL_ROWS
 MILLI = 1000
-"""Rows are counted in thousandths, because expectations are not whole."""
+"""Rows are counted in thousandths, because expected values are not whole."""
 
 
 def most_tables_at_once(device: Device, batch_size: int) -> int:
@@ -82,9 +81,9 @@ def most_tables_at_once(device: Device, batch_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TermsSetting:
-    """What terms depend on beside the table: it shares *l2_bytes* with *at_once* - 1 others.
+    """What terms depend on besides the table: it shares *l2_bytes* with *at_once* - 1 others.
 
-    Samples ask for *lookup_ratio* times as many rows as its pooling factor says.
+    Samples look up *lookup_ratio* times as many rows as its pooling factor.
     """
 
     batch_size: int
@@ -100,7 +99,7 @@ class TermsSetting:
 
 
 def tables_terms(tables: Sequence[EmbeddingTable], setting: TermsSetting) -> Int64s:
-    """Tables x terms; pieces of the same table are worked out together, and each once."""
+    """Tables x terms; pieces of the same table are computed together, and each once."""
     members: dict[tuple[int, bool], list[int]] = {}
     for number, table in enumerate(tables):
         members.setdefault((id(table.whole), table.piece_of is None), []).append(number)
@@ -112,7 +111,7 @@ def tables_terms(tables: Sequence[EmbeddingTable], setting: TermsSetting) -> Int
 
 
 class _KnownTerms:
-    """Terms of *whole* and its pieces as far as somebody asked for them."""
+    """A cache of the terms of *whole* and its pieces."""
 
     def __init__(self, whole: EmbeddingTable, setting: TermsSetting) -> None:
         self._whole = whole
@@ -211,7 +210,7 @@ def add_terms(of_tables: Int64s) -> Int64s:
 def _gradient_rows(
     whole: EmbeddingTable, draws: Floats, setting: TermsSetting, pooled_row: Int64s
 ) -> Floats:
-    """Gradients read from memory; those of a bag are read for each of its rows."""
+    """Gradients read from memory; that of a bag is read for each of its rows."""
     if not whole.is_pooled or setting.batch_size < 1:
         return draws
     capacity = setting.share_bytes / pooled_row
@@ -225,7 +224,7 @@ def _host_rows(
     if whole.memory is not TableMemory.HOST_CACHED:
         return 0.0
     window = popularity.window_draws(whole.cached_ratio * rows.astype(np.float64))
-    # Where all rows have room the window has no end, and no batch is new to it.
+    # Where all rows fit the window is infinite, and no batch is new to it.
     before = np.minimum(window, _ENDLESS)
     return popularity.distinct_rows(before + draws) - popularity.distinct_rows(before)
 

@@ -1,14 +1,14 @@
-"""GEMM: batches of matrix products on tensor cores or vector units.
+"""GEMM: batched matrix multiplies on tensor cores or vector units.
 
-Physics first (tiles, waves, split k, cache, memory, clock under load), then a
-small fitted correction of what the library really does. A device nobody
-measured borrows constants, which are ratios of its datasheet.
+Physics first (tiles, waves, split k, cache, memory, clock under load), then a small fitted
+correction for what the library really does. A device without measurements borrows constants,
+which are ratios of its datasheet.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -54,25 +54,25 @@ _NEEDED = {
     DType.FP8: DType.FP8, DType.FP8_BLOCK: DType.FP8, DType.NVFP4: DType.NVFP4,
     DType.MXFP8: DType.NVFP4,
 }  # fmt: skip
-"""What a chip must have to multiply a quantised format. Scales of 32 values came into tensor
-cores together with those of 16, so a chip that states nvfp4 multiplies mxfp8 too."""
+"""The rate that a chip must state to multiply a quantised format. Tensor cores got scales of 32
+values together with those of 16, so a chip that states nvfp4 multiplies mxfp8 too."""
 FRACTIONAL_WAVE_CAPABILITIES = frozenset({"9.0", "10.0", "10.3"})
 """Chips whose kernels stay resident and share the last wave."""
 ARITHMETIC_SHARE = 0.876
-"""A product whose time without memory traffic is at least this share of its time counts as bound
-by arithmetic, which long load slows down; (1 - 0.8**4)**0.25, memory being four fifths of it."""
+"""A GEMM whose time without memory traffic is at least this share of its time counts as bound by
+arithmetic, which sustained load slows down; (1 - 0.8**4)**0.25, memory being four fifths of it."""
 SMALLEST_SIDE = 32
-"""Side of the smallest product in the tables."""
+"""Side of the smallest GEMM in the tables."""
 SMALLER_SIGMA = 0.12
-"""How unsure every halving of a side below the smallest fitted one makes us: libraries have kernels
-of their own for thin products. Recorded products of 16 rows were off by that much a halving."""
+"""Added uncertainty per halving of a side below the smallest fitted one: libraries have special
+kernels for thin GEMMs. Recorded GEMMs of 16 rows were off by that much per halving."""
 OTHER_DTYPE_SIGMA = 0.12
-"""How unsure the step from half precision to a dtype without measurements makes us."""
+"""Added uncertainty of the step from half precision to a dtype without measurements."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GemmCalibration:
-    """Constants and corrections that price products of one variant on a device."""
+    """Constants and corrections that price GEMMs of one variant on a device."""
 
     constants: GemmConstants
     ordered: OrderedCorrection | None
@@ -84,9 +84,9 @@ class GemmCalibration:
 
     @property
     def provenance(self) -> Provenance:
-        """How we know times inside the range of the fit.
+        """How times inside the range of the fit are known.
 
-        A format that the chip has no rate of its own for is assumed to run as the next wider one.
+        A format for which the chip states no rate is assumed to run as the next wider one.
         """
         if self.is_assumed:
             return Provenance.ASSUMED
@@ -104,31 +104,30 @@ class GemmModel(CalibratedModel):
 
         def price(stored: DType, chosen: Sequence[Gemm]) -> Estimates:
             dtype = stack.matmul_dtypes.get(stored, stored)
-            return self._price_dtype(gemm_shapes(chosen), dtype, device, stack)
+            check_multiplies(device, dtype)
+            return price_gemms(
+                gemm_shapes(chosen),
+                machine_rates(device, dtype),
+                self.calibration(device, dtype),
+                residency=stack.residency,
+                slowdown=arithmetic_slowdown(device, stack, dtype),
+            )
 
         return price_by_kind(ops, rows_by_dtype(ops), price)
 
-    def _price_dtype(
-        self, shapes: GemmShapes, dtype: DType, device: Device, stack: SoftwareStack
-    ) -> Estimates:
-        check_multiplies(device, dtype)
-        calibration = self.calibration(device, dtype)
-        return price_gemms(
-            shapes,
-            machine_rates(device, dtype),
-            calibration,
-            residency=stack.residency,
-            slowdown=arithmetic_slowdown(device, stack, dtype),
-        )
-
     def calibration(self, device: Device, dtype: DType) -> GemmCalibration:
-        """The constants of products of *dtype* on *device*."""
+        """The constants of GEMMs of *dtype* on *device*."""
         entries = self.entries(device)
+
+        def memory_apart(entry: Entry) -> float:
+            """Log ratio of the memory bandwidths of an entry's chip and *device*."""
+            own_bytes_per_s = _memory_bytes_per_s(entry.device)
+            return abs(math.log(own_bytes_per_s / device.memory_bandwidth_bytes_per_s))
+
         found = [
             (match, sigma)
             for variant, sigma in stand_ins(dtype)
-            if (match := match_entry(entries, device, variant, apart=_memory_apart(device)))
-            is not None
+            if (match := match_entry(entries, device, variant, apart=memory_apart)) is not None
         ]
         if not found:
             raise CalibrationError(
@@ -141,7 +140,7 @@ class GemmModel(CalibratedModel):
 
 
 def stand_ins(dtype: DType) -> tuple[tuple[str, float], ...]:
-    """Variants that may price products of *dtype*, and how unsure each makes us."""
+    """Variants that may price GEMMs of *dtype*, and the uncertainty that each adds."""
     own = variant_of(dtype)
     if dtype.is_quantised:
         return (own, 0.0), (DType.FP8.value, OTHER_DTYPE_SIGMA), (TENSOR, 2 * OTHER_DTYPE_SIGMA)
@@ -162,11 +161,11 @@ def check_multiplies(device: Device, dtype: DType) -> None:
 def gemm_calibration(
     match: Match, device: Device, *, stand_in_sigma: float = 0.0, is_assumed: bool = False
 ) -> GemmCalibration:
-    """What *match* says, ready to price with.
+    """The constants and corrections of *match* for *device*.
 
-    Chips before Hopper, and graphics chips, hand tiles out in whole waves;
-    constants borrowed from a chip that does not are changed in that point.
-    Corrections are of one generation's kernels and are lent within it only.
+    Chips before Hopper, and graphics chips, assign tiles in whole waves; constants borrowed from
+    a chip that does not are changed in that point. Corrections describe the kernels of one
+    generation and are lent within it only.
     """
     entry = match.entry
     is_near = match.is_family
@@ -186,32 +185,20 @@ def gemm_calibration(
     )
 
 
-def _memory_apart(device: Device) -> Callable[[Entry], float]:
-    """How far the memory of an entry's chip is from that of *device*, as a logarithm."""
-
-    def apart(entry: Entry) -> float:
-        memory_bytes_per_s = _memory_bytes_per_s(entry.device)
-        if memory_bytes_per_s is None:
-            return math.inf  # measured on a machine that the catalog does not have
-        return abs(math.log(memory_bytes_per_s / device.memory_bandwidth_bytes_per_s))
-
-    return apart
-
-
 @cache
-def _memory_bytes_per_s(device: str) -> float | None:
-    """The memory bandwidth of a *device* of the catalog."""
+def _memory_bytes_per_s(device: str) -> float:
+    """The memory bandwidth of *device*; infinite if the catalog does not have it."""
     try:
         return load_device(device).memory_bandwidth_bytes_per_s
     except PerfModelError:
-        return None
+        return math.inf
 
 
 def _carried_floor_ns(entry: Entry, device: Device) -> float:
     """The floor of *entry* for a chip of another generation.
 
-    Floors shrink with every generation. Of the fitted one and of what the correction makes of the
-    smallest product, a newer chip takes the lower and an older one the higher.
+    Floors shrink with every generation. Of the fitted floor and the corrected time of the
+    smallest GEMM, a newer chip uses the lower and an older one the higher.
     """
     floor_ns = float(entry.constants["floor_ns"])
     steps = generations_between(entry, device)
@@ -281,14 +268,14 @@ def _apply(correction: OrderedCorrection, features: FloatColumn) -> tuple[FloatC
 
 
 def has_fitted_sizes(features: FloatColumn, correction: OrderedCorrection) -> NDArray[np.bool_]:
-    """Whether m, n, k and batch lie in the range of the fit."""
+    """Whether m, n, k and batch are in the range of the fit."""
     sizes = features[:, SIZE_FEATURES]
     low, high = correction.low[SIZE_FEATURES], correction.high[SIZE_FEATURES]
     return np.asarray(np.all((sizes >= low - 1e-3) & (sizes <= high + 1e-3), axis=1))
 
 
 def _halvings_below(features: FloatColumn, correction: OrderedCorrection) -> FloatColumn:
-    """How often m, n, k and batch would have to be doubled to lie in the range of the fit."""
+    """How often m, n, k and batch would have to be doubled to be in the range of the fit."""
     below = correction.low[SIZE_FEATURES] - features[:, SIZE_FEATURES]
     halvings: FloatColumn = np.maximum(below, 0.0).sum(axis=1)
     return halvings
@@ -325,23 +312,23 @@ def gemm_shapes(ops: Sequence[Gemm]) -> GemmShapes:
 
 
 def variant_of(dtype: DType) -> str:
-    """Whether products of *dtype* run on tensor cores, vector units or in a format of their own."""
+    """Whether GEMMs of *dtype* run on tensor cores, vector units or in a quantised format."""
     if dtype.is_quantised:
         return dtype.value
     return TENSOR if dtype in _TENSOR_DTYPES else VECTOR
 
 
 def is_on_vector_units(stored: DType, device: Device, stack: SoftwareStack) -> bool:
-    """Whether products of numbers *stored* so run outside tensor cores on *device*."""
+    """Whether GEMMs of numbers *stored* so run outside tensor cores on *device*."""
     dtype = stack.matmul_dtypes.get(stored, stored)
     return machine_rates(device, dtype).peak_flops <= device.vector_flops
 
 
 def machine_rates(device: Device, dtype: DType) -> MachineRates:
-    """What the datasheet of *device* says about products of *dtype*.
+    """What the datasheet of *device* states for GEMMs of *dtype*.
 
-    A dtype the chip cannot multiply at its own rate runs as the next wider one
-    it can, which for lack of tensor cores is the vector rate.
+    A dtype without its own rate runs as the next wider one that has one, without tensor cores at
+    the vector rate.
     """
     rate = next(
         (device.peak_flops[kind] for kind in (dtype, *_WIDER.get(dtype, ()))

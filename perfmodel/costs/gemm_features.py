@@ -1,8 +1,8 @@
-"""GEMM features: what the learned corrections of a product may look at.
+"""GEMM features: the inputs of the learned corrections.
 
-For the ordered one everything grows with m, n, k and batch, so that a network with positive weights
-does too. What the cache still holds of the weights is the exception: it may
-count either way, but only benchmarks have it. In training it is zero.
+For the ordered one every feature grows with m, n, k and batch, so a network with positive weights
+does too. The share of the weights that the cache still holds is the exception: it may count either
+way, but only benchmarks have it. In training it is zero.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAVE_TILES = np.array(
     dtype=np.float64,
 )  # fmt: skip
 LARGE_TILES = 8
-"""So many of the tiles above also count their whole waves whatever k is."""
+"""So many of the tiles above also count their whole waves independently of k."""
 FILLED_ROWS = (16, 128)
 FILLED_TILES = ((128, 128), (256, 128), (64, 128), (128, 256))
 HELD_FEATURES = 5
@@ -37,7 +37,7 @@ TILE_START_K = 128.0
 
 
 def gemm_features(shapes: GemmShapes, machine: MachineRates, times: GemmTimes) -> FloatColumn:
-    """Products x features; the first is the logarithm of the time that the physics predicts."""
+    """GEMMs x features; the first is the logarithm of the time that the physics predicts."""
     missed = shapes.weight_bytes * times.weight_miss_ratio / machine.l2_bytes
     table: FloatColumn = _features(
         np.stack(
@@ -51,7 +51,7 @@ def gemm_features(shapes: GemmShapes, machine: MachineRates, times: GemmTimes) -
 
 
 def gemm_step_features(shapes: GemmShapes, machine: MachineRates, times: GemmTimes) -> FloatColumn:
-    """Products x features that may rise or fall with the work: shape, balance, filling."""
+    """GEMMs x features that may rise or fall with the work: shape, balance, filling."""
     log_time = np.log2(times.kernel_ns)
     work_ns = 2 * shapes.batch * shapes.m * shapes.n * shapes.k * (NS_PER_S / machine.peak_flops)
     columns = [

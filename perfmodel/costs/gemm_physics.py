@@ -1,17 +1,16 @@
-"""GEMM physics: tiles dealt to multiprocessors, fed from cache and memory.
+"""GEMM physics: tiles assigned to multiprocessors, fed from cache and memory.
 
-A product is cut into tiles; each multiprocessor works off tiles one after the
-other. The library takes the tile shape and the split of k that is fastest, so
-the time is the minimum over them. Every candidate takes longer with more m, n
-or k, hence so does the minimum; steps come from whole tiles and whole waves,
-as on the hardware. One step leads down, and it is real: products of fewer
-than 2**21 multiply-adds run in a simple kernel that does not split k.
+A GEMM is cut into tiles, which each multiprocessor works through one after the other. The library
+takes the fastest tile shape and split of k, so the time is the minimum over them. Every candidate
+takes longer with more m, n or k, hence so does the minimum; steps come from whole tiles and whole
+waves, as on the hardware. One step leads down, and it is real: GEMMs of fewer than 2**21
+multiply-adds run in a simple kernel that does not split k.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numba import njit
@@ -21,31 +20,27 @@ from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.estimates import FloatColumn
 from perfmodel.stacks.stack import Residency
 
-# The hot loop of the GEMM model: a few hundred candidates a product.
-
-
 K_STEP = 32.0
 """Elements of k that a tile consumes at a time."""
 
 SUM_BYTES = 8.0
-"""Bytes per element and part that adding up a split product moves: one fp32 written, one read."""
+"""Bytes moved per element and part to add up a split GEMM: one fp32 written, one read."""
 
 TINY_WORK = 2.0**21
-"""Below so many multiply-adds libraries take one simple kernel, which never splits k. A vector
-times a matrix has kernels of its own."""
+"""Below so many multiply-adds libraries use one simple kernel, which never splits k. A vector
+times a matrix has special kernels."""
 
 
 @njit(cache=True)
 def fastest_candidate_ns(
     products: FloatColumn, tiles: FloatColumn, splits: FloatColumn, machine: FloatColumn
 ) -> FloatColumn:
-    """The shortest time of each product over *tiles* and *splits*.
+    """The shortest time of each GEMM over *tiles* and *splits*: the hot loop.
 
-    *products* are rows batch, m, n, k, bytes an element, memory time; *tiles*
-    are columns rows, columns, multiply and load time per element of k;
-    *machine* is multiprocessors, tail ratio, loss of k, time of a cache byte,
-    loss under load and when it sets in, cost of a split, and the time of one
-    element of k in the kernel for tiny products.
+    *products* are rows batch, m, n, k, bytes per element, memory time; *tiles* are columns rows,
+    columns, multiply and load time per element of k; *machine* is multiprocessors, tail ratio,
+    loss of k, time of a cache byte, loss under load and when it sets in, cost of a split, and the
+    time of one element of k in the kernel for tiny GEMMs.
     """
     sms, tail, loss_k, cache_byte_ns, loss, loss_after, split_ns, tiny_k_ns = machine
     best = np.empty(products.shape[1])
@@ -89,31 +84,30 @@ TILES = (
 """Tile shapes (rows, columns) that libraries have kernels for."""
 
 SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
-"""Into how many parts k may be split, each part its own tile."""
+"""Into how many parts k may be split, each part a tile."""
 
 CACHE_BYTES_PER_CLOCK = 64.0
-"""What one multiprocessor can ask of the cache per clock, by datasheet."""
+"""What one multiprocessor can read from the cache per clock, by datasheet."""
 
 LARGEST_INTENSITY = 256 * 128 / (256 + 128)
 ROTATED_COPIES = 5
 
 ACTIVATION_BYTES = 2.0
-"""Bytes of a value before it is cast for a product and of a value that a product gives out:
-operands narrower than half precision still add up to half precision."""
+"""Bytes of an activation before its cast and of an output: operands narrower than half precision
+still produce half precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmConstants:
-    """What is fitted for one device and kind of arithmetic; ratios are of the datasheet.
+    """Fitted constants of one device and kind of arithmetic; ratios are of the datasheet.
 
-    *timing_ns* is what a benchmark's own timing adds to a kernel; it is left
-    out in training. *tail_ratio* is how far the last wave counts as a whole one.
-    *loss_k* is the length of k that a tile's start and end cost;
-    *loss_intensity* how fast efficiency falls with smaller tiles; *tiny_k_ns* what
-    an element of k costs in the kernel for tiny products; *smallest_tile* the
-    elements of the smallest tile that the library has. Tables of quantised layers also time the
-    cast of the activation: *cast_floor_ns*, then its bytes at *cast_ratio* of memory bandwidth, of
-    which *cast_cached_ratio* is left where the cache holds them; 0 where nothing is cast.
+    *timing_ns* is what a benchmark's own timing adds to a kernel; training does not have it.
+    *tail_ratio* is how far the last wave counts as a whole one. *loss_k* is the length of k that
+    a tile's start and end cost; *loss_intensity* how fast efficiency falls with smaller tiles;
+    *tiny_k_ns* what an element of k costs in the kernel for tiny GEMMs; *smallest_tile* the
+    elements of the library's smallest tile. Tables of quantised layers also time the cast of the
+    activation: *cast_floor_ns*, then its bytes at *cast_ratio* of memory bandwidth, of which
+    *cast_cached_ratio* remains where the cache holds them; 0 where nothing is cast.
     """
 
     floor_ns: float
@@ -140,7 +134,7 @@ class GemmConstants:
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """What the datasheet says about one device and kind of arithmetic."""
+    """What the datasheet states for one device and kind of arithmetic."""
 
     sm_count: int
     clock_hz: float
@@ -156,7 +150,7 @@ class MachineRates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GemmShapes:
-    """Products as columns; *width_bytes* is the size of one element."""
+    """GEMMs as columns; *width_bytes* is the size of one element."""
 
     batch: FloatColumn
     m: FloatColumn
@@ -168,14 +162,8 @@ class GemmShapes:
         return len(self.m)
 
     def rows(self, chosen: NDArray[np.intp]) -> GemmShapes:
-        """The products numbered *chosen*."""
-        return GemmShapes(
-            batch=self.batch[chosen],
-            m=self.m[chosen],
-            n=self.n[chosen],
-            k=self.k[chosen],
-            width_bytes=self.width_bytes[chosen],
-        )
+        """The GEMMs numbered *chosen*."""
+        return GemmShapes(*(getattr(self, one.name)[chosen] for one in fields(self)))
 
     @property
     def activation_bytes(self) -> FloatColumn:
@@ -189,7 +177,7 @@ class GemmShapes:
 
     @property
     def output_bytes(self) -> FloatColumn:
-        """Bytes of the product."""
+        """Bytes of the output."""
         return self.batch * self.m * self.n * np.maximum(self.width_bytes, ACTIVATION_BYTES)
 
     @property
@@ -200,10 +188,10 @@ class GemmShapes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GemmTimes:
-    """Predicted kernels, the part that is traffic with memory, and what a benchmark timed beside.
+    """Predicted kernels, their memory traffic, and what a benchmark timed besides.
 
-    *timing_ns* is the benchmark's own timing and the cast in front of a quantised product; in
-    training both are other tasks.
+    *timing_ns* is the benchmark's own timing and the cast before a quantised GEMM; in training
+    both are other tasks.
     """
 
     kernel_ns: FloatColumn
@@ -213,14 +201,14 @@ class GemmTimes:
 
     @property
     def duration_ns(self) -> FloatColumn:
-        """What the benchmark's clock shows."""
+        """The time that the benchmark reports."""
         return self.kernel_ns + self.timing_ns
 
 
 def predict_gemm_times(
     shapes: GemmShapes, machine: MachineRates, constants: GemmConstants, residency: Residency
 ) -> GemmTimes:
-    """Predict every product of *shapes*.
+    """Predict every GEMM of *shapes*.
 
     Leaves out: which kernel the library has for a layout, and bias or
     activation in the epilogue.
@@ -241,7 +229,7 @@ def predict_gemm_times(
 def predict_cast_ns(
     shapes: GemmShapes, machine: MachineRates, constants: GemmConstants
 ) -> FloatColumn:
-    """How long the cast of the left operands takes that quantised layers begin with."""
+    """How long quantised layers take to cast their left operands."""
     if constants.cast_ratio == 0.0:
         return np.zeros(len(shapes))
     moved = shapes.cast_bytes
@@ -255,7 +243,7 @@ def predict_cast_ns(
 def predict_arithmetic_ns(
     shapes: GemmShapes, machine: MachineRates, constants: GemmConstants
 ) -> FloatColumn:
-    """How long every product of *shapes* would take if memory were infinitely fast."""
+    """How long every GEMM of *shapes* would take with infinitely fast memory."""
     busy_ns = _busy_ns(shapes, np.zeros(len(shapes)), machine, constants)
     return constants.floor_ns + busy_ns
 

@@ -1,8 +1,8 @@
 """Sustained load: how much longer kernels take in a long run than in a short benchmark.
 
-A chip under long load lowers its clocks, and its memory never serves one kernel alone. Both
+A chip under sustained load lowers its clocks, and its memory never serves one kernel alone. Both
 belong to the chip: `calibrations/sustained.yaml` states them by device or by generation. A value
-of a generation is that of its *reference* device; others differ by the power they may draw.
+of a generation is that of its *reference* device; others differ by their power limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLAIN = (DType.FP32, DType.FP64)
 def arithmetic_slowdown(device: Device, stack: SoftwareStack, dtype: DType) -> float:
     """How much longer arithmetic in *dtype* takes under *stack*, at least 1.
 
-    Plain arithmetic does not draw the power that tensor cores do.
+    Plain arithmetic draws less power than tensor cores.
     """
     if not stack.loads_long or dtype in _PLAIN:
         return 1.0
@@ -40,22 +40,20 @@ def arithmetic_slowdown(device: Device, stack: SoftwareStack, dtype: DType) -> f
 
 def kernel_ratio(family: str, device: Device, stack: SoftwareStack) -> float:
     """How much longer kernels of *family* take on *device* under *stack* than alone."""
-    if not stack.loads_long or family not in KINDS:
-        return 1.0
-    return of_chip(family, device)
+    return of_chip(family, device) if stack.loads_long and family in KINDS else 1.0
 
 
 def of_chip(kind: str, device: Device) -> float:
-    """What the file states of *kind* for *device*, or for its generation."""
+    """The stated ratio of *kind* for *device*, or for its generation."""
     values = load_sustained()[kind]
     return values.get(device.name, values.get(device.architecture.value, 1.0))
 
 
 def power_ratio(device: Device, reference: str | None) -> float:
-    """How much slower *device* computes than the board of *reference*, for want of power.
+    """How much slower *device* computes than the board of *reference*, for lack of power.
 
-    Dynamic power goes with clock and the square of voltage, which goes with the clock: a chip with
-    less power for its peak rate loses the cube root of what it lacks.
+    Dynamic power is proportional to clock and voltage squared, and voltage to clock: a chip with
+    less power per peak rate is slower by the cube root of the ratio.
     """
     wanted = None if reference is None else _power_per_rate(reference)
     if wanted is None or DType.FP16 not in device.peak_flops:
@@ -70,7 +68,7 @@ def reference_of(device: Device) -> str | None:
 
 @lru_cache(maxsize=32)
 def _power_per_rate(name: str) -> float | None:
-    """Watts that the board of device *name* has for an operation a second on tensor cores."""
+    """Watts of the board of device *name* per operation per second on tensor cores."""
     if name not in list_devices():
         return None
     device = load_device(name)

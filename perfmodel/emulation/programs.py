@@ -1,21 +1,22 @@
 """Programs: the iteration of a rank as tasks on host threads and device streams.
 
-A host thread spends T1 and T2 before an operator's first launch, T4 in each launch, T5
-between launches and T3 after the last; a view costs T1 and T5. What these take is the
-stack's business. Where another thread goes on (the backward pass), the first one hands
-over and waits. A kernel follows its launch and what its stream was told to wait for;
-an event of an earlier iteration becomes a dependency over that distance.
+A host thread spends T1 and T2 before an operator's first launch, T4 in each launch, T5 between
+launches and T3 after the last; a view costs T1 and T5. The stack says how long these take. Where
+another thread continues (the backward pass), the first one hands over and waits. A kernel follows
+its launch and what its stream waits for; an event of an earlier iteration becomes a dependency
+over that distance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfmodel.emulation.operator_words import aten_name, host_operator
+from collectives.collective import Collective, CollectiveKind
+from perfmodel.emulation.op_translation import ops_of_call
+from perfmodel.emulation.operator_names import aten_name, host_operator
 from perfmodel.emulation.rank_record import Call, CallType, RankRecord
 from perfmodel.emulation.windows import Windows
-from perfmodel.emulation.works import works_of
 from perfmodel.graph.builder import MOST_DISTANCE, Dependency, ProgramBuilder, Tables
 from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork, MemoryBound, Op
 from perfmodel.graph.program import Anchor, LaneKind, Program, Role
@@ -25,32 +26,30 @@ LOADED_AHEAD = 2
 _ACCUMULATION = "AccumulateGrad"
 """How the name of a node ends that adds to the gradient of a parameter."""
 _COPIES = frozenset({"host_to_device", "device_to_host"})
+_LANE_WORDS = {LaneKind.COMPUTE: "compute", LaneKind.COPY: "copy"}
+_Moment = tuple[int, int]
+"""The end of a task: its iteration and its number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """This rank's part in a collective: what is done, behind which slot, and in which role."""
+class Machine:
+    """What the records were made for: the device's generation and the stack's launch latency."""
+
+    major_capability: int
+    launch_latency_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectivePart:
+    """A rank's part in a collective: the work, the communicator slot, and the role."""
 
     work: Communication
     slot: int
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramSetting:
-    """What a record does not say: the device, the launch latency, and who is met."""
-
-    major_capability: int
-    launch_latency_ns: int
-    meeting_of: Callable[[int], Meeting]
-
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """The end of a task: its number, and in which iteration."""
-
-    window: int
-    task: int
+_NOT_WRITTEN = CollectivePart(Communication(Collective(CollectiveKind.BARRIER, 0)), 0, Role.BOTH)
+"""Any collective of an iteration that is laid out but not written."""
 
 
 @dataclass(slots=True)
@@ -62,24 +61,30 @@ class _Thread:
 
 @dataclass(slots=True)
 class _Stream:
-    """What its next task waits for, and its last task; both may lie in an earlier iteration."""
+    """What its next task waits for, and its last task; both may be of an earlier iteration."""
 
     awaited: list[_Moment] = field(default_factory=list)
     last: _Moment | None = None
 
+    @property
+    def reached(self) -> list[_Moment]:
+        """What must have ended before the stream is done with all work so far."""
+        return [*self.awaited, *([] if self.last is None else [self.last])]
 
-def build_program(windows: Windows, tables: Tables, setting: ProgramSetting) -> Program:
-    """The program of the chosen iteration of *windows*."""
+
+def build_program(
+    windows: Windows, tables: Tables, machine: Machine, parts: Mapping[int, CollectivePart]
+) -> Program:
+    """The program of the chosen iteration of *windows*; *parts* are by number of the collective."""
     chosen = windows.chosen
     streams: dict[int, _Stream] = {}
     moments: dict[int, list[_Moment]] = {}
-    writer = None
     # Earlier iterations are laid out too, for the events that this one waits for.
-    for number in range(chosen + 1):
-        scratch = tables if number == chosen else Tables()
-        writer = _Writer(windows.record, number, scratch, setting, streams, moments)
-        writer.write(windows.all[number])
-    assert writer is not None
+    for number in range(chosen):
+        scratch = _Writer(windows.record, number, Tables(), machine, parts, streams, moments)
+        scratch.write(windows.all[number])
+    writer = _Writer(windows.record, chosen, tables, machine, parts, streams, moments)
+    writer.write(windows.all[chosen])
     return writer.finish()
 
 
@@ -91,27 +96,31 @@ class _Writer:
         record: RankRecord,
         number: int,
         tables: Tables,
-        setting: ProgramSetting,
+        machine: Machine,
+        parts: Mapping[int, CollectivePart],
         streams: dict[int, _Stream],
         moments: dict[int, list[_Moment]],
     ) -> None:
         self._record = record
         self._number = number
-        self._setting = setting
+        self._machine = machine
+        self._parts = parts
         self._streams = streams
         self._moments = moments
         self._builder = ProgramBuilder(tables)
         self._threads: dict[int, _Thread] = {}
         self._lane_of_stream: dict[int, int] = {}
         self._loader: int | None = None
-        self._works: dict[int, tuple[Op, ...]] = {}
+        self._ops: dict[int, tuple[Op, ...]] = {}
         self._spans: dict[tuple[tuple[str, HostPart], ...], HostSpan] = {}
         self._late: list[tuple[int, _Moment]] = []
         self._current = self._thread(record.main_thread)
 
     def write(self, calls: Sequence[Call]) -> None:
-        """Write all *calls*; those of one operator lie behind each other on their thread."""
-        self._add_stream_lanes(calls)
+        """Write all *calls*; those of one operator follow each other on their thread."""
+        for lane_stream, use in _lane_kinds(calls, self._record.kinds).items():
+            name = f"{_LANE_WORDS.get(use, 'communication')} stream {len(self._lane_of_stream)}"
+            self._lane_of_stream[lane_stream] = self._builder.add_lane(name, use)
         place = 0
         while place < len(calls):
             kind, what, thread, stream, operator = calls[place]
@@ -126,16 +135,16 @@ class _Writer:
             place += 1
 
     def finish(self) -> Program:
-        """The program; host time behind the last launch becomes a last task."""
+        """The program; host time after the last launch becomes a last task."""
         for thread in self._threads.values():
             self._current = thread
             if thread.pieces or thread.awaited:
                 thread.pieces = thread.pieces or [("hand_over", HostPart.BETWEEN_OPERATORS)]
                 self._write_pieces("end of iteration")
-        for task, moment in self._late:
-            distance = self._number - moment.window
-            if moment.task < self._builder.task_count and distance <= MOST_DISTANCE:
-                self._builder.add_dependency(task, Dependency(moment.task, distance=distance))
+        for task, (window, awaited) in self._late:
+            distance = self._number - window
+            if awaited < self._builder.task_count and distance <= MOST_DISTANCE:
+                self._builder.add_dependency(task, Dependency(awaited, distance=distance))
         return self._builder.build()
 
     def _write_operator(self, calls: Sequence[Call]) -> None:
@@ -155,11 +164,14 @@ class _Writer:
         for _, kind, _, stream, _ in launches:
             kernel = aten_name(kinds[kind]["operator"])
             label = name if kernel == name else f"{name}/{kernel}"
-            for work in self._works_of(kind):
+            for op in self._ops_of(kind, name):
                 if not is_first:
                     self._current.pieces.append((name, HostPart.BETWEEN_LAUNCHES))
                 is_first = False
-                self._launch(_named(work, name), stream, name, label)
+                self._current.pieces.append((name, HostPart.LAUNCH))
+                launch = self._launch(label)
+                lane = self._lane_of_stream[stream]
+                self._follow(self._builder.add_task(lane, op, label=label, after=[launch]), stream)
         self._current.pieces.append((name, HostPart.AFTER_LAUNCH))
 
     def _write_other(self, kind: CallType, what: int, thread: int, stream: int) -> None:
@@ -167,7 +179,7 @@ class _Writer:
             self._switch(thread)
             self._communicate(what, stream)
         elif kind is CallType.RECORD:
-            self._moments[what] = self._reached(stream)
+            self._moments[what] = self._stream(stream).reached
         elif kind is CallType.AWAIT:
             self._stream(stream).awaited.extend(self._moments.get(what, ()))
         elif kind is CallType.LOAD:
@@ -177,70 +189,57 @@ class _Writer:
             self._switch(thread)
             self._wait(self._awaited_by(kind, what, stream))
 
-    def _launch(self, work: Op, stream: int, operator: str, label: str) -> int:
-        self._current.pieces.append((operator, HostPart.LAUNCH))
-        launch = Dependency(self._write_pieces(label), lag_ns=self._setting.launch_latency_ns)
-        task = self._builder.add_task(
-            self._lane_of_stream[stream], work, label=label, after=[launch]
-        )
-        self._follow(task, stream)
-        return task
+    def _launch(self, label: str) -> Dependency:
+        return Dependency(self._write_pieces(label), lag_ns=self._machine.launch_latency_ns)
 
     def _communicate(self, number: int, stream: int) -> None:
         call = self._record.collectives[number]
         name = call["call"]
-        meeting = self._setting.meeting_of(number)
+        part = self._parts.get(number, _NOT_WRITTEN)
         self._current.pieces += [
             (name, HostPart.BETWEEN_OPERATORS),
             (name, HostPart.BEFORE_LAUNCH),
             (name, HostPart.LAUNCH),
         ]
         label = f"{name} ({call['line']})"
-        launch = Dependency(self._write_pieces(label), lag_ns=self._setting.launch_latency_ns)
+        launch = self._launch(label)
         self._current.pieces.append((name, HostPart.AFTER_LAUNCH))
         task = self._builder.add_rendezvous(
             self._lane_of_stream[stream],
-            meeting.work,
+            part.work,
             label=label,
-            slot=meeting.slot,
-            role=meeting.role,
+            slot=part.slot,
+            role=part.role,
             after=[launch],
         )
         self._follow(task, stream)
 
     def _follow(self, task: int, stream: int) -> None:
-        """Let *task* wait for what its stream was told to, and be its last."""
+        """Make *task* the last of its stream, behind what the stream waits for."""
         state = self._stream(stream)
-        for moment in dict.fromkeys(state.awaited):
-            self._depend(task, moment)
+        self._depend(task, state.awaited)
         state.awaited.clear()
-        state.last = _Moment(self._number, task)
+        state.last = (self._number, task)
 
-    def _depend(self, task: int, moment: _Moment) -> None:
-        if moment.window == self._number:
-            self._builder.add_dependency(task, moment.task)
-        else:
-            self._late.append((task, moment))
+    def _depend(self, task: int, moments: Sequence[_Moment]) -> None:
+        for window, awaited in dict.fromkeys(moments):
+            if window == self._number:
+                self._builder.add_dependency(task, awaited)
+            else:
+                self._late.append((task, (window, awaited)))
 
     def _wait(self, moments: Sequence[_Moment]) -> None:
         if self._current.pieces:
             self._write_pieces("synchronize")
         self._current.pieces.append(("synchronize", HostPart.WAIT))
-        task = self._write_pieces("synchronize")
-        for moment in dict.fromkeys(moments):
-            self._depend(task, moment)
+        self._depend(self._write_pieces("synchronize"), moments)
 
     def _awaited_by(self, kind: CallType, what: int, stream: int) -> list[_Moment]:
         if kind is CallType.SYNC_STREAM:
-            return self._reached(stream)
+            return self._stream(stream).reached
         if kind is CallType.SYNC_EVENT:
             return list(self._moments.get(what, ()))
-        return [moment for known in self._streams for moment in self._reached(known)]
-
-    def _reached(self, stream: int) -> list[_Moment]:
-        """What must have ended before *stream* is done with all it was given."""
-        state = self._stream(stream)
-        return [*state.awaited, *([] if state.last is None else [state.last])]
+        return [moment for state in self._streams.values() for moment in state.reached]
 
     def _load(self, *, has_workers: bool) -> None:
         name = "DataLoader.__next__"
@@ -278,13 +277,17 @@ class _Writer:
         thread.pieces, thread.awaited = [], []
         return task
 
-    def _works_of(self, kind: int) -> tuple[Op, ...]:
-        works = self._works.get(kind)
-        if works is None:
-            words = self._record.kinds[kind]
-            works = works_of(words, major_capability=self._setting.major_capability)
-            self._works[kind] = works
-        return works
+    def _ops_of(self, kind: int, node: str) -> list[Op]:
+        """The kernels of a call by *node*."""
+        if kind not in self._ops:
+            call, capability = self._record.kinds[kind], self._machine.major_capability
+            self._ops[kind] = ops_of_call(call, major_capability=capability)
+        # Gradients are summed up outside of what a compiler joins.
+        is_sum = node.endswith(_ACCUMULATION)
+        return [
+            replace(op, operator="accumulate") if is_sum and isinstance(op, MemoryBound) else op
+            for op in self._ops[kind]
+        ]
 
     def _thread(self, ident: int) -> _Thread:
         thread = self._threads.get(ident)
@@ -298,13 +301,6 @@ class _Writer:
 
     def _stream(self, stream: int) -> _Stream:
         return self._streams.setdefault(stream, _Stream())
-
-    def _add_stream_lanes(self, calls: Sequence[Call]) -> None:
-        """A lane for every stream that something runs on, in the order they first appear."""
-        for stream, kind in _lane_kinds(calls, self._record.kinds).items():
-            words = {LaneKind.COMPUTE: "compute", LaneKind.COPY: "copy"}
-            name = f"{words.get(kind, 'communication')} stream {len(self._lane_of_stream)}"
-            self._lane_of_stream[stream] = self._builder.add_lane(name, kind)
 
 
 def _lane_kinds(
@@ -328,10 +324,3 @@ def _lane_kinds(
 
 def _belongs(call: Call, thread: int, operator: int) -> bool:
     return call[0] in (CallType.KERNEL, CallType.NOTE) and call[2:5:2] == (thread, operator)
-
-
-def _named(work: Op, node: str) -> Op:
-    """*work* of the node *node*: gradients are summed up outside of what a compiler joins."""
-    if isinstance(work, MemoryBound) and node.endswith(_ACCUMULATION):
-        return replace(work, operator="accumulate")
-    return work

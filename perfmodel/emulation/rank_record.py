@@ -1,7 +1,7 @@
 """RankRecord: what one rank did in its steady iterations, as plain values in a file.
 
-Written by the process that runs the script and read by the one that builds the job, so it
-knows neither torch nor ops. A call is five numbers: type, what, thread, stream, operator.
+The process that runs the script writes it and the one that builds the job reads it, so it knows
+neither torch nor ops. A call is five numbers: type, what, thread, stream, operator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import orjson
 
 Call = tuple[int, int, int, int, int]
 DEVICE_SHIFT = 32
-"""A stream's number stands below this bit, that of its device above."""
+"""The number of a stream is below this bit, that of its device above."""
 
 
 class CallType(IntEnum):
@@ -46,7 +46,7 @@ class RankRecord:
 
     *kinds* describe kernels by operator, tensors and arguments. *collectives* are
     calls with their group, bytes and script line. *boundaries* are places in *calls*
-    where an optimizer step ended: the iterations lie between them, and those from number
+    where an optimizer step ended: the iterations are between them, and those from number
     *first_steady* on are steady. *main_thread* is the thread that the script started on.
     """
 
@@ -61,7 +61,7 @@ class RankRecord:
     main_thread: int
     peak_memory_bytes: int
     peak_place: str
-    stand_ins: dict[str, int]
+    placeholders: dict[str, int]
     notes: tuple[str, ...]
     is_compiled: bool
     was_stopped: bool
@@ -77,16 +77,16 @@ def to_bytes(record: RankRecord) -> bytes:
 
 def from_bytes(content: bytes) -> RankRecord:
     """The record that `to_bytes` wrote."""
-    words = orjson.loads(content)
+    fields = orjson.loads(content)
     groups = tuple(
         GroupRecord(group["name"], tuple(group["ranks"]), group["family"])
-        for group in words.pop("groups")
+        for group in fields.pop("groups")
     )
-    calls = tuple(tuple(call) for call in words.pop("calls"))
+    calls = tuple(tuple(call) for call in fields.pop("calls"))
     tuples: dict[str, Any] = {
-        name: tuple(words.pop(name))
+        name: tuple(fields.pop(name))
         for name in (
             "kinds", "collectives", "operator_names", "boundaries", "notes", "step_cpu_s",
         )
     }  # fmt: skip
-    return RankRecord(groups=groups, calls=calls, **tuples, **words)
+    return RankRecord(groups=groups, calls=calls, **tuples, **fields)

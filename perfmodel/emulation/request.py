@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from perfmodel.base.errors import EmulationError
 from perfmodel.base.options import Option, Overwrite, check_ranges
-from perfmodel.emulation.orders import DeviceFacts
+from perfmodel.emulation.workers import DeviceFacts
 
 if TYPE_CHECKING:
     from topologies import Device

@@ -1,24 +1,23 @@
 """Windows: the steady iterations of a record, and which of them is written.
 
-Two iterations are alike if their calls are, whatever values were looked up. The one
-that occurs most often is written; of several, the first.
+Two iterations are alike if their calls are, whatever values were looked up. The one that occurs
+most often is written; of several, the first.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import orjson
 
 from perfmodel.base.errors import EmulationError
+from perfmodel.emulation.op_translation import ops_of_call
 from perfmodel.emulation.rank_record import Call, CallType, RankRecord
-from perfmodel.emulation.works import works_of
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,17 @@ class Windows:
         return digest.hexdigest()
 
 
+def are_alike(records: Sequence[RankRecord]) -> bool:
+    """Whether all *records* do the same in their chosen iteration."""
+    signatures = set()
+    for record in records:
+        windows = Windows(record)
+        signatures.add(windows.signature(windows.chosen))
+    return len(signatures) == 1
+
+
 class _Describer:
-    """Puts calls into words that do not depend on the rank or on when things were numbered."""
+    """Describes calls independently of the rank and of when things were numbered."""
 
     def __init__(self, record: RankRecord) -> None:
         self._record = record
@@ -91,21 +99,19 @@ class _Describer:
     def _kind(self, number: int) -> bytes:
         known = self._kinds.get(number)
         if known is None:
-            words = {**self._record.kinds[number], "observed": None}
+            kind = {**self._record.kinds[number], "observed": None}
             # Numbers in arguments may differ between ranks; the work may not.
-            works = works_of(words, major_capability=0) if "inputs" in words else ()
-            known = f"{words['operator']} {works}".encode()
-            self._kinds[number] = known
+            ops = ops_of_call(kind, major_capability=0) if "inputs" in kind else ()
+            known = self._kinds[number] = f"{kind['operator']} {ops}".encode()
         return known
 
     def _collective(self, number: int) -> bytes:
-        words: Mapping[str, Any] = self._record.collectives[number]
-        size = len(self._ranks_of[words["group"]])
-        group = self._number("group", words["group"])
-        peer = words["peer"]
-        distance = None if peer is None else peer - self._record.rank
-        parts = [words["call"], words["bytes"], words["dtype"], words["splits"], size, group]
-        return orjson.dumps([*parts, distance, words["root"]])
+        call = self._record.collectives[number]
+        size = len(self._ranks_of[call["group"]])
+        group = self._number("group", call["group"])
+        distance = None if call["peer"] is None else call["peer"] - self._record.rank
+        parts = [call[name] for name in ("call", "bytes", "dtype", "splits")]
+        return orjson.dumps([*parts, size, group, distance, call["root"]])
 
     def _number(self, what: str, value: object) -> int:
         return self._numbers.setdefault((what, value), len(self._numbers))

@@ -88,9 +88,9 @@ def test_corrections_learn_what_the_physics_leaves_and_how_sure_they_are():
         spread=TrainingPlan(steps=300, batch=256, spread_hidden=8),
     )
     rows = LearnedRows(work, np.hstack([work, wave]), log_time, share=np.ones(len(work)))
-    learned = fit_learned(rows, learning)
-    answer = learned.ordered.apply(work)
-    steps = learned.steps.log_ratio(np.hstack([work, wave]))
+    ordered, correction = fit_learned(rows, learning)
+    answer = ordered.apply(work)
+    steps = correction.log_ratio(np.hstack([work, wave]))
     error = log_time - (answer.log_ratio + work[:, 0] + steps)
     assert np.mean(np.abs(error)) < 0.03
     assert 0.8 < np.mean(np.abs(error) < 1.645 * answer.relative_sigma) < 0.99

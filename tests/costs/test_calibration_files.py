@@ -83,7 +83,7 @@ def test_a_file_of_a_person_is_checked_before_it_is_used(tmp_path, change, fault
         ({"constants": {"floor_ns": True}}, "constants.floor_ns: "),
         ({"constants": {"floor_ns": "many"}}, "constants.floor_ns: "),
         ({"relative_sigma": -1.0}, "relative_sigma: "),
-        ({"correction": {"mean": []}}, "correction must hold"),
+        ({"correction": {"mean": []}}, "correction: must hold"),
         ({"curves": {"a": [1]}}, r"curves\.a\[0\]: "),
     ],
 )

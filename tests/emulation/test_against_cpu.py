@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.emulation.crews import CrewTask, Surroundings, run_crew
-from perfmodel.emulation.operator_words import aten_name
-from perfmodel.emulation.orders import CrewOrder
+from perfmodel.emulation.operator_names import aten_name
 from perfmodel.emulation.rank_record import CallType, from_bytes
 from perfmodel.emulation.request import device_facts, load_gpu
 from perfmodel.emulation.windows import Windows
+from perfmodel.emulation.workers import WorkerOrder, WorkerTask, run_worker
 from tests.emulation.emulating import SCRIPTS
 
 HERE = Path(__file__).parent
@@ -42,13 +41,12 @@ def on_the_cpu():
 
 
 def on_the_device(tmp_path):
-    order = CrewOrder(
+    order = WorkerOrder(
         words=(str(SCRIPTS / "ddp.py"),), ranks=(), world_size=1, ranks_per_host=1,
         device=device_facts(load_gpu("h100_sxm")), warmup=2, iterations=1, runs_on=False,
         is_plain=False, timeout_s=None, folder="",
     )  # fmt: skip
-    surroundings = Surroundings(str(tmp_path), tuple(os.environ.items()))
-    outcome = run_crew(CrewTask(order, surroundings), (0,))
+    outcome = run_worker(WorkerTask(order, str(tmp_path), tuple(os.environ.items())), (0,))
     windows = Windows(from_bytes(outcome.records[0]))
     record = windows.record
     names = []

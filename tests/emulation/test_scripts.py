@@ -109,7 +109,7 @@ def test_features_of_torch_cuda_run_and_the_script_may_finish(emulated):
     words = [op.operator for op in run.ops() if isinstance(op, MemoryBound)]
     # Weight and bias of the head, whose gradients come twice in an iteration.
     assert words.count("accumulate") == 2
-    assert "s of processor time a rank" in run.stderr
+    assert "s of processor time per rank" in run.stderr
 
 
 def test_updates_by_hand_and_rare_operators_are_recorded(emulated):

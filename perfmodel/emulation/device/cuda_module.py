@@ -1,13 +1,14 @@
-"""`torch.cuda` and `torch.accelerator` as a script finds them beside real GPUs.
+"""`torch.cuda` and `torch.accelerator` as a script finds them with real GPUs.
 
-Functions are replaced by name in the modules that hold them; what torch decides from
-them (autocast lists, mixed precision, meshes) is then torch's own.
+Functions are replaced by name in their modules; torch's own code that decides from them (autocast
+lists, mixed precision, meshes) stays.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -17,14 +18,20 @@ import torch.nn.parallel._functions
 import torch.nn.parallel.comm
 from torch._dynamo import trace_rules
 
+from perfmodel.emulation.device.cuda_types import (
+    VirtualEvent,
+    VirtualGraph,
+    VirtualStream,
+    device_index,
+    install_tensor_types,
+    synchronize,
+)
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
-from perfmodel.emulation.device.streams import device_index, make_stream_types, synchronize
-from perfmodel.emulation.device.tensor_types import install_tensor_types
 
 CUDA_VERSION = "12.8"
 CUDNN_VERSION = 91_002
 NCCL_VERSION = 22_703
-"""Versions that scripts are told; no answer depends on them."""
+"""Versions that scripts see; no answer depends on them."""
 
 
 class CudaModule:
@@ -33,7 +40,6 @@ class CudaModule:
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu = gpu
         self._is_initialized = False
-        self._types = make_stream_types(gpu)
 
     def install(self) -> None:
         """Replace everything."""
@@ -44,7 +50,6 @@ class CudaModule:
         self._install_streams()
         self._install_memory()
         self._install_random()
-        self._install_accelerator()
         self._install_core()
         self._install_pinning()
         _install_scatter()
@@ -52,6 +57,9 @@ class CudaModule:
         install_tensor_types()
         # Evaluation without it takes the same layers one by one; nested tensors are not covered.
         torch.backends.mha.set_fastpath_enabled(False)
+
+    def _current(self) -> int:
+        return self._gpu.recorder.state().device
 
     def set_device(self, device: Any) -> None:
         """Make *device* the current one of this thread.
@@ -61,34 +69,29 @@ class CudaModule:
         """
         self._is_initialized = True
         index = device_index(self._gpu, device)
-        if not 0 <= index < self._gpu.model.count:
+        if not 0 <= index < self._gpu.count:
             raise RuntimeError(
-                f"CUDA error: invalid device ordinal: cuda:{index}, and there are "
-                f"{self._gpu.model.count} devices."
+                f"CUDA error: invalid device ordinal: cuda:{index}, but there are "
+                f"{self._gpu.count} devices."
             )
         self._gpu.recorder.state().set_device(index)
 
     def _init(self) -> None:
         self._is_initialized = True
 
-    def _properties(self, device: Any = None) -> SimpleNamespace:
-        del device
-        model = self._gpu.model
-        return SimpleNamespace(
-            name=model.name, major=model.capability[0], minor=model.capability[1],
-            total_memory=model.memory_bytes, multi_processor_count=model.multiprocessors,
-            max_threads_per_multi_processor=model.max_threads, warp_size=32, is_integrated=0,
-            is_multi_gpu_board=0, regs_per_multiprocessor=65_536,
-            shared_memory_per_block=49_152, gcnArchName="", uuid="virtual",
-            shared_memory_per_block_optin=model.shared_memory_bytes - 1024,
-            shared_memory_per_multiprocessor=model.shared_memory_bytes,
-            L2_cache_size=model.l2_bytes, max_threads_per_block=1024,
-        )  # fmt: skip
-
     def _install_devices(self) -> None:
         gpu, cuda, model = self._gpu, torch.cuda, self._gpu.model
-        capability = model.capability
-        architecture = f"sm_{capability[0]}{capability[1]}"
+        major, minor = model.capability
+        context = _make_device_context(gpu)
+        properties = SimpleNamespace(
+            name=model.name, major=major, minor=minor, warp_size=32, is_integrated=0,
+            total_memory=model.memory_bytes, multi_processor_count=model.multiprocessors,
+            max_threads_per_multi_processor=model.max_threads, max_threads_per_block=1024,
+            is_multi_gpu_board=0, regs_per_multiprocessor=65_536, gcnArchName="", uuid="virtual",
+            shared_memory_per_block=49_152, L2_cache_size=model.l2_bytes,
+            shared_memory_per_block_optin=model.shared_memory_bytes - 1024,
+            shared_memory_per_multiprocessor=model.shared_memory_bytes,
+        )  # fmt: skip
         _replace(
             cuda,
             is_available=_always(True),
@@ -96,18 +99,18 @@ class CudaModule:
             init=self._init,
             _lazy_init=self._init,
             _is_compiled=_always(True),
-            device_count=lambda: model.count,
-            current_device=lambda: gpu.recorder.state().device,
+            device_count=_always(gpu.count),
+            current_device=self._current,
             set_device=self.set_device,
-            device=_make_device_context(gpu),
-            _DeviceGuard=_make_device_context(gpu),
-            device_of=_make_device_of(gpu),
-            get_device_properties=self._properties,
+            device=context,
+            _DeviceGuard=context,
+            device_of=lambda tensor: context(tensor.get_device() if tensor.is_cuda else -1),
+            get_device_properties=_always(properties),
             get_device_name=_always(model.name),
-            get_device_capability=_always(capability),
-            is_bf16_supported=_always(capability[0] >= 8),
-            is_tf32_supported=_always(capability[0] >= 8),
-            get_arch_list=_always([architecture]),
+            get_device_capability=_always(model.capability),
+            is_bf16_supported=_always(major >= 8),
+            is_tf32_supported=_always(major >= 8),
+            get_arch_list=_always([f"sm_{major}{minor}"]),
             can_device_access_peer=_always(True),
             utilization=_always(100),
         )
@@ -116,37 +119,46 @@ class CudaModule:
 
     def _install_streams(self) -> None:
         gpu, cuda = self._gpu, torch.cuda
-        types = self._types
+        event = type("Event", (VirtualEvent,), {"gpu": gpu})
+        stream = type("Stream", (VirtualStream,), {"gpu": gpu, "event_type": event})
+        external = type("ExternalStream", (stream,), {})
+        graph = type("CUDAGraph", (VirtualGraph,), {"gpu": gpu})
         context = _make_stream_context(gpu)
         for module in (cuda, cuda.streams):
-            _replace(
-                module,
-                Stream=types.stream,
-                Event=types.event,
-                ExternalStream=types.external_stream,
-            )
+            _replace(module, Stream=stream, Event=event, ExternalStream=external)
         _replace(
             cuda,
-            synchronize=lambda device=None: synchronize(gpu, device),
-            current_stream=lambda device=None: types.stream(
+            synchronize=partial(synchronize, gpu),
+            current_stream=lambda device=None: stream(
                 stream_id=gpu.recorder.state().stream.value, device_index=device_index(gpu, device)
             ),
-            default_stream=lambda device=None: types.stream(
+            default_stream=lambda device=None: stream(
                 stream_id=0, device_index=device_index(gpu, device)
             ),
-            set_stream=lambda stream: _set_stream(gpu, stream),
+            set_stream=partial(_set_stream, gpu),
             StreamContext=context,
             stream=context,
-            is_current_stream_capturing=lambda: False,
-            CUDAGraph=types.graph,
+            is_current_stream_capturing=_always(False),
+            CUDAGraph=graph,
         )
-        _replace(cuda.graphs, CUDAGraph=types.graph, _graph_pool_handle=lambda: (0, 0))
-        quiet = SimpleNamespace(
-            rangePushA=lambda *_: 0, rangePop=lambda *_: 0, rangeStartA=lambda *_: 0,
-            rangeEnd=lambda *_: 0, markA=lambda *_: 0, deviceRangeStart=lambda *_: 0,
-            deviceRangeEnd=lambda *_: 0,
-        )  # fmt: skip
+        _replace(cuda.graphs, CUDAGraph=graph, _graph_pool_handle=_always((0, 0)))
+        ranges = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart",
+                  "deviceRangeEnd")  # fmt: skip
+        quiet = SimpleNamespace(**dict.fromkeys(ranges, _always(0)))
         _replace(torch.cuda.nvtx, _nvtx=quiet)
+        _replace(
+            torch.accelerator,
+            is_available=_always(True),
+            device_count=_always(gpu.count),
+            current_accelerator=_always(torch.device("cuda")),
+            current_device_index=self._current,
+            current_device_idx=self._current,
+            set_device_index=self.set_device,
+            set_device_idx=self.set_device,
+            synchronize=cuda.synchronize,
+            current_stream=cuda.current_stream,
+            set_stream=cuda.set_stream,
+        )
 
     def _install_memory(self) -> None:
         gpu, memory = self._gpu, self._gpu.memory
@@ -180,16 +192,15 @@ class CudaModule:
             "memory_summary": lambda device=None, **_: (
                 f"allocated {held(device)} bytes, at most {peak(device)} bytes"
             ),
-            "memory_snapshot": lambda *_, **__: [],
+            "memory_snapshot": _always([]),
             "reset_peak_memory_stats": lambda device=None: memory.reset_peak(
                 device_index(gpu, device)
             ),
-            "empty_cache": _ignore,
-            "ipc_collect": _ignore,
-            "reset_accumulated_memory_stats": _ignore,
-            "set_per_process_memory_fraction": _ignore,
-            "_record_memory_history": _ignore,
         }
+        functions |= dict.fromkeys(
+            ("empty_cache", "ipc_collect", "reset_accumulated_memory_stats",
+             "set_per_process_memory_fraction", "_record_memory_history"), _ignore,
+        )  # fmt: skip
         functions["reset_max_memory_allocated"] = functions["reset_peak_memory_stats"]
         functions["reset_max_memory_cached"] = functions["reset_peak_memory_stats"]
         for module in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory):
@@ -198,18 +209,17 @@ class CudaModule:
 
     def _install_random(self) -> None:
         """Random numbers on the device have no values, so that a seed changes nothing."""
-        count = self._gpu.model.count
+        count = self._gpu.count
         # Seed and offset, as on a real device.
         state = torch.zeros(16, dtype=torch.uint8)
 
         class DeviceGenerator(torch.Generator):
-            """The generator of the device: some scripts ask for its state and set it here."""
+            """The generator of the device: some scripts read its state and set it."""
 
             def get_state(self) -> torch.Tensor:
                 return state.clone()
 
-            def set_state(self, new_state: torch.Tensor) -> Self:
-                del new_state
+            def set_state(self, _: torch.Tensor) -> Self:
                 return self
 
         functions: dict[str, Callable[..., Any]] = dict.fromkeys(
@@ -220,74 +230,55 @@ class CudaModule:
         functions |= {
             "get_rng_state": lambda *_, **__: state.clone(),
             "get_rng_state_all": lambda: [state.clone() for _ in range(count)],
-            "initial_seed": lambda: 0,
+            "initial_seed": _always(0),
         }
         for module in (torch.cuda, torch.cuda.random):
             _replace(module, **functions)
         torch.cuda.default_generators = tuple(DeviceGenerator() for _ in range(count))
-
-    def _install_accelerator(self) -> None:
-        gpu, place, cuda = self._gpu, torch.accelerator, torch.cuda
-        _replace(
-            place,
-            is_available=_always(True),
-            device_count=lambda: gpu.model.count,
-            current_accelerator=_always(torch.device("cuda")),
-            current_device_index=lambda: gpu.recorder.state().device,
-            current_device_idx=lambda: gpu.recorder.state().device,
-            set_device_index=self.set_device,
-            set_device_idx=self.set_device,
-            synchronize=cuda.synchronize,
-            current_stream=cuda.current_stream,
-            set_stream=cuda.set_stream,
-        )
 
     def _install_core(self) -> None:
         gpu, core = self._gpu, torch._C
         state = gpu.recorder.state
         _replace(
             core,
-            _nccl_version=lambda: NCCL_VERSION,
-            _nccl_version_suffix=lambda: b"",
+            _nccl_version=_always(NCCL_VERSION),
+            _nccl_version_suffix=_always(b""),
             _get_accelerator=_always(torch.device("cuda")),
             _host_emptyCache=_ignore,
-            _cuda_getDevice=lambda: state().device,
+            _cuda_getDevice=self._current,
             _cuda_setDevice=self.set_device,
-            _cuda_getDeviceCount=lambda: gpu.model.count,
+            _cuda_getDeviceCount=_always(gpu.count),
             _cuda_getCurrentRawStream=lambda _: state().stream.value,
             _cuda_isInBadFork=lambda: gpu.recorder.is_forked,
-            _cuda_synchronize=lambda: synchronize(gpu),
+            _cuda_synchronize=partial(synchronize, gpu),
             _cuda_emptyCache=_ignore,
-            _cuda_isCurrentStreamCapturing=lambda: False,
-            _cuda_getCompiledVersion=lambda: 12_080,
-            _cuda_exchangeDevice=lambda index: _exchange_device(gpu, index),
-            _cuda_maybeExchangeDevice=lambda index: _exchange_device(gpu, index),
+            _cuda_isCurrentStreamCapturing=_always(False),
+            _cuda_getCompiledVersion=_always(12_080),
+            _cuda_exchangeDevice=partial(_exchange_device, gpu),
+            _cuda_maybeExchangeDevice=partial(_exchange_device, gpu),
             _cuda_getDefaultStream=lambda device: (0, device, 1),
             _cuda_record_memory_history=_ignore,
             _cuda_memorySnapshot=lambda *_: {"segments": [], "device_traces": []},
             _cuda_hostMemoryStats=dict,
-            _cuda_cudaHostAllocator=lambda: 0,
+            _cuda_cudaHostAllocator=_always(0),
         )
         torch.version.cuda = CUDA_VERSION
-        torch.backends.cuda.is_built = lambda: True
-        torch.backends.cudnn.is_available = lambda: True
-        torch.backends.cudnn.version = lambda: CUDNN_VERSION
-        # Asked before weights of recurrent layers are packed, which has no meaning here.
-        torch.backends.cudnn.is_acceptable = lambda _: False
+        torch.backends.cuda.is_built = _always(True)
+        # Weights of recurrent layers are not packed, which has no meaning here.
+        cudnn = {"is_available": True, "version": CUDNN_VERSION, "is_acceptable": False}
+        _replace(torch.backends.cudnn, **{name: _always(one) for name, one in cudnn.items()})
 
     def _install_pinning(self) -> None:
         pinned = self._gpu.pinned
 
-        def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
-            del device
+        def pin_memory(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
             if tensor.is_cuda:
                 raise RuntimeError("cannot pin 'torch.cuda.Tensor': only dense CPU tensors can be")
             copy = tensor.clone()
             pinned.add(address_of(copy))
             return copy
 
-        def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
-            del device
+        def is_pinned(tensor: torch.Tensor, *_: Any, **__: Any) -> bool:
             return not tensor.is_cuda and address_of(tensor) in pinned
 
         torch.Tensor.pin_memory = pin_memory
@@ -304,7 +295,7 @@ def _always(answer: Any) -> Callable[..., Any]:
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """What has no meaning on this device."""
+    """A function that has no meaning on this device."""
 
 
 class _Runtime:
@@ -334,10 +325,9 @@ def _make_device_context(gpu: VirtualGpu) -> type[Any]:
         """`torch.cuda.device`: another current device for a while."""
 
         def __init__(self, device: Any) -> None:
-            self.idx = -1 if device is None else device_index(gpu, device)
+            is_none = device is None or (isinstance(device, int) and device < 0)
+            self.idx = -1 if is_none else device_index(gpu, device)
             self.prev_idx = -1
-            if isinstance(device, int) and device < 0:
-                self.idx = -1
 
         def __enter__(self) -> None:
             self.prev_idx = _exchange_device(gpu, self.idx)
@@ -346,11 +336,6 @@ def _make_device_context(gpu: VirtualGpu) -> type[Any]:
             _exchange_device(gpu, self.prev_idx)
 
     return DeviceContext
-
-
-def _make_device_of(gpu: VirtualGpu) -> Callable[[Any], Any]:
-    context = _make_device_context(gpu)
-    return lambda tensor: context(tensor.get_device() if tensor.is_cuda else -1)
 
 
 def _make_stream_context(gpu: VirtualGpu) -> type[Any]:
@@ -390,34 +375,29 @@ def _install_scatter() -> None:
 
     def scatter(
         tensor: torch.Tensor,
-        devices: Any = None,
+        devices: Any = (),
         chunk_sizes: Any = None,
         dim: int = 0,
-        streams: Any = None,
-        *,
-        out: Any = None,
+        *_: Any,
+        **__: Any,
     ) -> tuple[torch.Tensor, ...]:
-        del streams, out
         pieces = tensor.split(chunk_sizes, dim) if chunk_sizes else tensor.chunk(len(devices), dim)
         return tuple(
             piece.to(f"cuda:{device}") for piece, device in zip(pieces, devices, strict=False)
         )
 
-    def gather(tensors: Any, dim: int = 0, destination: Any = None, *, out: Any = None) -> Any:
-        del out
+    def gather(tensors: Any, dim: int = 0, destination: Any = None, **_: Any) -> Any:
         target = "cuda" if destination is None else destination
         return torch.cat([tensor.to(target) for tensor in tensors], dim)
 
     def broadcast_coalesced(
-        tensors: Any, devices: Any, buffer_size: int = 10_485_760
+        tensors: Any, devices: Any, *_: Any, **__: Any
     ) -> list[list[torch.Tensor]]:
-        del buffer_size
         return [[tensor.to(f"cuda:{device}") for tensor in tensors] for device in devices]
 
     def reduce_add_coalesced(
-        inputs: Any, destination: Any = None, buffer_size: int = 10_485_760
+        inputs: Any, destination: Any = None, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, ...]:
-        del buffer_size
         target = "cuda" if destination is None else f"cuda:{destination}"
         return tuple(
             torch.stack([part.to(target) for part in parts]).sum(0)

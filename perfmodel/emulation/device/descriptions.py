@@ -1,15 +1,24 @@
-"""Descriptions: a call of an operator as plain words, from which its work is worked out.
+"""Descriptions: calls, tensors and script lines as plain values, for records and messages.
 
-A tensor is its shape, number format and the bytes it really has: a dimension that
+A tensor is described by its shape, number format and the bytes it really has: a dimension that
 is only repeated (stride 0) is counted once.
 """
 
 from __future__ import annotations
 
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+"""Positional and keyword arguments of a call."""
 
 DTYPE_WORDS = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
@@ -18,9 +27,19 @@ DTYPE_WORDS = {
     torch.bool: "int8", torch.complex64: "fp32", torch.complex128: "fp64",
     torch.complex32: "fp32", torch.uint16: "int32", torch.uint32: "int32", torch.uint64: "int64",
 }  # fmt: skip
-"""Our word for every number format; of one we have none for, that of the nearest."""
+"""Our name of every number format, or that of the nearest one we have."""
 
 _PLAIN = (int, bool, str, type(None))
+_LIBRARIES = tuple(
+    str(Path(folder)) + "/"
+    for folder in {
+        Path(torch.__file__).parent,
+        Path(__file__).parents[1],
+        Path(sysconfig.get_paths()["stdlib"]),
+        Path(sysconfig.get_paths()["purelib"]),
+        Path(sysconfig.get_paths()["platlib"]),
+    }
+)
 
 
 def describe_tensor(name: str, tensor: Tensor) -> list[Any]:
@@ -32,17 +51,18 @@ def describe_tensor(name: str, tensor: Tensor) -> list[Any]:
     return [name, list(tensor.shape), DTYPE_WORDS[tensor.dtype], count * tensor.itemsize]
 
 
-def describe_call(
-    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]
-) -> dict[str, Any]:
-    """The call of *op* in words."""
+def describe_call(op: Any, args: Args, kwargs: Kwargs, outputs: list[Tensor]) -> dict[str, Any]:
+    """The call of *op*."""
     inputs: list[list[Any]] = []
     arguments: dict[str, Any] = {}
-    for schema, value in _bind(op, args, kwargs):
-        if not _add_tensors(inputs, schema.name, value):
-            plain = _plain(value)
-            if plain is not None:
-                arguments[schema.name] = plain
+    for place, schema in enumerate(op._schema.arguments):
+        default = kwargs.get(schema.name, schema.default_value)
+        value = args[place] if place < len(args) else default
+        tensors = tensors_in(value)
+        inputs += [describe_tensor(schema.name, tensor) for tensor in tensors]
+        plain = None if tensors else _plain(value)
+        if plain is not None:
+            arguments[schema.name] = plain
     written = [
         schema.name
         for schema in op._schema.arguments
@@ -60,7 +80,7 @@ def describe_call(
 def describe_kernel(
     operator: str, *, inputs: list[Tensor], outputs: list[Tensor], **arguments: Any
 ) -> dict[str, Any]:
-    """A kernel that is named by us, with what it reads and writes."""
+    """A kernel under a name of ours, with what it reads and writes."""
     return {
         "operator": operator,
         "inputs": [describe_tensor("", tensor) for tensor in inputs],
@@ -71,7 +91,7 @@ def describe_kernel(
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors in *value*, however deep they lie."""
+    """All tensors in *value*, however deeply nested."""
     found: list[Tensor] = []
     pending = [value]
     while pending:
@@ -81,28 +101,6 @@ def tensors_in(value: Any) -> list[Tensor]:
         elif isinstance(item, list | tuple):
             pending.extend(reversed(item))
     return found
-
-
-def _bind(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
-    bound = []
-    for place, schema in enumerate(op._schema.arguments):
-        if place < len(args):
-            bound.append((schema, args[place]))
-        elif schema.name in kwargs:
-            bound.append((schema, kwargs[schema.name]))
-        elif schema.has_default_value():
-            bound.append((schema, schema.default_value))
-    return bound
-
-
-def _add_tensors(inputs: list[list[Any]], name: str, value: Any) -> bool:
-    if isinstance(value, Tensor):
-        inputs.append(describe_tensor(name, value))
-        return True
-    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
-        inputs.extend(describe_tensor(name, item) for item in value if isinstance(item, Tensor))
-        return True
-    return False
 
 
 def _plain(value: Any) -> Any:
@@ -115,3 +113,27 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return DTYPE_WORDS[value]
     return None
+
+
+def script_line() -> str:
+    """The innermost line of the user's code, such as `train.py:41`.
+
+    The thread of a backward pass has none; then it is the line of the main thread, which waits
+    in `backward`.
+    """
+    found = _innermost(sys._getframe(1))
+    if found is None:
+        main = threading.main_thread().ident
+        found = _innermost(sys._current_frames().get(main or 0))
+    if found is None:
+        return "no line of the script"
+    path = Path(found.f_code.co_filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{found.f_lineno}"
+
+
+def _innermost(frame: FrameType | None) -> FrameType | None:
+    """The first frame from *frame* up that is neither a library nor generated code."""
+    while frame is not None and frame.f_code.co_filename.startswith(("<", *_LIBRARIES)):
+        frame = frame.f_back
+    return frame

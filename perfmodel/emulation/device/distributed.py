@@ -1,7 +1,7 @@
-"""torch.distributed on virtual groups: any backend name becomes one.
+"""torch.distributed on virtual groups, for any backend name.
 
-torch's own functions make the groups, from a store of ours and a backend of ours, so
-that sub-groups, meshes and object collectives are torch's own code.
+torch's own functions make the groups, from a store and a backend of ours, so that sub-groups,
+meshes and object collectives are torch's own code.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch.distributed as dist
 import torch.distributed.device_mesh as mesh
 from torch.distributed import distributed_c10d as c10d
 
+from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.exchange import Exchange
 from perfmodel.emulation.device.groups import VirtualGroup
-from perfmodel.emulation.device.places import script_line
 from perfmodel.emulation.rank_record import GroupRecord
 
 _BACKEND = "perfmodel"
@@ -37,7 +37,7 @@ class Distributed:
         self._make = c10d._new_process_group_helper
 
     def install(self) -> None:
-        """Put the virtual backend in."""
+        """Install the virtual backend."""
         dist.Backend.register_backend(_BACKEND, self._create, devices=["cpu", "cuda"])
         for module in (dist, c10d, mesh):
             for name, function in {
@@ -50,7 +50,7 @@ class Distributed:
                     setattr(module, name, function)
         c10d._NCCL_AVAILABLE = True
         c10d._new_process_group_helper = self._make_group
-        # Nothing is to be timed, and nobody is waited for.
+        # Nothing is timed, and no rank is waited for.
         c10d._store_based_barrier = lambda *_, **__: None
         torch._C._distributed_c10d.Logger.set_runtime_stats_and_log = lambda _: None
 
@@ -61,19 +61,16 @@ class Distributed:
         timeout: Any = None,
         world_size: int = -1,
         rank: int = -1,
-        store: Any = None,
-        group_name: str = "",
-        pg_options: Any = None,
-        device_id: Any = None,
-        **_: Any,
+        *_: Any,
+        **__: Any,
     ) -> None:
-        del init_method, store, group_name, pg_options, device_id
+        del init_method
         size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
         own = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
         if size != self._world_size or own != self._exchange.rank:
             raise RuntimeError(
                 f"{script_line()}: init_process_group makes this process rank {own} of {size}, "
-                f"and it is emulated as rank {self._exchange.rank} of {self._world_size}. Give "
+                f"but it is emulated as rank {self._exchange.rank} of {self._world_size}. Give "
                 f"--ranks {size}, or let the script take its rank from the environment."
             )
         self._backend_word = "nccl" if backend is None else str(backend).lower()
@@ -114,11 +111,9 @@ class Distributed:
             made[0].name_it(name, self._get_backend())
         return made
 
-    def _create(self, store: Any, rank: int, size: int, timeout: Any = None) -> VirtualGroup:
-        del store, rank, size, timeout
+    def _create(self, *_: Any, **__: Any) -> VirtualGroup:
         return VirtualGroup(self._exchange, self._pending, self._pending_name)
 
-    def _get_backend(self, group: Any = None) -> str:
-        del group
-        # A list of backends by device is answered by the one for the device.
+    def _get_backend(self, *_: Any, **__: Any) -> str:
+        # Of a list of backends by device, the one of the device.
         return "nccl" if "nccl" in self._backend_word else self._backend_word

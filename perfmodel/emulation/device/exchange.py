@@ -1,8 +1,8 @@
-"""Exchange: integers that ranks really tell each other, over one store.
+"""Exchange: integers that ranks really send each other, over one store.
 
-A rank that runs alone takes its own values for everybody's. Ranks that run side by side
-hand over what they know: integers, booleans and tensors of the host. Floats on the device
-have no values, so nobody waits for them.
+A rank that runs alone assumes that all others hold its own values. Ranks that run at the same
+time exchange what they know: integers, booleans and tensors of the host. Floats on the device have
+no values, so no rank waits for them.
 """
 
 from __future__ import annotations
@@ -16,32 +16,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.gpu import VirtualGpu
-from perfmodel.emulation.device.places import script_line
-from perfmodel.emulation.device.turns import Turns
 from perfmodel.emulation.device.values import MOST_KEPT
+from perfmodel.emulation.workers import NEEDS_ALL_RANKS, Throttle
 
 _UNKNOWN = b""
 
 
-class NeedsAllRanksError(SystemExit):
-    """The script talks to a rank that is not being emulated."""
-
-
 @dataclass(slots=True)
 class Exchange:
-    """What this rank knows of the others: those of *crew* run beside it."""
+    """What this rank knows of the others; *running* are those that run at the same time."""
 
     gpu: VirtualGpu
     rank: int
-    crew: frozenset[int]
+    running: frozenset[int]
     store: Any
-    turns: Turns
-    on_missing: int
+    throttle: Throttle
     _counts: Counter[str] = field(default_factory=Counter)
 
     def carries(self, tensor: Tensor) -> bool:
-        """Whether the values of tensors like *tensor* are handed over."""
+        """Whether the values of tensors like *tensor* are exchanged."""
         if not tensor.is_cuda:
             return True
         return not (tensor.is_floating_point() or tensor.is_complex()) and (
@@ -53,36 +48,36 @@ class Exchange:
     ) -> list[Tensor | None]:
         """The value of every member; of those that do not run, this rank's."""
         number = self._next(topic)
-        others = [rank for rank in members if rank in self.crew and rank != self.rank]
+        others = [rank for rank in members if rank in self.running and rank != self.rank]
         if others:
             self.store.set(f"{topic}/{number}/{self.rank}", _pack(value))
-        told = {rank: _unpack(self._wait(f"{topic}/{number}/{rank}"), dtype) for rank in others}
-        return [told.get(rank, value) for rank in members]
+        sent = {rank: _unpack(self._wait(f"{topic}/{number}/{rank}"), dtype) for rank in others}
+        return [sent.get(rank, value) for rank in members]
 
     def from_source(
         self, topic: str, source: int, value: Tensor | None, dtype: torch.dtype
     ) -> Tensor | None:
-        """What *source* holds, given that every member calls this; None if nobody knows."""
+        """What *source* holds, given that every member calls this; None if unknown."""
         number = self._next(topic)
         key = f"{topic}/{number}/{source}"
         if source == self.rank:
-            if len(self.crew) > 1:
+            if len(self.running) > 1:
                 self.store.set(key, _pack(value))
             return value
-        if source not in self.crew:
-            self.gpu.recorder.stand_in("value of a rank that is not emulated")
+        if source not in self.running:
+            self.gpu.recorder.count_placeholder("value of a rank that is not emulated")
             return value
         return _unpack(self._wait(key), dtype)
 
     def send(self, topic: str, target: int, tensor: Tensor) -> None:
-        """Hand *tensor* to *target*."""
+        """Send *tensor* to *target*."""
         self._check_peer(target)
         if self.carries(tensor):
             topic = f"{topic}/{self.rank}-{target}"
             self.store.set(f"{topic}/{self._next(topic)}", _pack(self.own(tensor)))
 
     def receive(self, topic: str, source: int, tensor: Tensor) -> Tensor | None:
-        """What *source* sent; None if nobody knows."""
+        """What *source* sent; None if unknown."""
         self._check_peer(source)
         if not self.carries(tensor):
             return None
@@ -102,15 +97,15 @@ class Exchange:
     def _wait(self, key: str) -> bytes:
         if self.store.check([key]):
             return bytes(self.store.get(key))
-        with self.turns.given_up():
+        with self.throttle.released():
             return bytes(self.store.get(key))
 
     def _check_peer(self, rank: int) -> None:
-        if rank not in self.crew:
-            self.gpu.recorder.notes[f"rank {self.rank} talks to rank {rank} ({script_line()})"] = (
-                None
-            )
-            raise NeedsAllRanksError(self.on_missing)
+        """End this rank if it communicates with one that is not being emulated."""
+        if rank not in self.running:
+            note = f"rank {self.rank} communicates with rank {rank} ({script_line()})"
+            self.gpu.recorder.notes[note] = None
+            raise SystemExit(NEEDS_ALL_RANKS)
 
     def own(self, tensor: Tensor) -> Tensor | None:
         """What this rank knows of *tensor*."""
@@ -118,7 +113,7 @@ class Exchange:
         return None if known is None else known.clone()
 
     def _next(self, topic: str) -> int:
-        # Others may have seen enough already; nobody must wait for them.
+        # Other ranks may have stopped already; none must wait for them.
         self.gpu.recorder.check_running()
         self._counts[topic] += 1
         return self._counts[topic]

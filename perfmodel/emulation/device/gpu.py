@@ -1,21 +1,24 @@
-"""VirtualGpu: the parts of the device that kernels need, made once per process."""
+"""VirtualGpu: the parts of the device that kernels need, made once per process.
+
+C++ refuses some functions of storages in a CPU build, so these are replaced in Python. A size is
+kept beside the storage, because FSDP frees parameters by resizing them to nothing.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from perfmodel.emulation.device.descriptions import describe_kernel
+from perfmodel.emulation.device.descriptions import Kwargs, describe_kernel, script_line
 from perfmodel.emulation.device.memory import DeviceMemory
 from perfmodel.emulation.device.native import NativeDevice
-from perfmodel.emulation.device.places import script_line
 from perfmodel.emulation.device.recorder import Recorder
 from perfmodel.emulation.device.values import Values
+from perfmodel.emulation.workers import DeviceFacts
 
 GIB = 2**30
 
@@ -24,37 +27,26 @@ class UncoveredOperatorError(NotImplementedError):
     """The script calls an operator that the virtual device does not know."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuModel:
-    """What the script is told about its GPUs."""
-
-    name: str
-    memory_bytes: int
-    capability: tuple[int, int]
-    multiprocessors: int
-    max_threads: int
-    shared_memory_bytes: int
-    l2_bytes: int
-    count: int
-
-
 class VirtualGpu:
-    """Native code, memory, values and the record of one process."""
+    """Native code, memory, values and record of one process, for *count* GPUs of one *model*."""
 
-    def __init__(self, model: GpuModel) -> None:
+    def __init__(self, model: DeviceFacts, count: int) -> None:
         self.model = model
-        self.native = NativeDevice(model.count)
-        self.memory = DeviceMemory(
-            self.native, device_count=model.count, capacity_bytes=model.memory_bytes
-        )
+        self.count = count
+        self.native = NativeDevice(count)
         self.recorder = Recorder(self.native)
         self.values = Values()
+        self.memory = DeviceMemory(
+            self.native,
+            device_count=count,
+            capacity_bytes=model.memory_bytes,
+            on_peak=self._note_peak,
+            on_full=self._refuse,
+            on_free=self.values.forget_storage,
+        )
         self.peak_place = "no allocation"
         self.pinned: set[int] = set()
         self.kernels: dict[Any, Any] = {}
-        self.memory.on_free = self.values.forget_storage
-        self.memory.on_peak = self._note_peak
-        self.memory.on_full = self._refuse
 
     def empty(
         self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: int
@@ -80,17 +72,15 @@ class VirtualGpu:
         if self.recorder.is_on:
             words = describe_kernel(operator, inputs=inputs, outputs=outputs, **more)
             kind = self.recorder.intern_kind(words)
-        # Above us stand the handler, the kernel that called it, and then the script.
+        # The callers are the handler, its kernel, and then the script.
         self.recorder.launch(kind, device, 3)
 
-    def device_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    def device_of(self, args: Sequence[Any], kwargs: Kwargs) -> int:
         """The device a call works on: that of its first tensor, or the one it names."""
         for value in args:
-            if isinstance(value, Tensor):
-                if value.is_cuda:
-                    return value.get_device()
-            elif _is_list_on_device(value):
-                return int(value[0].get_device())
+            first = value[0] if isinstance(value, list | tuple) and value else value
+            if isinstance(first, Tensor) and first.is_cuda:
+                return first.get_device()
         named = kwargs.get("device")
         if named is not None and named.index is not None:
             return int(named.index)
@@ -100,11 +90,11 @@ class VirtualGpu:
         """The error for an operator that is not covered."""
         return UncoveredOperatorError(
             f"virtual device: operator {name} is not covered ({script_line()}): {fault!s:.200}. "
-            "Replace that call by operators that are, or run the part that needs it on the CPU; "
-            "an operator of your own needs a meta kernel (torch.library.register_fake)."
+            "Replace that call by operators that are, or run that part on the CPU; "
+            "a custom operator needs a meta kernel (torch.library.register_fake)."
         )
 
-    def _note_peak(self, _: int) -> None:
+    def _note_peak(self) -> None:
         self.peak_place = script_line()
 
     def _refuse(self, wanted_bytes: int, device: int) -> None:
@@ -118,15 +108,48 @@ class VirtualGpu:
         )
 
 
+def install_storages(gpu: VirtualGpu) -> None:
+    """Replace the functions of storages that C++ refuses."""
+    kind: Any = torch.UntypedStorage
+    base: Any = torch._C.StorageBase
+    base_bytes, base_resize = base.nbytes, base.resize_
+
+    def nbytes(storage: Any) -> int:
+        size = int(base_bytes(storage))
+        if storage.device.type != "cuda":
+            return size
+        return gpu.memory.storage_bytes(storage.data_ptr(), size)
+
+    def resize_(storage: Any, size: int) -> Any:
+        if storage.device.type != "cuda":
+            return base_resize(storage, size)
+        if size > base_bytes(storage):
+            raise RuntimeError(
+                "virtual device: a storage can shrink and grow back, but not beyond its first "
+                f"{base_bytes(storage)} bytes; the script wants {size}."
+            )
+        device = storage.device.index
+        now = nbytes(storage)
+        gpu.memory.resize_storage(storage.data_ptr(), device, now=now, wanted=size)
+        return storage
+
+    kind.nbytes = kind.size = nbytes
+    kind.resize_ = resize_
+
+    def place(storage: Any, location: str) -> Any:
+        if not location.startswith("cuda"):
+            return None
+        index = location.partition(":")[2]
+        device = int(index) if index else gpu.recorder.state().device
+        made = gpu.empty((storage.nbytes(),), (1,), torch.uint8, device)
+        return made.untyped_storage()
+
+    torch.serialization.register_package(5, lambda _: None, place)
+
+
 def address_of(tensor: Tensor) -> int:
     """Where the bytes of a host tensor's storage begin."""
     return ctypes.c_void_p(tensor.untyped_storage().data_ptr()).value or 0
-
-
-def _is_list_on_device(value: Any) -> bool:
-    if not (isinstance(value, list | tuple) and value and isinstance(value[0], Tensor)):
-        return False
-    return bool(value[0].is_cuda)
 
 
 def _size(size_bytes: int) -> str:

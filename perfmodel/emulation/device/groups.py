@@ -1,8 +1,8 @@
 """Groups: a process group whose collectives are recorded instead of carried out.
 
-It stands in for every backend. An asynchronous collective runs on the group's own
-stream behind the current one and its future carries the event, as NCCL does; a synchronous
-one runs on the current stream. A reduction answers as if every rank held this rank's values.
+It replaces every backend. An asynchronous collective runs on the group's own stream after the
+current one and its future carries the event, as in NCCL; a synchronous one runs on the current
+stream. A reduction answers as if every rank held this rank's values.
 """
 
 from __future__ import annotations
@@ -16,20 +16,16 @@ from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp, _create_work_from_future
 from torch.futures import Future
 
-from perfmodel.emulation.device.descriptions import DTYPE_WORDS, tensors_in
+from perfmodel.emulation.device.descriptions import DTYPE_WORDS, script_line, tensors_in
 from perfmodel.emulation.device.exchange import Exchange
-from perfmodel.emulation.device.places import script_line
 from perfmodel.emulation.rank_record import CallType
 
-_MULTIPLIED = (ReduceOp.SUM,)
-
-
 _ProcessGroup: Any = dist.ProcessGroup
-"""Of C++; its types do not know the constructor that subclasses use."""
+"""A class of C++ whose type stubs lack the constructor for subclasses."""
 
 
 class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
-    """The group of this rank's communicator *name* with *ranks*, which are global."""
+    """The communicator *name* of this rank with *ranks*, which are global."""
 
     def __init__(self, exchange: Exchange, ranks: Sequence[int], name: str) -> None:
         super().__init__(list(ranks).index(exchange.rank), len(ranks))
@@ -42,7 +38,7 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
         self._given_name = name
         self._streams: dict[str, Any] = {}
 
-    # What torch asks of a group.
+    # The interface of a group.
 
     @property
     def group_name(self) -> str:
@@ -50,17 +46,17 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
         return self._given_name
 
     def name_it(self, name: str, backend: str) -> None:
-        """Take the name that torch chose and the backend that the script asked for."""
+        """Set the name that torch chose and the backend that the script named."""
         self._given_name = name
         self._backend_name = backend
         self._set_group_name(name)
 
     def getBackendName(self) -> str:  # noqa: N802  torch's name
-        """The backend that the script asked for."""
+        """The backend that the script named."""
         return self._backend_name
 
     def getRank(self) -> int:  # noqa: N802  torch's name
-        """This rank's place in the group."""
+        """This rank's position in the group."""
         return self._own_rank
 
     def getSize(self) -> int:  # noqa: N802  torch's name
@@ -88,14 +84,11 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Broadcast; integers really come from the root."""
-        root = getattr(opts, "rootRank", 0)
-        for tensor in tensors:
-            if self._exchange.carries(tensor):
-                topic = f"{self._topic}/broadcast"
-                own = self._exchange.own(tensor)
-                source = self._ranks[root]
-                value = self._exchange.from_source(topic, source, own, tensor.dtype)
-                self._exchange.write(tensor, value)
+        root, exchange = getattr(opts, "rootRank", 0), self._exchange
+        for tensor in filter(exchange.carries, tensors):
+            topic, own = f"{self._topic}/broadcast", exchange.own(tensor)
+            value = exchange.from_source(topic, self._ranks[root], own, tensor.dtype)
+            exchange.write(tensor, value)
         return self._run("broadcast", tensors, tensors, opts, root=root)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
@@ -124,25 +117,13 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def reduce_scatter(
-        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
-    ) -> Any:
-        """Reduce-scatter from lists of tensors."""
-        return self._run("reduce_scatter", tensors_in(inputs), outputs, opts)
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        """Reduce-scatter of one tensor or of lists; several become one kernel."""
+        result = [outputs] if isinstance(outputs, Tensor) else outputs
+        return self._run("reduce_scatter", tensors_in(inputs), result, opts)
 
-    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
-        """Reduce-scatter from one tensor."""
-        return self._run("reduce_scatter", [source], [output], opts)
-
-    _reduce_scatter_base = reduce_scatter_single
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
-    ) -> Any:
-        """Several reduce-scatters as one kernel."""
-        return self._run("reduce_scatter", inputs, outputs, opts)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    reduce_scatter_single = _reduce_scatter_base = reduce_scatter
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = reduce_scatter
 
     def all_to_all_single(
         self,
@@ -204,12 +185,12 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
         return self._run("recv", tensors, tensors, None, peer=peer)
 
     def barrier(self, opts: Any = None) -> Any:
-        """Wait for everybody."""
+        """Wait for all ranks."""
         return self._run("barrier", [], [], opts)
 
     def monitored_barrier(self, *_: Any, **__: Any) -> Any:
-        """Wait for everybody, and name who is late: nobody is."""
-        return self._run("barrier", [], [], None)
+        """Wait for all ranks, and name late ones: there are none."""
+        return self.barrier()
 
     # How they are recorded.
 
@@ -237,20 +218,16 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
             "splits": splits,
             "line": script_line(),
         }
-        on_device = next((tensor for tensor in tensors if tensor.is_cuda), None)
-        if on_device is None:
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        if device is None:
             if call == "barrier":
                 recorder.communicate(words, recorder.stream())
                 recorder.synchronize(CallType.SYNC_STREAM)
             return _done(Future(), result)
         if not getattr(opts, "asyncOp", True):
             recorder.communicate(words, recorder.stream())
-            return _done(Future(devices=[on_device.device]), result)
-        return self._run_beside(words, on_device.device, result)
-
-    def _run_beside(self, words: dict[str, Any], device: torch.device, result: Any) -> Any:
-        recorder, peer = self._recorder, words["peer"]
-        key = "collectives" if peer is None else f"{words['call']} {peer}"
+            return _done(Future(devices=[device]), result)
+        key = "collectives" if peer is None else f"{call} {peer}"
         stream = self._streams.get(key)
         if stream is None:
             stream = self._streams[key] = torch.cuda.Stream(device)
@@ -260,19 +237,18 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
             return _done(Future(devices=[device]), result)
 
     def _reduce_known(self, tensors: list[Tensor], opts: Any) -> None:
-        values = self._exchange.gpu.values
-        is_sum = getattr(opts, "reduceOp", ReduceOp.SUM) in _MULTIPLIED
-        for tensor in tensors:
-            known = values.known(tensor)
-            if known is not None and is_sum:
-                known.mul_(len(self._ranks))
+        if getattr(opts, "reduceOp", ReduceOp.SUM) == ReduceOp.SUM:
+            for tensor in tensors:
+                known = self._exchange.gpu.values.known(tensor)
+                if known is not None:
+                    known.mul_(len(self._ranks))
 
     def _gather_known(self, targets: list[Tensor], source: Tensor) -> None:
         if self._exchange.carries(source):
             own = self._exchange.own(source)
             topic = f"{self._topic}/gather"
-            told = self._exchange.gather(topic, self._ranks, own, source.dtype)
-            for target, value in zip(targets, told, strict=bool(targets)):
+            sent = self._exchange.gather(topic, self._ranks, own, source.dtype)
+            for target, value in zip(targets, sent, strict=bool(targets)):
                 self._exchange.write(target, value)
 
     def _swap_known(self, targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -280,9 +256,9 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]  # see above
             return
         sizes = torch.tensor([source.numel() for source in sources])
         topic, dtype = f"{self._topic}/swap", sources[0].dtype
-        told = self._exchange.gather(topic, self._ranks, self._join_known(sources), dtype)
-        told_sizes = self._exchange.gather(f"{topic} sizes", self._ranks, sizes, sizes.dtype)
-        for target, whole, lengths in zip(targets, told, told_sizes, strict=True):
+        sent = self._exchange.gather(topic, self._ranks, self._join_known(sources), dtype)
+        sent_sizes = self._exchange.gather(f"{topic} sizes", self._ranks, sizes, sizes.dtype)
+        for target, whole, lengths in zip(targets, sent, sent_sizes, strict=True):
             assert lengths is not None
             start = int(lengths[: self._own_rank].sum())
             length = int(lengths[self._own_rank])

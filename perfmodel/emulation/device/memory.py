@@ -1,14 +1,15 @@
 """Device memory: tensors without storage, and how many bytes they would take.
 
-A tensor is made from a DLPack capsule with an address that nobody ever reads and
-that is never given twice, so that an address identifies a storage. Sizes are rounded
-as the caching allocator of torch rounds blocks.
+A tensor is made from a DLPack capsule with an address that is never read and never reused, so that
+an address identifies a storage. Sizes are rounded as the caching allocator of torch rounds blocks.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -35,25 +36,29 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 
-OnFull = Callable[[int, int], None]
-"""Called with the bytes asked for and the device when they do not fit."""
-
 
 class DeviceMemory:
     """Makes tensors on virtual devices and counts what they take.
 
-    *on_peak* is called whenever a device holds more than any ever did, *on_full*
-    before an allocation that does not fit; it raises. *on_free* hears every
-    address that is gone. Scripts may reset *peak_bytes*, but not *most_bytes*.
+    *on_peak* is called whenever a device holds more than any ever did, *on_full* with the wanted
+    bytes and the device before an allocation that does not fit; it raises. *on_free* is called
+    with every freed address. Scripts may reset *peak_bytes*, but not *most_bytes*.
     """
 
-    def __init__(self, native: NativeDevice, *, device_count: int, capacity_bytes: int) -> None:
+    def __init__(
+        self,
+        native: NativeDevice,
+        *,
+        device_count: int,
+        capacity_bytes: int,
+        on_peak: Callable[[], None],
+        on_full: Callable[[int, int], None],
+        on_free: Callable[[int], None],
+    ) -> None:
         self.capacity_bytes = capacity_bytes
         self.peak_bytes = [0] * device_count
         self.most_bytes = 0
-        self.on_peak: Callable[[int], None] = _ignore
-        self.on_full: OnFull = _ignore_full
-        self.on_free: Callable[[int], None] = _ignore
+        self._on_peak, self._on_full, self._on_free = on_peak, on_full, on_free
         self._native = native
         self._allocated = [0] * device_count
         self._next_address = _FIRST_ADDRESS
@@ -66,11 +71,11 @@ class DeviceMemory:
         keep_for_ever(self._live)
 
     def allocated_bytes(self, device: int) -> int:
-        """What tensors on *device* take now."""
+        """Bytes of the tensors on *device* now."""
         return self._allocated[device] - int(self._native.freed_bytes[device])
 
     def reset_peak(self, device: int) -> None:
-        """Forget how much *device* held."""
+        """Forget how much *device* held so far."""
         self.peak_bytes[device] = self.allocated_bytes(device)
 
     def empty(
@@ -78,7 +83,7 @@ class DeviceMemory:
     ) -> torch.Tensor:
         """A tensor on *device* with a storage of its own."""
         size_bytes = _extent(size, stride) * dtype.itemsize
-        block_bytes = (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+        block_bytes = -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
         if self._native.freed_count.value != self._seen:
             self._notice_freed()
         self._take(block_bytes, device)
@@ -92,7 +97,7 @@ class DeviceMemory:
 
     def resize_storage(self, address: int, device: int, *, now: int, wanted: int) -> None:
         """Let the storage at *address* take *wanted* bytes instead of *now*."""
-        block_bytes = (wanted + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+        block_bytes = -(-wanted // BLOCK_BYTES) * BLOCK_BYTES
         structure = self._structure_of.get(address)
         if structure is None:
             raise RuntimeError("virtual device: a storage without bytes cannot be resized.")
@@ -110,11 +115,11 @@ class DeviceMemory:
         held = allocated - self._native.freed_bytes[device]
         if held > self.peak_bytes[device]:
             if held > self.capacity_bytes:
-                self.on_full(block_bytes, device)
+                self._on_full(block_bytes, device)
             self.peak_bytes[device] = held
             if held > self.most_bytes:
                 self.most_bytes = held
-                self.on_peak(device)
+                self._on_peak()
         self._allocated[device] = allocated
 
     def _tensor(
@@ -127,13 +132,12 @@ class DeviceMemory:
         device: int,
     ) -> torch.Tensor:
         rank = len(size)
-        kind = self._array_types.get(rank)
-        if kind is None:
-            kind = self._array_types[rank] = ctypes.c_int64 * (8 + 2 * rank)
+        if rank not in self._array_types:
+            self._array_types[rank] = ctypes.c_int64 * (8 + 2 * rank)
         code, bits = _CODES[dtype]
         # DLManagedTensor: data, device, rank and dtype, shape, strides, offset, context, deleter;
         # behind it the shape and strides it points to.
-        words = kind(
+        words = self._array_types[rank](
             address, 2 | device << 32, rank | code << 32 | bits << 40 | 1 << 48, 0, 0, 0,
             block_bytes | device << _DEVICE_SHIFT, self._native.delete_tensor, *size, *stride,
         )  # fmt: skip
@@ -150,7 +154,7 @@ class DeviceMemory:
             place = number % RING_ENTRIES
             structure = freed[place]
             if not structure:
-                # Another thread has taken the place and not filled it yet.
+                # Another thread has reserved the entry and not filled it yet.
                 break
             freed[place] = 0
             self._seen = number + 1
@@ -159,31 +163,17 @@ class DeviceMemory:
                 address = gone[1]
                 self._structure_of.pop(address, None)
                 self._resized.pop(address, None)
-                self.on_free(address)
+                self._on_free(address)
 
 
 def contiguous_stride(size: Sequence[int]) -> list[int]:
     """Strides of a dense tensor of *size*."""
-    strides, step = [], 1
-    for length in reversed(size):
-        strides.append(step)
-        step *= max(length, 1)
-    return strides[::-1]
+    lengths = (max(length, 1) for length in reversed(size[1:]))
+    return list(accumulate(lengths, mul, initial=1))[::-1] if size else []
 
 
 def _extent(size: Sequence[int], stride: Sequence[int]) -> int:
     """Numbers from the first element to the last."""
-    extent = 1
-    for length, step in zip(size, stride, strict=True):
-        if length == 0:
-            return 0
-        extent += (length - 1) * step
-    return extent
-
-
-def _ignore(_: int) -> None:
-    """The observer that does nothing."""
-
-
-def _ignore_full(_: int, __: int) -> None:
-    """The observer of full memory that does nothing."""
+    if 0 in size:
+        return 0
+    return 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))

@@ -1,8 +1,8 @@
-"""Native device: the code of `native_code`, compiled by llvmlite and put where torch looks.
+"""Native device: the code of `native_code`, compiled by llvmlite and registered with torch.
 
-The CUDA entry of c10's guard registry is free in a CPU build, and so is the CUDA
-dispatch key. Whatever C++ holds a pointer to gets one reference too many: C++ calls
-it after the interpreter has ended.
+The CUDA entry of c10's guard registry is free in a CPU build, and so is the CUDA dispatch key.
+Everything that C++ points to gets an extra reference, because C++ calls it after the interpreter
+has ended.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class NativeDevice:
         get_hooks = getattr(_library("libtorch_cpu.so"), _GET_HOOKS)
         get_hooks.restype = ctypes.c_void_p
         hooks = get_hooks()
-        # Two words stand before the functions of a virtual table: offset and type.
+        # Two words precede the functions of a virtual table: offset and type.
         first = ctypes.c_void_p.from_address(hooks).value
         assert first is not None
         old = (ctypes.c_void_p * (_HOOKS + 2)).from_address(first - 16)

@@ -1,18 +1,17 @@
 """Native code of the device, as LLVM text: what C++ calls without Python.
 
-The guard keeps a device and a stream per thread, hands out streams and events, and
-writes what happens to them to a log. The deleter of tensors runs in any thread, also
-while a Python exception is on its way, so that it only counts bytes and notes an address.
-A writer first takes its place in a list and fills it last; readers stop at a place that is
-still empty, and empty what they have read.
+The guard keeps a device and a stream per thread, creates streams and events, and logs what happens
+to them. The deleter of tensors runs in any thread, even while a Python exception is raised, so it
+only counts bytes and notes an address. A writer first reserves an entry of a list and fills it
+last; readers stop at an entry that is still empty, and clear what they have read.
 """
 
 LOG_ENTRIES = 65_536
 """Entries of the log of streams and events; it is read before it is full."""
 LOG_FIELDS = 4
-"""What happened, to which event or device, on which stream (device above bit 32), which thread."""
+"""Kind, event or device, stream (device above bit 32), thread."""
 RING_ENTRIES = 1_048_576
-"""Freed tensors that can be waiting to be noticed."""
+"""Freed tensors that can be pending."""
 MOST_DEVICES = 64
 """Devices whose freed bytes are counted."""
 

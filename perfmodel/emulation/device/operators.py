@@ -1,9 +1,9 @@
-"""Operators: the kernel that stands at the CUDA key for every operator of torch.
+"""Operators: the kernel at the CUDA key for every operator of torch.
 
-Shapes of outputs come from torch's own meta kernels, once per operator and kind of
-arguments; later calls look them up. A view is carried out by the C++ kernel of the CPU,
-which only touches metadata and keeps storage and keys. Where torch has no meta kernel, that
-of the CPU tells the shapes, once, from stand-in values.
+Shapes of outputs come from torch's own meta kernels, once per operator and kind of arguments;
+later calls look them up. A view is carried out by the C++ kernel of the CPU, which only touches
+metadata and keeps storage and keys. Where torch has no meta kernel, the CPU kernel determines the
+shapes, once, from placeholder values.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 
-from perfmodel.emulation.device.descriptions import describe_call, tensors_in
+from perfmodel.emulation.device.descriptions import Args, Kwargs, describe_call, tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.values import MOST_COMPUTED, with_tensors
 
 Kernel = Callable[..., Any]
 CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
 META = torch.device("meta")
+_CPU = torch.device("cpu")
 _FLOATS_MATTER = ("arange", "linspace", "logspace", "range", "upsample", "histc", "interp")
 """Operators whose shapes depend on the value of a float."""
 _MOST_ON_HOST = 1 << 26
-"""Elements that the CPU's kernel is asked about."""
+"""Elements up to which the CPU kernel determines shapes."""
 _WITHOUT_KERNEL = ("aten.empty", "aten.new_empty")
 _TRUE, _FALSE, _NAMED_DEVICE, _HOST = object(), object(), object(), object()
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 _NO_META_KERNEL = "no fake impl registered"
-"""What torch says of an operator of the user's own that cannot tell the shape of its result."""
+"""Part of torch's message about a custom operator without a meta kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class _Written:
     is_keyword: bool
     aliases: tuple[str, ...]
 
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def of(self, args: Args, kwargs: Kwargs) -> Any:
         if self.is_keyword or self.name in kwargs:
             return kwargs.get(self.name)
         return args[self.place] if self.place < len(args) else None
@@ -61,10 +62,10 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """What a call does that has been seen before: the kind of its kernel, and its outputs.
+    """The effect of a call that has been seen before: the kind of its kernel, and its outputs.
 
-    *outputs* holds tensor plans inside the lists and tuples that the operator returns,
-    *resized* what arguments must become that the operator resizes (`out=`).
+    *outputs* has tensor plans inside the lists and tuples that the operator returns, *resized*
+    the arguments that the operator resizes (`out=`).
     """
 
     kind: int | None
@@ -108,33 +109,24 @@ class OperatorKernel:
             written.of(args, kwargs).data = self._build(wanted, device)
         if plan.kind is not None:
             recorder.launch(self.kind_of_call(plan.kind, args, kwargs), device, 1)
-        if self._returned is not None:
-            return self._written_results(args, kwargs, plan)
         result = self._build(plan.outputs, device)
-        if plan.has_integers_only:
-            gpu.values.compute(self._op, args, kwargs, tensors_in(result))
-        if self._written and gpu.values:
+        if self._returned is not None:
+            result = [written.of(args, kwargs) for written in self._returned]
+        is_known = plan.has_integers_only and gpu.values.compute(
+            self._op, args, kwargs, tensors_in(result)
+        )
+        if self._written and gpu.values and not (is_known and self._returned is not None):
             self._forget(args, kwargs)
-        return result
+        if self._returned is None:
+            return result
+        return result[0] if len(result) == 1 else tuple(result) or None
 
-    def kind_of_call(self, kind: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """The kind of a call planned as *kind*; for most operators that is all there is."""
+    def kind_of_call(self, kind: int, args: Args, kwargs: Kwargs) -> int:
+        """The kind of a call planned as *kind*; for most operators the same."""
         del args, kwargs
         return kind
 
-    def _written_results(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], plan: CallPlan
-    ) -> Any:
-        assert self._returned is not None
-        results = [written.of(args, kwargs) for written in self._returned]
-        is_known = plan.has_integers_only and self._gpu.values.compute(
-            self._op, args, kwargs, tensors_in(results)
-        )
-        if not is_known and self._gpu.values:
-            self._forget(args, kwargs)
-        return results[0] if len(results) == 1 else tuple(results) or None
-
-    def _forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _forget(self, args: Args, kwargs: Kwargs) -> None:
         for written in self._written:
             for tensor in tensors_in(written.of(args, kwargs)):
                 if tensor.is_cuda:
@@ -149,23 +141,26 @@ class OperatorKernel:
             return tuple(self._build(part, device) for part in outputs)
         return outputs
 
-    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
+    def _plan(self, args: Args, kwargs: Kwargs) -> CallPlan:
         """Ask torch's meta kernel for shapes."""
         args = with_tensors(self._op, args)
-        meta_args = tuple(_to_meta(arg) for arg in args)
-        meta_kwargs = {key: _to_meta(arg) for key, arg in kwargs.items()}
+        meta_args, meta_kwargs = _convert((args, kwargs), META, _meta_tensor)
         if meta_kwargs.get("pin_memory"):
             meta_kwargs["pin_memory"] = False
         try:
             result = self._op(*meta_args, **meta_kwargs)
         except RuntimeError as fault:
-            # Anything else is the script's own mistake, such as shapes that do not fit.
+            # Anything else is a mistake of the script, such as shapes that do not fit.
             if not isinstance(fault, NotImplementedError) and _NO_META_KERNEL not in str(fault):
                 raise
-            meta_args = tuple(_to_host(arg) for arg in args)
-            meta_kwargs = {key: _to_host(arg) for key, arg in kwargs.items()}
+            meta_args, meta_kwargs = _convert((args, kwargs), _CPU, _host_tensor)
             result = self._ask_host(meta_args, meta_kwargs, fault)
-        resized = self._find_resized(args, kwargs, meta_args, meta_kwargs)
+        # Arguments to which the meta kernel gave another shape.
+        resized = []
+        for written in self._written:
+            tensor, meta = written.of(args, kwargs), written.of(meta_args, meta_kwargs)
+            if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.shape != meta.shape:
+                resized.append((written, _plan_of(meta)))
         result = _keep_channels_last(self._name, meta_args, result)
         outputs = None if self._returned is not None else _plan_of(result)
         made = tensors_in(result) if self._returned is None else []
@@ -174,12 +169,11 @@ class OperatorKernel:
             words = describe_call(self._op, args, kwargs, made)
             kind = self._gpu.recorder.add_kind(words | _precision(self._name))
         tensors = tensors_in([*args, *kwargs.values()])
-        return CallPlan(
-            kind, outputs, resized, self._has_integers_only(tensors, tensors_in(result))
-        )
+        is_computed = self._has_integers_only(tensors, tensors_in(result))
+        return CallPlan(kind, outputs, tuple(resized), is_computed)
 
-    def _ask_host(self, args: tuple[Any, ...], kwargs: dict[str, Any], fault: Exception) -> Any:
-        """Ask the CPU's kernel for shapes, on values that mean nothing."""
+    def _ask_host(self, args: Args, kwargs: Kwargs, fault: Exception) -> Any:
+        """Ask the CPU kernel for shapes, on placeholder values."""
         tensors = tensors_in([*args, *kwargs.values()])
         if self._op.namespace != "aten" or sum(map(Tensor.numel, tensors)) > _MOST_ON_HOST:
             raise self._gpu.refuse_operator(self._name, fault) from None
@@ -188,61 +182,42 @@ class OperatorKernel:
         except RuntimeError as other:
             raise self._gpu.refuse_operator(self._name, other) from None
 
-    def _find_resized(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        meta_args: tuple[Any, ...],
-        meta_kwargs: dict[str, Any],
-    ) -> tuple[tuple[_Written, TensorPlan], ...]:
-        """Arguments to which the meta kernel gave another shape."""
-        found = []
-        for written in self._written:
-            tensor, meta = written.of(args, kwargs), written.of(meta_args, meta_kwargs)
-            is_single = isinstance(tensor, Tensor) and tensor.is_cuda
-            if is_single and tensor.shape != meta.shape:
-                found.append((written, _plan_of(meta)))
-        return tuple(found)
-
     def _has_integers_only(self, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
         """Whether the result is worth computing, once all inputs are known."""
-        if not outputs or any(
-            tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > MOST_COMPUTED
-            for tensor in outputs
-        ):
+        if not outputs or not all(map(_is_computed, outputs)):
             return False
         if self._is_comparison and outputs[0].numel() == 1:
             return True
-        return not any(
-            tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > MOST_COMPUTED
-            for tensor in inputs
-        ) or self._name in ("aten.all.default", "aten.any.default")
+        is_settled = self._name in ("aten.all.default", "aten.any.default")
+        return is_settled or all(map(_is_computed, inputs))
 
 
-class ViewKernel:
-    """The kernel of an operator that only looks at a storage in another way."""
+def _is_computed(tensor: Tensor) -> bool:
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    return not is_number and tensor.numel() <= MOST_COMPUTED
 
-    def __init__(self, gpu: VirtualGpu, op: Any) -> None:
-        self._recorder = gpu.recorder
-        self._redispatch = op.redispatch
-        self._kind = gpu.recorder.add_kind({"operator": str(op)})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Carry the view out."""
-        self._recorder.note(self._kind, 1)
-        return self._redispatch(CPU_KEYS, *args, **kwargs)
+def view_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
+    """The kernel of an operator that only refers to a storage in another way."""
+    kind = gpu.recorder.add_kind({"operator": str(op)})
+    note, redispatch = gpu.recorder.note, op.redispatch
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        note(kind, 1)
+        return redispatch(CPU_KEYS, *args, **kwargs)
+
+    return kernel
 
 
 def is_view(op: Any) -> bool:
-    """Whether *op* returns another look at one of its arguments."""
+    """Whether *op* returns a view of one of its arguments."""
     returns = op._schema.returns
-    return (
-        bool(returns) and returns[0].alias_info is not None and (not returns[0].alias_info.is_write)
-    )
+    alias = returns[0].alias_info if returns else None
+    return alias is not None and not alias.is_write
 
 
 def _returned_arguments(schema: Any, written: tuple[_Written, ...]) -> list[_Written] | None:
-    """The arguments that come back, of an operator that writes in place or to `out`."""
+    """The returned arguments of an operator that writes in place or to `out`."""
     if not schema.returns:
         return [] if written else None
     if schema.returns[0].alias_info is None:
@@ -254,7 +229,7 @@ def _returned_arguments(schema: Any, written: tuple[_Written, ...]) -> list[_Wri
     return found
 
 
-def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _key(args: Args, kwargs: Kwargs) -> Any:
     try:
         key = (
             tuple([_key_of(arg) for arg in args]),
@@ -285,32 +260,33 @@ def _key_of(value: Any) -> Any:  # noqa: PLR0911  the hottest function: the usua
     return value
 
 
-def _to_meta(value: Any) -> Any:
+def _convert(value: Any, device: torch.device, tensor: Callable[[Tensor], Tensor]) -> Any:
+    """*value* with all tensors put through *tensor*, without generators, and on *device*."""
     if isinstance(value, Tensor):
-        if value.is_cuda:
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
-        return value if value.device.type == "meta" else value.to(META)
+        return tensor(value)
     if isinstance(value, torch.device):
-        return META if value.type == "cuda" else value
+        return device if value.type == "cuda" else value
+    if isinstance(value, dict):
+        return {key: _convert(item, device, tensor) for key, item in value.items()}
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)([_to_meta(item) for item in value])
+        return type(value)([_convert(item, device, tensor) for item in value])
     return None if isinstance(value, torch.Generator) else value
 
 
-def _to_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        if not value.is_cuda:
-            return value
-        # Zeros are places that exist everywhere; matrices of numbers should have full rank.
-        is_number = value.is_floating_point() or value.is_complex()
-        made = torch.zeros(value.shape, dtype=value.dtype)
-        # The script's own random numbers stay as they are.
-        return made.normal_(generator=torch.Generator()) if is_number else made
-    if isinstance(value, torch.device):
-        return torch.device("cpu")
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)([_to_host(item) for item in value])
-    return None if isinstance(value, torch.Generator) else value
+def _meta_tensor(tensor: Tensor) -> Tensor:
+    if tensor.is_cuda:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+    return tensor if tensor.device.type == "meta" else tensor.to(META)
+
+
+def _host_tensor(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    # Zero is always a valid index; matrices of floats should have full rank.
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    made = torch.zeros(tensor.shape, dtype=tensor.dtype)
+    # The script's own random numbers stay as they are.
+    return made.normal_(generator=torch.Generator()) if is_number else made
 
 
 def _plan_of(result: Any) -> Any:
@@ -324,7 +300,7 @@ def _plan_of(result: Any) -> Any:
 
 
 def _keep_channels_last(name: str, args: tuple[Any, ...], result: Any) -> Any:
-    """Answer channels_last with channels_last as cuDNN does; meta kernels say contiguous."""
+    """Answer channels_last with channels_last as cuDNN does; meta kernels answer contiguous."""
     if not name.startswith(("aten.convolution.", "aten.convolution_backward.")):
         return result
     first = 0 if name.startswith("aten.convolution.") else 1
@@ -345,7 +321,7 @@ def _keep_channels_last(name: str, args: tuple[Any, ...], result: Any) -> Any:
 
 
 def _precision(name: str) -> dict[str, bool]:
-    """Whether a product of fp32 runs in TF32, which is a setting and not in the arguments."""
+    """Whether a GEMM of fp32 runs in TF32, which is a setting and not an argument."""
     if "conv" in name:
         return {"allows_tf32": torch._C._get_cudnn_allow_tf32()}
     if any(word in name for word in ("mm", "mv", "dot")):

@@ -1,14 +1,19 @@
-"""Recorder: what the script asked of its device, in order, thread by thread.
+"""Recorder: the device calls of the script, in order, thread by thread, and its iterations.
 
-Python kernels write launches; native code logs streams and events. The log is
-emptied before every launch, so that both stand in one order. An operator is
-what one call of the script, or one node of the backward pass, launches: calls from
-the same instruction belong together until the first kernel of it comes again.
+Python kernels record launches; native code logs streams and events. The log is emptied before
+every launch, so that both share one order. An operator is what one call of the script, or one
+node of the backward pass, launches: calls from the same instruction belong together until its
+first kernel is launched again.
+
+An iteration lasts from one step of the first optimizer to its next. The first ones are left
+out: DDP rebuilds its buckets after the first, optimizers make their state. A script that updates
+its parameters by hand clears their gradients once per iteration.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +22,11 @@ from typing import Any
 
 import orjson
 import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.native import NativeDevice, ThreadState
 from perfmodel.emulation.device.native_code import LOG_ENTRIES
-from perfmodel.emulation.device.places import script_line
 from perfmodel.emulation.rank_record import DEVICE_SHIFT, CallType
 
 _LOGGED = {
@@ -31,15 +37,21 @@ _LOGGED = {
     5: CallType.SYNC_DEVICE,
 }
 _NO_OPERATOR = -1
+_BY_HAND = -1
+"""What is watched where there is no optimizer."""
+_UPDATED_BY_HAND = (
+    "No optimizer of torch.optim makes a step: an iteration ends where a module's gradients are "
+    "cleared after a backward pass."
+)
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class ScriptStop(SystemExit):
-    """Ends the script once enough was seen; its exit code is 0."""
+    """Ends the script once enough was recorded; its exit code is 0."""
 
 
 class Recorder:
-    """Collects calls of all threads; off until `is_on` is set."""
+    """Collects calls of all threads; off until `is_on` is set. The script runs on *main_thread*."""
 
     def __init__(self, native: NativeDevice) -> None:
         self.is_on = False
@@ -49,28 +61,21 @@ class Recorder:
         self.kinds: list[dict[str, Any]] = []
         self.collectives: list[dict[str, Any]] = []
         self.operator_names: list[str] = []
-        self.stand_ins: Counter[str] = Counter()
+        self.placeholders: Counter[str] = Counter()
         self.notes: dict[str, None] = {}
-        self.launch_count = 0
         self._native = native
         self._log_seen = 0
         self._kind_of: dict[bytes, int] = {}
         self._states: dict[int, ThreadState] = {}
-        self._main = main_thread().ident
+        self.main_thread = main_thread().ident or 0
         self._place: dict[int, tuple[object, int, int]] = {}
-
-    @property
-    def main_thread(self) -> int:
-        """The thread that the script started on."""
-        return self._main or 0
 
     def state(self) -> ThreadState:
         """Current device and stream of this thread."""
         thread = get_ident()
-        state = self._states.get(thread)
-        if state is None:
-            state = self._states[thread] = self._native.thread_state()
-        return state
+        if thread not in self._states:
+            self._states[thread] = self._native.thread_state()
+        return self._states[thread]
 
     def stream(self) -> int:
         """The stream of this thread, with its device above bit 32."""
@@ -92,7 +97,6 @@ class Recorder:
 
     def launch(self, kind: int, device: int, depth: int = 1) -> None:
         """A kernel of *kind* on the current stream of *device*."""
-        self.launch_count += 1
         if not self.is_on:
             return
         thread = get_ident()
@@ -111,7 +115,6 @@ class Recorder:
 
     def communicate(self, call: dict[str, Any], stream: int) -> None:
         """A collective on *stream*."""
-        self.launch_count += 1
         if not self.is_on:
             return
         self.flush()
@@ -127,12 +130,12 @@ class Recorder:
             self.flush()
             self.calls.append((call_type, what, get_ident(), self.stream(), _NO_OPERATOR))
 
-    def stand_in(self, what: str) -> None:
-        """A value that the device would have computed was made up."""
-        self.stand_ins[what] += 1
+    def count_placeholder(self, what: str) -> None:
+        """A placeholder was used for a value that a real device computes."""
+        self.placeholders[what] += 1
 
     def check_running(self) -> None:
-        """Refuse device work of a forked process, and end the script when enough was seen."""
+        """Refuse device work of a forked process, and end the script when enough was recorded."""
         if self.is_over:
             raise ScriptStop(0)
         if self.is_forked:
@@ -159,7 +162,7 @@ class Recorder:
             entry = self._native.log[number % LOG_ENTRIES]
             kind, what, stream, thread = entry
             if not kind:
-                # Another thread has taken the place and not filled it yet.
+                # Another thread has reserved the entry and not filled it yet.
                 break
             entry[0] = 0
             self._log_seen = number + 1
@@ -169,7 +172,7 @@ class Recorder:
     def _operator(self, thread: int, kind: int, depth: int) -> int:
         """The number of the operator that a call with *kind* belongs to."""
         name, place = "", None
-        if thread != self._main:
+        if thread != self.main_thread:
             node = _current_node()
             if node is not None:
                 name = node.name()
@@ -192,3 +195,89 @@ class Recorder:
     def _new_operator(self, name: str) -> int:
         self.operator_names.append(name)
         return len(self.operator_names) - 1
+
+
+class StepWatch:
+    """Turns the recorder on before the last warm-up iteration and off after the last steady one.
+
+    The last warm-up iteration is recorded too, because the first steady one waits for its events.
+    """
+
+    def __init__(self, recorder: Recorder, *, warmup: int, iterations: int, runs_on: bool) -> None:
+        self.step_count = 0
+        self.boundaries: list[int] = []
+        self.step_cpu_s: list[float] = []
+        self._recorder = recorder
+        self._warmup = warmup
+        self._last = warmup + iterations
+        self._runs_on = runs_on
+        self._watched: int | None = None
+        self._has_gradients = False
+        self._cleared_count = 0
+        self._cpu_s = 0.0
+
+    @property
+    def first_steady(self) -> int:
+        """The number of the first steady iteration between boundaries."""
+        return min(self._warmup, 1)
+
+    def install(self) -> None:
+        """Observe every step."""
+        register_optimizer_step_post_hook(self._stepped)
+        self._watch_gradients()
+        self._cpu_s = time.process_time()
+        if self._warmup <= 1:
+            self._begin()
+
+    def _stepped(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        if self._watched is None:
+            self._watched = id(optimizer)
+        if id(optimizer) == self._watched:
+            self._count()
+
+    def _watch_gradients(self) -> None:
+        """Observe when gradients are made, and when they are cleared."""
+        run_backward, clear = torch.autograd.backward, torch.nn.Module.zero_grad
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            run_backward(*args, **kwargs)
+            self._has_gradients = True
+
+        def zero_grad(module: torch.nn.Module, set_to_none: bool = True) -> None:
+            self._cleared()
+            clear(module, set_to_none)
+
+        torch.autograd.backward = backward
+        torch.nn.Module.zero_grad = zero_grad
+
+    def _cleared(self) -> None:
+        if not self._has_gradients or self._watched not in (None, _BY_HAND):
+            return
+        self._has_gradients = False
+        self._cleared_count += 1
+        # Twice without a step: the script has no optimizer of torch.
+        if self._cleared_count >= 2:
+            self._watched = _BY_HAND
+            self._recorder.notes[_UPDATED_BY_HAND] = None
+            self._count()
+
+    def _count(self) -> None:
+        if self.step_count >= self._last:
+            return
+        self.step_count += 1
+        now = time.process_time()
+        self.step_cpu_s.append(now - self._cpu_s)
+        self._cpu_s = now
+        if self.step_count == self._warmup - 1:
+            self._begin()
+        elif self._recorder.is_on:
+            self._recorder.flush()
+            self.boundaries.append(len(self._recorder.calls))
+        if self.step_count == self._last:
+            self._recorder.is_on = False
+            self._recorder.is_over = not self._runs_on
+
+    def _begin(self) -> None:
+        self._recorder.flush()
+        self._recorder.is_on = True
+        self.boundaries.append(len(self._recorder.calls))

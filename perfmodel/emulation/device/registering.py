@@ -1,25 +1,32 @@
-"""Registering: giving every operator that a GPU has a kernel at the CUDA key.
+"""Registering: a kernel at the CUDA key for every operator that a GPU has.
 
-A fallback alone is not enough: operators that are made of others would fall apart
-into them (`_foreach_add` into hundreds). So every operator that torch's own list names
-a CUDA kernel for is registered by name. An operator made of others must not be
-registered, or its backward pass would vanish.
+A fallback alone is not enough: operators that are made of others would be split into them
+(`_foreach_add` into hundreds). So every operator with a CUDA kernel in torch's own list is
+registered by name. An operator made of others must not be registered, or its backward pass would
+vanish.
+
+A CPU build lacks the functions by which torch chooses attention and recurrent kernels. Attention
+goes to the fused kernels as on a GPU: flash for half precision without a mask, the
+memory-efficient one for masks and fp32, GEMMs where the script turned those off. Recurrent layers
+go to cuDNN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torchgen
 import yaml
+from torch import Tensor
 
-from perfmodel.emulation.device.choices import choice_kernels
+from embeddings.distribution import observe
+from perfmodel.emulation.device.descriptions import Args, Kwargs
 from perfmodel.emulation.device.gpu import VirtualGpu
-from perfmodel.emulation.device.lookups import LOOKUPS, LookupKernel
-from perfmodel.emulation.device.operators import Kernel, OperatorKernel, ViewKernel, is_view
+from perfmodel.emulation.device.operators import Kernel, OperatorKernel, is_view, view_kernel
 from perfmodel.emulation.device.sparse import sparse_kernel
 from perfmodel.emulation.device.special import SPECIAL, special_kernel
 
@@ -27,59 +34,71 @@ _LIST = "packaged/ATen/native/native_functions.yaml"
 _MADE_OF_OTHERS_ON_CPU = (
     "copy_", "convolution", "convolution_backward", "embedding", "embedding_dense_backward",
 )  # fmt: skip
-"""Operators that the list does not name CUDA for and that are kernels on a GPU."""
+"""Operators without CUDA in the list that are kernels on a GPU."""
+_LOOKUPS = frozenset(
+    {
+        "embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_dense_backward",
+        "_embedding_bag_dense_backward",
+    }
+)  # fmt: skip
+"""Operators of aten that read, or add up gradients for, rows of a table."""
+_HALF = (torch.float16, torch.bfloat16)
+_MOST_HEAD_DIM = 256
+_RNN_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+"""Recurrent layers in the order of cuDNN's modes, and how many gates they have."""
+_aten = torch.ops.aten
 
 
 class Registration:
-    """Holds the libraries whose life is that of the kernels."""
+    """Holds the libraries, which live as long as the kernels."""
 
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu = gpu
-        self._kernels: dict[Any, Kernel] = {}
-        self._sparse_kernels: dict[Any, Kernel] = {}
         self._aten = torch.library.Library("aten", "IMPL")
         self._any = torch.library.Library("_", "IMPL")
 
     def register(self) -> None:
         """Register all kernels."""
         functions = _read_functions()
-        self._any.fallback(self._fall_back, "CUDA")
+        make_sparse = partial(sparse_kernel, self._gpu)
+        self._any.fallback(_fall_back(self._kernel), "CUDA")
         names = [*_names_with("CUDA", functions), *_MADE_OF_OTHERS_ON_CPU]
         for name in dict.fromkeys(names):
             op = _find(name)
             if op is not None and not _has_kernel(op, "CUDA"):
                 self._aten.impl(_full_name(op), self._kernel(op), "CUDA")
         for key in ("SparseCUDA", "SparseCsrCUDA"):
-            self._any.fallback(self._fall_back_sparse, key)
+            self._any.fallback(_fall_back(make_sparse), key)
             for name in _names_with(key, functions):
                 op = _find(name)
                 if op is not None and not _has_kernel(op, key):
-                    self._aten.impl(_full_name(op), sparse_kernel(self._gpu, op), key)
-        for name, kernel in choice_kernels().items():
+                    self._aten.impl(_full_name(op), make_sparse(op), key)
+        for name, kernel in _chosen_kernels().items():
             for key in ("AutogradCUDA", "CUDA"):
                 self._aten.impl(name, kernel, key)
-
-    def _fall_back(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = self._kernels.get(op)
-        if kernel is None:
-            kernel = self._kernels[op] = self._kernel(op)
-        return kernel(*args, **kwargs)
-
-    def _fall_back_sparse(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = self._sparse_kernels.get(op)
-        if kernel is None:
-            kernel = self._sparse_kernels[op] = sparse_kernel(self._gpu, op)
-        return kernel(*args, **kwargs)
 
     def _kernel(self, op: Any) -> Kernel:
         handler = SPECIAL.get(_full_name(op)) if op.namespace == "aten" else None
         if handler is not None:
             return special_kernel(self._gpu, op, handler)
         if is_view(op):
-            return ViewKernel(self._gpu, op)
-        if op._schema.name.partition("::")[2] in LOOKUPS:
+            return view_kernel(self._gpu, op)
+        if op._schema.name.partition("::")[2] in _LOOKUPS:
             return LookupKernel(self._gpu, op)
         return OperatorKernel(self._gpu, op)
+
+
+def _fall_back(make: Callable[[Any], Kernel]) -> Kernel:
+    """The kernel of all operators that have none, each made by *make* at its first call."""
+    kernels: dict[Any, Kernel] = {}
+
+    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+        known = kernels.get(op)
+        if known is None:
+            known = kernels[op] = make(op)
+        return known(*args, **kwargs)
+
+    return kernel
 
 
 def _read_functions() -> dict[str, dict[str, Any]]:
@@ -116,3 +135,124 @@ def _full_name(op: Any) -> str:
 
 def _has_kernel(op: Any, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+class LookupKernel(OperatorKernel):
+    """The kernel of a lookup or of its backward pass, recorded with the script's real indices."""
+
+    def __init__(self, gpu: VirtualGpu, op: Any) -> None:
+        super().__init__(gpu, op)
+        names = [argument.name for argument in op._schema.arguments]
+        self._place = names.index("indices")
+
+    def kind_of_call(self, kind: int, args: Args, kwargs: Kwargs) -> int:
+        """The planned kind with the rows that are looked up and how often."""
+        recorder = self._gpu.recorder
+        if not recorder.is_on:
+            return kind
+        indices: Tensor = args[self._place] if self._place < len(args) else kwargs["indices"]
+        known = self._gpu.values.known(indices)
+        if known is None or known.numel() == 0:
+            recorder.count_placeholder("indices of a lookup")
+            return kind
+        seen = observe(known.numpy())
+        rows = {"times": list(seen.times), "rows_seen": list(seen.rows_seen)}
+        return recorder.intern_kind(recorder.kinds[kind] | {"observed": rows})
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention` by the kernel that a GPU would choose."""
+    is_fusable = query.dim() == 4 and query.shape[-1] <= _MOST_HEAD_DIM
+    if (
+        is_fusable
+        and attn_mask is None
+        and query.dtype in _HALF
+        and torch._C._get_flash_sdp_enabled()
+    ):
+        result = _aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )
+        return result[0]
+    if is_fusable and not enable_gqa and torch._C._get_mem_efficient_sdp_enabled():
+        return _attend_efficiently(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    result = _aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale,
+        enable_gqa=enable_gqa,
+    )  # fmt: skip
+    return result[0]
+
+
+def _attend_efficiently(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    keeps_sums = any(tensor.requires_grad for tensor in (query, key, value))
+    result = _aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, keeps_sums, dropout, is_causal, scale=scale
+    )
+    return result[0]
+
+
+def _recurrent(mode: int, gates: int) -> tuple[Kernel, Kernel]:
+    """The padded and the packed form of a recurrent layer, by cuDNN's operator."""
+    has_cell = gates == _RNN_GATES["lstm"]
+
+    def run(
+        x: Tensor, state: Any, params: list[Tensor], settings: Args, batch_sizes: list[int]
+    ) -> Any:
+        has_biases, layers, dropout, train, bidirectional, batch_first = settings
+        x, *params = _autocast([x, *params])
+        hidden, *cells = _autocast(state if has_cell else [state])
+        recurrent_size = params[1].shape[1]
+        projection = hidden.shape[-1] if hidden.shape[-1] != recurrent_size else 0
+        result = _aten._cudnn_rnn(
+            x.contiguous(), params, 4 if has_biases else 2, x.detach().new_empty(0),
+            hidden.contiguous(), cells[0] if cells else None, mode, params[1].shape[0] // gates,
+            projection, layers, batch_first, dropout, train, bidirectional, batch_sizes, None,
+        )  # fmt: skip
+        return result[:3] if has_cell else result[:2]
+
+    def padded(x: Tensor, state: Any, params: list[Tensor], *settings: Any) -> Any:
+        return run(x, state, params, settings, [])
+
+    def packed(
+        x: Tensor, batch_sizes: Tensor, state: Any, params: list[Tensor], *settings: Any
+    ) -> Any:
+        return run(x, state, params, (*settings, False), batch_sizes.tolist())
+
+    return padded, packed
+
+
+def _autocast(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of a recurrent layer after autocast; only a CUDA build does this itself."""
+    if not torch.is_autocast_enabled("cuda"):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype("cuda")
+    return [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors]
+
+
+def _chosen_kernels() -> dict[str, Kernel]:
+    """Kernels that are above autograd and at the device, by operator."""
+    kernels: dict[str, Kernel] = {"scaled_dot_product_attention": attend}
+    for mode, (name, gates) in enumerate(_RNN_GATES.items()):
+        kernels[f"{name}.input"], kernels[f"{name}.data"] = _recurrent(mode, gates)
+    return kernels

@@ -8,6 +8,9 @@ import runpy
 import sys
 import types
 from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +20,35 @@ import torch.multiprocessing
 import torch.utils.data.dataloader as loading
 from torch.distributed import FileStore
 
-from perfmodel.emulation.device.companions import install_companions
+from perfmodel.emulation.device.descriptions import script_line
 from perfmodel.emulation.device.distributed import Distributed
 from perfmodel.emulation.device.exchange import Exchange
 from perfmodel.emulation.device.gpu import VirtualGpu
-from perfmodel.emulation.device.places import script_line
-from perfmodel.emulation.device.recorder import ScriptStop
-from perfmodel.emulation.device.steps import StepWatch
-from perfmodel.emulation.device.turns import TURNS, Turns
-from perfmodel.emulation.orders import NEEDS_ALL_RANKS, CrewOrder
+from perfmodel.emulation.device.recorder import ScriptStop, StepWatch
 from perfmodel.emulation.rank_record import CallType, RankRecord, to_bytes
+from perfmodel.emulation.workers import MOST_WORKING, Throttle, WorkerOrder
 
 _MASTER_PORT = "29500"
+_DESCRIBED = tuple(
+    f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms")
+)
 _OWN_PACKAGES = frozenset({"collectives", "embeddings", "topologies", "traces"})
 
 
 class RankRun:
     """One rank of *order*, from its environment to its record."""
 
-    def __init__(self, gpu: VirtualGpu, order: CrewOrder, rank: int) -> None:
+    def __init__(self, gpu: VirtualGpu, order: WorkerOrder, rank: int) -> None:
         self._gpu = gpu
         self._order = order
         self._rank = rank
         self._is_compiled = False
         self._was_stopped = False
-        crew = frozenset(order.ranks)
+        running = frozenset(order.ranks)
         store = FileStore(str(Path(order.folder) / "store"), -1)
-        self._turns = Turns(Path(order.folder), is_needed=len(crew) > TURNS)
-        self._exchange = Exchange(gpu, rank, crew, store, self._turns, NEEDS_ALL_RANKS)
-        self._distributed = Distributed(self._exchange, world_size=order.world_size)
+        self._throttle = Throttle(Path(order.folder), is_needed=len(running) > MOST_WORKING)
+        exchange = Exchange(gpu, rank, running, store, self._throttle)
+        self._distributed = Distributed(exchange, world_size=order.world_size)
         self._steps = StepWatch(
             gpu.recorder,
             warmup=order.warmup,
@@ -60,12 +63,15 @@ class RankRun:
         self._install_compile()
         self._install_spawn()
         self._install_loading()
-        os.register_at_fork(after_in_child=self._forked)
-        self._turns.take()
+        os.register_at_fork(after_in_child=lambda: setattr(self._gpu.recorder, "is_forked", True))
+        self._throttle.take()
         self._watch_time()
         self._steps.install()
-        _hide_own_packages()
-        install_companions()
+        for name in list(sys.modules):
+            # The script may have modules with the names of our packages.
+            if name.partition(".")[0] in _OWN_PACKAGES:
+                del sys.modules[name]
+        sys.meta_path.insert(0, TorchvisionFinder())
         code = self._run_script()
         faulthandler.cancel_dump_traceback_later()
         (Path(self._order.folder) / f"rank_{self._rank}.json").write_bytes(to_bytes(self._record()))
@@ -106,8 +112,7 @@ class RankRun:
                 model.__dict__["_orig_mod"] = model
             return model
 
-        def compile_module(module: Any, *_: Any, **__: Any) -> None:
-            del module
+        def compile_module(*_: Any, **__: Any) -> None:
             self._is_compiled = True
 
         torch.compile = compile_
@@ -122,7 +127,7 @@ class RankRun:
             local_size = self._order.local_size
             if nprocs != local_size:
                 raise RuntimeError(
-                    f"{script_line()}: the script starts {nprocs} processes on this host, and "
+                    f"{script_line()}: the script starts {nprocs} processes on this host, but "
                     f"{local_size} are emulated. Give --ranks {nprocs}, or --ranks-per-host."
                 )
             fn(self._rank % local_size, *args)
@@ -142,9 +147,6 @@ class RankRun:
 
         kind.__next__ = take
 
-    def _forked(self) -> None:
-        self._gpu.recorder.is_forked = True
-
     def _watch_time(self) -> None:
         if self._order.timeout_s is not None:
             path = Path(self._order.folder) / f"hang_{self._rank}.txt"
@@ -163,7 +165,7 @@ class RankRun:
             code = _exit_code(stop)
         except KeyboardInterrupt:
             code = 130
-        except BaseException as fault:  # The script's own, shown as python does.
+        except BaseException as fault:  # The script's own fault, shown as python does.
             _show(fault)
             code = 1
         self._gpu.recorder.flush()
@@ -183,7 +185,7 @@ class RankRun:
             main_thread=recorder.main_thread,
             peak_memory_bytes=self._gpu.memory.most_bytes,
             peak_place=self._gpu.peak_place,
-            stand_ins=dict(recorder.stand_ins),
+            placeholders=dict(recorder.placeholders),
             notes=tuple(recorder.notes),
             is_compiled=self._is_compiled,
             was_stopped=self._was_stopped,
@@ -207,14 +209,7 @@ def _run_words(words: Sequence[str]) -> None:
     program.__dict__.update(__file__=str(path), __builtins__=__builtins__, __spec__=None)
     sys.modules["__main__"] = program
     code = compile(path.read_bytes(), str(path), "exec")
-    exec(code, program.__dict__)  # noqa: S102  running the script is what was asked for
-
-
-def _hide_own_packages() -> None:
-    """Let the script have modules of its own by the names of our packages."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in _OWN_PACKAGES:
-            del sys.modules[name]
+    exec(code, program.__dict__)  # noqa: S102  the user wants to run it
 
 
 def _exit_code(stop: SystemExit) -> int:
@@ -233,3 +228,40 @@ def _show(fault: BaseException) -> None:
         trace = trace.tb_next
     # torch.distributed replaces the hook by one that looks at the fault itself.
     sys.excepthook(type(fault), fault.with_traceback(trace), trace)
+
+
+class TorchvisionFinder(MetaPathFinder):
+    """Prepares for torchvision when it is first imported.
+
+    torchvision from PyPI is built for CUDA. Its native library does not load beside the CPU build,
+    and its Python part then fails at the operators that it describes; those are declared here.
+    Models, transforms and data sets need no more.
+    """
+
+    def __init__(self) -> None:
+        self._libraries: list[torch.library.Library] = []
+        self._is_prepared = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find nothing, but be called before Python's own finders."""
+        del path, target
+        if fullname == "torchvision" and not self._is_prepared:
+            self._is_prepared = True
+            self._prepare()
+        return None
+
+    def _prepare(self) -> None:
+        spec = find_spec("torchvision")
+        if spec is None or spec.origin is None:
+            return
+        for library in Path(spec.origin).parent.glob("_C*.so"):
+            try:
+                torch.ops.load_library(str(library))
+            except OSError:
+                own = torch.library.Library("torchvision", "DEF")
+                for schema in _DESCRIBED:
+                    own.define(schema)
+                self._libraries.append(own)
+            return

@@ -1,8 +1,8 @@
 """Sparse tensors: what embedding bags and sparse optimizers need of them.
 
-Operators on metadata are those of the CPU; writing ones are recorded by the values
-they touch. A coalesced tensor keeps as many rows as it had. Others are tried on the CPU, with
-as many entries, to learn what comes out.
+Operators on metadata are those of the CPU; writing ones are recorded by the values they touch. A
+coalesced tensor keeps its number of rows. Others run on the CPU, with as many entries, to
+determine their result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perfmodel.emulation.device.descriptions import tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.operators import Kernel
 from perfmodel.emulation.device.special import COMPRESSED, to_device
-from perfmodel.emulation.operator_words import SPARSE
+from perfmodel.emulation.operator_names import SPARSE
 
 _MOST_ON_HOST = 1 << 27
 _SPARSE_CPU = DispatchKeySet(DispatchKey.SparseCPU)
@@ -49,7 +49,7 @@ def sparse_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
         def coalesce(tensor: Tensor) -> Tensor:
             values = tensor._values()
             gpu.launch("aten._coalesce", values.get_device(), inputs=[values], outputs=[values])
-            gpu.recorder.stand_in("rows of a coalesced sparse tensor")
+            gpu.recorder.count_placeholder("rows of a coalesced sparse tensor")
             result: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(
                 tensor._indices(), values, tensor.shape, is_coalesced=True
             )
@@ -71,7 +71,7 @@ def sparse_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
 
 
 def _host_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
-    """The kernel of an operator on sparse tensors whose result the CPU's own tells."""
+    """The kernel of an operator on sparse tensors whose result the CPU kernel determines."""
     name = op._schema.name.partition("::")[2]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ def _host_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
         ]
         device = next((part.get_device() for part in inputs if part.is_cuda), 0)
         if sum(part.numel() for part in inputs) > _MOST_ON_HOST:
-            raise gpu.refuse_operator(str(op), "more entries than the CPU is asked about")
+            raise gpu.refuse_operator(str(op), "too many entries to run on the CPU")
         host_args = [_on_host(gpu, arg) for arg in args]
         host_kwargs = {name: _on_host(gpu, arg) for name, arg in kwargs.items()}
         try:
@@ -106,7 +106,7 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def _on_host(gpu: VirtualGpu, value: Any) -> Any:
-    """*value* with tensors of the CPU: positions where they are known, else the first ones."""
+    """*value* with CPU tensors: positions where they are known, else the first ones."""
     if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
         return type(value)([_on_host(gpu, item) for item in value])
     if isinstance(value, torch.device):

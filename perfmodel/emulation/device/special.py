@@ -1,28 +1,31 @@
-"""Special operators: those that move values, or whose shapes a meta kernel cannot tell.
+"""Special operators: those that move values, or whose shapes a meta kernel cannot know.
 
-Every handler records what a GPU would run. Where a shape depends on values nobody
-knows, it is the largest one possible, and the recorder counts it as a stand-in.
+Every handler records what a GPU would run. Where a shape depends on unknown values, it is the
+largest one possible, and the recorder counts it as a placeholder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from perfmodel.emulation.device.descriptions import Args, tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
 from perfmodel.emulation.device.memory import contiguous_stride
 from perfmodel.emulation.device.operators import CPU_KEYS, Kernel, OperatorKernel
 from perfmodel.emulation.rank_record import CallType
 
-Handler = Callable[[VirtualGpu, Any, tuple[Any, ...], dict[str, Any]], Any]
+Handler = Callable[..., Any]
+"""Called with the device, the operator, and the arguments of the call."""
 COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_csc: ("ccol_indices", "row_indices"),
 }
-"""Where a compressed matrix keeps the counts of its rows or columns, and the places in them."""
+"""Where a compressed matrix stores the counts of its rows or columns, and the indices in them."""
 _WIDE = (torch.float16, torch.bfloat16)
 
 
@@ -33,47 +36,45 @@ def special_kernel(gpu: VirtualGpu, op: Any, handler: Handler) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if recorder.is_over or recorder.is_forked:
             recorder.check_running()
-        return handler(gpu, op, args, kwargs)
+        return handler(gpu, op, *args, **kwargs)
 
     return kernel
 
 
-def item(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def item(gpu: VirtualGpu, _: Any, tensor: Tensor) -> Any:
     """`.item()`: a copy to the host that waits for the stream."""
-    del op, kwargs
-    tensor = args[0]
-    value = gpu.values.read(tensor, gpu.recorder.stand_in).reshape(-1)[0].item()
+    value = gpu.values.read(tensor, gpu.recorder.count_placeholder).reshape(-1)[0].item()
     _copy_to_host(gpu, tensor)
     return value
 
 
-def copy_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def copy_(
+    gpu: VirtualGpu, _: Any, target: Tensor, source: Tensor, non_blocking: bool = False
+) -> Tensor:
     """A copy: inside the device, or to and from the host."""
-    del op
-    target, source = args[0], args[1]
-    is_async = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if not target.is_cuda:
-        value = gpu.values.read(source, gpu.recorder.stand_in)
+        value = gpu.values.read(source, gpu.recorder.count_placeholder)
         with torch.no_grad():
             target.detach().copy_(value)
         # Copies to pageable memory wait whatever the script says.
         is_pinned = address_of(target) in gpu.pinned
-        _copy_to_host(gpu, source, is_awaited=not (is_async and is_pinned))
+        _copy_to_host(gpu, source, is_awaited=not (non_blocking and is_pinned))
         return target
     device = target.get_device()
+    known: Tensor | None
     if source.is_cuda:
-        value = gpu.values.known(source) if gpu.values else None
+        known = gpu.values.known(source) if gpu.values else None
         gpu.launch("copy", device, inputs=[source], outputs=[target])
     else:
-        value = source.detach()
+        known = source.detach()
         is_pinned = address_of(source) in gpu.pinned
         gpu.launch("host_to_device", device, inputs=[source], outputs=[target], pinned=is_pinned)
-        if not (is_async and is_pinned):
+        if not (non_blocking and is_pinned):
             gpu.recorder.synchronize(CallType.SYNC_STREAM)
-    if value is None:
+    if known is None:
         gpu.values.forget(target)
     else:
-        gpu.values.set(target, value)
+        gpu.values.set(target, known)
     return target
 
 
@@ -85,45 +86,34 @@ def _copy_to_host(gpu: VirtualGpu, source: Tensor, *, is_awaited: bool = True) -
         gpu.recorder.synchronize(CallType.SYNC_STREAM)
 
 
-def fill_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def fill_(gpu: VirtualGpu, op: Any, tensor: Tensor, number: Any = 0) -> Tensor:
     """Write one number everywhere; small tensors remember it."""
-    del kwargs
-    tensor = args[0]
     gpu.launch(str(op), tensor.get_device(), inputs=[], outputs=[tensor])
-    number = args[1] if len(args) > 1 else 0
     if isinstance(number, Tensor):
-        known = gpu.values.known(number)
-        number = None if known is None else known
-    if number is None:
+        number = gpu.values.known(number)
+    if number is None or tensor.numel() > 1024 or _is_wide_float(tensor):
         gpu.values.forget(tensor)
-    elif tensor.numel() <= 1024 and not _is_wide_float(tensor):
+    else:
         value = torch.empty(tensor.shape, dtype=tensor.dtype)
         gpu.values.set(tensor, value.fill_(number))
-    else:
-        gpu.values.forget(tensor)
     return tensor
 
 
-def set_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Look at another storage; without one, at an empty one."""
-    tensor: Tensor = args[0]
-    if len(args) == 1:
-        tensor.data = gpu.empty((0,), (1,), tensor.dtype, tensor.get_device())
-        return tensor
-    result: Tensor = op.redispatch(CPU_KEYS, *args, **kwargs)
-    return result
+def set_(gpu: VirtualGpu, op: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Refer to another storage; without one, to an empty one."""
+    if args:
+        result: Tensor = op.redispatch(CPU_KEYS, tensor, *args, **kwargs)
+        return result
+    tensor.data = gpu.empty((0,), (1,), tensor.dtype, tensor.get_device())
+    return tensor
 
 
-def resize_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def resize_(gpu: VirtualGpu, _: Any, tensor: Tensor, size: Sequence[int], **__: Any) -> Tensor:
     """Another shape, in the same storage as long as it has room."""
-    del op, kwargs
-    tensor, size = args[0], list(args[1])
+    size = list(size)
     if list(tensor.shape) == size:
         return tensor
-    count = 1
-    for length in size:
-        count *= length
-    stride = contiguous_stride(size)
+    count, stride = prod(size), contiguous_stride(size)
     if count * tensor.itemsize <= tensor.untyped_storage().nbytes():
         return tensor.as_strided_(size, stride, tensor.storage_offset())
     known = gpu.values.known(tensor)
@@ -136,28 +126,19 @@ def resize_(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return tensor
 
 
-def record_stream(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Keeps a block from being reused too early: nothing runs."""
-    del gpu, op, args, kwargs
-
-
-def unscale(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def unscale(gpu: VirtualGpu, op: Any, gradients: list[Tensor], found: Tensor, *_: Any) -> None:
     """Divide gradients by the loss scale; an overflow is never found."""
-    del kwargs
-    gradients, found = args[0], args[1]
     gpu.launch(str(op), found.get_device(), inputs=list(gradients), outputs=list(gradients))
     gpu.values.set(found, torch.zeros(found.shape))
 
 
-def update_scale(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def update_scale(gpu: VirtualGpu, op: Any, scale: Tensor, *args: Any) -> Tensor:
     """Adapt the loss scale, which stays as it is because nothing overflows."""
-    del kwargs
-    gpu.launch(str(op), args[0].get_device(), inputs=list(args[:3]), outputs=[args[0]])
-    result: Tensor = args[0]
-    return result
+    gpu.launch(str(op), scale.get_device(), inputs=[scale, *args[:2]], outputs=[scale])
+    return scale
 
 
-def select_unknown(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def select_unknown(gpu: VirtualGpu, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Operators that select by value: exact where values are known, else everything."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     known = [gpu.values.known(tensor) for tensor in tensors]
@@ -168,15 +149,13 @@ def select_unknown(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict
         values = iter(known)
         result = op(*[next(values) if isinstance(a, Tensor) else a for a in args], **kwargs)
         return to_device(gpu, result, device)
-    gpu.recorder.stand_in("shape that depends on values")
-    return _largest(gpu, op, tensors, device, args)
+    gpu.recorder.count_placeholder("shape that depends on values")
+    return _largest(gpu, op, tensors[0], device, args)
 
 
-def _largest(
-    gpu: VirtualGpu, op: Any, tensors: list[Tensor], device: int, args: tuple[Any, ...]
-) -> Any:
-    first, name = tensors[0], op._schema.name.partition("::")[2]
-    count = first.numel()
+def _largest(gpu: VirtualGpu, op: Any, first: Tensor, device: int, args: Args) -> Any:
+    """The largest result that is possible."""
+    name, count = op._schema.name.partition("::")[2], first.numel()
     if name == "nonzero":
         return gpu.empty((count, first.dim()), (1, max(count, 1)), torch.int64, device)
     if name == "masked_select":
@@ -186,27 +165,28 @@ def _largest(
     if name == "bincount":
         least = args[2] if len(args) > 2 else 0
         return gpu.empty((max(least, 1),), (1,), torch.int64, device)
-    values = (first.shape if name == "unique_dim" else (count,), first.dtype)
-    made = [gpu.empty(values[0], contiguous_stride(values[0]), values[1], device)]
+    shape = first.shape if name == "unique_dim" else (count,)
     others = len(op._schema.returns) - 1
-    made += [gpu.empty((count,), (1,), torch.int64, device) for _ in range(others)]
-    return tuple(made)
+    return (
+        gpu.empty(shape, contiguous_stride(shape), first.dtype, device),
+        *(gpu.empty((count,), (1,), torch.int64, device) for _ in range(others)),
+    )
 
 
-def index(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def index(gpu: VirtualGpu, op: Any, tensor: Tensor, indices: Sequence[Any], **kwargs: Any) -> Any:
     """Indexing; masks are turned into positions first, which waits, as on a GPU."""
     places: list[Any] = []
-    for one in args[1]:
+    for one in indices:
         is_mask = one is not None and one.dtype in (torch.bool, torch.uint8)
         places += one.nonzero().unbind(1) if is_mask else [one]
     kernel = gpu.kernels.get(op)
     if kernel is None:
         kernel = gpu.kernels[op] = OperatorKernel(gpu, op)
-    return kernel(args[0], places, **kwargs)
+    return kernel(tensor, places, **kwargs)
 
 
 def to_device(gpu: VirtualGpu, result: Any, device: int) -> Any:
-    """*result* of an operator of the CPU on the device, with the values that are kept there."""
+    """*result* of a CPU operator on the device, with the values that are kept there."""
     if isinstance(result, tuple | list):
         return type(result)(to_device(gpu, part, device) for part in result)
     if not isinstance(result, Tensor):
@@ -229,31 +209,23 @@ def to_device(gpu: VirtualGpu, result: Any, device: int) -> Any:
     return made
 
 
-def batch_norm_kernel(
-    gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def batch_norm_kernel(gpu: VirtualGpu, op: Any, *args: Any) -> Any:
     """The kernels of SyncBatchNorm, which have no meta kernel."""
-    del kwargs
-    image = args[0]
-    device = image.get_device()
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    image, device = args[0], args[0].get_device()
     name = op._schema.name.partition("::")[2]
     if name.endswith("elemt"):
-        result = gpu.like(image)
-        gpu.launch(str(op), device, inputs=tensors, outputs=[result])
-        return result
-    dtype = torch.float32 if image.dtype in _WIDE else image.dtype
-    count = 4 if name == "batch_norm_backward_reduce" else 2
-    made = tuple(gpu.empty((image.shape[1],), (1,), dtype, device) for _ in range(count))
-    gpu.launch(str(op), device, inputs=tensors, outputs=list(made))
-    return made
+        made = [gpu.like(image)]
+    else:
+        dtype = torch.float32 if image.dtype in _WIDE else image.dtype
+        count = 4 if name == "batch_norm_backward_reduce" else 2
+        made = [gpu.empty((image.shape[1],), (1,), dtype, device) for _ in range(count)]
+    gpu.launch(str(op), device, inputs=tensors_in(args), outputs=made)
+    return made[0] if len(made) == 1 else tuple(made)
 
 
-def rnn_backward(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def rnn_backward(gpu: VirtualGpu, op: Any, inputs: Tensor, weights: Any, *args: Any) -> Any:
     """The backward pass of cuDNN's recurrent layers."""
-    del kwargs
-    inputs, weights, hidden, cell = args[0], args[1], args[4], args[5]
-    device = inputs.get_device()
+    hidden, cell, device = args[2], args[3], inputs.get_device()
     no_tensor = gpu.empty((0,), (1,), inputs.dtype, device)
     made = [gpu.like(inputs), gpu.like(hidden), no_tensor if cell is None else gpu.like(cell)]
     gradients = [gpu.like(weight) for weight in weights]
@@ -261,57 +233,45 @@ def rnn_backward(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[s
     return (*made, gradients)
 
 
-def gru_cell(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A step of a gated recurrent cell, its products left out: the state and five gates."""
-    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
-    hidden = args[2]
+def gru_cell(gpu: VirtualGpu, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A step of a gated recurrent cell without its GEMMs: the state and five gates."""
+    tensors, hidden = tensors_in([*args, *kwargs.values()]), args[2]
     batch, size = hidden.shape
-    device = hidden.get_device()
-    made = (
-        gpu.empty((batch, size), (size, 1), hidden.dtype, device),
-        gpu.empty((batch, 5 * size), (5 * size, 1), hidden.dtype, device),
-    )
-    gpu.launch(str(op), device, inputs=tensors, outputs=list(made))
-    return made
+    made = _make_dense(gpu, hidden, (batch, size), (batch, 5 * size))
+    gpu.launch(str(op), hidden.get_device(), inputs=tensors, outputs=made)
+    return tuple(made)
 
 
 def gru_cell_backward(
-    gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    gpu: VirtualGpu, op: Any, gradient: Tensor, workspace: Tensor, *_: Any
 ) -> Any:
     """Gradients of the gates of input and state, of the state, and of both biases."""
-    del kwargs
-    gradient, workspace = args[0], args[1]
     batch, size = gradient.shape
-    device = gradient.get_device()
-    made = tuple(
-        gpu.empty(shape, contiguous_stride(shape), gradient.dtype, device)
-        for shape in [(batch, 3 * size)] * 2 + [(batch, size)] + [(3 * size,)] * 2
-    )
-    gpu.launch(str(op), device, inputs=[gradient, workspace], outputs=list(made))
-    return made
+    gates, bias = (batch, 3 * size), (3 * size,)
+    made = _make_dense(gpu, gradient, gates, gates, (batch, size), bias, bias)
+    gpu.launch(str(op), gradient.get_device(), inputs=[gradient, workspace], outputs=made)
+    return tuple(made)
 
 
-def equal(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _make_dense(gpu: VirtualGpu, like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Dense tensors of *shapes* with the format and device of *like*."""
+    device = like.get_device()
+    return [gpu.empty(shape, contiguous_stride(shape), like.dtype, device) for shape in shapes]
+
+
+def equal(gpu: VirtualGpu, op: Any, first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are equal: as far as is known, else yes if their shapes are."""
-    del kwargs
-    known = [gpu.values.known(tensor) for tensor in args[:2]]
-    gpu.launch(str(op), args[0].get_device(), inputs=list(args[:2]), outputs=[])
+    known = [gpu.values.known(tensor) for tensor in (first, second)]
+    gpu.launch(str(op), first.get_device(), inputs=[first, second], outputs=[])
     gpu.recorder.synchronize(CallType.SYNC_STREAM)
     if known[0] is not None and known[1] is not None:
         return bool(torch.equal(known[0], known[1]))
-    gpu.recorder.stand_in("comparison of device tensors")
-    return bool(args[0].shape == args[1].shape)
+    gpu.recorder.count_placeholder("comparison of device tensors")
+    return bool(first.shape == second.shape)
 
 
-def answer_no(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a library is used that the virtual device leaves out."""
-    del gpu, op, args, kwargs
-    return False
-
-
-def on_host_keys(gpu: VirtualGpu, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_host_keys(_: VirtualGpu, op: Any, *args: Any, **kwargs: Any) -> Any:
     """An operator whose CPU kernel is made of others, which come back to the device."""
-    del gpu
     return op.redispatch(CPU_KEYS, *args, **kwargs)
 
 
@@ -319,47 +279,36 @@ def _is_wide_float(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 1
 
 
-SPECIAL: dict[str, Handler] = {
-    "_local_scalar_dense": item,
-    "copy_": copy_,
-    "_copy_from": copy_,
-    "_copy_from_and_resize": copy_,
-    "fill_.Scalar": fill_,
-    "fill_.Tensor": fill_,
-    "zero_": fill_,
-    "set_": set_,
-    "set_.source_Storage": set_,
-    "set_.source_Storage_storage_offset": set_,
-    "set_.source_Tensor": set_,
-    "set_.source_Tensor_storage_offset": set_,
-    "resize_": resize_,
-    "record_stream": record_stream,
-    "_amp_foreach_non_finite_check_and_unscale_": unscale,
-    "_amp_update_scale_": update_scale,
-    "nonzero": select_unknown,
-    "masked_select": select_unknown,
-    "_unique": select_unknown,
-    "_unique2": select_unknown,
-    "unique_consecutive": select_unknown,
-    "_to_sparse": select_unknown,
-    "index.Tensor": index,
-    "unique_dim": select_unknown,
-    "bincount": select_unknown,
-    "batch_norm_stats": batch_norm_kernel,
-    "batch_norm_gather_stats": batch_norm_kernel,
-    "batch_norm_gather_stats_with_counts": batch_norm_kernel,
-    "batch_norm_elemt": batch_norm_kernel,
-    "batch_norm_backward_elemt": batch_norm_kernel,
-    "batch_norm_backward_reduce": batch_norm_kernel,
-    "_cudnn_rnn_backward": rnn_backward,
-    "_thnn_fused_gru_cell": gru_cell,
-    "_thnn_fused_gru_cell_backward": gru_cell_backward,
-    "equal": equal,
-    "is_pinned": answer_no,
-    "_use_cudnn_ctc_loss": answer_no,
-    "_use_cudnn_ctc_loss.Tensor": answer_no,
-    "_use_miopen_ctc_loss": answer_no,
-    "_use_miopen_ctc_loss.Tensor": answer_no,
-    "_embedding_bag_backward": on_host_keys,
-}
-"""Who answers for which operator of aten."""
+_HANDLERS: dict[Handler, tuple[str, ...]] = {
+    item: ("_local_scalar_dense",),
+    copy_: ("copy_", "_copy_from", "_copy_from_and_resize"),
+    fill_: ("fill_.Scalar", "fill_.Tensor", "zero_"),
+    set_: (
+        "set_", "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor",
+        "set_.source_Tensor_storage_offset",
+    ),
+    resize_: ("resize_",),
+    (lambda *_, **__: None): ("record_stream",),
+    unscale: ("_amp_foreach_non_finite_check_and_unscale_",),
+    update_scale: ("_amp_update_scale_",),
+    select_unknown: (
+        "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "_to_sparse",
+        "unique_dim", "bincount",
+    ),
+    index: ("index.Tensor",),
+    batch_norm_kernel: (
+        "batch_norm_stats", "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts",
+        "batch_norm_elemt", "batch_norm_backward_elemt", "batch_norm_backward_reduce",
+    ),
+    rnn_backward: ("_cudnn_rnn_backward",),
+    gru_cell: ("_thnn_fused_gru_cell",),
+    gru_cell_backward: ("_thnn_fused_gru_cell_backward",),
+    equal: ("equal",),
+    (lambda *_, **__: False): (
+        "is_pinned", "_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss",
+        "_use_miopen_ctc_loss.Tensor",
+    ),
+    on_host_keys: ("_embedding_bag_backward",),
+}  # fmt: skip
+SPECIAL = {name: handler for handler, names in _HANDLERS.items() for name in names}
+"""The handler of each special operator of aten."""

@@ -1,9 +1,9 @@
 """Values: what is known of tensors on the device.
 
-Floats have none. Integers and booleans that came from the host, or were filled
-there, keep theirs, and so does what is computed from nothing else. A one-element float
-keeps the number it was filled with. Where the script asks for a value nobody
-knows it gets a stand-in: 1.0, 0 or False; the recorder counts them.
+Floats have none. Integers and booleans that came from the host, or were filled there, keep
+theirs, and so do results computed from them alone. A one-element float keeps the number it was
+filled with. Where the script reads an unknown value it gets a placeholder: 1.0, 0 or False; the
+recorder counts them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 MOST_KEPT = 1 << 20
-"""Integers of the host that are kept: real indices of lookups are."""
+"""Integers of the host that are kept, such as indices of lookups."""
 MOST_COMPUTED = 1 << 16
-"""Integers that are computed on; beyond, an operator gives unknown values."""
-_STAND_INS: dict[bool, float] = {True: 1.0, False: 0}
+"""Integers that are computed; results of larger operators are unknown."""
+_PLACEHOLDERS: dict[bool, float] = {True: 1.0, False: 0}
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _SETTLED = {"all": True, "any": False}
-"""What a reduction of unknown booleans is taken for: nothing is wrong, nothing stands out."""
+"""The assumed result of a reduction of unknown booleans: nothing is wrong."""
 
 
 class Values:
@@ -70,12 +70,12 @@ class Values:
         self._of_storage[address] = whole
 
     def read(self, tensor: Tensor, count: Callable[[str], None]) -> Tensor:
-        """What the script sees of *tensor*: its value, or a stand-in that is counted."""
+        """What the script sees of *tensor*: its value, or a placeholder that is counted."""
         value = self.known(tensor)
         if value is not None:
             return value
         count("value of a device tensor")
-        filler = _STAND_INS[tensor.is_floating_point() or tensor.is_complex()]
+        filler = _PLACEHOLDERS[tensor.is_floating_point() or tensor.is_complex()]
         return torch.full(tensor.shape, filler, dtype=tensor.dtype)
 
     def compute(
@@ -117,7 +117,7 @@ class Values:
         if value is not None:
             return value
         if name in _COMPARISONS and tensor.numel() == 1 and tensor.is_floating_point():
-            # Compared as what the script would be told: a finite loss is finite.
+            # Compared as the placeholder that the script would read: a finite loss is finite.
             return torch.ones(tensor.shape, dtype=tensor.dtype)
         raise LookupError
 

@@ -1,4 +1,4 @@
-"""Telling: what an emulated job says about itself, in sentences for people."""
+"""Summary: what an emulated job says about itself, in sentences."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.emulation.collating import are_alike
 from perfmodel.emulation.rank_record import RankRecord
 from perfmodel.emulation.request import Emulation
-from perfmodel.emulation.windows import Windows
+from perfmodel.emulation.windows import Windows, are_alike
 from perfmodel.graph.job import JobGraph
 from topologies import Device
 
@@ -20,7 +19,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmulatedJob:
-    """A job that was written, and the sentences that go with it."""
+    """A job that was written, and the sentences about it."""
 
     name: str
     source: str
@@ -32,27 +31,14 @@ class EmulatedJob:
     stack: str = ""
 
 
-def tell(
+def summarise(
     request: Emulation, records: Mapping[int, RankRecord], *, device: Device, commit: str
 ) -> EmulatedJob:
-    """The sentences about *records*, which lack the job itself."""
+    """The sentences about *records*, without the job itself."""
     first = records[min(records)]
     peak = max(records.values(), key=lambda record: record.peak_memory_bytes)
-    command = shlex.join(request.words)
     at_commit = f" (commit {commit})" if commit else ""
-    source = (
-        f"emulated: {command}{at_commit}, torch {first.torch_version}, {request.ranks} ranks on "
-        f"virtual {device.name}; {_proof(request, records)}"
-    )
-    memory = (
-        f"At most {peak.peak_memory_bytes / GIB:.2f} GiB are allocated, by rank {peak.rank} at "
-        f"{peak.peak_place}."
-    )
-    assumptions = [memory, *_values(records), *_iterations(first), *_notes(records)]
-    assumptions.append(
-        "Host times are those of the stack, never of the emulator; input batches are ready when "
-        "they are asked for."
-    )
+    notes = (note for record in records.values() for note in record.notes)
     notices = []
     if first.was_stopped:
         notices.append(
@@ -62,13 +48,28 @@ def tell(
     later_s = [seconds for record in records.values() for seconds in record.step_cpu_s[1:]]
     if later_s:
         notices.append(
-            "an iteration after the first took at most "
-            f"{max(later_s):.2f} s of processor time a rank."
+            f"iterations after the first took at most {max(later_s):.2f} s of processor time "
+            "per rank."
         )
     return EmulatedJob(
         name=Path(request.script).stem,
-        source=source,
-        assumptions=tuple(assumptions),
+        source=(
+            f"emulated: {shlex.join(request.words)}{at_commit}, torch {first.torch_version}, "
+            f"{request.ranks} ranks on virtual {device.name}; {_proof(request, records)}"
+        ),
+        assumptions=(
+            (
+                f"At most {peak.peak_memory_bytes / GIB:.2f} GiB are allocated, by rank "
+                f"{peak.rank} at {peak.peak_place}."
+            ),
+            *_placeholders(records),
+            *_iterations(first),
+            *dict.fromkeys(notes),
+            (
+                "Host times are those of the stack, not of the emulator; input batches are ready "
+                "when the script needs them."
+            ),
+        ),
         notices=tuple(notices),
         peak_memory_bytes=peak.peak_memory_bytes,
     )
@@ -79,18 +80,18 @@ def _proof(request: Emulation, records: Mapping[int, RankRecord]) -> str:
         return "every rank was run"
     ranks = ", ".join(map(str, sorted(records)))
     if are_alike(list(records.values())):
-        return f"ranks {ranks} were run and do the same, so that all are taken to"
-    return f"ranks {ranks} were run; all but rank 0 do the same, so that all others are taken to"
+        return f"ranks {ranks} were run and do the same; the others are assumed to as well"
+    return f"ranks {ranks} were run; all but rank 0 do the same, as the others are assumed to"
 
 
-def _values(records: Mapping[int, RankRecord]) -> list[str]:
+def _placeholders(records: Mapping[int, RankRecord]) -> list[str]:
     counts: Counter[str] = Counter()
     for record in records.values():
-        counts.update(record.stand_ins)
+        counts.update(record.placeholders)
     if not counts:
         return []
     listed = ", ".join(f"{what} ({count} times)" for what, count in sorted(counts.items()))
-    return [f"Stand-ins were given for what only a real device computes: {listed}."]
+    return [f"Placeholder values were used where the script read device results: {listed}."]
 
 
 def _iterations(record: RankRecord) -> list[str]:
@@ -103,13 +104,9 @@ def _iterations(record: RankRecord) -> list[str]:
         )
     if windows.distinct_count > 1:
         sentences.append(
-            f"{windows.steady_count} steady iterations were recorded and {windows.distinct_count} "
-            "kinds of them found; the most frequent one is written."
+            f"{windows.steady_count} steady iterations of {windows.distinct_count} kinds were "
+            "recorded; the most frequent kind is written."
         )
     elif windows.steady_count > 1:
         sentences.append(f"{windows.steady_count} steady iterations were recorded, all alike.")
     return sentences
-
-
-def _notes(records: Mapping[int, RankRecord]) -> list[str]:
-    return list(dict.fromkeys(note for record in records.values() for note in record.notes))

@@ -1,9 +1,9 @@
-"""Operator words: what kernels and host times of an operator of torch are filed under.
+"""Operator names: the names of torch's operators in cost models and stacks.
 
-The word of a kernel says how well it uses memory. Operators that are not listed keep their own
+The name of a kernel decides how well it uses memory. Operators that are not listed keep their own
 name, which the cost model prices with its plain curve and tags as assumed. Host times of a stack
-are by the operator that the script calls (`linear`), not by the kernels inside it (`addmm`): it is
-named after its most telling kernel.
+are by the operator that the script calls (`linear`), not by the kernels inside it (`addmm`): it
+is recognised by its most characteristic kernel.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ _OWN = {
     "_amp_foreach_non_finite_check_and_unscale": "scale", "_amp_update_scale": "scale",
 }  # fmt: skip
 
-WORDS: dict[str, str] = {
+KERNEL_NAMES: dict[str, str] = {
     **dict.fromkeys(_UNARY, "scale"),
     **dict.fromkeys(_BINARY, "add"),
     **dict.fromkeys(_MOVING, "gather"),
     **dict.fromkeys(_REDUCING, "reduction"),
     **_OWN,
 }
-"""Operator, without namespace, overload and underscore of writing in place -> word."""
+"""Operator, without namespace, overload and the underscore of in-place variants -> kernel."""
 
 GATHERING = frozenset({"index_select", "gather", "index", "take", "nll_loss_forward",
                        "nll_loss2d_forward"})  # fmt: skip
@@ -82,7 +82,7 @@ GATHERING = frozenset({"index_select", "gather", "index", "take", "nll_loss_forw
 
 SCATTERING = frozenset({"scatter", "scatter_add", "index_add", "index_copy", "index_put",
                         "_index_put_impl_", "_index_put_impl"})  # fmt: skip
-"""Operators that touch as much of their target as they are given."""
+"""Operators that touch only as much of their target as they write."""
 
 SPARSE = "sparse_"
 """How names of operators on sparse tensors begin."""
@@ -92,22 +92,22 @@ SOFTMAXES = frozenset({"_softmax", "_softmax_backward_data", "_log_softmax",
 
 
 def base_name(operator: str) -> str:
-    """`aten._foreach_add_.Scalar` is `add`: what is done, however it is called."""
+    """`aten._foreach_add_.Scalar` is `add`."""
     parts = operator.split(".")
     name = parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[0]
     name = name.removeprefix("_foreach_")
     # Names that end in an underscore of their own are listed with it.
-    return name if name in WORDS or name in SCATTERING else name.removesuffix("_")
+    return name if name in KERNEL_NAMES or name in SCATTERING else name.removesuffix("_")
 
 
-def kernel_word(name: str) -> str:
-    """The word of a base name; its own where nobody knows a better one."""
+def kernel_name(name: str) -> str:
+    """The kernel of a base name; the name itself where none is known."""
     if name.startswith(SPARSE):
         return "gather"
-    return WORDS.get(name, name)
+    return KERNEL_NAMES.get(name, name)
 
 
-_TELLING = {
+_BY_KERNEL = {
     "addmm": "linear", "mm": "linear", "_addmm_activation": "linear", "bmm": "bmm",
     "baddbmm": "bmm", "convolution": "conv2d", "native_batch_norm": "batch_norm",
     "cudnn_batch_norm": "batch_norm", "_native_batch_norm_legit": "batch_norm",
@@ -131,9 +131,9 @@ def aten_name(operator: str) -> str:
 
 
 def host_operator(names: Sequence[str]) -> str:
-    """The operator that launches kernels, or looks at views, called *names*."""
+    """The operator that launches kernels, or makes views, called *names*."""
     for name in names:
-        if name in _TELLING:
-            return _TELLING[name]
+        if name in _BY_KERNEL:
+            return _BY_KERNEL[name]
     first = names[0]
     return _PLAIN.get(first, first)

@@ -1,12 +1,12 @@
-"""Ranks that take turns."""
+"""A throttle lets two ranks of a worker work at once."""
 
 from __future__ import annotations
 
 import multiprocessing
 import time
 
-from perfmodel.emulation.device import turns
-from perfmodel.emulation.device.turns import TURNS, Turns
+from perfmodel.emulation import workers
+from perfmodel.emulation.workers import MOST_WORKING, Throttle
 
 FORK = multiprocessing.get_context("fork")
 
@@ -21,7 +21,7 @@ def run_ranks(folder, *functions):
 
 
 def work(folder):
-    Turns(folder, is_needed=True).take()
+    Throttle(folder, is_needed=True).take()
     start_s = time.monotonic()
     while time.monotonic() < start_s + 0.2:
         pass
@@ -36,14 +36,14 @@ def test_two_ranks_work_at_once(tmp_path):
         for line in (tmp_path / "spans").read_text().splitlines()
     ]
     assert len(spans) == 5
-    assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= TURNS
+    assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= MOST_WORKING
 
 
 def test_a_rank_that_waits_lets_others_work(tmp_path):
     def wait(folder):
-        own = Turns(folder, is_needed=True)
+        own = Throttle(folder, is_needed=True)
         own.take()
-        with own.given_up():
+        with own.released():
             while not (folder / "spans").exists():
                 time.sleep(0.01)
 
@@ -52,11 +52,11 @@ def test_a_rank_that_waits_lets_others_work(tmp_path):
 
 
 def test_ranks_that_stand_still_do_not_hold_up_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(turns, "_STANDSTILL_S", 0.2)
+    monkeypatch.setattr(workers, "_STANDSTILL_S", 0.2)
 
     def wait(folder):
-        # The script's own way to wait: nobody knows of it.
-        Turns(folder, is_needed=True).take()
+        # The script waits in a way of its own.
+        Throttle(folder, is_needed=True).take()
         while not (folder / "spans").exists():
             time.sleep(0.5)
 

@@ -1,21 +1,36 @@
-"""Streams, events and captured graphs with the signatures of `torch.cuda`.
+"""CUDA types: streams, events, captured graphs and tensor types of `torch.cuda`.
 
-`torch.Stream` and `torch.Event` of C++ work through the device guard; these add
-what CUDA's have. The time between two events is a stand-in of one millisecond.
+`torch.Stream` and `torch.Event` of C++ work through the device guard; these add the rest of the
+CUDA interface. The time between two events is a placeholder of one millisecond. Older scripts
+call `torch.cuda.FloatTensor` and the like.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.rank_record import Call, CallType
 
 ELAPSED_MS = 1.0
-"""What `elapsed_time` answers: when things happen is known only to the prediction."""
+"""The answer of `elapsed_time`: times are known only to the prediction."""
 _CUDA_TYPE = 1
+_DTYPES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "LongTensor": torch.int64,
+    "IntTensor": torch.int32,
+    "ShortTensor": torch.int16,
+    "CharTensor": torch.int8,
+    "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}
+_MODULE = "torch.cuda"
 
 
 def device_index(gpu: VirtualGpu, device: Any) -> int:
@@ -105,9 +120,9 @@ class VirtualEvent(torch.Event):
         return int(self.event_id)
 
     def elapsed_time(self, end_event: Any) -> float:
-        """A stand-in."""
+        """A placeholder."""
         del end_event
-        self.gpu.recorder.stand_in("time between events")
+        self.gpu.recorder.count_placeholder("time between events")
         return ELAPSED_MS
 
 
@@ -160,24 +175,50 @@ class VirtualGraph:
         """Nothing to write."""
 
 
-class StreamTypes(NamedTuple):
-    """The classes of one device."""
-
-    stream: type[Any]
-    external_stream: type[Any]
-    event: type[Any]
-    graph: type[Any]
-
-
-def make_stream_types(gpu: VirtualGpu) -> StreamTypes:
-    """The classes `Stream`, `ExternalStream`, `Event` and `CUDAGraph` of this device."""
-    event = type("Event", (VirtualEvent,), {"gpu": gpu})
-    stream = type("Stream", (VirtualStream,), {"gpu": gpu, "event_type": event})
-    external = type("ExternalStream", (stream,), {})
-    return StreamTypes(stream, external, event, type("CUDAGraph", (VirtualGraph,), {"gpu": gpu}))
-
-
 def synchronize(gpu: VirtualGpu, device: Any = None) -> None:
     """`torch.cuda.synchronize`: the host waits for all streams of *device*."""
     gpu.recorder.check_running()
     gpu.recorder.synchronize(CallType.SYNC_DEVICE, device_index(gpu, device))
+
+
+class CudaTensorType(type):
+    """The type of a tensor on the device with numbers of one format."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, device: Any = "cuda") -> Tensor:
+        """A tensor of these sizes, or with these values."""
+        if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
+            return torch.as_tensor(args[0], dtype=cls.dtype, device=device)
+        return torch.empty(*args or (0,), dtype=cls.dtype, device=device)
+
+    def __instancecheck__(cls, tensor: Any) -> bool:
+        """Whether *tensor* is of this type."""
+        return isinstance(tensor, Tensor) and tensor.is_cuda and tensor.dtype == cls.dtype
+
+
+def install_tensor_types() -> None:
+    """Add the tensor types to torch."""
+    types: dict[Any, CudaTensorType] = {}
+    for name, dtype in _DTYPES.items():
+        made = CudaTensorType(name, (), {"dtype": dtype, "__module__": _MODULE})
+        setattr(torch.cuda, name, made)
+        types[f"{_MODULE}.{name}"] = types[made] = made
+    original_type, original_default = Tensor.type, torch.set_default_tensor_type
+
+    def as_type(
+        tensor: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any
+    ) -> Any:
+        if isinstance(dtype, (str, CudaTensorType)) and dtype in types:
+            return tensor.to("cuda", types[dtype].dtype, non_blocking=non_blocking)
+        return original_type(tensor, dtype, non_blocking, **kwargs)
+
+    def set_default(kind: Any) -> None:
+        if isinstance(kind, (str, CudaTensorType)) and kind in types:
+            torch.set_default_dtype(types[kind].dtype)
+            torch.set_default_device("cuda")
+        else:
+            original_default(kind)
+
+    Tensor.type = as_type
+    torch.set_default_tensor_type = set_default

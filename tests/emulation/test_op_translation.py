@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.base.dtypes import DType
-from perfmodel.emulation.works import works_of
+from perfmodel.emulation.op_translation import ops_of_call
 from perfmodel.graph.ops import Attention, Convolution, Copy, EmbeddingOp, Gemm, MemoryBound, Pass
 
 
@@ -23,7 +23,7 @@ def call(operator, inputs=(), outputs=(), written=(), allows_tf32=False, observe
 
 
 def works(words, major=9):
-    return works_of(words, major_capability=major)
+    return ops_of_call(words, major_capability=major)
 
 
 def test_a_product_with_a_bias_is_one_gemm():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.base.errors import EmulationError
-from perfmodel.emulation.collating import Machine, collate
+from perfmodel.emulation.collective_matching import build_job
+from perfmodel.emulation.programs import Machine
 from perfmodel.emulation.rank_record import CallType, GroupRecord, RankRecord, from_bytes, to_bytes
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.job import JobFacts
@@ -30,14 +31,14 @@ def record(rank, collectives, groups=(WORLD,)):
     return RankRecord(
         rank=rank, kinds=(), collectives=tuple(collectives), groups=tuple(groups), calls=calls,
         operator_names=("",) * len(calls), boundaries=(0, len(calls)), first_steady=0,
-        main_thread=1, peak_memory_bytes=512, peak_place="train.py:3", stand_ins={}, notes=(),
+        main_thread=1, peak_memory_bytes=512, peak_place="train.py:3", placeholders={}, notes=(),
         is_compiled=False, was_stopped=True, step_count=1, torch_version="2.13.0", step_cpu_s=(),
     )  # fmt: skip
 
 
 def build(*records, world_size=2):
     by_rank = {one.rank: one for one in records}
-    return collate(by_rank, world_size=world_size, machine=MACHINE, facts=JobFacts("test"))
+    return build_job(by_rank, world_size=world_size, machine=MACHINE, facts=JobFacts("test"))
 
 
 def test_equal_calls_become_one_rendezvous():

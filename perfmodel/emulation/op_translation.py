@@ -1,8 +1,8 @@
-"""Works: from a recorded call of an operator to the ops that a cost model can price.
+"""Op translation: from a recorded call of an operator to the ops that a cost model can price.
 
-Products, attention, convolutions and lookups have ops of their own. Everything else is
-the traffic it makes; an operator nobody knows is priced as such and tagged assumed, so
-that none is free.
+GEMMs, attention, convolutions and lookups have ops of their own. Everything else is priced by its
+memory traffic; an unknown operator is priced the same way and tagged assumed, so that none is
+free.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from embeddings.distribution import UNIFORM, IndexDistribution, ObservedRows
 from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
-from perfmodel.emulation.operator_words import (
+from perfmodel.emulation.operator_names import (
     GATHERING,
+    KERNEL_NAMES,
     SCATTERING,
     SOFTMAXES,
     SPARSE,
-    WORDS,
     base_name,
-    kernel_word,
+    kernel_name,
 )
 from perfmodel.graph.ops import (
     Attention,
@@ -40,14 +40,13 @@ FLASH_KERNELS = {9: "cudnn", 10: "cudnn"}
 """The kernel that torch 2.13 prefers for attention in half precision, by major capability."""
 OTHER_FLASH_KERNEL = "flash2"
 EFFICIENT_KERNEL = "flash1"
-"""What stands for the memory-efficient kernel: nobody measured it."""
-
-
-_PLACES = (DType.INT64, DType.INT32)
+"""The memory-efficient kernel is priced as this one: there are no measurements of it."""
+_INDEX_DTYPES = (DType.INT64, DType.INT32)
+Ops = tuple[Op, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TensorWords:
+class RecordedTensor:
     """A tensor of a recorded call."""
 
     name: str
@@ -57,30 +56,30 @@ class TensorWords:
 
     @property
     def count(self) -> int:
-        """Its numbers."""
+        """How many elements it has."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class CallWords:
-    """A recorded call: operator, tensors and the arguments that are none."""
+class RecordedCall:
+    """A recorded call: operator, tensors and the other arguments."""
 
     operator: str
-    inputs: tuple[TensorWords, ...]
-    outputs: tuple[TensorWords, ...]
+    inputs: tuple[RecordedTensor, ...]
+    outputs: tuple[RecordedTensor, ...]
     written: frozenset[str]
     arguments: Mapping[str, Any]
     allows_tf32: bool
     observed: Mapping[str, Any] | None
 
-    def tensor(self, name: str) -> TensorWords:
+    def tensor(self, name: str) -> RecordedTensor:
         """The input called *name*."""
         return next(tensor for tensor in self.inputs if tensor.name == name)
 
 
-def parse_call(kind: Mapping[str, Any]) -> CallWords:
-    """Read what the device wrote down."""
-    return CallWords(
+def parse_call(kind: Mapping[str, Any]) -> RecordedCall:
+    """Read what the device recorded."""
+    return RecordedCall(
         operator=base_name(kind["operator"]),
         inputs=_tensors(kind.get("inputs", ())),
         outputs=_tensors(kind.get("outputs", ())),
@@ -91,7 +90,7 @@ def parse_call(kind: Mapping[str, Any]) -> CallWords:
     )
 
 
-def works_of(kind: Mapping[str, Any], *, major_capability: int) -> tuple[Op, ...]:
+def ops_of_call(kind: Mapping[str, Any], *, major_capability: int) -> Ops:
     """The kernels that a recorded call launches, in order."""
     call = parse_call(kind)
     if call.operator in _ATTENTION:
@@ -100,24 +99,24 @@ def works_of(kind: Mapping[str, Any], *, major_capability: int) -> tuple[Op, ...
     return (_traffic(call),) if translate is None else translate(call)
 
 
-def _tensors(words: Sequence[Sequence[Any]]) -> tuple[TensorWords, ...]:
+def _tensors(rows: Sequence[Sequence[Any]]) -> tuple[RecordedTensor, ...]:
     return tuple(
-        TensorWords(name, tuple(shape), DType(dtype), size) for name, shape, dtype, size in words
+        RecordedTensor(name, tuple(shape), DType(dtype), size) for name, shape, dtype, size in rows
     )
 
 
-def _product_dtype(call: CallWords, tensor: TensorWords) -> DType:
+def _gemm_dtype(call: RecordedCall, tensor: RecordedTensor) -> DType:
     is_single = tensor.dtype is DType.FP32
     return DType.TF32 if is_single and call.allows_tf32 else tensor.dtype
 
 
-def _gemm(call: CallWords) -> tuple[Op, ...]:
-    """Two matrices, batches of them, or a matrix and a vector; a bias is part of the kernel."""
+def _gemm(call: RecordedCall) -> Ops:
+    """Two matrices, batches of them, or a matrix and a vector; the kernel includes the bias."""
     operands = [tensor for tensor in call.inputs if tensor.name != "out"]
     has_sum = call.operator.startswith(("add", "badd", "_addmm"))
     first, second = operands[1:3] if has_sum else operands[:2]
     left, right = first.shape, second.shape
-    dtype = _product_dtype(call, first)
+    dtype = _gemm_dtype(call, first)
     columns = right[-1] if len(right) > 1 else 1
     rows = left[-2] if len(left) > 1 else 1
     batch = left[0] if len(left) == 3 else 1
@@ -126,14 +125,14 @@ def _gemm(call: CallWords) -> tuple[Op, ...]:
     return (Gemm(m=rows, n=columns, k=left[-1], dtype=dtype, batch=batch),)
 
 
-def _attention(call: CallWords, major_capability: int) -> Op:
+def _attention(call: RecordedCall, major_capability: int) -> Op:
     query, key = call.tensor("query"), call.tensor("key")
     is_by_head = call.operator.startswith("_scaled_dot_product")
     is_flash = "flash" in call.operator or "cudnn" in call.operator
     kernel = FLASH_KERNELS.get(major_capability, OTHER_FLASH_KERNEL)
     shape, keys = query.shape, key.shape
     if len(shape) == 3:
-        # Sequences one behind the other, without padding.
+        # Concatenated sequences, without padding.
         shape, keys = (1, *shape), (1, *keys)
     length, heads = (shape[2], shape[1]) if is_by_head else (shape[1], shape[2])
     key_length, kv_heads = (keys[2], keys[1]) if is_by_head else (keys[1], keys[2])
@@ -149,80 +148,65 @@ def _attention(call: CallWords, major_capability: int) -> Op:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=shape[3],
-        dtype=_product_dtype(call, query),
+        dtype=_gemm_dtype(call, query),
         is_causal=is_causal,
         direction=Pass.BACKWARD if call.operator.endswith("backward") else Pass.FORWARD,
         kernel=kernel if is_flash else EFFICIENT_KERNEL,
     )
 
 
-def _convolution(call: CallWords) -> tuple[Op, ...]:
+def _implicit_gemm(call: RecordedCall, output: tuple[int, ...]) -> Gemm:
+    """One group of a convolution as a GEMM: positions x columns, over a depth."""
     image, weight = call.tensor("input"), call.tensor("weight")
-    shapes = _ConvolutionShapes.of(call, image, weight, call.outputs[0].shape)
+    groups, window = int(call.arguments["groups"]), prod(weight.shape[2:])
+    dtype = _gemm_dtype(call, image)
+    if call.arguments["transposed"]:
+        # The weight is transposed, and every input position is spread out.
+        positions = image.shape[0] * prod(image.shape[2:])
+        return Gemm(positions, weight.shape[1] * window, weight.shape[0] // groups, dtype)
+    positions = output[0] * prod(output[2:])
+    return Gemm(positions, weight.shape[0] // groups, weight.shape[1] * window, dtype)
+
+
+def _convolution(call: RecordedCall) -> Ops:
+    gemm, output = _implicit_gemm(call, call.outputs[0].shape), call.outputs[0]
+    read_bytes = call.tensor("input").size_bytes + call.tensor("weight").size_bytes
     return (
-        shapes.op(
-            call, image, m=shapes.positions, n=shapes.columns, k=shapes.depth,
-            read_bytes=image.size_bytes + weight.size_bytes,
-            write_bytes=call.outputs[0].size_bytes, direction=Pass.FORWARD,
+        Convolution(
+            m=gemm.m, n=gemm.n, k=gemm.k, dtype=gemm.dtype, groups=int(call.arguments["groups"]),
+            read_bytes=read_bytes, write_bytes=output.size_bytes, direction=Pass.FORWARD,
         ),
     )  # fmt: skip
 
 
-def _convolution_backward(call: CallWords) -> tuple[Op, ...]:
-    """The gradients that are asked for: of the input, of the weight, of the bias."""
+def _convolution_backward(call: RecordedCall) -> Ops:
+    """The gradients that the script needs: of the input, of the weight, of the bias."""
     image, weight, gradient = call.tensor("input"), call.tensor("weight"), call.inputs[0]
-    shapes = _ConvolutionShapes.of(call, image, weight, gradient.shape)
+    gemm = _implicit_gemm(call, gradient.shape)
     for_input, for_weight, for_bias = call.arguments["output_mask"]
-    backward: dict[str, Any] = {"direction": Pass.BACKWARD}
+    shared: dict[str, Any] = {
+        "dtype": gemm.dtype, "groups": int(call.arguments["groups"]), "n": gemm.k,
+        "direction": Pass.BACKWARD,
+    }  # fmt: skip
     ops: list[Op] = []
     if for_input:
-        read = gradient.size_bytes + weight.size_bytes
+        read_bytes = gradient.size_bytes + weight.size_bytes
         ops.append(
-            shapes.op(
-                call, image, m=shapes.positions, n=shapes.depth, k=shapes.columns,
-                read_bytes=read, write_bytes=image.size_bytes, **backward,
-            )
+            Convolution(m=gemm.m, k=gemm.n, read_bytes=read_bytes, write_bytes=image.size_bytes,
+                        **shared)
         )  # fmt: skip
     if for_weight:
-        read = gradient.size_bytes + image.size_bytes
+        read_bytes = gradient.size_bytes + image.size_bytes
         ops.append(
-            shapes.op(
-                call, image, m=shapes.columns, n=shapes.depth, k=shapes.positions,
-                read_bytes=read, write_bytes=weight.size_bytes, **backward,
-            )
+            Convolution(m=gemm.n, k=gemm.m, read_bytes=read_bytes, write_bytes=weight.size_bytes,
+                        **shared)
         )  # fmt: skip
     if for_bias:
         ops.append(MemoryBound("reduction", gradient.size_bytes, 0, gradient.dtype))
     return tuple(ops)
 
 
-@dataclass(frozen=True, slots=True)
-class _ConvolutionShapes:
-    """The implicit product of one group: positions x columns, over a depth."""
-
-    positions: int
-    columns: int
-    depth: int
-    groups: int
-
-    @classmethod
-    def of(
-        cls, call: CallWords, image: TensorWords, weight: TensorWords, output: tuple[int, ...]
-    ) -> _ConvolutionShapes:
-        groups = int(call.arguments["groups"])
-        window = prod(weight.shape[2:])
-        if call.arguments["transposed"]:
-            # The weight lies the other way round, and every input position is spread out.
-            positions = image.shape[0] * prod(image.shape[2:])
-            return cls(positions, weight.shape[1] * window, weight.shape[0] // groups, groups)
-        positions = output[0] * prod(output[2:])
-        return cls(positions, weight.shape[0] // groups, weight.shape[1] * window, groups)
-
-    def op(self, call: CallWords, image: TensorWords, **words: Any) -> Convolution:
-        return Convolution(dtype=_product_dtype(call, image), groups=self.groups, **words)
-
-
-def _lookup(call: CallWords) -> tuple[Op, ...]:
+def _lookup(call: RecordedCall) -> Ops:
     weight, indices = call.tensor("weight"), call.tensor("indices")
     bags = call.outputs[0].shape[0] if call.operator != "embedding" else indices.count
     table = _table(call, rows=weight.shape[0], width=weight.shape[-1], dtype=weight.dtype,
@@ -232,7 +216,7 @@ def _lookup(call: CallWords) -> tuple[Op, ...]:
     return (EmbeddingOp(Lookup((table,), bags)),)
 
 
-def _lookup_backward(call: CallWords) -> tuple[Op, ...]:
+def _lookup_backward(call: RecordedCall) -> Ops:
     """A gradient as large as the table is zeroed, then rows are summed up and written."""
     gradient, indices = call.inputs[0], call.tensor("indices")
     rows, width = int(call.arguments["num_weights"]), gradient.shape[-1]
@@ -246,7 +230,7 @@ def _lookup_backward(call: CallWords) -> tuple[Op, ...]:
 
 
 def _table(
-    call: CallWords, *, rows: int, width: int, dtype: DType, indices: int, bags: int
+    call: RecordedCall, *, rows: int, width: int, dtype: DType, indices: int, bags: int
 ) -> EmbeddingTable | None:
     if min(rows, width, indices, bags) == 0:
         return None
@@ -265,54 +249,52 @@ def _table(
     )
 
 
-def _copy(route: CopyRoute) -> Callable[[CallWords], tuple[Op, ...]]:
-    def translate(call: CallWords) -> tuple[Op, ...]:
-        tensor = (call.outputs or call.inputs)[0]
-        return (Copy(route, tensor.size_bytes, bool(call.arguments.get("pinned", False))),)
-
-    return translate
+def _copy(call: RecordedCall) -> Ops:
+    tensor = (call.outputs or call.inputs)[0]
+    is_pinned = bool(call.arguments.get("pinned", False))
+    return (Copy(CopyRoute(call.operator), tensor.size_bytes, is_pinned),)
 
 
-def _device_copy(call: CallWords) -> tuple[Op, ...]:
+def _device_copy(call: RecordedCall) -> Ops:
     sources, targets = call.inputs, call.outputs
     if not targets:
         # Lists of tensors, copied by one kernel.
         sources = tuple(tensor for tensor in call.inputs if tensor.name == "src")
         targets = tuple(tensor for tensor in call.inputs if tensor.name == "self")
-    word = "copy" if sources[0].dtype is targets[0].dtype else "cast"
+    name = "copy" if sources[0].dtype is targets[0].dtype else "cast"
     read_bytes = sum(tensor.size_bytes for tensor in sources)
     write_bytes = sum(tensor.size_bytes for tensor in targets)
-    return (MemoryBound(word, read_bytes, write_bytes, targets[0].dtype),)
+    return (MemoryBound(name, read_bytes, write_bytes, targets[0].dtype),)
 
 
-def _norm_backward(call: CallWords) -> tuple[Op, ...]:
+def _norm_backward(call: RecordedCall) -> Ops:
     """One kernel for the gradient of the input, one that sums up those of the parameters."""
     gradient, source = call.inputs[0], call.inputs[1]
-    word, length = kernel_word(call.operator), _row_length(call)
+    name, length = kernel_name(call.operator), _row_length(call)
     moved = gradient.size_bytes + source.size_bytes
-    ops: list[Op] = [MemoryBound(word, moved, source.size_bytes, source.dtype, row_length=length)]
+    ops: list[Op] = [MemoryBound(name, moved, source.size_bytes, source.dtype, row_length=length)]
     if any(mask for mask in call.arguments.get("output_mask", (False,))[1:]):
         ops.append(MemoryBound("reduction", moved, 0, source.dtype, row_length=length))
     return tuple(ops)
 
 
-def _recurrent(call: CallWords) -> tuple[Op, ...]:
-    """Layers of cuDNN: a product per layer and step for what goes in and what comes back."""
+def _recurrent(call: RecordedCall) -> Ops:
+    """Layers of cuDNN: a GEMM per layer and step, for input and recurrent weights."""
     weights = [tensor for tensor in call.inputs if tensor.name in ("weight", "") and
                len(tensor.shape) == 2]  # fmt: skip
     data = call.inputs[0]
     steps = data.count // data.shape[-1]
-    dtype = _product_dtype(call, data)
+    dtype = _gemm_dtype(call, data)
     passes = 2 if call.operator.endswith("backward") else 1
-    products: list[Op] = [
+    gemms: list[Op] = [
         Gemm(m=steps, n=weight.shape[0], k=weight.shape[1], dtype=dtype)
         for weight in weights
         for _ in range(passes)
     ]
-    return tuple(products) or (_traffic(call),)
+    return tuple(gemms) or (_traffic(call),)
 
 
-def _traffic(call: CallWords) -> Op:
+def _traffic(call: RecordedCall) -> Op:
     """A kernel that reads its inputs and writes its outputs once."""
     written = [tensor for tensor in call.inputs if tensor.name in call.written]
     if call.operator.startswith("_fused_"):
@@ -325,7 +307,7 @@ def _traffic(call: CallWords) -> Op:
     elif call.operator in GATHERING:
         read_bytes = write_bytes + sum(tensor.size_bytes for tensor in call.inputs[1:])
     elif call.operator.startswith(SPARSE) and call.operator.endswith("mm"):
-        read_bytes = _sparse_product_bytes(call)
+        read_bytes = _sparse_gemm_bytes(call)
     elif call.operator in SCATTERING:
         given = sum(tensor.size_bytes for tensor in call.inputs[1:])
         read_bytes, write_bytes = 2 * given, given + sum(out.size_bytes for out in call.outputs)
@@ -333,27 +315,27 @@ def _traffic(call: CallWords) -> Op:
         read_bytes = 0
     tensors = (*call.outputs, *written, *call.inputs)
     dtype = tensors[0].dtype if tensors else DType.FP32
-    word = kernel_word(call.operator)
-    return MemoryBound(word, read_bytes, write_bytes, dtype, row_length=_row_length(call))
+    name = kernel_name(call.operator)
+    return MemoryBound(name, read_bytes, write_bytes, dtype, row_length=_row_length(call))
 
 
-def _sparse_product_bytes(call: CallWords) -> int:
-    """Entries, the places that follow them, and a row of the dense matrix for every entry."""
-    first = next(place for place, one in enumerate(call.inputs) if one.dtype in _PLACES)
+def _sparse_gemm_bytes(call: RecordedCall) -> int:
+    """Entries, their indices, and a row of the dense matrix for every entry."""
+    first = next(place for place, one in enumerate(call.inputs) if one.dtype in _INDEX_DTYPES)
     entries = call.inputs[first - 1]
-    places = [one for one in call.inputs if one.dtype in _PLACES]
+    indices = [one for one in call.inputs if one.dtype in _INDEX_DTYPES]
     row_bytes = call.outputs[0].size_bytes // max(call.outputs[0].shape[0], 1)
-    return entries.size_bytes + sum(one.size_bytes for one in places) + entries.count * row_bytes
+    return entries.size_bytes + sum(one.size_bytes for one in indices) + entries.count * row_bytes
 
 
-def _row_length(call: CallWords) -> int:
-    """The length a reduction runs over, 0 where there is none."""
+def _row_length(call: RecordedCall) -> int:
+    """The length of a reduction, 0 where there is none."""
     if "normalized_shape" in call.arguments:
         return prod(call.arguments["normalized_shape"])
     if call.operator in SOFTMAXES and call.inputs:
         shape = call.inputs[0].shape
         return shape[int(call.arguments.get("dim", -1))] if shape else 0
-    if WORDS.get(call.operator) == "reduction" and call.inputs and call.outputs:
+    if KERNEL_NAMES.get(call.operator) == "reduction" and call.inputs and call.outputs:
         return call.inputs[0].count // max(call.outputs[0].count, 1)
     return 0
 
@@ -366,7 +348,7 @@ _ATTENTION = frozenset(
     for way in ("", "_forward", "_backward")
 )  # fmt: skip
 
-_TRANSLATORS: dict[str, Callable[[CallWords], tuple[Op, ...]]] = {
+_TRANSLATORS: dict[str, Callable[[RecordedCall], Ops]] = {
     **dict.fromkeys(
         ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "_addmm_activation",
          "_scaled_mm", "_int_mm"),
@@ -379,12 +361,12 @@ _TRANSLATORS: dict[str, Callable[[CallWords], tuple[Op, ...]]] = {
     "_embedding_bag_forward_only": _lookup,
     "embedding_dense_backward": _lookup_backward,
     "_embedding_bag_dense_backward": _lookup_backward,
-    "host_to_device": _copy(CopyRoute.HOST_TO_DEVICE),
-    "device_to_host": _copy(CopyRoute.DEVICE_TO_HOST),
+    "host_to_device": _copy,
+    "device_to_host": _copy,
     "copy": _device_copy,
     "native_layer_norm_backward": _norm_backward,
     "_fused_rms_norm_backward": _norm_backward,
     "_cudnn_rnn": _recurrent,
     "_cudnn_rnn_backward": _recurrent,
 }  # fmt: skip
-"""Who translates which operator; the others are traffic."""
+"""The translator of each operator; the others are priced by their traffic."""

@@ -1,8 +1,8 @@
-"""Meetings: who takes part in which collective, matched across ranks.
+"""Collective matching: which ranks take part in which collective, and the job of all ranks.
 
-A rank that was not run stands in the groups that correspond to those of the rank it
-equals: groups made by the same line of the script with the same size. Members of a
-group must make the same calls in the same order; the first that differs is named.
+A rank that was not run is in the groups that correspond to those of its model, the rank it
+equals: groups made by the same line of the script with the same size. Members of a group must
+make the same calls in the same order; an error names the first that differs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import EmulationError
-from perfmodel.emulation.programs import Meeting
-from perfmodel.emulation.rank_record import CallType
+from perfmodel.emulation.programs import CollectivePart, Machine, build_program
+from perfmodel.emulation.rank_record import CallType, RankRecord
 from perfmodel.emulation.windows import Windows
+from perfmodel.graph.builder import JobBuilder
+from perfmodel.graph.job import JobFacts, JobGraph
 from perfmodel.graph.ops import Communication
 from perfmodel.graph.program import Role
 
@@ -33,11 +35,35 @@ KINDS = {
     "send": CollectiveKind.SEND_RECV,
     "recv": CollectiveKind.SEND_RECV,
 }
-"""What each call is priced as: gather moves to its root what a reduction of all of it does,
-scatter what a broadcast of all of it does."""
+"""How each call is priced: gather as a reduction of all it moves, scatter as a broadcast."""
 
-_BARRIER = Communication(Collective(CollectiveKind.BARRIER, 0))
 Call = Mapping[str, Any]
+
+
+def build_job(
+    records: Mapping[int, RankRecord], *, world_size: int, machine: Machine, facts: JobFacts
+) -> JobGraph:
+    """The job of *world_size* ranks; those that were not run do what the last one does.
+
+    Rank 0 is never a model: it may do more than the others, such as log.
+    """
+    run = {rank: Windows(record) for rank, record in sorted(records.items())}
+    is_whole, last = len(run) == world_size, max(run)
+    model_of = [rank if is_whole or rank == 0 else last for rank in range(world_size)]
+    matching = Matching(run, model_of)
+    builder = JobBuilder()
+    programs: dict[tuple[int, tuple[Role, ...]], int] = {}
+    for rank, model in enumerate(model_of):
+        parts = matching.parts_of(rank)
+        # Ranks with the same model differ only in being the root of a broadcast or not.
+        key = (model, tuple(part.role for part in parts.values()))
+        if key not in programs:
+            program = build_program(run[model], builder.tables, machine, parts)
+            programs[key] = builder.add_program(program)
+        builder.add_rank(programs[key])
+    for group, slots in matching.slots.items():
+        builder.add_group(group.name, group.ranks, slot=[slots[rank] for rank in group.ranks])
+    return builder.build(facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +75,7 @@ class GroupKey:
 
     @property
     def name(self) -> str:
-        """What the group is called in the job."""
+        """The name of the group in the job."""
         if self.word.startswith("to "):
             return f"rank {self.ranks[0]} {self.word}"
         return f"{self.word} of {len(self.ranks)} ranks from rank {self.ranks[0]}"
@@ -57,18 +83,17 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A communicator as one run rank uses it: its own name for it, and its calls in order."""
+    """A communicator as one rank uses it: the rank's name for it, and its calls in order."""
 
     key: GroupKey
     group: str | None
     numbers: list[int] = field(default_factory=list)
 
 
-class Meetings:
+class Matching:
     """All collectives of a job.
 
-    *run* are the windows of the ranks that were run; *model_of* says which of them
-    every rank equals.
+    *run* are the windows of the ranks that were run; *model_of* is the one that each rank equals.
     """
 
     def __init__(self, run: Mapping[int, Windows], model_of: Sequence[int]) -> None:
@@ -84,28 +109,17 @@ class Meetings:
         for key, members in self.slots.items():
             self._match(key, members)
 
-    def variant(self, rank: int) -> tuple[bool, ...]:
-        """Where *rank* is the root of a broadcast; ranks that differ here differ in program."""
-        model = self._model_of[rank]
-        calls = self._run[model].record.collectives
-        return tuple(
-            self._key_of(rank, model, use).ranks.index(rank) == calls[number]["root"]
-            for use in self._uses[model]
-            for number in use.numbers
-            if calls[number]["call"] in ("broadcast", "scatter")
-        )
-
-    def meetings_of(self, rank: int) -> dict[int, Meeting]:
+    def parts_of(self, rank: int) -> dict[int, CollectivePart]:
         """The part of *rank* in the collectives of the rank it equals, by their number."""
         model = self._model_of[rank]
         calls = self._run[model].record.collectives
-        meetings = {}
+        parts = {}
         for slot, use in enumerate(self._uses[model]):
             place = self._key_of(rank, model, use).ranks.index(rank)
             for number in use.numbers:
                 work = self._works[model, number]
-                meetings[number] = Meeting(work, slot, _role(calls[number], place))
-        return meetings
+                parts[number] = CollectivePart(work, slot, _role(calls[number], place))
+        return parts
 
     def _key_of(self, rank: int, model: int, use: _Use) -> GroupKey:
         if rank == model or use.group is None:
@@ -118,9 +132,9 @@ class Meetings:
             if group.family == own.family and rank in group.ranks:
                 return GroupKey(group.ranks, use.key.word)
         raise EmulationError(
-            f"rank {rank} was not run and was taken to equal rank {model}, which meets ranks "
-            f"{_list(own.ranks)} ({own.family}); no such group has rank {rank}. Run every rank "
-            "with --all-ranks."
+            f"rank {rank} was not run and was assumed to equal rank {model}, which communicates "
+            f"with ranks {_list(own.ranks)} ({own.family}); no such group has rank {rank}. Run "
+            "every rank with --all-ranks."
         )
 
     def _match(self, key: GroupKey, members: Mapping[int, int]) -> None:
@@ -129,8 +143,8 @@ class Meetings:
         if missing:
             call = self._calls(first, members[first])[0]
             raise EmulationError(
-                f"ranks {_list(key.ranks)}: rank {first} calls {_words(call)} at {call['line']}, "
-                f"and rank {missing[0]} makes no call in that group in its iteration. Every rank "
+                f"ranks {_list(key.ranks)}: rank {first} calls {_text(call)} at {call['line']}, "
+                f"but rank {missing[0]} makes no call in that group in its iteration. Every rank "
                 "of a group must make the same calls."
             )
         rows = {rank: self._calls(rank, slot) for rank, slot in members.items()}
@@ -146,12 +160,6 @@ class Meetings:
         model = self._model_of[rank]
         record = self._run[model].record
         return [record.collectives[number] for number in self._uses[model][slot].numbers]
-
-
-def any_meeting(number: int) -> Meeting:
-    """What stands for a collective of an iteration that is not written."""
-    del number
-    return Meeting(_BARRIER, 0, Role.BOTH)
 
 
 def _find_uses(windows: Windows) -> list[_Use]:
@@ -188,8 +196,8 @@ def _check_alike(key: GroupKey, rows: Mapping[int, Sequence[Call]]) -> None:
             if _agreed(one) != _agreed(other):
                 raise EmulationError(
                     f"ranks {_list(key.ranks)} do not make the same calls: in call {place + 1} of "
-                    f"their group rank {first} makes {_words(one)} at {one['line']} and rank "
-                    f"{rank} makes {_words(other)} at {other['line']}."
+                    f"their group rank {first} makes {_text(one)} at {one['line']} and rank "
+                    f"{rank} makes {_text(other)} at {other['line']}."
                 )
         if len(mine) != len(theirs):
             longer, where = (first, mine) if len(mine) > len(theirs) else (rank, theirs)
@@ -197,7 +205,7 @@ def _check_alike(key: GroupKey, rows: Mapping[int, Sequence[Call]]) -> None:
             raise EmulationError(
                 f"ranks {_list(key.ranks)} do not make the same calls: rank {first} makes "
                 f"{len(mine)} and rank {rank} makes {len(theirs)} in an iteration; the first that "
-                f"has no partner is {_words(lone)} of rank {longer} at {lone['line']}."
+                f"has no partner is {_text(lone)} of rank {longer} at {lone['line']}."
             )
 
 
@@ -230,7 +238,7 @@ def _role(call: Call, place: int) -> Role:
     return Role.SIGNALS if place == call["root"] else Role.WAITS
 
 
-def _words(call: Call) -> str:
+def _text(call: Call) -> str:
     return f"{call['call']} of {call['bytes']} bytes ({call['dtype']})"
 
 

@@ -1,7 +1,6 @@
-"""The crew: a process that makes the device once, tests it, and forks a process per rank.
+"""A worker: a process that makes the device once, tests it, and forks a process per rank.
 
-Run as `python -m perfmodel.emulation.device.crew ORDER`. Forks share what torch takes to
-import, in time and in memory.
+`perfmodel.emulation.workers` starts it. Forks share the time and memory of importing torch.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,19 +19,16 @@ import orjson
 import torch
 
 from perfmodel.emulation.device.cuda_module import CudaModule
-from perfmodel.emulation.device.gpu import GpuModel, VirtualGpu
+from perfmodel.emulation.device.gpu import VirtualGpu, install_storages
 from perfmodel.emulation.device.registering import Registration
 from perfmodel.emulation.device.script import RankRun
-from perfmodel.emulation.device.storages import install_storages
-from perfmodel.emulation.orders import CrewOrder, read_order
+from perfmodel.emulation.workers import CODES, READY, WorkerOrder, read_order
 
-READY = "ready"
-CODES = "codes.json"
 _GRACE_S = 3.0
-"""How long other ranks may go on after one has failed."""
+"""How long other ranks may continue after one has failed."""
 _M_MMAP_THRESHOLD = -3
 _RETURNED_BYTES = 1 << 20
-"""Larger pieces of the host's memory go back as soon as they are free."""
+"""Larger blocks of host memory are returned as soon as they are free."""
 
 
 def main() -> NoReturn:
@@ -55,12 +50,12 @@ def main() -> NoReturn:
         children[child] = rank
     codes = _wait(children)
     (folder / CODES).write_bytes(orjson.dumps({str(rank): code for rank, code in codes.items()}))
-    # The interpreter of the crew has nothing to tidy up, and the device must not be touched again.
+    # The interpreter has nothing to clean up, and the device must not be touched again.
     os._exit(0)
 
 
-def _make_gpu(order: CrewOrder) -> VirtualGpu:
-    gpu = VirtualGpu(GpuModel(count=order.ranks_per_host, **asdict(order.device)))
+def _make_gpu(order: WorkerOrder) -> VirtualGpu:
+    gpu = VirtualGpu(order.device, order.ranks_per_host)
     gpu.native.install()
     CudaModule(gpu).install()
     install_storages(gpu)
@@ -71,10 +66,10 @@ def _make_gpu(order: CrewOrder) -> VirtualGpu:
 
 
 def _prove_device(gpu: VirtualGpu) -> None:
-    """Make tensors, go back through a layer, use streams and events, and count bytes.
+    """Make tensors, run a layer backward, use streams and events, and count bytes.
 
-    Slots of virtual tables belong to one version of torch: a wrong one crashes here, before any
-    code of the user runs.
+    Virtual tables belong to one version of torch: a wrong slot crashes here, before any code of the
+    user runs.
     """
     gpu.recorder.is_on = True
     inputs = torch.ones(4, 3, device="cuda")
@@ -103,7 +98,7 @@ def _prove_device(gpu: VirtualGpu) -> None:
 
 
 def _share_memory() -> None:
-    """Let ranks share what is loaded so far, and give back what they free."""
+    """Let ranks share what is loaded so far, and return what they free."""
     # A collection would write into every object, and each rank would have a copy of its own.
     gc.collect()
     gc.freeze()
@@ -120,7 +115,7 @@ def _fork_and_wait(function: Callable[[], None]) -> int:
     if child == 0:
         try:
             function()
-        except BaseException as fault:  # Told by the exit code.
+        except BaseException as fault:  # Reported by the exit code.
             print(f"{type(fault).__name__}: {fault}", file=sys.stderr)
             os._exit(1)
         os._exit(0)
@@ -128,7 +123,7 @@ def _fork_and_wait(function: Callable[[], None]) -> int:
 
 
 def _wait(children: dict[int, int]) -> dict[int, int]:
-    """The exit code of every rank; those that go on after another has failed are ended."""
+    """The exit code of every rank; those that continue after another has failed are ended."""
     codes: dict[int, int] = {}
     pending = dict(children)
 
