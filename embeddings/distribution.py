@@ -1,4 +1,4 @@
-"""Index distributions: which rows of a table a batch asks for.
+"""Index distributions: which rows of a table a batch looks up.
 
 A distribution is a small frozen value; `popularity_of` turns it into classes
 of rows for a table of a given size.
@@ -41,9 +41,9 @@ class Uniform:
 class Zipf:
     """The i-th most popular row is drawn in proportion to i ** -exponent.
 
-    Only *occurring* rows ever are, if that is given. With *bag* above 1 it is an
-    identifier that is drawn so, and each stands for as many rows that always
-    come together, as in multi-hot data made of one-hot.
+    Only *occurring* rows are ever drawn, if that is given. With *bag* above 1 identifiers are
+    drawn so, and each maps to a bag of that many rows which always occur together, as in
+    multi-hot data made of one-hot.
     """
 
     exponent: float
@@ -59,7 +59,7 @@ class Zipf:
         if not (math.isfinite(self.exponent) and self.exponent >= 0):
             raise PlanError(
                 f"zipf: the exponent must be a number of at least 0, got {self.exponent}. "
-                "0 is uniform; click data lies around 1."
+                "0 is uniform; click data is around 1."
             )
 
     def popularity(self, rows: int) -> Popularity:
@@ -78,7 +78,7 @@ class Zipf:
         return self._in_bags(np.concatenate(counts), np.concatenate(weights), rows)
 
     def _in_bags(self, counts: Floats, weights: Floats, rows: int) -> Popularity:
-        """Rows of popular identifiers are their own; those of all others lie over each other."""
+        """Popular identifiers have their own rows; the rows of all others overlap."""
         taken = np.cumsum(counts) * self.bag
         is_own = taken <= rows / 2
         if is_own.all():
@@ -110,7 +110,7 @@ class ReuseHistogram:
         bins = len(self.lookup_shares)
         if bins == 0 or bins != len(self.mean_reuse):
             raise PlanError(
-                f"reuse histogram: needs one mean reuse a bin, got {len(self.mean_reuse)} for "
+                f"reuse histogram: needs one mean reuse per bin, got {len(self.mean_reuse)} for "
                 f"{bins} bins."
             )
         values = (*self.lookup_shares, *self.mean_reuse, self.draws)
@@ -127,11 +127,11 @@ class ReuseHistogram:
         return sum(self._counts())
 
     def scaled(self, draws: float) -> ReuseHistogram:
-        """The same reuse counted over another number of lookups, so of other many rows."""
+        """The same reuse over another number of lookups, so of another number of rows."""
         return ReuseHistogram(self.lookup_shares, self.mean_reuse, draws)
 
     def popularity(self, rows: int) -> Popularity:
-        """One class a bin."""
+        """One class per bin."""
         counts = np.array(self._counts())
         shares = np.array(self.lookup_shares)
         if counts.sum() > rows:
@@ -160,7 +160,7 @@ class ObservedRows:
 
     def __post_init__(self) -> None:
         if not self.times or len(self.times) != len(self.rows_seen):
-            raise PlanError("observed rows: need at least one index, and one count a class.")
+            raise PlanError("observed rows: need at least one index, and one count per class.")
 
     def popularity(self, rows: int) -> Popularity:
         """Rows that never occurred are left out."""
@@ -172,47 +172,35 @@ class ObservedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class FrequentRows:
-    """The *count* most popular rows of a table of *whole_rows* rows, and only those."""
+class RowsByPopularity:
+    """The *count* most popular rows of a table of *whole_rows* rows, or all but those."""
 
     of: Uniform | Zipf | ReuseHistogram | ObservedRows
     whole_rows: int
     count: int
+    is_frequent: bool
 
     @property
     def lookup_share(self) -> float:
-        """The share of the table's lookups that go to them."""
+        """The share of the table's lookups that go to these rows."""
         whole = popularity_of(self.of, self.whole_rows)
-        return float(whole.split(self.count)[0] @ whole.probabilities)
+        return float(self._counts(whole) @ whole.probabilities)
 
     def popularity(self, rows: int) -> Popularity:
-        """The classes of those rows."""
+        """The classes of these rows."""
         del rows
         whole = popularity_of(self.of, self.whole_rows)
-        return build_popularity(whole.split(self.count)[0], whole.probabilities)
+        return build_popularity(self._counts(whole), whole.probabilities)
+
+    def _counts(self, whole: Popularity) -> Floats:
+        return whole.split(self.count)[0 if self.is_frequent else 1]
 
     def __str__(self) -> str:
-        return f"most popular rows of {self.of}"
-
-
-@dataclass(frozen=True, slots=True)
-class RareRows:
-    """A table without its *count* most popular rows, which stand elsewhere."""
-
-    of: Uniform | Zipf | ReuseHistogram | ObservedRows
-    count: int
-
-    def popularity(self, rows: int) -> Popularity:
-        """The classes of the other rows."""
-        whole = popularity_of(self.of, rows)
-        return build_popularity(whole.split(self.count)[1], whole.probabilities)
-
-    def __str__(self) -> str:
-        return f"less popular rows of {self.of}"
+        return f"{'most' if self.is_frequent else 'less'} popular rows of {self.of}"
 
 
 UNIFORM = Uniform()
-IndexDistribution = Uniform | Zipf | ReuseHistogram | ObservedRows | FrequentRows | RareRows
+IndexDistribution = Uniform | Zipf | ReuseHistogram | ObservedRows | RowsByPopularity
 
 
 @lru_cache(maxsize=16384)

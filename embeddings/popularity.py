@@ -1,7 +1,7 @@
-"""Popularity: how often the rows of a table are asked for, as classes of equal rows.
+"""Popularity: how often the rows of a table are looked up, as classes of equal rows.
 
 Draws are independent. From that follow the distinct rows of a batch and what
-an LRU cache serves (Che's approximation): a row is in the cache if it was
+an LRU cache hits (Che's approximation): a row is in the cache if it was
 drawn within the last T draws, where T draws touch as many rows as the cache holds.
 """
 
@@ -46,9 +46,9 @@ class Popularity:
     """Classes of rows: *row_counts* rows that a draw hits with *probabilities* each.
 
     Counts are expectations and need not be whole. Those of several pieces of a table are pieces x
-    classes, and everything asked of them is one number a piece. A piece has some of the rows and
-    sees all draws of its table, most of which hit none of its rows: so what pieces find
-    adds up to what the table does. Of the last classes, which are not in *row_counts*, a
+    classes, and all results are one number per piece. A piece has some of the rows and
+    sees all draws of its table, most of which hit none of its rows: so results of pieces
+    add up to those of the table. Of the last classes, which are not in *row_counts*, a
     piece has *rest_share* of *rest_counts* rows.
     """
 
@@ -59,7 +59,7 @@ class Popularity:
 
     @property
     def rows(self) -> Floats:
-        """Rows that are ever asked for."""
+        """Rows that are ever looked up."""
         return self._sum(np.ones_like(self.probabilities))
 
     @property
@@ -85,14 +85,14 @@ class Popularity:
         return hot, self.row_counts - hot
 
     def piece(self, where: RowRange) -> Popularity:
-        """The rows that lie in a piece by rows, or in each of several.
+        """The rows of a piece by rows, or of each of several.
 
-        The most popular rows are dealt over the table one by one, so that any
+        The most popular rows are spread over the table one by one, so that any
         number of equal pieces gets them in turn; all others are spread evenly.
         """
         first_row, rows = np.asarray(where.first_row)[..., None], np.asarray(where.rows)[..., None]
         share = rows / where.whole_rows
-        if len(self.probabilities) == 1:
+        if len(self.probabilities) <= 1:
             return Popularity(self.row_counts * share, self.probabilities)
         places = _hot_rows(where.whole_rows, where.hottest_row)
         dealt = np.zeros((*first_row.shape[:-1], len(places) + 1))
@@ -185,14 +185,14 @@ class Popularity:
         return self._sum(means * _chance_of_at_least(times, means))
 
     def _take(self, chosen: NDArray[np.bool_] | Int64s) -> Popularity:
-        """The pieces that were *chosen*; what is not of several pieces is the same for all."""
+        """The *chosen* pieces; what belongs to no single piece is the same for all."""
         if self.row_counts.ndim == 1:
             return self
         share = self.rest_share[chosen] if len(self.rest_counts) else self.rest_share
         return replace(self, row_counts=self.row_counts[chosen], rest_share=share)
 
     def _sum(self, of_class: Floats) -> Floats:
-        """Over all rows; the same for a piece whether it is asked alone or with others."""
+        """The sum over all rows; the same for a piece alone or among others."""
         one_by_one = self.row_counts.shape[-1]
         total: Floats = (self.row_counts * of_class[..., :one_by_one]).sum(axis=-1)
         if len(self.rest_counts):
@@ -226,7 +226,7 @@ def _chance_of_at_least(times: int, means: Floats) -> Floats:
 
 
 def has_hot_row(where: RowRange) -> NDArray[np.bool_]:
-    """Whether one of the rows that are dealt one by one lies in *where*."""
+    """Whether one of the rows that are spread one by one is in *where*."""
     places = np.sort(_hot_rows(where.whole_rows, where.hottest_row))
     first, after = np.asarray(where.first_row), np.add(where.first_row, where.rows)
     return np.asarray(np.searchsorted(places, first) < np.searchsorted(places, after))
@@ -234,7 +234,7 @@ def has_hot_row(where: RowRange) -> NDArray[np.bool_]:
 
 @lru_cache(maxsize=65536)
 def _hot_rows(whole_rows: int, hottest_row: int) -> Int64s:
-    """Where the most popular rows lie, the hottest first."""
+    """The places of the most popular rows, the hottest first."""
     places = _SPREAD_OUT * whole_rows // HOT_ROWS
     if whole_rows < HOT_ROWS:
         places = _SPREAD_OUT[:whole_rows].argsort(kind="stable").argsort(kind="stable")

@@ -12,9 +12,8 @@ import numpy as np
 
 from embeddings.distribution import (
     UNIFORM,
-    FrequentRows,
     IndexDistribution,
-    RareRows,
+    RowsByPopularity,
     popularity_of,
 )
 from embeddings.popularity import Floats, Int64s, Popularity, RowRange, has_hot_row
@@ -177,8 +176,8 @@ class EmbeddingTable:
     def split_by_popularity(self, count: int) -> tuple[EmbeddingTable, EmbeddingTable]:
         """The *count* most popular rows, to be copied to every rank, and the table without them."""
         of = self.distribution
-        assert not isinstance(of, FrequentRows | RareRows)
-        frequent = FrequentRows(of, self.rows, count)
+        assert not isinstance(of, RowsByPopularity)
+        frequent = RowsByPopularity(of, self.rows, count, is_frequent=True)
         share = min(frequent.lookup_share, 1.0)
         # A sample with one lookup reads only one of the two parts: no bag is empty.
         either = replace(self, is_pooled=self.is_pooled and self.pooling_factor > 1)
@@ -194,7 +193,7 @@ class EmbeddingTable:
                 either,
                 pooling_factor=self.pooling_factor * (1 - share),
                 pooling_deviation=self.pooling_deviation * (1 - share),
-                distribution=RareRows(of, count),
+                distribution=replace(frequent, is_frequent=False),
             ),
         )
 

@@ -23,7 +23,6 @@ from perfmodel.graph.durations import DurationTable, OpDurations, build_shared_d
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed, duration_of
 from perfmodel.graph.program import NO_ORIGIN, Program
-from perfmodel.graph.stored_programs import StoredPrograms
 from perfmodel.stacks.spread import NO_SPREAD, Spread
 
 _ROWS_AT_ONCE = 1024
@@ -123,8 +122,8 @@ def stated_prices(job: JobGraph, known: PricedJob | None = None) -> PricedJob:
     provenance = np.array(
         [op.provenance if isinstance(op, Fixed) else 0 for op in job.ops], dtype=np.int8
     )
-    if known is None and isinstance(job.programs, StoredPrograms):
-        # Their tasks are not read here: prices by op.
+    if known is None and not isinstance(job.programs, tuple | list):
+        # The tasks of programs that stay in their folder are not read here: prices by op.
         values_ns = np.array([duration_of(op) for op in job.ops], dtype=np.int64)[:, np.newaxis]
         durations: DurationTable = OpDurations(values_ns, job.rank_program.astype(np.int64))
         return _certain_prices(job, durations, provenance)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from perfmodel.engine.block import Block
 from perfmodel.engine.layout import FlatJob, Int32s, Int64s, max_distance
 from perfmodel.engine.sieve import lay_out_sound
-from perfmodel.engine.stall import explain_stall
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 
@@ -158,6 +157,8 @@ def replay(
         block.begin_iteration()
         block.advance()
         if not block.is_done:
+            from perfmodel.engine.stall import explain_stall  # only a job that stops needs it
+
             raise explain_stall(job, block.heads)
         lane_now_ns.append(block.lane_now_ns())
     last = range(iterations - kept, iterations)

@@ -19,7 +19,6 @@ from perfmodel.execution.executor import (
     Shared,
     ignore_round,
 )
-from perfmodel.execution.parts import crossed_rendezvous, deal_ranks
 from perfmodel.execution.ray_surroundings import QUIET, core_count, environment
 from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
@@ -111,6 +110,8 @@ class AutoExecutor:
 
     def _most_crossed(self, job: JobGraph) -> int:
         """How many rendezvous the cut between blocks crosses that crosses most."""
+        from perfmodel.execution.parts import crossed_rendezvous, deal_ranks  # big jobs alone
+
         blocks = deal_ranks(job, block_count=self._workers)
         crossed = crossed_rendezvous(job)[[ranks.start for ranks in blocks]]
         return int(crossed.max())

@@ -8,10 +8,9 @@ from perfmodel.base.dtypes import DType
 from perfmodel.prediction.question import PredictOptions, Setting
 from perfmodel.stacks.profiles import choose_stack
 from perfmodel.stacks.stack import Family, SoftwareStack
-from perfmodel.validation.runs_dlrm import build_dlrm_spec
 from perfmodel.validation.runs_machines import build_machine
 from perfmodel.validation.runs_table import RunRow
-from perfmodel.validation.runs_transformer import build_transformer_spec
+from perfmodel.validation.runs_workloads import build_dlrm_spec, build_transformer_spec
 from perfmodel.workloads.catalog import Workload
 from perfmodel.workloads.transformer.layout_choice import choose_layout, peak_bytes
 from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec

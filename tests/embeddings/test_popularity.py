@@ -186,7 +186,7 @@ def test_pieces_find_together_what_each_finds_alone(distribution, rows):
 @pytest.mark.parametrize(
     ("shares", "reuse", "draws", "fault"),
     [
-        ((), (), 1.0, "one mean reuse a bin"),
+        ((), (), 1.0, "one mean reuse per bin"),
         ((1.0,), (1.0, 2.0), 1.0, "got 2 for 1 bins"),
         ((1.0, -0.1), (1.0, 2.0), 1.0, "must be finite"),
         ((1.0, np.inf), (1.0, 2.0), 1.0, "must be finite"),

@@ -11,9 +11,8 @@ import pytest
 
 from embeddings.balanced import exchange_weight
 from embeddings.distribution import (
-    FrequentRows,
-    RareRows,
     ReuseHistogram,
+    RowsByPopularity,
     Uniform,
     Zipf,
     histogram_from_bins,
@@ -171,6 +170,7 @@ def _of_popularity(distribution: Any, rows: int) -> list[Any]:
     popularity = popularity_of(distribution, rows)
     part = RowRange(first_row=rows // 5, rows=rows // 3, whole_rows=rows)
     piece = popularity.piece(part)
+    frequent = RowsByPopularity(distribution, rows, 9, is_frequent=True)
     return [
         popularity.rows, popularity.hottest_share, popularity.rows_expected(500.0),
         [part.sum() for part in popularity.split(7.5)],
@@ -182,9 +182,8 @@ def _of_popularity(distribution: Any, rows: int) -> list[Any]:
         [popularity.rows_drawn_more_than(times, draws=300.0) for times in (1, 3)],
         [popularity.draws_of_rows_drawn_more_than(times, draws=300.0) for times in (1, 3)],
         piece.share, piece.rows, piece.distinct_rows(50.0),
-        FrequentRows(distribution, rows, 9).lookup_share,
-        FrequentRows(distribution, rows, 9).popularity(9).distinct_rows(40.0),
-        RareRows(distribution, 9).popularity(rows).distinct_rows(40.0),
+        frequent.lookup_share, frequent.popularity(9).distinct_rows(40.0),
+        replace(frequent, is_frequent=False).popularity(rows).distinct_rows(40.0),
     ]  # fmt: skip
 
 

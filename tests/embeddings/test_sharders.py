@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embeddings.distribution import Zipf
+from embeddings.distribution import Zipf, observe
 from embeddings.framework_sharders import (
     _even_pieces,
     _Option,
@@ -408,3 +409,13 @@ def test_what_sharders_count_by_hand():
     # Below ten rows, as for ten: log10 is 1.
     assert size_lookup_cost(table, _task(table)) == pytest.approx(24)
     assert size_lookup_cost(replace(table, rows=100), _task(table)) == pytest.approx(48)
+
+
+def test_a_table_whose_observed_rows_are_all_frequent_leaves_nothing_to_look_up():
+    seen = EmbeddingTable("seen", 10**6, 8, 2.0, distribution=observe(np.array([1, 1, 2, 3])))
+    other = EmbeddingTable("other", 10**6, 8)
+    plan = build_named_plan("hugectr_hybrid", _task(seen, other, ranks=4))
+
+    # Three rows occur, and every rank expects each of them in every batch.
+    assert plan.frequent_rows[0] == 3
+    assert sum(plan.lookups_of_shards[s] for s in plan.shards if s.table == 0) == 0

@@ -1,12 +1,11 @@
 """Exchanges: how many bytes every rank sends every other for the embedding tables.
 
 Row i of a matrix is what rank i sends. A piece of a table needs the indices
-of the whole batch and gives back one vector a sample as wide as the piece;
-pieces by rows each give a partial sum. Tables that a plan has summed inside
-hosts travel in two steps: the ranks of a host hand each other their partial
-sums, each for the samples of its own rail, and the sums go to the ranks at the
-same place in the other hosts. Vectors of rows that are copied to every rank
-do not travel.
+of the whole batch and returns one vector per sample as wide as the piece; pieces
+by rows each return a partial sum. Tables that a plan sums inside hosts are
+exchanged in two steps: the ranks of a host hand each other their partial sums,
+each for the samples of its own rail, and the sums go to the ranks at the same
+place in the other hosts. Vectors of rows that are copied to every rank are not sent.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ LENGTH_BYTES = DType.INT32.size_bytes
 
 @dataclass(frozen=True, slots=True)
 class HostExchange:
-    """The two steps of tables that are summed inside *host*, and their way back.
+    """The two steps of tables that are summed inside one host, and their way back.
 
-    *inside* is between its ranks, *across* between the ranks at one place of
-    all hosts. *summed_width* are numbers a sample gets as partial sums there.
+    *inside* is between its ranks, *across* between the ranks at one place in
+    all hosts. *summed_width* is how many numbers per sample are partial sums there.
     """
 
     inside: Collective
@@ -50,7 +49,7 @@ class Exchanges:
 
     @property
     def has_direct(self) -> bool:
-        """Whether vectors travel from rank to rank at once."""
+        """Whether vectors are sent from rank to rank directly."""
         return not self.of_hosts or self.pooled.size_bytes > 0
 
 
@@ -64,11 +63,11 @@ def build_exchanges(
 ) -> Exchanges:
     """The exchanges of *plan* when every rank has *local_batch* samples.
 
-    Rank 0 sends *first_rank_width* numbers a sample more, and gets gradients of them.
+    Rank 0 sends *first_rank_width* more numbers per sample, and receives their gradients.
     """
     in_host = plan.summed_places
     pieces = plan.pieces
-    # Rounded a piece, so that the sum does not depend on the order of pieces.
+    # Rounded per piece, so that the sum does not depend on the order of pieces.
     lookups = plan.by_rank([round(local_batch * table.pooling_factor) for table in pieces.tables])
     held = np.bincount(pieces.rank, minlength=plan.rank_count)
     lengths = lookups if plan.frequent_rows else local_batch * held
@@ -96,10 +95,10 @@ def build_exchanges(
 
 
 def sent_numbers(plan: ShardingPlan, shards: Iterable[Shard], *, samples: int) -> int:
-    """Numbers that *shards* send a rank with *samples* samples.
+    """Numbers that *shards* send to a rank with *samples* samples.
 
-    Where frequent rows are everywhere, a vector travels only to a sample that
-    asked for a row of the piece.
+    Where frequent rows are on every rank, a vector is sent only to a sample that
+    needs a row of the piece.
     """
     if not plan.frequent_rows:
         return samples * sum(shard.width for shard in shards)
@@ -109,7 +108,7 @@ def sent_numbers(plan: ShardingPlan, shards: Iterable[Shard], *, samples: int) -
 
 
 def empty_exchanges() -> Exchanges:
-    """Exchanges of nothing, to stand for those of a plan that is not chosen yet."""
+    """Empty exchanges, a placeholder for those of a plan that is not chosen yet."""
     nothing = Collective(CollectiveKind.ALL_TO_ALL, size_bytes=0)
     return Exchanges(nothing, nothing, nothing)
 
@@ -156,9 +155,9 @@ def shards_by_host(plan: ShardingPlan) -> dict[tuple[int, int, int], list[Shard]
 
 
 def _asked_ratio(plan: ShardingPlan, shards: Iterable[Shard]) -> float:
-    """The share of samples that get a vector from *shards*.
+    """The share of samples that receive a vector from *shards*.
 
-    Where frequent rows are everywhere, that is those that asked for another.
+    Where frequent rows are on every rank, those are the samples that need another row.
     """
     if not plan.frequent_rows:
         return 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -32,8 +33,7 @@ from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
 from perfmodel.workloads.eager import host_assumptions
 
 _RANKS_TO_SPARE_ONE = 5
-"""Ranks from which on the one with the bottom layers is spared all tables."""
-_LONE = ("The bottom layers run on rank 0 alone, for the whole batch.",)
+"""From so many ranks on, the rank with the bottom layers holds no tables."""
 
 
 def build_plan(
@@ -45,7 +45,7 @@ def build_plan(
     memory_bytes: int | None = None,
     tables: tuple[EmbeddingTable, ...] = (),
 ) -> ShardingPlan:
-    """The plan that was *given*, checked, or the one that *spec*'s sharding section leads to.
+    """The plan that was *given*, checked, or the one that the sharding section of *spec* asks for.
 
     *tables* replace those of *spec* where more is known of their indices.
     *ranks_per_host* of None is the usual number. With the *memory_bytes* of a GPU the
@@ -102,7 +102,7 @@ def choose_plan(
     ranks_per_host: int | None = None,
     memory_bytes: int | None = None,
 ) -> ShardingPlan:
-    """The plan of a job under *stack*: a rank with all bottom layers is spared tables if it can."""
+    """The plan of a job under *stack*; a rank with all bottom layers holds no tables if it can."""
     place = partial(build_plan, spec, ranks_per_host=ranks_per_host, memory_bytes=memory_bytes)
     is_lone = has_lone_bottom(stack, rank_count)
     if given is None and is_lone and rank_count >= _RANKS_TO_SPARE_ONE:
@@ -138,15 +138,11 @@ def build_dlrm_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) 
         if part not in program_of_part:
             program_of_part[part] = job.add_program(programs.program(part))
         job.add_rank(program_of_part[part])
-    _add_groups(job, rank_count)
-    if exchanges is not None and exchanges.of_hosts:
-        _add_host_groups(job, plan)
-    facts = _facts(spec, plan, exchanges)
-    return job.build(replace(facts, assumptions=facts.assumptions + _LONE) if is_lone else facts)
+    return _build(job, spec, plan, stack, exchanges)
 
 
 class _Programs:
-    """Programs of ranks; one that differs in its lookup alone is made from the one before."""
+    """Programs of ranks; one that differs only in its lookup is made from an earlier one."""
 
     def __init__(
         self, job: JobBuilder, spec: DlrmSpec, stack: SoftwareStack, rank_count: int
@@ -155,7 +151,7 @@ class _Programs:
         self._written: dict[SparsePart, tuple[Lookup, Program]] = {}
 
     def program(self, part: SparsePart) -> Program:
-        """What ranks with *part* run."""
+        """The program of ranks with *part*."""
         others, lookup = replace(part, lookup=None), part.lookup
         if lookup is not None and others in self._written:
             before, written = self._written[others]
@@ -175,32 +171,17 @@ class _Programs:
 def _without_first(plan: ShardingPlan) -> ShardingPlan:
     """*plan* moved up by one rank, so that rank 0 holds nothing but copied tables.
 
-    Its hosts are out of step then, so nothing is summed inside them.
+    Pieces are then shifted against the hosts, so nothing is summed inside them.
     """
     shards = tuple(shard.on_rank(shard.rank + 1) for shard in plan.shards)
     return replace(plan, rank_count=plan.rank_count + 1, shards=shards, summed_in_host=())
 
 
-def _add_groups(job: JobBuilder, rank_count: int) -> None:
-    if rank_count > 1:
-        for name, slot in (("embedding exchange", EXCHANGE_SLOT), ("dense", REDUCTION_SLOT)):
-            job.add_group(name, range(rank_count), slot=slot)
-
-
-def _add_host_groups(job: JobBuilder, plan: ShardingPlan) -> None:
-    per_host = plan.ranks_per_host or plan.rank_count
-    for first in range(0, plan.rank_count, per_host):
-        members = range(first, first + per_host)
-        job.add_group(f"host {first // per_host}", members, slot=HOST_SLOT)
-    for place in range(per_host):
-        job.add_group(f"rail {place}", range(place, plan.rank_count, per_host), slot=RAIL_SLOT)
-
-
 def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStack) -> JobGraph:
     """Rank 0 as a rank of *plan* that holds pieces, all others as ranks that hold none.
 
-    These two programs are all that plans with the same data-parallel tables
-    consist of; how long lookups and exchanges take is left to the plan.
+    Plans with the same data-parallel tables consist of these two programs; the durations of
+    lookups and exchanges depend on the plan.
     """
     rank_count = plan.rank_count
     if has_lone_bottom(stack, rank_count):
@@ -220,8 +201,7 @@ def build_variant_job(spec: DlrmSpec, *, plan: ShardingPlan, stack: SoftwareStac
         job.add_program(writer.write())
     for rank in range(rank_count):
         job.add_rank(0 if rank == 0 else 1)
-    _add_groups(job, rank_count)
-    return job.build(_facts(spec, plan, exchanges))
+    return _build(job, spec, plan, stack, exchanges)
 
 
 def _check_plan(spec: DlrmSpec, plan: ShardingPlan, rank_count: int) -> None:
@@ -239,40 +219,56 @@ def _check_plan(spec: DlrmSpec, plan: ShardingPlan, rank_count: int) -> None:
         )
 
 
-def _index_assumption(plan: ShardingPlan) -> str:
+def _build(
+    job: JobBuilder,
+    spec: DlrmSpec,
+    plan: ShardingPlan,
+    stack: SoftwareStack,
+    exchanges: Exchanges | None,
+) -> JobGraph:
+    """*job* with its groups and its assumptions; its ranks are added already."""
+    per_host, ranks = plan.ranks_per_host or plan.rank_count, range(plan.rank_count)
+    if len(ranks) > 1:
+        job.add_group("embedding exchange", ranks, slot=EXCHANGE_SLOT)
+        job.add_group("dense", ranks, slot=REDUCTION_SLOT)
+    if exchanges is not None and exchanges.of_hosts:
+        for host, first in enumerate(ranks[::per_host]):
+            job.add_group(f"host {host}", ranks[first : first + per_host], slot=HOST_SLOT)
+        for place in range(per_host):
+            job.add_group(f"rail {place}", ranks[place::per_host], slot=RAIL_SLOT)
+    assumptions = tuple(_iter_assumptions(spec, plan, stack, exchanges))
+    source = f"specification: {spec.source}"
+    return job.build(JobFacts(name=spec.name, source=source, assumptions=assumptions))
+
+
+def _iter_assumptions(
+    spec: DlrmSpec, plan: ShardingPlan, stack: SoftwareStack, exchanges: Exchanges | None
+) -> Iterator[str]:
+    yield from host_assumptions(spec.input)
     words = sorted({str(table.distribution) for table in plan.tables})
     shown = ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
-    return f"Indices are drawn one by one and alike in all samples; distributions: {shown}."
-
-
-def _facts(spec: DlrmSpec, plan: ShardingPlan, exchanges: Exchanges | None) -> JobFacts:
-    empty = sum(not shards for shards in plan.shards_of_rank)
-    sentences = [
-        *host_assumptions(spec.input),
-        _index_assumption(plan),
-        "Kernels of PyTorch's DistributedDataParallel and a fused table kernel a rank are assumed.",
-    ]
+    yield f"Indices are drawn independently, alike in all samples; distributions: {shown}."
+    yield (
+        "Kernels of PyTorch's DistributedDataParallel and one fused table kernel per rank are "
+        "assumed."
+    )
     if exchanges is not None and spec.training.distribute_ahead:
-        sentences.append("Indices of the next batch are exchanged during this iteration.")
+        yield "Indices of the next batch are exchanged during this iteration."
     if exchanges is not None:
-        sentences.append(
-            "The host knows the sizes of the index exchange and does not wait for them."
-        )
+        yield "The host knows the sizes of the index exchange and does not wait for them."
     if plan.rank_count > 1:
         copied = f", {len(plan.data_parallel)} of them on every rank" if plan.data_parallel else ""
-        sentences.append(f"Tables lie as the plan {plan.name!r} has them{copied}.")
+        yield f"Tables are placed by the {plan.name!r} plan{copied}."
     if exchanges is not None and exchanges.of_hosts:
-        sentences.append(
-            f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host, then travel "
-            "between ranks at the same place of all hosts."
+        yield (
+            f"Vectors of {len(plan.summed_in_host)} tables are summed inside a host, then sent "
+            "between ranks at the same place in all hosts."
         )
     if plan.frequent_rows:
         frequent = sum(table.rows for table in plan.copied_tables[len(plan.data_parallel) :])
-        sentences.append(
-            f"{frequent} frequent rows stand on every rank; others travel only where asked for."
-        )
+        yield f"{frequent} frequent rows are on every rank; others are sent only where needed."
+    empty = sum(not shards for shards in plan.shards_of_rank)
     if empty and plan.rank_count > 1:
-        sentences.append(f"{empty} of {plan.rank_count} ranks hold no piece of a table.")
-    return JobFacts(
-        name=spec.name, source=f"specification: {spec.source}", assumptions=tuple(sentences)
-    )
+        yield f"{empty} of {plan.rank_count} ranks hold no piece of a table."
+    if has_lone_bottom(stack, plan.rank_count):
+        yield "The bottom layers run on rank 0 alone, for the whole batch."

@@ -1,4 +1,4 @@
-"""The memory of a DLRM rank: its pieces of tables, the dense part, and what a batch leaves."""
+"""The memory of a DLRM rank: its pieces of tables, the dense part, activations and buffers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from embeddings.plan import ShardingPlan
 from embeddings.table import EmbeddingTable
-from perfmodel.base.dtypes import DType
 from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
 from perfmodel.workloads.dlrm.dense import dense_layers, dense_parameters
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch
-
-_STATE_TENSORS = {"sgd": 0, "adagrad": 1, "adam": 2}
+from perfmodel.workloads.kernels import FP32_BYTES, STATES
 
 
 def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple[RankMemory, ...]:
@@ -38,7 +36,7 @@ def dlrm_memory(spec: DlrmSpec, *, rank_count: int, plan: ShardingPlan) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What tables of a rank add up to: bytes, on the device, width, and lookups of a sample."""
+    """Totals of the tables of a rank: bytes, those on the device, width, and lookups per sample."""
 
     size_bytes: int = 0
     device_bytes: int = 0
@@ -58,46 +56,39 @@ def _held(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> _Held:
 
 
 def piece_memory_bytes(spec: DlrmSpec, piece: EmbeddingTable) -> int:
-    """What a rank needs more when it holds *piece*: weights, state and buffers."""
+    """Memory that *piece* adds to its rank: weights, state and buffers."""
     weights_and_state = piece.held_bytes(spec.embedding.optimizer)
     return weights_and_state + _sent_bytes(spec, piece.width, piece.pooling_factor)
 
 
-def pieces_memory_bytes(spec: DlrmSpec, pieces: Sequence[EmbeddingTable]) -> int:
-    """What a rank needs more when it holds *pieces*: weights, state and buffers."""
-    empty = _rank_memory(spec, _Held(), _Held(), samples=0).total_bytes
-    return _rank_memory(spec, _held(spec, pieces), _Held(), samples=0).total_bytes - empty
-
-
 def base_memory_bytes(spec: DlrmSpec, copied: list[EmbeddingTable], *, samples: int) -> int:
-    """What a rank needs that holds no piece, with *copied* data-parallel tables."""
+    """Memory of a rank that holds no piece, with *copied* data-parallel tables."""
     return _rank_memory(spec, _Held(), _held(spec, copied), samples).total_bytes
 
 
 def room_for_tables(
     spec: DlrmSpec, tables: Sequence[EmbeddingTable], *, rank_count: int, memory_bytes: int
 ) -> int:
-    """What *memory_bytes* leave for weights and state of tables beside everything else.
+    """The part of *memory_bytes* that is left for weights and state of tables.
 
-    Buffers of the exchange grow with what a rank holds; of them an even share is set aside.
+    Buffers of the exchange grow with what a rank holds; an even share of them is set aside.
     """
     base = base_memory_bytes(spec, [], samples=-(-spec.batch // rank_count))
-    held = sum(table.held_bytes(spec.embedding.optimizer) for table in tables)
-    return memory_bytes - base - (pieces_memory_bytes(spec, tables) - held) // rank_count
+    width = sum(table.width for table in tables)
+    lookups = sum(table.pooling_factor for table in tables)
+    return memory_bytes - base - _sent_bytes(spec, width, lookups) // rank_count
 
 
 def _rank_memory(spec: DlrmSpec, held: _Held, copied: _Held, samples: int) -> RankMemory:
-    size = DType.FP32.size_bytes
-    elements = dense_parameters(spec)
-    state_tensors = _STATE_TENSORS[spec.training.optimizer]
+    dense_bytes = dense_parameters(spec) * FP32_BYTES
     return RankMemory(
         (
             MemoryPart("embedding tables", held.device_bytes + copied.size_bytes),
             MemoryPart("embedding optimizer state", held.state_bytes + copied.state_bytes),
-            MemoryPart("dense weights", elements * size),
+            MemoryPart("dense weights", dense_bytes),
             # Gradients and the buckets they are copied to, dense ones of copied tables too.
-            MemoryPart("dense gradients", 2 * (elements * size + copied.size_bytes)),
-            MemoryPart("dense optimizer state", state_tensors * elements * size),
+            MemoryPart("dense gradients", 2 * (dense_bytes + copied.size_bytes)),
+            MemoryPart("dense optimizer state", STATES[spec.training.optimizer] * dense_bytes),
             MemoryPart("activations", samples * _activation_bytes(spec)),
             MemoryPart("exchange buffers", _exchange_bytes(spec, held, samples)),
             MemoryPart("runtime and buffers", RUNTIME_BYTES),
@@ -106,7 +97,7 @@ def _rank_memory(spec: DlrmSpec, held: _Held, copied: _Held, samples: int) -> Ra
 
 
 def _activation_bytes(spec: DlrmSpec) -> int:
-    """Bytes a sample leaves for the backward pass: input and output of every layer."""
+    """Bytes per sample for the backward pass: input and output of every layer."""
     numbers = sum(layer.inputs + layer.outputs for layer in dense_layers(spec))
     return (numbers + 2 * spec.interaction_inputs) * spec.training.precision.size_bytes
 
@@ -126,4 +117,4 @@ def _sent_bytes(spec: DlrmSpec, width: int, lookups: float) -> int:
 
 def _vector_bytes(spec: DlrmSpec) -> int:
     """A number of a pooled vector, as it is computed and as it is sent."""
-    return DType.FP32.size_bytes + spec.embedding.exchange_dtype.size_bytes
+    return FP32_BYTES + spec.embedding.exchange_dtype.size_bytes

@@ -28,7 +28,7 @@ from perfmodel.workloads.kernels import STATES, cast, elementwise
 from perfmodel.workloads.reduction import GradientReduction
 
 EXCHANGE_SLOT, HOST_SLOT, RAIL_SLOT = 0, 2, 3
-"""Communicators: all ranks, those of a host, those at one place of all hosts; 1 is dense."""
+"""Communicators: all ranks, those of a host, those at one place in all hosts; 1 is dense."""
 _BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRID)
 
 
@@ -36,9 +36,9 @@ _BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRI
 class SparsePart:
     """What one rank looks up, and what all ranks exchange (None on a single rank).
 
-    *partial_numbers* are those of partial sums that this rank adds up, *received_width* those of
-    a sample's vectors that come from tables of other ranks or its own, not from copied ones.
-    *bottom_samples* are those whose dense features this rank runs through the bottom layers.
+    *partial_numbers* counts the partial sums that this rank adds up, *received_width* the numbers
+    per sample from tables that are not copied. *bottom_samples* counts the samples whose dense
+    features this rank runs through the bottom layers.
     """
 
     lookup: Lookup | None
@@ -60,21 +60,26 @@ def build_sparse_part(
     partial_numbers: int,
 ) -> SparsePart:
     """The lookups of *rank* under *plan*, where all ranks add up *partial_numbers*."""
-    held = plan.tables_of_rank[rank]
-    copied = plan.copied_tables
     local_batch = spec.batch // plan.rank_count
     optimizer = spec.embedding.optimizer
     kernel = stack.tables.kernel_for(optimizer)
     dtype = arriving_dtype(spec, stack)
+    bottom_samples = local_batch
+    if has_lone_bottom(stack, plan.rank_count):
+        bottom_samples = 0 if rank else spec.batch
+
+    def look_up(tables: tuple[EmbeddingTable, ...], samples: int) -> Lookup | None:
+        if not tables:
+            return None
+        return Lookup(tables, samples, optimizer, kernel, gradient_dtype=dtype)
+
     return SparsePart(
-        lookup=Lookup(held, spec.batch, optimizer, kernel, gradient_dtype=dtype) if held else None,
-        copied=Lookup(copied, local_batch, optimizer, kernel, gradient_dtype=dtype)
-        if copied
-        else None,
+        lookup=look_up(plan.tables_of_rank[rank], spec.batch),
+        copied=look_up(plan.copied_tables, local_batch),
         exchanges=exchanges,
         partial_numbers=partial_numbers,
         received_width=plan.received_width,
-        bottom_samples=_bottom_samples(spec, plan, stack, rank),
+        bottom_samples=bottom_samples,
         in_host=exchanges.of_hosts[plan.host_of(rank)]
         if exchanges is not None and exchanges.of_hosts
         else None,
@@ -82,7 +87,7 @@ def build_sparse_part(
 
 
 def own_ops(spec: DlrmSpec, lookup: Lookup) -> tuple[Op, ...]:
-    """What a rank runs for *lookup* alone, in that order; casts only where there are any."""
+    """The ops of a rank that depend on *lookup*, in order; casts only where there are any."""
     numbers = spec.batch * sum(table.width for table in lookup.tables)
     sent = spec.embedding.exchange_dtype
     return (
@@ -103,12 +108,6 @@ def has_lone_bottom(stack: SoftwareStack, rank_count: int) -> bool:
     return rank_count > 1 and stack.has(FrameworkBehaviour.LONE_BOTTOM)
 
 
-def _bottom_samples(spec: DlrmSpec, plan: ShardingPlan, stack: SoftwareStack, rank: int) -> int:
-    if not has_lone_bottom(stack, plan.rank_count):
-        return spec.batch // plan.rank_count
-    return 0 if rank else spec.batch
-
-
 def count_partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, samples: int) -> int:
     """Numbers that a rank gets as partial sums, from pieces by rows or from several hosts."""
     is_in_host = exchanges is not None and bool(exchanges.of_hosts)
@@ -125,7 +124,7 @@ def count_partial_numbers(plan: ShardingPlan, exchanges: Exchanges | None, *, sa
     elif is_in_host:
         of_hosts = shards_by_host(plan)
         hosts_of = Counter(columns[1:] for columns in of_hosts)
-        # What only one host holds arrives whole.
+        # A table on only one host arrives whole.
         shared = sum(
             shards[0].width for columns, shards in of_hosts.items() if hosts_of[columns[1:]] > 1
         )

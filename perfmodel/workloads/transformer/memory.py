@@ -30,11 +30,11 @@ from perfmodel.workloads.transformer.spec import (
 
 _GATHERED_LAYERS = 2
 _FRAGMENTED_RATIO = 0.2
-"""What lies idle between activations, and what a backward pass holds for a moment: read off runs
-that state their peak, and off those that ran out of memory (`validate fits`)."""
+"""Fragmentation between activations, and short-lived tensors of a backward pass: from runs that
+state their peak and from runs that ran out of memory (`validate fits`)."""
 _GATHERED_ACTIVATIONS = 3
 """Tensors of all tokens that a layer split along the sequence holds at once in its backward pass:
-the gathered input of a product, the gathered gradient of its output, and that of the input."""
+the gathered input of a GEMM, the gathered gradient of its output, and that of the input."""
 _FUSED_LOSS_COPIES, _LOSS_COPIES = 2, 4
 """Copies of the logits in fp32: as cast, shifted and exponentiated, and their gradient; a fused
 loss works in place."""
@@ -49,7 +49,7 @@ def memory_of_stages(
 
 
 _LayerSizes = dict[tuple[bool, Recompute], int]
-"""What a layer keeps for its backward pass, by whether it has experts and what is recomputed."""
+"""Bytes that a layer keeps for its backward pass, by whether it has experts and by recompute."""
 
 
 def _layer_sizes(spec: TransformerSpec, layout: Layout, stack: SoftwareStack | None) -> _LayerSizes:
@@ -108,7 +108,7 @@ def _stage_memory(
 
 
 def _expert_bytes(spec: TransformerSpec, layout: Layout, elements: int) -> int:
-    """Weights, gradients and state of experts that are spread apart from everything else."""
+    """Weights, gradients and state of experts that are spread separately from the rest."""
     training, sharding = spec.training, spec.parallel.sharding
     state = elements * _state_bytes_per_element(spec)
     gradients = elements * training.gradient_dtype.size_bytes
@@ -178,7 +178,7 @@ def _activation_bytes(spec: TransformerSpec, layout: Layout, stage: int, sizes: 
         sum(sizes[spec.model.is_expert_layer(n), ways[training.recomputes(n)]] for n in run)
         for run in of_runs
     ]
-    # Turns go round over the runs, so each is in flight equally often, the first ones once more.
+    # Turns rotate over the runs: each is in flight equally often, the first ones once more.
     counts = [in_flight // runs + (run < in_flight % runs) for run in range(runs)]
     total = sum(count * size for count, size in zip(counts, of_run, strict=True))
     has_again = any(again for run in is_again for again in run)
@@ -195,7 +195,7 @@ def layer_activation_bytes(
     stack: SoftwareStack | None = None,
     is_expert: bool = False,
 ) -> int:
-    """What one layer keeps of one micro-batch for its backward pass under *recompute*."""
+    """Bytes that one layer keeps per micro-batch for its backward pass under *recompute*."""
     model, size = spec.model, spec.training.precision.size_bytes
     shapes = LayerShapes(model, layout)
     shape = shapes.of_experts if is_expert else shapes.dense
@@ -205,13 +205,13 @@ def layer_activation_bytes(
     share = layout.tp if layout.is_sequence_parallel else 1
     if recompute is Recompute.FULL:
         return numbers * residual // share
-    # What a product reads is kept in the product's format, what it writes in the activations'.
+    # The input of a GEMM is kept in its format, the output in that of activations.
     dtype = spec.training.gemm_dtype
-    # Inputs of both norms, of the qkv and of the up product.
+    # Inputs of both norms, of the qkv and of the up GEMM.
     whole = 2 * residual * numbers + 2 * dtype.bytes_of(numbers)
     if model.dropout:
-        whole += 2 * numbers  # one byte a number: the masks
-    # Outputs of qkv and up, inputs of the projection and of the down product.
+        whole += 2 * numbers  # masks, one byte per number
+    # Outputs of qkv and up, inputs of the projection and of the down GEMM.
     up, down = (shape.up.outputs, shape.down.inputs) if shape.up and shape.down else (0, 0)
     outputs = shape.attention_outputs + up + _copied_widths(spec, shape, stack)
     split = size * tokens * outputs
@@ -219,7 +219,7 @@ def layer_activation_bytes(
     if shape.experts is not None:
         split += _routed_bytes(spec, layout, shape.experts)
     if recompute is Recompute.OPS:
-        # The core's output and every second product's; the rest follows from them.
+        # The outputs of the core and of every second GEMM; the rest is recomputed from them.
         again = shape.every_second(is_gated=model.gated_ffn)
         lost = sum(one.outputs for name, one in again.items() if name != "attention/projection")
         whole = residual * numbers * 2
@@ -228,20 +228,20 @@ def layer_activation_bytes(
 
 
 def _routed_bytes(spec: TransformerSpec, layout: Layout, shape: ExpertShape) -> int:
-    """What the experts of a rank keep of the tokens routed to them, on the most loaded rank."""
+    """Bytes that experts keep of the tokens routed to them, on the most loaded rank."""
     tokens = layout.micro_batch * spec.sequence_length // layout.cp
     tokens //= layout.tp if layout.is_sequence_parallel else 1
     rows = routed_rows(spec, tokens=tokens, ep=layout.ep) * layout.etp
-    # Inputs of both products in their format, the output of the first in the activations'.
+    # Inputs of both GEMMs in their format, the output of the first in that of activations.
     kept = spec.training.gemm_dtype.bytes_of(rows * (shape.up.inputs + shape.down.inputs))
     return kept + rows * shape.up.outputs * spec.training.precision.size_bytes
 
 
 def _copied_widths(spec: TransformerSpec, shape: LayerShape, stack: SoftwareStack | None) -> int:
-    """Numbers a token that are kept twice.
+    """Numbers per token that are kept twice.
 
-    Turned queries and keys stand beside the output of the product that the values still look
-    into; a gate that is not fused is kept after its activation, too.
+    Rotated queries and keys are kept beside the output of the qkv GEMM, which the values still
+    need; a gate that is not fused is also kept after its activation.
     """
     if stack is None or stack.fuses(Fusion.ELEMENTWISE):
         return 0
@@ -253,7 +253,7 @@ def _copied_widths(spec: TransformerSpec, shape: LayerShape, stack: SoftwareStac
 
 
 def _score_bytes(spec: TransformerSpec, layout: Layout, recompute: Recompute) -> int:
-    """What attention keeps a pair of tokens: nothing in a flash kernel or if recomputed."""
+    """Bytes of attention scores: none per pair in a flash kernel or if recomputed."""
     heads = spec.model.heads // layout.tp
     is_unfused = spec.training.attention is AttentionKernel.UNFUSED
     if not is_unfused or recompute is not Recompute.NONE:
@@ -264,7 +264,7 @@ def _score_bytes(spec: TransformerSpec, layout: Layout, recompute: Recompute) ->
 
 
 def _split_bytes(spec: TransformerSpec, layout: Layout) -> int:
-    """What a layer that is split along the sequence has gathered for a moment."""
+    """Short-lived gathered tensors of a layer that is split along the sequence."""
     if not layout.is_sequence_parallel:
         return 0
     tokens = layout.micro_batch * spec.sequence_length // layout.cp

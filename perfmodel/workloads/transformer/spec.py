@@ -1,7 +1,7 @@
 """TransformerSpec: a Transformer, how it is trained and how it is spread over ranks.
 
 `batch` counts sequences over all ranks. What is left out under `parallel` is
-chosen by the number of ranks; see `layout`.
+chosen by the number of ranks; see `layout_choice`.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class Norm(Enum):
 
 
 class Positions(Enum):
-    """How a token knows where it stands."""
+    """How positions of tokens are encoded."""
 
     LEARNED = "learned"
     ROTARY = "rotary"
 
 
 class Head(Enum):
-    """What is predicted: a token at every place, or the masked ones."""
+    """What is predicted: every token, or the masked ones."""
 
     ALL_TOKENS = "all_tokens"
     MASKED_TOKENS = "masked_tokens"
 
 
 class _Synonymous(Enum):
-    """A word with older words that mean the same."""
+    """An enumeration whose values have older synonyms."""
 
     @classmethod
     def _missing_(cls, value: object) -> Enum | None:
@@ -61,9 +61,9 @@ class _Synonymous(Enum):
 
 
 class Recompute(_Synonymous):
-    """Which activations the backward pass computes anew, in the layers that do so.
+    """Which activations the backward pass recomputes, in the layers that do so.
 
-    ATTENTION runs the attention core again, OPS all but that core and every second product
+    ATTENTION runs the attention core again, OPS all but that core and every second GEMM
     (counted as scripts issue them), FULL the whole layer.
     """
 
@@ -76,8 +76,8 @@ class Recompute(_Synonymous):
 class StateSharding(_Synonymous):
     """What data-parallel ranks divide among themselves.
 
-    ZERO1 the optimizer's state, ZERO2 gradients, too, ZERO3 weights, too. HSDP is ZERO3 inside
-    groups of ranks, which reduce what each of them holds over the groups.
+    ZERO1 the optimizer's state, ZERO2 also gradients, ZERO3 also weights. HSDP is ZERO3 inside
+    groups of ranks; gradients are also reduced over the groups.
     """
 
     NONE = "none"
@@ -111,7 +111,7 @@ _OTHER_WORDS: dict[tuple[str, object], str] = {
 
 
 class AttentionKernel(Enum):
-    """The attention kernel; `auto` leaves it to the software stack, `flash` which of that kind."""
+    """The attention kernel; `auto` leaves it to the stack, `flash` which flash kernel it is."""
 
     AUTO = "auto"
     FLASH = "flash"
@@ -123,10 +123,10 @@ class AttentionKernel(Enum):
 
 
 class TensorOverlap(Enum):
-    """What of a tensor group's communication runs beside products.
+    """Which communication of a tensor group overlaps GEMMs.
 
-    BACKWARD the reduction of an input's gradient, beside the product for the weight. FULL every
-    collective, in pieces beside pieces of the product that it feeds or follows.
+    BACKWARD: the reduction of an input's gradient, with the GEMM for the weight. FULL: every
+    collective, in pieces, with the GEMM that it feeds or follows.
     """
 
     NONE = "none"
@@ -135,17 +135,17 @@ class TensorOverlap(Enum):
 
 
 class DataOverlap(Enum):
-    """Whether the reductions and gathers of a data-parallel group run beside compute."""
+    """Whether the reductions and gathers of a data-parallel group overlap compute."""
 
     NONE = "none"
     FULL = "full"
 
 
 class StageSplit(Enum):
-    """How layers are dealt to pipeline stages.
+    """How layers are split over pipeline stages.
 
-    EQUAL: as many each, as nearly as possible. BY_COST: a stage takes layers until it has more
-    than its share of the multiplications, those of the logits included.
+    EQUAL: as equally as possible. BY_COST: a stage takes layers until it exceeds its share of
+    the multiplications, those of the logits included.
     """
 
     EQUAL = "equal"
@@ -156,7 +156,7 @@ class Master(Enum):
     """Where the fp32 weights of mixed precision are.
 
     OPTIMIZER: a copy that only the optimizer sees. AUTOCAST: the weights themselves are fp32, and
-    every micro-batch casts them for its products; the residual stream stays in fp32.
+    every micro-batch casts them for its GEMMs; the residual stream stays in fp32.
     """
 
     OPTIMIZER = "optimizer"
@@ -164,7 +164,7 @@ class Master(Enum):
 
 
 class AdapterPlaces(Enum):
-    """Beside which products of a layer adapters are trained."""
+    """Which GEMMs of a layer have adapters."""
 
     ALL = "all"
     QKV = "qkv"
@@ -173,7 +173,7 @@ class AdapterPlaces(Enum):
 class ContextKind(Enum):
     """How ranks that share a sequence see each other's keys and values.
 
-    RING passes them round while attention works on the ones at hand; ALL_GATHER collects all of
+    RING passes them round while attention works on those present; ALL_GATHER gathers all of
     them first.
     """
 
@@ -323,11 +323,10 @@ class ParallelSection(Section):
 class TrainingSection(Section):
     """How the model is trained.
 
-    *precision* is what activations are stored in and, without *compute*, what products are
-    computed in. With *adapters_only* the weights are frozen and products beside those that
-    *adapter_places* names, of inner width *adapter_rank*, are trained. With *capacity_factor* an
-    expert takes so many times its fair share of tokens and drops the rest; without, it takes all
-    that choose it.
+    *precision* is the format of activations and, without *compute*, of GEMMs. With
+    *adapters_only* the weights are frozen, and low-rank GEMMs of inner width *adapter_rank* beside
+    those that *adapter_places* names are trained. With *capacity_factor* an expert takes at most
+    that many times its fair share of tokens and drops the rest; without, it takes all.
     """
 
     precision: NumberFormat = DType.BF16
@@ -363,7 +362,7 @@ class TrainingSection(Section):
         return DType.FP32 if self.is_autocast else self.precision
 
     def recomputes(self, layer: int) -> bool:
-        """Whether *layer* is among the fraction that is computed again, spread evenly."""
+        """Whether *layer* is in the recomputed fraction, which is spread evenly."""
         before, after = (
             math.floor(count * self.recompute_fraction) for count in (layer, layer + 1)
         )

@@ -239,6 +239,6 @@ def test_the_default_placement_fits_where_a_plan_does():
 
 def test_the_plan_and_what_it_copies_are_said():
     lines = _build("dlrm_mlperf", 4, "sharding.data_parallel_below=1 MiB", *SMALL).facts.assumptions
-    assert "Tables lie as the plan 'balanced' has them, 2 of them on every rank." in lines
+    assert "Tables are placed by the 'balanced' plan, 2 of them on every rank." in lines
     whole = _build("dlrm_mlperf", 4, "sharding.sharder=naive", *SMALL).facts.assumptions
-    assert "Tables lie as the plan 'naive' has them." in whole
+    assert "Tables are placed by the 'naive' plan." in whole
