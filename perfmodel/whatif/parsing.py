@@ -213,7 +213,10 @@ def _build(text: str, name: str, given: dict[str, str], topology: str | None) ->
         for one in parameters
         if one.key in stated.model_fields_set
     }
-    built: Transformation = TRANSFORMATIONS[name](**values)
+    try:
+        built: Transformation = TRANSFORMATIONS[name](**values)
+    except ScenarioError as fault:
+        raise ScenarioError(f"what-if {text!r}: {fault}") from None
     return built
 
 
