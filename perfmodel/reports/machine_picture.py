@@ -294,8 +294,8 @@ def _paint_box(axes: Axes, place: Place, kind: str, text: str) -> None:
             zorder=3,
         )
     )
-    style = {"ha": "center", "va": "center", "fontsize": 9, "color": INK, "zorder": 4}
-    axes.text(place.x, place.y - 0.01, as_written(text), **style)
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "color": INK}
+    axes.text(place.x, place.y - 0.01, as_written(text), zorder=4, **style)
 
 
 def _paint_fabric(axes: Axes, fabric: Fabric, plan: Plan) -> None:
