@@ -47,7 +47,7 @@ from perfmodel.costs.measured_kernels import (
 from perfmodel.costs.memory import MemoryModel
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
 from perfmodel.graph.routing import hottest_loads
-from perfmodel.stacks.stack import Residency
+from perfmodel.stacks.capabilities import Residency
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from perfmodel.costs.measured_kernels import Unsupported
 from perfmodel.execution.executor import Executor
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.question import PredictOptions
-from perfmodel.stacks.stack import Family
+from perfmodel.stacks.capabilities import Family
 from perfmodel.validation.runs_prediction import RunAnswer, RunAsked, predict_run
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import Deviation, Scoreboard

@@ -139,7 +139,7 @@ cases:
         ("figures: {forward: 1 us},", "", "exactly one of figures"),
         ("figures: {forward: 1 us}", "figures: {forward: 1}", r"cases\[0\].figures.forward"),
         ("batch: 8, source: s, figures: {forward: 1", "batch: 8, figures: {forward: 1", "source"),
-        ("lookups: 8}", "lookups: 8, reuse_year: '2021'}", "no file"),
+        ("lookups: 8}", "lookups: 8, reuse_year: '2021'}", "no such file"),
         ("kernel: fbgemm", "kernel: other", r"cases\[0\].kernel"),
         ("description: d", "colour: red", "colour"),
     ],
