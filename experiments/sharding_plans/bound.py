@@ -166,8 +166,7 @@ class Bounder:
             piece_counts=np.full(shape, len(kept) // self._ranks),
             memory_bytes=np.zeros(shape, dtype=np.int64),
         )
-        costs = self._evaluator.pricer.price(loads, np.zeros(1, dtype=np.int64))
-        return costs.float_ns[0, :, 0]
+        return self._evaluator.pricer.price(loads, np.zeros(1, dtype=np.int64))[0, :, 0]
 
     def _rest_ns(self, copied: tuple[int, ...], even: Any) -> float:
         """What lies beside lookup, exchanges and update on the way through all of them."""

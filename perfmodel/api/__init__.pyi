@@ -74,9 +74,9 @@ from perfmodel.recordings.import_files import ImportWishes as ImportWishes
 from perfmodel.recordings.import_files import import_chakra as import_chakra
 from perfmodel.recordings.import_files import import_kineto as import_kineto
 from perfmodel.recordings.import_files import import_traces as import_traces
-from perfmodel.reports.collective import CollectiveAnswer as CollectiveAnswer
-from perfmodel.reports.collective import SizeSweep as SizeSweep
-from perfmodel.reports.kernel import KernelAnswer as KernelAnswer
+from perfmodel.reports.op_prices import CollectiveAnswer as CollectiveAnswer
+from perfmodel.reports.op_prices import KernelAnswer as KernelAnswer
+from perfmodel.reports.op_prices import SizeSweep as SizeSweep
 from perfmodel.stacks.profiles import list_stacks as list_stacks
 from perfmodel.stacks.profiles import load_stack as load_stack
 from perfmodel.stacks.stack import SoftwareStack as SoftwareStack

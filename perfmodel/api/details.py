@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from perfmodel.emulation.request import Emulation
     from perfmodel.emulation.summary import EmulatedJob
     from perfmodel.graph.ops import Op
-    from perfmodel.reports.collective import CollectiveAnswer, CollectiveGroup, SizeSweep
-    from perfmodel.reports.kernel import KernelAnswer
+    from perfmodel.reports.op_prices import (
+        CollectiveAnswer,
+        CollectiveGroup,
+        KernelAnswer,
+        SizeSweep,
+    )
     from perfmodel.validation.fits import FitBoard
     from perfmodel.validation.scoreboard import Scoreboard
     from traces.job_trace import OnFile
@@ -43,7 +47,7 @@ def emulate(
 
 def price_kernel(op: Op, *, device: str, stack: str = "kernel_benchmark") -> KernelAnswer:
     """The time of one kernel on a GPU: a Gemm, Attention, MemoryBound or EmbeddingOp."""
-    from perfmodel.reports.kernel import answer_op
+    from perfmodel.reports.op_prices import answer_op
     from perfmodel.stacks.profiles import load_stack
     from topologies import load_device
 
@@ -94,7 +98,7 @@ def ask_collective(
     """
     from collectives.collective import Collective, parse_kind
     from perfmodel.base.units import parse_size
-    from perfmodel.reports.collective import answer_calls
+    from perfmodel.reports.op_prices import answer_calls
 
     group = _group(topology, hosts, ranks, dtype, software, calibration)
 
@@ -120,7 +124,7 @@ def sweep_collective(
 ) -> SizeSweep:
     """A collective over sizes from 512 B to 1 GiB, with the tables *measured* to compare with."""
     from collectives.collective import parse_kind
-    from perfmodel.reports.collective import answer_sizes
+    from perfmodel.reports.op_prices import answer_sizes
 
     group = _group(topology, hosts, ranks, dtype, software, calibration)
     rows = load_collectives(measured) if measured else ()
@@ -137,7 +141,7 @@ def _group(
 ) -> CollectiveGroup:
     from collectives.collective import CollectiveSoftware
     from perfmodel.base.dtypes import parse_dtype
-    from perfmodel.reports.collective import CollectiveGroup
+    from perfmodel.reports.op_prices import CollectiveGroup
     from topologies import build_cluster, load_topology
 
     machine = load_topology(topology, calibrations=tuple(calibration)).idle

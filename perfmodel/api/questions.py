@@ -83,7 +83,7 @@ def build_scenario(scenario: Scenario | JobScenario, on_phase: OnPhase = ignore_
     setting = load_setting(scenario)
     if isinstance(setting.workload, TransformerSpec):
         # Only Transformers need the search of layouts.
-        from perfmodel.planning.layouts.filling import fill_layout
+        from perfmodel.planning.layouts.search import fill_layout
 
         setting = fill_layout(setting, on_phase=on_phase)
     return build_question(setting)

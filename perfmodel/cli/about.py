@@ -60,7 +60,7 @@ def doctor(
     json_file: JsonFile = None,
 ) -> None:
     """Show which versions are installed, where packages come from, and what is missing."""
-    from perfmodel.reports.listings import report_installation
+    from perfmodel.reports.machines import report_installation
 
     found = api.examine_installation(try_ray=try_ray)
     Outputs(json_file).write(report_installation(found, EXTRAS), lambda: found)

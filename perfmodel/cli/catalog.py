@@ -45,7 +45,7 @@ def list_models() -> None:
 
 def print_workloads() -> None:
     """Print the names of workloads and stacks, and what they are."""
-    from perfmodel.reports.listings import report_models
+    from perfmodel.reports.machines import report_models
     from perfmodel.reports.terminal import print_report
 
     workloads = [(title.name, title.description) for title in api.list_workloads()]
@@ -71,7 +71,7 @@ def list_machines() -> None:
 
     Example: perfmodel topology list
     """
-    from perfmodel.reports.listings import report_machines
+    from perfmodel.reports.machines import report_machines
     from perfmodel.reports.terminal import print_report
 
     print_report(report_machines(api.list_topologies(), api.list_devices()))
@@ -136,7 +136,8 @@ def describe(
     files: Annotated[Outputs, "json_file", "plot_file"],
 ) -> None:
     """Show pooling and reuse of the indices in FILE, over the whole set and within batches."""
-    from perfmodel.reports.listings import draw_statistics, report_statistics
+    from perfmodel.reports.pictures import draw_statistics
+    from perfmodel.reports.rank import report_statistics
 
     found = api.describe_indices(file, batch=batch)
     document = {

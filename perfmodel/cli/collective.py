@@ -85,7 +85,7 @@ def collective(
         parse_nccl_version,
         parse_protocol,
     )
-    from perfmodel.reports.collective import report_collective, report_sizes
+    from perfmodel.reports.op_prices import report_collective, report_sizes
 
     kind = parse_kind(kind).value
     group: dict[str, Any] = {

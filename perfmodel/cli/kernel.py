@@ -171,7 +171,7 @@ def embedding(
 
 def _answer(ops: Sequence[Op], target: Target, before: Target) -> None:
     """Price *ops* on the *target*, which may also be named *before* the kind of kernel."""
-    from perfmodel.reports.kernel import report_kernel
+    from perfmodel.reports.op_prices import report_kernel
 
     device = target.device or before.device
     if device is None:

@@ -62,7 +62,7 @@ class Run:
     @contextmanager
     def open(self) -> Iterator[dict[str, Any]]:
         """Show progress; yields the keywords of `perfmodel.api` that say where the work runs."""
-        from perfmodel.reports.progress import show_progress
+        from perfmodel.reports.terminal import show_progress
 
         with show_progress(is_quiet=self.quiet) as progress:
             yield {

@@ -79,8 +79,8 @@ def import_traces(
 ) -> None:
     """Turn recorded traces of all ranks into a job, and replay it once to score it."""
     from perfmodel.recordings.import_files import ImportWishes
-    from perfmodel.reports.progress import show_files
     from perfmodel.reports.recordings import report_import
+    from perfmodel.reports.terminal import show_files
     from traces.file_stream import DEFAULT_LIMITS
 
     if not 0 < limits_factor <= 1e6:
@@ -126,8 +126,8 @@ def stats(
     files: Annotated[Outputs, "plot_file", "json_file"],
 ) -> None:
     """What every stream of every rank spends its time on."""
-    from perfmodel.reports.progress import show_files
     from perfmodel.reports.recordings import draw_streams, report_streams
+    from perfmodel.reports.terminal import show_files
 
     with show_files() as progress:
         documents = api.trace_stats(paths, progress)

@@ -64,7 +64,7 @@ def whatif(
 def _print_list() -> None:
     from inspect import getdoc
 
-    from perfmodel.reports.listings import report_whatifs
+    from perfmodel.reports.machines import report_whatifs
     from perfmodel.reports.terminal import print_report
     from perfmodel.whatif import TRANSFORMATIONS
     from perfmodel.whatif.parsing import list_parameters

@@ -58,7 +58,7 @@ def deal_ranks(job: JobGraph, *, block_count: int) -> tuple[range, ...]:
     block_count = min(block_count, job.rank_count)
     if block_count == 1:
         return (range(job.rank_count),)
-    before = np.concatenate([[0], np.cumsum(job.task_counts())])
+    before = job.rank_rows()
     crossed = crossed_rendezvous(job)
     cuts = [0]
     for block in range(1, block_count):

@@ -85,12 +85,11 @@ def build_whole(
     job: JobGraph, blocks: Sequence[range], rendezvous: Int64s, vector_count: int
 ) -> Whole:
     """The columns of *job*, which is split into *blocks*; *rendezvous* is by group."""
-    before = np.concatenate([[0], np.cumsum(job.task_counts())])
     endpoints = np.zeros((len(blocks), len(job.groups)), dtype=np.int64)
     for block, ranks in enumerate(blocks):
         groups = job.rank_group[ranks.start : ranks.stop]
         endpoints[block] = np.bincount(groups[groups != NO_GROUP], minlength=len(job.groups))
-    bounds = before[[*(ranks.start for ranks in blocks), job.rank_count]]
+    bounds = job.rank_rows()[[*(ranks.start for ranks in blocks), job.rank_count]]
     return Whole(bounds, endpoints, rendezvous, vector_count)
 
 

@@ -17,8 +17,7 @@ import numpy as np
 from embeddings.plan import ShardingPlan
 from perfmodel.costs.embedding_terms import Term, TermsSetting, tables_terms
 from perfmodel.engine.condensed import evaluate_variants
-from perfmodel.planning.evaluator import PlanEvaluator, partial_width
-from perfmodel.planning.frame import EMPTY, HOLDER
+from perfmodel.planning.evaluator import PlanEvaluator, partial_width, times_in_mode
 from perfmodel.planning.placements import DrawnShards, Int32s
 from perfmodel.planning.plan_costs import Floats
 from perfmodel.prediction.scenario import Mode
@@ -57,22 +56,12 @@ def sample_batches(
 ) -> BatchSpread:
     """The spread of *plan* over *batches* batches drawn from *seed*."""
     drawn = draw_shards(evaluator, plan, batches=batches, seed=seed)
-    loads = evaluator.catalog.load_batches(drawn)
     widths = np.full(batches, partial_width(plan), dtype=np.int64)
-    costs = evaluator.pricer.price(loads, widths)
-    kinds = np.where(loads.piece_counts > 0, HOLDER, EMPTY).astype(np.int8)
-    found = evaluate_variants(evaluator.frame(plan), kinds, costs.durations_ns)
-    times = found.period_ns if mode is Mode.PERIOD else found.isolated_ns
+    priced = evaluator.price_loads(evaluator.catalog.load_batches(drawn), widths)
+    found = evaluate_variants(evaluator.frame(plan), priced.kinds, priced.durations_ns)
+    times = times_in_mode(found, mode)
     low, middle, high = np.quantile(times, [LOW, MIDDLE, HIGH])
     return BatchSpread(float(times.mean()), float(low), float(middle), float(high), batches)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _TableDraws:
-    """Relative draws of one table, one per batch."""
-
-    lookups: Floats
-    distinct: Floats
 
 
 def draw_shards(
@@ -87,14 +76,14 @@ def draw_shards(
     growth = _growth(evaluator, pieces)
     terms = np.repeat(columns.terms[:, pieces][np.newaxis].astype(np.float64), batches, axis=0)
     indices = np.ones((batches, len(pieces)))
-    tables: dict[int, _TableDraws] = {}
+    tables: dict[int, tuple[Floats, Floats]] = {}
     for number, shard in enumerate(sorted(plan.shards)):
         place = shard.table
         if place not in tables:
             tables[place] = _draw_table(evaluator, plan, place, batches, seed)
-        drawn = tables[place]
-        terms[:, :, number] *= _factors(growth[number], drawn)[:, None, :]
-        indices[:, number] = drawn.lookups
+        lookups, distinct = tables[place]
+        terms[:, :, number] *= _factors(growth[number], lookups, distinct)[:, None, :]
+        indices[:, number] = lookups
     return DrawnShards(
         np.rint(np.maximum(terms, 0.0)).astype(np.int64),
         np.rint(columns.index_counts[pieces] * indices).astype(np.int64),
@@ -105,7 +94,8 @@ def draw_shards(
 
 def _draw_table(
     evaluator: PlanEvaluator, plan: ShardingPlan, place: int, batches: int, seed: int
-) -> _TableDraws:
+) -> tuple[Floats, Floats]:
+    """Lookups of one table per batch over their mean, and the deviation of its distinct rows."""
     table, samples = plan.tables[place], evaluator.spec.batch
     generator = np.random.default_rng([seed, place])
     normal = generator.standard_normal((2, batches))
@@ -113,10 +103,8 @@ def _draw_table(
     deviation = table.pooling_deviation or POISSON * mean**0.5
     relative = deviation / mean / samples**0.5 if mean > 0 else 0.0
     popularity, draws = table.popularity, max(samples * mean, 1.0)
-    return _TableDraws(
-        lookups=np.maximum(1 + relative * normal[0], 0.0),
-        distinct=popularity.distinct_deviation(draws) * normal[1],
-    )
+    lookups = np.maximum(1 + relative * normal[0], 0.0)
+    return lookups, popularity.distinct_deviation(draws) * normal[1]
 
 
 def _growth(evaluator: PlanEvaluator, pieces: Int32s) -> Floats:
@@ -138,8 +126,8 @@ def _growth(evaluator: PlanEvaluator, pieces: Int32s) -> Floats:
     return powers
 
 
-def _factors(growth: Floats, drawn: _TableDraws) -> Floats:
+def _factors(growth: Floats, lookups: Floats, distinct: Floats) -> Floats:
     """How the terms of a piece change with its lookups and distinct rows, batches x terms."""
-    factors: Floats = np.maximum(drawn.lookups, 1e-9)[:, None] ** growth[None, :]
-    factors[:, _DISTINCT] *= np.maximum(1 + drawn.distinct, 0.0)[:, None]
+    factors: Floats = np.maximum(lookups, 1e-9)[:, None] ** growth[None, :]
+    factors[:, _DISTINCT] *= np.maximum(1 + distinct, 0.0)[:, None]
     return factors

@@ -1,7 +1,7 @@
 """PlanEvaluator: iteration times of thousands of plans for one workload on one cluster.
 
-What plans share is built, priced and condensed once (a frame for every set of
-data-parallel tables); of each plan only lookups and exchanges are priced anew.
+The common part is built, priced and condensed once per set of data-parallel tables (a frame).
+Only lookups and exchanges are priced per plan.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from perfmodel.planning.plan_costs import (
     UPDATE,
     AloneCosts,
     Floats,
-    PlanCosts,
     PlanPricer,
 )
 from perfmodel.prediction.scenario import Mode
@@ -50,13 +49,13 @@ from topologies import Cluster
 
 EMBEDDING_FAMILY = "embedding"
 AT_ONCE = 64
-"""Plans priced together: enough for vectors to pay, few enough to stay in the cache."""
+"""Plans priced together: large enough to vectorise, small enough for the cache."""
 BY_ROWS = (ShardingKind.ROW_WISE, ShardingKind.TABLE_ROW_WISE, ShardingKind.GRID)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameKey:
-    """What plans must share to share a frame."""
+    """Plans with equal keys have the same frame."""
 
     data_parallel: tuple[int, ...]
     has_partial_sums: bool
@@ -64,53 +63,50 @@ class FrameKey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PricedPlans:
-    """Kinds of ranks, plans x ranks, durations, plans x columns x ranks, and what ranks hold."""
+    """Kinds of ranks (plans x ranks), durations (plans x columns x ranks), and loads of ranks."""
 
     kinds: Int8s
-    costs: PlanCosts
+    float_ns: Floats
     loads: RankLoads
 
     @property
     def durations_ns(self) -> Int64s:
-        """Durations on the clock."""
-        return self.costs.durations_ns
+        """Durations rounded to the clock."""
+        return np.rint(self.float_ns).astype(np.int64)
 
     @property
     def own_ns(self) -> Floats:
         """Lookup, update and both exchanges of every rank, plans x parts x ranks."""
-        parts: Floats = self.costs.float_ns[:, (LOOKUP, UPDATE, POOLED, GRADIENTS)]
+        parts: Floats = self.float_ns[:, (LOOKUP, UPDATE, POOLED, GRADIENTS)]
         return np.where(self.kinds[:, None, :] == HOLDER, parts, 0.0)
 
     @property
     def busiest_ns(self) -> Floats:
-        """What the busiest rank of each part takes for it, added up, by plan."""
+        """Per plan, the sum over parts of the time of the busiest rank."""
         total: Floats = self.own_ns.max(axis=2).sum(axis=1)
         return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanMeasures:
-    """By plan: times, what its busiest ranks take for their parts, memory of its fullest rank."""
+    """Per plan: times, sum of its longest parts, memory of its fullest rank."""
 
     times: VariantTimes
     busiest_ns: Floats
     peak_bytes: Int64s
 
     def time_ns(self, mode: Mode) -> Int64s:
-        """The time that counts in *mode*."""
-        return self.times.period_ns if mode is Mode.PERIOD else self.times.isolated_ns
+        """The times to compare in *mode*."""
+        return times_in_mode(self.times, mode)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _KnownFrame:
-    """A frame, and the memory of a rank that holds no piece."""
-
-    frame: CondensedJob
-    base_bytes: int
+def times_in_mode(times: VariantTimes, mode: Mode) -> Int64s:
+    """Periods or isolated times, as *mode* says."""
+    return times.period_ns if mode is Mode.PERIOD else times.isolated_ns
 
 
 class PlanEvaluator:
-    """Times of plans of *spec*, filled in by *stack*, on *cluster*."""
+    """Times of plans of *spec* under *stack* on *cluster*."""
 
     def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
         if cluster.rank_count < 2:
@@ -126,7 +122,7 @@ class PlanEvaluator:
         self.stack = stack
         self.catalog = PieceCatalog(spec, cluster.device, rank_count=cluster.rank_count)
         self.pricer = PlanPricer(spec, cluster, stack)
-        self._frames: dict[FrameKey, _KnownFrame] = {}
+        self._frames: dict[FrameKey, tuple[CondensedJob, int]] = {}
         self._whole: tuple[ShardingPlan, PricedJob] | None = None
 
     def times(self, plans: Sequence[ShardingPlan]) -> VariantTimes:
@@ -134,7 +130,7 @@ class PlanEvaluator:
         return self.measure(plans).times
 
     def measure(self, plans: Sequence[ShardingPlan]) -> PlanMeasures:
-        """Everything that plans are compared by, in their order."""
+        """Times and memory of *plans*, in their order."""
         apart = [place for place, plan in enumerate(plans) if has_steps(plan)]
         others = [place for place, plan in enumerate(plans) if not has_steps(plan)]
         parts = [self._measure_whole(plans[place]) for place in apart]
@@ -153,9 +149,9 @@ class PlanEvaluator:
         )
 
     def price_whole(self, plan: ShardingPlan) -> PricedJob:
-        """The whole job of *plan*, priced: for plans that no frame stands for.
+        """The whole job of *plan*, priced: for plans that have no frame.
 
-        The last one is kept, because several things are asked of a plan one after the other.
+        The last one is cached: a plan is measured and explained one after the other.
         """
         if self._whole is not None and self._whole[0] is plan:
             return self._whole[1]
@@ -190,7 +186,7 @@ class PlanEvaluator:
         return self._measure(placements, widths, keys, lambda place: plans[place])
 
     def measure_layouts(self, book: LayoutBook, layouts: Sequence[PlanLayout]) -> PlanMeasures:
-        """The same for layouts: a plan is built only where none is known with its frame."""
+        """The same for layouts. A plan is built only for a new frame."""
         return self._measure(
             join_placements(
                 [layout.piece for layout in layouts], [layout.rank for layout in layouts]
@@ -201,7 +197,7 @@ class PlanEvaluator:
         )
 
     def measure_assignments(self, task: ShardingTask, ranks: Int32s) -> PlanMeasures:
-        """The same for plans of whole tables, *ranks* being plans x tables: no plan is built."""
+        """The same for plans of whole tables, *ranks* being plans x tables. Builds no plans."""
         like = task.whole([int(rank) for rank in ranks[0]], "assignment")
         pieces = self.catalog.placements([like]).piece
         starts = np.arange(len(ranks) + 1, dtype=np.int64) * len(pieces)
@@ -224,56 +220,59 @@ class PlanEvaluator:
         for place, key in enumerate(keys):
             members.setdefault(key, []).append(place)
         for key, places in members.items():
-            known = self._known_frame(key, plan_of, places[0])
+            frame, base_bytes = self._known_frame(key, plan_of, places[0])
             for first in range(0, len(places), AT_ONCE):
                 part = places[first : first + AT_ONCE]
                 priced = self.price_placements(placements.take(part), partial_widths[part])
-                found = evaluate_variants(known.frame, priced.kinds, priced.durations_ns)
+                found = evaluate_variants(frame, priced.kinds, priced.durations_ns)
                 times[:, part] = np.stack(
                     [found.isolated_ns, found.period_ns, found.iterations, found.cyclicity]
                 )
                 busiest[part] = priced.busiest_ns
-                peak[part] = priced.loads.memory_bytes.max(axis=1) + known.base_bytes
+                peak[part] = priced.loads.memory_bytes.max(axis=1) + base_bytes
         return PlanMeasures(VariantTimes(*times), busiest, peak)
 
     def _known_frame(
         self, key: FrameKey, plan_of: Callable[[int], ShardingPlan], place: int
-    ) -> _KnownFrame:
+    ) -> tuple[CondensedJob, int]:
+        """The frame for *key*, and the memory of a rank without pieces."""
         if key not in self._frames:
             plan = plan_of(place)
             priced = self.price_variants(plan)
             copied = [plan.tables[copy] for copy in plan.data_parallel]
             samples = local_batch(self.spec, rank_count=plan.rank_count)
-            self._frames[key] = _KnownFrame(
+            self._frames[key] = (
                 build_frame(priced, priced.durations.values_ns),
                 base_memory_bytes(self.spec, copied, samples=samples),
             )
         return self._frames[key]
 
     def knows(self, key: FrameKey) -> bool:
-        """Whether plans with *key* can be judged without building a frame first."""
+        """Whether the frame for *key* is built already."""
         return key in self._frames
 
     def price(self, plans: Sequence[ShardingPlan]) -> PricedPlans:
-        """Durations of what *plans* change; they share a frame."""
+        """Durations of the tasks that *plans* change; all must have the same frame."""
         widths = np.array([partial_width(plan) for plan in plans], dtype=np.int64)
         return self.price_placements(self.catalog.placements(plans), widths)
 
     def price_layout(self, layout: PlanLayout) -> PricedPlans:
-        """Durations of what one layout changes."""
+        """Durations of the tasks that *layout* changes."""
         placements = join_placements([layout.piece], [layout.rank])
         return self.price_placements(placements, np.array([layout.partial_width]))
 
     def price_placements(self, placements: Placements, partial_widths: Int64s) -> PricedPlans:
-        """Durations of what *placements* change."""
-        loads = self.catalog.load(placements)
-        costs = self.pricer.price(loads, partial_widths)
+        """Durations of the tasks that *placements* change."""
+        return self.price_loads(self.catalog.load(placements), partial_widths)
+
+    def price_loads(self, loads: RankLoads, partial_widths: Int64s) -> PricedPlans:
+        """Durations for ranks with *loads*."""
         kinds = np.where(loads.piece_counts > 0, HOLDER, EMPTY).astype(np.int8)
-        return PricedPlans(kinds, costs, loads)
+        return PricedPlans(kinds, self.pricer.price(loads, partial_widths), loads)
 
     def frame(self, plan: ShardingPlan) -> CondensedJob:
-        """The frame of plans like *plan*, nominal durations only."""
-        return self._known_frame(frame_key(plan), lambda _: plan, 0).frame
+        """The frame of plans like *plan*, with nominal durations only."""
+        return self._known_frame(frame_key(plan), lambda _: plan, 0)[0]
 
     def price_variants(self, plan: ShardingPlan) -> PricedJob:
         """The two kinds of rank of plans like *plan*, priced."""
@@ -286,23 +285,23 @@ class PlanEvaluator:
         return price_job(job, cluster=self.cluster, stack=self.stack)
 
     def pieces_bytes(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int64s:
-        """Memory that each piece takes on its rank, buffers for it included."""
+        """Memory of each piece on its rank, with its buffers."""
         pieces = self.catalog.pieces(tables, shards)
         return self.catalog.columns.memory_bytes[pieces]
 
     def pieces_alone(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> AloneCosts:
-        """What lookup and update of each piece would take alone, without the floor."""
+        """Lookup and update cost of each piece on its own, without fixed kernel time."""
         pieces = self.catalog.pieces(tables, shards)
         return self.pricer.alone(self.catalog.columns.terms[0][pieces])
 
 
 def has_steps(plan: ShardingPlan) -> bool:
-    """Whether vectors travel in two steps or only for some rows, which no frame stands for."""
+    """Whether vectors are exchanged in two steps or only for some rows: no frame covers that."""
     return bool(plan.summed_in_host or plan.frequent_rows)
 
 
 def lookups_of_ranks_ns(priced: PricedJob) -> Floats:
-    """What lookups and updates of every rank take."""
+    """Time of all lookups and updates, per rank."""
     code = FAMILIES.index(EMBEDDING_FAMILY)
     found = []
     for rank in range(priced.job.rank_count):
@@ -312,12 +311,12 @@ def lookups_of_ranks_ns(priced: PricedJob) -> Floats:
 
 
 def frame_key(plan: ShardingPlan) -> FrameKey:
-    """Which plans *plan* shares its frame with."""
+    """The key of the frame of *plan*."""
     return FrameKey(plan.data_parallel, partial_width(plan) > 0)
 
 
 def partial_width(plan: ShardingPlan) -> int:
-    """Numbers a sample gets as partial sums, from pieces by rows."""
+    """Width of the partial sums per sample, from row-wise pieces."""
     tables = plan.tables
     for shard in plan.shards:
         if shard.rows != tables[shard.table].rows:

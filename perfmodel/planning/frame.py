@@ -1,8 +1,8 @@
-"""Frame: everything of a DLRM iteration that a sharding plan does not change.
+"""Frame: the part of a DLRM iteration that is the same for all sharding plans.
 
-Plans differ in how long lookups, exchanges and a few small kernels take, and
-in which ranks hold no piece at all. Both kinds of rank are condensed to the
-tasks that matter; their slots are the same, some of them empty.
+A plan changes the duration of lookups, exchanges and a few small kernels, and which ranks hold
+no piece. Both kinds of rank are condensed to the tasks that matter. They use the same slots;
+some slots of an empty rank stay empty.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import PLAIN, Int32s, Int64s, Program, Role
 
 HOLDER, EMPTY = 0, 1
-"""The two kinds of rank: one that holds pieces, and one that holds none."""
+"""The two kinds of rank: with pieces and without."""
 
 CHANGING = (
     "embedding/lookup forward",
@@ -28,7 +28,7 @@ CHANGING = (
     "embedding/cast backward",
     "embedding/partial sums forward",
 )
-"""Operators whose durations follow from the plan; column d of a plan's durations."""
+"""Operators whose durations depend on the plan: the columns of a plan's durations."""
 
 
 def build_frame(priced: PricedJob, durations_ns: Int64s) -> CondensedJob:
@@ -57,7 +57,5 @@ def _changing(job: JobGraph, program: Program) -> Int32s:
     of_origin = np.array(
         [column.get(origin.operator, FIXED) for origin in job.origins], dtype=np.int32
     )
-    lanes = program.task_lanes()
-    is_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)
-    marks: Int32s = np.where(is_device[lanes], of_origin[program.origin], FIXED).astype(np.int32)
-    return marks
+    marks = np.where(program.is_on_device(), of_origin[program.origin], FIXED)
+    return marks.astype(np.int32)

@@ -1,11 +1,12 @@
-"""Layouts: plans as columns that a search changes without building and checking a plan each time.
+"""Layouts: plans as columns that a search changes step by step without building plans.
 
-A table is cut into a regular grid of pieces, or copied to every rank; what
-comes out at the end is a plan like any other, checked when it is built.
+A table is cut into a regular grid of pieces or copied to every rank. The final layout becomes an
+ordinary plan, which is checked when it is built.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,6 +17,15 @@ from embeddings.plan import Shard, ShardingPlan
 from embeddings.sharders import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.planning.placements import Int32s, PieceCatalog
+from perfmodel.planning.plan_costs import Floats
+
+NEAR = 6
+"""Number of busiest and of least busy ranks that steps use."""
+MIN_WIDTH = 16
+MOVE, SWAP, TRADE = 0.3, 0.7, 0.8
+"""Cumulative shares of steps: a piece moves, one swaps with one, two with one; the rest cut."""
+COPIED_BYTES = 2**24
+"""Tables up to this size may be copied to every rank."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,15 +43,15 @@ class Cut:
 
 WHOLE = Cut()
 COPIED = Cut(0, 0)
-"""The cut of a table that stands on every rank: no pieces to place."""
+"""The cut of a table that is copied to every rank: no pieces to place."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanLayout:
-    """The cut of every table, and piece and rank of all pieces, table by table.
+    """The cut of every table, and number and rank of all pieces, table by table.
 
-    Those of table t are *start*[t] to *start*[t + 1]; *partial_width* are the
-    numbers a sample gets as partial sums, *copied* the tables on every rank.
+    Pieces of table t are *start*[t] to *start*[t + 1]. *partial_width* is the width of the partial
+    sums per sample, *copied* lists the tables on every rank.
     """
 
     cuts: tuple[Cut, ...]
@@ -62,7 +72,7 @@ class PlanLayout:
 
 
 def split_table(place: int, table: EmbeddingTable, cut: Cut) -> list[Shard]:
-    """The pieces of the table at *place*, by columns and then by rows, all on rank 0 for now."""
+    """The pieces of the table at *place*, by columns, then by rows, with rank 0 as placeholder."""
     if cut == COPIED:
         return []
     bounds = [table.rows * piece // cut.rows for piece in range(cut.rows + 1)]
@@ -75,7 +85,7 @@ def split_table(place: int, table: EmbeddingTable, cut: Cut) -> list[Shard]:
 
 
 class LayoutBook:
-    """Makes layouts of the tables of *task*, with pieces as *catalog* numbers them."""
+    """Builds layouts of the tables of *task*, with the piece numbers of *catalog*."""
 
     def __init__(self, task: ShardingTask, catalog: PieceCatalog) -> None:
         self.task = task
@@ -93,33 +103,19 @@ class LayoutBook:
 
     def build(self, cuts: Sequence[Cut], ranks: Sequence[int]) -> PlanLayout:
         """The layout that puts the pieces of all tables on *ranks*, in order."""
-        start = (0, *accumulate(cut.count for cut in cuts))
         pieces = [self.pieces(place, cut) for place, cut in enumerate(cuts)]
-        return PlanLayout(
-            tuple(cuts),
-            start,
-            np.concatenate(pieces),
-            np.array(ranks, dtype=np.int32),
-            self._partial_width(cuts),
-            tuple(place for place, cut in enumerate(cuts) if cut == COPIED),
-        )
+        return self._layout(tuple(cuts), pieces, [np.array(ranks, dtype=np.int32)])
 
     def recut(self, layout: PlanLayout, place: int, cut: Cut, ranks: Sequence[int]) -> PlanLayout:
         """*layout* with the table at *place* cut anew, its pieces on *ranks*."""
         cuts = (*layout.cuts[:place], cut, *layout.cuts[place + 1 :])
         first, after = layout.start[place], layout.start[place + 1]
+        pieces = [layout.piece[:first], self.pieces(place, cut), layout.piece[after:]]
         placed = np.array(ranks, dtype=np.int32)
-        return PlanLayout(
-            cuts,
-            (0, *accumulate(one.count for one in cuts)),
-            np.concatenate([layout.piece[:first], self.pieces(place, cut), layout.piece[after:]]),
-            np.concatenate([layout.rank[:first], placed, layout.rank[after:]]),
-            self._partial_width(cuts),
-            tuple(place for place, cut in enumerate(cuts) if cut == COPIED),
-        )
+        return self._layout(cuts, pieces, [layout.rank[:first], placed, layout.rank[after:]])
 
     def from_plan(self, plan: ShardingPlan) -> PlanLayout | None:
-        """*plan* as a layout; None where a table is not cut into a regular grid."""
+        """*plan* as a layout; None if a table is not cut into a regular grid."""
         held: list[list[Shard]] = [[] for _ in plan.tables]
         for shard in plan.shards:
             held[shard.table].append(shard)
@@ -139,7 +135,7 @@ class LayoutBook:
         return self.build(cuts, ranks)
 
     def to_plan(self, layout: PlanLayout, name: str) -> ShardingPlan:
-        """The plan that *layout* is."""
+        """*layout* as a plan."""
         task = self.task
         shards = [
             shard
@@ -158,6 +154,115 @@ class LayoutBook:
             ranks_per_host=task.ranks_per_host,
         )
 
-    def _partial_width(self, cuts: Sequence[Cut]) -> int:
-        tables = self.task.tables
-        return sum(cut.rows * tables[place].width for place, cut in enumerate(cuts) if cut.rows > 1)
+    def _layout(
+        self, cuts: tuple[Cut, ...], pieces: Sequence[Int32s], ranks: Sequence[Int32s]
+    ) -> PlanLayout:
+        widths = [table.width for table in self.task.tables]
+        return PlanLayout(
+            cuts,
+            (0, *accumulate(cut.count for cut in cuts)),
+            np.concatenate(pieces),
+            np.concatenate(ranks),
+            sum(cut.rows * width for cut, width in zip(cuts, widths, strict=True) if cut.rows > 1),
+            tuple(place for place, cut in enumerate(cuts) if cut == COPIED),
+        )
+
+
+class Neighbourhood:
+    """Layouts one step away, taken from the busiest ranks.
+
+    A piece moves, pieces swap, a table is cut by rows or columns, joined again or copied to every
+    rank. *own_ns* is the time of each rank in lookup, update and exchange, parts x ranks.
+    """
+
+    def __init__(self, book: LayoutBook, chance: random.Random, own_ns: Floats) -> None:
+        self._book = book
+        self._tables = book.task.tables
+        self._random = chance
+        total = own_ns.sum(axis=0)
+        near = min(NEAR, max(1, len(total) // 2))
+        order = np.argsort(-total, kind="stable").tolist()
+        # All other ranks wait for the last one of each part.
+        leaders = [int(part.argmax()) for part in own_ns]
+        self._busiest = [*leaders, *order[:near]]
+        self._least = order[::-1][: 2 * near]
+
+    def propose(self, layout: PlanLayout, count: int) -> list[PlanLayout]:
+        """Up to *count* layouts one step from *layout*."""
+        table_of = np.repeat(np.arange(len(layout.cuts)), np.diff(layout.start)).tolist()
+        of_rank: dict[int, list[int]] = {}
+        for number, rank in enumerate(layout.rank.tolist()):
+            of_rank.setdefault(rank, []).append(number)
+        found: list[PlanLayout] = []
+        for _ in range(4 * count):
+            changed = self._step(layout, of_rank, table_of)
+            found += [] if changed is None else [changed]
+            if len(found) >= count:
+                break
+        return found
+
+    def copy_steps(self, layout: PlanLayout) -> list[PlanLayout]:
+        """Copy one more small table to every rank, one less, or replace one."""
+        small = [
+            place
+            for place, table in enumerate(self._tables)
+            if table.size_bytes <= COPIED_BYTES and layout.cuts[place] != COPIED
+        ]
+        removed = layout
+        if layout.copied and (not small or self._random.random() < 0.5):
+            place = self._random.choice(layout.copied)
+            removed = self._book.recut(layout, place, WHOLE, [self._random.choice(self._least)])
+            if self._random.random() < 0.5 or not small:
+                return [removed]
+        if not small:
+            return []
+        changed = self._book.recut(removed, self._random.choice(small), COPIED, [])
+        return [changed] if len(changed.rank) else []
+
+    def _step(
+        self, layout: PlanLayout, of_rank: dict[int, list[int]], table_of: list[int]
+    ) -> PlanLayout | None:
+        source = self._random.choice(self._busiest)
+        target = self._random.choice(self._least)
+        mine, others = of_rank.get(source), of_rank.get(target)
+        if source == target or not mine:
+            return None
+        number = self._random.choice(mine)
+        draw = self._random.random()
+        if draw >= TRADE:
+            return self._recut(layout, table_of[number])
+        rank = layout.rank.copy()
+        rank[number] = target
+        if draw >= MOVE:
+            if not others:
+                return None
+            rank[self._random.choice(others)] = source
+            if draw >= SWAP and len(mine) > 1:
+                rank[self._random.choice(mine)] = target
+        return layout.with_ranks(rank)
+
+    def _recut(self, layout: PlanLayout, place: int) -> PlanLayout | None:
+        """More or fewer pieces by rows or columns, on the least busy ranks."""
+        table, cut = self._tables[place], layout.cuts[place]
+        most = self._book.task.rank_count
+        options = [
+            Cut(cut.columns, cut.rows + 1),
+            Cut(cut.columns, cut.rows - 1),
+            Cut(2 * cut.columns, cut.rows),
+            Cut(cut.columns // 2, cut.rows),
+            WHOLE,
+        ]
+        chosen = self._random.choice(options)
+        if chosen == cut or not 1 <= chosen.count <= most or chosen.rows > table.rows:
+            return None
+        if chosen.columns > 1 and (
+            table.width % (4 * chosen.columns) or table.width // chosen.columns < MIN_WIDTH
+        ):
+            return None
+        kept = list(dict.fromkeys(layout.ranks_of(place)))
+        fresh = [rank for rank in self._least if rank not in kept]
+        self._random.shuffle(fresh)
+        placed = (kept + fresh)[: chosen.count]
+        if len(placed) < chosen.count:
+            return None
+        return self._book.recut(layout, place, chosen, placed)

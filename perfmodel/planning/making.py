@@ -1,7 +1,7 @@
-"""Making plans: from files and sharders, by enumeration and by search.
+"""Making plans: load what a question names, then make plans by sharders, enumeration and search.
 
-The thousands that are tried on the way are judged by the condensed evaluation,
-which leaves interference out; those that come out are answered in full later.
+Enumeration and search compare thousands of plans by the condensed evaluation, without
+interference. The plans that they return are predicted in full later.
 """
 
 from __future__ import annotations
@@ -16,23 +16,83 @@ from numpy.typing import NDArray
 
 from embeddings.plan import ShardingPlan
 from embeddings.plan_document import load_plan_document
-from embeddings.sharders import ShardingTask, build_named_plan
+from embeddings.sharders import build_named_plan
+from embeddings.sharding_task import ShardingTask
+from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError
 from perfmodel.execution.executor import Executor
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.placements import Int32s
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
-from perfmodel.planning.setting import RankSetting, load_rank_setting
 from perfmodel.prediction.phases import OnPhase
+from perfmodel.prediction.question import load_setting
+from perfmodel.prediction.scenario import Scenario
+from perfmodel.stacks.stack import SoftwareStack
+from perfmodel.workloads.catalog import check_has_tables
+from perfmodel.workloads.dlrm.job import sharding_task
+from perfmodel.workloads.dlrm.memory import room_for_tables
+from perfmodel.workloads.dlrm.spec import DlrmSpec
+from topologies import Cluster
 
 KEPT_ENUMERATED = 5
 CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RankSetting:
+    """What a question names, loaded, and the task for sharders."""
+
+    spec: DlrmSpec
+    cluster: Cluster
+    stack: SoftwareStack
+    task: ShardingTask
+
+
+def load_rank_setting(question: RankQuestion) -> RankSetting:
+    """Load what *question* names."""
+    loaded = load_setting(
+        Scenario(
+            topology=question.topology,
+            workload=question.workload,
+            overrides=question.overrides,
+            hosts=question.hosts,
+            ranks_per_host=question.ranks_per_host,
+            stack=question.stack,
+            tables=question.tables,
+            indices=question.indices,
+            calibration=question.calibration,
+        )
+    )
+    spec, tables = check_has_tables(loaded.workload), loaded.tables
+    task = build_task(spec, tables or spec.embedding.tables(), loaded.cluster, seed=question.seed)
+    return RankSetting(spec, loaded.cluster, loaded.stack, task)
+
+
+def build_task(
+    spec: DlrmSpec, tables: tuple[EmbeddingTable, ...], cluster: Cluster, *, seed: int = 0
+) -> ShardingTask:
+    """The task of a sharder for *spec*; its room is the memory that everything else leaves."""
+    ranks = cluster.rank_count
+    room = room_for_tables(spec, tables, rank_count=ranks, memory_bytes=cluster.device.memory_bytes)
+    if room <= 0:
+        raise PlanError(
+            f"rank: {spec.name} leaves no memory for tables on {cluster.device.name}: "
+            "the dense part and its buffers need it all. Take a smaller batch or more ranks."
+        )
+    return sharding_task(
+        spec,
+        tables,
+        rank_count=ranks,
+        room_bytes=room,
+        ranks_per_host=cluster.ranks_per_host,
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MadePlans:
-    """Plans to compare, those refused with reasons, and how many were judged to get there."""
+    """Plans to compare, refusals with reasons, and how many plans were evaluated on the way."""
 
     plans: tuple[ShardingPlan, ...]
     refused: tuple[tuple[str, str], ...]
@@ -43,8 +103,7 @@ def make_plans(
     question: RankQuestion, setting: RankSetting, executor: Executor, on_phase: OnPhase
 ) -> MadePlans:
     """The plans that *question* names, enumerates and searches."""
-    # A file that cannot be read is the user's fault and stops; a sharder that finds no room is
-    # an answer.
+    # An unreadable file is an error of the user. A sharder without room is part of the answer.
     plans = [
         load_plan_document(
             file,
@@ -82,7 +141,7 @@ def make_plans(
 def _search(
     question: RankQuestion, executor: Executor, starts: tuple[ShardingPlan, ...]
 ) -> SearchOutcome:
-    """Several searches, each with its own seed; the best outcome counts."""
+    """The best outcome of several searches, each with its own seed."""
     seeds = [question.seed + number for number in range(question.searches)]
     outcomes = executor.map(search_from, (question, starts), seeds)
     best = min(outcomes, key=lambda outcome: outcome.time_ns)
@@ -90,7 +149,7 @@ def _search(
 
 
 def search_from(shared: tuple[RankQuestion, tuple[ShardingPlan, ...]], seed: int) -> SearchOutcome:
-    """One search; a function of the module, so that it can run on any worker."""
+    """One search; a module-level function, so that any worker can run it."""
     question, starts = shared
     setting = _setting(question)
     evaluator = PlanEvaluator(setting.spec, setting.cluster, setting.stack)
@@ -110,7 +169,7 @@ def _evaluator(question: RankQuestion) -> PlanEvaluator:
 
 
 def _enumerate(question: RankQuestion, setting: RankSetting, executor: Executor) -> MadePlans:
-    """All plans of whole tables up to the names of ranks, if they are not too many."""
+    """All plans of whole tables, ranks being interchangeable; refused above the limit."""
     limit = question.enumerate_limit
     all_ranks = list(islice(iter_assignments(setting.task), limit + 1))
     if len(all_ranks) > limit:
@@ -130,7 +189,7 @@ def _enumerate(question: RankQuestion, setting: RankSetting, executor: Executor)
 
 
 def judge_assignments(question: RankQuestion, ranks: Int32s) -> NDArray[np.int64]:
-    """Times of plans of whole tables, plans x tables; endless where one does not fit."""
+    """Times of plans of whole tables, plans x tables; the largest integer if one does not fit."""
     evaluator = _evaluator(question)
     task = _setting(question).task
     found = evaluator.measure_assignments(task, ranks)

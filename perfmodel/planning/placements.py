@@ -1,8 +1,7 @@
-"""Placements: many plans as columns, and the distinct pieces they are made of.
+"""Placements: many plans as columns, and the distinct pieces they consist of.
 
-A piece is known by its table, rows and width, and, where it has some of the most
-popular rows, by where it begins. Whatever a piece adds to its rank is
-worked out once.
+Table, rows and width identify a piece; so does its first row, if it holds some of the most popular
+rows. The load that a piece adds to its rank is computed once.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Int32s = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placements:
-    """Plans one after another: piece and rank of every shard, and where each plan begins."""
+    """Concatenated plans: piece and rank of every shard, and the first shard of each plan."""
 
     piece: Int32s
     rank: Int32s
@@ -54,7 +53,7 @@ class Placements:
 
 
 def join_placements(pieces: Sequence[Int32s], ranks: Sequence[Int32s]) -> Placements:
-    """Plans one after another, from piece and rank of the shards of each."""
+    """Concatenate plans, given piece and rank of the shards of each."""
     counts = [len(of_plan) for of_plan in pieces]
     return Placements(
         np.concatenate(pieces),
@@ -65,7 +64,7 @@ def join_placements(pieces: Sequence[Int32s], ranks: Sequence[Int32s]) -> Placem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLoads:
-    """What every rank of every plan holds: plans x ranks, and plans x ranks x terms."""
+    """Load of every rank of every plan: plans x ranks, and plans x ranks x terms."""
 
     terms: Int64s
     widths: Int64s
@@ -76,7 +75,7 @@ class RankLoads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnShards:
-    """What the shards of one plan add to their ranks in each of several batches.
+    """Load that the shards of one plan add to their ranks in each of several batches.
 
     *terms* are batches x levels x shards x terms, *index_counts* batches x shards.
     """
@@ -88,7 +87,7 @@ class DrawnShards:
 
 
 class PieceCatalog:
-    """Pieces of the tables of one workload on one device, numbered as they come."""
+    """Pieces of the tables of one workload on one device, numbered in order of appearance."""
 
     def __init__(self, spec: DlrmSpec, device: Device, *, rank_count: int) -> None:
         self._spec = spec
@@ -101,11 +100,11 @@ class PieceCatalog:
         self.rank_count = rank_count
 
     def pieces(self, tables: Sequence[EmbeddingTable], shards: Sequence[Shard]) -> Int32s:
-        """The numbers of the pieces that *shards* of *tables* are."""
+        """The piece numbers of *shards* of *tables*."""
         return self._numbers(find_pieces(tables, shards))
 
     def _numbers(self, pieces: PlanPieces) -> Int32s:
-        """By shard; pieces that are not known yet get the next numbers."""
+        """By shard; new pieces get the next numbers."""
         number_of = self._number_of
         for key, table in zip(pieces.keys, pieces.tables, strict=True):
             if key not in number_of:
@@ -121,12 +120,12 @@ class PieceCatalog:
         """*plans* as columns, the shards of each sorted."""
         shards = [sorted(plan.shards) for plan in plans]
         return join_placements(
-            [self._numbers_of(*of_plan) for of_plan in zip(plans, shards, strict=True)],
+            [self._known_numbers(*of_plan) for of_plan in zip(plans, shards, strict=True)],
             [np.array([shard.rank for shard in of_plan], dtype=np.int32) for of_plan in shards],
         )
 
-    def _numbers_of(self, plan: ShardingPlan, shards: Sequence[Shard]) -> Int32s:
-        # Telling rows are first rows or none, so a shard that is found as it stands is right.
+    def _known_numbers(self, plan: ShardingPlan, shards: Sequence[Shard]) -> Int32s:
+        # A piece's key has its first row or none, so a shard that is found directly is right.
         known = [self._number_of.get((s[0], s[2], s[3], s[5])) for s in shards]
         if None in known:
             return self._numbers(plan.pieces)
@@ -134,7 +133,7 @@ class PieceCatalog:
 
     @property
     def columns(self) -> _PieceColumns:
-        """What every piece adds to its rank."""
+        """The load that every piece adds to its rank."""
         known = 0 if self._columns is None else len(self._columns.widths)
         if self._columns is None or known < len(self._tables):
             fresh = self._build_columns(self._tables[known:])
@@ -143,53 +142,23 @@ class PieceCatalog:
 
     def load(self, placements: Placements) -> RankLoads:
         """Sum up *placements* by rank."""
-        columns = self.columns
-        loads = self._empty_loads(placements.plan_count, self._used_bytes(placements))
-        _add_up(
-            placements.piece,
-            placements.rank,
-            placements.plan_start,
-            columns.terms[np.newaxis],
-            columns.widths,
-            columns.index_counts[np.newaxis],
-            loads.terms,
-            loads.widths,
-            loads.index_counts,
-            loads.piece_counts,
-        )
-        return loads
+        columns, used_bytes = self.columns, self._used_bytes(placements)
+        terms, counts = columns.terms[np.newaxis], columns.index_counts[np.newaxis]
+        return _sum_loads(placements, terms, columns.widths, counts, used_bytes)
 
     def load_batches(self, drawn: DrawnShards) -> RankLoads:
-        """Sum up one plan by rank, once for every batch that was *drawn*; memory is left out."""
+        """Sum up one plan by rank, once per *drawn* batch; memory stays zero."""
         batches, shards = drawn.index_counts.shape
-        none = np.zeros((batches, self.rank_count), dtype=np.int64)
-        loads = self._empty_loads(batches, none)
-        _add_up(
+        placements = Placements(
             np.tile(np.arange(shards, dtype=np.int32), batches),
             np.tile(drawn.rank, batches),
             np.arange(batches + 1, dtype=np.int64) * shards,
-            drawn.terms,
-            drawn.widths,
-            drawn.index_counts,
-            loads.terms,
-            loads.widths,
-            loads.index_counts,
-            loads.piece_counts,
         )
-        return loads
-
-    def _empty_loads(self, plans: int, memory_bytes: Int64s) -> RankLoads:
-        shape = (plans, self.rank_count)
-        return RankLoads(
-            np.zeros((*shape, len(Term)), dtype=np.int64),
-            np.zeros(shape, dtype=np.int64),
-            np.zeros(shape, dtype=np.int64),
-            np.zeros(shape, dtype=np.int64),
-            memory_bytes,
-        )
+        no_bytes = np.zeros((batches, self.rank_count), dtype=np.int64)
+        return _sum_loads(placements, drawn.terms, drawn.widths, drawn.index_counts, no_bytes)
 
     def _used_bytes(self, placements: Placements) -> Int64s:
-        """What the pieces of every rank take, plans x ranks."""
+        """Memory of the pieces of every rank, plans x ranks."""
         plan = np.repeat(np.arange(placements.plan_count), np.diff(placements.plan_start))
         sums = np.bincount(
             plan * self.rank_count + placements.rank,
@@ -239,6 +208,37 @@ class _PieceColumns:
             np.concatenate([self.index_counts, other.index_counts]),
             np.concatenate([self.memory_bytes, other.memory_bytes]),
         )
+
+
+def _sum_loads(
+    placements: Placements,
+    terms: Int64s,
+    widths: Int64s,
+    index_counts: Int64s,
+    memory_bytes: Int64s,
+) -> RankLoads:
+    """Loads of all ranks (plans x ranks, the shape of *memory_bytes*)."""
+    shape = memory_bytes.shape
+    loads = RankLoads(
+        np.zeros((*shape, len(Term)), dtype=np.int64),
+        np.zeros(shape, dtype=np.int64),
+        np.zeros(shape, dtype=np.int64),
+        np.zeros(shape, dtype=np.int64),
+        memory_bytes,
+    )
+    _add_up(
+        placements.piece,
+        placements.rank,
+        placements.plan_start,
+        terms,
+        widths,
+        index_counts,
+        loads.terms,
+        loads.widths,
+        loads.index_counts,
+        loads.piece_counts,
+    )
+    return loads
 
 
 @numba.njit(cache=True, nogil=True)

@@ -1,7 +1,7 @@
-"""Plan costs: how long what a plan changes takes, for many plans at once.
+"""Plan costs: durations of the tasks that a plan changes, for many plans at once.
 
-The same cost models as for a whole job, asked for the tasks in the columns of
-a frame only; the durations are those of `price_job` to the nanosecond.
+Uses the cost models of a whole job, but prices only the columns of a frame. The durations equal
+those of `price_job` to the nanosecond.
 """
 
 from __future__ import annotations
@@ -42,22 +42,10 @@ GRADIENT_PASSES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlanCosts:
-    """Durations before rounding, plans x columns x ranks."""
-
-    float_ns: Floats
-
-    @property
-    def durations_ns(self) -> Int64s:
-        """Durations on the clock."""
-        return np.rint(self.float_ns).astype(np.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class AloneCosts:
-    """What pieces would take alone, floors aside.
+    """Cost of each piece on its own, without fixed kernel time.
 
-    Lookups and updates of a rank add up; of tails only the longest counts.
+    Lookups and updates of a rank add up; only its longest tail counts.
     """
 
     lookup_ns: Floats
@@ -66,12 +54,12 @@ class AloneCosts:
 
     @property
     def total_ns(self) -> Floats:
-        """Everything of each piece."""
+        """Total cost of each piece."""
         return self.lookup_ns + self.update_ns + self.tail_ns
 
 
 class PlanPricer:
-    """Prices what plans of *spec* change on *cluster*."""
+    """Prices the tasks that plans of *spec* change on *cluster*."""
 
     def __init__(self, spec: DlrmSpec, cluster: Cluster, stack: SoftwareStack) -> None:
         self._spec = spec
@@ -89,8 +77,11 @@ class PlanPricer:
         )
         self._small_ns: dict[MemoryBound, float] = {}
 
-    def price(self, loads: RankLoads, partial_widths: Int64s) -> PlanCosts:
-        """Durations from what ranks hold, and from the width of partial sums of every plan."""
+    def price(self, loads: RankLoads, partial_widths: Int64s) -> Floats:
+        """Durations before rounding, plans x columns x ranks.
+
+        They follow from the load of each rank and the width of each plan's partial sums.
+        """
         plans, ranks = loads.widths.shape
         out = np.zeros((plans, len(CHANGING), ranks))
         terms = loads.terms.reshape(plans * ranks, -1)
@@ -112,10 +103,10 @@ class PlanPricer:
             if width:
                 kernel = elementwise("reduce_sum", self._samples * width, section.exchange_dtype)
                 out[plan, PARTIAL] = self._small(kernel)
-        return PlanCosts(out)
+        return out
 
     def alone(self, terms: Int64s) -> AloneCosts:
-        """Lookup and update of pieces one by one, pieces x terms, without their floors."""
+        """Costs of single pieces, pieces x terms, without fixed kernel time."""
         floors = np.zeros_like(terms)
         floors[:, Term.ROWS] = terms[:, Term.ROWS]
         smooth = terms.copy()
@@ -136,12 +127,12 @@ class PlanPricer:
         return times * self._lookup_ratio
 
     def exchange_ns(self, each_bytes: Int64s) -> Floats:
-        """One exchange in which a rank sends every other *each_bytes*, plans x ranks."""
+        """One exchange in which each rank sends *each_bytes* to every other, plans x ranks."""
         return self._exchange.times_ns(each_bytes)
 
     @property
     def width_ns(self) -> float:
-        """What a number of pooled width costs in both exchanges, on ranks of equal width."""
+        """Cost of one unit of pooled width in both exchanges, with equal widths on all ranks."""
         ranks = self._cluster.rank_count
         mean = max(1, round(self._spec.embedding.total_width / ranks))
         size = self._spec.embedding.exchange_dtype.size_bytes
@@ -151,10 +142,10 @@ class PlanPricer:
         return float(2 * (something.max() - nothing.max()) / mean)
 
     def copied_ns(self, tables: Sequence[EmbeddingTable]) -> Floats:
-        """About what data-parallel tables add on every rank; for choosing, not for judging.
+        """Approximate cost of data-parallel tables on every rank; only for choosing start layouts.
 
-        A lookup of the rank's own samples, a dense gradient that is cleared,
-        filled, reduced, copied and applied.
+        A lookup of the rank's own samples, and a dense gradient that is cleared, filled, reduced,
+        copied and applied.
         """
         device = self._cluster.device
         setting = TermsSetting(self._samples, self._spec.embedding.optimizer, device.l2_bytes)
@@ -184,10 +175,10 @@ class PlanPricer:
 
 
 class ExchangePricer:
-    """All-to-alls in which every rank sends all others the same, or receives it from them.
+    """All-to-alls in which each rank sends the same size to all others, or receives it from them.
 
-    Both ways a rank moves the same bytes, so one price serves pooled vectors
-    and their gradients.
+    A rank moves the same bytes in both directions, so pooled vectors and their gradients have
+    the same price.
     """
 
     def __init__(self, cluster: Cluster, *, time_ratio: float = 1.0) -> None:
@@ -196,18 +187,18 @@ class ExchangePricer:
         members = np.arange(cluster.rank_count, dtype=np.int64)
         self._wiring = wiring_of(members, cluster)
         self._calibration = calibration_for(cluster.device)
-        self._some_cost = self._even(float(SOME_BYTES))
+        self._some_cost = self._price_sizes(CollectiveKind.ALL_TO_ALL, float(SOME_BYTES))[0]
         host = np.asarray(cluster.host_of_rank, dtype=np.int64)
-        self._by_host = _Shared(host)
+        self._by_host = _ByOwner(host)
         self._host_size = np.bincount(host)[host].astype(np.float64)
         nics = cluster.topology.nic_of_gpu
         self._by_nic = None
         if nics:
             gpu = np.asarray(cluster.gpu_of_rank, dtype=np.int64)
-            self._by_nic = _Shared(host * len(nics) + np.array(nics, dtype=np.int64)[gpu])
+            self._by_nic = _ByOwner(host * len(nics) + np.array(nics, dtype=np.int64)[gpu])
 
     def times_ns(self, each_bytes: Int64s) -> Floats:
-        """When every rank is done, plans x ranks; *each_bytes* is what it sends every other."""
+        """When each rank is done, plans x ranks; it sends *each_bytes* to every other rank."""
         each = each_bytes.astype(np.float64)
         count = each.shape[1]
         total = each.sum(axis=1, keepdims=True)
@@ -219,7 +210,7 @@ class ExchangePricer:
             nic = np.maximum(self._by_nic.sum(away[0]), self._by_nic.sum(away[1]))
             nic = np.maximum(nic, self._nic_of_partners(nic, each > 0))
         load = RankLoad(
-            # All ranks of a host get something from the one that sends most.
+            # Every rank of a host receives from the largest sender.
             inside_bytes=(self._by_host.largest(each) * (self._host_size - 1)).reshape(-1),
             local_bytes=np.zeros(each.size),
             nic_bytes=nic.reshape(-1),
@@ -230,7 +221,7 @@ class ExchangePricer:
             wiring=self._wiring,
             software=DEFAULT_SOFTWARE,
             calibration=self._calibration,
-            # Algorithm and uncertainty would come from it, the times of ranks do not.
+            # Only algorithm and uncertainty come from it, not the times of ranks.
             even=self._some_cost,
         )
         assert cost.per_rank_ns is not None
@@ -239,7 +230,7 @@ class ExchangePricer:
         return result
 
     def _nic_of_partners(self, nic: Floats, is_sending: NDArray[np.bool_]) -> Floats:
-        """The largest of *nic* among ranks of other hosts that a rank sends to or gets from."""
+        """The largest of *nic* among the ranks on other hosts that a rank exchanges with."""
         of_all = self._by_host.largest_elsewhere(nic)
         if is_sending.all():
             return of_all
@@ -249,30 +240,24 @@ class ExchangePricer:
 
     @property
     def reduction_ns_per_byte(self) -> float:
-        """What a further byte of a large all-reduce takes."""
-        sizes = np.array([2.0**24, 2.0**26])
-        small, large = price_sizes(
-            CollectiveKind.ALL_REDUCE,
-            sizes,
+        """Time per additional byte of a large all-reduce."""
+        sizes = (2.0**24, 2.0**26)
+        small, large = self._price_sizes(CollectiveKind.ALL_REDUCE, *sizes)
+        further_ns = (large.duration_ns - small.duration_ns) * self._time_ratio
+        return float(further_ns / (sizes[1] - sizes[0]))
+
+    def _price_sizes(self, kind: CollectiveKind, *sizes: float) -> Sequence[CollectiveCost]:
+        return price_sizes(
+            kind,
+            np.array(sizes),
             wiring=self._wiring,
             software=DEFAULT_SOFTWARE,
             calibration=self._calibration,
         )
-        further_ns = (large.duration_ns - small.duration_ns) * self._time_ratio
-        return float(further_ns / (sizes[1] - sizes[0]))
-
-    def _even(self, mean_bytes: float) -> CollectiveCost:
-        return price_sizes(
-            CollectiveKind.ALL_TO_ALL,
-            np.array([mean_bytes]),
-            wiring=self._wiring,
-            software=DEFAULT_SOFTWARE,
-            calibration=self._calibration,
-        )[0]
 
 
-class _Shared:
-    """Sums and maxima over the ranks that share something, handed to each of them."""
+class _ByOwner:
+    """Sums and maxima over ranks with the same owner (host or NIC), one value per rank."""
 
     def __init__(self, owner: Int64s) -> None:
         self._order = np.argsort(owner, kind="stable")
@@ -283,18 +268,18 @@ class _Shared:
         self._place[self._order] = place.reshape(-1)
 
     def sum(self, values: Floats) -> Floats:
-        """For every rank the sum of *values*, plans x ranks, over those it shares with."""
+        """The sum of *values*, plans x ranks, over the ranks with the same owner."""
         sums = np.add.reduceat(values[:, self._order], self._first, axis=1)
         result: Floats = sums[:, self._place]
         return result
 
     def largest(self, values: Floats) -> Floats:
-        """For every rank the largest of *values* among those it shares with."""
+        """The largest of *values* among the ranks with the same owner."""
         result: Floats = self._largest(values)[:, self._place]
         return result
 
     def largest_elsewhere(self, values: Floats) -> Floats:
-        """For every rank the largest of *values* among all it does not share with."""
+        """The largest of *values* among the ranks with other owners."""
         largest = self._largest(values)
         second, first = np.partition(largest, -2, axis=1)[:, -2:].T[:, :, np.newaxis]
         result: Floats = np.where(largest == first, second, first)[:, self._place]

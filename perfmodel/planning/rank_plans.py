@@ -1,9 +1,9 @@
-"""Ranking plans: make them, judge them, order them, explain them."""
+"""Ranking plans: make, predict, order and explain them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,10 @@ from perfmodel.planning.evaluator import (
     PlanEvaluator,
     has_steps,
     lookups_of_ranks_ns,
+    times_in_mode,
 )
 from perfmodel.planning.frame import build_frame
-from perfmodel.planning.making import MadePlans, make_plans
+from perfmodel.planning.making import MadePlans, load_rank_setting, make_plans
 from perfmodel.planning.plan_costs import GRADIENTS, INDICES, LOOKUP, POOLED, UPDATE
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.ranking import (
@@ -37,20 +38,17 @@ from perfmodel.planning.ranking import (
     beats_next,
     number_ties,
 )
-from perfmodel.planning.setting import load_rank_setting
 from perfmodel.prediction.answer import Prediction
 from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Setting, build_question
 from perfmodel.prediction.scenario import Mode
-from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import build_exchanges
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from topologies import Cluster
 
 SHOWN_TABLES = 3
 AT_ONCE = 4
-"""Plans answered before progress is told: few enough to see it, enough to share out."""
+"""Plans predicted between two progress reports."""
 
 
 def rank_plans(
@@ -75,17 +73,18 @@ def order_plans(
     executor: Executor,
     on_phase: OnPhase = ignore_phase,
 ) -> Ranking:
-    """The plans that were *made* in order of their answers, each explained."""
+    """The *made* plans in order of their predicted times, each explained."""
     plans = made.plans
-    askers = _Askers(evaluator.spec, evaluator.cluster, evaluator.stack, _asked(question))
-    answered: list[PlanAnswer] = []
+    options = _predict_options(question)
+    setting = Setting(evaluator.spec, evaluator.cluster, evaluator.stack, options)
+    answered: list[tuple[Prediction, tuple[int, ...]]] = []
     for first in range(0, len(plans), AT_ONCE):
-        on_phase(f"answering plan {first + 1} of {len(plans)}", first / len(plans))
-        answered += executor.map(answer_plan, askers, plans[first : first + AT_ONCE])
+        on_phase(f"predicting plan {first + 1} of {len(plans)}", first / len(plans))
+        answered += executor.map(answer_plan, setting, plans[first : first + AT_ONCE])
     ranked: list[RankedPlan] = []
     for plan, found in zip(plans, answered, strict=True):
-        on_phase(f"what would shorten {plan.name}", len(ranked) / len(plans))
-        ranked.append(_rank_one(evaluator, question, plan, found))
+        on_phase(f"finding what bounds {plan.name}", len(ranked) / len(plans))
+        ranked.append(_rank_one(evaluator, question, plan, *found))
     ordered = _with_places(ranked, question)
     return Ranking(
         plans=ordered,
@@ -107,13 +106,13 @@ def _facts(evaluator: PlanEvaluator, question: RankQuestion) -> tuple[str, ...]:
     return (
         f"{question.topology}: {hosts}, {cluster.rank_count} ranks",
         f"{spec.name}: {len(tables)} tables, {total:.1f} GiB of weights",
-        f"batch {spec.batch:,}, {spec.batch // cluster.rank_count:,} samples a rank",
+        f"batch {spec.batch:,}, {spec.batch // cluster.rank_count:,} samples per rank",
         f"stack {evaluator.stack.name}",
     )
 
 
 def _with_places(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple[RankedPlan, ...]:
-    """Plans in order, those that fit first; of a tie the smaller, then the more even ones."""
+    """Plans in order: those that fit first. Ties: less memory first, then more even lookups."""
     order = sorted(
         range(len(ranked)), key=lambda number: sort_key(ranked[number], question, number)
     )
@@ -143,35 +142,18 @@ def _with_places(ranked: Sequence[RankedPlan], question: RankQuestion) -> tuple[
     return tuple(placed)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Askers:
-    """What the questions about all plans share."""
+def answer_plan(setting: Setting, plan: ShardingPlan) -> tuple[Prediction, tuple[int, ...]]:
+    """What `predict --plan` answers, and the memory of each rank.
 
-    spec: DlrmSpec
-    cluster: Cluster
-    stack: SoftwareStack
-    asked: PredictOptions
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlanAnswer:
-    """What `predict --plan` answers for a plan, and what its ranks need."""
-
-    answer: Prediction
-    memory_bytes: tuple[int, ...]
-
-
-def answer_plan(askers: _Askers, plan: ShardingPlan) -> PlanAnswer:
-    """Answer one plan; a function of the module, so it can run on any worker."""
-    question = build_question(
-        Setting(askers.spec, askers.cluster, askers.stack, askers.asked, plan=plan)
-    )
+    A module-level function, so that any worker can run it.
+    """
+    question = build_question(replace(setting, plan=plan))
     memory_bytes = tuple(memory.total_bytes for memory in question.memory_of_rank)
-    return PlanAnswer(predict(question, executor=SerialExecutor()), memory_bytes)
+    return predict(question, executor=SerialExecutor()), memory_bytes
 
 
 def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]) -> PlanLoads:
-    """What every rank looks up and sends in an iteration."""
+    """Lookups, bytes sent and memory of every rank in an iteration."""
     copied = sum(table.pooling_factor for table in plan.copied_tables) * spec.batch
     held = plan.by_rank([table.pooling_factor for table in plan.pieces.tables])
     lookups = spec.batch * held + copied / plan.rank_count
@@ -190,37 +172,41 @@ def find_loads(spec: DlrmSpec, plan: ShardingPlan, memory_bytes: tuple[int, ...]
     return PlanLoads(tuple(lookups.tolist()), tuple(sent.tolist()), memory_bytes)
 
 
-def _asked(question: RankQuestion) -> PredictOptions:
+def _predict_options(question: RankQuestion) -> PredictOptions:
     return PredictOptions(
         mode=question.mode, samples=question.samples, seed=question.seed, is_explained=False
     )
 
 
 def _rank_one(
-    evaluator: PlanEvaluator, question: RankQuestion, plan: ShardingPlan, found: PlanAnswer
+    evaluator: PlanEvaluator,
+    question: RankQuestion,
+    plan: ShardingPlan,
+    answer: Prediction,
+    memory_bytes: tuple[int, ...],
 ) -> RankedPlan:
     gains = find_gains(evaluator, plan, question.mode)
     return RankedPlan(
         plan=plan,
-        answer=found.answer,
+        answer=answer,
         place=0,
         beats_next=None,
         bound=max(gains, key=lambda bound: gains[bound]),
         gains_ns=gains,
         straggler=_straggler(evaluator, plan),
-        loads=find_loads(evaluator.spec, plan, found.memory_bytes),
-        fits=max(found.memory_bytes) <= evaluator.cluster.device.memory_bytes,
-        spread=_spread(evaluator, plan, question, found.answer.iteration_ns),
+        loads=find_loads(evaluator.spec, plan, memory_bytes),
+        fits=max(memory_bytes) <= evaluator.cluster.device.memory_bytes,
+        spread=_spread(evaluator, plan, question, answer.iteration_ns),
     )
 
 
 def sort_key(plan: RankedPlan, question: RankQuestion, place: int) -> tuple[bool, float, int]:
-    """Plans that fit first, then by time; equal ones in the order they were given."""
+    """Plans that fit first, then by time, then in the given order."""
     return (not plan.fits, order_time(plan, question), place)
 
 
 def order_time(plan: RankedPlan, question: RankQuestion) -> float:
-    """The time that plans are ordered by."""
+    """The time to order plans by."""
     if plan.spread is not None and question.rank_by is RankBy.MEAN:
         return plan.spread.mean_ns
     if plan.spread is not None and question.rank_by is RankBy.QUANTILE:
@@ -231,7 +217,7 @@ def order_time(plan: RankedPlan, question: RankQuestion) -> float:
 def _spread(
     evaluator: PlanEvaluator, plan: ShardingPlan, question: RankQuestion, iteration_ns: int
 ) -> BatchSpread | None:
-    """The spread over sampled batches, around the time that was answered."""
+    """The spread over sampled batches, scaled to the predicted time."""
     if question.batches < 2:
         return None
     spread = sample_batches(
@@ -242,9 +228,9 @@ def _spread(
 
 
 def _straggler(evaluator: PlanEvaluator, plan: ShardingPlan) -> Straggler:
-    """The rank that comes last to collectives, by what the others wait for it in all.
+    """The rank that others wait for most in collectives.
 
-    Of plans with exchanges in steps it is the one with most to look up.
+    For plans with exchanges in steps it is the rank with the longest lookups.
     """
     waited = np.zeros(plan.rank_count)
     if has_steps(plan):
@@ -268,26 +254,25 @@ def _straggler(evaluator: PlanEvaluator, plan: ShardingPlan) -> Straggler:
 def _assumptions(best: Prediction, made: MadePlans, question: RankQuestion) -> tuple[str, ...]:
     sentences = list(best.assumptions)
     sentences.append(
-        "The plans that are listed were answered in full, as `predict --plan` answers; what would "
-        "shorten them, and who comes last, is judged with interference left out."
+        "Listed plans are predicted in full, as by `predict --plan`; their bound and straggler "
+        "are found without contention."
     )
     if made.judged:
         sentences.append(
-            f"The {made.judged:,} plans that were tried to find them were ordered with "
-            "interference left out."
+            f"The {made.judged:,} plans tried by enumeration and search were compared without "
+            "contention."
         )
     if question.batches:
         sentences.append(
-            "Sampled batches differ in how many rows each table is asked for, how many of them are "
-            "different, and in which rows are the hottest; where a table states no deviation, bags "
-            "are taken to be Poisson. Their spread is found with interference left out and laid "
-            "around the time that was answered."
+            "Sampled batches differ per table in lookups and in distinct rows; a table without a "
+            "stated deviation has Poisson bags. The spread is found without contention and scaled "
+            "to the predicted time."
         )
     return tuple(sentences)
 
 
 FASTER = 0.9
-"""How much faster a part is made to see what it bounds."""
+"""Factor on the duration of a part, to see how much it bounds the iteration."""
 _PLAN_PARTS = {
     PlanBound.LOOKUP: (LOOKUP, UPDATE),
     PlanBound.ALL_TO_ALL: (POOLED, GRADIENTS, INDICES),
@@ -300,17 +285,17 @@ _FIXED_FAMILIES = {
 
 
 def find_gains(evaluator: PlanEvaluator, plan: ShardingPlan, mode: Mode) -> dict[PlanBound, float]:
-    """What a tenth less of each part would save."""
+    """Time saved by reducing each part by 10 %."""
     if has_steps(plan):
         return _whole_gains(evaluator.price_whole(plan), mode)
     variants, priced = evaluator.price_variants(plan), evaluator.price([plan])
-    changed = [_faster(variants, families) for families in _FIXED_FAMILIES.values()]
-    vectors = np.column_stack([variants.durations.values_ns[:, 0], *changed])
+    masks = [_of_families(variants, families) for families in _FIXED_FAMILIES.values()]
+    vectors = np.column_stack([variants.durations.values_ns[:, 0], _faster(variants, masks)])
     frame = build_frame(variants, np.ascontiguousarray(vectors))
 
     def time_ns(durations_ns: NDArray[np.int64], vector: int) -> int:
         found = evaluate_variants(frame, priced.kinds, durations_ns, vector=vector)
-        return int((found.period_ns if mode is Mode.PERIOD else found.isolated_ns)[0])
+        return int(times_in_mode(found, mode)[0])
 
     nominal_ns = time_ns(priced.durations_ns, 0)
     gains = {}
@@ -324,26 +309,24 @@ def find_gains(evaluator: PlanEvaluator, plan: ShardingPlan, mode: Mode) -> dict
 
 
 def _whole_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
-    """The same from the whole job, a replay a part."""
+    """The same from the whole job, with one replay per part."""
     job = priced.job
     is_exchange = np.zeros(len(priced.float_ns), dtype=bool)
     for rank in range(job.rank_count):
         origins = [job.origins[place].operator for place in job.program_of(rank).origin]
         is_exchange[priced.rows_of_rank(rank)] = [o.startswith("embedding/") for o in origins]
-    of_family = {name: priced.family == FAMILIES.index(name) for name in FAMILIES}
-    exchanged = of_family[COMMUNICATION_FAMILY] & is_exchange
+    exchanged = _of_families(priced, (COMMUNICATION_FAMILY,)) & is_exchange
     masks = {
-        PlanBound.LOOKUP: of_family[EMBEDDING_FAMILY],
+        PlanBound.LOOKUP: _of_families(priced, (EMBEDDING_FAMILY,)),
         PlanBound.ALL_TO_ALL: exchanged,
         **{
-            bound: np.isin(priced.family, [FAMILIES.index(name) for name in families]) & ~exchanged
+            bound: _of_families(priced, families) & ~exchanged
             for bound, families in _FIXED_FAMILIES.items()
         },
     }
-    vectors = [priced.float_ns, *(np.where(m, FASTER * priced.float_ns, priced.float_ns)
-                                  for m in masks.values())]  # fmt: skip
-    values = np.rint(np.column_stack(vectors)).astype(np.int64)
-    table = DurationTable(np.ascontiguousarray(values), priced.durations.rank_offset)
+    unchanged = np.zeros(len(priced.float_ns), dtype=bool)
+    values = np.ascontiguousarray(_faster(priced, [unchanged, *masks.values()]))
+    table = DurationTable(values, priced.durations.rank_offset)
     if mode is Mode.PERIOD:
         times = find_period(SerialExecutor().replay, job, table).period_ns
     else:
@@ -351,7 +334,12 @@ def _whole_gains(priced: PricedJob, mode: Mode) -> dict[PlanBound, float]:
     return {bound: float(times[0] - time) for bound, time in zip(masks, times[1:], strict=True)}
 
 
-def _faster(priced: PricedJob, families: Sequence[str]) -> NDArray[np.int64]:
-    chosen = np.isin(priced.family, [FAMILIES.index(name) for name in families])
-    scaled = np.where(chosen, FASTER * priced.float_ns, priced.float_ns)
-    return np.rint(scaled).astype(np.int64)
+def _of_families(priced: PricedJob, families: Sequence[str]) -> NDArray[np.bool_]:
+    return np.isin(priced.family, [FAMILIES.index(name) for name in families])
+
+
+def _faster(priced: PricedJob, masks: Sequence[NDArray[np.bool_]]) -> NDArray[np.int64]:
+    """Durations with the tasks of each mask reduced by 10 %, tasks x masks."""
+    scaled = [np.where(mask, FASTER * priced.float_ns, priced.float_ns) for mask in masks]
+    rounded: NDArray[np.int64] = np.rint(np.column_stack(scaled)).astype(np.int64)
+    return rounded

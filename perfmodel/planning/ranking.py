@@ -1,7 +1,7 @@
-"""Ranking: plans in the order of their predicted times, and why they stand there.
+"""Ranking: plans in order of predicted time, with the reasons.
 
-Uncertain costs are drawn with one set of random numbers for all plans, so that
-the chance of one plan beating the next is about their difference alone.
+All plans use the same random numbers for uncertain costs. So the probability that one beats the
+next depends only on their difference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perfmodel.prediction.scenario import Mode
 
 
 class PlanBound(Enum):
-    """What a plan's iteration would get shorter by most if it were faster."""
+    """The part whose speed-up shortens the iteration most."""
 
     LOOKUP = "lookup"
     ALL_TO_ALL = "all-to-all"
@@ -40,7 +40,7 @@ class PlanBound(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank that others wait for, how long on average, and its dearest pieces."""
+    """The rank that others wait for, the mean wait, and its most expensive tables."""
 
     rank: int
     waited_ns: float
@@ -48,12 +48,12 @@ class Straggler:
 
 
 TIE_RATIO = 0.01
-"""Plans nearer than this take the same time: runs repeat no better than that."""
+"""Plans closer than this are tied: measured runs do not repeat better."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLoads:
-    """By rank: rows looked up and bytes of vectors sent in an iteration, and memory."""
+    """Per rank: rows looked up and vector bytes sent per iteration, and memory."""
 
     lookups: tuple[float, ...]
     sent_bytes: tuple[int, ...]
@@ -72,11 +72,11 @@ class PlanLoads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedPlan:
-    """A plan, the answer to it, and what was found out about it.
+    """A plan, its prediction and its analysis.
 
-    Plans with the same *place* cannot be told apart by time; those with less memory, then
-    with more even lookups, stand first. *beats_next* is the probability that the first of
-    them is faster than the first of the next place; None for others.
+    Plans with the same *place* are tied in time; less memory, then more even lookups come first.
+    *beats_next* is the probability that the first of them is faster than the first of the next
+    place; None for the others.
     """
 
     plan: ShardingPlan
@@ -93,9 +93,9 @@ class RankedPlan:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Ranking(Shown):
-    """Plans, fastest first, and plans that could not be made, each with its reason.
+    """Plans, fastest first, and the plans that could not be made, each with its reason.
 
-    *facts* say what was asked: machine, tables, batch and stack.
+    *facts* describe the question: machine, tables, batch and stack.
     """
 
     plans: tuple[RankedPlan, ...]
@@ -114,7 +114,7 @@ class Ranking(Shown):
 
     @property
     def plan_to_write(self) -> ShardingPlan:
-        """Of the plans in the first place one that TorchRec can run, if there is any."""
+        """A plan in first place, preferably one that TorchRec can run."""
         first = [one.plan for one in self.plans if one.place == self.plans[0].place and one.fits]
         return next((plan for plan in first if not list_unrunnable(plan)), first[0])
 
@@ -129,7 +129,7 @@ class Ranking(Shown):
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Why plans could not be made, one line a reason."""
+        """Why plans could not be made, one line per reason."""
         names: dict[str, list[str]] = {}
         for name, reason in self.refused:
             names.setdefault(reason, []).append(name)
@@ -137,7 +137,7 @@ class Ranking(Shown):
 
     @property
     def verdict(self) -> str:
-        """What to take from it, in a sentence."""
+        """The conclusion, in one sentence."""
         best, fitting = self.plans[0], [plan for plan in self.plans if plan.fits]
         if not fitting:
             least = min(plan.loads.peak_bytes for plan in self.plans)
@@ -159,12 +159,12 @@ class Ranking(Shown):
         ahead = after.answer.iteration_ns / min(p.answer.iteration_ns for p in fitting) - 1
         words = f"{best.plan.name} is fastest"
         if len(ties) > 1:
-            words = f"{', '.join(ties)} cannot be told apart and are fastest"
-        return f"{words}, by {100 * ahead:.0f} % before {after.plan.name}; bound by {bound}."
+            words = f"{', '.join(ties)} are tied and fastest"
+        return f"{words}, {100 * ahead:.0f} % ahead of {after.plan.name}; bound by {bound}."
 
 
 def number_ties(times_ns: Sequence[float]) -> list[int]:
-    """Places of times in ascending order; equal ones share that of the first, as in sports."""
+    """Places of ascending times; ties get the place of the first of them, as in sports."""
     places: list[int] = []
     first_ns = 0.0
     for number, time_ns in enumerate(times_ns, start=1):

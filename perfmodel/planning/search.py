@@ -1,10 +1,8 @@
 """Search: the fastest plan that can be found in a given time.
 
-It starts from the named sharders, from what the balanced one thinks of and from
-assignments by costs that add up, then moves, swaps and cuts pieces of the busiest
-ranks. A step is kept if it makes the replayed iteration shorter, and early on now
-and then if it does not (annealing). Every plan is judged by the evaluator, none
-by a stand-in.
+It starts from the named sharders, from the candidates of the balanced one and from assignments by
+additive costs. Then it moves, swaps and cuts pieces of the busiest ranks (simulated annealing). The
+objective is always the replayed iteration time, never a proxy.
 """
 
 from __future__ import annotations
@@ -21,40 +19,39 @@ from embeddings.plan import ShardingPlan
 from embeddings.sharders import ShardingTask
 from perfmodel.base.errors import PlanError
 from perfmodel.planning.evaluator import FrameKey, PlanEvaluator, has_steps
-from perfmodel.planning.layout import LayoutBook, PlanLayout
-from perfmodel.planning.neighbours import Busy, Neighbourhood
+from perfmodel.planning.layout import LayoutBook, Neighbourhood, PlanLayout
 from perfmodel.planning.plan_costs import Floats
 from perfmodel.planning.starts import SearchStarts
 from perfmodel.prediction.scenario import Mode
 
 ROUND = 32
-"""Neighbours judged together."""
+"""Neighbours evaluated together."""
 PLANS_A_FRAME = 400
-"""Plans judged before another set of copied tables may ask for a frame of its own."""
+"""Plans evaluated before another set of copied tables may build a frame."""
 WARMTH = 1e-3
-"""Share of the time by which a step may be worse at first; it falls to nothing."""
+"""Initial temperature as a share of the iteration time; it falls to zero."""
 FARTHEST = 3
-"""How many times that share it may stray from the best plan."""
+"""Largest distance from the best plan, in initial temperatures."""
 ANNEALINGS = 3
-"""How often it warms up again."""
+"""Number of times the temperature rises again."""
 ENDLESS = int(np.iinfo(np.int64).max)
 START_SHARE = 0.06
 """Share of the time that each first assignment may take."""
 STEPPED_SHARE = 0.4
-"""Share of the time by which no further plan with steps inside hosts is begun."""
+"""Share of the time after which no further plan with steps inside hosts is evaluated."""
 MOST_PIECES = 100_000
-"""Pieces up to which a plan is started from where another one fits: more take too long."""
+"""Larger plans are not used as starts once some plan fits: they take too long."""
 FINE = 1e-2
-"""Weight of what the busiest ranks take for their parts beside the iteration time.
+"""Weight of the longest parts, added to the iteration time.
 
-Where something else bounds the iteration, plans tie; shorter parts break the
-tie and lead off the plateau.
+If something else bounds the iteration, plans tie. Shorter parts break the tie and lead off the
+plateau.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SearchLimit:
-    """When to stop: after so many seconds, or so many plans, whichever comes first."""
+    """Stop after this many seconds or plans, whichever comes first."""
 
     seconds: float
     plans: int | None = None
@@ -62,7 +59,7 @@ class SearchLimit:
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """The best plan found, its time, and how many plans were judged."""
+    """The best plan found, its time, and the number of plans evaluated."""
 
     plan: ShardingPlan
     time_ns: int
@@ -78,7 +75,7 @@ class _Judged:
 
 
 class PlanSearch:
-    """Searches plans for *task* that *evaluator* finds fast in *mode*."""
+    """Searches the plan of *task* that is fastest in *mode*, measured by *evaluator*."""
 
     def __init__(
         self, evaluator: PlanEvaluator, task: ShardingTask, *, mode: Mode, seed: int
@@ -92,12 +89,12 @@ class PlanSearch:
         self._frames = 0
 
     def run(self, starts: Sequence[ShardingPlan], limit: SearchLimit) -> SearchOutcome:
-        """The best plan from *starts* and from what is built here."""
+        """The best plan found from *starts* and from the search's own start layouts."""
         begin = time.monotonic()
         first = SearchStarts(self._evaluator, self._book)
         made = first.build(START_SHARE * limit.seconds)
         best = self._best(made) if made else None
-        # Of uneven pieces and steps inside hosts the fastest counts, but no walk begins there.
+        # Plans with irregular pieces or steps inside hosts compete, but no walk starts from them.
         apart: list[SearchOutcome] = []
         for plan in sorted(starts, key=lambda plan: len(plan.shards)):
             is_found = best is not None and math.isfinite(best.score)
@@ -116,7 +113,7 @@ class PlanSearch:
         return self._outcome(best, apart)
 
     def _anneal(self, best: _Judged, begin: float, limit: SearchLimit) -> _Judged:
-        """The best layout on a walk from *best* that gets stricter with time."""
+        """The best layout on a walk from *best* whose temperature falls."""
         current = best
         while (done := self._share_done(begin, limit)) < 1:
             warmth = WARMTH * (1 - (done * ANNEALINGS) % 1) ** 2 * (1 - done)
@@ -133,7 +130,7 @@ class PlanSearch:
         return best
 
     def _outcome(self, best: _Judged | None, apart: Sequence[SearchOutcome]) -> SearchOutcome:
-        """The plan of *best*, or one of those *apart* if that is faster."""
+        """The faster of the plan of *best* and those *apart*."""
         own = [] if best is None else [self._judge(self._book.to_plan(best.layout, "searched"))]
         found = min([*own, *apart], key=lambda outcome: outcome.time_ns)
         if found.time_ns == ENDLESS:
@@ -144,7 +141,7 @@ class PlanSearch:
         return replace(found, plan=replace(found.plan, name="searched"), plans_judged=self._judged)
 
     def _judge(self, plan: ShardingPlan) -> SearchOutcome:
-        """One plan, whatever its pieces and steps; endless if it is too big."""
+        """Evaluate any plan; its time is ENDLESS if it does not fit."""
         self._judged += 1
         found = self._evaluator.measure([plan])
         is_small = found.peak_bytes[0] <= self._evaluator.cluster.device.memory_bytes
@@ -152,7 +149,7 @@ class PlanSearch:
         return SearchOutcome(plan, time_ns, self._judged)
 
     def _share_done(self, begin: float, limit: SearchLimit) -> float:
-        """How much of the limit is used; by plans alone where they are limited."""
+        """Share of the limit that is used; counts plans if they are limited."""
         used = (time.monotonic() - begin) / limit.seconds if limit.seconds > 0 else 1.0
         if limit.plans is None or used >= 1:
             return used
@@ -160,8 +157,8 @@ class PlanSearch:
 
     def _next(self, current: _Judged) -> _Judged | None:
         """The best of a round of neighbours."""
-        busy = Busy(self._own_ns(current.layout))
-        neighbours = Neighbourhood(self._book, self._random, busy)
+        own_ns = self._evaluator.price_layout(current.layout).own_ns[0]
+        neighbours = Neighbourhood(self._book, self._random, own_ns)
         options = neighbours.propose(current.layout, ROUND)
         for option in neighbours.copy_steps(current.layout):
             key = FrameKey(option.copied, option.partial_width > 0)
@@ -176,14 +173,9 @@ class PlanSearch:
         return _Judged(layouts[place], float(scores[place]))
 
     def _score(self, layouts: Sequence[PlanLayout]) -> Floats:
-        """Iteration time, with a little of the busiest ranks' own; endless if too big."""
+        """Iteration time plus the weighted longest parts; infinite if a layout does not fit."""
         self._judged += len(layouts)
         found = self._evaluator.measure_layouts(self._book, layouts)
         score = found.time_ns(self._mode) + FINE * found.busiest_ns
         room = self._evaluator.cluster.device.memory_bytes
         return np.where(found.peak_bytes <= room, score, np.inf)
-
-    def _own_ns(self, layout: PlanLayout) -> Floats:
-        priced = self._evaluator.price_layout(layout)
-        own: Floats = priced.own_ns[0]
-        return own

@@ -85,7 +85,7 @@ def _about_costs(loop: Loop, options: PredictOptions, loss: InterferenceLoss | N
     if priced.spread.sentence and np.any(priced.provenance != Provenance.RECORDED):
         sentences.append(priced.spread.sentence)
     if options.interference is Interference.LEFT_OUT:
-        sentences.append("Interference is left out: tasks that overlap take as long as alone.")
+        sentences.append("Contention is not modelled: tasks that overlap take as long as alone.")
     elif settled.has_losses:
         sentences.extend(_about_interference(priced.slowdowns, settled, loss))
     return sentences

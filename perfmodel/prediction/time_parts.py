@@ -35,9 +35,7 @@ def find_exposed_waits(history: History, rank: int, window: Window) -> list[tupl
     nothing. Where waits overlap, a moment belongs to the one that ended first: it set the device
     going. So the waits of a rank add up to its waiting part of the breakdown.
     """
-    program = history.program_of(rank)
-    on_device = np.array([lane.kind.is_device for lane in program.lanes], dtype=bool)
-    is_device = on_device[program.task_lanes()]
+    is_device = history.program_of(rank).is_on_device()
     idle = _IdleTime(clipped_spans(history, rank, window, is_device, is_wait=False))
     found = []
     covered: list[tuple[int, int]] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from perfmodel.base.errors import TraceError
 from perfmodel.base.units import NS_PER_MS, NS_PER_US
@@ -23,11 +23,15 @@ Int64s = NDArray[np.int64]
 SCHEMA_VERSION = 1
 """Version of the JSON documents about recordings."""
 MAX_TRUSTED_ERROR_PCT = 10.0
+_ONLY_KNOWN_KEYS = ConfigDict(extra="forbid")
+"""Documents with unknown keys are refused: another version wrote them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
     """A recorded length and the replayed one."""
+
+    __pydantic_config__ = _ONLY_KNOWN_KEYS
 
     name: str
     recorded_ns: int
@@ -53,6 +57,8 @@ class Compared:
 @dataclass(frozen=True, slots=True)
 class SelfReplay:
     """How well a job replays itself."""
+
+    __pydantic_config__ = _ONLY_KNOWN_KEYS
 
     periods: tuple[Compared, ...]
     ranks: tuple[Compared, ...]
@@ -125,6 +131,8 @@ class SelfReplay:
 class RankReport:
     """Counts and faults of the trace of one rank."""
 
+    __pydantic_config__ = _ONLY_KNOWN_KEYS
+
     rank: int
     objects: int
     rows_kept: int
@@ -144,6 +152,8 @@ class RankReport:
 @dataclass(frozen=True, slots=True)
 class ImportReport:
     """The reports of all traces, and which recorded starts entered the graph."""
+
+    __pydantic_config__ = _ONLY_KNOWN_KEYS
 
     ranks: tuple[RankReport, ...]
     rendezvous: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from perfmodel.base.units import format_duration
 from perfmodel.prediction.answer import Interval
@@ -42,14 +42,6 @@ class Look(Enum):
         return self.value[0]
 
 
-class Legend(Enum):
-    """What explains the parts of bars: their values, their colours, or an earlier block."""
-
-    VALUES = "values"
-    COLOURS = "colours"
-    NONE = "none"
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows of cells; columns in *numeric* are right-aligned, those in *code* hold identifiers.
@@ -72,6 +64,9 @@ class Table:
     note: str = ""
     shades: Sequence[Sequence[float]] = ()
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Sentences:
@@ -79,6 +74,9 @@ class Sentences:
 
     kind: ClassVar[str] = "sentences"
     sentences: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.sentences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +106,16 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars, one under the other; with *legend* VALUES the pieces of the only bar are listed."""
+    """Bars, one under the other, and a *legend*: of the pieces of the only bar, or of colours."""
 
     kind: ClassVar[str] = "bars"
     bars: Sequence[Bar]
-    legend: Legend = Legend.VALUES
+    legend: Literal["values", "colours", "none"] = "values"
     most: int = ALL
     note: str = ""
+
+    def __len__(self) -> int:
+        return len(self.bars)
 
     @property
     def label_width(self) -> int:
@@ -141,7 +142,7 @@ def time_bars(
         value = f"{format_duration(ns)}{change}"
         bars.append(Bar([piece], name, value, ends if has_width else None))
     note = "The thin line is the 90 % interval." if any(bar.ends for bar in bars) else ""
-    return Bars(bars, Legend.NONE, note=note)
+    return Bars(bars, "none", note=note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +165,20 @@ class Command:
 Block = Table | Sentences | Bars | Timeline | Command
 
 
-def no_blocks() -> Sequence[Block]:
-    """Nothing more."""
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Blocks under a title.
+    """Blocks under a title; a section whose blocks are all empty is not shown.
 
     *more* makes the blocks that only a page shows; it is called when a page is drawn.
     """
 
     title: str
     blocks: Sequence[Block] = ()
-    more: Callable[[], Sequence[Block]] = no_blocks
+    more: Callable[[], Sequence[Block]] = tuple
+
+    def shown(self, *, on_page: bool) -> list[Block]:
+        """The blocks that are not empty."""
+        return [one for one in (*self.blocks, *(self.more() if on_page else ())) if one]
 
     def for_page(self, title: str) -> Section:
         """The same under another *title*, on a page only."""

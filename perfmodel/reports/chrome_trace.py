@@ -112,7 +112,7 @@ def _launches(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[tuple[Task
     """From every host task to the device tasks that wait for its end in the same iteration."""
     for rank in ranks:
         program = evidence.job.program_of(rank)
-        is_device = np.array([lane.kind.is_device for lane in program.lanes])[program.task_lanes()]
+        is_device = program.is_on_device()
         targets = np.repeat(np.arange(program.task_count), np.diff(program.dep_start))
         sources = program.dep_task.astype(np.int64)
         is_launch = ~is_device[sources] & is_device[targets] & (program.dep_distance == 0)

@@ -19,7 +19,7 @@ from perfmodel.reports.blocks import (
 )
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts
-from perfmodel.reports.text import to_command, to_question_document
+from perfmodel.reports.text import format_range, to_command, to_question_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,7 +122,7 @@ def report_comparison(comparison: Comparison) -> Report:
             Section("Times", more=lambda: [time_bars(times, best_ns)]),
             Section("The numbers", [_table(comparison)]),
             Section("Where the time goes", more=lambda: [compare_parts(entries)]),
-            Section("No answer", [Sentences(faults)] if faults else []),
+            Section("No answer", [Sentences(faults)]),
             Section("To ask again", more=lambda: commands),
         ),
         rows=to_comparison_rows(comparison),
@@ -138,13 +138,12 @@ def _table(comparison: Comparison) -> Table:
         assert entry.prediction is not None
         found, row, cost = entry.prediction, _row(entry), comparison.cost_of(entry)
         total_ns, memory = max(found.explanation.time.total_ns, 1), found.memory
-        low, high = format_duration(found.interval.low_ns), format_duration(found.interval.high_ns)
         mfu = row["model_utilisation"]
         size = "" if memory is None else format_size(memory.peak_bytes)
         cells = {
             _axis_names(comparison): _name(entry, comparison),
             "time": format_duration(found.iteration_ns),
-            "90 % interval": f"{low} to {high}",
+            "90 % interval": format_range(found.interval.low_ns, found.interval.high_ns),
             f"{'/'.join(sorted(units))}/s": "" if row["per_s"] is None else f"{row['per_s']:,.0f}",
             "MFU": "" if mfu is None else f"{mfu:.1%}",
             "per 1,000": "" if cost is None else f"{cost:.4g}",

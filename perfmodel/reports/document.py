@@ -11,8 +11,7 @@ from typing import Any
 import perfmodel
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS
 from perfmodel.prediction.answer import (
-    CriticalPath,
-    Facts,
+    Explanation,
     Interval,
     PathShare,
     Prediction,
@@ -29,7 +28,8 @@ EXACT = 10**9
 
 def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None) -> dict[str, Any]:
     """*prediction* as plain values, in the order they are written; costs where there is a price."""
-    why = prediction.explanation
+    why, loss = prediction.explanation, prediction.interference
+    path = why.critical_path
     document = {
         "schema_version": SCHEMA_VERSION,
         "perfmodel_version": perfmodel.__version__,
@@ -38,18 +38,36 @@ def to_document(prediction: Prediction, price_per_gpu_hour: float | None = None)
         "mode": prediction.mode.value,
         "period_ms": to_ms(prediction.period_ns),
         "isolated_ms": None if prediction.isolated_ns is None else to_ms(prediction.isolated_ns),
-        "interference_ms": _interference_ms(prediction),
+        "interference_ms": None if loss is None else to_ms(loss.lost_ns),
         "throughput": _throughput(prediction, price_per_gpu_hour),
         "bound": {"kind": prediction.bound.name, "share": round(prediction.bound_ratio, 6)},
         "breakdown_ms": parts_ms(why.time),
-        "ranks": [_rank_class(entry) for entry in why.rank_classes],
-        "critical_path": _critical_path(why.critical_path),
-        "waits": [_wait(wait) for wait in why.waits],
+        "ranks": [
+            {
+                **_ranks(entry),
+                "breakdown_ms": parts_ms(entry.time),
+                "memory_gib": _gib(entry.memory.total_bytes) if entry.memory.parts else None,
+            }
+            for entry in why.rank_classes
+        ],
+        "critical_path": {
+            "by_kind": [_share(share) for share in path.by_kind],
+            "by_label": [_share(share) for share in path.by_label],
+            "rank_changes": path.rank_changes,
+        },
+        "waits": [
+            {**wait_ms(wait), "waiting_count": len(wait.waiting_ranks)} for wait in why.waits
+        ],
         "memory_gib": _memory(prediction),
-        "provenance": {kind.word: round(ratio, 6) for kind, ratio in why.provenance_ratio.items()},
+        "provenance": shares_by_provenance(why),
         "assumptions": list(prediction.assumptions),
         "scenario": prediction.scenario and to_question_document(prediction.scenario),
-        "facts": _facts(prediction.facts),
+        "facts": {
+            **pick(prediction.facts, "job", "device", "stack", "batch"),
+            "ranks": prediction.facts.rank_count,
+            "tasks": prediction.facts.task_count,
+            "iterations_replayed": prediction.facts.iterations_replayed,
+        },
         "run": {
             "executor": prediction.run.executor,
             "phase_s": {
@@ -89,11 +107,6 @@ def _throughput(prediction: Prediction, price: float | None) -> dict[str, Any] |
     }
 
 
-def _interference_ms(prediction: Prediction) -> float | None:
-    loss = prediction.interference
-    return None if loss is None else to_ms(loss.lost_ns)
-
-
 def _gib(size_bytes: int) -> float:
     return round(size_bytes / BYTES_PER_GIB, 6)
 
@@ -103,33 +116,25 @@ def parts_ms(time: TimeParts) -> dict[str, float]:
     return {part.value: to_ms(duration_ns) for part, duration_ns in time.of_part_ns.items()}
 
 
-def _rank_class(rank_class: RankClass) -> dict[str, Any]:
-    return {
-        "ranks": format_ranks(rank_class.ranks, max_pieces=EXACT),
-        "count": len(rank_class.ranks),
-        "breakdown_ms": parts_ms(rank_class.time),
-        "memory_gib": _gib(rank_class.memory.total_bytes) if rank_class.memory.parts else None,
-    }
+def shares_by_provenance(why: Explanation) -> dict[str, float]:
+    """How much of the critical path each provenance has."""
+    return {kind.word: round(ratio, 6) for kind, ratio in why.provenance_ratio.items()}
 
 
-def _critical_path(path: CriticalPath) -> dict[str, Any]:
-    return {
-        "by_kind": [_share(share) for share in path.by_kind],
-        "by_label": [_share(share) for share in path.by_label],
-        "rank_changes": path.rank_changes,
-    }
+def _ranks(rank_class: RankClass) -> dict[str, Any]:
+    ranks = rank_class.ranks
+    return {"ranks": format_ranks(ranks, max_pieces=EXACT), "count": len(ranks)}
 
 
 def _share(share: PathShare) -> dict[str, Any]:
     return {"name": share.name, "ms": to_ms(share.duration_ns), "tasks": share.task_count}
 
 
-def _wait(wait: RankWait) -> dict[str, Any]:
+def wait_ms(wait: RankWait) -> dict[str, Any]:
+    """Who waits for whom, in what, and how long."""
     return {
         "waiting_ranks": format_ranks(wait.waiting_ranks, max_pieces=EXACT),
-        "waiting_count": len(wait.waiting_ranks),
-        "awaited_rank": wait.awaited_rank,
-        "label": wait.label,
+        **pick(wait, "awaited_rank", "label"),
         "ms": to_ms(wait.duration_ns),
     }
 
@@ -144,20 +149,10 @@ def _memory(prediction: Prediction) -> dict[str, Any] | None:
         "peak": _gib(memory.peak_bytes),
         "by_rank": [
             {
-                "ranks": format_ranks(entry.ranks, max_pieces=EXACT),
-                "count": len(entry.ranks),
+                **_ranks(entry),
                 "peak": _gib(entry.memory.total_bytes),
                 "parts": {part.name: _gib(part.size_bytes) for part in entry.memory.parts},
             }
             for entry in prediction.explanation.rank_classes
         ],
-    }
-
-
-def _facts(facts: Facts) -> dict[str, Any]:
-    return {
-        **pick(facts, "job", "device", "stack", "batch"),
-        "ranks": facts.rank_count,
-        "tasks": facts.task_count,
-        "iterations_replayed": facts.iterations_replayed,
     }

@@ -47,7 +47,7 @@ def to_page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = [(section.title, [*section.blocks, *section.more()]) for section in report.sections]
+    shown = [(section.title, section.shown(on_page=True)) for section in report.sections]
     return templates.get_template("page.html.j2").render(
         report=report,
         version=perfmodel.__version__,

@@ -1,4 +1,4 @@
-"""Reports of machines: what one has, how its GPUs reach each other, which links a job keeps busy.
+"""Reports of machines and of what is shipped: lists, one machine, the links a job keeps busy.
 
 The matrix uses the words of `nvidia-smi topo -m`; a table gives the bandwidth, latency and route
 of every word.
@@ -6,8 +6,9 @@ of every word.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from perfmodel.reports.blocks import (
     Bar,
     Bars,
     Block,
-    Legend,
     Look,
     Piece,
     Report,
@@ -38,6 +38,7 @@ from topologies import (
     LinkKind,
     Route,
     Topology,
+    load_device,
     load_topology,
 )
 from topologies.link import VertexKind
@@ -48,24 +49,24 @@ MOST_LABELS = 8
 MOST_MATRIX_GPUS = 16
 MOST_SOCKETS_SHOWN = 4
 PEAKS = (DType.FP32, DType.TF32, DType.FP16, DType.BF16, DType.FP8, DType.NVFP4)
+TERA = 1e12
 
 
 def report_topology(topology: Topology, cluster: Cluster | None = None) -> Report:
     """The machine, and *cluster* where several hosts of it were asked for."""
     gpus = range(topology.gpus_per_host)
     wiring = [[line] for line in _wiring(topology)]
-    routes = list(_iter_routes(topology))
     has_matrix = 1 < len(gpus) <= MOST_MATRIX_GPUS
     sections = [
         Section("", [Table((), _facts(topology), wraps=(1,))]),
-        Section("Wiring", [Table((), wiring, code=(0,))] if wiring else []),
+        Section("Wiring", [Table((), wiring, code=(0,))]),
         Section("GPU to GPU", [_matrix(topology)] if has_matrix else []),
-        Section("Routes", [_route_table(routes)] if routes else []),
+        Section("Routes", [_route_table(_iter_routes(topology))]),
     ]
     if cluster is not None and cluster.host_count > 1:
         title = f"{cluster.host_count} hosts, {cluster.rank_count} GPUs"
         sections.append(Section(title, [_route_table(_iter_host_routes(cluster))]))
-    sections.append(Section("Notes", [Sentences(topology.notes)] if topology.notes else []))
+    sections.append(Section("Notes", [Sentences(topology.notes)]))
     sections.append(Section("Source", [Sentences([topology.source])]))
     return Report(f"{topology.name}: {topology.description}", sections=sections)
 
@@ -232,7 +233,7 @@ def build_links(prediction: Prediction) -> list[Block]:
         f"Time that collectives keep the links of a rank busy, in the {window} of the timeline, "
         "at the bandwidth that software reaches."
     )
-    bars = Bars(busy[:MOST_LINES], Legend.NONE, note=note)
+    bars = Bars(busy[:MOST_LINES], "none", note=note)
     return [*blocks, bars, _by_label(prediction)]
 
 
@@ -283,3 +284,88 @@ def _by_label(prediction: Prediction) -> Table:
     name = name_ranks(evidence.class_ranks[rank])
     headings = (f"busiest on {name}", INSIDE, BETWEEN)
     return Table(headings, rows, numeric=(1, 2), finds=(0,))
+
+
+def report_machines(machines: Sequence[str], devices: Sequence[str]) -> Report:
+    """One line per machine, and one per GPU with its dense peaks and memory bandwidth."""
+    rows = []
+    for name in machines:
+        topology = load_topology(name)
+        nvlink = topology.nvlink_bandwidth_bytes_per_s(0) / 1e9
+        rate = f"{nvlink:g} GB/s" if nvlink else "-"
+        rows.append((name, str(topology.gpus_per_host), rate, topology.description))
+    peaks = [_device_cells(name) for name in devices]
+    headings = ("", "TFLOP/s fp32", "tf32", "fp16", "fp8", "memory", "TB/s")
+    return Report(
+        "",
+        sections=[
+            Section(
+                "Machines (--topology)",
+                [Table(("", "GPUs", "NVLink", ""), rows, numeric=(1, 2), code=(0,), wraps=(3,))],
+            ),
+            Section("GPUs", [Table(headings, peaks, numeric=range(1, 7), code=(0,))]),
+        ],
+    )
+
+
+def _device_cells(name: str) -> list[str]:
+    device = load_device(name)
+    peaks = [
+        f"{device.peak_flops[dtype] / TERA:.4g}" if dtype in device.peak_flops else "-"
+        for dtype in (DType.FP32, DType.TF32, DType.FP16, DType.FP8)
+    ]
+    memory = f"{device.memory_bytes / 2**30:.4g} GiB"
+    return [name, *peaks, memory, f"{device.memory_bandwidth_bytes_per_s / TERA:.4g}"]
+
+
+def report_models(
+    workloads: Sequence[tuple[str, str]], stacks: Sequence[tuple[str, str]], *, default: str
+) -> Report:
+    """Workloads and software stacks with their descriptions; *default* needs no option."""
+    return Report(
+        "",
+        sections=[
+            Section("Workloads (--workload)", [_described(workloads)]),
+            Section("Software stacks (--stack)", [_described(stacks)]),
+        ],
+        footer=f"The default workload is {default}. Your own YAML files work the same way.",
+    )
+
+
+def _described(rows: Sequence[tuple[str, str]]) -> Table:
+    cells = [(name, " ".join(description.split())) for name, description in rows]
+    return Table((), cells, code=(0,), wraps=(1,))
+
+
+def report_whatifs(whatifs: Sequence[tuple[str, str, str]]) -> Report:
+    """The changes that `whatif` knows: name, what it does, parameters."""
+    return Report(
+        "",
+        sections=[
+            Section(name, [Sentences([summary]), Sentences([parameters])])
+            for name, summary, parameters in whatifs
+        ],
+    )
+
+
+def report_installation(found: Mapping[str, Any], extras: Mapping[str, str]) -> Report:
+    """Versions, places and faults; *extras* says what each optional package is for."""
+    versions = found["versions"]
+    rows = [(name, place or "NOT FOUND") for name, place in found["places"].items()]
+    words = ", ".join(f"{name} {version or 'MISSING'}" for name, version in versions.items())
+    rows += [("versions", words), ("Ray", found["ray"])]
+    missing = [
+        f"without {name}: no {use}. Install it with: pip install 'perfmodel[emulate]'"
+        for name, use in extras.items()
+        if versions[name] is None
+    ]
+    return Report(
+        f"perfmodel {found['perfmodel']} on Python {found['python']}, {found['system']}, "
+        f"{found['cores']} cores, {found['memory_gib']} GiB of memory",
+        sections=[
+            Section("", [Table((), rows, wraps=(1,)), Sentences(missing)]),
+            Section("Faults", [Sentences(found["faults"])]),
+        ],
+        footer="Something is wrong; see above." if found["faults"] else "All well.",
+        columns=100,
+    )

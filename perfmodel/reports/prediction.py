@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.base.provenance import Provenance
@@ -14,7 +15,6 @@ from perfmodel.reports.blocks import (
     Bars,
     Block,
     Headline,
-    Legend,
     Look,
     Piece,
     Report,
@@ -95,7 +95,10 @@ def describe_title(prediction: Prediction) -> str:
 
 
 def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headline:
-    memory, verdict = prediction.memory, _verdict(prediction)
+    memory, work, verdict = prediction.memory, prediction.facts.work, ""
+    if memory is not None:
+        is_transformer = work is not None and work.tokens is not None
+        verdict = describe_fit(memory, is_transformer=is_transformer)
     bound = f"bound by {prediction.bound.name}, {prediction.bound_ratio:.0%} of the critical path"
     facts = (
         _speed(prediction),
@@ -110,14 +113,6 @@ def _headline(prediction: Prediction, price_per_gpu_hour: float | None) -> Headl
         beside=f"per iteration, {describe_interval(prediction.interval)}",
         facts=tuple(fact for fact in facts if fact),
     )
-
-
-def _verdict(prediction: Prediction) -> str:
-    """Whether it fits in memory, with what to change where it does not; nothing if unknown."""
-    memory, work = prediction.memory, prediction.facts.work
-    if memory is None:
-        return ""
-    return describe_fit(memory, is_transformer=work is not None and work.tokens is not None)
 
 
 def _speed(prediction: Prediction) -> str:
@@ -190,7 +185,7 @@ def _question(prediction: Prediction, command: str | None) -> list[Block]:
     rows += [("layout", text.removeprefix("Layout: ")) for text in layout]
     rows += [("GPU", facts.device)] if facts.device else []
     if prediction.scenario is None:
-        return [Table((), rows, code=(1,))] if rows else []
+        return [Table((), rows, code=(1,))]
     return ask_again("predict", prediction.scenario, rows, command)
 
 
@@ -202,7 +197,7 @@ def parts_bar(time: TimeParts, name: str = "", value: str = "") -> Bar:
     for part, (look, words) in PART_LOOKS.items():
         duration_ns = time.of_part_ns.get(part, 0)
         if duration_ns:
-            pieces.append(Piece(words, look, scale.text(duration_ns), duration_ns / total_ns))
+            pieces.append(Piece(words, look, scale(duration_ns), duration_ns / total_ns))
     return Bar(pieces, name, value)
 
 
@@ -213,7 +208,7 @@ def compare_parts(answers: Iterable[tuple[str, Prediction]]) -> Bars:
             parts_bar(found.explanation.time, name, format_duration(found.iteration_ns))
             for name, found in answers
         ],
-        Legend.COLOURS,
+        "colours",
     )
 
 
@@ -226,18 +221,18 @@ def _classes(prediction: Prediction) -> list[Block]:
         size = f"holds {format_size(entry.memory.total_bytes)}" if entry.memory.parts else ""
         bars.append(parts_bar(entry.time, name_ranks(entry.ranks), size))
     mean = f"Mean of {prediction.facts.rank_count} ranks. By class of ranks:"
-    return [Sentences([mean]), Bars(bars, Legend.NONE, most=8)]
+    return [Sentences([mean]), Bars(bars, "none", most=8)]
 
 
 def _path(prediction: Prediction) -> list[Block]:
     path = prediction.explanation.critical_path
-    blocks: list[Block] = [_shares("kind", path.by_kind, path.length_ns)]
-    if path.by_label:
-        blocks.append(_shares("longest on it", path.by_label, path.length_ns))
-    if path.rank_changes:
-        times = "once" if path.rank_changes == 1 else f"{path.rank_changes} times"
-        blocks.append(Sentences([f"The path crosses to another rank {times}."]))
-    return blocks
+    times = "once" if path.rank_changes == 1 else f"{path.rank_changes} times"
+    crossings = [f"The path crosses to another rank {times}."] if path.rank_changes else []
+    return [
+        _shares("kind", path.by_kind, path.length_ns),
+        _shares("longest on it", path.by_label, path.length_ns),
+        Sentences(crossings),
+    ]
 
 
 def _shares(heading: str, shares: Sequence[PathShare], total_ns: int) -> Table:
@@ -245,7 +240,7 @@ def _shares(heading: str, shares: Sequence[PathShare], total_ns: int) -> Table:
     rows = [
         (
             share.name,
-            scale.text(share.duration_ns),
+            scale(share.duration_ns),
             f"{share.duration_ns / max(total_ns, 1):.1%}",
             f"{share.task_count:,}",
         )
@@ -279,7 +274,7 @@ def _waits(prediction: Prediction) -> Block:
     ):
         ranks = sorted(rank for wait in members for rank in wait.waiting_ranks)
         longest_ns = max(wait.duration_ns for wait in members)
-        mean, most = scale.text(lost_ns(members) / len(ranks)), scale.text(longest_ns)
+        mean, most = scale(lost_ns(members) / len(ranks)), scale(longest_ns)
         rows.append((name_ranks(ranks), f"rank {awaited}", label, mean, most))
     headings = ("who", "for", "in", "each loses", "at most")
     return Table(headings, rows, numeric=(3, 4), finds=(2,), most=4)
@@ -287,16 +282,15 @@ def _waits(prediction: Prediction) -> Block:
 
 def _wait_matrix(prediction: Prediction) -> Table:
     """Who waits (rows) for whom (columns); those who lose and cost most come first."""
-    lost_ns: dict[tuple[tuple[int, ...], int], int] = {}
+    lost_ns: Counter[tuple[tuple[int, ...], int]] = Counter()
     for wait in prediction.explanation.waits:
-        key = (wait.waiting_ranks, wait.awaited_rank)
-        lost_ns[key] = lost_ns.get(key, 0) + wait.duration_ns
+        lost_ns[wait.waiting_ranks, wait.awaited_rank] += wait.duration_ns
     waiting, awaited = _by_total(lost_ns, 0), _by_total(lost_ns, 1)
     most_ns, scale = max(*lost_ns.values(), 1), build_scale(prediction.iteration_ns)
     rows, shades = [], []
     for who in waiting[:MOST_ROWS]:
-        times_ns = [lost_ns.get((who, whom), 0) for whom in awaited[:MOST_COLUMNS]]
-        rows.append([name_ranks(who), *(scale.text(ns) if ns else "" for ns in times_ns)])
+        times_ns = [lost_ns[who, whom] for whom in awaited[:MOST_COLUMNS]]
+        rows.append([name_ranks(who), *(scale(ns) if ns else "" for ns in times_ns)])
         shades.append([ns / most_ns for ns in times_ns])
     left_out = max(len(waiting) - MOST_ROWS, 0) + max(len(awaited) - MOST_COLUMNS, 0)
     note = f"{left_out} more rows and columns are in the JSON." if left_out else ""
@@ -304,10 +298,10 @@ def _wait_matrix(prediction: Prediction) -> Table:
     return Table(headings, rows, range(1, len(headings)), note=note, shades=shades)
 
 
-def _by_total(lost_ns: dict[tuple[tuple[int, ...], int], int], side: int) -> list[Any]:
-    totals: dict[Any, int] = {}
+def _by_total(lost_ns: Mapping[tuple[tuple[int, ...], int], int], side: int) -> list[Any]:
+    totals: Counter[Any] = Counter()
     for key, duration_ns in lost_ns.items():
-        totals[key[side]] = totals.get(key[side], 0) + duration_ns
+        totals[key[side]] += duration_ns
     return sorted(totals, key=lambda name: (-totals[name], str(name)))
 
 
@@ -328,15 +322,9 @@ def _memory(prediction: Prediction) -> list[Block]:
 
 
 def _provenance(prediction: Prediction) -> Bars:
-    ratios = prediction.explanation.provenance_ratio.items()
-    return Bars(
-        [
-            Bar(
-                [
-                    Piece(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
-                    for kind, ratio in ratios
-                    if ratio
-                ]
-            )
-        ]
-    )
+    pieces = [
+        Piece(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
+        for kind, ratio in prediction.explanation.provenance_ratio.items()
+        if ratio
+    ]
+    return Bars([Bar(pieces)])

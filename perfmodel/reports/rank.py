@@ -1,4 +1,4 @@
-"""The report of a ranking of sharding plans, its JSON, and its picture."""
+"""Reports of embedding tables: a ranking of sharding plans, with JSON and picture; index files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embeddings.index_data import DataStatistics
 from embeddings.plan_document import list_unrunnable, to_plan_document
 from perfmodel.base.units import BYTES_PER_GIB, NS_PER_MS, format_duration
 from perfmodel.planning.question import RankQuestion
@@ -22,7 +23,7 @@ from perfmodel.reports.blocks import (
 )
 from perfmodel.reports.document import interval_ms
 from perfmodel.reports.pictures import build_figure, draw_stacks
-from perfmodel.reports.text import ask_again, describe_interval, to_question_document
+from perfmodel.reports.text import ask_again, describe_interval, shorten, to_question_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +34,7 @@ HEADINGS = (
     "batches p5 to p95 ms",
 )  # fmt: skip
 MOST_RANKS, MOST_TABLES = 32, 60
+SHOWN_TABLES = 20
 MOST_NAMED = 3
 
 
@@ -155,7 +157,7 @@ def report_ranking(ranking: Ranking, question: RankQuestion | None = None) -> Re
             Section(f"Load per rank under {name}", more=lambda: [_load_matrix(best)]),
             Section(f"Where {name} puts the tables", more=lambda: [_table_matrix(best)]),
             Section(f"What would make {name} faster", [Sentences(advice)]),
-            Section("Not ranked", [Sentences(ranking.refusals)] if ranking.refused else []),
+            Section("Not ranked", [Sentences(ranking.refusals)]),
             Section("Assumptions", more=lambda: [Sentences(ranking.assumptions)]),
         ),
         rows=to_ranking_rows(ranking),
@@ -267,10 +269,9 @@ def to_plan_lines(ranking: Ranking, plan_file: Path) -> list[str]:
 
 
 def _limits(tables: Sequence[str]) -> str:
-    more = f" and {len(tables) - MOST_NAMED} more" if len(tables) > MOST_NAMED else ""
     return (
         "it divides rows over all ranks or all of a host, and copies whole tables; not so "
-        f"{', '.join(tables[:MOST_NAMED])}{more}"
+        f"{shorten(tables, MOST_NAMED)}"
     )
 
 
@@ -291,3 +292,30 @@ def draw_ranking(ranking: Ranking) -> Figure:
     draw_stacks(left, names, times, label="iteration ms, with 90 % interval", ends=ends)
     left.set_ylim(len(names) - 0.5, -0.5)
     return figure
+
+
+def report_statistics(found: DataStatistics) -> Report:
+    """Pooling and reuse of indices, one line per table, those with most lookups first."""
+    headings = ("table", "lookups", "pooling", "deviation", "longest", "distinct rows",
+                "hottest row", "distinct in set", "distinct in batch")  # fmt: skip
+    rows = [
+        (
+            one.name,
+            f"{one.lookups}",
+            f"{one.pooling_mean:.2f}",
+            f"{one.pooling_deviation:.2f}",
+            f"{one.pooling_max}",
+            f"{one.distinct_rows}",
+            f"{100 * one.hottest_share:.2f} %",
+            f"{100 * one.set_distinct_ratio:.1f} %",
+            f"{100 * one.batch_distinct_ratio:.1f} %",
+        )
+        for one in sorted(found.tables, key=lambda one: -one.lookups)
+    ]
+    table = Table(headings, rows, numeric=range(1, 9), most=SHOWN_TABLES)
+    return Report(
+        f"{found.source}: {len(found.tables)} tables, {found.sample_count} samples, "
+        f"batches of {found.batch_size}",
+        sections=[Section("", [table])],
+        columns=120,
+    )

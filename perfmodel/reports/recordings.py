@@ -11,9 +11,9 @@ from typing import Any
 
 from perfmodel.base.units import NS_PER_MS, format_duration
 from perfmodel.prediction.answer import Prediction
-from perfmodel.recordings.recorded_job import SCHEMA_VERSION, SelfReplay
+from perfmodel.recordings.recorded_job import SCHEMA_VERSION
 from perfmodel.recordings.storage import is_recorded_job, load_report
-from perfmodel.reports.blocks import Block, Headline, Report, Section, Sentences, Table
+from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table
 from perfmodel.reports.document import to_ms
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks, save_picture
 from perfmodel.reports.prediction import iter_sections
@@ -36,23 +36,28 @@ NEEDS_FORCE = "it replays badly: what-ifs on this job need --force"
 def report_import(document: Mapping[str, Any]) -> Report:
     """What was found in the traces of a job, and how well it replays itself."""
     score, starts = document["self_replay"], document.get("recorded_starts", {})
-    faults = _faults(document["faults"], document.get("per_rank", ()))
     is_shapes = score is None
-    headline = None if score is None else _import_headline(document)
-    facts = _shape_facts(document) if is_shapes else _trace_facts(document)
+    faults = [
+        f"rank {rank['rank']}: {fault}"
+        for rank in document.get("per_rank", ())
+        for fault in rank["faults"]
+    ]
     rows = [(reason, f"{count:,}") for reason, count in starts.items() if count]
     distrust = "not trusted, because of these faults; --strict refuses them"
-    assumed = [Sentences(document["assumptions"])] if is_shapes and document["assumptions"] else []
     return Report(
         title=f"{document['job']}  ->  {document['folder']}",
-        headline=headline,
+        headline=None if is_shapes else _import_headline(document),
         sections=(
-            Section("", [Table((), facts, wraps=(1,))]),
             Section(
-                "Starts taken from the recording", [Table((), rows, numeric=(1,))] if rows else []
+                "",
+                [Table((), (_shape_facts if is_shapes else _trace_facts)(document), wraps=(1,))],
             ),
-            Section("Assumptions", assumed),
-            Section(f"Faults: {distrust}" if not document["is_trusted"] else "Faults", faults),
+            Section("Starts taken from the recording", [Table((), rows, numeric=(1,))]),
+            Section("Assumptions", [Sentences(document["assumptions"])] if is_shapes else []),
+            Section(
+                "Faults" if document["is_trusted"] else f"Faults: {distrust}",
+                [Sentences([*document["faults"], *faults])],
+            ),
         ),
         columns=WIDTH,
     )
@@ -121,14 +126,10 @@ def _known_work(known: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def _faults(of_job: Sequence[str], per_rank: Sequence[Mapping[str, Any]] = ()) -> list[Block]:
-    of_ranks = [f"rank {rank['rank']}: {fault}" for rank in per_rank for fault in rank["faults"]]
-    return [Sentences([*of_job, *of_ranks])] if of_job or of_ranks else []
-
-
 def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:
     """How long a job takes, how well a recorded one replays itself, and why, if *found* says."""
     score, facts = found.score, found.facts
+    is_bad = score is not None and not score.is_trusted and not score.faults
     rows = _replay_rows(found)
     cells = [
         (row["name"], f"{row['recorded_ms']:.3f} ms", f"{row['replayed_ms']:.3f} ms",
@@ -142,7 +143,7 @@ def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:
     return Report(
         title=facts.job,
         headline=Headline(
-            verdict=NEEDS_FORCE if score is not None and _replays_badly(score) else "",
+            verdict=NEEDS_FORCE if is_bad else "",
             is_good=score is None,
             answer=format_duration(found.iteration_ns),
             beside=f"per step{interval}",
@@ -163,17 +164,13 @@ def report_replay(found: Prediction, faults: Sequence[str] = ()) -> Report:
                     Table((), _score_facts(score.document())),
                 ],
             ),
-            Section("Assumptions", [Sentences(found.assumptions)] if found.assumptions else []),
-            Section("Faults", _faults(faults)),
+            Section("Assumptions", [Sentences(found.assumptions)]),
+            Section("Faults", [Sentences(faults)]),
             *(one.for_page(one.title) for one in why if one.title != "Assumptions"),
         ),
         rows=rows,
         columns=WIDTH,
     )
-
-
-def _replays_badly(score: SelfReplay) -> bool:
-    return not score.is_trusted and not score.faults
 
 
 def _replay_rows(found: Prediction) -> list[dict[str, Any]]:
@@ -193,11 +190,17 @@ def _replay_rows(found: Prediction) -> list[dict[str, Any]]:
 def to_answer_document(found: Prediction) -> dict[str, Any]:
     """An answer without reasons as plain values."""
     return {
-        "job": found.facts.job,
-        "iteration_time_ms": to_ms(found.iteration_ns),
+        **_answer(found),
         "interval_ms": [to_ms(found.interval.low_ns), to_ms(found.interval.high_ns)],
+    }
+
+
+def _answer(found: Prediction) -> dict[str, Any]:
+    return {
+        "job": found.facts.job,
         "ranks": found.facts.rank_count,
         "tasks": found.facts.task_count,
+        "iteration_time_ms": to_ms(found.iteration_ns),
         "assumptions": list(found.assumptions),
     }
 
@@ -207,12 +210,8 @@ def to_replay_document(found: Prediction, folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "replay",
-        "job": found.facts.job,
-        "ranks": found.facts.rank_count,
-        "tasks": found.facts.task_count,
-        "iteration_time_ms": to_ms(found.iteration_ns),
+        **_answer(found),
         "span_ms": to_ms(found.span_ns),
-        "assumptions": list(found.assumptions),
     }
     if found.score is not None:
         document["self_replay"] = found.score.document()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.base.units import format_duration
 from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table
+from perfmodel.reports.text import shorten
 from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.runs import RunScoreboard
 from perfmodel.validation.scoreboard import Score, Scoreboard
@@ -36,7 +37,6 @@ def report_scores(board: Scoreboard, *, title: str = "") -> Report:
         for one in worst
     ]  # fmt: skip
     headings = ("row", "error", f"measured {unit}", f"predicted {unit}", "group")
-    left_out = list(_iter_left_out((str(one.row), one.reason) for one in board.unsupported))
     return Report(
         title=title or f"Predicted and measured: {board.kind}",
         headline=Headline(
@@ -51,7 +51,7 @@ def report_scores(board: Scoreboard, *, title: str = "") -> Report:
         sections=(
             Section("By group", [_score_table(board)]),
             Section("Largest errors", more=lambda: [Table(headings, rows, (1, 2, 3), (0,))]),
-            Section("Left out", [Sentences(left_out)] if left_out else []),
+            Section("Left out", [_left_out(board)]),
             *(_iter_run_sections(board) if isinstance(board, RunScoreboard) else ()),
         ),
         rows=board.to_rows(),
@@ -78,14 +78,12 @@ def _score_table(board: Scoreboard) -> Table:
     return Table(SCORE_HEADINGS, rows, range(1, len(SCORE_HEADINGS)))
 
 
-def _iter_left_out(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """The rows of each reason, the first five by name."""
+def _left_out(board: Scoreboard | FitBoard) -> Sentences:
+    """The rows without a prediction, by reason, the first five by name."""
     by_reason: dict[str, list[str]] = {}
-    for row, reason in rows:
-        by_reason.setdefault(reason, []).append(row)
-    for reason, names in by_reason.items():
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        yield f"row {', '.join(names[:5])}{more}: {reason}"
+    for one in board.unsupported:
+        by_reason.setdefault(one.reason, []).append(str(one.row))
+    return Sentences([f"row {shorten(names, 5)}: {reason}" for reason, names in by_reason.items()])
 
 
 def _iter_run_sections(board: RunScoreboard) -> Iterator[Section]:
@@ -94,12 +92,12 @@ def _iter_run_sections(board: RunScoreboard) -> Iterator[Section]:
         f"{one.group}: {one.right_pct:.1f} % of {one.pairs} pairs in the right order"
         for one in board.orders
     ]
-    yield Section("Order of layouts", [Sentences(orders)] if orders else [])
+    yield Section("Order of layouts", [Sentences(orders)])
     counts = Counter(sentence for said in board.assumptions.values() for sentence in said)
     common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     rows = [(str(count), sentence) for sentence, count in common]
     table = Table(("rows", "assumption"), rows, (0,), wraps=(1,), most=MOST_ASSUMPTIONS)
-    yield Section("Assumptions", [table] if rows else [])
+    yield Section("Assumptions", [table])
 
 
 def report_fits(board: FitBoard) -> Report:
@@ -124,7 +122,6 @@ def report_fits(board: FitBoard) -> Report:
     whole = board.scores[0]
     right = whole.caught + whole.ran - whole.false_alarms
     accuracy = whole.balanced_accuracy_pct
-    left_out = list(_iter_left_out((str(one.row), one.reason) for one in board.unsupported))
     wrong = Table(("measured", "predicted", "row", "group"), misses, code=(2,))
     return Report(
         title="Memory verdicts, predicted and measured",
@@ -137,8 +134,8 @@ def report_fits(board: FitBoard) -> Report:
         ),
         sections=(
             Section("By group", [Table(headings, rows, range(1, len(headings)))]),
-            Section("Wrong verdicts", more=lambda: [wrong] if misses else []),
-            Section("Not judged", [Sentences(left_out)] if left_out else []),
+            Section("Wrong verdicts", more=lambda: [wrong]),
+            Section("Not judged", [_left_out(board)]),
         ),
         rows=board.to_rows(),
         columns=100,

@@ -19,7 +19,7 @@ from perfmodel.reports.blocks import (
     time_bars,
 )
 from perfmodel.reports.document import interval_ms
-from perfmodel.reports.text import ask_again, describe_interval, pick
+from perfmodel.reports.text import ask_again, describe_interval, format_range, pick
 from perfmodel.workloads.transformer.spec import ContextKind
 
 if TYPE_CHECKING:
@@ -42,12 +42,9 @@ def to_search_document(rankings: Sequence[LayoutRanking]) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "kind": "search",
         "question": {
-            "topology": question.topology,
-            "workload": question.workload,
+            **pick(question, "topology", "workload", "stack", "price_per_gpu_hour"),
             "set": list(question.overrides),
             "hosts": list(question.hosts),
-            "stack": question.stack,
-            "price_per_gpu_hour": question.price_per_gpu_hour,
         },
         "searches": [
             {
@@ -218,13 +215,12 @@ def _table(ranking: LayoutRanking) -> Table:
 def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str, str]:
     """One line of the table, by heading."""
     spread, spec = layout.candidate.chosen.layout, layout.candidate.spec
-    low, high = format_duration(layout.interval.low_ns), format_duration(layout.interval.high_ns)
     beats = "" if layout.beats_next is None else f"{100 * layout.beats_next:.0f} %"
     is_split = spread.is_sequence_parallel and spread.tp > 1
     cells = {
         "": str(place),
         "time": format_duration(layout.time_ns),
-        "90 % interval": f"{low} to {high}",
+        "90 % interval": format_range(layout.interval.low_ns, layout.interval.high_ns),
         "tokens/s/GPU": f"{_tokens_per_s(ranking, layout) / ranking.rank_count:,.0f}",
         "tp": f"{spread.tp} sp" if is_split else str(spread.tp),
         "pp": str(spread.pp),

@@ -1,4 +1,4 @@
-"""Terminal: a report as text, most important first.
+"""Terminal: a report as text, most important first, and progress for what takes over two seconds.
 
 Long tables and lists of bars are cut, with where to see the rest. Names come from files, so they
 are printed as plain text, never as markup. Piped lines have no trailing blanks.
@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich import table as rich
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.reports.blocks import (
     Bar,
     Bars,
     Block,
     Command,
     Headline,
-    Legend,
     Look,
     Report,
     Sentences,
@@ -36,6 +40,9 @@ LABEL_WIDTH = 40
 """Characters of a task name before it is cut."""
 MOST_PIECES = 8
 EMPTY = "·"
+DELAY_S = 2.0
+LINE_EVERY_S = 10.0
+NOTE = "note:"
 
 
 def print_report(*reports: Report) -> None:
@@ -59,13 +66,13 @@ def _draw(report: Report, console: Console) -> None:
         console.print(_line(report.title, "bold"))
     if report.headline is not None:
         console.print(*_headline(report.headline), sep="\n")
-    shown = [section for section in report.sections if section.blocks]
-    for number, section in enumerate(shown):
+    shown = [(section, section.shown(on_page=False)) for section in report.sections]
+    for number, (section, blocks) in enumerate(one for one in shown if one[1]):
         if number or report.headline or (report.title and section.title):
             console.print()
         if section.title:
             console.print(_line(section.title, "bold"))
-        for block in section.blocks:
+        for block in blocks:
             for row in _rows(block, console.width - INDENT):
                 # Commands are not wrapped: a terminal copies them whole.
                 is_command = isinstance(block, Command)
@@ -168,9 +175,9 @@ def _bars(block: Bars, width: int) -> Iterator[RenderableType]:
         table.add_row(*name, draw_bar(bar, max(room, 10)), _line(bar.value))
     yield table
     yield from _left_out(len(block.bars) - block.most)
-    if block.legend is Legend.VALUES:
+    if block.legend == "values":
         yield from _legend(block.bars[0])
-    elif block.legend is Legend.COLOURS:
+    elif block.legend == "colours":
         yield Text("   ").join(_key(look, words) for look, words in block.looks.items())
 
 
@@ -203,3 +210,111 @@ def _legend(bar: Bar) -> Iterator[RenderableType]:
         table.add_row(entry, piece.value, piece.percent)
     yield table
     yield from _left_out(len(bar.pieces) - MOST_PIECES)
+
+
+@contextmanager
+def show_progress(
+    *, delay_s: float = DELAY_S, line_every_s: float = LINE_EVERY_S, is_quiet: bool = False
+) -> Iterator[OnPhase]:
+    """Yield a function to report phases to; the bar appears after *delay_s*.
+
+    It goes to standard error. Where that is no terminal, a line every *line_every_s* names the
+    phase. A phase that begins with `note:` is printed at once.
+    """
+    if is_quiet:
+        yield ignore_phase
+        return
+    with _bar(delay_s) if sys.stderr.isatty() else _lines(line_every_s) as update:
+
+        def report_phase(phase: str, done: float) -> None:
+            if phase.startswith(NOTE):
+                print(f"perfmodel: {phase}", file=sys.stderr)
+            else:
+                update(phase, done)
+
+        yield report_phase
+
+
+@contextmanager
+def _bar(delay_s: float) -> Iterator[OnPhase]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeRemainingColumn as TimeLeftColumn
+
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeLeftColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task("starting", total=1.0)
+    timer = threading.Timer(delay_s, bar.start)
+    timer.daemon = True
+    timer.start()
+
+    try:
+        yield lambda phase, done: bar.update(task, description=phase, completed=done)
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
+
+
+@contextmanager
+def _lines(every_s: float) -> Iterator[OnPhase]:
+    """A line every *every_s* seconds, with the latest phase."""
+    began_s, done_with_it = time.monotonic(), threading.Event()
+    now: tuple[str, float, float] = ("starting", 0.0, began_s)
+
+    def update(phase: str, done: float) -> None:
+        nonlocal now
+        now = (phase, done, time.monotonic())
+
+    def say() -> None:
+        while not done_with_it.wait(every_s):
+            phase, done, seen_s = now
+            left = describe_left(seen_s - began_s, done, since_s=time.monotonic() - seen_s)
+            so_far = f"{done:.0%}, {time.monotonic() - began_s:.0f} s so far{left}"
+            print(f"perfmodel: {phase}, {so_far}", file=sys.stderr, flush=True)
+
+    speaker = threading.Thread(target=say, daemon=True)
+    speaker.start()
+    try:
+        yield update
+    finally:
+        done_with_it.set()
+        speaker.join()
+
+
+def describe_left(seconds: float, done: float, *, since_s: float = 0.0) -> str:
+    """How long it may still take: *done* was reached after *seconds*, and that was *since_s* ago.
+
+    Nothing while less than a tenth is done, or when it takes longer than it seemed to.
+    """
+    left_s = seconds * (1 - done) / done - since_s if 0.1 <= done < 1 else 0.0
+    if left_s <= 0:
+        return ""
+    return f", about {left_s:.0f} s left" if left_s < 90 else f", about {left_s / 60:.0f} min left"
+
+
+@contextmanager
+def show_files(*, is_quiet: bool = False) -> Iterator[Callable[[Path, int, int], None]]:
+    """Yield a function to report files to: the next file, its place, and how many there are.
+
+    At that place all are read. Shows the file and how fast files are read.
+    """
+    since_s, read_bytes, last_bytes = time.monotonic(), 0, 0
+    with show_progress(is_quiet=is_quiet) as progress:
+
+        def report_file(path: Path, place: int, count: int) -> None:
+            nonlocal read_bytes, last_bytes
+            read_bytes += last_bytes
+            last_bytes = path.stat().st_size
+            rate = read_bytes / 1e6 / max(time.monotonic() - since_s, 1e-3)
+            phase = f"reading {printable(path.name)} ({place + 1} of {count}, {rate:.1f} MB/s)"
+            if place == count:
+                phase = f"matching and replaying {count} ranks (read at {rate:.1f} MB/s)"
+            progress(phase, place / count)
+
+        yield report_file

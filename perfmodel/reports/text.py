@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any
 
@@ -19,24 +19,12 @@ _UNITS = (("s", 10 * NS_PER_S, NS_PER_S), ("ms", NS_PER_MS, NS_PER_MS), ("us", 1
 _DIGITS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class DurationScale:
-    """A unit and a number of decimals: those that show four digits of the whole."""
-
-    unit: str
-    unit_ns: int
-    decimals: int
-
-    def text(self, duration_ns: float) -> str:
-        """*duration_ns* on this scale."""
-        return f"{duration_ns / self.unit_ns:,.{self.decimals}f} {self.unit}"
-
-
-def build_scale(whole_ns: int) -> DurationScale:
-    """The scale for *whole_ns* and its parts."""
+def build_scale(whole_ns: int) -> Callable[[float], str]:
+    """A function that writes parts of *whole_ns* in one unit, with four digits of the whole."""
     unit, _, unit_ns = next(entry for entry in _UNITS if whole_ns >= entry[1] or entry[0] == "us")
     digits_before = len(str(max(whole_ns, 0) // unit_ns))
-    return DurationScale(unit, unit_ns, max(_DIGITS - digits_before, 0))
+    decimals = max(_DIGITS - digits_before, 0)
+    return lambda duration_ns: f"{duration_ns / unit_ns:,.{decimals}f} {unit}"
 
 
 def printable(text: str) -> str:
@@ -180,5 +168,15 @@ def describe_interval(interval: Interval) -> str:
     """The *interval* as it stands beside a time."""
     if not interval.is_known:
         return "interval unknown from one step"
-    low, high = format_duration(interval.low_ns), format_duration(interval.high_ns)
-    return f"90 % interval {low} to {high}"
+    return f"90 % interval {format_range(interval.low_ns, interval.high_ns)}"
+
+
+def format_range(low_ns: float, high_ns: float) -> str:
+    """Two durations with `to` between them."""
+    return f"{format_duration(low_ns)} to {format_duration(high_ns)}"
+
+
+def shorten(names: Sequence[str], most: int) -> str:
+    """The first *most* names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

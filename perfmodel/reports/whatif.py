@@ -7,6 +7,7 @@ scaled to one.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from perfmodel.prediction.scenario import JobScenario
 from perfmodel.reports.blocks import (
     ALL,
     Bars,
-    Block,
     Headline,
     Report,
     Section,
@@ -26,12 +26,11 @@ from perfmodel.reports.blocks import (
     Table,
     time_bars,
 )
-from perfmodel.reports.document import EXACT, interval_ms, parts_ms, to_ms
+from perfmodel.reports.document import interval_ms, parts_ms, shares_by_provenance, to_ms, wait_ms
 from perfmodel.reports.prediction import PART_LOOKS, compare_parts, iter_sections
 from perfmodel.reports.text import (
     build_scale,
     describe_interval,
-    format_ranks,
     name_ranks,
     pick,
     to_command,
@@ -91,16 +90,8 @@ def _outcome(outcome: Prediction) -> dict[str, Any]:
             "by_kind_ms": {name: to_ms(ns) for name, ns in outcome.path_by_kind_ns().items()},
             "rank_changes": why.critical_path.rank_changes,
         },
-        "waits": [
-            {
-                "waiting_ranks": format_ranks(wait.waiting_ranks, max_pieces=EXACT),
-                "awaited_rank": wait.awaited_rank,
-                "label": wait.label,
-                "ms": to_ms(wait.duration_ns),
-            }
-            for wait in why.waits
-        ],
-        "provenance": {kind.word: round(ratio, 6) for kind, ratio in why.provenance_ratio.items()},
+        "waits": [wait_ms(wait) for wait in why.waits],
+        "provenance": shares_by_provenance(why),
         "ranks": outcome.facts.rank_count,
         "tasks": outcome.facts.task_count,
     }
@@ -139,14 +130,14 @@ def report_whatif(whatif: WhatIf) -> Report:
         title=f"What if: {whatif.job}",
         headline=_headline(whatif),
         sections=(
-            Section("What was changed", [Sentences(touched)] if touched else []),
+            Section("What was changed", [Sentences(touched)]),
             Section(
                 "Step by step",
                 [_times(steps, before, fastest_ns)] if len(whatif.steps) > 1 else [],
             ),
             Section(
                 "" if sweep is None else f"Sweep of {sweep.key} in {sweep.name}",
-                [_times(swept, after, fastest_ns)] if swept else [],
+                [_times(swept, after, fastest_ns)],
             ),
             Section(
                 "Where the time goes, before and after",
@@ -157,8 +148,13 @@ def report_whatif(whatif: WhatIf) -> Report:
                 "What decides it, before and after: the critical path",
                 [_side_by_side(whatif, Prediction.path_by_kind_ns)],
             ),
-            Section("Who waits for whom, before and after", [_waits(whatif)]),
-            Section("Assumptions", [Sentences(assumed)] if assumed else []),
+            Section(
+                "Who waits for whom, before and after",
+                [_side_by_side(whatif, _waits_of, most=4)]
+                if before.explanation.waits or after.explanation.waits
+                else [Sentences(["No rank waits for another."])],
+            ),
+            Section("Assumptions", [Sentences(assumed)]),
             *(
                 section.for_page(f"{section.title} (after the changes)")
                 for section in iter_sections(after, _command(whatif))
@@ -220,9 +216,7 @@ def _side_by_side(
     names = [name for name in {**before, **after} if before.get(name) or after.get(name)]
     if most < ALL:
         names.sort(key=lambda name: -max(before.get(name, 0), after.get(name, 0)))
-    rows = [
-        (name, scale.text(before.get(name, 0)), scale.text(after.get(name, 0))) for name in names
-    ]
+    rows = [(name, scale(before.get(name, 0)), scale(after.get(name, 0))) for name in names]
     return Table(("", "before", "after"), rows, numeric=(1, 2), most=most)
 
 
@@ -231,18 +225,12 @@ def _parts(outcome: Prediction) -> dict[str, int]:
     return {words: of_part_ns.get(part, 0) for part, (_, words) in PART_LOOKS.items()}
 
 
-def _waits(whatif: WhatIf) -> Block:
-    if not whatif.before.explanation.waits and not whatif.after.explanation.waits:
-        return Sentences(["No rank waits for another."])
-    return _side_by_side(whatif, _waits_of, most=4)
-
-
 def _waits_of(outcome: Prediction) -> dict[str, int]:
     """How long ranks wait in an iteration, by who waits for whom."""
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for wait in outcome.explanation.waits:
         name = f"{name_ranks(wait.waiting_ranks)} for rank {wait.awaited_rank}"
-        totals[name] = totals.get(name, 0) + wait.duration_ns
+        totals[name] += wait.duration_ns
     return totals
 
 

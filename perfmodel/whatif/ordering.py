@@ -185,7 +185,7 @@ def _rendezvous(job: JobGraph, rank: int, task: int) -> tuple[int, int]:
 def _ready_ns(job: JobGraph, chosen: Selection) -> dict[tuple[int, int], int]:
     """When the last member of each collective could begin, by group and sequence, in one pass."""
     played = replay(job, stated_durations(job)).last
-    offsets = np.concatenate([[0], np.cumsum(job.task_counts())])
+    offsets = job.rank_rows()
     ready: dict[tuple[int, int], int] = {}
     for rank in range(job.rank_count):
         program, first = job.program_of(rank), int(offsets[rank])

@@ -16,11 +16,10 @@ from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.execution import open_executor
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import LayoutBook
-from perfmodel.planning.making import judge_assignments
+from perfmodel.planning.making import build_task, judge_assignments
 from perfmodel.planning.question import RankQuestion
 from perfmodel.planning.rank_plans import rank_plans
 from perfmodel.planning.search import PlanSearch, SearchLimit
-from perfmodel.planning.setting import build_task
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import STACK, build_spec, predict_plan, random_plan
 from topologies import build_cluster, load_topology

@@ -121,7 +121,7 @@ def test_a_recording_that_replays_badly_is_answered_with_a_warning(tmp_path, cap
     answer = ask(capsys, "predict", "--job", tmp_path / "job")
 
     assert answer["self_replay"]["is_trusted"] is False
-    assert any("beyond the 10 %" in line for line in answer["assumptions"])
+    assert any("above the limit of 10 %" in line for line in answer["assumptions"])
 
 
 def test_page_and_timeline_are_written_for_a_recording(recorded, tmp_path, capsys):

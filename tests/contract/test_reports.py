@@ -40,7 +40,7 @@ def imported(tree: ast.Module) -> set[str]:
 @pytest.mark.parametrize(
     ("library", "renderers"),
     [
-        ("rich", {"perfmodel/reports/terminal.py", "perfmodel/reports/progress.py"}),
+        ("rich", {"perfmodel/reports/terminal.py"}),
         ("jinja2", {"perfmodel/reports/html.py"}),
     ],
 )

@@ -12,8 +12,8 @@ from embeddings.sharders import build_named_plan
 from perfmodel import api
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.storage import save_job
+from perfmodel.planning.making import load_rank_setting
 from perfmodel.planning.question import RankQuestion
-from perfmodel.planning.setting import load_rank_setting
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import build_question, load_setting
 from perfmodel.recordings.storage import save_recorded_job

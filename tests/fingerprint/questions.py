@@ -47,7 +47,7 @@ QUESTIONS: dict[str, str] = {
     "compare": "compare --topology dgx_a100,dgx_h100 --workload gpt2_124m --price 2 --json -",
     "search": (
         "search --workload transformer_small --topology hgx_a100_4gpu --set batch=64 "
-        "--seconds 60 --json -"
+        "--seconds 600 --json -"
     ),
     "import": "import traces --out imported --json -",
     "predict recorded": "predict --job recorded --json -",

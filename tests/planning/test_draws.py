@@ -15,13 +15,12 @@ from perfmodel.planning.batches import (
     _DISTINCT,
     _factors,
     _growth,
-    _TableDraws,
     draw_shards,
     sample_batches,
 )
 from perfmodel.planning.evaluator import PlanEvaluator
 from perfmodel.planning.layout import Cut, split_table
-from perfmodel.planning.setting import build_task
+from perfmodel.planning.making import build_task
 from perfmodel.prediction.scenario import Mode
 from tests.planning.settings import STACK, build_spec
 from topologies import build_cluster, load_topology
@@ -114,8 +113,8 @@ def test_terms_of_different_rows_follow_their_own_draw_too():
     plan = build_named_plan("naive", task)
     (growth,) = _growth(evaluator, evaluator.catalog.placements([plan]).piece)
     lookups = np.array([1.0, 1.2, 0.5, 0.0])
-    even = _factors(growth, _TableDraws(lookups, np.zeros(4)))
-    drawn = _factors(growth, _TableDraws(lookups, np.array([0.25, -0.5, -1.0, -3.0])))
+    even = _factors(growth, lookups, np.zeros(4))
+    drawn = _factors(growth, lookups, np.array([0.25, -0.5, -1.0, -3.0]))
     distinct = list(_DISTINCT)
     others = [term for term in Term if term not in distinct]
     assert (drawn[:, others] == even[:, others]).all()

@@ -20,7 +20,7 @@ from perfmodel.planning.evaluator import (
     lookups_of_ranks_ns,
     partial_width,
 )
-from perfmodel.planning.setting import build_task
+from perfmodel.planning.making import build_task
 from perfmodel.workloads.dlrm.memory import dlrm_memory
 from tests.planning.settings import STACK, build_spec, predict_plan, random_plan
 from topologies import build_cluster, load_topology

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from perfmodel.base.errors import PlanError
-from perfmodel.planning.layouts import filling
-from perfmodel.planning.layouts.filling import fill_layout
+from perfmodel.planning.layouts import search
+from perfmodel.planning.layouts.search import fill_layout
 from perfmodel.prediction.question import load_setting
 from perfmodel.prediction.scenario import Scenario
 from perfmodel.workloads.transformer.spec import TransformerSpec
@@ -28,7 +28,7 @@ def asked(monkeypatch) -> list[Any]:
         seen.append((cluster.rank_count, stack.name, stated))
         return SimpleNamespace(overrides=BEST)
 
-    monkeypatch.setattr(filling, "fastest_by_bound", fastest)
+    monkeypatch.setattr(search, "fastest_by_bound", fastest)
     return seen
 
 
@@ -73,6 +73,6 @@ def test_where_nothing_fits_the_scenario_stays_as_it_is(monkeypatch):
     def refuse(*given: Any, stated: Any) -> Any:
         raise PlanError("nothing fits")
 
-    monkeypatch.setattr(filling, "fastest_by_bound", refuse)
+    monkeypatch.setattr(search, "fastest_by_bound", refuse)
     setting = load_setting(OPEN)
     assert fill_layout(setting) is setting

@@ -9,10 +9,9 @@ import numpy as np
 from embeddings.plan import Shard
 from embeddings.sharders import SHARDERS, build_named_plan
 from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, split_table
-from perfmodel.planning.neighbours import Busy, Neighbourhood
+from perfmodel.planning.layout import COPIED, WHOLE, Cut, LayoutBook, Neighbourhood, split_table
+from perfmodel.planning.making import build_task
 from perfmodel.planning.search import PlanSearch, SearchLimit
-from perfmodel.planning.setting import build_task
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.profiles import load_stack
 from tests.planning.settings import build_spec
@@ -58,7 +57,7 @@ def test_a_walk_of_steps_keeps_every_number_placed_once_and_the_time_of_its_plan
     layout = book.from_plan(build_named_plan("naive", task))
     cuts = set()
     for _ in range(60):
-        busy = Busy(np.abs(np.array([[chance.random() for _ in range(4)] for _ in range(4)])))
+        busy = np.abs(np.array([[chance.random() for _ in range(4)] for _ in range(4)]))
         steps = Neighbourhood(book, chance, busy)
         layout = chance.choice([*steps.propose(layout, 4), *steps.copy_steps(layout)])
         cuts |= set(layout.cuts)

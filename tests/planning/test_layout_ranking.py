@@ -23,7 +23,6 @@ from perfmodel.planning.layouts.search import (
     _replay,
     _Setting,
     _tally,
-    _Tried,
     fastest_by_bound,
     search_layouts,
 )
@@ -183,8 +182,8 @@ def test_a_layout_that_fills_what_is_usable_fits():
 def test_a_tally_counts_every_layout_once(is_proven, bounded):
     # Of eight layouts six fit; two were replayed. Bounds of 50 and more are no faster than 50.
     queue: Any = [(bound_ns, None) for bound_ns in (10, 60, 49, 50, 51, 52)][:bounded]
-    everything: Any = range(8)
-    found = _tally(everything, everything[:6], queue, _Tried(2, 50, is_proven))
+    replayed: Any = [SimpleNamespace(time_ns=time_ns) for time_ns in (50, 70)]
+    found = _tally(8, 6, queue, replayed, is_proven=is_proven)
     assert (found.considered, found.too_large, found.replayed) == (8, 2, 2)
     assert (found.pruned, found.untried) == (bounded - 3, 7 - bounded)
     assert found.is_proven is (is_proven and bounded == 6)
@@ -193,8 +192,7 @@ def test_a_tally_counts_every_layout_once(is_proven, bounded):
 def test_the_winner_is_held_against_the_next_layout_with_another_split(monkeypatch):
     same, other, third = (RankedLayout(candidate(n), 0, answer(1)) for n in (2, 3, 4))
     times = {2: prediction(100, compute=90), 3: prediction(110, compute=100)}
-    monkeypatch.setattr(searching, "_question", lambda shared, one: one)
-    monkeypatch.setattr(searching, "predict", lambda one, executor: times[one.number])
+    monkeypatch.setattr(searching, "judge", lambda shared, one: times[one.number])
     setting: Any = SimpleNamespace(cluster=None, stack=None)
     for ranked in ([same, other, third], [same, same, other, third]):
         reasons = _reasons(setting, ranked)

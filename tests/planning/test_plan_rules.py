@@ -13,9 +13,8 @@ from embeddings.sharders import ShardingTask
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.planning import making, search
-from perfmodel.planning.layout import COPIED, LayoutBook
+from perfmodel.planning.layout import COPIED, LayoutBook, Neighbourhood
 from perfmodel.planning.making import _enumerate, _search, judge_assignments
-from perfmodel.planning.neighbours import Busy, Neighbourhood
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.ranking import PlanBound, Ranking
 from perfmodel.planning.search import PlanSearch, SearchLimit, SearchOutcome
@@ -128,11 +127,11 @@ def test_the_verdict_says_what_to_take():
         "a is the only plan that fits."
     )
     assert verdict(ranked("a", 100, 1), ranked("b", 125, 2), ranked("c", 150, 3)) == (
-        "a is fastest, by 25 % before b; bound by lookup."
+        "a is fastest, 25 % ahead of b; bound by lookup."
     )
     # Of a tie the smaller one stands first, but the fastest of it is ahead.
     assert verdict(ranked("a", 101, 1), ranked("b", 100, 1), ranked("c", 150, 3)) == (
-        "a, b cannot be told apart and are fastest, by 50 % before c; bound by lookup."
+        "a, b are tied and fastest, 50 % ahead of c; bound by lookup."
     )
     assert verdict(ranked("a", 100, 1), ranked("b", 101, 1)).startswith(
         "The plan does not matter here: the 2 that fit take the same time, to 1 %."
@@ -230,6 +229,6 @@ def test_tables_of_sixteen_mebibytes_may_stand_on_every_rank():
         book = LayoutBook(both, numbers)
         layout = book.from_plan(both.whole([0, 1], "whole"))
         assert layout is not None
-        near = Neighbourhood(book, random.Random(0), Busy(np.ones((2, 2))))
+        near = Neighbourhood(book, random.Random(0), np.ones((2, 2)))
         steps = near.copy_steps(layout)
         assert [step.cuts[0] == COPIED for step in steps] == [True] * others

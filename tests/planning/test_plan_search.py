@@ -140,8 +140,13 @@ def test_a_round_judges_neighbours_and_few_new_sets_of_copied_tables(monkeypatch
             return copied if layout == "some" else []
 
     monkeypatch.setattr(search, "Neighbourhood", Near)
-    of = searcher(SimpleNamespace(catalog=None, knows=lambda key: key == known))
-    of._own_ns = lambda layout: np.zeros((1, 1))
+    of = searcher(
+        SimpleNamespace(
+            catalog=None,
+            knows=lambda key: key == known,
+            price_layout=lambda layout: SimpleNamespace(own_ns=np.zeros((1, 1, 1))),
+        )
+    )
     of._best = lambda options: options
 
     def judged(frames: int, plans: int) -> tuple[int, int]:

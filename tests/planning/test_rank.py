@@ -16,13 +16,12 @@ from perfmodel.base.errors import OutputError, PlanError, ScenarioError
 from perfmodel.cli.commands import app
 from perfmodel.planning.batches import sample_batches
 from perfmodel.planning.evaluator import PlanEvaluator
-from perfmodel.planning.making import iter_assignments
+from perfmodel.planning.making import build_task, iter_assignments, load_rank_setting
 from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.rank_plans import _with_places, find_loads, sort_key
 from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
 from perfmodel.planning.search import PlanSearch, SearchLimit
-from perfmodel.planning.setting import build_task, load_rank_setting
 from perfmodel.planning.starts import Pieces, assign, assign_greedily
 from perfmodel.prediction.scenario import Mode
 from perfmodel.stacks.profiles import load_stack

@@ -16,10 +16,9 @@ from perfmodel.planning.making import MadePlans
 from perfmodel.planning.plan_costs import GRADIENTS, INDICES, LOOKUP, POOLED, UPDATE
 from perfmodel.planning.question import RankBy, RankQuestion
 from perfmodel.planning.rank_plans import (
-    PlanAnswer,
-    _asked,
     _assumptions,
     _facts,
+    _predict_options,
     _rank_one,
     _spread,
     _straggler,
@@ -98,11 +97,11 @@ def test_facts_say_what_was_asked():
     assert _facts(evaluator(), question) == (
         "dgx_a100: 2 hosts, 16 ranks",
         "model: 2 tables, 6.0 GiB of weights",
-        "batch 4,096, 256 samples a rank",
+        "batch 4,096, 256 samples per rank",
         "stack some",
     )
     assert _facts(evaluator(host_count=1), question)[0] == "dgx_a100: 1 host, 16 ranks"
-    asked = _asked(RankQuestion("dgx_a100", mode=Mode.ISOLATED, samples=7, seed=3))
+    asked = _predict_options(RankQuestion("dgx_a100", mode=Mode.ISOLATED, samples=7, seed=3))
     assert (asked.mode, asked.samples, asked.seed) == (Mode.ISOLATED, 7, 3)
     assert not asked.is_explained
 
@@ -114,7 +113,7 @@ def test_a_plan_fits_if_its_fullest_rank_does(monkeypatch):
     monkeypatch.setattr(rank_plans, "find_gains", lambda *given: gains)
     nothing: Any = SimpleNamespace(iteration_ns=1)
     for memory, fits in (((100, 1), True), ((1, 101), False)):
-        found = _rank_one(evaluator(), RankQuestion("x"), nothing, PlanAnswer(nothing, memory))
+        found = _rank_one(evaluator(), RankQuestion("x"), nothing, nothing, memory)
         assert found.fits is fits
         assert found.bound is PlanBound.HOST
 
@@ -165,7 +164,7 @@ def test_what_was_tried_and_drawn_is_said():
     drawn = _assumptions(best, MadePlans((), (), 0), RankQuestion("x", batches=2))
     assert (len(few), len(tried), len(drawn)) == (2, 3, 3)
     assert few[0] == "one"
-    assert tried[2].startswith("The 1,200 plans that were tried")
+    assert tried[2].startswith("The 1,200 plans tried")
     assert drawn[2].startswith("Sampled batches differ")
 
 

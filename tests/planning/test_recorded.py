@@ -17,12 +17,11 @@ from embeddings.sharders import ShardingTask, build_named_plan
 from embeddings.table import EmbeddingTable
 from perfmodel.base.errors import PlanError, ScenarioError
 from perfmodel.planning.batches import BatchSpread, _draw_table
-from perfmodel.planning.layout import LayoutBook
+from perfmodel.planning.layout import LayoutBook, Neighbourhood
 from perfmodel.planning.layouts.candidates import iter_candidates
 from perfmodel.planning.layouts.ranking import pareto
 from perfmodel.planning.layouts.search import _fitting, _Setting
 from perfmodel.planning.making import iter_assignments
-from perfmodel.planning.neighbours import Busy, Neighbourhood
 from perfmodel.planning.plan_costs import AloneCosts
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import PlanLoads, beats_next, number_ties
@@ -101,7 +100,8 @@ def values() -> dict[str, Any]:
         found[f"candidates, {name}"] = _candidates(hosts, changes, stated)
     plan = build_named_plan("naive", ShardingTask(TABLES, 2, 10**9, 512))
     evaluator = SimpleNamespace(spec=SimpleNamespace(batch=100))
-    found["draws"] = [_draw_table(evaluator, plan, place, 4, 7) for place in range(len(TABLES))]
+    drawn = [_draw_table(evaluator, plan, place, 4, 7) for place in range(len(TABLES))]
+    found["draws"] = [dict(zip(("lookups", "distinct"), one, strict=True)) for one in drawn]
     found["ties"] = number_ties([100.0, 101.0, 101.5, 102.0, 102.6, 200.0])
     found["beats"] = beats_next([np.array([1.0, 2.0, 3.0, 9.0]), np.array([2.0, 2.0, 4.0, 1.0])])
     loads = PlanLoads((4.0, 1.0, 1.0), (5, 6, 7), (8, 90, 3))
@@ -135,7 +135,7 @@ def _steps(book: LayoutBook, task: ShardingTask) -> list[Any]:
                 for part in (1, 3)
             ]
         )
-        near = Neighbourhood(book, chance, Busy(own_ns.astype(np.float64)))
+        near = Neighbourhood(book, chance, own_ns.astype(np.float64))
         options = near.propose(layout, 3)
         copies = near.copy_steps(layout)
         layout = ([*copies, *options] if number % 3 else [*options, *copies] or [layout])[0]

@@ -1,5 +1,8 @@
 """Recorded jobs on disk."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.base.errors import PerfModelError
@@ -32,4 +35,16 @@ def test_a_folder_with_a_changed_or_missing_file_is_refused(job, tmp_path, name)
         load_recorded_job(tmp_path / "job")
     path.unlink()
     with pytest.raises(PerfModelError, match="job"):
+        load_recorded_job(tmp_path / "job")
+
+
+@pytest.mark.parametrize("place", ["report", "rank", "score"])
+def test_unknown_keys_of_report_and_score_are_refused(job, tmp_path, place):
+    save_recorded_job(replace(job, score=self_replay(job)), tmp_path / "job")
+    path = tmp_path / "job" / "recording.json"
+    header = json.loads(path.read_text(encoding="utf-8"))
+    report = header["report"]
+    {"report": report, "rank": report["ranks"][0], "score": header["self_replay"]}[place]["new"] = 1
+    path.write_text(json.dumps(header), encoding="utf-8")
+    with pytest.raises(PerfModelError, match=r"new\n  Unexpected keyword argument"):
         load_recorded_job(tmp_path / "job")

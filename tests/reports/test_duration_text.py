@@ -18,4 +18,4 @@ from perfmodel.reports.text import build_scale
     ],
 )
 def test_parts_are_written_in_the_unit_of_the_whole(whole_ns, part_ns, text):
-    assert build_scale(whole_ns).text(part_ns) == text
+    assert build_scale(whole_ns)(part_ns) == text

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from perfmodel.reports.progress import describe_left, show_progress
+from perfmodel.reports.terminal import describe_left, show_progress
 
 PROGRAM = """
 import time
-from perfmodel.reports.progress import show_progress
+from perfmodel.reports.terminal import show_progress
 with show_progress(delay_s={delay_s}) as progress:
     progress("replaying", 0.5)
     time.sleep(0.6)

@@ -1,13 +1,10 @@
-"""Bounds: a time that no replay of a layout can fall below, found without building it.
+"""Bounds: a lower bound on the replayed time of a layout, without building its job.
 
-A layer takes at least what it adds to a job of one tensor group (with those that share its
-sequences and experts): priced and
-replayed once for each size of group, micro-batch and recomputation. A stage
-works off all its micro-batches, and before its first and after its last one
-the stages before it have their own share of both to do. Weights that are
-divided among data-parallel ranks are gathered one after the other on one
-stream. Optimizer, gradient reduction, transfers between stages and
-interference come on top in a replay and are left out here.
+A layer takes at least the time it adds to a job of one tensor group (with the ranks of its sequence
+and expert groups). That job is replayed once per group size, micro-batch and recomputation. A stage
+runs all its micro-batches; the stages before it run theirs before its first and after its last one.
+All-gathers of sharded weights run one after the other on one stream. Optimizer, gradient reduction,
+transfers between stages and contention are left out.
 """
 
 from __future__ import annotations
@@ -30,12 +27,12 @@ from perfmodel.workloads.transformer.spec import StateSharding, TransformerSpec
 from topologies import Cluster, build_cluster
 
 _HEAD_SHARE = 0.8
-"""Of both ends of the model, what surely belongs to the head, on the last of several stages."""
+"""The least share of the head in both ends of the model; it runs on the last stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """What a layer and both ends of the model add per micro-batch, in a tensor group alone."""
+    """Time that a layer and both ends of the model add per micro-batch in one tensor group."""
 
     layer_ns: int
     ends_ns: int
@@ -50,26 +47,27 @@ class Bounds:
         self._gather_ns = cache(self._price_gather)
 
     def take(self, layers: Sequence[TransformerSpec], times: Sequence[LayerTimes]) -> None:
-        """Note what was measured elsewhere."""
+        """Store *times* that were measured elsewhere."""
         self._times_of.update(zip(layers, times, strict=True))
 
-    def _measured(self, one: TransformerSpec) -> LayerTimes:
-        if one not in self._times_of:
-            self._times_of[one] = measure_layer((self._cluster, self._stack), one)
-        return self._times_of[one]
-
     def bound_ns(self, candidate: Candidate) -> int:
-        """A time that the iteration of *candidate* cannot fall below."""
+        """A lower bound on the iteration time of *candidate*."""
         layout, spec = candidate.chosen.layout, candidate.spec
-        # Dense layers before those of experts are left out: below the time, and few.
-        counted = spec.model.is_expert_layer if spec.model.has_experts else _every_layer
-        times = self._measured(layer_of(candidate))
+        layer = layer_of(candidate)
+        if layer not in self._times_of:
+            self._times_of[layer] = measure_layer((self._cluster, self._stack), layer)
+        times, model = self._times_of[layer], spec.model
+        # Few dense layers come before those of experts; leaving them out keeps the bound low.
         stages = [
-            float(times.layer_ns) * sum(counted(layer) for run in runs for layer in run)
+            float(times.layer_ns)
+            * sum(
+                not model.has_experts or model.is_expert_layer(number)
+                for run in layout.layer_runs(model.layers, stage=stage)
+                for number in run
+            )
             for stage in range(layout.pp)
-            for runs in [layout.layer_runs(spec.model.layers, stage=stage)]
         ]
-        # The head is by far the dearer end, and it is on the last stage.
+        # The head is by far the more expensive end, and it is on the last stage.
         stages[-1] += times.ends_ns * (1.0 if layout.pp == 1 else _HEAD_SHARE)
         before, longest = 0.0, 0.0
         for stage_ns in stages:
@@ -78,13 +76,13 @@ class Bounds:
         return int(max(longest, self._gathering_ns(candidate)))
 
     def _gathering_ns(self, candidate: Candidate) -> float:
-        """What the gathers of divided weights take on their stream, where there are any."""
+        """Time of all all-gathers of sharded weights on their stream, if there are any."""
         layout, spec = candidate.chosen.layout, candidate.spec
         if not spec.parallel.sharding.divides_weights or layout.pp > 1 or layout.shard_ranks == 1:
             return 0.0
         shapes, size_bytes = LayerShapes(spec.model, layout), spec.training.precision.size_bytes
         ranks = tuple(layout.ranks[0, 0, :, 0].tolist())
-        # Forward and backward, but the last layer of the one is the first of the other.
+        # Forward and backward; the last layer of forward is the first of backward.
         layers_ns = sum(
             self._gather_ns(ranks, shapes.of(layer).all_parameters * size_bytes)
             for layer in range(spec.model.layers - 1)
@@ -97,7 +95,7 @@ class Bounds:
 
 
 def measure_layer(shared: tuple[Cluster, SoftwareStack], one: TransformerSpec) -> LayerTimes:
-    """The times of the layer *one*; a function of the module, so that it can run on any worker."""
+    """The times of the layer *one*; a module-level function, so that any worker can run it."""
     once, twice = _replay(shared, one, 1, 1), _replay(shared, one, 2, 1)
     once_more, twice_more = _replay(shared, one, 1, 2), _replay(shared, one, 2, 2)
     again = (twice_more - twice) - (once_more - once)
@@ -108,7 +106,7 @@ def measure_layer(shared: tuple[Cluster, SoftwareStack], one: TransformerSpec) -
 def _replay(
     shared: tuple[Cluster, SoftwareStack], one: TransformerSpec, layers: int, rounds: int
 ) -> int:
-    """The end of a job of one tensor group with so many layers and micro-batches."""
+    """The time of a job of one tensor group with *layers* layers and *rounds* micro-batches."""
     (whole, stack), model = shared, one.model.model_copy(update={"layers": layers})
     spec = one.model_copy(update={"batch": one.batch * rounds, "model": model})
     ranks = _fewest_ranks(spec)
@@ -120,18 +118,14 @@ def _replay(
     return int(replay.iteration_end_ns[-1, 0])
 
 
-def _every_layer(layer: int) -> bool:
-    return layer >= 0
-
-
 def _fewest_ranks(spec: TransformerSpec) -> int:
-    """Ranks of one stage that share sequences, products and experts: no copy more than needed."""
+    """Ranks of one stage that share sequences, GEMMs and experts: the fewest copies."""
     parallel = spec.parallel
     return math.lcm((parallel.tp or 1) * parallel.cp, parallel.ep * parallel.etp)
 
 
 def layer_of(candidate: Candidate) -> TransformerSpec:
-    """*candidate* cut down to what decides the time of a layer: equal for layouts that share it."""
+    """*candidate* reduced to the fields that determine the time of a layer."""
     spec, layout = candidate.spec, candidate.chosen.layout
     parallel = {
         "tp": layout.tp, "pp": 1, "dp": None, "micro_batch": layout.micro_batch,
@@ -139,7 +133,7 @@ def layer_of(candidate: Candidate) -> TransformerSpec:
         "sequence_parallel": layout.is_sequence_parallel,
     }  # fmt: skip
     training = {"optimizer": "none", "clip_gradients": False}
-    # Windows everywhere, and experts in every layer: the layer that is counted.
+    # The counted layer has windowed attention and experts.
     model = {"layers": 1, "dense_layers": 0, "window_every": 1}
     split = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
     copies = _fewest_ranks(split) // (layout.tp * layout.cp)

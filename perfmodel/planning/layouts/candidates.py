@@ -1,6 +1,6 @@
 """Candidates: the layouts that a Transformer could run in on a number of ranks.
 
-What the person stated with `--set` stays as it is; the rest is open.
+Fields that the user set with `--set` are fixed; all others are searched.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from topologies import Cluster
 
 MOST_STAGES = 64
 MOST_SEQUENCES = 32
-"""The largest micro-batch that is tried: beyond, products gain nothing more."""
+"""The largest micro-batch tried: GEMMs gain nothing beyond it."""
 RUNS = (1, 2, 4)
 SHORTEST_SHARE = 8192
-"""Tokens of a sequence that a rank has at least: shorter ones are not worth sharing."""
+"""Fewest tokens of a sequence per rank: shorter sequences are not split."""
 MOST_EXPERT_HOSTS = 8
 MOST_UNEVEN = 1.1
-"""How much more than the mean the longest stage may hold where no number of stages divides."""
+"""Longest stage over the mean, if the number of stages does not divide the layers."""
 _WORK = {Recompute.NONE: 3.0, Recompute.ATTENTION: 3.2, Recompute.OPS: 3.5, Recompute.FULL: 4.0}
-"""Forward and backward pass, and what is computed again, in forward passes."""
+"""Forward, backward and recomputation, in forward passes."""
 _GROUP_SHARE, _GATHER_SHARE = 0.1, 0.2
 FIELDS = {
     "tp": "parallel.tp",
@@ -41,12 +41,12 @@ FIELDS = {
     "sequence_parallel": "parallel.sequence_parallel",
     "recompute": "training.recompute",
 }
-"""What is searched over, and the field of the workload behind it."""
+"""The searched parameters and their workload fields."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout said in fields of the workload, completed for the ranks there are."""
+    """A layout in workload fields, completed for the number of ranks."""
 
     spec: TransformerSpec
     chosen: ChosenLayout
@@ -54,7 +54,7 @@ class Candidate:
 
     @property
     def overrides(self) -> dict[str, int | str | bool]:
-        """The fields to set to ask for this layout again."""
+        """The fields to set to get this layout again."""
         parallel, layout = self.spec.parallel, self.chosen.layout
         return {
             "parallel.tp": layout.tp,
@@ -72,14 +72,14 @@ class Candidate:
 
     @property
     def peak_bytes(self) -> int:
-        """What the fullest rank needs."""
+        """Memory of the fullest rank."""
         return self.chosen.peak_bytes
 
     @property
     def promise(self) -> float:
-        """Work and idle time as a multiple of the least there could be: low ones are bounded first.
+        """Estimated work and idle time, in forward passes; low ones are bounded first.
 
-        Leaves out communication, but for wide groups being dearer than narrow ones.
+        Communication counts only as a penalty on wide groups.
         """
         layout = self.chosen.layout
         work = _WORK[self.spec.training.recompute]
@@ -97,7 +97,7 @@ class Candidate:
 def iter_candidates(
     spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, *, stated: Collection[str] = ()
 ) -> Iterator[Candidate]:
-    """Every layout of *spec* on *cluster*; fields in *stated* keep what the workload says."""
+    """Every layout of *spec* on *cluster*; fields in *stated* keep their values."""
     ranks = cluster.rank_count
     fixed = {word for word, field in FIELDS.items() if field in stated}
     for tp in _tensor_sizes(spec, cluster, fixed):
@@ -117,7 +117,7 @@ def _iter_further(
     rest: int,
     fixed: Collection[str],
 ) -> Iterator[dict[str, int]]:
-    """How sequences are shared and experts divided: only long sequences gain from sharing."""
+    """Context and expert parallelism; only long sequences gain from being split."""
     longest = min(spec.sequence_length // SHORTEST_SHARE, rest, cluster.ranks_per_host * 2)
     shares = [spec.parallel.cp]
     if "cp" not in fixed and not unfuses_attention(spec, stack):
@@ -135,7 +135,7 @@ def _iter_further(
 def _iter_changes(
     spec: TransformerSpec, split: dict[str, Any], ranks: int, fixed: Collection[str]
 ) -> Iterator[dict[str, object]]:
-    """Micro-batches, and what does not change which ranks work together."""
+    """Micro-batches, and the fields that do not change the groups of ranks."""
     dp = ranks // (split["tp"] * split["pp"] * split["cp"])
     if spec.batch % dp:
         return
@@ -165,7 +165,7 @@ def _stage_counts(spec: TransformerSpec, rest: int, fixed: Collection[str]) -> l
 
 
 def _divides(layers: int, pp: int) -> bool:
-    """Whether stages are equal, with or without embedding and head counted as a layer each."""
+    """Whether stages are equal, embedding and head counted as a layer each or not at all."""
     return layers % pp == 0 or (layers + 2) % pp == 0
 
 
@@ -197,11 +197,11 @@ def _iter_rest(
 
 
 def _complete(
-    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, changes: dict[str, object]
+    spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, changes: dict[str, Any]
 ) -> Candidate | None:
     parallel = {key: value for key, value in changes.items() if key != "recompute"}
     runs = changes["interleaving"]
-    if isinstance(runs, int) and runs > 1 and spec.model.layers % (_int(changes["pp"]) * runs):
+    if runs > 1 and spec.model.layers % (changes["pp"] * runs):
         return None
     whole = spec.model_copy(
         update={
@@ -220,11 +220,6 @@ def _complete(
     except WorkloadError:
         return None
     return Candidate(whole, chosen, stack)
-
-
-def _int(value: object) -> int:
-    assert isinstance(value, int)
-    return value
 
 
 def _powers(most: int) -> list[int]:

@@ -1,8 +1,8 @@
 """Search: the fastest layout of a Transformer that fits, and proof that it is the fastest.
 
-Memory first, then bounds, then replays in the order of the bounds: as soon as
-the next bound is above the best replayed time, nothing that is left can win.
-Replays are answers of the one path that `predict` takes.
+Memory first, then bounds, then replays in order of the bounds. Once the next bound exceeds the best
+replayed time, no remaining layout can win. Replays are ordinary predictions. A scenario that states
+no layout gets the one with the lowest bound (`fill_layout`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from operator import attrgetter
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from perfmodel.base.errors import PlanError
 from perfmodel.base.units import format_duration, format_size
 from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.planning.layouts.bounds import Bounds, layer_of, measure_layer
-from perfmodel.planning.layouts.candidates import Candidate, iter_candidates
+from perfmodel.planning.layouts.candidates import FIELDS, Candidate, iter_candidates
 from perfmodel.planning.layouts.ranking import LayoutRanking, RankedLayout, Search, Tally
 from perfmodel.planning.question import LayoutQuestion
 from perfmodel.planning.ranking import beats_next
@@ -27,7 +27,6 @@ from perfmodel.prediction.phases import OnPhase, ignore_phase
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import (
     PredictOptions,
-    Question,
     Setting,
     build_question,
     load_setting,
@@ -41,16 +40,18 @@ from topologies import Cluster
 REPLAYED_AT_ONCE = 8
 MEASURED_AT_ONCE = 64
 BOUNDING_SHARE = 0.5
-"""Of the time there is, what may go into bounds."""
+"""Share of the time that bounding may use."""
 EXPLAINED = 4
-"""Explaining why the winner wins takes about as long as so many replays."""
+"""Replays that explaining the winner takes as long as."""
 MOST_LAYERS = 48
 """Kinds of layer that are measured for a layout without a replay."""
+_KEPT = frozenset({"parallel.sharding", "training.recompute", "parallel.sequence_parallel"})
+_SPLIT = ("parallel.tp", "parallel.pp", "parallel.dp", "parallel.micro_batch")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Setting:
-    """Everything a question names, loaded for one number of hosts."""
+    """What a question names, loaded for one number of hosts."""
 
     spec: TransformerSpec
     cluster: Cluster
@@ -68,13 +69,57 @@ def search_layouts(
 def fastest_by_bound(
     spec: TransformerSpec, cluster: Cluster, stack: SoftwareStack, *, stated: frozenset[str]
 ) -> Candidate:
-    """The layout with the lowest bound among those that fit: a good one, without a replay."""
+    """The layout with the lowest bound among those that fit; nothing is replayed."""
     setting = _Setting(spec, cluster, stack, stated)
     fitting = _fitting(setting, list(iter_candidates(spec, cluster, stack, stated=stated)))
     bounds = Bounds(cluster, stack)
-    # A number of kinds and no clock, so that equal questions have equal answers.
+    # Limited by number, not by time: equal questions get equal answers.
     kinds = list(_by_layer(fitting).values())[:MOST_LAYERS]
     return min((one for alike in kinds for one in alike), key=bounds.bound_ns)
+
+
+def fill_layout(setting: Setting, *, on_phase: OnPhase = ignore_phase) -> Setting:
+    """*setting* with a layout, if its workload is a Transformer that leaves all of it open.
+
+    Ranks, micro-batch and interleaving are chosen; sharding and recomputation stay as they are.
+    """
+    spec = setting.workload
+    if not isinstance(spec, TransformerSpec):
+        return setting
+    stated = _stated(spec) | _KEPT
+    if stated & set(_SPLIT):
+        return setting
+    on_phase("choosing a layout", 0.0)
+    if setting.cluster.rank_count == 1:
+        return setting
+    try:
+        best = fastest_by_bound(spec, setting.cluster, setting.stack, stated=stated)
+    except PlanError:
+        # Nothing fits or divides: the workload's own choice explains the error.
+        return setting
+    chosen = {key: value for key, value in best.overrides.items() if key not in stated}
+    changes = tuple(f"{key}={value}" for key, value in chosen.items())
+    sentence = (
+        f"The layout was left open: {', '.join(changes)} has the lowest bound of those that fit. "
+        "`perfmodel search` replays the best of them."
+    )
+    # Sharding and recomputation are kept, so all changes are of one section.
+    parallel = {key.removeprefix("parallel."): value for key, value in chosen.items()}
+    filled = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=parallel)})
+    scenario = setting.scenario
+    if scenario is not None:
+        scenario = replace(scenario, overrides=(*scenario.overrides, *changes))
+    return replace(setting, workload=filled, scenario=scenario, chosen=(sentence,))
+
+
+def _stated(spec: TransformerSpec) -> frozenset[str]:
+    """The layout fields that the file or the user set."""
+    given = {
+        *(f"parallel.{name}" for name in spec.parallel.model_fields_set),
+        *(f"training.{name}" for name in spec.training.model_fields_set),
+    }
+    known = {*FIELDS.values(), *_SPLIT}
+    return frozenset(field for field in given & known if attrgetter(field)(spec) is not None)
 
 
 def _search(
@@ -88,9 +133,14 @@ def _search(
     )
     fitting = _fitting(setting, everything)
     queue = _bound(setting, fitting, executor, began_s + BOUNDING_SHARE * seconds, on_phase)
-    asked = PredictOptions(samples=question.samples, seed=question.seed, is_explained=False)
+    options = PredictOptions(samples=question.samples, seed=question.seed, is_explained=False)
+    shared = (setting.cluster, setting.stack, options)
     replayed, is_proven = _replay(
-        queue, _judge_with(setting, asked, executor), question.top, began_s + seconds, on_phase
+        queue,
+        lambda candidates: executor.map(judge, shared, candidates),
+        question.top,
+        began_s + seconds,
+        on_phase,
     )
     ranked = _order(replayed)[: question.top]
     return LayoutRanking(
@@ -100,36 +150,29 @@ def _search(
         tokens=setting.spec.batch * setting.spec.sequence_length,
         memory_bytes=setting.cluster.device.memory_bytes,
         layouts=tuple(ranked),
-        tally=_tally(
-            everything, fitting, queue, _Tried(len(replayed), ranked[0].time_ns, is_proven)
-        ),
+        tally=_tally(len(everything), len(fitting), queue, replayed, is_proven=is_proven),
         reasons=_reasons(setting, ranked),
     )
 
 
-class _Tried(NamedTuple):
-    """How many layouts of a queue were replayed, the best time, and whether that is proof."""
-
-    replayed: int
-    best_ns: int
-    is_proven: bool
-
-
 def _tally(
-    everything: Sequence[Candidate],
-    fitting: Sequence[Candidate],
+    considered: int,
+    fitting: int,
     queue: Sequence[tuple[int, Candidate]],
-    tried: _Tried,
+    replayed: Sequence[RankedLayout],
+    *,
+    is_proven: bool,
 ) -> Tally:
-    """Bounds that are not below the best time rule layouts out, replayed or not."""
-    pruned = sum(bound_ns >= tried.best_ns for bound_ns, _ in queue[tried.replayed :])
+    """Layouts whose bound is not below the best time are pruned."""
+    best_ns = min(one.time_ns for one in replayed)
+    pruned = sum(bound_ns >= best_ns for bound_ns, _ in queue[len(replayed) :])
     return Tally(
-        considered=len(everything),
-        too_large=len(everything) - len(fitting),
-        replayed=tried.replayed,
+        considered=considered,
+        too_large=considered - fitting,
+        replayed=len(replayed),
         pruned=pruned,
-        untried=len(fitting) - tried.replayed - pruned,
-        is_proven=tried.is_proven and len(queue) == len(fitting),
+        untried=fitting - len(replayed) - pruned,
+        is_proven=is_proven and len(queue) == fitting,
     )
 
 
@@ -155,15 +198,12 @@ def _load(question: LayoutQuestion, hosts: int) -> _Setting:
     return _Setting(spec, loaded.cluster, loaded.stack, stated)
 
 
-def _fixed(stated: frozenset[str]) -> str:
-    return f" with {', '.join(sorted(stated))} fixed" if stated else ""
-
-
 def _fitting(setting: _Setting, everything: Sequence[Candidate]) -> list[Candidate]:
     if not everything:
+        fixed = f" with {', '.join(sorted(setting.stated))} fixed" if setting.stated else ""
         raise PlanError(
             f"search: {setting.spec.name} has no layout on {setting.cluster.rank_count} ranks"
-            f"{_fixed(setting.stated)}: batch {setting.spec.batch}, {setting.spec.model.layers} "
+            f"{fixed}: batch {setting.spec.batch}, {setting.spec.model.layers} "
             f"layers and {setting.spec.model.heads} heads divide by none of them. "
             f"{'Fix less' if setting.stated else 'Change batch'}, or change hosts."
         )
@@ -181,7 +221,7 @@ def _fitting(setting: _Setting, everything: Sequence[Candidate]) -> list[Candida
 
 
 def _by_layer(fitting: Sequence[Candidate]) -> dict[TransformerSpec, list[Candidate]]:
-    """*fitting* by the kind of layer that decides their bounds, the most promising first."""
+    """*fitting* by the layer that determines their bounds, the most promising first."""
     kinds: dict[TransformerSpec, list[Candidate]] = {}
     for one in sorted(fitting, key=lambda one: one.promise):
         kinds.setdefault(layer_of(one), []).append(one)
@@ -195,7 +235,7 @@ def _bound(
     until_s: float,
     on_phase: OnPhase,
 ) -> list[tuple[int, Candidate]]:
-    """Layouts with their bounds, lowest first; what has none when time is up is left out."""
+    """Layouts with their bounds, lowest first; without those not bounded in time."""
     bounds, shared = Bounds(setting.cluster, setting.stack), (setting.cluster, setting.stack)
     kinds = _by_layer(fitting)
     layers = list(kinds)
@@ -217,25 +257,12 @@ def _bound(
     return [(bound_ns, bounded[number]) for bound_ns, number in order]
 
 
-def _judge_with(
-    setting: _Setting, asked: PredictOptions, executor: Executor
-) -> Callable[[Sequence[Candidate]], list[Prediction]]:
-    shared = (setting.cluster, setting.stack, asked)
-    return lambda candidates: executor.map(judge, shared, candidates)
-
-
 def judge(
     shared: tuple[Cluster, SoftwareStack, PredictOptions], candidate: Candidate
 ) -> Prediction:
-    """The answer for one layout; a function of the module, so that it can run on any worker."""
-    return predict(_question(shared, candidate), executor=SerialExecutor())
-
-
-def _question(
-    shared: tuple[Cluster, SoftwareStack, PredictOptions], candidate: Candidate
-) -> Question:
-    cluster, stack, asked = shared
-    return build_question(Setting(candidate.spec, cluster, stack, asked))
+    """Predict one layout; a module-level function, so that any worker can run it."""
+    question = build_question(Setting(candidate.spec, *shared))
+    return predict(question, executor=SerialExecutor())
 
 
 def _replay(
@@ -245,7 +272,7 @@ def _replay(
     deadline_s: float,
     on_phase: OnPhase,
 ) -> tuple[list[RankedLayout], bool]:
-    """What was replayed, and whether nothing that is left can be faster than the best of it."""
+    """The replayed layouts, and whether no other layout can be faster than the best of them."""
     done: list[RankedLayout] = []
     at_once, best, one_s = 1, "none", 0.0
     while len(done) < len(queue):
@@ -253,7 +280,7 @@ def _replay(
         if done:
             best_ns = min(one.time_ns for one in done)
             is_proven = queue[len(done)][0] >= best_ns
-            # What comes next takes about as long as what came last, and must end in time, too.
+            # The next replays take about as long as the last ones and must also end in time.
             in_time = int((deadline_s - began_s) / one_s) - EXPLAINED
             if in_time < 1 or (is_proven and len(done) >= top):
                 return done, is_proven
@@ -271,24 +298,20 @@ def _replay(
 
 
 def _order(replayed: Sequence[RankedLayout]) -> list[RankedLayout]:
-    """Fastest first; of equals the one that needs less memory."""
+    """Fastest first; of equals the one with less memory."""
     order = sorted(replayed, key=lambda one: (one.time_ns, one.candidate.peak_bytes))
     shares = beats_next([np.array(one.found.drawn_ns) for one in order])
     return [replace(one, beats_next=share) for one, share in zip(order, shares, strict=True)]
 
 
 def _reasons(setting: _Setting, ranked: Sequence[RankedLayout]) -> tuple[str, ...]:
-    """Why the first layout wins against the next one that is another split of the ranks."""
+    """Why the first layout beats the next one with another split of the ranks."""
     winner = ranked[0]
     other = next((one for one in ranked[1:] if one.split != winner.split), None)
     if other is None:
         return ()
-    asked = PredictOptions(samples=2)
-    shared = (setting.cluster, setting.stack, asked)
-    first, second = (
-        predict(_question(shared, one.candidate), executor=SerialExecutor())
-        for one in (winner, other)
-    )
+    shared = (setting.cluster, setting.stack, PredictOptions(samples=2))
+    first, second = (judge(shared, one.candidate) for one in (winner, other))
     return _compare(first, second, other.name)
 
 

@@ -1,10 +1,14 @@
-"""One collective, alone and with others, or over all sizes: answers, their JSON and reports."""
+"""Prices of one op: a kernel, a collective alone and with others, or a collective over all sizes.
+
+Each has an answer, its JSON, and its report.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,24 +18,183 @@ from collectives.collective import (
     CollectiveCost,
     CollectiveKind,
     CollectiveSoftware,
-    bus_bandwidth,
 )
 from collectives.group import wiring_of
 from collectives.measurements import CollectiveMeasurement
 from collectives.movement import FloatArray
 from collectives.pricing import CollectiveCall, price_collectives, price_sizes
 from collectives.sharing import share_links
-from perfmodel.base.dtypes import DType
+from perfmodel.base.dtypes import BITS_PER_BYTE, DType
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import NS_PER_US, format_bandwidth, format_duration, format_size
+from perfmodel.base.provenance import Provenance
+from perfmodel.base.units import (
+    NS_PER_MS,
+    NS_PER_S,
+    format_bandwidth,
+    format_duration,
+    format_size,
+)
+from perfmodel.costs.attention import AttentionModel
+from perfmodel.costs.embedding import describe_constants
+from perfmodel.costs.estimates import Bound
+from perfmodel.costs.gemm_physics import TINY_WORK
+from perfmodel.costs.models import price_ops
+from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
 from perfmodel.reports.blocks import Report, Section, Table
-from perfmodel.reports.pictures import as_written, build_figure, save_picture
-from perfmodel.reports.text import pick
+from perfmodel.reports.pictures import draw_sizes
+from perfmodel.reports.text import format_range, pick
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.validation.scoreboard import interval_of
-from topologies import Cluster
+from topologies import Cluster, Device
 
 SCHEMA_VERSION = 1
 SMALLEST_POWER, LARGEST_POWER = 9, 30
+KernelWork = tuple[str, float, float, str]
+"""Title, useful FLOPs, least bytes, and where time jumps between neighbouring sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelAnswer:
+    """What one kernel costs on one device."""
+
+    device: str
+    stack: str
+    kernel: str
+    time_ms: float
+    interval_ms: tuple[float, float]
+    tflops: float
+    gigabytes_per_s: float
+    bound: str
+    provenance: str
+    priced_as: str | None = None
+    """For attention: the kernel that runs it and whose constants price it."""
+    steps: str = ""
+    """Where time jumps between neighbouring sizes."""
+    constants: str | None = None
+    """For embedding lookups: where the constants that price them are from."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable answer."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+
+def _gemm(op: Gemm) -> KernelWork:
+    """A matrix multiply: its operands and what it writes."""
+    operands = op.dtype.bytes_of(op.batch * (op.m * op.k + op.n * op.k))
+    # Operands narrower than half precision still give a half-precision result.
+    product = op.batch * op.m * op.n * max(op.dtype.size_bits, DType.BF16.size_bits) / BITS_PER_BYTE
+    batch = f"{op.batch} x " if op.batch > 1 else ""
+    steps = (
+        "up with whole tiles and waves; down by 6 % at most, where half-precision libraries "
+        "change kernels"
+    )
+    if op.batch * op.m * op.n * op.k < TINY_WORK:
+        steps = (
+            "below 2**21 multiply-adds a simple kernel runs that does not split k; "
+            "a larger GEMM may take less"
+        )
+    title = f"gemm {batch}{op.m} x {op.n} x {op.k} {op.dtype.value}"
+    return title, 2.0 * op.batch * op.m * op.n * op.k, operands + product, steps
+
+
+def _attention(op: Attention) -> KernelWork:
+    """How long attention takes; a causal mask halves the useful work."""
+    pairs = op.batch * op.heads * op.query_length * op.key_length
+    products = 10.0 if op.direction is Pass.BACKWARD else 4.0
+    elements = 2 * op.head_dim * (op.heads * op.query_length + op.kv_heads * op.key_length)
+    mask = "causal" if op.is_causal else "full"
+    title = (
+        f"attention {op.kernel} {op.direction.value} {mask} {op.batch} x {op.query_length}, "
+        f"{op.heads} heads of {op.head_dim}, {op.dtype.value}"
+    )
+    flops = products * pairs * op.head_dim * (0.5 if op.is_causal else 1.0)
+    return title, flops, float(op.batch * elements * op.dtype.size_bytes), ""
+
+
+def _memory(op: MemoryBound) -> KernelWork:
+    """How long a kernel bound by its traffic takes."""
+    steps = "" if op.row_length == 0 else "with the length of rows, not with their number"
+    moved = float(op.read_bytes + op.write_bytes)
+    return f"{op.operator} {op.dtype.value}", float(op.flops), moved, steps
+
+
+def _embedding(op: EmbeddingOp) -> KernelWork:
+    """How long a lookup, or its update, takes; rows that are drawn again need not be moved."""
+    lookup = op.lookup
+    table = lookup.tables[0]
+    count = f"{len(lookup.tables)} x " if len(lookup.tables) > 1 else ""
+    draws = sum(lookup.lookup_count(one) for one in lookup.tables)
+    distinct = sum(lookup.distinct_rows(one) for one in lookup.tables)
+    row = table.width * table.dtype.size_bytes
+    is_backward = op.direction is Pass.BACKWARD
+    vectors = lookup.batch_size * len(lookup.tables) * table.width * DType.FP32.size_bytes
+    update = f", {lookup.optimizer} by {lookup.kernel}" if is_backward else ""
+    title = (
+        f"embedding {op.direction.value} {count}{table.rows} x {table.width} "
+        f"{table.dtype.value}, {table.pooling_factor:g} rows for each of {lookup.batch_size} "
+        f"samples, {table.distribution} ({distinct:.4g} different of {draws:.4g}){update}"
+    )
+    return title, 0.0, distinct * row * (2 if is_backward else 1) + vectors, ""
+
+
+_WORK: dict[type, Callable[[Any], KernelWork]] = {
+    Gemm: _gemm,
+    Attention: _attention,
+    MemoryBound: _memory,
+    EmbeddingOp: _embedding,
+}
+"""What useful work is, by kind of kernel."""
+
+
+def answer_op(op: Op, device: Device, stack: SoftwareStack) -> KernelAnswer:
+    """Price *op* on *device* under *stack*."""
+    if type(op) not in _WORK:
+        known = ", ".join(kind.__name__ for kind in _WORK)
+        raise InputError(f"kernel: must be a {known}, got a {type(op).__name__}.")
+    title, useful_flops, least_bytes, steps = _WORK[type(op)](op)
+    estimate = price_ops([op], device=device, stack=stack)
+    duration_ns = float(estimate.duration_ns[0])
+    per_s = NS_PER_S / duration_ns
+    return KernelAnswer(
+        device=device.name,
+        stack=stack.name,
+        kernel=title,
+        time_ms=duration_ns / NS_PER_MS,
+        interval_ms=(
+            float(estimate.low_ns[0]) / NS_PER_MS,
+            float(estimate.high_ns[0]) / NS_PER_MS,
+        ),
+        tflops=useful_flops * per_s / 1e12,
+        gigabytes_per_s=least_bytes * per_s / 1e9,
+        bound=Bound(int(estimate.bound[0])).word,
+        provenance=Provenance(int(estimate.provenance[0])).word,
+        steps=steps,
+        priced_as=AttentionModel().describe(op, device, stack)
+        if isinstance(op, Attention)
+        else None,
+        constants=describe_constants(device) if isinstance(op, EmbeddingOp) else None,
+    )
+
+
+def report_kernel(answer: KernelAnswer) -> Report:
+    """The price of one kernel."""
+    interval = format_range(*(end * NS_PER_MS for end in answer.interval_ms))
+    rate = f"{answer.tflops:.4g} TFLOP/s, " if answer.tflops else ""
+    rows = [
+        ("time", f"{format_duration(answer.time_ms * NS_PER_MS)}  (90 %: {interval})"),
+        ("rate", f"{rate}{answer.gigabytes_per_s:.4g} GB/s"),
+        ("bound by", answer.bound),
+        ("known by", answer.provenance),
+        ("priced as", answer.priced_as or ""),
+        ("constants", answer.constants or ""),
+        ("steps", answer.steps),
+    ]
+    shown = [row for row in rows if row[1]]
+    return Report(
+        f"{answer.kernel} on {answer.device} ({answer.stack})",
+        sections=[Section("", [Table((), shown, wraps=(1,))])],
+        columns=100,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +263,7 @@ def _document(call: CollectiveCall, cost: CollectiveCost) -> dict[str, object]:
 def report_collective(answer: CollectiveAnswer) -> Report:
     """The first call alone, and all calls together where there are several."""
     call, cost = answer.calls[0], answer.alone[0]
-    low, high = interval_of(cost.duration_ns, cost.relative_sigma)
-    interval = f"90 %: {format_duration(low)} to {format_duration(high)}"
+    interval = f"90 %: {format_range(*interval_of(cost.duration_ns, cost.relative_sigma))}"
     share = 100 * cost.latency_ratio
     rows = [
         ("time", f"{format_duration(cost.duration_ns)}  ({interval}, {cost.provenance.word})"),
@@ -111,8 +273,8 @@ def report_collective(answer: CollectiveAnswer) -> Report:
         ("share", f"{share:.0f} % latency, {100 - share:.0f} % bandwidth"),
     ]
     if cost.per_rank_ns is not None:
-        first, last = float(cost.per_rank_ns.min()), float(cost.per_rank_ns.max())
-        rows.append(("ranks end", f"{format_duration(first)} to {format_duration(last)}"))
+        ends = format_range(float(cost.per_rank_ns.min()), float(cost.per_rank_ns.max()))
+        rows.append(("ranks end", ends))
     together = []
     for one, alone, shared in zip(answer.calls, answer.alone, answer.together, strict=True):
         ratio = shared.duration_ns / alone.duration_ns if alone.duration_ns else 1.0
@@ -136,13 +298,9 @@ class SizeSweep:
 
     group: CollectiveGroup
     kind: CollectiveKind
+    sizes_bytes: tuple[int, ...]
     costs: tuple[CollectiveCost, ...]
     measured: tuple[CollectiveMeasurement, ...]
-
-    @property
-    def sizes_bytes(self) -> tuple[int, ...]:
-        """What was priced."""
-        return tuple(int(size) for size in _sizes(step=1.0))
 
     def to_dict(self) -> dict[str, object]:
         """Plain values."""
@@ -165,7 +323,7 @@ class SizeSweep:
 
     def plot(self, path: Path) -> None:
         """Draw time and bus bandwidth over sizes, also between those of the table."""
-        draw_sizes(self, path)
+        draw_sizes(self, *_price_sizes(self.group, self.kind, step=0.125), path)
 
 
 def answer_sizes(
@@ -180,21 +338,21 @@ def answer_sizes(
         for row in measurements
         if (row.topology, row.hosts, row.ranks) == asked and row.kind is kind
     )
-    return SizeSweep(group, kind, tuple(_costs(group, kind, _sizes(step=1.0))), alike)
+    sizes, costs = _price_sizes(group, kind, step=1.0)
+    return SizeSweep(group, kind, tuple(map(int, sizes)), tuple(costs), alike)
 
 
-def _sizes(*, step: float) -> FloatArray:
-    powers = np.arange(SMALLEST_POWER, LARGEST_POWER + step / 2, step)
-    return np.asarray(np.exp2(powers), dtype=np.float64)
-
-
-def _costs(group: CollectiveGroup, kind: CollectiveKind, sizes: FloatArray) -> list[CollectiveCost]:
+def _price_sizes(
+    group: CollectiveGroup, kind: CollectiveKind, *, step: float
+) -> tuple[FloatArray, list[CollectiveCost]]:
+    """Sizes whose binary logarithms are *step* apart, and what each costs."""
+    sizes = np.exp2(np.arange(SMALLEST_POWER, LARGEST_POWER + step / 2, step))
     wiring = wiring_of(group.ranks, group.cluster)
     if wiring.rank_count == 1:
         raise InputError("sweep: a group of one rank moves nothing. Ask for two ranks or more.")
     if kind is CollectiveKind.SEND_RECV and wiring.rank_count != 2:
         raise InputError("sweep: send_recv is between two ranks. Give --ranks with two of them.")
-    return price_sizes(
+    return sizes, price_sizes(
         kind,
         sizes,
         wiring=wiring,
@@ -231,43 +389,3 @@ def report_sizes(sweep: SizeSweep) -> Report:
         sections=[Section("", [Table(headings, rows, numeric=range(6))])],
         columns=100,
     )
-
-
-def draw_sizes(sweep: SizeSweep, path: Path) -> None:
-    """Time and bus bandwidth over sizes: lines are predicted, dots are measured."""
-    sizes = _sizes(step=0.125)
-    costs = _costs(sweep.group, sweep.kind, sizes)
-    ranks = len(sweep.group.ranks)
-    figure = build_figure(11, 4.6)
-    left, right = figure.subplots(1, 2)
-    times_us = np.array([cost.duration_ns for cost in costs]) / NS_PER_US
-    ends = [interval_of(cost.duration_ns, cost.relative_sigma) for cost in costs]
-    low_us, high_us = np.array(ends).T / NS_PER_US
-    left.plot(sizes, times_us, label=f"{sweep.kind.value}, {ranks} ranks", linewidth=1.4)
-    left.fill_between(sizes, low_us, high_us, alpha=0.12, linewidth=0)
-    right.plot(sizes, [cost.bus_bandwidth_bytes_per_s / 1e9 for cost in costs], linewidth=1.4)
-    dots = {"color": "C0", "marker": "o", "markersize": 3.2, "alpha": 0.7, "linestyle": "none"}
-    points = np.array([(one.size_bytes, one.duration_ns) for one in sweep.measured]).reshape(-1, 2)
-    left.plot(points[:, 0], points[:, 1] / NS_PER_US, **dots)
-    rates = [
-        bus_bandwidth(sweep.kind, size_bytes=size, rank_count=ranks, duration_ns=duration) / 1e9
-        for size, duration in points
-    ]
-    right.plot(points[:, 0], rates, **dots)
-    for size, before, after in zip(sizes[1:], costs, costs[1:], strict=False):
-        if before.algorithm_word != after.algorithm_word:
-            left.axvline(size, color="C0", linestyle=":", linewidth=0.8)
-            place = {"xycoords": ("data", "axes fraction"), "va": "bottom", "ha": "right"}
-            left.annotate(
-                after.algorithm_word, (size, 0.02), rotation=90, fontsize=6.5, color="C0", **place
-            )
-    left.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="time (us)")
-    right.set(xscale="log", xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)")
-    right.set_ylim(bottom=0)
-    for axes in (left, right):
-        axes.grid(visible=True, which="major", alpha=0.3)
-    left.legend(fontsize=8, loc="upper left")
-    key = "  (line: predicted, dots: measured)" if sweep.measured else ""
-    title = as_written(f"{sweep.group.cluster.topology.name}{key}")
-    figure.suptitle(title, fontsize=11)
-    save_picture(figure, path, dpi=110)

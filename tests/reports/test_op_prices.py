@@ -1,5 +1,5 @@
 from perfmodel.api import sweep_collective
-from perfmodel.reports.collective import report_sizes
+from perfmodel.reports.op_prices import report_sizes
 from perfmodel.reports.terminal import to_text
 
 
