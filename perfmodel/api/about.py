@@ -139,14 +139,10 @@ def _fields(spec: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"\n{prefix}{name}:  {' '.join((kind.__doc__ or '').split())}"
             yield from _fields(kind, f"{prefix}{name}.")
         else:
-            needed = "must be given" if field.is_required() else f"default {_word(field.default)}"
+            default = "left open" if field.default is None else field.default
+            default = default.value if isinstance(default, Enum) else default
+            needed = "must be given" if field.is_required() else f"default {default}"
             yield f"  {prefix}{name}: {_words(kind)}; {needed}"
-
-
-def _word(value: object) -> str:
-    if value is None:
-        return "left open"
-    return str(value.value if isinstance(value, Enum) else value)
 
 
 def _words(kind: Any) -> str:

@@ -233,7 +233,7 @@ def _read_times(case: CaseSection, path: Path, data: Path) -> dict[str, float]:
 
 
 def _distribution(group: TableGroup, data: Path) -> IndexDistribution:
-    """The reuse of that year's indices, taken as the reuse within a batch."""
+    """The index reuse of that year, used as the reuse within a batch."""
     if group.reuse_year is None:
         return UNIFORM
     path = data / HISTOGRAMS

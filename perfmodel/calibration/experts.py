@@ -35,7 +35,7 @@ LIMITS = {
 EVALUATIONS = 60
 SMALLEST_SIGMA = 0.05
 FEWEST_SHAPES = 8
-"""With fewer models in a table, what is learned on top would be those models."""
+"""With fewer models in a table, the correction would overfit to them."""
 RIDGE = 0.01
 ROUNDS = 15
 USUAL_ERROR = 0.03

@@ -55,7 +55,7 @@ def fit_memory_entry(table: KernelTable, device_name: str) -> Entry:
     curves: dict[str, Sequence[Sequence[float]]] = {"slopes": [list(pair) for pair in pairs]}
     if row_factors:
         curves["row_factors"] = row_factors
-    # The quantile of few errors is itself uncertain; a wider one keeps its promise.
+    # The quantile of few errors is itself uncertain, so it is widened.
     caution = 1.0 + 1.0 / math.sqrt(len(errors))
     quantile = float(np.quantile(np.abs(errors), 0.9))
     return build_entry(

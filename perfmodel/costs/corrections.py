@@ -82,7 +82,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedNetwork:
-    """Two layers of tanh and a linear term beside them; every weight is at least zero."""
+    """Two layers of tanh plus a linear term; every weight is at least zero."""
 
     first: Matrix
     first_bias: Matrix

@@ -80,7 +80,7 @@ class _CallPrice:
     link_use: tuple[float, float]
 
     def of_member(self, rank: int, ranks: Sequence[int]) -> _CallPrice:
-        """What *rank* pays; one that is not among the *ranks* of the group pays as the first."""
+        """The price for *rank*; the price of the first member if it is not in *ranks*."""
         if self.per_member_ns is None:
             return self
         position = ranks.index(rank) if rank in ranks else 0
@@ -140,7 +140,7 @@ def _check_fits(job: JobGraph, cluster: Cluster) -> None:
     if needed > cluster.rank_count:
         raise ScenarioError(
             f"job {job.facts.name!r} has {needed} ranks and the cluster has {cluster.rank_count}. "
-            "Add hosts to the cluster or take fewer ranks."
+            "Add hosts to the cluster or use fewer ranks."
         )
 
 
@@ -248,7 +248,7 @@ def _placement(
 
 
 def _rank_kinds(job: JobGraph, calls: _CallPricer) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The kind of every rank, alike in everything that prices depend on, and a rank per kind."""
+    """The kind of every rank, and one rank per kind. Ranks of one kind have the same prices."""
     signature = [job.rank_program.astype(np.int64)]
     if len(calls.placement_of_group):
         placement = calls.placement_of_group[job.rank_group]

@@ -14,11 +14,10 @@ from typing import Any
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import format_size
 from perfmodel.costs.measured_kernels import Unsupported
-from perfmodel.validation.runs_question import read_setting
+from perfmodel.validation.runs_question import layout_of, read_setting
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import SCHEMA_VERSION
 from perfmodel.workloads.dlrm.spec import DlrmSpec
-from perfmodel.workloads.transformer.layout_choice import choose_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +121,6 @@ def _reason(row: RunRow) -> str:
     setting = read_setting(row)
     if isinstance(setting.workload, DlrmSpec):
         raise InputError(f"row {row.name}: memory is judged for Transformer runs only.")
-    cluster = setting.cluster
-    chosen = choose_layout(
-        setting.workload,
-        rank_count=cluster.rank_count,
-        ranks_per_host=cluster.ranks_per_host,
-        memory_bytes=cluster.device.memory_bytes,
-        stack=setting.stack,
-    )
-    return "" if chosen.fits else f"does not fit in {format_size(cluster.device.memory_bytes)}"
+    memory_bytes = setting.cluster.device.memory_bytes
+    fits = layout_of(setting.workload, setting).fits
+    return "" if fits else f"does not fit in {format_size(memory_bytes)}"

@@ -12,7 +12,7 @@ from perfmodel.validation.runs_machines import build_machine
 from perfmodel.validation.runs_table import RunRow
 from perfmodel.validation.runs_workloads import build_dlrm_spec, build_transformer_spec
 from perfmodel.workloads.catalog import Workload
-from perfmodel.workloads.transformer.layout_choice import choose_layout, peak_bytes
+from perfmodel.workloads.transformer.layout_choice import ChosenLayout, choose_layout, peak_bytes
 from perfmodel.workloads.transformer.spec import Recompute, TransformerSpec
 
 _FAR_BEYOND = 1.2
@@ -69,12 +69,16 @@ def _with_recompute(setting: Setting, sentences: list[str]) -> Setting:
 
 
 def _needed_bytes(spec: TransformerSpec, setting: Setting) -> int:
+    return peak_bytes(spec, layout_of(spec, setting).layout, setting.stack)
+
+
+def layout_of(spec: TransformerSpec, setting: Setting) -> ChosenLayout:
+    """The layout of *spec* on the cluster and under the stack of *setting*."""
     cluster = setting.cluster
-    chosen = choose_layout(
+    return choose_layout(
         spec,
         rank_count=cluster.rank_count,
         ranks_per_host=cluster.ranks_per_host,
         memory_bytes=cluster.device.memory_bytes,
         stack=setting.stack,
     )
-    return peak_bytes(spec, chosen.layout, setting.stack)
