@@ -178,7 +178,7 @@ def trace_diff(before: str | Path, after: str | Path) -> dict[str, Any]:
     from perfmodel.recordings.trace_diff import diff_traces
     from traces.job_trace import load_job_trace
 
-    return diff_traces(load_job_trace(before), load_job_trace(after)).document()
+    return diff_traces(load_job_trace(before), load_job_trace(after))
 
 
 def trace_extract(

@@ -24,22 +24,18 @@ from perfmodel.recordings.rank_view import NO_OPERATOR, RankView
 from traces.trace import Category
 
 WORLD = "world"
-_KIND_WORDS = (
-    ("reduce_scatter", CollectiveKind.REDUCE_SCATTER),
-    ("reducescatter", CollectiveKind.REDUCE_SCATTER),
-    ("all_gather", CollectiveKind.ALL_GATHER),
-    ("allgather", CollectiveKind.ALL_GATHER),
-    ("all_to_all", CollectiveKind.ALL_TO_ALL),
-    ("alltoall", CollectiveKind.ALL_TO_ALL),
-    ("all_reduce", CollectiveKind.ALL_REDUCE),
-    ("allreduce", CollectiveKind.ALL_REDUCE),
+_KIND_PATTERNS = (
+    ("reduce_scatter|reducescatter", CollectiveKind.REDUCE_SCATTER),
+    ("all_gather|allgather", CollectiveKind.ALL_GATHER),
+    ("all_to_all|alltoall", CollectiveKind.ALL_TO_ALL),
+    ("all_reduce|allreduce", CollectiveKind.ALL_REDUCE),
     ("broadcast", CollectiveKind.BROADCAST),
     ("barrier", CollectiveKind.BARRIER),
     ("reduce", CollectiveKind.REDUCE),
     ("sendrecv", CollectiveKind.ALL_TO_ALL),
-    ("send", CollectiveKind.SEND_RECV),
-    ("recv", CollectiveKind.SEND_RECV),
+    ("send|recv", CollectiveKind.SEND_RECV),
 )
+"""The first pattern that is in the name of a kernel or call decides."""
 _TORCH_DTYPES = {"byte": DType.INT8, "char": DType.INT8, "bool": DType.INT8}
 _MIN_REPEATED_RATIO = 0.7
 
@@ -149,19 +145,17 @@ def dtype_of_word(word: object) -> DType | None:
 def kind_of_name(name: str) -> CollectiveKind | None:
     """The kind of collective of a kernel or call with this *name*."""
     word = name.lower()
-    return next((kind for piece, kind in _KIND_WORDS if piece in word), None)
+    return next((kind for pattern, kind in _KIND_PATTERNS if re.search(pattern, word)), None)
 
 
 def _stated_groups(view: RankView) -> dict[str, tuple[int, ...]]:
     info = view.trace.properties.get("distributedInfo")
     groups = info.get("pg_config") if isinstance(info, dict) else None
-    found = {}
-    for group in groups if isinstance(groups, list) else ():
-        if isinstance(group, dict) and "pg_name" in group:
-            ranks = _ranks(group.get("ranks"))
-            if ranks:
-                found[str(group["pg_name"])] = ranks
-    return found
+    return {
+        str(group["pg_name"]): ranks
+        for group in (groups if isinstance(groups, list) else ())
+        if isinstance(group, dict) and "pg_name" in group and (ranks := _ranks(group.get("ranks")))
+    }
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
@@ -181,7 +175,13 @@ def step_ends(calls: Sequence[CollectiveCall], profiler_steps: int) -> list[int]
     is taken, then the shortest.
     """
     length = len(calls)
-    repeated = {period: _repeated(calls, period) for period in range(1, length // 2 + 1)}
+
+    def repeated_count(period: int) -> int:
+        """How many calls, counted from the end, are like the one a *period* later."""
+        pairs = zip(islice(reversed(calls), period, None), reversed(calls), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: _are_alike(*pair), pairs))
+
+    repeated = {period: repeated_count(period) for period in range(1, length // 2 + 1)}
     fitting = [
         period
         for period, count in repeated.items()
@@ -193,12 +193,6 @@ def step_ends(calls: Sequence[CollectiveCall], profiler_steps: int) -> list[int]
     period = min(fitting, key=lambda period: (abs(length / period - wanted), period))
     first = length - period - repeated[period]
     return list(range(length - 1, first - 1, -period))[::-1]
-
-
-def _repeated(calls: Sequence[CollectiveCall], period: int) -> int:
-    """How many calls, counted from the end, are like the one a *period* later."""
-    pairs = zip(islice(reversed(calls), period, None), reversed(calls), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: _are_alike(*pair), pairs))
 
 
 def _are_alike(one: CollectiveCall, other: CollectiveCall) -> bool:

@@ -9,16 +9,21 @@ Leaves out: streams that the program itself creates, and host work outside opera
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.builder import Dependency, JobBuilder, ProgramBuilder
 from perfmodel.graph.job import JobFacts, JobGraph, Origin
-from perfmodel.graph.ops import Communication, HostPart, HostSpan, HostWork
-from perfmodel.graph.program import LaneKind, Program
+from perfmodel.graph.ops import Communication, Fixed, HostPart, HostSpan, HostWork
+from perfmodel.graph.program import PLAIN, LaneKind, Program
 from perfmodel.recordings.issued_work import Issued, Launched, read_issued
 from perfmodel.recordings.matching import PeerGroups, group_peers
+from perfmodel.recordings.recorded_job import SCHEMA_VERSION
+from perfmodel.recordings.trace_stats import known_share
 from traces.execution_trace import ExecutionTrace
 
 _LEAST_RANK_RATIO = 0.7
@@ -26,11 +31,42 @@ _LEAST_RANK_RATIO = 0.7
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutedJob:
-    """A job of shapes, how many operators were read for it, and the faults of its traces."""
+    """A job without recorded starts, and the folder it was written to.
+
+    *operators* is how many operators were read for it, *faults* are those of its traces.
+    """
 
     graph: JobGraph
     operators: int
     faults: tuple[str, ...]
+    folder: Path = Path()
+
+    def document(self) -> dict[str, Any]:
+        """What was found in the traces, as plain values for JSON."""
+        graph = self.graph
+        programs = [graph.program_of(rank) for rank in range(graph.rank_count)]
+        works = [op.work if isinstance(op, Fixed) else op for op in graph.ops]
+        kinds = ["unknown" if work is None else type(work).__name__ for work in works]
+        counts = Counter(kinds[op] for program in programs for op in program.op.tolist())
+        host = (HostWork.__name__, HostSpan.__name__)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "import",
+            "job": graph.facts.name,
+            "source": graph.facts.source,
+            "ranks": graph.rank_count,
+            "tasks": graph.task_count,
+            "operators_read": self.operators,
+            "device_tasks": sum(int(program.is_on_device().sum()) for program in programs),
+            "collectives": sum(int((program.slot != PLAIN).sum()) for program in programs),
+            "work": {kind: count for kind, count in sorted(counts.items()) if kind not in host},
+            "faults": list(self.faults),
+            "is_trusted": not self.faults,
+            "known_work": known_share(graph).document(),
+            "assumptions": list(graph.facts.assumptions),
+            "self_replay": None,
+            "folder": str(self.folder),
+        }
 
 
 def build_executed_job(name: str, traces: Sequence[ExecutionTrace]) -> ExecutedJob:

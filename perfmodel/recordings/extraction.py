@@ -167,11 +167,11 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
                 row = reader.operators[task]
                 reductions_ns[row] = reductions_ns.get(row, 0) + view.device.length_ns(task)
         for task in range(len(view.device)):
-            found = reader.found(task)
-            if found is not None and not found.is_estimated and isinstance(found.work, Gemm):
+            work = reader.works.get(task)
+            if isinstance(work, Gemm) and task not in reader.estimated:
                 length_ns = view.device.length_ns(task)
                 length_ns += reductions_ns.get(reader.operators[task], 0)
-                lengths.setdefault((device, found.work), []).append(length_ns)
+                lengths.setdefault((device, work), []).append(length_ns)
     return [
         {
             "collector": f"recording {name}",

@@ -8,17 +8,13 @@ durations.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.audit import check_job
-from perfmodel.graph.job import JobGraph
-from perfmodel.graph.ops import Fixed, HostSpan, HostWork
-from perfmodel.graph.program import PLAIN
 from perfmodel.graph.storage import save_job
 from perfmodel.recordings.executed_jobs import ExecutedJob, build_executed_job
 from perfmodel.recordings.importing import import_job
@@ -83,53 +79,6 @@ class ImportedJob:
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ImportedShapes:
-    """A job without recorded starts, and the folder it was written to."""
-
-    folder: Path
-    job: ExecutedJob
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """The faults of the traces."""
-        return self.job.faults
-
-    def document(self) -> dict[str, Any]:
-        """What was found in the traces, as plain values for JSON."""
-        graph = self.job.graph
-        programs = [graph.program_of(rank) for rank in range(graph.rank_count)]
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "import",
-            "job": graph.facts.name,
-            "source": graph.facts.source,
-            "ranks": graph.rank_count,
-            "tasks": graph.task_count,
-            "operators_read": self.job.operators,
-            "device_tasks": sum(int(program.is_on_device().sum()) for program in programs),
-            "collectives": sum(int((program.slot != PLAIN).sum()) for program in programs),
-            "work": _count_work(graph),
-            "faults": list(self.faults),
-            "is_trusted": not self.faults,
-            "known_work": known_share(graph).document(),
-            "assumptions": list(graph.facts.assumptions),
-            "self_replay": None,
-            "folder": str(self.folder),
-        }
-
-
-def _count_work(graph: JobGraph) -> dict[str, int]:
-    """How many device tasks of all ranks do each kind of work."""
-    counts: Counter[str] = Counter()
-    works = [op.work if isinstance(op, Fixed) else op for op in graph.ops]
-    kinds = ["unknown" if work is None else type(work).__name__ for work in works]
-    for rank in range(graph.rank_count):
-        counts.update(kinds[op] for op in graph.program_of(rank).op.tolist())
-    host = (HostWork.__name__, HostSpan.__name__)
-    return {kind: count for kind, count in sorted(counts.items()) if kind not in host}
-
-
 @dataclass(frozen=True, slots=True)
 class ImportWishes:
     """Whether faults are errors, whether jobs may be replaced, and how much a file may hold."""
@@ -140,7 +89,7 @@ class ImportWishes:
 
 
 AsUsual = ImportWishes()
-Imported = ImportedJob | ImportedShapes
+Imported = ImportedJob | ExecutedJob
 Loaded = TypeVar("Loaded")
 
 
@@ -169,7 +118,7 @@ def import_traces(
         if isinstance(one, ImportedJob):
             save_recorded_job(one.job, one.folder, is_overwriting=wishes.is_overwriting)
         else:
-            save_job(one.job.graph, one.folder, is_overwriting=wishes.is_overwriting)
+            save_job(one.graph, one.folder, is_overwriting=wishes.is_overwriting)
     return tuple(made)
 
 
@@ -204,7 +153,7 @@ def _read(recording: Recording, folder: Path, wishes: ImportWishes, on_file: OnF
             return ImportedJob(folder, with_score(own))
         job = build_linked_job(recording.name, chakra, "Chakra traces")
     check_job(job.graph)
-    return ImportedShapes(folder, job)
+    return replace(job, folder=folder)
 
 
 def _load(

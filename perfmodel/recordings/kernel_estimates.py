@@ -32,14 +32,14 @@ _NO_GEMM_WORDS = (
     "splitkreduce", "transpose", "nchwtonhwc", "nhwctonchw", "reduce_", "tensorop1d", "embedding",
     "fbgemm", "preprocess", "postprocess",
 )  # fmt: skip
-_FORMATS = (
-    ("qqtst", DType.FP8), ("qrtst", DType.FP8), ("rqsss", DType.FP8), ("e4m3", DType.FP8),
-    ("bf16", DType.BF16), ("bfloat16", DType.BF16), ("_bbs_", DType.BF16),
-    ("nvjet_tst", DType.BF16),
-    ("half", DType.FP16), ("fp16", DType.FP16), ("_hhs_", DType.FP16), ("h884", DType.FP16),
-    ("h1688", DType.FP16), ("h16816", DType.FP16), ("f16", DType.FP16),
-    ("s1688", DType.TF32), ("tf32", DType.TF32), ("double", DType.FP64), ("dgemm", DType.FP64),
-)  # fmt: skip
+_FORMAT_WORDS = {
+    DType.FP8: ("qqtst", "qrtst", "rqsss", "e4m3"),
+    DType.BF16: ("bf16", "bfloat16", "_bbs_", "nvjet_tst"),
+    DType.FP16: ("half", "fp16", "_hhs_", "h884", "h1688", "h16816", "f16"),
+    DType.TF32: ("s1688", "tf32"),
+    DType.FP64: ("double", "dgemm"),
+}
+"""Parts of kernel names that show the number format; the first format that fits decides."""
 _TILE = re.compile(r"(?<![0-9x])(\d{2,3})x(\d{2,3})(?![0-9])")
 _ELEMENTWISE = re.compile(
     r"(vectorized_|unrolled_|legacy_)?elementwise_kernel\w*<(\d+)(?:, *(\d+))?"
@@ -77,7 +77,8 @@ def estimate_work(
     """
     grid, block = (_extents((detail or {}).get(key)) for key in ("grid", "block"))
     word = name.lower()
-    dtype = next((dtype for piece, dtype in _FORMATS if piece in word), DType.FP32)
+    formats = (dtype for dtype, words in _FORMAT_WORDS.items() if any(w in word for w in words))
+    dtype = next(formats, DType.FP32)
     if is_gemm_kernel(name):
         return _gemm(name, duration_ns, device, dtype, grid, is_batched=is_batched)
     dtype = DType.FP32 if dtype is DType.TF32 else dtype

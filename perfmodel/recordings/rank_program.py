@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.job import Origin
-from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork, Work
+from perfmodel.graph.ops import ESTIMATED, Communication, Fixed, HostPart, HostWork
 from perfmodel.graph.program import Anchor, LaneKind, Program, Role
 from perfmodel.recordings.collective_calls import CollectiveCall
 from perfmodel.recordings.hold_back import HoldRule, can_be_held, exempt_tasks, hold_ratios
@@ -147,16 +147,12 @@ class _RecordedRankWriter:
             self.times.append((int(device.start_ns[task]), int(device.end_ns[task])))
             member, arrival = self.findings.members.get(task), self.findings.arrivals.get(task)
             length_ns = device.length_ns(task) if arrival is None else arrival.transfer_ns
-            name, is_estimated = COUNTED_WORK, False
-            work: Work | None = None
+            name, is_estimated = COUNTED_WORK, task in reader.estimated
+            work = reader.works.get(task)
             if member is not None or device.is_collective[task]:
-                call, name = described.get(task), COLLECTIVE
+                call, name, work, is_estimated = described.get(task), COLLECTIVE, None, False
                 if call is not None and call.collective is not None:
                     work, is_estimated = Communication(call.collective), call.is_estimated
-            else:
-                found = reader.found(task)
-                if found is not None:
-                    work, is_estimated = found.work, found.is_estimated
             name = f"{name}{ESTIMATED}" if is_estimated else name
             if member is None:
                 op = Fixed(name, length_ns, work=work)

@@ -7,11 +7,12 @@ waited for and is dropped. An edge is a pair: its target starts only when its so
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.recordings.rank_view import CallKind, Int64s, RankView
+from perfmodel.recordings.rank_view import CallKind, RankView
 from traces.trace import Category
 
 Edge = tuple[int, int]
@@ -31,82 +32,56 @@ def find_stream_edges(view: RankView) -> tuple[Edge, ...]:
 def infer_stream_edges(view: RankView) -> tuple[Edge, ...]:
     """The edges that call order suggests and time allows."""
     has_marks = bool((view.calls.kind == CallKind.MARK_RECORD).any())
-    reader = _MarkReader(view) if has_marks else _OrderReader(view)
-    launched = view.tasks_by_call()
-    for call, thread in enumerate(view.calls.thread.tolist()):
-        reader.see(call, thread)
-        for task in launched.get(call, ()):
-            reader.launch(thread, task)
-    return tuple(sorted(reader.edges))
+    edges = _edges_by_marks(view) if has_marks else _edges_by_order(view)
+    return tuple(sorted(set(edges)))
 
 
-class _OrderReader:
+def _edges_by_order(view: RankView) -> Iterator[Edge]:
     """Without recorded marks: a wait is for the last launch on another stream.
 
     Several waits before one launch are for as many streams, latest first.
     """
-
-    def __init__(self, view: RankView) -> None:
-        self.view = view
-        self.edges: set[Edge] = set()
-        # The last task of each stream, in the order of the last launches.
-        self.last_on = view.last_before_window()
-        self.waiting: dict[int, list[list[int]]] = {}
-
-    def see(self, call: int, thread: int) -> None:
-        """Take note of a call."""
-        if self.view.calls.kind[call] == CallKind.STREAM_WAIT:
-            self.waiting.setdefault(thread, []).append(list(self.last_on.values())[::-1])
-
-    def launch(self, thread: int, task: int) -> None:
-        """Take note of a launched task, which the earlier waits of its thread delay."""
-        streams = self.view.device.stream
-        taken = {int(streams[task])}
-        for candidates in self.waiting.pop(thread, ()):
-            for source in candidates:
-                if int(streams[source]) not in taken and _may_wait(self.view, task, source):
-                    taken.add(int(streams[source]))
-                    self.edges.add((task, source))
-                    break
-        stream = int(streams[task])
-        self.last_on[stream] = max(self.last_on.pop(stream, -1), task)
+    launched, streams = view.tasks_by_call(), view.device.stream.tolist()
+    # The last task of each stream, in the order of the last launches.
+    last_on = view.last_before_window()
+    waiting: dict[int, list[list[int]]] = {}
+    for call, thread in enumerate(view.calls.thread.tolist()):
+        if view.calls.kind[call] == CallKind.STREAM_WAIT:
+            waiting.setdefault(thread, []).append(list(last_on.values())[::-1])
+        for task in launched.get(call, ()):
+            taken = {streams[task]}
+            for candidates in waiting.pop(thread, ()):
+                for source in candidates:
+                    if streams[source] not in taken and _may_wait(view, task, source):
+                        taken.add(streams[source])
+                        yield task, source
+                        break
+            last_on[streams[task]] = max(last_on.pop(streams[task], -1), task)
 
 
-class _MarkReader:
+def _edges_by_marks(view: RankView) -> Iterator[Edge]:
     """With recorded marks: a wait is for a mark, which is on the stream used last.
 
     Waits right after a mark are for that mark and delay the next launch on other streams. Any
     other wait delays the next launch of its thread, until the latest mark on another stream. A
     second mark in a row would be of no use on the same stream, so it is on the stream used before.
     """
-
-    def __init__(self, view: RankView) -> None:
-        self.view = view
-        self.edges: set[Edge] = set()
-        self.last_on = view.last_before_window()
-        self.threads: dict[int, _ThreadMarks] = {}
-
-    def see(self, call: int, thread: int) -> None:
-        """Take note of a call."""
-        kind = self.view.calls.kind[call]
-        if kind in (CallKind.MARK_RECORD, CallKind.STREAM_WAIT):
-            of_thread = self.threads.setdefault(thread, _ThreadMarks())
-            if kind == CallKind.MARK_RECORD:
-                of_thread.mark(self.last_on)
-            else:
-                of_thread.wait()
-
-    def launch(self, thread: int, task: int) -> None:
-        """Take note of a launched task."""
-        streams = self.view.device.stream
-        stream = int(streams[task])
-        of_thread = self.threads.setdefault(thread, _ThreadMarks())
-        for source in of_thread.sources_for(stream, streams):
-            if _may_wait(self.view, task, source):
-                self.edges.add((task, source))
-        self.last_on[stream] = max(self.last_on.get(stream, -1), task)
-        of_thread.stream = stream
-        of_thread.is_after_mark = of_thread.has_just_marked = False
+    launched, streams = view.tasks_by_call(), view.device.stream.tolist()
+    last_on = view.last_before_window()
+    threads: dict[int, _ThreadMarks] = {}
+    for call, thread in enumerate(view.calls.thread.tolist()):
+        kind, marks = view.calls.kind[call], threads.setdefault(thread, _ThreadMarks())
+        if kind == CallKind.MARK_RECORD:
+            marks.mark(last_on)
+        elif kind == CallKind.STREAM_WAIT:
+            marks.wait()
+        for task in launched.get(call, ()):
+            for source in marks.sources_for(streams[task], streams):
+                if _may_wait(view, task, source):
+                    yield task, source
+            last_on[streams[task]] = max(last_on.get(streams[task], -1), task)
+            marks.stream = streams[task]
+            marks.is_after_mark = marks.has_just_marked = False
 
 
 @dataclass(slots=True)
@@ -150,7 +125,7 @@ class _ThreadMarks:
             self.is_after_mark = False
             self.other_waits += 1
 
-    def sources_for(self, stream: int, streams: Int64s) -> list[int]:
+    def sources_for(self, stream: int, streams: Sequence[int]) -> list[int]:
         """The tasks that a launch on *stream* has to wait for."""
         found = []
         for mark in reversed(self.marks):

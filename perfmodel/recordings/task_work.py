@@ -8,7 +8,7 @@ launched before the window is assumed to do the same as another one with its nam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from embeddings.table import MOST_TABLES, Lookup
 from perfmodel.base.dtypes import DType
@@ -44,17 +44,10 @@ _MOST_BANDWIDTHS = 3.0
 """Shapes that would need more than this many times the memory bandwidth are not the moved bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundWork:
-    """The work of a device task: counted from shapes, or estimated from its launch."""
-
-    work: Work
-    is_estimated: bool = False
-
-
 class WorkReader:
     """Finds the work of every device task of a rank; `operators` holds their operators' rows.
 
+    `works` holds the work by task, `estimated` the tasks whose work is not counted from shapes.
     *executed* holds calls, by row, that an execution trace describes better.
     """
 
@@ -64,9 +57,10 @@ class WorkReader:
         self.operators = view.operators_of_tasks()
         self.device = estimating_device(view.trace.device_names)
         self._calls: dict[tuple[int, int], OperatorCall | None] = {}
-        self._works: dict[int, Work | None] = {}
+        self._work_of_id: dict[int, Work | None] = {}
         self._lookups = _find_lookups(self)
-        self._found: dict[int, FoundWork] = {}
+        self.works: dict[int, Work] = {}
+        self.estimated: set[int] = set()
         tasks_of: dict[int, list[int]] = {}
         for task, is_collective in enumerate(view.device.is_collective.tolist()):
             if not is_collective:
@@ -76,10 +70,6 @@ class WorkReader:
             if row != NO_OPERATOR and kernels:
                 self._find(row, kernels)
         self._find_unlaunched()
-
-    def found(self, task: int) -> FoundWork | None:
-        """The work of *task* and how it is known."""
-        return self._found.get(task)
 
     def call_at(self, row: int) -> OperatorCall | None:
         """The call of the operator in *row*, if its shapes are known."""
@@ -120,10 +110,9 @@ class WorkReader:
                 size_bytes = call.tensors[1].size_bytes
         is_known = 0 <= size_bytes < 2**48
         if is_known and category == Category.MEMORY_SET:
-            self._found[task] = FoundWork(MemoryBound("fill", 0, size_bytes, DType.INT8))
+            self.works[task] = MemoryBound("fill", 0, size_bytes, DType.INT8)
         elif is_known and route is not None:
-            copy = Copy(route, size_bytes, is_pinned="pageable" not in name)
-            self._found[task] = FoundWork(copy)
+            self.works[task] = Copy(route, size_bytes, is_pinned="pageable" not in name)
         else:
             self._estimate(task, NO_OPERATOR)
         return True
@@ -135,9 +124,9 @@ class WorkReader:
             direction = Pass.BACKWARD if is_backward else Pass.FORWARD
             return None if lookup is None else EmbeddingOp(lookup, direction)
         # Calls are kept, so no other call gets the id of one.
-        if id(call) not in self._works:
-            self._works[id(call)] = work_of_call(call)
-        return self._works[id(call)]
+        if id(call) not in self._work_of_id:
+            self._work_of_id[id(call)] = work_of_call(call)
+        return self._work_of_id[id(call)]
 
     def _share(self, work: MemoryBound, tasks: Sequence[int], row: int) -> None:
         """Kernels of one operator share its traffic as they share its time."""
@@ -151,12 +140,11 @@ class WorkReader:
             return
         for task, length_ns in zip(tasks, lengths_ns, strict=True):
             share = length_ns / total_ns if total_ns else 1 / len(tasks)
-            read_bytes, write_bytes = (
-                round(work.read_bytes * share),
-                round(work.write_bytes * share),
+            self.works[task] = replace(
+                work,
+                read_bytes=round(work.read_bytes * share),
+                write_bytes=round(work.write_bytes * share),
             )
-            part = replace(work, read_bytes=read_bytes, write_bytes=write_bytes)
-            self._found[task] = FoundWork(part)
 
     def _assign(self, work: Work, tasks: Sequence[int], row: int) -> None:
         """The main kernels of an operator do its *work*; the other kernels are estimated."""
@@ -173,37 +161,39 @@ class WorkReader:
             if task not in main:
                 self._estimate(task, row)
                 continue
-            is_of_weights = is_backward and any(word in names[task] for word in _WEIGHT_WORDS)
-            if is_of_weights and isinstance(work, Convolution):
-                self._found[task] = FoundWork(gradient_of_weights(work))
-            else:
-                self._found[task] = FoundWork(work)
+            self.works[task] = work
+            if is_backward and any(word in names[task] for word in _WEIGHT_WORDS):
+                assert isinstance(work, Convolution)
+                self.works[task] = gradient_of_weights(work)
 
     def _estimate(self, task: int, operator: int) -> None:
         trace = self.view.trace
-        work = estimate_work(
+        self.estimated.add(task)
+        self.works[task] = estimate_work(
             self.view.task_name(task),
             self.view.device.length_ns(task),
             self.device,
             detail=trace.detail_of(int(self.view.device.row[task])),
             is_batched=operator != NO_OPERATOR and "bmm" in trace.name_of(operator),
         )
-        self._found[task] = FoundWork(work, is_estimated=True)
 
     def _find_unlaunched(self) -> None:
         """Tasks without a launch do the work of a task with their name and grid."""
         columns, rows = self.view.trace.columns, self.view.device.row
         keys = list(zip(columns.name[rows].tolist(), columns.detail[rows].tolist(), strict=True))
-        known: dict[tuple[int, int], FoundWork] = {}
-        for task, found in self._found.items():
-            if keys[task] not in known or not found.is_estimated:
-                known[keys[task]] = found
+        known: dict[tuple[int, int], int] = {}
+        for task in self.works:
+            if keys[task] not in known or task not in self.estimated:
+                known[keys[task]] = task
         for task, key in enumerate(keys):
-            if task not in self._found and not self.view.device.is_collective[task]:
-                if key in known and key[1] != ABSENT:
-                    self._found[task] = known[key]
-                else:
-                    self._estimate(task, NO_OPERATOR)
+            if task in self.works or self.view.device.is_collective[task]:
+                continue
+            if key not in known or key[1] == ABSENT:
+                self._estimate(task, NO_OPERATOR)
+                continue
+            self.works[task] = self.works[known[key]]
+            if known[key] in self.estimated:
+                self.estimated.add(task)
 
 
 def _is_lookup_backward(name: str) -> bool:

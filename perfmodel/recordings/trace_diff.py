@@ -40,71 +40,8 @@ class DiffKind(Enum):
     WAIT = "wait"
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """How often something happens in a step, and its total time."""
-
-    count: float = 0.0
-    duration_ns: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class DiffLine:
-    """One operator, kernel, module or wait in both recordings."""
-
-    kind: DiffKind
-    name: str
-    before: Amount
-    after: Amount
-
-    @property
-    def change_ns(self) -> float:
-        """How much longer it takes afterwards."""
-        return self.after.duration_ns - self.before.duration_ns
-
-    def document(self) -> dict[str, Any]:
-        """The line as plain values for JSON."""
-        return {
-            "name": self.name,
-            "before_ms": self.before.duration_ns / NS_PER_MS,
-            "after_ms": self.after.duration_ns / NS_PER_MS,
-            "change_ms": self.change_ns / NS_PER_MS,
-            "before_count": round(self.before.count, 3),
-            "after_count": round(self.after.count, 3),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class TraceDiff:
-    """Two recordings side by side: the step, and every line by how much it changed."""
-
-    before: str
-    after: str
-    step_ns: tuple[float, float]
-    steps: tuple[int, int]
-    same_tasks_ratio: float
-    lines: tuple[DiffLine, ...]
-
-    def of_kind(self, kind: DiffKind) -> tuple[DiffLine, ...]:
-        """The lines of one *kind*, the largest change first."""
-        return tuple(line for line in self.lines if line.kind is kind)
-
-    def document(self) -> dict[str, Any]:
-        """The difference as plain values for JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "trace_diff",
-            "before": self.before,
-            "after": self.after,
-            "step_ms": [length_ns / NS_PER_MS for length_ns in self.step_ns],
-            "change_ms": (self.step_ns[1] - self.step_ns[0]) / NS_PER_MS,
-            "steps": list(self.steps),
-            "same_tasks_pct": round(100 * self.same_tasks_ratio, 2),
-            "by": {kind.value: [one.document() for one in self.of_kind(kind)] for kind in DiffKind},
-        }
-
-
-Amounts = dict[tuple[DiffKind, str], Amount]
+Amounts = dict[tuple[DiffKind, str], tuple[float, float]]
+"""By kind and name: how often it happens in a step, and its total time in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,35 +54,49 @@ class _Steps:
     sequence: tuple[str, ...]
 
 
-def diff_traces(before: JobTrace, after: JobTrace) -> TraceDiff:
-    """Compare two recordings, step for step."""
+def diff_traces(before: JobTrace, after: JobTrace) -> dict[str, Any]:
+    """Compare two recordings, step for step, as plain values for JSON; largest change first."""
     first, second = _steps_of(before), _steps_of(after)
-    none = Amount()
-    lines = [
-        DiffLine(*key, first.amounts.get(key, none), second.amounts.get(key, none))
-        for key in dict.fromkeys((*first.amounts, *second.amounts))
-    ]
-    return TraceDiff(
-        before=before.name,
-        after=after.name,
-        step_ns=(first.step_ns, second.step_ns),
-        steps=(first.count, second.count),
-        same_tasks_ratio=_same_ratio(first.sequence, second.sequence),
-        lines=tuple(sorted(lines, key=lambda line: (-abs(line.change_ns), line.name))),
-    )
+    changes = []
+    for kind, name in dict.fromkeys((*first.amounts, *second.amounts)):
+        old, new = (of.amounts.get((kind, name), (0.0, 0.0)) for of in (first, second))
+        changes.append((new[1] - old[1], name, kind, old, new))
+    lines: dict[str, list[dict[str, Any]]] = {kind.value: [] for kind in DiffKind}
+    for change_ns, name, kind, old, new in sorted(changes, key=lambda one: (-abs(one[0]), one[1])):
+        lines[kind.value].append(
+            {
+                "name": name,
+                "before_ms": old[1] / NS_PER_MS,
+                "after_ms": new[1] / NS_PER_MS,
+                "change_ms": change_ns / NS_PER_MS,
+                "before_count": round(old[0], 3),
+                "after_count": round(new[0], 3),
+            }
+        )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "trace_diff",
+        "before": before.name,
+        "after": after.name,
+        "step_ms": [of.step_ns / NS_PER_MS for of in (first, second)],
+        "change_ms": (second.step_ns - first.step_ns) / NS_PER_MS,
+        "steps": [first.count, second.count],
+        "same_tasks_pct": round(100 * _same_ratio(first.sequence, second.sequence), 2),
+        "by": lines,
+    }
 
 
 def _add(amounts: Amounts, key: tuple[DiffKind, str], count: float, duration_ns: float) -> None:
-    old = amounts.get(key, Amount())
-    amounts[key] = Amount(old.count + count, old.duration_ns + duration_ns)
+    old_count, old_ns = amounts.get(key, (0.0, 0.0))
+    amounts[key] = (old_count + count, old_ns + duration_ns)
 
 
 def _steps_of(traces: JobTrace) -> _Steps:
     found = [_steps_of_rank(view_rank(trace)) for trace in traces.ranks]
     sums: Amounts = {}
     for of_rank in found:
-        for key, amount in of_rank.amounts.items():
-            _add(sums, key, amount.count / len(found), amount.duration_ns / len(found))
+        for key, (count, duration_ns) in of_rank.amounts.items():
+            _add(sums, key, count / len(found), duration_ns / len(found))
     step_ns = float(np.mean([of_rank.step_ns for of_rank in found]))
     return _Steps(sums, step_ns, found[0].count, found[0].sequence)
 

@@ -162,9 +162,8 @@ def known_share_of_trace(traces: JobTrace) -> KnownShare:
         reader = WorkReader(view, rows)
         sized = {call.task for call in find_collective_calls(view, rows) if call.collective}
         for task in range(len(view.device)):
-            found = reader.found(task)
-            is_estimated = None if found is None else found.is_estimated
-            is_estimated = False if task in sized else is_estimated
+            is_known = task in reader.works or task in sized
+            is_estimated = task in reader.estimated if is_known else None
             tasks.append((view.device.length_ns(task), is_estimated))
     return KnownShare.of(tasks)
 

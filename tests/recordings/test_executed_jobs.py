@@ -10,8 +10,8 @@ import pytest
 from perfmodel.base.errors import PerfModelError, TraceError
 from perfmodel.graph.ops import Communication, Copy, Fixed, Gemm, HostSpan, MemoryBound
 from perfmodel.graph.program import PLAIN
-from perfmodel.recordings.executed_jobs import build_executed_job
-from perfmodel.recordings.import_files import ImportedShapes, ImportWishes, import_traces
+from perfmodel.recordings.executed_jobs import ExecutedJob, build_executed_job
+from perfmodel.recordings.import_files import ImportWishes, import_traces
 from traces.chakra import (
     MESSAGES,
     ChakraKind,
@@ -77,10 +77,10 @@ def write(folder, *ranks):
 def test_an_execution_trace_becomes_kernels_with_shapes_host_time_and_collectives(tmp_path):
     [found] = import_traces([write(tmp_path / "et", step(), step())], tmp_path / "job")
 
-    graph = found.job.graph
+    graph = found.graph
     program = graph.program_of(0)
     works = [graph.ops[int(op)] for op in program.op]
-    assert isinstance(found, ImportedShapes)
+    assert isinstance(found, ExecutedJob)
     assert Gemm(8, 4, 64, works[0].dtype) in works
     # The sum of two tensors of 8 x 4 numbers of 4 bytes, one of them written.
     assert MemoryBound("add", 256, 128, works[0].dtype) in works
@@ -109,7 +109,7 @@ def test_ranks_that_were_not_recorded_are_said(tmp_path):
             node["attrs"] = [{"name": "pg_size", "value": 4}, {"name": "pg_name", "value": "0"}]
     [found] = import_traces([write(tmp_path / "et", nodes)], tmp_path / "job")
 
-    assert found.job.graph.rank_count == 4
+    assert found.graph.rank_count == 4
     assert "3 of 4 ranks are not recorded" in found.faults[0]
     with pytest.raises(TraceError, match="--strict"):
         import_traces([tmp_path / "et"], tmp_path / "other", ImportWishes(is_strict=True))
@@ -133,7 +133,7 @@ def test_a_copy_from_the_host_blocks_unless_it_is_asked_not_to(tmp_path):
     nodes = [*step()[:4], operator(30, "aten::copy_", 2, arguments, [(gpu, [16], F32)])]
     [found] = import_traces([write(tmp_path / "et", nodes)], tmp_path / "job")
 
-    graph = found.job.graph
+    graph = found.graph
     [copy] = [op for op in graph.ops if isinstance(op, Copy)]
     assert (copy.size_bytes, copy.is_pinned) == (64, False)
     assert any(
@@ -161,7 +161,7 @@ def test_a_linked_execution_trace_brings_durations(tmp_path):
         [write(tmp_path / "et", linked_step(), linked_step())], tmp_path / "job"
     )
 
-    graph = found.job.graph
+    graph = found.graph
     program = graph.program_of(0)
     pairs = zip(program.label.tolist(), program.op.tolist(), strict=True)
     fixed = {graph.labels[label]: graph.ops[op] for label, op in pairs}
@@ -197,7 +197,7 @@ def test_a_chakra_trace_of_another_program_becomes_a_job_with_its_durations(tmp_
     folder = write_chakra_folder(tmp_path / "et", chakra(), chakra(wait_us=500))
     [found] = import_traces([folder], tmp_path / "job")
 
-    graph = found.job.graph
+    graph = found.graph
     collectives = [op for op in graph.ops if isinstance(op.work, Communication)]
     assert [op.duration_ns for op in collectives] == [20_000]
     assert collectives[0].work.collective.size_bytes == 4096
@@ -277,7 +277,7 @@ def outcome(paths, out):
         [found] = import_traces(paths, out, ImportWishes(is_overwriting=True))
     except PerfModelError:
         return "refused"
-    return "flagged" if found.faults else tuple(sorted(map(repr, found.job.graph.ops)))
+    return "flagged" if found.faults else tuple(sorted(map(repr, found.graph.ops)))
 
 
 def damaged_execution(tmp_path, rng):

@@ -7,7 +7,7 @@ import pytest
 from perfmodel.base.errors import TraceError
 from perfmodel.recordings.import_files import ImportedJob, ImportWishes, import_traces
 from perfmodel.recordings.self_replay import with_score
-from perfmodel.recordings.trace_diff import DiffKind, diff_traces
+from perfmodel.recordings.trace_diff import diff_traces
 from tests.recordings.builders import call, import_spans
 from tests.traces.builders import kernel, launch, span, write_trace
 from traces.job_trace import load_job_trace
@@ -78,7 +78,7 @@ def test_a_diff_finds_the_kernel_that_got_slower(tmp_path):
 
     found = diff_traces(load_job_trace(tmp_path / "a.json"), load_job_trace(tmp_path / "b.json"))
 
-    line = found.of_kind(DiffKind.KERNEL)[0]
-    assert (line.name, round(line.change_ns)) == ("gemm", 50_000)
-    assert found.of_kind(DiffKind.MODULE)[0].name == "Net_0"
-    assert found.same_tasks_ratio == 1.0
+    line = found["by"]["kernel"][0]
+    assert (line["name"], round(line["change_ms"], 6)) == ("gemm", 0.05)
+    assert found["by"]["module"][0]["name"] == "Net_0"
+    assert found["same_tasks_pct"] == 100
