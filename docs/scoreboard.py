@@ -90,8 +90,8 @@ def _spread_sentence() -> str:
         f"{100 * spreads[family]['no_runs']:.0f} % for {name}" for name, family in FAMILIES.values()
     ]
     return (
-        "A framework of which there is no run gets a spread (one standard deviation) of "
-        f"{' and '.join(parts)}, which is how far off whole stacks are when they are left out."
+        "A framework without published runs gets a spread (one standard deviation) of "
+        f"{' and '.join(parts)}: the error for whole stacks that were left out of the fit."
     )
 
 

@@ -23,8 +23,8 @@ from perfmodel.graph.job import JobGraph
 from perfmodel.prediction.interference import fold_costs, settle_interference
 from perfmodel.prediction.loops import replay_samples
 from perfmodel.prediction.question import PredictOptions, Question, build_question
+from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.spread import NO_SPREAD
-from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow
 

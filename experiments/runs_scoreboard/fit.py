@@ -33,9 +33,10 @@ from perfmodel.costs.models import FAMILIES
 from perfmodel.costs.sustained import FILE as SUSTAINED_FILE
 from perfmodel.costs.sustained import load_sustained, power_ratio, reference_of
 from perfmodel.prediction.question import PredictOptions
+from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import STACK_FOLDER, load_stack
 from perfmodel.stacks.spread import FILE as SPREAD_FILE
-from perfmodel.stacks.stack import PLAIN_GEMM, Family, SoftwareStack
+from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
 from perfmodel.validation.runs_table import load_runs
 from topologies import load_device
 

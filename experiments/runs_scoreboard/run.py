@@ -28,7 +28,7 @@ from experiments.figures import (
 )
 from perfmodel.reports.scores import report_scores
 from perfmodel.reports.terminal import to_text
-from perfmodel.stacks.stack import Family
+from perfmodel.stacks.capabilities import Family
 from perfmodel.validation.runs import validate_runs
 from perfmodel.validation.runs_table import RunRow, load_runs
 from perfmodel.validation.scoreboard import Deviation, Score, build_score

@@ -30,7 +30,7 @@ from perfmodel.costs.gemm_physics import (
     predict_gemm_times,
 )
 from perfmodel.costs.measured_kernels import KernelTable
-from perfmodel.stacks.stack import Residency
+from perfmodel.stacks.capabilities import Residency
 from topologies import load_device
 
 HELD_OUT_EVERY = 3

@@ -38,7 +38,8 @@ from perfmodel.costs.gemm_physics import MachineRates
 from perfmodel.costs.memory import MemoryModel
 from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
-from perfmodel.stacks.stack import Fusion, SoftwareStack
+from perfmodel.stacks.capabilities import Fusion
+from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
 BEYOND_FEW_ROWS_SIGMA = 0.15

@@ -43,7 +43,8 @@ from perfmodel.costs.gemm_physics import (
 )
 from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Gemm
-from perfmodel.stacks.stack import Residency, SoftwareStack
+from perfmodel.stacks.capabilities import Residency
+from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device, load_device
 
 TENSOR = "tensor"

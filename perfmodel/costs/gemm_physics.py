@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.units import NS_PER_S
 from perfmodel.costs.estimates import FloatColumn
-from perfmodel.stacks.stack import Residency
+from perfmodel.stacks.capabilities import Residency
 
 K_STEP = 32.0
 """Elements of k that a tile consumes at a time."""

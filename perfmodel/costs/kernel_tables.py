@@ -47,7 +47,7 @@ from perfmodel.costs.measured_kernels import (
 from perfmodel.costs.memory import MemoryModel
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound, Pass
 from perfmodel.graph.routing import hottest_loads
-from perfmodel.stacks.stack import Residency
+from perfmodel.stacks.capabilities import Residency
 
 Row = Mapping[Any, Any]
 

@@ -30,8 +30,8 @@ from perfmodel.costs.estimates import (
     price_by_kind,
     rows_of_kinds,
 )
+from perfmodel.stacks.capabilities import Residency
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import Residency
 from topologies import list_devices, load_device, name_devices
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from perfmodel.costs.estimates import (
     rows_of_kinds,
 )
 from perfmodel.graph.ops import MemoryBound
-from perfmodel.stacks.stack import Fusion, Residency, SoftwareStack
+from perfmodel.stacks.capabilities import Fusion, Residency
+from perfmodel.stacks.stack import SoftwareStack
 from topologies import Device
 
 PLAIN = "add"

@@ -49,7 +49,8 @@ from perfmodel.graph.ops import (
     MemoryBound,
     Op,
 )
-from perfmodel.stacks.stack import PLAIN_GEMM, Execution, SoftwareStack
+from perfmodel.stacks.capabilities import Execution
+from perfmodel.stacks.stack import PLAIN_GEMM, SoftwareStack
 from topologies import Device
 
 LEAST_TENSOR_COLUMNS = 8

@@ -34,8 +34,9 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import NO_GROUP, JobGraph
 from perfmodel.graph.ops import Communication, GroupedGemm, Op
 from perfmodel.graph.program import Program
+from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.spread import find_spread
-from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
+from perfmodel.stacks.stack import SoftwareStack
 from topologies import Cluster
 
 NO_POSITION = -1

@@ -118,7 +118,11 @@ class Matching:
             place = self._key_of(rank, model, use).ranks.index(rank)
             for number in use.numbers:
                 work = self._works[model, number]
-                parts[number] = CollectivePart(work, slot, _role(calls[number], place))
+                role = Role.BOTH
+                # The root of a broadcast does not wait for those that receive.
+                if calls[number]["call"] in ("broadcast", "scatter"):
+                    role = Role.SIGNALS if place == calls[number]["root"] else Role.WAITS
+                parts[number] = CollectivePart(work, slot, role)
         return parts
 
     def _key_of(self, rank: int, model: int, use: _Use) -> GroupKey:
@@ -229,13 +233,6 @@ def _collective(key: GroupKey, calls: Mapping[int, Call]) -> Collective:
     return Collective(
         kind, size, DType(first["dtype"]), byte_matrix=matrix, root=int(first["root"])
     )
-
-
-def _role(call: Call, place: int) -> Role:
-    """The root of a broadcast does not wait for those that receive."""
-    if call["call"] not in ("broadcast", "scatter"):
-        return Role.BOTH
-    return Role.SIGNALS if place == call["root"] else Role.WAITS
 
 
 def _text(call: Call) -> str:

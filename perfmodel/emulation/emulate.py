@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -63,6 +64,10 @@ class Place(Protocol):
         ...
 
 
+Start = Callable[[Sequence[tuple[int, ...]]], WorkerOutcome]
+"""Runs workers, each with some of the ranks."""
+
+
 class ScriptFailedError(EmulationError):
     """A rank of the script ended with an exit code, which becomes ours."""
 
@@ -91,7 +96,7 @@ def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
         folder="",
     )
     task = WorkerTask(order, str(Path.cwd()), tuple(sorted(os.environ.items())))
-    records = _Runner(task, request, place).run()
+    records = _run(request, partial(_start, place, task))
     stack = COMPILED_STACK if records[min(records)].is_compiled else EAGER_STACK
     machine = Machine(facts.capability[0], round(load_stack(stack).host.launch_latency_ns))
     summary = summarise(request, records, device=device, commit=describe_commit(request.script))
@@ -114,77 +119,70 @@ def emulate(request: Emulation, out: Path, *, place: Place) -> EmulatedJob:
     return replace(summary, job=job, folder=out, stack=stack)
 
 
-class _Runner:
-    """Runs ranks until the job is known."""
-
-    def __init__(self, task: WorkerTask, request: Emulation, place: Place) -> None:
-        self._task = task
-        self._request = request
-        self._place = place
-
-    def run(self) -> dict[int, RankRecord]:
-        """Records of some ranks that prove the others equal, or of all."""
-        count, host_size = self._request.ranks, self._request.host_size
-        if self._request.all_ranks or count <= 3:
-            return self._run_all()
-        # The middle rank is the first of its host, if there are several.
-        middle = count // 2 // host_size * host_size or count // 2
-        outcome = self._start([(0, middle, count - 1)])
-        if _needs_all(outcome):
-            _say("ranks communicate point to point, so every rank is run.")
-            return self._read(self._start([tuple(range(count))]))
-        records = self._read(outcome)
-        more = tuple(rank for rank in _group_probes(records[0]) if rank not in records)
-        if more and _others_alike(records):
-            records |= self._read(self._start([more]))
-        if _others_alike(records):
-            return records
-        _say("ranks do not all do the same, so every rank is run.")
-        return self._run_all()
-
-    def _run_all(self) -> dict[int, RankRecord]:
-        ranks = tuple(range(self._request.ranks))
-        parts = [
-            ranks[start : start + MOST_AT_ONCE] for start in range(0, len(ranks), MOST_AT_ONCE)
-        ]
-        outcome = self._start(parts)
-        if _needs_all(outcome) and len(parts) > 1:
-            outcome = self._start([ranks])
-        return self._read(outcome)
-
-    def _start(self, parts: Sequence[tuple[int, ...]]) -> WorkerOutcome:
-        """One worker for each of *parts*."""
-        outcomes = self._place.map(run_worker, self._task, list(parts))
-        return WorkerOutcome(
-            codes={rank: code for one in outcomes for rank, code in one.codes.items()},
-            records={rank: found for one in outcomes for rank, found in one.records.items()},
-            hangs=tuple(sentence for one in outcomes for sentence in one.hangs),
-        )
-
-    def _read(self, outcome: WorkerOutcome) -> dict[int, RankRecord]:
-        if outcome.hangs:
-            raise ScriptFailedError(" ".join(outcome.hangs), 1)
-        # Ranks that were ended because another failed (by SIGKILL) come last.
-        for rank, code in sorted(outcome.codes.items(), key=lambda entry: (entry[1] == -9, entry)):
-            if code != 0:
-                how = f"exit code {code}" if code > 0 else f"signal {-code}"
-                raise ScriptFailedError(
-                    f"{self._request.script}: rank {rank} ended with {how}; no job is written.",
-                    code if code > 0 else 128 - code,
-                )
-        records = {}
-        for rank in sorted(outcome.codes):
-            if rank not in outcome.records:
-                raise ScriptFailedError(f"rank {rank} ended without a record (os._exit).", 1)
-            record = records[rank] = from_bytes(outcome.records[rank])
-            if len(record.boundaries) < 2 + record.first_steady:
-                raise EmulationError(
-                    f"rank {rank}: the script ended after {record.step_count} optimizer steps, "
-                    f"without a steady iteration: the first {self._request.warmup} are warm-up "
-                    "and one more is needed. Let it run longer, or give a smaller --warmup. Steps "
-                    "are those of torch.optim optimizers."
-                )
+def _run(request: Emulation, start: Start) -> dict[int, RankRecord]:
+    """Records of some ranks that prove the others equal, or of all."""
+    count, host_size = request.ranks, request.host_size
+    if request.all_ranks or count <= 3:
+        return _run_all(request, start)
+    # The middle rank is the first of its host, if there are several.
+    middle = count // 2 // host_size * host_size or count // 2
+    outcome = start([(0, middle, count - 1)])
+    if _needs_all(outcome):
+        _say("ranks communicate point to point, so every rank is run.")
+        return _read(request, start([tuple(range(count))]))
+    records = _read(request, outcome)
+    more = tuple(rank for rank in _group_probes(records[0]) if rank not in records)
+    if more and _others_alike(records):
+        records |= _read(request, start([more]))
+    if _others_alike(records):
         return records
+    _say("ranks do not all do the same, so every rank is run.")
+    return _run_all(request, start)
+
+
+def _run_all(request: Emulation, start: Start) -> dict[int, RankRecord]:
+    ranks = tuple(range(request.ranks))
+    parts = [ranks[first : first + MOST_AT_ONCE] for first in range(0, len(ranks), MOST_AT_ONCE)]
+    outcome = start(parts)
+    if _needs_all(outcome) and len(parts) > 1:
+        outcome = start([ranks])
+    return _read(request, outcome)
+
+
+def _start(place: Place, task: WorkerTask, parts: Sequence[tuple[int, ...]]) -> WorkerOutcome:
+    """Run one worker for each of *parts*."""
+    outcomes = place.map(run_worker, task, list(parts))
+    return WorkerOutcome(
+        codes={rank: code for one in outcomes for rank, code in one.codes.items()},
+        records={rank: found for one in outcomes for rank, found in one.records.items()},
+        hangs=tuple(sentence for one in outcomes for sentence in one.hangs),
+    )
+
+
+def _read(request: Emulation, outcome: WorkerOutcome) -> dict[int, RankRecord]:
+    if outcome.hangs:
+        raise ScriptFailedError(" ".join(outcome.hangs), 1)
+    # Ranks that were ended because another failed (by SIGKILL) come last.
+    for rank, code in sorted(outcome.codes.items(), key=lambda entry: (entry[1] == -9, entry)):
+        if code != 0:
+            how = f"exit code {code}" if code > 0 else f"signal {-code}"
+            raise ScriptFailedError(
+                f"{request.script}: rank {rank} ended with {how}; no job is written.",
+                code if code > 0 else 128 - code,
+            )
+    records = {}
+    for rank in sorted(outcome.codes):
+        if rank not in outcome.records:
+            raise ScriptFailedError(f"rank {rank} ended without a record (os._exit).", 1)
+        record = records[rank] = from_bytes(outcome.records[rank])
+        if len(record.boundaries) < 2 + record.first_steady:
+            raise EmulationError(
+                f"rank {rank}: the script ended after {record.step_count} optimizer steps, "
+                f"without a steady iteration: the first {request.warmup} are warm-up "
+                "and one more is needed. Let it run longer, or give a smaller --warmup. Steps "
+                "are those of torch.optim optimizers."
+            )
+    return records
 
 
 def _say(sentence: str) -> None:

@@ -134,22 +134,17 @@ def _attention(call: RecordedCall, major_capability: int) -> Op:
     if len(shape) == 3:
         # Concatenated sequences, without padding.
         shape, keys = (1, *shape), (1, *keys)
-    length, heads = (shape[2], shape[1]) if is_by_head else (shape[1], shape[2])
-    key_length, kv_heads = (keys[2], keys[1]) if is_by_head else (keys[1], keys[2])
-    is_causal = bool(
-        call.arguments.get("is_causal")
-        or call.arguments.get("causal")
-        or call.arguments.get("custom_mask_type")
-    )
+    head, length = (1, 2) if is_by_head else (2, 1)
+    masks = ("is_causal", "causal", "custom_mask_type")
     return Attention(
         batch=shape[0],
-        query_length=length,
-        key_length=key_length,
-        heads=heads,
-        kv_heads=kv_heads,
+        query_length=shape[length],
+        key_length=keys[length],
+        heads=shape[head],
+        kv_heads=keys[head],
         head_dim=shape[3],
         dtype=_gemm_dtype(call, query),
-        is_causal=is_causal,
+        is_causal=any(call.arguments.get(name) for name in masks),
         direction=Pass.BACKWARD if call.operator.endswith("backward") else Pass.FORWARD,
         kernel=kernel if is_flash else EFFICIENT_KERNEL,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -18,6 +18,14 @@ import orjson
 from perfmodel.base.errors import EmulationError
 from perfmodel.emulation.op_translation import ops_of_call
 from perfmodel.emulation.rank_record import Call, CallType, RankRecord
+
+_NUMBERED: dict[int, str] = {
+    CallType.RECORD: "event",
+    CallType.AWAIT: "event",
+    CallType.SYNC_EVENT: "event",
+    CallType.SYNC_DEVICE: "device",
+}
+"""What calls refer to by a number that depends on the rank."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +63,9 @@ class Windows:
 
     def signature(self, number: int) -> str:
         """A text that is the same for iterations that do the same, also of other ranks."""
-        describe = _Describer(self.record)
         digest = hashlib.sha256()
-        for call in self.all[number]:
-            digest.update(describe.call(call))
+        for line in _describe(self.record, self.all[number]):
+            digest.update(line)
         return digest.hexdigest()
 
 
@@ -71,47 +78,33 @@ def are_alike(records: Sequence[RankRecord]) -> bool:
     return len(signatures) == 1
 
 
-class _Describer:
-    """Describes calls independently of the rank and of when things were numbered."""
+def _describe(record: RankRecord, calls: Sequence[Call]) -> Iterator[bytes]:
+    """Describe *calls* independently of the rank and of when things were numbered."""
+    ranks_of = {group.name: group.ranks for group in record.groups}
+    kinds: dict[int, bytes] = {}
+    numbers: dict[tuple[str, object], int] = {}
 
-    def __init__(self, record: RankRecord) -> None:
-        self._record = record
-        self._kinds: dict[int, bytes] = {}
-        self._numbers: dict[tuple[str, object], int] = {}
-        self._ranks_of = {group.name: group.ranks for group in record.groups}
+    def number(what: str, value: object) -> int:
+        return numbers.setdefault((what, value), len(numbers))
 
-    def call(self, call: Call) -> bytes:
-        kind, what, thread, stream, _ = call
-        at_thread = self._number("thread", thread)
-        if kind == CallType.NOTE:
-            return b"%d %s %d\n" % (kind, self._kind(what), at_thread)
-        place = b"%d %d" % (at_thread, self._number("stream", stream))
-        if kind == CallType.KERNEL:
-            return b"%d %s %s\n" % (kind, self._kind(what), place)
-        if kind == CallType.COLLECTIVE:
-            return b"%d %s %s\n" % (kind, self._collective(what), place)
-        if kind in (CallType.RECORD, CallType.AWAIT, CallType.SYNC_EVENT):
-            what = self._number("event", what)
-        elif kind == CallType.SYNC_DEVICE:
-            what = self._number("device", what)
-        return b"%d %d %s\n" % (kind, what, place)
-
-    def _kind(self, number: int) -> bytes:
-        known = self._kinds.get(number)
-        if known is None:
-            kind = {**self._record.kinds[number], "observed": None}
-            # Numbers in arguments may differ between ranks; the work may not.
-            ops = ops_of_call(kind, major_capability=0) if "inputs" in kind else ()
-            known = self._kinds[number] = f"{kind['operator']} {ops}".encode()
-        return known
-
-    def _collective(self, number: int) -> bytes:
-        call = self._record.collectives[number]
-        size = len(self._ranks_of[call["group"]])
-        group = self._number("group", call["group"])
-        distance = None if call["peer"] is None else call["peer"] - self._record.rank
-        parts = [call[name] for name in ("call", "bytes", "dtype", "splits")]
-        return orjson.dumps([*parts, size, group, distance, call["root"]])
-
-    def _number(self, what: str, value: object) -> int:
-        return self._numbers.setdefault((what, value), len(self._numbers))
+    for kind, what, thread, stream, _ in calls:
+        place = b"%d" % number("thread", thread)
+        if kind != CallType.NOTE:
+            place += b" %d" % number("stream", stream)
+        if kind in (CallType.NOTE, CallType.KERNEL):
+            if what not in kinds:
+                described = {**record.kinds[what], "observed": None}
+                # Numbers in arguments may differ between ranks; the work may not.
+                ops = ops_of_call(described, major_capability=0) if "inputs" in described else ()
+                kinds[what] = f"{described['operator']} {ops}".encode()
+            text = kinds[what]
+        elif kind == CallType.COLLECTIVE:
+            call = record.collectives[what]
+            parts = [call[name] for name in ("call", "bytes", "dtype", "splits", "root")]
+            size, group = len(ranks_of[call["group"]]), number("group", call["group"])
+            distance = None if call["peer"] is None else call["peer"] - record.rank
+            text = orjson.dumps([*parts, size, group, distance])
+        else:
+            named = _NUMBERED.get(kind)
+            text = b"%d" % (what if named is None else number(named, what))
+        yield b"%d %s %s\n" % (kind, text, place)

@@ -41,7 +41,8 @@ from perfmodel.planning.plan_costs import (
     PlanPricer,
 )
 from perfmodel.prediction.scenario import Mode
-from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
+from perfmodel.stacks.capabilities import FrameworkBehaviour
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.job import build_dlrm_job, build_variant_job
 from perfmodel.workloads.dlrm.memory import base_memory_bytes, dlrm_memory
 from perfmodel.workloads.dlrm.spec import DlrmSpec, local_batch

@@ -19,7 +19,7 @@ from perfmodel.prediction.scenario import Interference, JobScenario, Mode
 from perfmodel.recordings.recorded_job import RecordedJob
 from perfmodel.recordings.recording_info import describe_recording
 from perfmodel.recordings.storage import is_recorded_job, load_recorded_job
-from perfmodel.stacks.stack import Execution
+from perfmodel.stacks.capabilities import Execution
 from perfmodel.whatif.compiling import Compile
 from perfmodel.whatif.pinning import DEFAULT_STACK, PricingMachine, is_pinned
 from perfmodel.whatif.scaling_out import ChangeMachine

@@ -22,7 +22,7 @@ from perfmodel.graph.ops import Communication, Fixed, HostPart, HostSpan, HostWo
 from perfmodel.graph.program import PLAIN, LaneKind, Program
 from perfmodel.recordings.issued_work import Issued, Launched, read_issued
 from perfmodel.recordings.matching import PeerGroups, group_peers
-from perfmodel.recordings.recorded_job import SCHEMA_VERSION
+from perfmodel.recordings.recorded_job import SCHEMA_VERSION, rank_parts
 from perfmodel.recordings.trace_stats import known_share
 from traces.execution_trace import ExecutionTrace
 
@@ -44,7 +44,7 @@ class ExecutedJob:
     def document(self) -> dict[str, Any]:
         """What was found in the traces, as plain values for JSON."""
         graph = self.graph
-        programs = [graph.program_of(rank) for rank in range(graph.rank_count)]
+        programs = [program for program, _ in rank_parts(graph)]
         works = [op.work if isinstance(op, Fixed) else op for op in graph.ops]
         kinds = ["unknown" if work is None else type(work).__name__ for work in works]
         counts = Counter(kinds[op] for program in programs for op in program.op.tolist())
@@ -62,7 +62,7 @@ class ExecutedJob:
             "work": {kind: count for kind, count in sorted(counts.items()) if kind not in host},
             "faults": list(self.faults),
             "is_trusted": not self.faults,
-            "known_work": known_share(graph).document(),
+            "known_work": known_share(graph),
             "assumptions": list(graph.facts.assumptions),
             "self_replay": None,
             "folder": str(self.folder),

@@ -14,6 +14,7 @@ Source: the taxonomy of Lin et al. (HiPC 2022), 2 us per host row, 4 us per devi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -161,16 +162,14 @@ def _gemm_lines(name: str, views: Sequence[RankView]) -> list[Line]:
         reader = WorkReader(view)
         device = next(iter(view.trace.device_names), "unknown")
         # By operator, the time of the reductions of split-k GEMMs.
-        reductions_ns: dict[int, int] = {}
+        reductions_ns: Counter[int] = Counter()
         for task in range(len(view.device)):
             if "splitkreduce" in view.task_name(task).lower():
-                row = reader.operators[task]
-                reductions_ns[row] = reductions_ns.get(row, 0) + view.device.length_ns(task)
+                reductions_ns[reader.operators[task]] += view.device.length_ns(task)
         for task in range(len(view.device)):
             work = reader.works.get(task)
             if isinstance(work, Gemm) and task not in reader.estimated:
-                length_ns = view.device.length_ns(task)
-                length_ns += reductions_ns.get(reader.operators[task], 0)
+                length_ns = view.device.length_ns(task) + reductions_ns[reader.operators[task]]
                 lengths.setdefault((device, work), []).append(length_ns)
     return [
         {

@@ -25,6 +25,7 @@ from perfmodel.graph.durations import DurationTable
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.program import Anchor, Int64s, Program
 from perfmodel.recordings.rank_view import RankView
+from perfmodel.recordings.recorded_job import rank_parts, with_programs
 from perfmodel.recordings.throttle import allocations_by_host, throttled_ns
 
 _BLOCKS_PER_MULTIPROCESSOR = 32
@@ -145,7 +146,7 @@ def replay_held(
 
     Allocations that overlap on a host share its driver.
     """
-    rows, ranks = graph.rank_rows(), range(graph.rank_count)
+    ranks, parts = range(graph.rank_count), rank_parts(graph)
     own_ns = np.concatenate([durations.of_rank(graph, rank)[:, 0] for rank in ranks])
     allocations = allocations_by_host(graph)
     lengths_ns, held = own_ns, graph
@@ -155,10 +156,9 @@ def replay_held(
     rounds, unsettled, moved_ns = 1, 0, 0
     while rounds < MAX_ROUNDS and ((rule.ratio > 0).any() or allocations):
         start_ns = end_ns - lengths_ns
-        parts = [slice(rows[rank], rows[rank + 1]) for rank in ranks]
         found = [
-            _find_holds(graph.program_of(rank), start_ns[part], end_ns[part], rule.part(part))
-            for rank, part in enumerate(parts)
+            _find_holds(program, start_ns[rows], end_ns[rows], rule.part(rows))
+            for program, rows in parts
         ]
         slowed_ns = own_ns.copy()
         for calls, rank_of_call in allocations:
@@ -173,12 +173,10 @@ def replay_held(
             break
         holds, lengths_ns, before_ns = found, slowed_ns, int(end_ns.max())
         # Holds differ between ranks, so each rank gets a program and durations of its own.
-        programs = [_with_holds(graph.program_of(rank), holds[rank]) for rank in ranks]
-        held = replace(
-            graph, programs=tuple(programs), rank_program=np.arange(len(ranks), dtype=np.int32)
-        )
+        programs = (_with_holds(parts[rank][0], holds[rank]) for rank in ranks)
+        held = with_programs(graph, programs)
         values_ns = np.ascontiguousarray(lengths_ns[:, None])
-        durations = DurationTable(values_ns, rows[:-1].astype(np.int64))
+        durations = DurationTable(values_ns, graph.rank_rows()[:-1].astype(np.int64))
         played = replayer(held, durations, 1)
         end_ns = played.last.end_ns[:, 0]
         moved_ns = int(end_ns.max()) - before_ns

@@ -10,6 +10,7 @@ and the distance between the two ends decide.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -332,20 +333,19 @@ def _launch_lags(view: RankView) -> tuple[int, int]:
 def _chains(view: RankView, relevant: Sequence[int]) -> dict[int, int]:
     """The chain of each thread: 0, or its own number if it overlaps the others."""
     calls = view.calls
-    overlaps: dict[int, int] = {}
-    counts: dict[int, int] = {}
+    overlaps: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     reached_ns, by_thread = -1, -1
     for call in relevant:
         thread = int(calls.thread[call])
-        counts[thread] = counts.get(thread, 0) + 1
+        counts[thread] += 1
         if thread != by_thread and calls.start_ns[call] < reached_ns - 1_000:
-            overlaps[thread] = overlaps.get(thread, 0) + 1
-            overlaps[by_thread] = overlaps.get(by_thread, 0) + 1
+            overlaps.update((thread, by_thread))
         if calls.end_ns[call] > reached_ns:
             reached_ns, by_thread = int(calls.end_ns[call]), thread
     main = max(counts, key=lambda thread: counts[thread], default=0)
     chain_of = {int(thread): 0 for thread in np.unique(calls.thread)}
     for thread, count in counts.items():
-        if thread != main and overlaps.get(thread, 0) > _MAX_OVERLAP_RATIO * count:
+        if thread != main and overlaps[thread] > _MAX_OVERLAP_RATIO * count:
             chain_of[thread] = 1 + sorted(counts).index(thread)
     return chain_of

@@ -71,7 +71,7 @@ class ImportedJob:
             "recorded_starts": report.recorded_starts,
             "faults": [*([report.missing] if report.missing else []), *report.faults],
             "is_trusted": self.score.is_trusted and not report.all_faults,
-            "known_work": known_share(graph).document(),
+            "known_work": known_share(graph),
             "per_rank": [asdict(rank) for rank in report.ranks],
             "assumptions": list(graph.facts.assumptions),
             "self_replay": self.score.document(),

@@ -19,7 +19,7 @@ from perfmodel.base.documents import FaultList
 from perfmodel.base.errors import TraceError
 from perfmodel.graph.builder import JobBuilder
 from perfmodel.graph.job import JobFacts, JobGraph
-from perfmodel.graph.program import Program, Role
+from perfmodel.graph.program import Role
 from perfmodel.recordings.collective_calls import (
     CollectiveCall,
     find_collective_calls,
@@ -53,7 +53,13 @@ from perfmodel.recordings.rank_program import (
     build_rank_program,
 )
 from perfmodel.recordings.rank_view import Int64s, RankView, view_rank
-from perfmodel.recordings.recorded_job import ImportReport, RecordedJob
+from perfmodel.recordings.recorded_job import (
+    ImportReport,
+    RecordedJob,
+    deps_of,
+    rank_parts,
+    with_programs,
+)
 from perfmodel.recordings.self_replay import replay_as_recorded, step_moments_ns
 from perfmodel.recordings.stream_edges import find_stream_edges
 from traces.job_trace import JobTrace
@@ -209,19 +215,18 @@ def _with_waits(
     findings: Sequence[RankFindings], programs: Sequence[RankProgram], held: HeldReplay
 ) -> list[RankFindings]:
     """*findings* with how much later others arrived in the replay *held* of *programs*."""
-    rows = held.graph.rank_rows()
     changed = []
-    for rank, (of_rank, built) in enumerate(zip(findings, programs, strict=True)):
-        program, part = held.graph.program_of(rank), slice(rows[rank], rows[rank + 1])
+    parts = rank_parts(held.graph)
+    for of_rank, built, (program, rows) in zip(findings, programs, parts, strict=True):
         lag_ns = program.dep_lag_ns.copy()
         for task, arrival in of_rank.arrivals.items():
-            deps = _deps_of(program, int(built.place[task]))
+            deps = deps_of(program, int(built.place[task]))
             source = _WINDOW if arrival.previous is None else built.place[arrival.previous]
             is_arrival = (program.dep_task[deps] == source) & (
                 lag_ns[deps] == max(arrival.lag_ns, 0)
             )
             lag_ns[deps][is_arrival] = _NEVER_NS
-        start_ns, end_ns = held.start_ns[part], held.end_ns[part]
+        start_ns, end_ns = held.start_ns[rows], held.end_ns[rows]
         ready_ns = ready_ns_of(replace(program, dep_lag_ns=lag_ns), start_ns, end_ns)
         waits_ns = np.maximum(start_ns - ready_ns, 0)[built.place]
         arrivals = {
@@ -230,10 +235,6 @@ def _with_waits(
         }
         changed.append(replace(of_rank, arrivals=arrivals))
     return changed
-
-
-def _deps_of(program: Program, task: int) -> slice:
-    return slice(int(program.dep_start[task]), int(program.dep_start[task + 1]))
 
 
 def _with_lateness(
@@ -247,10 +248,9 @@ def _with_lateness(
         program = job.graph.program_of(rank)
         lag_ns = program.dep_lag_ns.copy()
         for task, arrival in of_rank.arrivals.items():
-            lag_ns[_deps_of(program, int(built.place[task]))] -= arrival.wait_ns or 0
+            lag_ns[deps_of(program, int(built.place[task]))] -= arrival.wait_ns or 0
         on_time.append(replace(program, dep_lag_ns=lag_ns))
-    ranks = np.arange(job.graph.rank_count, dtype=np.int32)
-    prompt = replace(job.graph, programs=tuple(on_time), rank_program=ranks)
+    prompt = with_programs(job.graph, on_time)
     late_ns, prompt_ns = (
         round(float(np.median(np.diff(step_moments_ns(job, replay_as_recorded(one).end_ns)))))
         for one in (job, replace(job, graph=prompt))

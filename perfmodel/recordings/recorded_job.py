@@ -6,7 +6,9 @@ Rows count the tasks of rank 0 in program order, then those of rank 1, and so on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from perfmodel.base.units import NS_PER_MS, NS_PER_US
 from perfmodel.graph.durations import DurationTable, build_durations
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
+from perfmodel.graph.program import Program
 
 Int64s = NDArray[np.int64]
 SCHEMA_VERSION = 1
@@ -25,6 +28,23 @@ SCHEMA_VERSION = 1
 MAX_TRUSTED_ERROR_PCT = 10.0
 _ONLY_KNOWN_KEYS = ConfigDict(extra="forbid")
 """Documents with unknown keys are refused: another version wrote them."""
+
+
+def with_programs(graph: JobGraph, programs: Iterable[Program]) -> JobGraph:
+    """The same job with a program of its own for every rank."""
+    ranks = np.arange(graph.rank_count, dtype=np.int32)
+    return replace(graph, programs=tuple(programs), rank_program=ranks)
+
+
+def rank_parts(graph: JobGraph) -> list[tuple[Program, slice]]:
+    """The program of every rank, and its rows in columns of all tasks."""
+    bounds = pairwise(graph.rank_rows().tolist())
+    return [(graph.program_of(rank), slice(*rows)) for rank, rows in enumerate(bounds)]
+
+
+def deps_of(program: Program, task: int) -> slice:
+    """Where the dependencies of *task* are in the columns of *program*."""
+    return slice(int(program.dep_start[task]), int(program.dep_start[task + 1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,5 +237,5 @@ class RecordedJob:
             [op.duration_ns if isinstance(op, Fixed) else -1 for op in self.graph.ops],
             dtype=np.int64,
         )
-        programs = [self.graph.program_of(rank) for rank in range(self.graph.rank_count)]
-        return build_durations(self.graph, [of_op[program.op] for program in programs])
+        own = [of_op[program.op] for program, _ in rank_parts(self.graph)]
+        return build_durations(self.graph, own)

@@ -7,8 +7,7 @@ the end of the step instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,13 @@ from perfmodel.base.errors import ScenarioError
 from perfmodel.graph.job import JobGraph, with_own_origins
 from perfmodel.graph.program import NO_ORIGIN, Int64s
 from perfmodel.recordings.hold_back import HoldRule
-from perfmodel.recordings.recorded_job import RecordedJob, SelfReplay
+from perfmodel.recordings.recorded_job import (
+    RecordedJob,
+    SelfReplay,
+    deps_of,
+    rank_parts,
+    with_programs,
+)
 
 MOST_SUBSTITUTES = 500
 """Tasks before the end of a step that are tried in its stead."""
@@ -71,8 +76,8 @@ class RecordingInfo:
         """The first start and the last end of every rank that has a task."""
         is_task = ~np.isin(_origins_by_row(job), self.window_starts)
         spans = []
-        for first, after in pairwise(job.rank_rows().tolist()):
-            rows = first + np.flatnonzero(is_task[first:after])
+        for _, part in rank_parts(job):
+            rows = part.start + np.flatnonzero(is_task[part])
             if len(rows):
                 spans.append((int(start_ns[rows].min()), int(end_ns[rows].max())))
         return spans
@@ -99,11 +104,7 @@ class RecordingInfo:
 def describe_recording(recorded: RecordedJob) -> RecordingInfo:
     """What *recorded* knows; its job has a program per rank and an origin per task."""
     graph = recorded.graph
-    apart = replace(
-        graph,
-        programs=tuple(graph.program_of(rank) for rank in range(graph.rank_count)),
-        rank_program=np.arange(graph.rank_count, dtype=np.int32),
-    )
+    apart = with_programs(graph, (program for program, _ in rank_parts(graph)))
     return RecordingInfo(
         recorded.hold_ratio,
         recorded.can_be_held,
@@ -124,7 +125,7 @@ def _substitutes(job: JobGraph, row: int) -> list[int]:
     program, task = job.program_of(rank), row - int(firsts[rank])
     lanes = program.task_lanes()
     is_device = program.is_on_device()
-    deps = program.dep_task[program.dep_start[task] : program.dep_start[task + 1]]
+    deps = program.dep_task[deps_of(program, task)]
     launches = [int(dep) for dep in deps if not is_device[dep]]
     last = max(launches, default=task)
     first = max(int(program.lane_start[lanes[last]]), last - MOST_SUBSTITUTES)
@@ -132,4 +133,4 @@ def _substitutes(job: JobGraph, row: int) -> list[int]:
 
 
 def _origins_by_row(job: JobGraph) -> NDArray[np.int32]:
-    return np.concatenate([job.program_of(rank).origin for rank in range(job.rank_count)])
+    return np.concatenate([program.origin for program, _ in rank_parts(job)])

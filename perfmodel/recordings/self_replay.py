@@ -14,7 +14,13 @@ from perfmodel.engine.history import History
 from perfmodel.engine.reasons import critical_path
 from perfmodel.graph.program import PLAIN
 from perfmodel.recordings.hold_back import HeldReplay, HoldRule, ready_ns_of, replay_held
-from perfmodel.recordings.recorded_job import Compared, Int64s, RecordedJob, SelfReplay
+from perfmodel.recordings.recorded_job import (
+    Compared,
+    Int64s,
+    RecordedJob,
+    SelfReplay,
+    rank_parts,
+)
 
 
 def self_replay(job: RecordedJob) -> SelfReplay:
@@ -40,20 +46,19 @@ def step_moments_ns(job: RecordedJob, end_ns: Int64s) -> list[int]:
 def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:
     """Compare the replay *held* with the recording of *job*."""
     lengths = (np.diff(step_moments_ns(job, ends)) for ends in (job.recorded_end_ns, held.end_ns))
-    rows, durations = job.graph.rank_rows(), job.durations()
+    durations, parts = job.durations(), rank_parts(held.graph)
     ranks: list[Compared] = []
     streams: list[Compared] = []
     unexplained_ns = 0
     for rank, of_rank in enumerate(job.report.ranks):
-        name, part = f"rank {of_rank.rank}", slice(rows[rank], rows[rank + 1])
+        name, (program, part) = f"rank {of_rank.rank}", parts[rank]
         start_ns, end_ns = job.recorded_start_ns[part], job.recorded_end_ns[part]
         # The first task is the beginning of the window.
         first_ns = int(start_ns[1:].min())
         ends = (end_ns[1:], held.end_ns[part][1:])
         ranks.append(Compared(name, *(int(of.max()) - first_ns for of in ends)))
         # Busy time of each stream: recorded, and without waiting inside collectives.
-        program, kept_ns = held.graph.program_of(rank), durations.of_rank(job.graph, rank)[:, 0]
-        lanes = program.task_lanes()
+        lanes, kept_ns = program.task_lanes(), durations.of_rank(job.graph, rank)[:, 0]
         for number, lane in enumerate(program.lanes):
             if lane.kind.is_device:
                 busy = (int(of[lanes == number].sum()) for of in (end_ns - start_ns, kept_ns))
@@ -80,13 +85,11 @@ def compare(job: RecordedJob, held: HeldReplay) -> SelfReplay:
 
 def _collective_error_ns(job: RecordedJob, held: HeldReplay) -> float:
     """Median error of the arrival of the last member of a rendezvous."""
-    rows = job.graph.rank_rows()
     came: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for rank in range(job.graph.rank_count):
-        program = job.graph.program_of(rank)
+    for rank, (program, rows) in enumerate(rank_parts(job.graph)):
         for task in np.flatnonzero(program.slot != PLAIN).tolist():
             group = int(job.graph.rank_group[rank, program.slot[task]])
-            row = int(rows[rank]) + task
+            row = rows.start + task
             moment = (int(job.recorded_start_ns[row]), int(held.start_ns[row]))
             came.setdefault((group, int(program.sequence[task])), []).append(moment)
     errors = [

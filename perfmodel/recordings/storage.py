@@ -31,6 +31,7 @@ from perfmodel.graph.storage import HEADER, draft_job_of, load_job, write_job
 from perfmodel.recordings.recorded_job import (
     ImportReport,
     RecordedJob,
+    deps_of,
     report_from_words,
     score_from_words,
 )
@@ -184,7 +185,7 @@ def _operation(
     job: RecordedJob, program: Program, task: int, lane: int, row: int
 ) -> ChakraOperation:
     op = job.graph.ops[int(program.op[task])]
-    deps = slice(int(program.dep_start[task]), int(program.dep_start[task + 1]))
+    deps = deps_of(program, task)
     is_first = task == int(program.lane_start[lane])
     is_member = int(program.slot[task]) != PLAIN
     duration_ns = op.duration_ns if isinstance(op, Fixed) else 0

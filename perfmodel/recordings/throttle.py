@@ -18,6 +18,7 @@ import numpy as np
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Fixed
 from perfmodel.graph.program import Int64s
+from perfmodel.recordings.recorded_job import rank_parts
 
 ALLOCATION = "allocation alone"
 """The name of the op of such tasks."""
@@ -29,10 +30,9 @@ def allocations_by_host(graph: JobGraph) -> list[tuple[Int64s, Int64s]]:
     is_allocation = np.array(
         [isinstance(op, Fixed) and op.name == ALLOCATION for op in graph.ops], dtype=bool
     )
-    firsts = graph.rank_rows()
     rows_of: dict[int, dict[int, Int64s]] = {}
-    for rank in range(graph.rank_count):
-        rows = firsts[rank] + np.flatnonzero(is_allocation[graph.program_of(rank).op])
+    for rank, (program, part) in enumerate(rank_parts(graph)):
+        rows = part.start + np.flatnonzero(is_allocation[program.op])
         if len(rows):
             rows_of.setdefault(host_of(rank, graph.facts.gpus_per_host), {})[rank] = rows
     return [

@@ -7,8 +7,7 @@ share of device time, in which waiting inside matched collectives of a job does 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -49,21 +48,6 @@ _WORDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class StreamParts:
-    """How long one stream of one rank spent on each part, in nanoseconds."""
-
-    rank: int
-    stream: int
-    tasks: int
-    parts_ns: dict[Part, int]
-
-    @property
-    def window_ns(self) -> int:
-        """The whole window."""
-        return sum(self.parts_ns.values())
-
-
 def part_of(name: str) -> Part:
     """The part that device task *name* belongs to."""
     if is_communication(name):
@@ -73,17 +57,8 @@ def part_of(name: str) -> Part:
     return next(parts, Part.OTHER)
 
 
-def split_streams(traces: JobTrace) -> tuple[StreamParts, ...]:
-    """The parts of every stream of every rank of *traces*."""
-    views = [view_rank(trace) for trace in traces.ranks]
-    return tuple(
-        _parts_of(view, stream)
-        for view in views
-        for stream in np.unique(view.device.stream).tolist()
-    )
-
-
-def _parts_of(view: RankView, stream: int) -> StreamParts:
+def _describe_stream(view: RankView, stream: int) -> dict[str, Any]:
+    """How long one stream of one rank spent on each part, as plain values for JSON."""
     device, tasks = view.device, np.flatnonzero(view.device.stream == stream)
     start_ns, end_ns = device.start_ns[tasks].copy(), device.end_ns[tasks]
     # Stamps are rounded: the time that an earlier task of the stream covers does not count.
@@ -94,51 +69,37 @@ def _parts_of(view: RankView, stream: int) -> StreamParts:
         totals[part_of(view.task_name(task))] += length_ns
     window_ns = int(device.end_ns.max() - device.start_ns.min())
     totals[Part.IDLE] = window_ns - sum(spent_ns)
-    return StreamParts(view.trace.rank, stream & 0xFFFFFFFF, len(tasks), totals)
+    return {
+        "rank": view.trace.rank,
+        "stream": stream & 0xFFFFFFFF,
+        "tasks": len(tasks),
+        "window_ms": sum(totals.values()) / NS_PER_MS,
+        "parts_ms": {part.value: length_ns / NS_PER_MS for part, length_ns in totals.items()},
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class KnownShare:
-    """Device time of all ranks: counted from shapes, estimated from launches, and unknown."""
+def _describe_share(tasks: Iterable[tuple[int, bool | None]]) -> dict[str, Any]:
+    """How much of the time of *tasks* has known work, as plain values for JSON.
 
-    counted_ns: int
-    estimated_ns: int
-    unknown_ns: int
-
-    @classmethod
-    def of(cls, tasks: Iterable[tuple[int, bool | None]]) -> KnownShare:
-        """The share of *tasks*: how long each took, and if its work is estimated, None: unknown."""
-        totals: dict[bool | None, int] = {False: 0, True: 0, None: 0}
-        for length_ns, is_estimated in tasks:
-            totals[is_estimated] += length_ns
-        return cls(totals[False], totals[True], totals[None])
-
-    @property
-    def total_ns(self) -> int:
-        """All device time."""
-        return self.counted_ns + self.estimated_ns + self.unknown_ns
-
-    @property
-    def counted_ratio(self) -> float:
-        """Share whose work was counted from shapes, sizes or metadata."""
-        return self.counted_ns / self.total_ns if self.total_ns else 0.0
-
-    @property
-    def known_ratio(self) -> float:
-        """Share whose work is counted or estimated."""
-        return (self.counted_ns + self.estimated_ns) / self.total_ns if self.total_ns else 0.0
-
-    def document(self) -> dict[str, Any]:
-        """The share as plain values for JSON."""
-        return {
-            "device_time_ms": self.total_ns / NS_PER_MS,
-            "counted_pct": round(100 * self.counted_ratio, 2),
-            "estimated_pct": round(100 * (self.known_ratio - self.counted_ratio), 2),
-            "known_pct": round(100 * self.known_ratio, 2),
-        }
+    Each task has a duration, and whether its work is estimated, or None if it is unknown.
+    """
+    totals: dict[bool | None, int] = {False: 0, True: 0, None: 0}
+    for length_ns, is_estimated in tasks:
+        totals[is_estimated] += length_ns
+    total_ns = sum(totals.values())
+    counted, known = (
+        of_total / total_ns if total_ns else 0.0
+        for of_total in (totals[False], totals[False] + totals[True])
+    )
+    return {
+        "device_time_ms": total_ns / NS_PER_MS,
+        "counted_pct": round(100 * counted, 2),
+        "estimated_pct": round(100 * (known - counted), 2),
+        "known_pct": round(100 * known, 2),
+    }
 
 
-def known_share(job: JobGraph) -> KnownShare:
+def known_share(job: JobGraph) -> dict[str, Any]:
     """How much of the device time of *job* has known work; tasks without durations do not count."""
     found: list[tuple[int, bool | None]] = []
     for number, program in enumerate(job.programs):
@@ -149,42 +110,35 @@ def known_share(job: JobGraph) -> KnownShare:
             if isinstance(op, Fixed):
                 is_estimated = None if op.work is None else op.is_estimated
                 found.append((op.duration_ns * count * ranks, is_estimated))
-    return KnownShare.of(found)
+    return _describe_share(found)
 
 
-def known_share_of_trace(traces: JobTrace) -> KnownShare:
+def _known_share_of_views(traces: JobTrace, views: Sequence[RankView]) -> dict[str, Any]:
     """The same for recordings that are not imported; collectives count with all their time."""
     tasks: list[tuple[int, bool | None]] = []
     executed = {trace.rank: trace for trace in traces.executed}
-    for trace in traces.ranks:
-        view = view_rank(trace)
-        rows = link_rows(view, executed.get(trace.rank))
+    for view in views:
+        rows = link_rows(view, executed.get(view.trace.rank))
         reader = WorkReader(view, rows)
         sized = {call.task for call in find_collective_calls(view, rows) if call.collective}
         for task in range(len(view.device)):
             is_known = task in reader.works or task in sized
             is_estimated = task in reader.estimated if is_known else None
             tasks.append((view.device.length_ns(task), is_estimated))
-    return KnownShare.of(tasks)
+    return _describe_share(tasks)
 
 
 def stats_document(traces: JobTrace) -> dict[str, Any]:
     """The stats of one recording as plain values for JSON."""
+    views = [view_rank(trace) for trace in traces.ranks]
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "trace_stats",
         "job": traces.name,
-        "known_work": known_share_of_trace(traces).document(),
+        "known_work": _known_share_of_views(traces, views),
         "streams": [
-            {
-                "rank": stream.rank,
-                "stream": stream.stream,
-                "tasks": stream.tasks,
-                "window_ms": stream.window_ns / NS_PER_MS,
-                "parts_ms": {
-                    part.value: length_ns / NS_PER_MS for part, length_ns in stream.parts_ns.items()
-                },
-            }
-            for stream in split_streams(traces)
+            _describe_stream(view, stream)
+            for view in views
+            for stream in np.unique(view.device.stream).tolist()
         ],
     }

@@ -206,3 +206,8 @@ class Report:
     footer: str = ""
     rows: Sequence[Mapping[str, Any]] = ()
     columns: int = 80
+
+
+def plain_report(title: str, *blocks: Block, columns: int = 80) -> Report:
+    """A report of one section without a heading."""
+    return Report(title, sections=[Section("", blocks)], columns=columns)

@@ -47,9 +47,13 @@ def write_trace(
         ranks = choose_ranks(evidence, max_tasks=max_tasks)
     else:
         ranks = find_classes(evidence, only_ranks)
+    classes = evidence.job.rank_count
+    note = "every class of ranks is shown"
+    if len(ranks) < classes:
+        note = f"{classes - len(ranks)} of {classes} classes of ranks are left out: too big"
     with draft_of(path) as draft, draft.open("wb") as file:
         file.write(b'{"displayTimeUnit":"ns","otherData":')
-        file.write(orjson.dumps(_describe(evidence, ranks)))
+        file.write(orjson.dumps({"job": evidence.job.facts.name, "shown": note}))
         file.write(b',"traceEvents":[\n')
         records = chain(iter_records(evidence, ranks), iter_counters(prediction, ranks))
         for number, record in enumerate(records):
@@ -130,29 +134,18 @@ def _waits(evidence: Evidence, ranks: tuple[int, ...]) -> Iterator[tuple[Task, T
                 yield (last.rank, last.task), (rank, task)
 
 
-def _describe(evidence: Evidence, ranks: tuple[int, ...]) -> Record:
-    left_out = evidence.job.rank_count - len(ranks)
-    note = "every class of ranks is shown"
-    if left_out:
-        note = f"{left_out} of {evidence.job.rank_count} classes of ranks are left out: too big"
-    return {"job": evidence.job.facts.name, "shown": note}
-
-
 def _names(evidence: Evidence, rank: int) -> Iterator[Record]:
     ranks = evidence.class_ranks[rank]
     name = f"rank {ranks[0]}"
     if len(ranks) > 1:
         name += f" (represents {format_ranks(ranks)})"
-    pid = ranks[0]
-    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    of_rank = {"ph": "M", "pid": ranks[0]}
+    yield {**of_rank, "name": "process_name", "args": {"name": name}}
+    yield {**of_rank, "name": "process_sort_index", "args": {"sort_index": ranks[0]}}
     for lane, described in enumerate(evidence.job.program_of(rank).lanes):
-        yield _lane_record("thread_name", pid, lane, {"name": described.name})
-        yield _lane_record("thread_sort_index", pid, lane, {"sort_index": lane})
-
-
-def _lane_record(name: str, pid: int, lane: int, args: Record) -> Record:
-    return {"ph": "M", "name": name, "pid": pid, "tid": lane, "args": args}
+        of_lane = {**of_rank, "tid": lane}
+        yield {**of_lane, "name": "thread_name", "args": {"name": described.name}}
+        yield {**of_lane, "name": "thread_sort_index", "args": {"sort_index": lane}}
 
 
 def iter_counters(prediction: Prediction, ranks: tuple[int, ...]) -> Iterator[Record]:
@@ -163,15 +156,15 @@ def iter_counters(prediction: Prediction, ranks: tuple[int, ...]) -> Iterator[Re
     for rank in ranks:
         pid = evidence.class_ranks[rank][0]
         last_us = _us(int(evidence.ends_ns(rank).max()) - origin_ns)
-        memory = memory_of.get(pid)
+        memory, counter = memory_of.get(pid), {"ph": "C", "pid": pid}
         if memory is not None and memory.parts:
             sizes = {part.name: part.size_bytes for part in memory.parts if part.size_bytes}
             for moment_us in (0.0, last_us):
-                yield {"ph": "C", "pid": pid, "name": "memory at its peak, bytes",
-                       "ts": moment_us, "args": sizes}  # fmt: skip
+                peak = {"name": "memory at its peak, bytes", "args": sizes}
+                yield {**counter, **peak, "ts": moment_us}
         for moment_ns, is_exposed in _exposed_changes(evidence, rank):
-            yield {"ph": "C", "pid": pid, "name": "exposed communication",
-                   "ts": _us(moment_ns - origin_ns), "args": {"exposed": is_exposed}}  # fmt: skip
+            exposed = {"name": "exposed communication", "args": {"exposed": is_exposed}}
+            yield {**counter, **exposed, "ts": _us(moment_ns - origin_ns)}
 
 
 def _exposed_changes(evidence: Evidence, rank: int) -> Iterator[tuple[int, int]]:

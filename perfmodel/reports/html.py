@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -72,7 +71,8 @@ def _timeline_json(evidence: Evidence) -> Markup:
             spans = _lane_spans(evidence, rank, lane, path)
             if len(spans):
                 name = f"rank {evidence.class_ranks[rank][0]} {described.name}"
-                lanes.append(_pack(spans, name, LANE_COLOURS[described.kind], unit_ns))
+                colour = LANE_COLOURS[described.kind]
+                lanes.append({"name": name, "colour": colour, **_pack(spans, unit_ns)})
     data = {
         "span": evidence.window.length_ns // unit_ns,
         "unit_ns": unit_ns,
@@ -95,28 +95,22 @@ def _lane_spans(evidence: Evidence, rank: int, lane: int, on_path: Int64s) -> In
     spans = np.concatenate(
         [
             np.column_stack(
-                [
-                    history.start_ns(iteration, rank)[tasks].clip(window.from_ns, window.to_ns),
-                    history.end_ns(iteration, rank)[tasks].clip(window.from_ns, window.to_ns),
-                    marked,
-                ]
+                [history.start_ns(one, rank)[tasks], history.end_ns(one, rank)[tasks], marked]
             )
-            for iteration in history.iterations
+            for one in history.iterations
         ]
     )
-    spans = spans[spans[:, 1] > spans[:, 0]]
-    spans[:, :2] -= window.from_ns
-    return spans
+    spans[:, :2] = spans[:, :2].clip(window.from_ns, window.to_ns) - window.from_ns
+    return spans[spans[:, 1] > spans[:, 0]]
 
 
-def _pack(spans: Int64s, name: str, colour: str, unit_ns: int) -> dict[str, Any]:
+def _pack(spans: Int64s, unit_ns: int) -> dict[str, str]:
     starts = spans[:, 0] // unit_ns
     numbers = {"start": starts, "length": spans[:, 1] // unit_ns - starts, "label": spans[:, 2]}
-    packed = {
+    return {
         key: base64.b64encode(values.astype("<u4").tobytes()).decode("ascii")
         for key, values in numbers.items()
     }
-    return {"name": name, "colour": colour, **packed}
 
 
 def _timeline_note(evidence: Evidence) -> str:

@@ -7,7 +7,7 @@ only the first trays are drawn, the others are equal. A wire is drawn once for b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -33,20 +33,14 @@ BOX_COLOURS = {
     "fabric": ("#f3e6ea", "#b04a66"),
 }
 LABELS = {"nvswitch": "NVSwitch", "pcie_switch": "PCIe", "cpu": "CPU", "nic": "NIC", "gpu": "GPU"}
-WIRE_COLOURS = {
-    LinkKind.NVLINK: "#6fae2f",
-    LinkKind.NVLINK_C2C: "#1f9a8a",
-    LinkKind.PCIE: "#7d8fc9",
-    LinkKind.CPU: "#dba24a",
-    LinkKind.NIC: "#cf6d88",
+WIRES = {
+    LinkKind.NVLINK: ("#6fae2f", "NVLink"),
+    LinkKind.NVLINK_C2C: ("#1f9a8a", "NVLink-C2C"),
+    LinkKind.PCIE: ("#7d8fc9", "PCIe"),
+    LinkKind.CPU: ("#dba24a", "between sockets"),
+    LinkKind.NIC: ("#cf6d88", "network"),
 }
-KIND_WORDS = {
-    LinkKind.NVLINK: "NVLink",
-    LinkKind.NVLINK_C2C: "NVLink-C2C",
-    LinkKind.PCIE: "PCIe",
-    LinkKind.CPU: "between sockets",
-    LinkKind.NIC: "network",
-}
+"""Colour and name of each kind of link."""
 TRAYS_SHOWN = 2
 ROW_GAP = 1.55
 
@@ -72,24 +66,24 @@ class Plan:
 
 def build_plan(topology: Topology) -> Plan:
     """Give every vertex of *topology* that is drawn its place."""
-    share = 1.0
-    hidden = 0
-    if topology.trays > TRAYS_SHOWN:
-        hidden = topology.trays - TRAYS_SHOWN
-        share = TRAYS_SHOWN / topology.trays
+    hidden = max(topology.trays - TRAYS_SHOWN, 0)
     gpus, switches, cpus, nics = (
-        _first(topology.of_kind(kind), share)
+        topology.of_kind(kind)
         for kind in (VertexKind.GPU, VertexKind.PCIE_SWITCH, VertexKind.CPU, VertexKind.NIC)
     )
+    if hidden:
+        share = TRAYS_SHOWN / topology.trays
+        gpus, switches, cpus, nics = (
+            of_kind[: round(len(of_kind) * share)] for of_kind in (gpus, switches, cpus, nics)
+        )
     places = {gpu.name: Place(float(column), 0.0, 0.8) for column, gpu in enumerate(gpus)}
     columns = len(gpus)
     middle = (columns - 1) / 2
-    top = ROW_GAP * 1.05
     nvswitches = topology.of_kind(VertexKind.NVSWITCH)
     for number, vertex in enumerate(nvswitches):
         part = columns / len(nvswitches)
         x = middle - columns / 2 + part * (number + 0.5)
-        places[vertex.name] = Place(x, top, part - 0.2)
+        places[vertex.name] = Place(x, ROW_GAP * 1.05, part - 0.2)
     level = 0.0
     if switches:
         level -= ROW_GAP
@@ -105,20 +99,19 @@ def build_plan(topology: Topology) -> Plan:
     return Plan(places, columns, hidden, bottom)
 
 
-def _first(vertices: tuple[Vertex, ...], share: float) -> list[Vertex]:
-    return list(vertices[: round(len(vertices) * share)])
-
-
-def _neighbours(topology: Topology, name: str, places: Iterable[str]) -> list[str]:
-    known = set(places)
-    return [link.target for link in topology.links if link.source == name and link.target in known]
+def _neighbours(topology: Topology, name: str, places: Container[str]) -> list[str]:
+    return [link.target for link in topology.links if link.source == name and link.target in places]
 
 
 def _put_below(
-    topology: Topology, vertices: list[Vertex], places: dict[str, Place], y: float, width: float
+    topology: Topology,
+    vertices: Sequence[Vertex],
+    places: dict[str, Place],
+    y: float,
+    width: float,
 ) -> None:
-    """Stand each vertex under the middle of what it is wired to above."""
-    above = list(places)
+    """Put each vertex under the middle of what it is wired to above."""
+    above = set(places)
     for number, vertex in enumerate(vertices):
         xs = [
             places[name].x
@@ -128,11 +121,13 @@ def _put_below(
         places[vertex.name] = Place(sum(xs) / len(xs) if xs else float(number), y, width)
 
 
-def _put_nics(topology: Topology, nics: list[Vertex], places: dict[str, Place], y: float) -> None:
-    """Stand NICs left and right below what they are plugged into, its own wire between them."""
+def _put_nics(
+    topology: Topology, nics: Sequence[Vertex], places: dict[str, Place], y: float
+) -> None:
+    """Put NICs left and right below what they are plugged into, its own wire between them."""
     homes: dict[str, list[Vertex]] = {}
     for nic in nics:
-        wired = _neighbours(topology, nic.name, list(places))
+        wired = _neighbours(topology, nic.name, places)
         for home in sorted(wired, key=lambda name: name.startswith("gpu"))[:1]:
             homes.setdefault(home, []).append(nic)
     crowded = len(homes) > len([name for name in places if name.startswith("gpu")]) // 2
@@ -190,14 +185,17 @@ def _paint_wires(axes: Axes, topology: Topology, plan: Plan) -> None:
     for link in drawn_links(topology, plan):
         a, b = plan.places[link.source], plan.places[link.target]
         style: dict[str, Any] = {
-            "color": WIRE_COLOURS[link.kind],
+            "color": WIRES[link.kind][0],
             "lw": line_width(link.bandwidth_bytes_per_s),
             "zorder": 1,
             "solid_capstyle": "round",
         }
         if a.y == b.y and link.kind is LinkKind.NVLINK:
             _paint_arc(axes, a, b, style, lift=_lift(a, b))
-        elif a.y == b.y and _stands_between(plan, a, b):
+        elif a.y == b.y and any(
+            place.y == a.y and min(a.x, b.x) < place.x < max(a.x, b.x)
+            for place in plan.places.values()
+        ):
             _paint_arc(axes, a, b, style, lift=-0.25 - 0.12 * abs(a.x - b.x))
         elif a.y == b.y:
             axes.plot((a.x, b.x), (a.y, b.y), **style)
@@ -214,11 +212,6 @@ def _shared_x(a: Place, b: Place) -> float | None:
     narrow, wide = sorted((a, b), key=lambda place: place.width)
     is_under = wide.width > 1 and abs(narrow.x - wide.x) < wide.width / 2
     return narrow.x if is_under else None
-
-
-def _stands_between(plan: Plan, a: Place, b: Place) -> bool:
-    low, high = sorted((a.x, b.x))
-    return any(place.y == a.y and low < place.x < high for place in plan.places.values())
 
 
 def _paint_elbow(
@@ -274,14 +267,13 @@ def _arc_height(topology: Topology, plan: Plan) -> float:
 
 
 def _paint_boxes(axes: Axes, topology: Topology, plan: Plan) -> None:
-    chips = {vertex.name: vertex for vertex in topology.vertices}
+    vertices = {vertex.name: vertex for vertex in topology.vertices}
     for name, place in plan.places.items():
         kind, _, index = name.partition(":")
-        vertex = chips[name]
         text = f"{LABELS[kind]} {index}"
         if kind == "nvswitch":
-            reduces = ", they reduce (NVLS)" if vertex.reduces else ""
-            text = f"NVSwitch, {vertex.chips} chips{reduces}"
+            reduces = ", they reduce (NVLS)" if vertices[name].reduces else ""
+            text = f"NVSwitch, {vertices[name].chips} chips{reduces}"
         _paint_box(axes, place, kind, text)
 
 
@@ -302,16 +294,8 @@ def _paint_box(axes: Axes, place: Place, kind: str, text: str) -> None:
             zorder=3,
         )
     )
-    axes.text(
-        place.x,
-        place.y - 0.01,
-        as_written(text),
-        ha="center",
-        va="center",
-        fontsize=9,
-        color=INK,
-        zorder=4,
-    )
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "color": INK}
+    axes.text(place.x, place.y - 0.01, as_written(text), zorder=4, **style)
 
 
 def _paint_fabric(axes: Axes, fabric: Fabric, plan: Plan) -> None:
@@ -319,18 +303,12 @@ def _paint_fabric(axes: Axes, fabric: Fabric, plan: Plan) -> None:
     width = line_width(fabric.nic_bandwidth_bytes_per_s)
     for name, nic in plan.places.items():
         if name.startswith("nic"):
-            axes.plot(
-                (nic.x, nic.x),
-                (nic.y, place.y),
-                color=WIRE_COLOURS[LinkKind.NIC],
-                lw=width,
-                zorder=1,
-            )
-    wiring = (
-        "one leaf per rail" if fabric.kind is FabricKind.RAIL_OPTIMISED else "all NICs on one leaf"
-    )
-    spine = f"spine {fabric.oversubscription:g} to 1"
-    text = f"fabric: {wiring}, {fabric.hosts_per_leaf} hosts per leaf, {spine}"
+            colour, _ = WIRES[LinkKind.NIC]
+            axes.plot((nic.x, nic.x), (nic.y, place.y), color=colour, lw=width, zorder=1)
+    is_rail = fabric.kind is FabricKind.RAIL_OPTIMISED
+    wiring = "one leaf per rail" if is_rail else "all NICs on one leaf"
+    leaf = f"{fabric.hosts_per_leaf} hosts per leaf"
+    text = f"fabric: {wiring}, {leaf}, spine {fabric.oversubscription:g} to 1"
     _paint_box(axes, place, "fabric", text)
 
 
@@ -341,8 +319,8 @@ def _paint_words(figure: Any, topology: Topology, plan: Plan, cluster: Cluster |
     title = topology.name
     if cluster is not None and cluster.host_count > 1:
         title += f", {cluster.host_count} hosts, {cluster.rank_count} GPUs"
-    title = as_written(title)
-    figure.text(0.03, 1 - 0.16 / height, title, fontsize=15, weight="bold", color=INK, va="top")
+    style = {"fontsize": 15, "weight": "bold", "color": INK, "va": "top"}
+    figure.text(0.03, 1 - 0.16 / height, as_written(title), **style)
     words = as_written(topology.description)
     if plan.hidden_trays:
         words += f" ({plan.hidden_trays} more trays like these are not drawn)"
@@ -384,22 +362,16 @@ def line_width(bandwidth_bytes_per_s: float) -> float:
 
 def build_legend(topology: Topology, plan: Plan) -> dict[str, tuple[str, float]]:
     """Colour and width of each sort of wire in the picture, by the words for it."""
-    legend = {
-        _wire_words(link): (WIRE_COLOURS[link.kind], line_width(link.bandwidth_bytes_per_s))
-        for link in drawn_links(topology, plan)
-    }
+    legend = {}
+    for link in drawn_links(topology, plan):
+        (colour, name), total = WIRES[link.kind], format_bandwidth(link.bandwidth_bytes_per_s)
+        one = format_bandwidth(link.bandwidth_bytes_per_s / link.lanes)
+        rate = total if link.lanes == 1 else f"{link.lanes} x {one} = {total}"
+        legend[f"{name}  {rate}"] = (colour, line_width(link.bandwidth_bytes_per_s))
     fabric = topology.fabric
     if fabric is not None:
         gbit = fabric.nic_bandwidth_bytes_per_s * 8e-9 / fabric.nic_lanes
         lanes = f"{fabric.nic_lanes} x " if fabric.nic_lanes > 1 else ""
         width = line_width(fabric.nic_bandwidth_bytes_per_s)
-        legend[f"NIC  {lanes}{gbit:g} Gbit/s"] = (WIRE_COLOURS[LinkKind.NIC], width)
+        legend[f"NIC  {lanes}{gbit:g} Gbit/s"] = (WIRES[LinkKind.NIC][0], width)
     return legend
-
-
-def _wire_words(link: Link) -> str:
-    total = format_bandwidth(link.bandwidth_bytes_per_s)
-    if link.lanes == 1:
-        return f"{KIND_WORDS[link.kind]}  {total}"
-    one = format_bandwidth(link.bandwidth_bytes_per_s / link.lanes)
-    return f"{KIND_WORDS[link.kind]}  {link.lanes} x {one} = {total}"

@@ -56,11 +56,15 @@ def report_topology(topology: Topology, cluster: Cluster | None = None) -> Repor
     """The machine, and *cluster* where several hosts of it were asked for."""
     gpus = range(topology.gpus_per_host)
     wiring = [[line] for line in _wiring(topology)]
-    has_matrix = 1 < len(gpus) <= MOST_MATRIX_GPUS
+    matrix = [
+        [str(a), *("-" if a == b else route_word(topology.gpu_route(a, b)) for b in gpus)]
+        for a in (gpus if 1 < len(gpus) <= MOST_MATRIX_GPUS else ())
+    ]
+    columns = ["GPU", *map(str, gpus)]
     sections = [
         Section("", [Table((), _facts(topology), wraps=(1,))]),
         Section("Wiring", [Table((), wiring, code=(0,))]),
-        Section("GPU to GPU", [_matrix(topology)] if has_matrix else []),
+        Section("GPU to GPU", [Table(columns, matrix, numeric=range(1, len(columns)))]),
         Section("Routes", [_route_table(_iter_routes(topology))]),
     ]
     if cluster is not None and cluster.host_count > 1:
@@ -124,11 +128,11 @@ def _wiring(topology: Topology) -> Iterator[str]:
     shown = sockets if len(sockets) <= MOST_SOCKETS_SHOWN else sockets[:1]
     for socket in shown:
         below = [link for link in topology.links if link.source == socket.name]
-        below = [link for link in below if link.kind is not LinkKind.CPU]
+        bundles = _bundles([link for link in below if link.kind is not LinkKind.CPU])
         yield socket.name
-        for number, link in enumerate(_bundles(below)):
-            branch = "└─" if number == len(_bundles(below)) - 1 else "├─"
-            yield f"{branch} {_bundle_line(topology, link)}"
+        for number, bundle in enumerate(bundles, 1):
+            branch = "└─" if number == len(bundles) else "├─"
+            yield f"{branch} {_bundle_line(topology, bundle)}"
     if len(shown) < len(sockets):
         yield f"... and {len(sockets) - len(shown)} more sockets alike"
 
@@ -165,15 +169,6 @@ def route_word(route: Route) -> str:
     if LinkKind.CPU in route.kinds:
         return "SYS"
     return "PHB" if route.passes_cpu else "PIX"
-
-
-def _matrix(topology: Topology) -> Table:
-    gpus = range(topology.gpus_per_host)
-    rows = [
-        [str(a), *("-" if a == b else route_word(topology.gpu_route(a, b)) for b in gpus)]
-        for a in gpus
-    ]
-    return Table(["GPU", *map(str, gpus)], rows, numeric=range(1, len(gpus) + 1))
 
 
 def _iter_routes(topology: Topology) -> Iterator[tuple[str, Route]]:
@@ -288,13 +283,21 @@ def _by_label(prediction: Prediction) -> Table:
 
 def report_machines(machines: Sequence[str], devices: Sequence[str]) -> Report:
     """One line per machine, and one per GPU with its dense peaks and memory bandwidth."""
-    rows = []
+    rows, gpus = [], []
     for name in machines:
         topology = load_topology(name)
         nvlink = topology.nvlink_bandwidth_bytes_per_s(0) / 1e9
         rate = f"{nvlink:g} GB/s" if nvlink else "-"
         rows.append((name, str(topology.gpus_per_host), rate, topology.description))
-    peaks = [_device_cells(name) for name in devices]
+    for name in devices:
+        device = load_device(name)
+        peaks = [
+            f"{device.peak_flops[dtype] / TERA:.4g}" if dtype in device.peak_flops else "-"
+            for dtype in (DType.FP32, DType.TF32, DType.FP16, DType.FP8)
+        ]
+        memory = f"{device.memory_bytes / 2**30:.4g} GiB"
+        bandwidth = f"{device.memory_bandwidth_bytes_per_s / TERA:.4g}"
+        gpus.append((name, *peaks, memory, bandwidth))
     headings = ("", "TFLOP/s fp32", "tf32", "fp16", "fp8", "memory", "TB/s")
     return Report(
         "",
@@ -303,19 +306,9 @@ def report_machines(machines: Sequence[str], devices: Sequence[str]) -> Report:
                 "Machines (--topology)",
                 [Table(("", "GPUs", "NVLink", ""), rows, numeric=(1, 2), code=(0,), wraps=(3,))],
             ),
-            Section("GPUs", [Table(headings, peaks, numeric=range(1, 7), code=(0,))]),
+            Section("GPUs", [Table(headings, gpus, numeric=range(1, 7), code=(0,))]),
         ],
     )
-
-
-def _device_cells(name: str) -> list[str]:
-    device = load_device(name)
-    peaks = [
-        f"{device.peak_flops[dtype] / TERA:.4g}" if dtype in device.peak_flops else "-"
-        for dtype in (DType.FP32, DType.TF32, DType.FP16, DType.FP8)
-    ]
-    memory = f"{device.memory_bytes / 2**30:.4g} GiB"
-    return [name, *peaks, memory, f"{device.memory_bandwidth_bytes_per_s / TERA:.4g}"]
 
 
 def report_models(

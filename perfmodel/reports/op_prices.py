@@ -40,7 +40,7 @@ from perfmodel.costs.estimates import Bound
 from perfmodel.costs.gemm_physics import TINY_WORK
 from perfmodel.costs.models import price_ops
 from perfmodel.graph.ops import Attention, EmbeddingOp, Gemm, MemoryBound, Op, Pass
-from perfmodel.reports.blocks import Report, Section, Table
+from perfmodel.reports.blocks import Report, Table, plain_report
 from perfmodel.reports.pictures import draw_sizes
 from perfmodel.reports.text import format_range, pick
 from perfmodel.stacks.stack import SoftwareStack
@@ -189,12 +189,9 @@ def report_kernel(answer: KernelAnswer) -> Report:
         ("constants", answer.constants or ""),
         ("steps", answer.steps),
     ]
-    shown = [row for row in rows if row[1]]
-    return Report(
-        f"{answer.kernel} on {answer.device} ({answer.stack})",
-        sections=[Section("", [Table((), shown, wraps=(1,))])],
-        columns=100,
-    )
+    table = Table((), [row for row in rows if row[1]], wraps=(1,))
+    title = f"{answer.kernel} on {answer.device} ({answer.stack})"
+    return plain_report(title, table, columns=100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,10 +278,8 @@ def report_collective(answer: CollectiveAnswer) -> Report:
         times = format_duration(shared.duration_ns), format_duration(alone.duration_ns)
         together.append((_name(one), *times, f"{ratio:.2f}x"))
     table = Table(("at the same time", "together", "alone", ""), together, numeric=(1, 2, 3))
-    return Report(
-        f"{_name(call)} on {answer.group.cluster.topology.name}",
-        sections=[Section("", [Table((), rows), *([table] if len(together) > 1 else [])])],
-    )
+    title = f"{_name(call)} on {answer.group.cluster.topology.name}"
+    return plain_report(title, Table((), rows), *([table] if len(together) > 1 else []))
 
 
 def _name(call: CollectiveCall) -> str:
@@ -384,8 +379,5 @@ def report_sizes(sweep: SizeSweep) -> Report:
         before = word
     headings = ("size", "time", "bus bandwidth", "choice", "latency", "measured", "")
     name = sweep.group.cluster.topology.name
-    return Report(
-        f"{sweep.kind.value} over {len(sweep.group.ranks)} ranks on {name}",
-        sections=[Section("", [Table(headings, rows, numeric=range(6))])],
-        columns=100,
-    )
+    title = f"{sweep.kind.value} over {len(sweep.group.ranks)} ranks on {name}"
+    return plain_report(title, Table(headings, rows, numeric=range(6)), columns=100)

@@ -129,8 +129,7 @@ def draw_sizes(
         axes.grid(visible=True, which="major", alpha=0.3)
     left.legend(fontsize=8, loc="upper left")
     key = "  (line: predicted, dots: measured)" if sweep.measured else ""
-    title = as_written(f"{sweep.group.cluster.topology.name}{key}")
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(as_written(f"{sweep.group.cluster.topology.name}{key}"), fontsize=11)
     save_picture(figure, path, dpi=110)
 
 
@@ -151,9 +150,9 @@ def draw_statistics(found: DataStatistics) -> bytes:
     pooling = np.array([table.pooling_mean for table in found.tables])
     top = max(float(pooling.max()), 1.0)
     right.hist(np.maximum(pooling, 0.1), bins=np.geomspace(0.1, 2 * top, 30), color="#7aa6c2")
+    right.set(xscale="log", xlabel="mean pooling factor", ylabel="tables")
     right.axvline(HEAVY, color="#b33", linestyle=":")
     right.annotate(" heavy", (HEAVY, 0.95), xycoords=("data", "axes fraction"), color="#b33")
-    right.set(xscale="log", xlabel="mean pooling factor", ylabel="tables")
     target = io.BytesIO()
     figure.savefig(target, format="png", dpi=110, metadata={"Software": ""})
     return target.getvalue()

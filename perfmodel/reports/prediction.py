@@ -174,7 +174,12 @@ def iter_sections(prediction: Prediction, command: str | None = None) -> Iterato
     )
     yield Section("Memory", _memory(prediction))
     yield Section("The machine and its busiest links", more=lambda: build_links(prediction))
-    yield Section("How we know: shares of the critical path", [_provenance(prediction)])
+    pieces = [
+        Piece(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
+        for kind, ratio in why.provenance_ratio.items()
+        if ratio
+    ]
+    yield Section("How we know: shares of the critical path", [Bars([Bar(pieces)])])
     yield Section("Assumptions", [Sentences(prediction.assumptions)])
 
 
@@ -319,12 +324,3 @@ def _memory(prediction: Prediction) -> list[Block]:
     sizes = f"{format_size(memory.peak_bytes)} of {format_size(memory.capacity_bytes)}"
     fullest = f"Fullest: {name_ranks(memory.fullest.ranks)}, {sizes}."
     return [Bars([Bar(pieces)]), Sentences([fullest])]
-
-
-def _provenance(prediction: Prediction) -> Bars:
-    pieces = [
-        Piece(kind.word, PROVENANCE_LOOKS[kind], "", ratio)
-        for kind, ratio in prediction.explanation.provenance_ratio.items()
-        if ratio
-    ]
-    return Bars([Bar(pieces)])

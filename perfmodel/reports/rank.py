@@ -19,11 +19,12 @@ from perfmodel.reports.blocks import (
     Section,
     Sentences,
     Table,
+    plain_report,
     time_bars,
 )
 from perfmodel.reports.document import interval_ms
 from perfmodel.reports.pictures import build_figure, draw_stacks
-from perfmodel.reports.text import ask_again, describe_interval, shorten, to_question_document
+from perfmodel.reports.text import ask_again, describe_interval, pick, shorten, to_question_document
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,13 +46,19 @@ def to_ranking_document(ranking: Ranking, question: RankQuestion | None) -> dict
         "kind": "ranking",
         "mode": ranking.mode.value,
         "rank_by": ranking.rank_by.value,
-        "plans_judged": ranking.plans_judged,
+        **pick(ranking, "plans_judged", "verdict", "fits"),
         "device_memory_gib": ranking.device_memory_bytes / BYTES_PER_GIB,
         "asked": list(ranking.facts),
-        "verdict": ranking.verdict,
-        "fits": ranking.fits,
         "plans": [
-            {**_row(plan), "loads": _loads(plan), "plan": to_plan_document(plan.plan)}
+            {
+                **_row(plan),
+                "loads": {
+                    "lookups": [round(count) for count in plan.loads.lookups],
+                    "sent_bytes": list(plan.loads.sent_bytes),
+                    "memory_bytes": list(plan.loads.memory_bytes),
+                },
+                "plan": to_plan_document(plan.plan),
+            }
             for plan in ranking.plans
         ],
         "refused": [{"plan": name, "reason": reason} for name, reason in ranking.refused],
@@ -81,15 +88,6 @@ def to_ranking_rows(ranking: Ranking) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _loads(plan: RankedPlan) -> dict[str, Any]:
-    loads = plan.loads
-    return {
-        "lookups": [round(count) for count in loads.lookups],
-        "sent_bytes": list(loads.sent_bytes),
-        "memory_bytes": list(loads.memory_bytes),
-    }
 
 
 def _row(plan: RankedPlan) -> dict[str, Any]:
@@ -313,9 +311,9 @@ def report_statistics(found: DataStatistics) -> Report:
         for one in sorted(found.tables, key=lambda one: -one.lookups)
     ]
     table = Table(headings, rows, numeric=range(1, 9), most=SHOWN_TABLES)
-    return Report(
+    return plain_report(
         f"{found.source}: {len(found.tables)} tables, {found.sample_count} samples, "
         f"batches of {found.batch_size}",
-        sections=[Section("", [table])],
+        table,
         columns=120,
     )

@@ -13,7 +13,7 @@ from perfmodel.base.units import NS_PER_MS, format_duration
 from perfmodel.prediction.answer import Prediction
 from perfmodel.recordings.recorded_job import SCHEMA_VERSION
 from perfmodel.recordings.storage import is_recorded_job, load_report
-from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table
+from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table, plain_report
 from perfmodel.reports.document import to_ms
 from perfmodel.reports.pictures import as_written, build_figure, draw_stacks, save_picture
 from perfmodel.reports.prediction import iter_sections
@@ -36,7 +36,16 @@ NEEDS_FORCE = "it replays badly: what-ifs on this job need --force"
 def report_import(document: Mapping[str, Any]) -> Report:
     """What was found in the traces of a job, and how well it replays itself."""
     score, starts = document["self_replay"], document.get("recorded_starts", {})
-    is_shapes = score is None
+    is_shapes, headline = score is None, None
+    if not is_shapes:
+        is_bad = not score["is_trusted"] and not score["faults"]
+        headline = Headline(
+            verdict=NEEDS_FORCE if is_bad else "",
+            is_good=not is_bad,
+            answer=format_duration(score["iteration"]["recorded_ms"] * NS_PER_MS),
+            beside=f"per iteration, recorded; replayed {score['iteration_error_pct']:+.2f} % "
+            f"(worst {score['worst_error_pct']:.2f} %)",
+        )
     faults = [
         f"rank {rank['rank']}: {fault}"
         for rank in document.get("per_rank", ())
@@ -46,7 +55,7 @@ def report_import(document: Mapping[str, Any]) -> Report:
     distrust = "not trusted, because of these faults; --strict refuses them"
     return Report(
         title=f"{document['job']}  ->  {document['folder']}",
-        headline=None if is_shapes else _import_headline(document),
+        headline=headline,
         sections=(
             Section(
                 "",
@@ -63,20 +72,7 @@ def report_import(document: Mapping[str, Any]) -> Report:
     )
 
 
-def _import_headline(document: Mapping[str, Any]) -> Headline:
-    score = document["self_replay"]
-    is_bad = not score["is_trusted"] and not score["faults"]
-    return Headline(
-        verdict=NEEDS_FORCE if is_bad else "",
-        is_good=not is_bad,
-        answer=format_duration(score["iteration"]["recorded_ms"] * NS_PER_MS),
-        beside=f"per iteration, recorded; replayed {score['iteration_error_pct']:+.2f} % "
-        f"(worst {score['worst_error_pct']:.2f} %)",
-    )
-
-
 def _trace_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    score = document["self_replay"]
     return [
         ("ranks", str(document["ranks"])),
         ("steps", str(document["steps"])),
@@ -89,7 +85,7 @@ def _trace_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"in {document['rendezvous']} rendezvous"
             ),
         ),
-        *_score_facts(score),
+        *_score_facts(document["self_replay"]),
         _known_work(document["known_work"]),
     ]
 
@@ -233,11 +229,7 @@ def report_streams(document: Mapping[str, Any]) -> Report:
     headings = ("rank", "stream", "tasks", "window ms", *PARTS)
     table = Table(headings, rows, numeric=range(len(headings)), most=MOST_STREAMS)
     known = ": ".join(_known_work(document["known_work"]))
-    return Report(
-        title=str(document["job"]),
-        sections=[Section("", [table, Sentences([known])])],
-        columns=WIDTH,
-    )
+    return plain_report(str(document["job"]), table, Sentences([known]), columns=WIDTH)
 
 
 def draw_streams(documents: Sequence[Mapping[str, Any]], path: Path) -> None:

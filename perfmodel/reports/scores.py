@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.base.units import format_duration
-from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table
+from perfmodel.reports.blocks import Headline, Report, Section, Sentences, Table, plain_report
 from perfmodel.reports.text import shorten
 from perfmodel.validation.fits import FitBoard
 from perfmodel.validation.runs import RunScoreboard
@@ -159,7 +159,7 @@ def report_embedding_fit(errors: Sequence[CaseError]) -> Report:
         for one in errors
     ]
     table = Table(headings, rows, numeric=range(2, 7))
-    return Report("Embedding constants, fitted", sections=[Section("", [table])], columns=120)
+    return plain_report("Embedding constants, fitted", table, columns=120)
 
 
 def report_interference(fitted: FittedInterference) -> Report:
@@ -178,7 +178,7 @@ def report_interference(fitted: FittedInterference) -> Report:
             row = (architecture, family, phase.word, str(count), words, f"{cell.slowdown:.3f}")
             rows.append(row)
     table = Table(headings, rows, numeric=(3, 5))
-    return Report("Slowdown beside collectives, fitted", sections=[Section("", [table])])
+    return plain_report("Slowdown beside collectives, fitted", table)
 
 
 def report_measured_machine(found: MeasuredMachine) -> Report:
@@ -192,7 +192,7 @@ def report_measured_machine(found: MeasuredMachine) -> Report:
         f"over {100 * found.spread_ratio:.0f} %."
     )
     table = Table(("family", "measured", "median error", "bias"), rows, numeric=(1, 2, 3))
-    return Report("This machine, measured", sections=[Section("", [table, Sentences([noise])])])
+    return plain_report("This machine, measured", table, Sentences([noise]))
 
 
 def report_host_stack(stack: SoftwareStack) -> Report:
@@ -202,7 +202,7 @@ def report_host_stack(stack: SoftwareStack) -> Report:
         ("launch", format_duration(stack.host.launch_ns)),
         ("between operators", format_duration(stack.host.between_operators_ns)),
     ]
-    return Report("Host overheads, fitted", sections=[Section("", [Table((), rows)])])
+    return plain_report("Host overheads, fitted", Table((), rows))
 
 
 def _number(value: float) -> str:

@@ -30,6 +30,7 @@ OFTEN_ONE = ("cp", "ep", "runs")
 """Columns that are left out where they are 1 everywhere."""
 OPTIONAL = ("tokens/s/GPU", "90 % interval", "beats next")
 """Columns that a narrow terminal drops, the last one first."""
+TALLIED = ("considered", "too_large", "pruned", "untried", "replayed", "is_proven")
 FLAGS = Path(__file__).parent / "flags.yaml"
 _CONTEXT_WORDS = {ContextKind.RING: "p2p", ContextKind.ALL_GATHER: "all_gather"}
 
@@ -51,8 +52,7 @@ def to_search_document(rankings: Sequence[LayoutRanking]) -> dict[str, Any]:
                 "hosts": one.hosts,
                 "gpus": one.rank_count,
                 "on_pareto_front": one.hosts in front,
-                **pick(one.tally, "considered", "too_large", "pruned", "untried", "replayed"),
-                "is_proven": one.tally.is_proven,
+                **pick(one.tally, *TALLIED),
                 "reasons": list(one.reasons),
                 "layouts": [_entry(one, layout) for layout in one.layouts],
             }
@@ -80,9 +80,8 @@ def _entry(ranking: LayoutRanking, layout: RankedLayout) -> dict[str, Any]:
 
 def _numbers(layout: RankedLayout) -> dict[str, Any]:
     spread, spec = layout.candidate.chosen.layout, layout.candidate.spec
-    sizes = ("tp", "pp", "cp", "ep", "etp", "dp", "micro_batch", "micro_batches")
     return {
-        **pick(spread, *sizes),
+        **pick(spread, "tp", "pp", "cp", "ep", "etp", "dp", "micro_batch", "micro_batches"),
         "sequence_parallel": spread.is_sequence_parallel,
         "interleaving": spread.interleaving,
         "sharding": spec.parallel.sharding.value,
@@ -223,10 +222,7 @@ def _cells(ranking: LayoutRanking, layout: RankedLayout, place: int) -> dict[str
         "90 % interval": format_range(layout.interval.low_ns, layout.interval.high_ns),
         "tokens/s/GPU": f"{_tokens_per_s(ranking, layout) / ranking.rank_count:,.0f}",
         "tp": f"{spread.tp} sp" if is_split else str(spread.tp),
-        "pp": str(spread.pp),
-        "cp": str(spread.cp),
-        "ep": str(spread.ep),
-        "dp": str(spread.dp),
+        **{name: str(size) for name, size in pick(spread, "pp", "cp", "ep", "dp").items()},
         "micro-batch": f"{spread.micro_batch} x {spread.micro_batches}",
         "runs": str(spread.interleaving),
         "sharding": spec.parallel.sharding.value,

@@ -65,7 +65,8 @@ def _draw(report: Report, console: Console) -> None:
     if report.title:
         console.print(_line(report.title, "bold"))
     if report.headline is not None:
-        console.print(*_headline(report.headline), sep="\n")
+        console.print()
+        console.print(*map(_indent, _headline(report.headline)), sep="\n")
     shown = [(section, section.shown(on_page=False)) for section in report.sections]
     for number, (section, blocks) in enumerate(one for one in shown if one[1]):
         if number or report.headline or (report.title and section.title):
@@ -76,8 +77,7 @@ def _draw(report: Report, console: Console) -> None:
             for row in _rows(block, console.width - INDENT):
                 # Commands are not wrapped: a terminal copies them whole.
                 is_command = isinstance(block, Command)
-                placed = row if is_command else Padding(row, (0, 0, 0, INDENT))
-                console.print(placed, soft_wrap=is_command)
+                console.print(row if is_command else _indent(row), soft_wrap=is_command)
     if report.footer:
         console.print("", _line(report.footer, "dim"), sep="\n")
 
@@ -86,17 +86,16 @@ def _line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
+def _indent(row: RenderableType) -> Padding:
+    return Padding(row, (0, 0, 0, INDENT))
+
+
 def _headline(headline: Headline) -> Iterator[RenderableType]:
-    yield Text()
     if headline.verdict:
-        style = "green" if headline.is_good else "bold red"
-        yield Padding(_line(headline.verdict, style), (0, 0, 0, INDENT))
-    answer = _line(headline.answer, "bold green").append(
-        f" {printable(headline.beside)}", "default"
-    )
-    yield Padding(answer, (0, 0, 0, INDENT))
-    for fact in headline.facts:
-        yield Padding(_line(fact), (0, 0, 0, INDENT))
+        yield _line(headline.verdict, "green" if headline.is_good else "bold red")
+    beside = f" {printable(headline.beside)}"
+    yield _line(headline.answer, "bold green").append(beside, "default")
+    yield from map(_line, headline.facts)
 
 
 def _rows(block: Block, width: int) -> Iterator[RenderableType]:

@@ -140,8 +140,11 @@ def _split(ranks: list[int]) -> list[list[int]]:
     pieces: list[list[int]] = []
     start = 0
     while start < len(ranks):
-        stop = _run_end(ranks, start)
-        step = ranks[start + 1] - ranks[start] if stop - start > 1 else 1
+        stop, step = start + 1, 1
+        if stop < len(ranks):
+            step = ranks[stop] - ranks[start]
+        while stop < len(ranks) and ranks[stop] - ranks[stop - 1] == step:
+            stop += 1
         if step > 1 and stop - start < 3:
             stop = start + 1
         pieces.append(ranks[start:stop])
@@ -149,19 +152,11 @@ def _split(ranks: list[int]) -> list[list[int]]:
     return pieces
 
 
-def _run_end(ranks: list[int], start: int) -> int:
-    stop = start + 1
-    while stop < len(ranks) and ranks[stop] - ranks[stop - 1] == ranks[start + 1] - ranks[start]:
-        stop += 1
-    return stop
-
-
 def _format_piece(piece: list[int]) -> str:
     if len(piece) == 1:
         return str(piece[0])
     step = piece[1] - piece[0]
-    text = f"{piece[0]}-{piece[-1]}"
-    return text if step == 1 else f"{text} step {step}"
+    return f"{piece[0]}-{piece[-1]}{'' if step == 1 else f' step {step}'}"
 
 
 def describe_interval(interval: Interval) -> str:

@@ -17,7 +17,8 @@ from perfmodel.base.documents import find_document, list_documents
 from perfmodel.base.errors import CalibrationError, UnitError
 from perfmodel.base.forms import Document, load_extended, read_mapping
 from perfmodel.base.units import parse_duration_ns
-from perfmodel.stacks.stack import Claim, Family, SoftwareStack
+from perfmodel.stacks.capabilities import Family
+from perfmodel.stacks.stack import Claim, SoftwareStack
 
 STACK_FOLDER = Path(__file__).parent / "catalog"
 GENERIC = "generic"

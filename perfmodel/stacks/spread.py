@@ -19,7 +19,8 @@ from pydantic import Field
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.fields import Count, Line
 from perfmodel.base.forms import Form, load_document
-from perfmodel.stacks.stack import Evidence, Family, SoftwareStack
+from perfmodel.stacks.capabilities import Family
+from perfmodel.stacks.stack import Evidence, SoftwareStack
 
 FILE = Path(__file__).parent / "spread.yaml"
 _Sigma = Annotated[float, Field(strict=True, ge=0, le=2)]

@@ -18,7 +18,7 @@ from perfmodel.execution.executor import Executor, SerialExecutor
 from perfmodel.prediction.phases import OnPhase, ignore_phase, map_in_steps
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.question import PredictOptions, Question, build_question
-from perfmodel.stacks.stack import Family
+from perfmodel.stacks.capabilities import Family
 from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow, RunTable
 from perfmodel.validation.scoreboard import Deviation, Scoreboard

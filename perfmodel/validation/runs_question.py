@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from perfmodel.base.dtypes import DType
 from perfmodel.prediction.question import PredictOptions, Setting
+from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import choose_stack
-from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs_machines import build_machine
 from perfmodel.validation.runs_table import RunRow
 from perfmodel.validation.runs_workloads import build_dlrm_spec, build_transformer_spec

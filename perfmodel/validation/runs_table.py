@@ -16,7 +16,7 @@ from perfmodel.base.errors import MeasurementError, WorkloadError
 from perfmodel.base.fields import Line, OneOf, Ratio
 from perfmodel.base.forms import Form, load_document
 from perfmodel.base.reading import iter_lines, quote, read_packed_text
-from perfmodel.stacks.stack import Family
+from perfmodel.stacks.capabilities import Family
 
 MAX_TABLE_BYTES = 256 * 2**20
 COLUMNS_FILE = Path(__file__).parent / "columns.yaml"

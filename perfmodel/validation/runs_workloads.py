@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from perfmodel.base.errors import WorkloadError
-from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
+from perfmodel.stacks.capabilities import FrameworkBehaviour
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.validation.runs_table import RunRow, stated_or_none
 from perfmodel.workloads.catalog import list_workloads, load_workload, parse_workload
 from perfmodel.workloads.dlrm.spec import DlrmSpec

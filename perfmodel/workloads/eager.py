@@ -29,7 +29,8 @@ from perfmodel.graph.ops import (
     Op,
 )
 from perfmodel.graph.program import Anchor, LaneKind, Program
-from perfmodel.stacks.stack import Execution, SoftwareStack
+from perfmodel.stacks.capabilities import Execution
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.fields import InputSection
 
 _PARTS = (

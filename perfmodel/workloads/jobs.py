@@ -15,8 +15,9 @@ from embeddings.plan import ShardingPlan
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.job import JobGraph, RankMemory
+from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import FrameworkBehaviour, SoftwareStack
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.catalog import DEFAULT_MEMORY_BYTES, Workload
 from perfmodel.workloads.dlrm.job import build_dlrm_job, choose_plan
 from perfmodel.workloads.dlrm.memory import dlrm_memory

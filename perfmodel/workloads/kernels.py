@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Gemm, MemoryBound
-from perfmodel.stacks.stack import OptimizerKernels
+from perfmodel.stacks.capabilities import OptimizerKernels
 
 FP32_BYTES = DType.FP32.size_bytes
 

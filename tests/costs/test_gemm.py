@@ -22,8 +22,8 @@ from perfmodel.costs.gemm_physics import (
 )
 from perfmodel.costs.sustained import arithmetic_slowdown
 from perfmodel.graph.ops import Gemm
+from perfmodel.stacks.capabilities import Residency
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import Residency
 from tests.costs.devices import load_device
 
 STACK = load_stack("pytorch_fused")

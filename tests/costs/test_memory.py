@@ -15,8 +15,8 @@ from perfmodel.costs.memory import (
     measured_word,
 )
 from perfmodel.graph.ops import MemoryBound
+from perfmodel.stacks.capabilities import KERNEL_WORDS
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import KERNEL_WORDS
 from tests.costs.devices import load_device
 
 STACK = load_stack("pytorch_eager")

@@ -25,11 +25,9 @@ from tests.mutants.mutations import Mutation, find_mutations
 from tests.mutants.reach import LOOK, SORT, name_function
 
 PACKAGES = ("perfmodel", "collectives", "embeddings", "topologies", "traces")
-NO_ROOMS = ("__pycache__",)
 EVERYWHERE = ("tests/contract", "tests/fingerprint", "tests/golden")
 OWN_TESTS = {"perfmodel/api": ("tests/test_api.py", "tests/cli")}
 """Tests of a room that are not in the folder of its name."""
-NOT_LOOKED_AT = ("tests/benchmarks", "tests/mutants", "tests/faults", "tests/fuzz")
 GRACE_S, COMPILING_GRACE_S = 10.0, 120.0
 """Processor time of a test beyond ten times its own: a busy machine must not count as a kill."""
 NOTICED = (1, 2)
@@ -128,11 +126,8 @@ class Bench:
 
 
 def look_at_all(benches: Sequence[Bench], rooms: Sequence[str], target: Path) -> None:
-    """Write to *target* what all tests reach; benches share the folders between them."""
-    wanted = {folder for room in rooms for folder in tests_of(room)}
-    others = [str(path) for path in sorted(Path("tests").iterdir()) if path.is_dir()]
-    folders = sorted(wanted.union(others).difference(NOT_LOOKED_AT))
-    folders = [name for name in folders if not name.endswith(NO_ROOMS)]
+    """Write to *target* what tests of *rooms* reach; benches share the folders between them."""
+    folders = sorted({folder for room in rooms for folder in tests_of(room)})
     with ThreadPoolExecutor(len(benches)) as pool:
         parts = pool.map(
             lambda place: benches[place].look(folders[place :: len(benches)]), range(len(benches))

@@ -29,13 +29,24 @@ QUICKEST = 12
 
 def name_function(path: Path, line: int) -> str:
     """The innermost function around *line* of *path*, named as a look names it."""
-    starts = [
-        min([node.lineno, *(one.lineno for one in node.decorator_list)])
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    return f"{path.as_posix()}:{max(starts, default=0)}"
+    names: list[str] = []
+    body: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+    while body:
+        around = next(
+            (
+                node
+                for node in body
+                if isinstance(node, ast.FunctionDef | ast.ClassDef)
+                and node.lineno <= line <= (node.end_lineno or node.lineno)
+            ),
+            None,
+        )
+        if around is None:
+            break
+        names += [around.name] if isinstance(around, ast.ClassDef) else [around.name, "<locals>"]
+        body = around.body
+    is_function = bool(names) and names[-1] == "<locals>"
+    return f"{path.as_posix()}:{'.'.join(names[:-1]) if is_function else ''}"
 
 
 class Look:
@@ -60,7 +71,7 @@ class Look:
         finally:
             sys.settrace(None)
             places = {
-                f"{code.co_filename.removeprefix(self._root)}:{code.co_firstlineno}"
+                f"{code.co_filename.removeprefix(self._root)}:{code.co_qualname}"
                 for code in called
                 if code.co_filename.startswith(self._root)
             }

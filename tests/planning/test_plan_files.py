@@ -98,7 +98,11 @@ def test_tables_of_a_file_keep_what_is_known_of_their_indices(tables, tmp_path):
 
 
 def test_a_plan_for_other_tables_or_no_tables_is_refused(tables, tmp_path):
-    (tmp_path / "plan.json").write_text('{"m": {"other": {"sharding_type": "table_wise"}}}')
+    spec = {
+        "shards": [{"shard_offsets": [0, 0], "shard_sizes": [10, 64], "placement": "rank:0/cuda:0"}]
+    }
+    other = {"sharding_type": "table_wise", "ranks": [0], "sharding_spec": spec}
+    (tmp_path / "plan.json").write_text(json.dumps({"m": {"other": other}}))
     plan = str(tmp_path / "plan.json")
     for scenario, fault in (
         (Scenario("quad_a100", tables=tables, plan=plan), "no such table"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.recordings.trace_stats import Part, part_of, split_streams
+from perfmodel.recordings.trace_stats import Part, part_of, stats_document
 from tests.traces.builders import kernel, write_trace
 from traces.job_trace import load_job_trace
 
@@ -29,11 +29,11 @@ def test_the_parts_of_a_stream_add_up_to_the_window(tmp_path):
     ]  # fmt: skip
     path = write_trace(tmp_path / "rank0.json", spans)
 
-    compute, communication = split_streams(load_job_trace(path))
+    compute, communication = stats_document(load_job_trace(path))["streams"]
 
     # From 0 to 100 us: 10 of GEMM, 20 of something else, the rest idle.
-    assert compute.parts_ns[Part.GEMM] == 10_000
-    assert compute.parts_ns[Part.OTHER] == 20_000
-    assert compute.parts_ns[Part.IDLE] == 70_000
-    assert communication.parts_ns[Part.COMMUNICATION] == 95_000
-    assert compute.window_ns == communication.window_ns == 100_000
+    assert compute["parts_ms"]["gemm"] == 0.01
+    assert compute["parts_ms"]["other"] == 0.02
+    assert compute["parts_ms"]["idle"] == 0.07
+    assert communication["parts_ms"]["communication"] == 0.095
+    assert compute["window_ms"] == communication["window_ms"] == 0.1

@@ -8,8 +8,9 @@ import pytest
 
 from perfmodel.base.errors import CalibrationError, WorkloadError
 from perfmodel.base.forms import read_mapping
+from perfmodel.stacks.capabilities import Family, FrameworkBehaviour
 from perfmodel.stacks.profiles import choose_stack, list_frameworks, list_stacks, load_stack
-from perfmodel.stacks.stack import Claim, Family, FrameworkBehaviour
+from perfmodel.stacks.stack import Claim
 from perfmodel.workloads import build_job, load_workload
 
 

@@ -9,20 +9,17 @@ import pytest
 from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import CalibrationError
 from perfmodel.graph.ops import HostPart
-from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import (
-    Compiled,
-    Evidence,
+from perfmodel.stacks.capabilities import (
     Execution,
     Family,
     FrameworkBehaviour,
     Fusion,
-    Loader,
     OptimizerKernels,
     Overlap,
     Residency,
-    TableHandling,
 )
+from perfmodel.stacks.profiles import load_stack
+from perfmodel.stacks.stack import Compiled, Evidence, Loader, TableHandling
 
 BASE = """
 name: base

@@ -9,9 +9,10 @@ import pytest
 
 from perfmodel.base.errors import CalibrationError
 from perfmodel.base.forms import read_mapping
+from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import load_stack
 from perfmodel.stacks.spread import SpreadFile, find_spread, load_spread
-from perfmodel.stacks.stack import Evidence, Family
+from perfmodel.stacks.stack import Evidence
 
 PLAIN = replace(load_stack("generic"), evidence={})
 KNOWN = replace(PLAIN, evidence={"hopper": Evidence(rows=40, sources=2, hosts=4, spread=0.08)})

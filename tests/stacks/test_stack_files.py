@@ -4,8 +4,9 @@ import pytest
 
 from perfmodel.base.errors import CalibrationError
 from perfmodel.graph.ops import HostPart
+from perfmodel.stacks.capabilities import Execution, FrameworkBehaviour
 from perfmodel.stacks.profiles import STACK_FOLDER, list_stacks, load_stack
-from perfmodel.stacks.stack import Execution, FrameworkBehaviour, TableHandling, canonical_operator
+from perfmodel.stacks.stack import TableHandling, canonical_operator
 
 
 @pytest.mark.parametrize("name", list_stacks())

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.reports.scores import report_fits
 from perfmodel.reports.terminal import to_text
-from perfmodel.stacks.stack import Family
+from perfmodel.stacks.capabilities import Family
 from perfmodel.validation.fits import FitBoard, FitVerdict, judge_fits
 from perfmodel.validation.runs_table import load_runs, required_columns
 

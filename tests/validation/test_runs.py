@@ -6,7 +6,7 @@ from perfmodel.base.errors import MeasurementError
 from perfmodel.execution.executor import SerialExecutor
 from perfmodel.reports.scores import report_scores
 from perfmodel.reports.terminal import to_text
-from perfmodel.stacks.stack import Family
+from perfmodel.stacks.capabilities import Family
 from perfmodel.validation.runs import validate_runs
 from perfmodel.validation.runs_table import columns_of, load_runs, of_source, required_columns
 

@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.base.dtypes import DType
 from perfmodel.execution.executor import SerialExecutor
+from perfmodel.stacks.capabilities import Family
 from perfmodel.stacks.profiles import choose_stack
-from perfmodel.stacks.stack import Family
 from perfmodel.validation.runs import validate_runs
 from perfmodel.validation.runs_question import read_setting
 from perfmodel.validation.runs_table import RunRow, load_runs

@@ -10,8 +10,8 @@ from perfmodel.engine.replay import replay
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.job import JobGraph
 from perfmodel.graph.ops import Attention, MemoryBound, Pass
+from perfmodel.stacks.capabilities import KERNEL_WORDS
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import KERNEL_WORDS
 from perfmodel.workloads import build_job, load_workload
 
 SMALL = ["model.layers=4", "batch=32", "parallel.micro_batch=2"]

@@ -94,28 +94,31 @@ class CudaModule:
         )  # fmt: skip
         _replace(
             cuda,
-            is_available=_always(True),
             is_initialized=lambda: self._is_initialized,
             init=self._init,
             _lazy_init=self._init,
-            _is_compiled=_always(True),
-            device_count=_always(gpu.count),
             current_device=self._current,
             set_device=self.set_device,
             device=context,
             _DeviceGuard=context,
             device_of=lambda tensor: context(tensor.get_device() if tensor.is_cuda else -1),
-            get_device_properties=_always(properties),
-            get_device_name=_always(model.name),
-            get_device_capability=_always(model.capability),
-            is_bf16_supported=_always(major >= 8),
-            is_tf32_supported=_always(major >= 8),
-            get_arch_list=_always([f"sm_{major}{minor}"]),
-            can_device_access_peer=_always(True),
-            utilization=_always(100),
+        )
+        _answer(
+            cuda,
+            is_available=True,
+            _is_compiled=True,
+            device_count=gpu.count,
+            get_device_properties=properties,
+            get_device_name=model.name,
+            get_device_capability=model.capability,
+            is_bf16_supported=major >= 8,
+            is_tf32_supported=major >= 8,
+            get_arch_list=[f"sm_{major}{minor}"],
+            can_device_access_peer=True,
+            utilization=100,
         )
         for module in (cuda, cuda.profiler):
-            _replace(module, cudart=_always(_Runtime()), check_error=_ignore)
+            _answer(module, cudart=_Runtime(), check_error=None)
 
     def _install_streams(self) -> None:
         gpu, cuda = self._gpu, torch.cuda
@@ -138,19 +141,24 @@ class CudaModule:
             set_stream=partial(_set_stream, gpu),
             StreamContext=context,
             stream=context,
-            is_current_stream_capturing=_always(False),
             CUDAGraph=graph,
         )
-        _replace(cuda.graphs, CUDAGraph=graph, _graph_pool_handle=_always((0, 0)))
+        _replace(cuda.graphs, CUDAGraph=graph)
+        _answer(cuda.graphs, _graph_pool_handle=(0, 0))
         ranges = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart",
                   "deviceRangeEnd")  # fmt: skip
-        quiet = SimpleNamespace(**dict.fromkeys(ranges, _always(0)))
+        quiet = SimpleNamespace()
+        _answer(quiet, **dict.fromkeys(ranges, 0))
         _replace(torch.cuda.nvtx, _nvtx=quiet)
+        _answer(cuda, is_current_stream_capturing=False)
+        _answer(
+            torch.accelerator,
+            is_available=True,
+            device_count=gpu.count,
+            current_accelerator=torch.device("cuda"),
+        )
         _replace(
             torch.accelerator,
-            is_available=_always(True),
-            device_count=_always(gpu.count),
-            current_accelerator=_always(torch.device("cuda")),
             current_device_index=self._current,
             current_device_idx=self._current,
             set_device_index=self.set_device,
@@ -199,7 +207,7 @@ class CudaModule:
         }
         functions |= dict.fromkeys(
             ("empty_cache", "ipc_collect", "reset_accumulated_memory_stats",
-             "set_per_process_memory_fraction", "_record_memory_history"), _ignore,
+             "set_per_process_memory_fraction", "_record_memory_history"), _always(None),
         )  # fmt: skip
         functions["reset_max_memory_allocated"] = functions["reset_peak_memory_stats"]
         functions["reset_max_memory_cached"] = functions["reset_peak_memory_stats"]
@@ -225,7 +233,7 @@ class CudaModule:
         functions: dict[str, Callable[..., Any]] = dict.fromkeys(
             ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state",
              "set_rng_state_all"),
-            _ignore,
+            _always(None),
         )  # fmt: skip
         functions |= {
             "get_rng_state": lambda *_, **__: state.clone(),
@@ -239,34 +247,36 @@ class CudaModule:
     def _install_core(self) -> None:
         gpu, core = self._gpu, torch._C
         state = gpu.recorder.state
+        _answer(
+            core,
+            _nccl_version=NCCL_VERSION,
+            _nccl_version_suffix=b"",
+            _get_accelerator=torch.device("cuda"),
+            _host_emptyCache=None,
+            _cuda_getDeviceCount=gpu.count,
+            _cuda_emptyCache=None,
+            _cuda_isCurrentStreamCapturing=False,
+            _cuda_getCompiledVersion=12_080,
+            _cuda_record_memory_history=None,
+            _cuda_cudaHostAllocator=0,
+        )
         _replace(
             core,
-            _nccl_version=_always(NCCL_VERSION),
-            _nccl_version_suffix=_always(b""),
-            _get_accelerator=_always(torch.device("cuda")),
-            _host_emptyCache=_ignore,
             _cuda_getDevice=self._current,
             _cuda_setDevice=self.set_device,
-            _cuda_getDeviceCount=_always(gpu.count),
             _cuda_getCurrentRawStream=lambda _: state().stream.value,
             _cuda_isInBadFork=lambda: gpu.recorder.is_forked,
             _cuda_synchronize=partial(synchronize, gpu),
-            _cuda_emptyCache=_ignore,
-            _cuda_isCurrentStreamCapturing=_always(False),
-            _cuda_getCompiledVersion=_always(12_080),
             _cuda_exchangeDevice=partial(_exchange_device, gpu),
             _cuda_maybeExchangeDevice=partial(_exchange_device, gpu),
             _cuda_getDefaultStream=lambda device: (0, device, 1),
-            _cuda_record_memory_history=_ignore,
             _cuda_memorySnapshot=lambda *_: {"segments": [], "device_traces": []},
             _cuda_hostMemoryStats=dict,
-            _cuda_cudaHostAllocator=_always(0),
         )
         torch.version.cuda = CUDA_VERSION
-        torch.backends.cuda.is_built = _always(True)
+        _answer(torch.backends.cuda, is_built=True)
         # Weights of recurrent layers are not packed, which has no meaning here.
-        cudnn = {"is_available": True, "version": CUDNN_VERSION, "is_acceptable": False}
-        _replace(torch.backends.cudnn, **{name: _always(one) for name, one in cudnn.items()})
+        _answer(torch.backends.cudnn, is_available=True, version=CUDNN_VERSION, is_acceptable=False)
 
     def _install_pinning(self) -> None:
         pinned = self._gpu.pinned
@@ -290,12 +300,13 @@ def _replace(module: Any, **functions: Any) -> None:
         setattr(module, name, function)
 
 
+def _answer(module: Any, **answers: Any) -> None:
+    """Replace functions of *module* by ones that always give the same answer."""
+    _replace(module, **{name: _always(answer) for name, answer in answers.items()})
+
+
 def _always(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    """A function that has no meaning on this device."""
 
 
 class _Runtime:

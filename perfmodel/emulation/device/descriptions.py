@@ -90,6 +90,16 @@ def describe_kernel(
     }
 
 
+def schema_name(op: Any) -> str:
+    """The name of *op* without namespace and overload."""
+    return str(op._schema.name.partition("::")[2])
+
+
+def is_inexact(tensor: Tensor) -> bool:
+    """Whether *tensor* holds floats or complex numbers, which have no values on the device."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in *value*, however deeply nested."""
     found: list[Tensor] = []

@@ -30,15 +30,18 @@ class Distributed:
         self._exchange = exchange
         self._world_size = world_size
         self._backend_word = "nccl"
-        self._pending: tuple[int, ...] = ()
-        self._pending_name = ""
+        self._pending: tuple[tuple[int, ...], str] = ((), "")
         self._init = c10d.init_process_group
         self._new_group = c10d.new_group
         self._make = c10d._new_process_group_helper
 
     def install(self) -> None:
         """Install the virtual backend."""
-        dist.Backend.register_backend(_BACKEND, self._create, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(
+            _BACKEND,
+            lambda *_, **__: VirtualGroup(self._exchange, *self._pending),
+            devices=["cpu", "cuda"],
+        )
         for module in (dist, c10d, mesh):
             for name, function in {
                 "init_process_group": self._init_process_group,
@@ -105,14 +108,11 @@ class Distributed:
         description = kwargs.get("group_desc") or ""
         family = f"{script_line()} {description} {len(members)}"
         self.groups.setdefault(name, GroupRecord(name, members, family))
-        self._pending, self._pending_name = members, name
+        self._pending = (members, name)
         made = self._make(group_size, group_rank, ranks, *args, **kwargs)
         if isinstance(made[0], VirtualGroup):
             made[0].name_it(name, self._get_backend())
         return made
-
-    def _create(self, *_: Any, **__: Any) -> VirtualGroup:
-        return VirtualGroup(self._exchange, self._pending, self._pending_name)
 
     def _get_backend(self, *_: Any, **__: Any) -> str:
         # Of a list of backends by device, the one of the device.

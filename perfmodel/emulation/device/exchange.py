@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perfmodel.emulation.device.descriptions import script_line
+from perfmodel.emulation.device.descriptions import is_inexact, script_line
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.values import MOST_KEPT
 from perfmodel.emulation.workers import NEEDS_ALL_RANKS, Throttle
@@ -37,11 +37,7 @@ class Exchange:
 
     def carries(self, tensor: Tensor) -> bool:
         """Whether the values of tensors like *tensor* are exchanged."""
-        if not tensor.is_cuda:
-            return True
-        return not (tensor.is_floating_point() or tensor.is_complex()) and (
-            tensor.numel() <= MOST_KEPT
-        )
+        return not tensor.is_cuda or (not is_inexact(tensor) and tensor.numel() <= MOST_KEPT)
 
     def gather(
         self, topic: str, members: Sequence[int], value: Tensor | None, dtype: torch.dtype

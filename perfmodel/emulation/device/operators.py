@@ -16,9 +16,16 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 
-from perfmodel.emulation.device.descriptions import Args, Kwargs, describe_call, tensors_in
+from perfmodel.emulation.device.descriptions import (
+    Args,
+    Kwargs,
+    describe_call,
+    is_inexact,
+    schema_name,
+    tensors_in,
+)
 from perfmodel.emulation.device.gpu import VirtualGpu
-from perfmodel.emulation.device.values import MOST_COMPUTED, with_tensors
+from perfmodel.emulation.device.values import COMPARISONS, MOST_COMPUTED, with_tensors
 
 Kernel = Callable[..., Any]
 CPU_KEYS = DispatchKeySet(DispatchKey.CPU)
@@ -30,7 +37,6 @@ _MOST_ON_HOST = 1 << 26
 """Elements up to which the CPU kernel determines shapes."""
 _WITHOUT_KERNEL = ("aten.empty", "aten.new_empty")
 _TRUE, _FALSE, _NAMED_DEVICE, _HOST = object(), object(), object(), object()
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 _NO_META_KERNEL = "no fake impl registered"
 """Part of torch's message about a custom operator without a meta kernel."""
@@ -90,7 +96,7 @@ class OperatorKernel:
         )
         self._returned = _returned_arguments(schema, self._written)
         self._floats_matter = any(word in self._name for word in _FLOATS_MATTER)
-        self._is_comparison = schema.name.partition("::")[2] in _COMPARISONS
+        self._is_comparison = schema_name(op) in COMPARISONS
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Record the call and give back tensors of the right shapes."""
@@ -193,8 +199,7 @@ class OperatorKernel:
 
 
 def _is_computed(tensor: Tensor) -> bool:
-    is_number = tensor.is_floating_point() or tensor.is_complex()
-    return not is_number and tensor.numel() <= MOST_COMPUTED
+    return not is_inexact(tensor) and tensor.numel() <= MOST_COMPUTED
 
 
 def view_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
@@ -283,10 +288,9 @@ def _host_tensor(tensor: Tensor) -> Tensor:
     if not tensor.is_cuda:
         return tensor
     # Zero is always a valid index; matrices of floats should have full rank.
-    is_number = tensor.is_floating_point() or tensor.is_complex()
     made = torch.zeros(tensor.shape, dtype=tensor.dtype)
     # The script's own random numbers stay as they are.
-    return made.normal_(generator=torch.Generator()) if is_number else made
+    return made.normal_(generator=torch.Generator()) if is_inexact(tensor) else made
 
 
 def _plan_of(result: Any) -> Any:

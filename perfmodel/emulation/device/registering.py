@@ -24,8 +24,9 @@ import yaml
 from torch import Tensor
 
 from embeddings.distribution import observe
-from perfmodel.emulation.device.descriptions import Args, Kwargs
+from perfmodel.emulation.device.descriptions import Args, Kwargs, schema_name
 from perfmodel.emulation.device.gpu import VirtualGpu
+from perfmodel.emulation.device.native import keep_for_ever
 from perfmodel.emulation.device.operators import Kernel, OperatorKernel, is_view, view_kernel
 from perfmodel.emulation.device.sparse import sparse_kernel
 from perfmodel.emulation.device.special import SPECIAL, special_kernel
@@ -49,43 +50,39 @@ _RNN_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _aten = torch.ops.aten
 
 
-class Registration:
-    """Holds the libraries, which live as long as the kernels."""
-
-    def __init__(self, gpu: VirtualGpu) -> None:
-        self._gpu = gpu
-        self._aten = torch.library.Library("aten", "IMPL")
-        self._any = torch.library.Library("_", "IMPL")
-
-    def register(self) -> None:
-        """Register all kernels."""
-        functions = _read_functions()
-        make_sparse = partial(sparse_kernel, self._gpu)
-        self._any.fallback(_fall_back(self._kernel), "CUDA")
-        names = [*_names_with("CUDA", functions), *_MADE_OF_OTHERS_ON_CPU]
-        for name in dict.fromkeys(names):
+def register_kernels(gpu: VirtualGpu) -> None:
+    """Register all kernels."""
+    functions = _read_functions()
+    aten, others = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+    # Kernels live as long as their libraries.
+    keep_for_ever(aten, others)
+    for key, make, more in (
+        ("CUDA", partial(_dense_kernel, gpu), _MADE_OF_OTHERS_ON_CPU),
+        ("SparseCUDA", partial(sparse_kernel, gpu), ()),
+        ("SparseCsrCUDA", partial(sparse_kernel, gpu), ()),
+    ):
+        others.fallback(_fall_back(make), key)
+        for name in dict.fromkeys((*_names_with(key, functions), *more)):
             op = _find(name)
-            if op is not None and not _has_kernel(op, "CUDA"):
-                self._aten.impl(_full_name(op), self._kernel(op), "CUDA")
-        for key in ("SparseCUDA", "SparseCsrCUDA"):
-            self._any.fallback(_fall_back(make_sparse), key)
-            for name in _names_with(key, functions):
-                op = _find(name)
-                if op is not None and not _has_kernel(op, key):
-                    self._aten.impl(_full_name(op), make_sparse(op), key)
-        for name, kernel in _chosen_kernels().items():
-            for key in ("AutogradCUDA", "CUDA"):
-                self._aten.impl(name, kernel, key)
+            if op is not None and not _has_kernel(op, key):
+                aten.impl(_full_name(op), make(op), key)
+    # These are above autograd and at the device.
+    chosen: dict[str, Kernel] = {"scaled_dot_product_attention": attend}
+    for mode, (name, gates) in enumerate(_RNN_GATES.items()):
+        chosen[f"{name}.input"], chosen[f"{name}.data"] = _recurrent(mode, gates)
+    for name, kernel in chosen.items():
+        for key in ("AutogradCUDA", "CUDA"):
+            aten.impl(name, kernel, key)
 
-    def _kernel(self, op: Any) -> Kernel:
-        handler = SPECIAL.get(_full_name(op)) if op.namespace == "aten" else None
-        if handler is not None:
-            return special_kernel(self._gpu, op, handler)
-        if is_view(op):
-            return view_kernel(self._gpu, op)
-        if op._schema.name.partition("::")[2] in _LOOKUPS:
-            return LookupKernel(self._gpu, op)
-        return OperatorKernel(self._gpu, op)
+
+def _dense_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
+    handler = SPECIAL.get(_full_name(op)) if op.namespace == "aten" else None
+    if handler is not None:
+        return special_kernel(gpu, op, handler)
+    if is_view(op):
+        return view_kernel(gpu, op)
+    kernel = LookupKernel if schema_name(op) in _LOOKUPS else OperatorKernel
+    return kernel(gpu, op)
 
 
 def _fall_back(make: Callable[[Any], Kernel]) -> Kernel:
@@ -248,11 +245,3 @@ def _autocast(tensors: Sequence[Tensor]) -> list[Tensor]:
         return list(tensors)
     dtype = torch.get_autocast_dtype("cuda")
     return [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors]
-
-
-def _chosen_kernels() -> dict[str, Kernel]:
-    """Kernels that are above autograd and at the device, by operator."""
-    kernels: dict[str, Kernel] = {"scaled_dot_product_attention": attend}
-    for mode, (name, gates) in enumerate(_RNN_GATES.items()):
-        kernels[f"{name}.input"], kernels[f"{name}.data"] = _recurrent(mode, gates)
-    return kernels

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 
-from perfmodel.emulation.device.descriptions import tensors_in
+from perfmodel.emulation.device.descriptions import schema_name, tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu
 from perfmodel.emulation.device.operators import Kernel
 from perfmodel.emulation.device.special import COMPRESSED, to_device
@@ -35,7 +35,7 @@ _METADATA = frozenset(
 
 def sparse_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
     """The kernel of *op* for sparse tensors."""
-    name = op._schema.name.partition("::")[2]
+    name = schema_name(op)
     if name in _METADATA:
 
         def keep(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def sparse_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
 
 def _host_kernel(gpu: VirtualGpu, op: Any) -> Kernel:
     """The kernel of an operator on sparse tensors whose result the CPU kernel determines."""
-    name = op._schema.name.partition("::")[2]
+    name = schema_name(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         gpu.recorder.check_running()

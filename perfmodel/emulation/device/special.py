@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfmodel.emulation.device.descriptions import Args, tensors_in
+from perfmodel.emulation.device.descriptions import Args, is_inexact, schema_name, tensors_in
 from perfmodel.emulation.device.gpu import VirtualGpu, address_of
 from perfmodel.emulation.device.memory import contiguous_stride
 from perfmodel.emulation.device.operators import CPU_KEYS, Kernel, OperatorKernel
@@ -155,7 +155,7 @@ def select_unknown(gpu: VirtualGpu, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _largest(gpu: VirtualGpu, op: Any, first: Tensor, device: int, args: Args) -> Any:
     """The largest result that is possible."""
-    name, count = op._schema.name.partition("::")[2], first.numel()
+    name, count = schema_name(op), first.numel()
     if name == "nonzero":
         return gpu.empty((count, first.dim()), (1, max(count, 1)), torch.int64, device)
     if name == "masked_select":
@@ -212,7 +212,7 @@ def to_device(gpu: VirtualGpu, result: Any, device: int) -> Any:
 def batch_norm_kernel(gpu: VirtualGpu, op: Any, *args: Any) -> Any:
     """The kernels of SyncBatchNorm, which have no meta kernel."""
     image, device = args[0], args[0].get_device()
-    name = op._schema.name.partition("::")[2]
+    name = schema_name(op)
     if name.endswith("elemt"):
         made = [gpu.like(image)]
     else:
@@ -276,7 +276,7 @@ def on_host_keys(_: VirtualGpu, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_wide_float(tensor: Tensor) -> bool:
-    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 1
+    return is_inexact(tensor) and tensor.numel() > 1
 
 
 _HANDLERS: dict[Handler, tuple[str, ...]] = {

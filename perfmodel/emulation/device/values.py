@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfmodel.emulation.device.descriptions import is_inexact, schema_name
+
 MOST_KEPT = 1 << 20
 """Integers of the host that are kept, such as indices of lookups."""
 MOST_COMPUTED = 1 << 16
 """Integers that are computed; results of larger operators are unknown."""
-_PLACEHOLDERS: dict[bool, float] = {True: 1.0, False: 0}
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _SETTLED = {"all": True, "any": False}
 """The assumed result of a reduction of unknown booleans: nothing is wrong."""
 
@@ -75,14 +76,14 @@ class Values:
         if value is not None:
             return value
         count("value of a device tensor")
-        filler = _PLACEHOLDERS[tensor.is_floating_point() or tensor.is_complex()]
+        filler: float = 1.0 if is_inexact(tensor) else 0
         return torch.full(tensor.shape, filler, dtype=tensor.dtype)
 
     def compute(
         self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Tensor]
     ) -> bool:
         """Give *outputs* of *op* their values; whether those of all inputs are known."""
-        name = op._schema.name.partition("::")[2]
+        name = schema_name(op)
         try:
             host_args = [self._host(arg, name) for arg in with_tensors(op, args)]
             host_kwargs = {
@@ -116,7 +117,7 @@ class Values:
         value = self.known(tensor)
         if value is not None:
             return value
-        if name in _COMPARISONS and tensor.numel() == 1 and tensor.is_floating_point():
+        if name in COMPARISONS and tensor.numel() == 1 and tensor.is_floating_point():
             # Compared as the placeholder that the script would read: a finite loss is finite.
             return torch.ones(tensor.shape, dtype=tensor.dtype)
         raise LookupError
@@ -139,6 +140,4 @@ def storage_address(tensor: Tensor) -> int:
 
 
 def _is_kept(tensor: Tensor) -> bool:
-    if tensor.is_floating_point() or tensor.is_complex():
-        return tensor.numel() == 1
-    return tensor.numel() <= MOST_KEPT
+    return tensor.numel() == 1 if is_inexact(tensor) else tensor.numel() <= MOST_KEPT

@@ -20,7 +20,7 @@ import torch
 
 from perfmodel.emulation.device.cuda_module import CudaModule
 from perfmodel.emulation.device.gpu import VirtualGpu, install_storages
-from perfmodel.emulation.device.registering import Registration
+from perfmodel.emulation.device.registering import register_kernels
 from perfmodel.emulation.device.script import RankRun
 from perfmodel.emulation.workers import CODES, READY, WorkerOrder, read_order
 
@@ -39,7 +39,12 @@ def main() -> NoReturn:
         sys.exit(1)
     folder = Path(order.folder)
     (folder / READY).touch()
-    _share_memory()
+    # Ranks share what is loaded so far. A collection would write into every object, and each rank
+    # would have a copy of its own.
+    gc.collect()
+    gc.freeze()
+    # Without a fixed threshold the allocator keeps ever larger pieces once one was freed.
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _RETURNED_BYTES)
     children: dict[int, int] = {}
     for rank in order.ranks:
         sys.stdout.flush()
@@ -59,9 +64,7 @@ def _make_gpu(order: WorkerOrder) -> VirtualGpu:
     gpu.native.install()
     CudaModule(gpu).install()
     install_storages(gpu)
-    registration = Registration(gpu)
-    registration.register()
-    _KEPT.append(registration)
+    register_kernels(gpu)
     return gpu
 
 
@@ -95,19 +98,6 @@ def _prove_device(gpu: VirtualGpu) -> None:
         gpu.recorder.kinds[call[1]]["operator"] for call in gpu.recorder.calls if not call[0]
     }
     assert {"aten.mm.default", "aten.threshold_backward.default"} <= operators
-
-
-def _share_memory() -> None:
-    """Let ranks share what is loaded so far, and return what they free."""
-    # A collection would write into every object, and each rank would have a copy of its own.
-    gc.collect()
-    gc.freeze()
-    # Without a fixed threshold the allocator keeps ever larger pieces once one was freed.
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _RETURNED_BYTES)
-
-
-_KEPT: list[object] = []
-"""Kernels live as long as the process."""
 
 
 def _fork_and_wait(function: Callable[[], None]) -> int:

@@ -18,7 +18,8 @@ from itertools import pairwise
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Gemm, MemoryBound, Op
-from perfmodel.stacks.stack import FrameworkBehaviour, Fusion, SoftwareStack
+from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.spec import DlrmSpec, Interaction
 from perfmodel.workloads.eager import EagerWriter, copy_blocking
 from perfmodel.workloads.kernels import FP32_BYTES, Linear, cast, elementwise, row_sum

@@ -10,13 +10,8 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency, ProgramBuilder
 from perfmodel.graph.ops import CopyRoute, MemoryBound, Op
 from perfmodel.graph.program import Program
-from perfmodel.stacks.stack import (
-    FrameworkBehaviour,
-    Fusion,
-    OptimizerKernels,
-    Overlap,
-    SoftwareStack,
-)
+from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion, OptimizerKernels, Overlap
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.dense import (
     DenseWriter,
     InteractionWriter,

@@ -15,7 +15,8 @@ from embeddings.table import EmbeddingTable, Lookup
 from perfmodel.base.dtypes import DType
 from perfmodel.base.provenance import Provenance
 from perfmodel.graph.ops import EmbeddingOp, Fixed, MemoryBound, Op, Pass
-from perfmodel.stacks.stack import FrameworkBehaviour, Fusion, SoftwareStack
+from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.dlrm.exchange import (
     Exchanges,
     HostExchange,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from collectives.collective import CollectiveKind
 from perfmodel.base.errors import WorkloadError
 from perfmodel.graph.ops import Attention, Gemm, Pass
-from perfmodel.stacks.stack import Fusion
+from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.kernels import dropout, elementwise
 from perfmodel.workloads.transformer.layout import Slot
 from perfmodel.workloads.transformer.shapes import layer_shape

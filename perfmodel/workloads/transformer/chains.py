@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound
-from perfmodel.stacks.stack import Fusion
+from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.kernels import FP32_BYTES, cast, elementwise
 from perfmodel.workloads.transformer.linears import LinearSteps
 from perfmodel.workloads.transformer.spec import Norm

@@ -19,7 +19,7 @@ from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import Dependency
 from perfmodel.graph.ops import MemoryBound
-from perfmodel.stacks.stack import OptimizerKernels, Overlap
+from perfmodel.stacks.capabilities import OptimizerKernels, Overlap
 from perfmodel.workloads.eager import EagerWriter, OpenLane
 from perfmodel.workloads.kernels import FP32_BYTES, elementwise, iter_optimizer_calls
 from perfmodel.workloads.reduction import BucketFill, GradientReduction

@@ -15,7 +15,7 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import GroupedGemm, MemoryBound
 from perfmodel.graph.routing import hottest_loads
-from perfmodel.stacks.stack import FrameworkBehaviour
+from perfmodel.stacks.capabilities import FrameworkBehaviour
 from perfmodel.workloads.kernels import Linear, elementwise
 from perfmodel.workloads.transformer.chains import activation_steps
 from perfmodel.workloads.transformer.layout import Slot

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound, Pass
-from perfmodel.stacks.stack import Fusion
+from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.kernels import FP32_BYTES, Linear, dropout, elementwise
 from perfmodel.workloads.transformer import chains
 from perfmodel.workloads.transformer.attention import attention_steps

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import MemoryBound, Op
-from perfmodel.stacks.stack import Fusion
+from perfmodel.stacks.capabilities import Fusion
 from perfmodel.workloads.kernels import Linear, cast, elementwise, row_sum
 from perfmodel.workloads.transformer.layout import Layout
 from perfmodel.workloads.transformer.shapes import has_adapter

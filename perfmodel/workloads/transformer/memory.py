@@ -9,7 +9,8 @@ and grouped-query layers.
 from __future__ import annotations
 
 from perfmodel.graph.job import RUNTIME_BYTES, MemoryPart, RankMemory
-from perfmodel.stacks.stack import Fusion, SoftwareStack
+from perfmodel.stacks.capabilities import Fusion
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.kernels import FP32_BYTES, STATES
 from perfmodel.workloads.transformer.experts import routed_rows
 from perfmodel.workloads.transformer.layout import Layout, has_separate_experts, turns_ahead

@@ -15,7 +15,7 @@ from perfmodel.base.dtypes import DType
 from perfmodel.graph.builder import ProgramBuilder
 from perfmodel.graph.ops import Pass
 from perfmodel.graph.program import Program
-from perfmodel.stacks.stack import FrameworkBehaviour, Overlap
+from perfmodel.stacks.capabilities import FrameworkBehaviour, Overlap
 from perfmodel.workloads.eager import EagerWriter, OpenLane, feed_batch
 from perfmodel.workloads.repetition import KnownStretches, Repetition, Stateful
 from perfmodel.workloads.transformer.data_parallel import (

@@ -15,7 +15,8 @@ from typing import Any
 from collectives.collective import Collective, CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.ops import Op
-from perfmodel.stacks.stack import Fusion, Overlap, SoftwareStack
+from perfmodel.stacks.capabilities import Fusion, Overlap
+from perfmodel.stacks.stack import SoftwareStack
 from perfmodel.workloads.eager import EagerWriter, OpenLane
 from perfmodel.workloads.kernels import elementwise
 from perfmodel.workloads.transformer.layout import Layout, Slot, has_separate_experts

@@ -11,15 +11,9 @@ from perfmodel.base.dtypes import DType
 from perfmodel.base.errors import PlanError
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import Copy, EmbeddingOp, Fixed, Gemm, HostSpan, MemoryBound
+from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion, OptimizerKernels, Overlap
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import (
-    FrameworkBehaviour,
-    Fusion,
-    OptimizerKernels,
-    Overlap,
-    SoftwareStack,
-    TableHandling,
-)
+from perfmodel.stacks.stack import SoftwareStack, TableHandling
 from perfmodel.workloads import build_job, load_workload
 from perfmodel.workloads.dlrm.dense import bottom_layers, dense_layers
 from perfmodel.workloads.dlrm.job import build_plan, build_variant_job

@@ -13,8 +13,8 @@ from perfmodel.execution.executor import SerialExecutor
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.durations import build_shared_durations
 from perfmodel.graph.ops import Attention, Communication, Gemm, HostSpan, MemoryBound
+from perfmodel.stacks.capabilities import FrameworkBehaviour, Fusion, OptimizerKernels, Overlap
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import FrameworkBehaviour, Fusion, OptimizerKernels, Overlap
 from perfmodel.workloads import build_job, parse_workload
 from tests.workloads.reading import collectives_of, iter_ops
 

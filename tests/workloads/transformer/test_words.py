@@ -11,8 +11,8 @@ from collectives.collective import CollectiveKind
 from perfmodel.base.dtypes import DType
 from perfmodel.graph.audit import check_job
 from perfmodel.graph.ops import Attention, Gemm, MemoryBound
+from perfmodel.stacks.capabilities import Fusion
 from perfmodel.stacks.profiles import load_stack
-from perfmodel.stacks.stack import Fusion
 from perfmodel.workloads import build_job, parse_workload
 from perfmodel.workloads.transformer.shapes import layer_shape
 from perfmodel.workloads.transformer.spec import Recompute, StateSharding

@@ -1,0 +1,172 @@
+"""Capabilities of software stacks, as the files of the catalog name them.
+
+What a framework fuses and overlaps, what it does by default and how its kernels run.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Residency(Enum):
+    """Where the operands are when a GEMM starts.
+
+    COLD is training: weights come from memory, activations from the cache if they fit. ROTATING is
+    a benchmark that rotates over up to five copies of the weights, enough to fill the cache; if all
+    copies fit, weights are hot, and time jumps with size. REPEATED runs on the same operands.
+    """
+
+    COLD = "cold"
+    ROTATING = "rotating"
+    REPEATED = "repeated"
+
+
+KERNEL_WORDS = (
+    "accumulate", "adagrad", "adam", "adamw", "add", "batch_norm", "bce_loss", "bias_add",
+    "bias_dropout_add", "bias_gelu", "binary_cross_entropy", "cast", "concat", "copy",
+    "cross_entropy", "div", "dropout", "dropout_residual", "embedding", "fill", "gather", "geglu",
+    "gelu", "gradient_accumulation", "gradient_clip", "gradient_norm", "index", "interaction",
+    "interaction_tril", "l2_norm", "lamb", "layer_norm", "log_softmax", "mask", "master_weights",
+    "momentum", "mse_loss", "mul", "pow", "prepare_keys", "rearrange_vectors", "reduce_sum",
+    "reduction", "relu", "residual_add", "rms_norm", "rope", "rotary", "scale", "scale_mask",
+    "scale_mask_softmax", "sgd", "sigmoid", "silu", "slice", "softmax", "split", "sub", "sum",
+    "swiglu", "tanh", "transpose", "zero",
+)  # fmt: skip
+"""Memory-bound kernels of workloads; the suffix `_backward` names the kernel of that pass."""
+
+
+class Fusion(Enum):
+    """Chains of operators that a stack may run as one kernel.
+
+    LOOKUP_CAST: a lookup writes rows in the format of the exchange. WEIGHT_CAST: the optimizer
+    writes weights in the format of the GEMMs, and gradients stay in it. GRADIENT_COPY: gradients
+    are written directly to the buffer they are reduced in. GRADIENT_SUM: the GEMM for a weight
+    gradient adds to that of earlier micro-batches. BIAS_ACTIVATION: GEMMs include bias and
+    activation, and the gradients of both; ACTIVATION_FORWARD: forward only, and one backward
+    kernel does both.
+    """
+
+    NORM = "norm"
+    BIAS = "bias"
+    GELU = "gelu"
+    BIAS_ACTIVATION = "bias_activation"
+    ACTIVATION_FORWARD = "activation_forward"
+    DROPOUT_RESIDUAL = "dropout_residual"
+    SWIGLU = "swiglu"
+    ROTARY = "rotary"
+    SOFTMAX_MASK = "softmax_mask"
+    CROSS_ENTROPY = "cross_entropy"
+    ELEMENTWISE = "elementwise"
+    INTERACTION = "interaction"
+    LOOKUP_CAST = "lookup_cast"
+    WEIGHT_CAST = "weight_cast"
+    GRADIENT_COPY = "gradient_copy"
+    GRADIENT_SUM = "gradient_sum"
+
+
+class FrameworkBehaviour(Enum):
+    """What a framework or its training scripts do by default.
+
+    Costs that a script could avoid:
+
+    * BLOCKING_COPIES: every copy to or from the device blocks the host until it is done, and the
+      loss is copied in each iteration.
+    * UNFUSED_BIAS: a layer copies its bias before the GEMM and sums its gradient in an operator of
+      its own.
+    * ZEROED_GRADIENTS: gradients are added to zeros.
+    * HOST_TRIANGLE: the indices of the triangle of dot products come from the host, and the
+      backward pass is an index_add.
+    * LONE_BOTTOM: the bottom layers run on rank 0 alone, for the whole batch, and their output is
+      sent with the pooled vectors.
+    * LEAN_EXCHANGES: on several hosts exchanges and reductions are kernels of the framework, not of
+      a collective library.
+    * UNRELAYED: GPUs without NVLink between them exchange through the host, even if other GPUs
+      could forward.
+    * CASTS_WEIGHTS: an optimizer with state leaves weights in fp32, and one kernel casts all of
+      them for the GEMMs.
+
+    Defaults that a workload can override:
+
+    * READS_LOSS: the host waits for every iteration.
+    * SHORT_GRADIENTS: gradients are kept and reduced in the format they are computed in, not in
+      fp32; FP16_GRADIENTS: only in fp16.
+    * ONE_REDUCTION: gradients are reduced in one piece.
+    * WEIGHT_BUCKETS: the size of the weights fills a bucket, whatever format gradients have.
+    * DROPOUT: models without a gate are trained with dropout.
+    * UNBIASED: layers have no biases.
+    * STAGES_BY_COST: a pipeline stage takes layers until it exceeds its share of the FLOPs.
+    * QKV_ADAPTERS: only the projections of queries, keys and values have adapters.
+    * ALTERNATE_RECOMPUTE: every second layer is recomputed.
+    * ALL_LOGITS: a masked language model computes the logits of all tokens.
+    * TOKENS_ONCE: a token is sent once to each rank that has experts for it, and once to each other
+      host, however many of its experts are there.
+    * COPIED_GATHERS: gathered weights are copied out of the buffer that they arrived in.
+    """
+
+    BLOCKING_COPIES = "blocking_copies"
+    UNFUSED_BIAS = "unfused_bias"
+    ZEROED_GRADIENTS = "zeroed_gradients"
+    HOST_TRIANGLE = "host_triangle"
+    LONE_BOTTOM = "lone_bottom"
+    LEAN_EXCHANGES = "lean_exchanges"
+    UNRELAYED = "unrelayed"
+    CASTS_WEIGHTS = "casts_weights"
+    READS_LOSS = "reads_loss"
+    SHORT_GRADIENTS = "short_gradients"
+    FP16_GRADIENTS = "fp16_gradients"
+    ONE_REDUCTION = "one_reduction"
+    WEIGHT_BUCKETS = "weight_buckets"
+    DROPOUT = "dropout"
+    UNBIASED = "unbiased"
+    STAGES_BY_COST = "stages_by_cost"
+    QKV_ADAPTERS = "qkv_adapters"
+    ALTERNATE_RECOMPUTE = "alternate_recompute"
+    ALL_LOGITS = "all_logits"
+    TOKENS_ONCE = "tokens_once"
+    COPIED_GATHERS = "copied_gathers"
+
+
+class Family(Enum):
+    """Workloads that a stack can run."""
+
+    TRANSFORMER = "transformer"
+    DLRM = "dlrm"
+
+
+class Execution(Enum):
+    """How kernels get to the device."""
+
+    EAGER = "eager"
+    COMPILED = "compiled"
+    CUDA_GRAPH = "cuda_graph"
+
+
+class OptimizerKernels(Enum):
+    """How the optimizer runs over parameters: one by one, in lists, or in one kernel."""
+
+    PLAIN = "plain"
+    FOREACH = "foreach"
+    FUSED = "fused"
+
+
+class Overlap(Enum):
+    """What a stack runs at the same time.
+
+    TENSOR_GRADIENT: the reduction of an input gradient over a tensor group overlaps with the GEMM
+    for the weight gradient. TENSOR_EXCHANGE: all communication of a tensor group overlaps, in
+    pieces. SHARDED_LAYERS: reductions and gathers overlap for weights that are gathered layer by
+    layer, even if others do not. INDEX_EXCHANGE: the exchange of the next batch's indices overlaps
+    with all other communication. EXCHANGE_AND_REDUCTION: reductions of gradients overlap with
+    exchanges of pooled vectors.
+    """
+
+    GRADIENT_REDUCTION = "gradient_reduction"
+    PARAMETER_GATHER = "parameter_gather"
+    PIPELINE_TRANSFER = "pipeline_transfer"
+    SHARDED_LAYERS = "sharded_layers"
+    TENSOR_GRADIENT = "tensor_gradient"
+    TENSOR_EXCHANGE = "tensor_exchange"
+    EMBEDDING_EXCHANGE = "embedding_exchange"
+    INDEX_EXCHANGE = "index_exchange"
+    EXCHANGE_AND_REDUCTION = "exchange_and_reduction"
+    INPUT = "input"
